@@ -5,7 +5,7 @@ columns come in, and arrays that broadcast against `[B..., H, T, S]` go out.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,14 +45,10 @@ class Span:
     """Positions from `start` on, `size` of them.
 
     Stands for an array of positions, but arrays are sliced by it and not gathered.
-
-    Attributes:
-      start: An integer, or a scalar array that may be traced.
-      size: An integer.
     """
 
-    start: int | Array
-    size: int
+    start: int | Array  # an integer, or a scalar array that may be traced
+    size: int  # an integer
 
     def __len__(self) -> int:
         return self.size
@@ -76,14 +72,10 @@ class Origin:
 
     Queries and keys in arrays are counted from here; masks and biases are asked at
     absolute positions, which `rows` and `columns` give.
-
-    Attributes:
-      query: An integer, or a scalar array that may be traced.
-      key: Likewise.
     """
 
-    query: int | Array = 0
-    key: int | Array = 0
+    query: int | Array = 0  # an integer, or a scalar array that may be traced
+    key: int | Array = 0  # as the query
 
     def rows(self, rows: Index | Span) -> Index | Span:
         """Returns the absolute positions of queries."""
@@ -116,22 +108,70 @@ def batch_axes(ndim: int) -> str:
     return "Bb"[:ndim] + "b" * (ndim - 2)
 
 
-def pytree(data: tuple[str, ...] = (), meta: tuple[str, ...] = ()):
-    """Makes a frozen dataclass a pytree with leaves `data` and static fields `meta`.
+def static(default: Any = dataclasses.MISSING) -> Any:
+    """Returns a field of a `pytree` that is no leaf: programs are compiled for it."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+def array(axes: str, default: Any = dataclasses.MISSING) -> Any:
+    """Returns a field of a `pytree` that is an array `[B..., *axes]`, once aligned.
+
+    Axes are letters: "H" (heads), "T" (queries), "S" (keys), "." (others).
+    """
+    return dataclasses.field(default=default, metadata={"axes": axes})
+
+
+def pytree(cls: type) -> type:
+    """Makes a class a frozen dataclass and a pytree, leaves all fields but `static`.
 
     It shows the shapes of its arrays and none of their numbers, if it does not say
     otherwise itself.
     """
+    if cls.__repr__ is object.__repr__:
+        cls.__repr__ = display.record
+    cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    return jax.tree_util.register_dataclass(cls)
 
-    def register(cls):
-        if cls.__repr__ is object.__repr__:
-            cls.__repr__ = display.record
-        cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
-        return jax.tree_util.register_dataclass(
-            cls, data_fields=list(data), meta_fields=list(meta)
-        )
 
-    return register
+class Part:
+    """What masks, biases and scores share: arrays whose axes are known by letters."""
+
+    def axes(self) -> Self:
+        """Returns an aligned part with letters of axes in the place of its arrays.
+
+        Each axis has a letter: first from `batch_axes`, then from the field's `array`.
+        What shares arrays among devices goes by it.
+
+        Raises:
+          TypeError: If an array is in another field.
+        """
+        letters = {
+            name: batch_axes(jnp.ndim(getattr(self, name)) - len(own)) + own
+            for name, own in self._own_axes().items()
+        }
+        if len(letters) != len(jax.tree.leaves(self)):
+            raise TypeError(
+                f"{type(self).__name__} must say its axes() to be shared, or have "
+                "tiles.array(...) as its fields."
+            )
+        return dataclasses.replace(self, **letters) if letters else self
+
+    def _own_axes(self) -> dict[str, str]:
+        """Returns the axes behind B... of each array, by its field."""
+        fields = getattr(self, "__dataclass_fields__", {})
+        return {
+            name: field.metadata["axes"]
+            for name, field in fields.items()
+            if "axes" in field.metadata and getattr(self, name) is not None
+        }
+
+    def _lifted(self, batch_ndim: int) -> Self:
+        """Returns the same with axes B... of size 1 where arrays have none."""
+        arrays = {
+            name: lifted(getattr(self, name), batch_ndim + len(own))
+            for name, own in self._own_axes().items()
+        }
+        return dataclasses.replace(self, **arrays) if arrays else self
 
 
 def checked_pytree(name: str, value: Any) -> Any:

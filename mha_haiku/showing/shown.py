@@ -204,7 +204,8 @@ def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
         # Of statistics per query the mean; they are 0 where the query is masked.
         if each is not None and np.ndim(each) > count.ndim:
             means[name] = np.asarray(each).sum(-1) / np.maximum(count, 1)
-    found = collecting.per_head(statistics._replace(**means)) | {"num_queries": count}
+    means = dataclasses.replace(statistics, values=statistics.values | means)
+    found = collecting.per_head(means) | {"num_queries": count}
     num_heads = count.shape[-1]
     layer = {name: np.reshape(each, (-1, num_heads)) for name, each in found.items()}
     return collecting.summary([layer], [range(num_heads)])

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.core.attention import attend, automatic, dot_product
+from mha_haiku.core.attention import attend, dot_product, implementations
 from mha_haiku.core.attention.inputs import Inputs
 from mha_haiku.core.attention.weighting import Weighting
 
@@ -44,7 +44,7 @@ CALLS = [
 def test_implementation_is_chosen_by_what_is_asked(
     call, dropout_rate, platform, expected
 ):
-    assert automatic.chosen(call, dropout_rate, platform) == expected
+    assert implementations.chosen(call, dropout_rate, platform) == expected
 
 
 def test_automatic_choice_is_the_default_and_gives_the_same(arrays):

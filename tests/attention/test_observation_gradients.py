@@ -96,9 +96,11 @@ def observed(found, numbers):
         key_tokens=KEY_TOKENS,
         positions=CHOSEN,
         counted=COUNTED,
-    )._asdict()
+    )
     rows = found.statistics(per_query=True)
-    return statistics | {
+    return statistics.values | {
+        "received": statistics.received,
+        "pooled": statistics.pooled,
         "rms_per_query": rows.rms_distance,
         "largest_per_query": rows.largest_weight,
         "part": found.pooled(2, 3, queries=slice(2, 9), keys=slice(1, 12)),

@@ -128,7 +128,7 @@ def compiled(seed, implementation):
         observed = {}
         if implementation == "blockwise":
             observed = {
-                "statistics": found.statistics(pooled=(4, 5))._asdict(),
+                "statistics": found.statistics(pooled=(4, 5)),
                 "top": found.top(3),
                 "weights": found.weights(),
             }
@@ -200,9 +200,8 @@ def compare(seed, number, is_poisoned):
     (((batch, T, S, *_), _), kinds, *_) = structure_of(seed)
     mask = mask_of(kinds, case[1])
     unseen = None if mask is None else unseen_keys(mask, T, S, batch)
-    statistics = dict(observed["statistics"])
-    pooled = statistics.pop("pooled")
-    statistics = {k: x for k, x in statistics.items() if x is not None}
+    found = observed["statistics"]
+    statistics, pooled = found.values | {"received": found.received}, found.pooled
     assert_close(statistics, oracles.map_statistics(weights, unseen=unseen))
     edges = bin_edges(T, 4), bin_edges(S, 5)
     assert_close(pooled, oracles.pooled_map(weights, *edges))

@@ -6,7 +6,6 @@ import os
 import pathlib
 import re
 import shutil
-from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -138,9 +137,6 @@ def test_a_statistic_that_is_added_is_in_the_table_the_csv_a_page_and_a_view(
     )
     # What a line in STATISTICS does as the module is imported.
     monkeypatch.setitem(attention.STATISTICS, entry.name, entry)
-    names = (*attention.STATISTICS, "received", "pooled")
-    fields = NamedTuple("Statistics", [(name, Any) for name in names])
-    monkeypatch.setattr(attention.statistics, "Statistics", fields)
 
     # Sizes of no other test, whose programs know no such statistic.
     assert _run(f"--workdir={untrained}", "--examples=13") == 0

@@ -99,7 +99,7 @@ def test_norms_over_all_heads_cannot_lose_a_head():
         models.check(config)
 
 
-@tiles.pytree(data=("bonus",))
+@tiles.pytree
 class Favourite(attention.Score):
     """Dot products, and a learned bonus for keys whose first channel is positive."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Shaped
 
 from mha_haiku.core import display, tiles
 from mha_haiku.core.attention import observation, scores, statistics
@@ -28,7 +29,7 @@ def register(engine: Any) -> None:
     _engine = engine
 
 
-@tiles.pytree(data=("query", "key", "logsumexp", "weighting", "value"), meta=("mesh",))
+@tiles.pytree
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
 
@@ -38,21 +39,21 @@ class AttentionMap:
     scan; stacking maps adds batch axes (where `first_query` was an integer).
 
     Attributes:
-      query: `[B..., T, H, K]`.
-      key: `[B..., S, G, K]`.
-      logsumexp: `[B..., H, T]` in nats, the log of what weights are over, -inf where
-        every key is masked.
+      query: As they are compared, normalised and rotated.
+      key: As the query.
+      logsumexp: In nats, the log of what weights are over, -inf where every key is
+        masked.
       weighting: Mask, bias, score, normalizer, gates and origin, aligned.
-      value: `[B..., S, G, V]`, what the weights average; None where that is not known.
+      value: What the weights average; None where that is not known.
       mesh: The devices that share the arrays as `attention.Sharded` says, or None.
     """
 
-    query: Array
-    key: Array
-    logsumexp: Array
+    query: Float[Array, "*B T H K"]
+    key: Float[Array, "*B S G K"]
+    logsumexp: Float[Array, "*B H T"]
     weighting: Weighting
-    value: Array | None = None
-    mesh: jax.sharding.Mesh | None = None
+    value: Float[Array, "*B S G V"] | None = None
+    mesh: jax.sharding.Mesh | None = tiles.static(None)
 
     def __repr__(self) -> str:
         try:
@@ -100,29 +101,25 @@ class AttentionMap:
         """The dtype of the weights: float32, or float64 for float64 queries."""
         return self.logsumexp.dtype
 
-    def weights(self) -> Array:
-        """Returns the whole map, `[B..., H, T, S]`; O(T S) memory."""
+    def weights(self) -> Float[Array, "*B H T S"]:
+        """Returns the whole map; O(T S) memory."""
         return self.tile(slice(None), slice(None))
 
-    def scores(self) -> Array:
+    def scores(self) -> Float[Array, "*B H T S"]:
         """Returns what the weights are exponentials of; O(T S) memory.
 
-        Returns:
-          `[B..., H, T, S]`, scaled, with the bias, -inf where a key is masked.
+        They are scaled, with the bias, and -inf where a key is masked.
         """
         num_queries, num_keys = self.shape[-2:]
         return self._scores(np.arange(num_queries), np.arange(num_keys))
 
-    def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
-        """Returns the weights of some queries on some keys.
+    def tile(self, rows: tiles.Index, columns: tiles.Index) -> Float[Array, "*B H R C"]:
+        """Returns the weights of some queries on some keys; O(R C) memory.
 
         Args:
           rows: R query positions: a slice, a range or an array of integers; negative
             ones count from the end where they are known.
           columns: C key positions, likewise.
-
-        Returns:
-          `[B..., H, R, C]`; O(R C) memory.
 
         Raises:
           ValueError: If a known position is outside of the map.
@@ -139,7 +136,6 @@ class AttentionMap:
         return jnp.where(is_nan, jnp.nan, jnp.exp(tile))
 
     def _scores(self, rows, columns) -> Array:
-        """Returns the scores of some queries for some keys, `[B..., H, R, C]`."""
         return self.weighting.scores(
             tiles.take(self.query, rows, axis=-3),
             tiles.take(self.key, columns, axis=-3),
@@ -149,9 +145,7 @@ class AttentionMap:
     def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
         """Returns the map of one head of one example, `[1, T, S]`.
 
-        Args:
-          head: The index of the head; may be traced.
-          *example: An index per batch axis, likewise.
+        `example` has an index per batch axis; indices may be traced.
         """
         if len(example) != self.ndim - 3:
             raise ValueError(
@@ -168,8 +162,8 @@ class AttentionMap:
             None if self.value is None else of(self.value, group),
         )
 
-    def row_sums(self) -> Array:
-        """Returns what the weights of each query sum to, `[B..., H, T]`.
+    def row_sums(self) -> Float[Array, "*B H T"]:
+        """Returns what the weights of each query sum to.
 
         It is 1, or 0 for a fully masked query, but with another normalizer than
         softmax: what is missing from 1 is what a sink takes. One pass over the tiles.
@@ -230,7 +224,7 @@ class AttentionMap:
         *,
         queries: slice = slice(None),
         keys: slice = slice(None),
-    ) -> Array:
+    ) -> Float[Array, "*B H P Q"]:
         """Returns the map at a coarse grain: the mass of each cell of a grid.
 
         Bins are `bin_edges(T, rows)` and `bin_edges(S, columns)`, of the parts
@@ -244,7 +238,7 @@ class AttentionMap:
           keys: Consecutive keys.
 
         Returns:
-          `[B..., H, P, Q]`: the mean, over the queries of a bin that see anything, of
+          The mean, over the queries of a bin that see anything, of
           their weight on the keys of a bin. With all keys a row sums to what rows of
           the map do, or to 0 if no query sees.
 
@@ -256,37 +250,23 @@ class AttentionMap:
     def top(self, k: int) -> observation.Top:
         """Returns the k largest weights of each row, and where they are.
 
-        Args:
-          k: From 1 to S.
-
-        Returns:
-          Weights `[B..., H, T, k]`, falling, and key positions of the same shape; of a
-          query that sees fewer keys, weights of 0 at position -1.
-
         Raises:
-          ValueError: If k is outside of that.
+          ValueError: If k is not from 1 to S.
         """
         return _engine.top(self, k)
 
-    def apply(self, x: Array) -> Array:
+    def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:
         """Returns the map times `x`: for each query the weighted sum over keys.
 
-        Args:
-          x: `[B..., S, H, V]`, or `[B..., S, 1, V]` for the same in all heads.
-
-        Returns:
-          `[B..., T, H, V]`.
+        An axis of heads of size 1 is the same for all.
 
         Raises:
           ValueError: If `x` does not fit the map.
         """
         return _engine.apply(self, x)
 
-    def outputs(self) -> Array:
+    def outputs(self) -> Float[Array, "*B T H V"]:
         """Returns what each head passes on: its weights times its values, gated.
-
-        Returns:
-          `[B..., T, H, V]`, of the values' dtype.
 
         Raises:
           ValueError: If the values are not known.
@@ -303,28 +283,28 @@ class AttentionMap:
         gates = self.weighting.gates
         return outputs if gates is None else outputs * gates
 
-    def apply_transposed(self, y: Array) -> Array:
+    def apply_transposed(
+        self, y: Shaped[Array, "*B T #H V"]
+    ) -> Float[Array, "*B S H V"]:
         """Returns the transposed map times `y`: for each key the sum over queries.
 
-        Args:
-          y: `[B..., T, H, V]`, or `[B..., T, 1, V]` for the same in all heads.
-
-        Returns:
-          `[B..., S, H, V]`.
+        An axis of heads of size 1 is the same for all.
 
         Raises:
           ValueError: If `y` does not fit the map.
         """
         return _engine.apply_transposed(self, y)
 
-    def divergence(self, other: "AttentionMap | None" = None) -> Array:
+    def divergence(
+        self, other: "AttentionMap | None" = None
+    ) -> Float[Array, "*B H H2"]:
         """Returns how differently heads attend: their Jensen-Shannon divergences.
 
         Args:
           other: A map of the same batch axes, T and S; None: this map itself.
 
         Returns:
-          `[B..., H, H']` in nats, 0 (the same) to log 2: the mean over queries that see
+          In nats, 0 (the same) to log 2: the mean over queries that see
           anything in both.
 
         Raises:
@@ -341,12 +321,7 @@ class AttentionMap:
     ) -> observation.Sums:
         """Returns what an observation carries after one pass over the tiles.
 
-        Args:
-          observed: What is computed.
-          given: The arrays that it needs.
-
-        Returns:
-          Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`.
+        They are sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`.
         """
         return _engine.observe(self, observed, given)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Float
 
 from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention import (
@@ -29,10 +30,7 @@ from mha_haiku.core.attention.weighting import Weighting
 Array = jax.Array
 
 
-@tiles.pytree(
-    data=("key", "value", "query", "logsumexp", "gates", "before"),
-    meta=("is_ring", "is_source"),
-)
+@tiles.pytree
 class Cache:
     """What attention keeps of the tokens so far.
 
@@ -58,34 +56,31 @@ class Cache:
     logsumexp: Array | None = None
     gates: Array | None = None
     before: Array | None = None
-    is_ring: bool = False
-    is_source: bool = False
+    is_ring: bool = tiles.static(False)
+    is_source: bool = tiles.static(False)
 
-    def mixed(self, key: Array, mix: Callable[[Array], Array]) -> tuple[Array, "Cache"]:
-        """Returns the new key mixed with the one before it, and the cache after it.
-
-        Args:
-          key: `[B..., 1, G, K]`.
-          mix: From `[B..., S, G, K]` to the same.
-        """
+    def mixed(
+        self, key: Float[Array, "*B 1 G K"], mix: Callable[[Array], Array]
+    ) -> tuple[Float[Array, "*B 1 G K"], "Cache"]:
+        """Returns the new key mixed with the one before it, and the cache after it."""
         both = jnp.concatenate([self.before, key], axis=-3)
         return mix(both)[..., 1:, :, :], dataclasses.replace(self, before=key)
 
     def attend(
         self,
-        query: Array,
-        key: Array | None,
-        value: Array | None,
+        query: Float[Array, "*B 1 H K"],
+        key: Float[Array, "*B 1 G K"] | None,
+        value: Float[Array, "*B 1 G V"] | None,
         weighting: Weighting,
         *,
         implementation: str | Callable = "auto",
-    ) -> tuple[Array, attention_map.AttentionMap, "Cache"]:
+    ) -> tuple[Float[Array, "*B 1 H V"], attention_map.AttentionMap, "Cache"]:
         """Returns attention of one new query to all keys so far and its own.
 
         Args:
-          query: `[B..., 1, H, K]`.
-          key: `[B..., 1, G, K]`, which is added to the cache first; None with a source.
-          value: `[B..., 1, G, V]`, likewise.
+          query: The new query.
+          key: The new key, which is added to the cache first; None with a source.
+          value: Its value, as for the key.
           weighting: Mask, score and what else goes with them. Without a source the mask
             must hide later positions than the query's, as causal masks do: their slots
             may hold anything finite. `first_query` is at most one after the last that
@@ -93,9 +88,9 @@ class Cache:
           implementation: Not asked: one row of scores is always held whole.
 
         Returns:
-          Values `[B..., 1, H, V]`, the map of shape `(B..., H, 1, W)` (of a source
-          `(B..., H, 1, S)`), whose keys stand in the order of their positions, and the
-          cache with the new key.
+          Values, the map of shape `(B..., H, 1, W)` (of a source `(B..., H, 1, S)`),
+          whose keys stand in the order of their positions, and the cache with the new
+          key.
         """
         del implementation
         if query.shape[-3] != 1:
@@ -150,11 +145,10 @@ class Cache:
 
         Args:
           row: A map of the same attention, for its mask, bias, score and normalizer.
-          lengths: `[B]`, how many tokens each example has.
+          lengths: `[B]`, how many tokens each example has: later rows have no weights.
 
         Returns:
-          The map of shape `(B, H, W, W)`, of a source `(B, H, W, S)`; rows from
-          `lengths` on have no weights.
+          The map of shape `(B, H, W, W)`, of a source `(B, H, W, S)`.
 
         Raises:
           ValueError: If queries were not kept.
@@ -224,10 +218,7 @@ class Cache:
         return jnp.moveaxis(self.key, -1, -3), jnp.moveaxis(self.value, -2, -3)
 
 
-@tiles.pytree(
-    data=("lengths", "before"),
-    meta=("size", "window", "keep_queries", "is_source"),
-)
+@tiles.pytree
 class Prompt:
     """Attention among the tokens of prompts, which leaves a cache behind.
 
@@ -242,37 +233,33 @@ class Prompt:
     """
 
     lengths: Array
-    size: int
-    window: int | None = None
-    keep_queries: bool = False
-    is_source: bool = False
+    size: int = tiles.static()
+    window: int | None = tiles.static(None)
+    keep_queries: bool = tiles.static(False)
+    is_source: bool = tiles.static(False)
     before: Array | None = None
 
     def mixed(
-        self, key: Array, mix: Callable[[Array], Array]
-    ) -> tuple[Array, "Prompt"]:
-        """Returns keys `[B..., P, G, K]` mixed with those before; see `Cache.mixed`."""
+        self, key: Float[Array, "*B P G K"], mix: Callable[[Array], Array]
+    ) -> tuple[Float[Array, "*B P G K"], "Prompt"]:
+        """Returns keys mixed with those before; see `Cache.mixed`."""
         last = (jnp.asarray(self.lengths) - 1)[..., None, None, None]
         before = jnp.take_along_axis(key, last, axis=-3)
         return mix(key), dataclasses.replace(self, before=before)
 
     def attend(
         self,
-        query: Array,
-        key: Array,
-        value: Array,
+        query: Float[Array, "*B P H K"],
+        key: Float[Array, "*B S G K"],
+        value: Float[Array, "*B S G V"],
         weighting: Weighting,
         *,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, Cache]:
         """Returns what `attention.attend` does, and the cache; see there.
 
-        Args:
-          query: `[B..., P, H, K]`.
-          key: `[B..., P, G, K]`; of a source `[B..., S, G, K]`.
-          value: `[B..., P, G, V]`, likewise.
-          weighting: As in `Cache.attend`; so the mask hides padding, which comes last.
-          implementation: See `attention.attend`.
+        The mask hides padding, which comes last, and later positions, as in
+        `Cache.attend`.
         """
         values, whole = implementations.attend_within(
             query, key, value, weighting, implementation=implementation
@@ -317,12 +304,10 @@ class Prompt:
         return jnp.where(is_written[..., None, :, None], x, empty)
 
 
-def _attended(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """Returns values `[B..., 1, H, V]` and the logsumexp `[B..., H, 1]` of a row.
-
-    Args:
-      parts: Scores `[B..., H, 1, C]` and values `[B..., C, G, V]` of some keys each.
-    """
+def _attended(
+    parts: list[tuple[Float[Array, "*B H 1 C"], Float[Array, "*B C G V"]]],
+) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
+    """Returns values and the logsumexp of a row, from parts with some keys each."""
     largest = functools.reduce(
         jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]
     )

@@ -8,6 +8,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import dropout, gradients, products
@@ -16,16 +17,14 @@ from mha_haiku.core.attention.inputs import Inputs
 Array = jax.Array
 
 
-def formula(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array, tuple]:
+def formula(
+    inputs: Inputs, dropout_rate: float
+) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"], tuple]:
     """Returns attention by plain operations, which JAX differentiates by itself.
 
-    Args:
-      inputs: Queries, keys, values and what goes with them.
-      dropout_rate: Share of the weights set to zero, in [0, 1).
-
     Returns:
-      Values `[B..., T, H, V]` of the values' dtype, the logsumexp `[B..., H, T]`, both
-      0 and -inf for a row whose keys are all masked, and what the gradient needs.
+      Values of the values' dtype, the logsumexp, both 0 and -inf for a row whose keys
+      are all masked, and what the gradient needs.
     """
     query, key, value, weighting, nonfinite, _ = inputs.zeroed()
     rows, columns = _spans(inputs)
@@ -78,7 +77,6 @@ def _spans(inputs):
 
 
 def _dropout(inputs, dropout_rate):
-    """Returns what dropout multiplies each weight by, `[B..., H, T, S]`, or None."""
     if not dropout_rate:
         return None
     shape, (rows, columns) = inputs.map_shape, _spans(inputs)

@@ -5,6 +5,7 @@ R of T query positions, C of S key positions.
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import tiles
 
@@ -13,21 +14,12 @@ Array = jax.Array
 
 def factors(
     rng: Array, rate: float, head: Array, rows: tiles.Index, columns: tiles.Index
-) -> Array:
+) -> Float[Array, "R C"]:
     """Returns what each weight of a tile is multiplied by: 0 or 1 / (1 - rate).
 
-    Each weight has a key of its own, folded from its head, row and column, so that the
-    same weights are dropped whatever tiles they are computed in.
-
-    Args:
-      rng: The key of the dropout.
-      rate: Share of zeros, in [0, 1).
-      head: Which head of which example, counted over all.
-      rows: R positions of queries.
-      columns: C positions of keys.
-
-    Returns:
-      `[R, C]` float32.
+    Each weight has its PRNG key, folded from its head (counted over all examples),
+    row and column, so that the same weights are dropped whatever tiles they are
+    computed in.
     """
     if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
         rng = jax.random.wrap_key_data(rng)  # a raw one, as `hk.next_rng_key` gives it

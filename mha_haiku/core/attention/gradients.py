@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Float
 
 from mha_haiku.core.attention import products, reverse_only, scores
 from mha_haiku.core.attention.inputs import Inputs
@@ -30,17 +31,12 @@ _FORWARD_MODE = (
 
 
 class RowGradients(NamedTuple):
-    """What the gradient needs of each query.
+    """What the gradient needs of each query."""
 
-    Attributes:
-      values: `[B..., T, H, V]`, the cotangent of the values.
-      shift: `[B..., H, T]`, what is subtracted from the gradient of each weight.
-      logsumexp: `[B..., H, T]`, inf where the query has no gradient.
-    """
-
-    values: Array
-    shift: Array
-    logsumexp: Array
+    values: Float[Array, "*B T H V"]  # the cotangent of the values
+    shift: Float[Array, "*B H T"]  # what is subtracted from the gradient of each weight
+    # That of the scores, inf where the query has no gradient.
+    logsumexp: Float[Array, "*B H T"]
 
 
 class TileGradients(NamedTuple):
@@ -54,24 +50,17 @@ class TileGradients(NamedTuple):
 
 
 def tile_gradients(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Float[Array, "*B R H K"],
+    key: Float[Array, "*B C G K"],
+    value: Float[Array, "*B C G V"],
     score: scores.Score,
-    tile: Array,
-    kept: Array | None,
+    tile: Float[Array, "*B H R C"],
+    kept: Float[Array, "*B H R C"] | None,
     rows: RowGradients,
 ) -> TileGradients:
-    """Returns the gradients that a tile of scores contributes.
+    """Returns the gradients that a tile of scores, with bias and mask, contributes.
 
-    Args:
-      query: `[B..., R, H, K]`.
-      key: `[B..., C, G, K]`.
-      value: `[B..., C, G, V]`.
-      score: The score.
-      tile: `[B..., H, R, C]` scores with bias and mask.
-      kept: What dropout multiplies each weight by, likewise; None: by 1.
-      rows: Of R queries.
+    `kept` is what dropout multiplies each weight by; None: by 1.
     """
     weights = jnp.exp(tile - rows.logsumexp[..., None])
     weights_grad = products.pair(rows.values, value)

@@ -8,15 +8,16 @@ folder have their names here. Kernels of accelerators and meshes of devices live
 folders of their own, which nothing here imports: they `register` what they have.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import (
     attention_map,
-    automatic,
     dense,
     normalizers,
     scores,
@@ -32,28 +33,34 @@ Array = jax.Array
 Implementation = Callable[[Inputs, float], tuple[Array, Array]]
 IMPLEMENTATIONS: dict[str, Implementation] = {}  # by name
 
+# From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
+Suits = Callable[[Inputs, float, str], bool]
+_SUITS: dict[str, Suits] = {}  # by name; asked in turn before dense and blockwise
+
+# Numbers of scores up to which the whole matrix is as fast as its tiles: measured on
+# CPUs; on accelerators a guess that keeps the scores within a quarter of a GiB.
+_DENSE_SCORES = {"cpu": 2**20}
+_DENSE_SCORES_ON_ACCELERATORS = 2**26
+
 
 def register(
-    name: str, implementation: Implementation, *, suits: automatic.Suits | None = None
+    name: str, implementation: Implementation, *, suits: Suits | None = None
 ) -> None:
     """Makes an implementation known to `attend` by a name.
 
-    Args:
-      name: As `attend(implementation=)` takes it.
-      implementation: What is called.
-      suits: Whether "auto" is to take it for a call, by the shapes, dtypes and kinds of
-        mask, bias and score, and by the platform as `jax.default_backend()` names it;
-        None: never.
+    `suits` says whether "auto" is to take it for a call, by the shapes, dtypes and
+    kinds of mask, bias and score, and by the platform as `jax.default_backend()` names
+    it; None: never.
     """
     IMPLEMENTATIONS[name] = implementation
     if suits is not None:
-        automatic.preferred[name] = suits
+        _SUITS[name] = suits
 
 
 def attend(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Float[Array, "*B T H K"],
+    key: Float[Array, "*B S G K"],
+    value: Float[Array, "*B S G V"],
     *,
     mask: masks.Mask | Array | None = None,
     bias: positions.ScoreBias | Array | None = None,
@@ -64,7 +71,7 @@ def attend(
     rng: Array | None = None,
     first_query: int | Array = 0,
     implementation: str | Implementation = "auto",
-) -> tuple[Array, attention_map.AttentionMap]:
+) -> tuple[Float[Array, "*B T H V"], attention_map.AttentionMap]:
     """Returns `softmax(score(query, key) + bias) value` and the attention map.
 
     What is masked changes nothing: the outputs and gradients are the same bit for bit
@@ -73,9 +80,6 @@ def attend(
     costs nothing.
 
     Args:
-      query: `[B..., T, H, K]`.
-      key: `[B..., S, G, K]`.
-      value: `[B..., S, G, V]`.
       mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`;
         None: everything is seen. True means "may attend".
       bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`. With
@@ -103,7 +107,7 @@ def attend(
         heads and positions among the devices of a mesh.
 
     Returns:
-      Values `[B..., T, H, V]`, and the map of shape `(B..., H, T, S)`.
+      The values, and the map of shape `(B..., H, T, S)`.
 
     Raises:
       ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
@@ -127,15 +131,15 @@ def attend(
 
 
 def attend_within(
-    query: Array,
-    key: Array,
-    value: Array,
+    query: Float[Array, "*B T H K"],
+    key: Float[Array, "*B S G K"],
+    value: Float[Array, "*B S G V"],
     weighting: Weighting,
     *,
     dropout_rate: float = 0.0,
     rng: Array | None = None,
     implementation: str | Implementation = "auto",
-) -> tuple[Array, attention_map.AttentionMap]:
+) -> tuple[Float[Array, "*B T H V"], attention_map.AttentionMap]:
     """Returns what `attend` does, for a mask that was checked already."""
     query, key, value = _arrays(query, key, value)
     weighting = weighting.aligned(query, key.shape[-3], value.shape[-1])
@@ -170,8 +174,22 @@ def named(implementation: str | Implementation) -> Implementation:
     return IMPLEMENTATIONS[implementation]
 
 
+def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
+    """Returns the name of the implementation that "auto" takes for a call.
+
+    It is the first of the registered ones that says it suits; else "dense" where the
+    scores of all heads and examples are few, and "blockwise" where they are many. Only
+    shapes, dtypes and the kinds of mask, bias and score matter.
+    """
+    for name, suits in _SUITS.items():
+        if suits(inputs, dropout_rate, platform):
+            return name
+    most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
+    return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
+
+
 def _auto(inputs, dropout_rate):
-    name = automatic.chosen(inputs, dropout_rate, jax.default_backend())
+    name = chosen(inputs, dropout_rate, jax.default_backend())
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 

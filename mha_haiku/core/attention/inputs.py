@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention.weighting import Weighting
@@ -44,24 +45,26 @@ HIDDEN = -1e30  # exp(HIDDEN - score) is 0, and HIDDEN - HIDDEN is 0 and not NaN
 
 
 class Nonfinite(NamedTuple):
-    """Which vectors are not finite.
+    """Which queries are not finite, and which keys, or their values."""
 
-    Attributes:
-      queries: `[B..., T, H]` booleans.
-      keys: `[B..., S, G]` booleans, of keys and their values.
-    """
-
-    queries: Array
-    keys: Array
+    queries: Bool[Array, "*B T H"]
+    keys: Bool[Array, "*B S G"]
 
     @classmethod
-    def of(cls, query: Array, key: Array, value: Array) -> "Nonfinite":
-        """Returns those of `[B..., T, H, K]`, `[B..., S, G, K]`, `[B..., S, G, V]`."""
+    def of(
+        cls,
+        query: Float[Array, "*B T H K"],
+        key: Float[Array, "*B S G K"],
+        value: Float[Array, "*B S G V"],
+    ) -> "Nonfinite":
+        """Returns which of these are not finite."""
         query, key, value = (~jnp.isfinite(x).all(-1) for x in (query, key, value))
         return cls(query, key | value)
 
-    def pairs(self, rows: tiles.Index, columns: tiles.Index) -> Array:
-        """Returns which pairs of R queries and C keys have one, `[B..., H, R, C]`."""
+    def pairs(
+        self, rows: tiles.Index | tiles.Span, columns: tiles.Index | tiles.Span
+    ) -> Bool[Array, "*B H R C"]:
+        """Returns which pairs of R queries and C keys have one."""
         queries = tiles.take(self.queries, rows, axis=-2)
         keys = tiles.take(self.keys, columns, axis=-2)
         keys = jnp.repeat(keys, queries.shape[-1] // keys.shape[-1], axis=-1)
@@ -78,23 +81,16 @@ class Nonfinite(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What attention is computed from.
+    """What attention is computed from."""
 
-    Attributes:
-      query: `[B..., T, H, K]`.
-      key: `[B..., S, G, K]`.
-      value: `[B..., S, G, V]`.
-      weighting: Mask, bias and score, aligned; implementations know softmax alone.
-      nonfinite: Which of the vectors are not finite; None: not known, without a mask.
-      rng: The key of the dropout; None: no dropout.
-    """
-
-    query: Array
-    key: Array
-    value: Array
+    query: Float[Array, "*B T H K"]
+    key: Float[Array, "*B S G K"]
+    value: Float[Array, "*B S G V"]
+    # Mask, bias and score, aligned; implementations know softmax alone.
     weighting: Weighting
+    # Which of the vectors are not finite; None: not known, without a mask.
     nonfinite: Nonfinite | None = None
-    rng: Array | None = None
+    rng: Array | None = None  # the key of the dropout; None: no dropout
 
     def zeroed(self) -> "Inputs":
         """Returns the inputs with zeros for nonfinite queries, keys and values."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import checks, tiles
 
@@ -28,21 +29,17 @@ class Normalizer(abc.ABC):
     rows_sum_to: ClassVar[str]
 
     @abc.abstractmethod
-    def log_denominator(self, logsumexp: Array) -> Array:
-        """Returns the log of the denominators, `[B..., H, T]`, in nats.
+    def log_denominator(
+        self, logsumexp: Float[Array, "*B H T"]
+    ) -> Float[Array, "*B H T"]:
+        """Returns the log of the denominators in nats, for a finite logsumexp."""
 
-        Args:
-          logsumexp: `[B..., H, T]`, finite.
-        """
-
-    def __call__(self, values: Array, logsumexp: Array) -> tuple[Array, Array]:
+    def __call__(
+        self, values: Float[Array, "*B T H V"], logsumexp: Float[Array, "*B H T"]
+    ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"]]:
         """Returns values and log denominators in place of softmax's.
 
         Rows without weights and rows of NaN stay as they are: they have no gradient.
-
-        Args:
-          values: `[B..., T, H, V]`.
-          logsumexp: `[B..., H, T]`.
         """
         is_row = jnp.isfinite(logsumexp)
         known = jnp.where(is_row, logsumexp, 0)
@@ -105,7 +102,7 @@ def unnormalized() -> Normalizer:
     return Unnormalized()
 
 
-@tiles.pytree(data=("logits",))
+@tiles.pytree
 class Sink(Normalizer):
     """Softmax with a sink; logits are `[]`, `[H]` or `[B..., H]`."""
 
@@ -131,7 +128,7 @@ class Sink(Normalizer):
             )
 
 
-@tiles.pytree()
+@tiles.pytree
 class Unnormalized(Normalizer):
     """No denominator, that is 1."""
 

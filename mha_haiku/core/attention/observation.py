@@ -18,52 +18,36 @@ Tree = Any  # a pytree of arrays
 
 
 class Sums(NamedTuple):
-    """What an observation adds up; pytrees of arrays, each of which may be empty.
+    """What an observation adds up; pytrees of arrays, each of which may be empty."""
 
-    Attributes:
-      queries: `[T, ...]`, `[R, ...]` in a block: for each query, over the keys.
-      keys: `[S, ...]`, `[C, ...]` in a tile: for each key, over the queries.
-      head: For the whole head, over both; any shape.
-    """
-
+    # `[T, ...]`, `[R, ...]` in a block: for each query, over the keys.
     queries: Tree = ()
-    keys: Tree = ()
-    head: Tree = ()
+    keys: Tree = ()  # `[S, ...]`, `[C, ...]` in a tile: for each key, over the queries
+    head: Tree = ()  # for the whole head, over both; any shape
 
 
 class Given(NamedTuple):
-    """Arrays that an observation needs; pytrees.
+    """Arrays that an observation needs; pytrees."""
 
-    Attributes:
-      queries: `[B..., T, H, ...]`; axes of B... and H may have size 1, for what is
-        the same in all. In a tile `[R, ...]`.
-      keys: `[B..., S, H, ...]`, as for queries; `[C, ...]` in a tile.
-    """
-
+    # `[B..., T, H, ...]`; axes of B... and H may have size 1, for what is the same in
+    # all. In a tile `[R, ...]`.
     queries: Tree = ()
-    keys: Tree = ()
+    keys: Tree = ()  # `[B..., S, H, ...]`, as for queries; `[C, ...]` in a tile
 
 
 NOTHING_GIVEN = Given()
 
 
 class Tile(NamedTuple):
-    """A tile of one head of one example.
+    """A tile of one head of one example."""
 
-    Attributes:
-      weights: `[R, C]`; where heads are `side_by_side` a tuple, `[H, R, C]` of each
-        map. Queries that an earlier block has counted have weights of 0.
-      log_weights: Their logarithms, finite and very low where they are 0.
-      rows: The queries, as positions in the map.
-      columns: The keys, as positions in the map.
-      given: What was given of these queries and keys.
-    """
-
+    # `[R, C]`; where heads are `side_by_side` a tuple, `[H, R, C]` of each map. Queries
+    # that an earlier block has counted have weights of 0.
     weights: Array
-    log_weights: Array
-    rows: tiles.Span
-    columns: tiles.Span
-    given: Given
+    log_weights: Array  # their logarithms, finite and very low where they are 0
+    rows: tiles.Span  # the queries, as positions in the map
+    columns: tiles.Span  # the keys, as positions in the map
+    given: Given  # of these queries and keys
 
 
 class Observation(abc.ABC):
@@ -76,14 +60,7 @@ class Observation(abc.ABC):
     def nothing(
         self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype
     ) -> Sums:
-        """Returns the sums of R queries, S keys and a head before any tile.
-
-        Args:
-          num_queries: R.
-          num_keys: S.
-          given: What was given, of one head.
-          dtype: Of the weights.
-        """
+        """Returns the sums of R queries, S keys and a head before any tile."""
 
     @abc.abstractmethod
     def add(self, tile: Tile, sums: Sums) -> Sums:

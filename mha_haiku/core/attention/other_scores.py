@@ -6,6 +6,7 @@ per head. `scores.py` says what a score is.
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention import products, scores
@@ -13,11 +14,8 @@ from mha_haiku.core.attention import products, scores
 Array = jax.Array
 
 
-def additive(weight: Array) -> scores.Score:
+def additive(weight: Float[Array, "H K"]) -> scores.Score:
     """Returns the score `weight . tanh(query + key)`.
-
-    Args:
-      weight: `[H, K]`.
 
     Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
     """
@@ -26,11 +24,8 @@ def additive(weight: Array) -> scores.Score:
     return Additive(weight)
 
 
-def cosine(scale: Array | float = 10.0) -> scores.Score:
+def cosine(scale: Float[Array, " H"] | float = 10.0) -> scores.Score:
     """Returns the score `scale * cos(query, key)`, which no length of a vector changes.
-
-    Args:
-      scale: `[H]`, or one number for all heads.
 
     Source: Henry et al. 2020, eq. 4, https://arxiv.org/abs/2010.04245; a scale per
     head: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
@@ -70,14 +65,14 @@ def linear() -> scores.Score:
     return Linear()
 
 
-@tiles.pytree(data=("weight",))
+@tiles.pytree
 class Additive(scores.Score):
     """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., H, K]`.
 
     A tile of R queries and C keys may take O(R C H K) memory, K times its scores.
     """
 
-    weight: Array
+    weight: Array = tiles.array("H.")
 
     def __call__(self, query, key):
         dtype = products.accumulation_dtype(query.dtype)
@@ -88,37 +83,21 @@ class Additive(scores.Score):
             (jnp.tanh(pairs) * weight[..., None, None, :, :]).sum(-1), -1, -3
         )
 
-    def aligned(self, batch_ndim):
-        if jnp.ndim(self.weight) == batch_ndim + 2:
-            return self
-        return Additive(self.weight.reshape((1,) * batch_ndim + self.weight.shape))
-
-    def axes(self):
-        return Additive(tiles.batch_axes(jnp.ndim(self.weight) - 2) + "H.")
-
     def check(self, num_heads, key_size):
         wanted = (*self.weight.shape[:-2], num_heads, key_size)
         tiles.check_axes("weight", self.weight, wanted, "[H, K]")
 
 
-@tiles.pytree(data=("scale",))
+@tiles.pytree
 class Cosine(scores.Score):
     """`scale * cos(query, key)`; the scale is `[H]` or `[B..., H]`, H may be 1."""
 
-    scale: Array
+    scale: Array = tiles.array("H")
 
     def __call__(self, query, key):
         scale = self.aligned(query.ndim - 3).scale[..., None, None]
         cosines = products.pair(_directions(query), _directions(key))
         return cosines * scale.astype(cosines.dtype)
-
-    def aligned(self, batch_ndim):
-        if jnp.ndim(self.scale) == batch_ndim + 1:
-            return self
-        return Cosine(self.scale.reshape((1,) * batch_ndim + self.scale.shape))
-
-    def axes(self):
-        return Cosine(tiles.batch_axes(jnp.ndim(self.scale) - 1) + "H")
 
     def check(self, num_heads, key_size):
         if self.scale.shape[-1] not in (1, num_heads):
@@ -133,12 +112,12 @@ def _directions(x: Array) -> Array:
     return x * jax.lax.rsqrt(jnp.where(size == 0, 1, size))
 
 
-@tiles.pytree(meta=("scale", "offset"))
+@tiles.pytree
 class Sigmoid(scores.Score):
     """`log sigmoid(scale * query . key + offset)`."""
 
-    scale: float | None
-    offset: float
+    scale: float | None = tiles.static()
+    offset: float = tiles.static()
 
     def __call__(self, query, key):
         return jax.nn.log_sigmoid(self._inside(query, key))
@@ -153,7 +132,7 @@ class Sigmoid(scores.Score):
         return scores.DotProduct(self.scale, None)(query, key) + self.offset
 
 
-@tiles.pytree()
+@tiles.pytree
 class Linear(scores.Score):
     """`log feature(query) . feature(key)`, features of which are `elu(x) + 1`."""
 

@@ -7,20 +7,15 @@ queries have the small operand first, as XLA's own choices are slower on the CPU
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 Array = jax.Array
 
 
-def pair(query: Array, key: Array) -> Array:
-    """Returns the dot products of all queries and keys.
-
-    Args:
-      query: `[..., T, H, K]`.
-      key: `[..., S, G, K]`.
-
-    Returns:
-      `[..., H, T, S]`, float32 or float64.
-    """
+def pair(
+    query: Float[Array, "*B T H K"], key: Float[Array, "*B S G K"]
+) -> Float[Array, "*B H T S"]:
+    """Returns the dot products of all queries and keys, float32 or float64."""
     products = jnp.einsum(
         "...grtk,...gsk->...grts",
         _grouped_rows(query, key.shape[-2]),
@@ -30,15 +25,12 @@ def pair(query: Array, key: Array) -> Array:
     return _merged(products)
 
 
-def mix(weights: Array, value: Array) -> Array:
+def mix(
+    weights: Float[Array, "*B H T S"], value: Float[Array, "*B S G V"]
+) -> Float[Array, "*B T H V"]:
     """Returns the sums of values that the weights say, for each query.
 
-    Args:
-      weights: `[..., H, T, S]`; rounded to the dtype of the values.
-      value: `[..., S, G, V]`.
-
-    Returns:
-      `[..., T, H, V]`, float32 or float64.
+    Weights are rounded to the dtype of the values; the result is float32 or float64.
     """
     mixed = jnp.einsum(
         "...grts,...gsv->...grtv",
@@ -49,16 +41,14 @@ def mix(weights: Array, value: Array) -> Array:
     return jnp.moveaxis(_merged(mixed), -3, -2)
 
 
-def gather(weights: Array, rows: Array, num_key_heads: int) -> Array:
+def gather(
+    weights: Float[Array, "*B H T S"],
+    rows: Float[Array, "*B T H V"],
+    num_key_heads: int,
+) -> Float[Array, "*B S G V"]:
     """Returns what each key receives from the queries: `mix`, transposed.
 
-    Args:
-      weights: `[..., H, T, S]`; rounded to the dtype of the rows.
-      rows: `[..., T, H, V]`.
-      num_key_heads: G.
-
-    Returns:
-      `[..., S, G, V]`, float32 or float64.
+    Weights are rounded to the dtype of the rows; the result is float32 or float64.
     """
     gathered = jnp.einsum(
         "...grtv,...grts->...gvs",

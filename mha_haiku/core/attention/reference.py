@@ -7,30 +7,27 @@ these numbers, at another cost, and are tested against them.
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Bool, Float
 
 Array = jax.Array
 
 
 def attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    allowed: Array | None = None,
-    bias: Array | None = None,
-) -> tuple[Array, Array, Array]:
+    query: Float[Array, "*B T H K"],
+    key: Float[Array, "*B S G K"],
+    value: Float[Array, "*B S G V"],
+    allowed: Bool[Array, "..."] | None = None,
+    bias: Float[Array, "..."] | None = None,
+) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T S"], Float[Array, "*B H T"]]:
     """Returns `softmax(query key / sqrt(K) + bias) value`, its weights, and logsumexp.
 
-    Args:
-      query: `[B..., T, H, K]`.
-      key: `[B..., S, G, K]`; each head of G serves H / G query heads that follow.
-      value: `[B..., S, G, V]`.
-      allowed: Booleans that broadcast to `[B..., H, T, S]`: True means "may attend".
-      bias: Floats that broadcast to the same shape.
+    Each key/value head serves H / G query heads that follow each other. The logsumexp
+    is in nats. A query that may attend to nothing has values and weights of 0, and a
+    logsumexp of -inf.
 
-    Returns:
-      Values `[B..., T, H, V]`, weights `[B..., H, T, S]`, and the logsumexp of scores
-      `[B..., H, T]` in nats. A query that may attend to nothing has values and weights
-      of 0, and -inf.
+    Args:
+      allowed: Broadcasts to `[B..., H, T, S]`; True means "may attend".
+      bias: Broadcasts to the same shape.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762.
     """

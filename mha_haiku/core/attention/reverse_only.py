@@ -19,12 +19,9 @@ Array = jax.Array
 def reverse_only(tree: Any, message: str) -> Any:
     """Returns a pytree that can be differentiated in reverse mode alone.
 
-    It costs nothing in compiled programs.
-
-    Args:
-      tree: The pytree; floats in it are guarded one by one, so that those that nothing
-        differentiates stay so.
-      message: What the `ValueError` says under `jax.jvp` and the like.
+    It costs nothing in compiled programs. Floats are guarded one by one, so that those
+    that nothing differentiates stay so; `message` is what the `ValueError` of forward
+    mode says.
     """
 
     def guarded(x):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention import products
@@ -18,7 +19,7 @@ from mha_haiku.core.attention import products
 Array = jax.Array
 
 
-class Score(abc.ABC):
+class Score(tiles.Part, abc.ABC):
     """Scores of all pairs of R queries and C keys; a pytree.
 
     The axes of its arrays are those of `aligned`: `[B..., H, ...]`, where an axis of
@@ -26,12 +27,12 @@ class Score(abc.ABC):
     train, or a class such as this one, of minus the squared distances of queries and
     keys, at a rate for each head; it is differentiated with respect to the rates, too:
 
+        from mha_haiku.core import tiles
         from mha_haiku.core.attention import Score, attend
 
-        @jax.tree_util.register_dataclass
-        @dataclasses.dataclass(frozen=True)
+        @tiles.pytree
         class Distance(Score):
-            rate: jax.Array  # [H]
+            rate: jax.Array = tiles.array("H")  # [H]
 
             def __call__(self, query, key):
                 apart = query[..., :, None, :, :] - key[..., None, :, :, :]
@@ -39,43 +40,31 @@ class Score(abc.ABC):
                 rate = self.aligned(query.ndim - 3).rate  # [1..., H]
                 return -rate[..., None, None] * squares
 
-            def aligned(self, batch_ndim):
-                return Distance(self.rate.reshape((1,) * batch_ndim + (-1,)))
-
         attend(query, key, value, score=Distance(jnp.ones(4)))
 
     A tile may have no batch axes, as here `...` allows. Where the number of key heads
-    G is smaller than H, `repeat_heads(key, H)` comes first. Devices can share the score
-    if it says its `axes`.
+    G is smaller than H, `repeat_heads(key, H)` comes first.
     """
 
     @abc.abstractmethod
-    def __call__(self, query: Array, key: Array) -> Array:
-        """Returns `[B..., H, R, C]`."""
+    def __call__(
+        self, query: Float[Array, "*B R H K"], key: Float[Array, "*B C G K"]
+    ) -> Float[Array, "*B H R C"]:
+        """Returns the scores."""
 
     def gradients(
-        self, query: Array, key: Array, cotangent: Array
-    ) -> tuple[Array, Array, "Score"]:
-        """Returns the gradients of the query, the key and the score itself.
-
-        Args:
-          query: `[B..., R, H, K]`.
-          key: `[B..., C, G, K]`.
-          cotangent: `[B..., H, R, C]`.
-        """
+        self,
+        query: Float[Array, "*B R H K"],
+        key: Float[Array, "*B C G K"],
+        cotangent: Float[Array, "*B H R C"],
+    ) -> tuple[Float[Array, "*B R H K"], Float[Array, "*B C G K"], "Score"]:
+        """Returns the gradients of the query, the key and the score itself."""
         _, pullback = jax.vjp(lambda q, k, score: score(q, k), query, key, self)
         return pullback(cotangent)
 
     def aligned(self, batch_ndim: int) -> "Score":
         """Returns the score with the axes of its arrays as `[B..., H, ...]`."""
-        del batch_ndim
-        return self
-
-    def axes(self) -> "Score":
-        """Returns an aligned score with letters for arrays; see `Mask.axes`."""
-        if jax.tree.leaves(self):
-            raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
-        return self
+        return self._lifted(batch_ndim)
 
     def check(self, num_heads: int, key_size: int):
         """Raises ValueError where the score does not fit attention of these sizes."""
@@ -127,12 +116,12 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
     return DotProduct(scale, soft_cap)
 
 
-@tiles.pytree(meta=("scale", "soft_cap"))
+@tiles.pytree
 class DotProduct(Score):
     """`scale * query . key`."""
 
-    scale: float | None
-    soft_cap: float | None
+    scale: float | None = tiles.static()
+    soft_cap: float | None = tiles.static()
 
     def __call__(self, query, key):
         scale = self.scale_of(query.shape[-1])
@@ -159,11 +148,11 @@ class DotProduct(Score):
         return 1 / math.sqrt(size) if self.scale is None else self.scale
 
 
-@tiles.pytree(meta=("function",))
+@tiles.pytree
 class OfFunction(Score):
     """What a function of the queries and keys of one head says."""
 
-    function: ScoreFunction
+    function: ScoreFunction = tiles.static()
 
     def __call__(self, query, key):
         of_heads = jax.vmap(self._of_head, in_axes=(-2, -2))
@@ -182,8 +171,10 @@ class OfFunction(Score):
         return scores.astype(products.accumulation_dtype(query.dtype))
 
 
-def repeat_heads(key: Array, num_heads: int) -> Array:
-    """Returns `[..., S, H, K]` from `[..., S, G, K]`, each head H / G times."""
+def repeat_heads(
+    key: Float[Array, "*B S G K"], num_heads: int
+) -> Float[Array, "*B S H K"]:
+    """Returns each head H / G times."""
     num_key_heads = key.shape[-2]
     if num_key_heads == num_heads:
         return key

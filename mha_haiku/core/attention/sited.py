@@ -8,6 +8,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import masks, positions, sites
 from mha_haiku.core.attention import attention_map, normalizers, scores
@@ -18,8 +19,10 @@ Array = jax.Array
 AttentionMap = attention_map.AttentionMap
 
 
-def sited(values: Array, map_: AttentionMap) -> tuple[Array, AttentionMap]:
-    """Returns values `[B..., T, H, V]` and their map as sites of the program.
+def sited(
+    values: Float[Array, "*B T H V"], map_: AttentionMap
+) -> tuple[Float[Array, "*B T H V"], AttentionMap]:
+    """Returns values and their map as sites of the program.
 
     An edit of "scores", "weights" or the "map" computes the values anew, which are the
     site "heads". The map that the program then continues with is NaN where its queries
@@ -30,23 +33,18 @@ def sited(values: Array, map_: AttentionMap) -> tuple[Array, AttentionMap]:
 
 
 def map_of_weights(
-    weights: Array,
+    weights: Float[Array, "*B H T S"],
     *,
-    query: Array | None = None,
-    key: Array | None = None,
-    value: Array | None = None,
-    gates: Array | None = None,
+    query: Float[Array, "*B T H K"] | None = None,
+    key: Float[Array, "*B S G K"] | None = None,
+    value: Float[Array, "*B S G V"] | None = None,
+    gates: Float[Array, "*B T H #V"] | None = None,
     are_shares: bool = True,
 ) -> AttentionMap:
     """Returns the map of weights that are known themselves, which it holds whole.
 
-    Args:
-      weights: `[B..., H, T, S]`, not negative.
-      query: `[B..., T, H, K]`, for show: weights do not depend on it; None: not known.
-      key: `[B..., S, G, K]`, likewise.
-      value: `[B..., S, G, V]`.
-      gates: See `attend`.
-      are_shares: Whether a row sums to 1, or to 0 where every key is masked.
+    Weights are not negative, and do not depend on the query and the key, which are for
+    show. `are_shares` says whether a row sums to 1, or to 0 where every key is masked.
     """
     return _map_of_scores(
         *_logarithms(weights),
@@ -60,7 +58,7 @@ def map_of_weights(
 
 @functools.partial(jax.jit, inline=True)  # traced once for all layers of a shape
 def _logarithms(weights) -> tuple[Array, Array]:
-    """Returns log weights `[..., S]`, and for each row 0, or -inf if it has none."""
+    """Returns log weights, and for each row 0, or -inf if it has none."""
     weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
     is_some = weights > 0
     logs = jnp.where(is_some, jnp.log(jnp.where(is_some, weights, 1)), -jnp.inf)
@@ -70,7 +68,7 @@ def _logarithms(weights) -> tuple[Array, Array]:
 def _map_of_scores(
     scores_, logsumexp, *, query, key, value, normalizer, gates
 ) -> AttentionMap:
-    """Returns the map of scores `[B..., H, T, S]`, which it holds whole as its bias."""
+    """Returns the map of scores, which it holds whole as its bias."""
     *batch, num_heads, num_queries, num_keys = scores_.shape
     is_known = query is not None and key is not None
     zeros = functools.partial(jnp.zeros, dtype=scores_.dtype)

@@ -48,39 +48,26 @@ def _itself(x: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-    """A number per query, averaged over the queries of a head.
+    """A number per query, averaged over the queries of a head."""
 
-    Attributes:
-      name: Its name in `Statistics`.
-      unit: What it is measured in.
-      label: What it says, for tables and figures.
-      sums: What tiles add up to.
-      from_sums: From these sums, `[..., T]`, to the statistic of each query.
-      from_mean: From the mean over queries to the statistic of the head.
-      needs: The argument of `AttentionMap.statistics` without which there is none.
-      source: Where it comes from.
-    """
-
-    name: str
-    unit: str
-    label: str
-    sums: tuple[RowSum, ...]
+    name: str  # its name in `Statistics`
+    unit: str  # what it is measured in
+    label: str  # what it says, for tables and figures
+    sums: tuple[RowSum, ...]  # what tiles add up to
+    # From these sums, `[..., T]`, to the statistic of each query.
     from_sums: Callable[..., Array] = _itself
+    # From the mean over queries to the statistic of the head.
     from_mean: Callable[[Array], Array] = _itself
+    # The argument of `AttentionMap.statistics` without which there is none.
     needs: str | None = None
-    source: str = ""
+    source: str = ""  # where it comes from
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadStatistic:
     """A number of a head that is no mean over its queries.
 
-    Attributes:
-      name: Its name in `Statistics`.
-      unit: What it is measured in.
-      label: What it says, for tables and figures.
-      from_sums: From `HeadSums` to the statistic, `[B..., H]`.
-      source: Where it comes from.
+    Its fields are as in `Statistic`; `from_sums` gives `[B..., H]`.
     """
 
     name: str
@@ -91,14 +78,9 @@ class HeadStatistic:
 
 
 class HeadSums(NamedTuple):
-    """The sums from which `HeadStatistic`s are made.
+    """The sums from which `HeadStatistic`s are made."""
 
-    Attributes:
-      counts: `[B..., H, T]` booleans, the queries that count.
-      received: `[B..., H, S]`, the mass that each key receives.
-      unseen: Booleans `[B..., H, S]`, which keys no query may see; None: none.
-    """
-
-    counts: Array
-    received: Array
+    counts: Array  # `[B..., H, T]` booleans, the queries that count
+    received: Array  # `[B..., H, S]`, the mass that each key receives
+    # Booleans `[B..., H, S]`, which keys no query may see; None: none.
     unseen: Array | None

@@ -5,14 +5,12 @@ of them in a tile; P bins of queries and Q bins of keys in a pooled map. `statis
 says what an entry is.
 """
 
-import inspect
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Bool, Float
 
-from mha_haiku.core import display
+from mha_haiku.core import display, tiles
 from mha_haiku.core.attention.statistic import (
     HeadStatistic,
     RowSum,
@@ -23,12 +21,12 @@ from mha_haiku.core.attention.statistic import (
 Array = jax.Array
 
 
-def gini(amounts: Array, left_out: Array | None = None) -> Array:
-    """Returns the Gini coefficient of amounts, 0 where all are 0.
+def gini(
+    amounts: Float[Array, "*B S"], left_out: Bool[Array, "*#B #S"] | None = None
+) -> Float[Array, "*B"]:
+    """Returns the Gini coefficient of amounts of at least 0; 0 where all are 0.
 
-    Args:
-      amounts: `[..., S]`, at least 0.
-      left_out: Booleans `[..., S]`, which take no part; None: all do.
+    Some may be left out; None: none is.
 
     Source: Sen 1973, On Economic Inequality, section 2.3.
     """
@@ -138,6 +136,11 @@ ENTROPY = RowSum(_entropy)
 LARGEST = RowSum(_largest, is_largest=True)
 MOMENTS = RowSum(_moments, (_ones, _inward, _inward_squared), size=2)
 AT_OFFSETS = RowSum(_at_offsets, size=3)
+_NEAR = {  # what `_at_offsets` looks at, in its order
+    "previous": "the previous position",
+    "own": "the query's own position",
+    "next": "the next position",
+}
 
 STATISTICS: dict[str, Statistic | HeadStatistic] = {
     entry.name: entry
@@ -186,26 +189,15 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
             lambda moments: moments[1],
             from_mean=_root,
         ),
-        Statistic(
-            "previous_position",
-            "share of attention",
-            "attention on the previous position",
-            (AT_OFFSETS,),
-            lambda at: at[0],
-        ),
-        Statistic(
-            "own_position",
-            "share of attention",
-            "attention on the query's own position",
-            (AT_OFFSETS,),
-            lambda at: at[1],
-        ),
-        Statistic(
-            "next_position",
-            "share of attention",
-            "attention on the next position",
-            (AT_OFFSETS,),
-            lambda at: at[2],
+        *(
+            Statistic(
+                f"{name}_position",
+                "share of attention",
+                f"attention on {position}",
+                (AT_OFFSETS,),
+                lambda at, i=i: at[i],
+            )
+            for i, (name, position) in enumerate(_NEAR.items())
         ),
         Statistic(
             "first_position",
@@ -213,29 +205,19 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
             "attention on the first position",
             (linear(lambda tile: tile.columns.array() == 0),),
         ),
-        Statistic(
-            "largest_at_previous",
-            "share of queries",
-            "largest weight on the previous position",
-            (AT_OFFSETS, LARGEST),
-            # Both are of the same numbers, behind the barrier: equal to the last bit.
-            lambda at, largest: at[0] >= largest,
-            source="a head for which one of these three is 0.9 or more is positional: "
-            "Voita et al. 2019, section 5.1",
-        ),
-        Statistic(
-            "largest_at_own",
-            "share of queries",
-            "largest weight on the query's own position",
-            (AT_OFFSETS, LARGEST),
-            lambda at, largest: at[1] >= largest,
-        ),
-        Statistic(
-            "largest_at_next",
-            "share of queries",
-            "largest weight on the next position",
-            (AT_OFFSETS, LARGEST),
-            lambda at, largest: at[2] >= largest,
+        *(
+            Statistic(
+                f"largest_at_{name}",
+                "share of queries",
+                f"largest weight on {position}",
+                (AT_OFFSETS, LARGEST),
+                # Both are of the same numbers, behind the barrier: equal to the last
+                # bit.
+                lambda at, largest, i=i: at[i] >= largest,
+                source="a head for which it is 0.9 or more is positional: Voita et al. "
+                "2019, section 5.1, https://arxiv.org/abs/1905.09418",
+            )
+            for i, (name, position) in enumerate(_NEAR.items())
         ),
         Statistic(
             "chosen_positions",
@@ -274,29 +256,40 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
     )
 }
 
-_Fields = NamedTuple(
-    "_Fields", [(name, Array | None) for name in (*STATISTICS, "received", "pooled")]
-)
 
-
-class Statistics(_Fields):
+@tiles.pytree
+class Statistics:
     """What a head does, averaged over the queries that see a key.
 
-    Each is `[B..., H]`, or `[B..., H, T]` per query on request (0 where it is fully
-    masked), but for the last ones. A query that counts and sees NaN makes its head NaN.
-    Positions, distances and tokens are those of the inputs. What needs an argument that
-    was not given is None.
+    Each of `STATISTICS`, which says its unit and meaning, is an attribute: `[B..., H]`,
+    or `[B..., H, T]` per query on request (0 where it is fully masked); None where it
+    needs an argument that was not given. A query that counts and sees NaN makes its
+    head NaN. Positions, distances and tokens are those of the inputs.
+
+    Attributes:
+      values: The statistics by name, without those that are None.
+      received: `[B..., H, S]`, the mass that each key receives from all queries.
+      pooled: `[B..., H, P, Q]`, the map at a coarse grain, or None.
     """
 
-    __slots__ = ()
+    values: dict[str, Array]
+    received: Array
+    pooled: Array | None = None
+
+    def __getattr__(self, name: str) -> Array | None:
+        if name not in STATISTICS:
+            raise AttributeError(f"Statistics has no {name!r}; it has {[*STATISTICS]}.")
+        return self.values.get(name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *STATISTICS]
 
     def __repr__(self) -> str:
-        per_head = [name for name in STATISTICS if getattr(self, name) is not None]
-        missing = [name for name in STATISTICS if getattr(self, name) is None]
+        missing = [name for name in STATISTICS if name not in self.values]
         shape = ",".join(map(str, getattr(self.num_queries, "shape", ())))
         dtype = getattr(self.entropy, "dtype", "values")
         parts = [
-            f"{len(per_head)} of {dtype}[{shape}]",
+            f"{len(self.values)} of {dtype}[{shape}]",
             f"received {display.array(self.received)}",
         ]
         if getattr(self.entropy, "ndim", 0) > getattr(self.num_queries, "ndim", 0):
@@ -308,18 +301,3 @@ class Statistics(_Fields):
         return f"Statistics({'; '.join(parts)})"
 
     _repr_html_, show, plot = display.html, display.show, display.plot
-
-
-Statistics.__doc__ = "\n".join(
-    [
-        inspect.getdoc(Statistics),
-        "\nAttributes:",
-        *(
-            f"  {entry.name}: {entry.label[0].upper()}{entry.label[1:]}, in "
-            f"{entry.unit}{f' ({entry.source})' if entry.source else ''}."
-            for entry in STATISTICS.values()
-        ),
-        "  received: `[B..., H, S]`, the mass that each key receives from all queries.",
-        "  pooled: `[B..., H, P, Q]`, the map at a coarse grain, or None.",
-    ]
-)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float
 
 from mha_haiku.core import masks, positions, tiles
 from mha_haiku.core.attention import normalizers, scores
@@ -16,31 +17,24 @@ Array = jax.Array
 
 
 class Weighting(NamedTuple):
-    """Which key a query sees, how much it weighs, and what its values are gated by.
+    """Which key a query sees, how much it weighs, and what its values are gated by."""
 
-    Attributes:
-      mask: Which query may attend to which key.
-      bias: What is added to the scores, or None; see `attend`.
-      score: The score; None: scaled dot product.
-      normalizer: What weights are over; None: softmax.
-      gates: `[B..., T, H, 1]` or `[B..., T, H, V]`, or None.
-      origin: The positions of the first query and the first key.
-    """
-
-    mask: masks.Mask = masks.full()
+    mask: masks.Mask = masks.full()  # which query may attend to which key
+    # What is added to the scores, or None; see `attend`.
     bias: positions.ScoreBias | Array | None = None
+    # The score; None: scaled dot product.
     score: scores.Score | scores.ScoreFunction | None = None
+    # What weights are over; None: softmax.
     normalizer: normalizers.Normalizer | None = None
-    gates: Array | None = None
+    # What values are multiplied by in the end; None: by nothing.
+    gates: Float[Array, "*B T H #V"] | None = None
+    # The positions of the first query and the first key.
     origin: tiles.Origin = tiles.Origin()
 
-    def aligned(self, query: Array, num_keys: int, value_size: int) -> "Weighting":
+    def aligned(
+        self, query: Float[Array, "*B T H K"], num_keys: int, value_size: int
+    ) -> "Weighting":
         """Returns the same with its parts aligned with the batch axes, once for all.
-
-        Args:
-          query: `[B..., T, H, K]`.
-          num_keys: S.
-          value_size: V.
 
         Raises:
           ValueError: If a part does not fit.
@@ -78,12 +72,14 @@ class Weighting(NamedTuple):
         """Returns what scores depend on: without normalizer and gates."""
         return self._replace(normalizer=None, gates=None)
 
+    def moved(self, by: tiles.Origin) -> "Weighting":
+        """Returns the weighting of a part of the map, which begins at `by`."""
+        return self._replace(origin=self.origin.moved(by))
+
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
         """Returns what is left of it for one head of one example, H = 1 and no B....
 
-        Args:
-          example: An index per batch axis; may be traced.
-          head: The index of the head; may be traced.
+        `example` is an index per batch axis; all indices may be traced.
         """
         bias, score, normalizer = jax.tree.map(
             lambda x: tiles.at_batch(x, (*example, head))[None],
@@ -97,24 +93,18 @@ class Weighting(NamedTuple):
 
     def scores(
         self,
-        query: Array,
-        key: Array,
+        query: Float[Array, "*B R H K"],
+        key: Float[Array, "*B C G K"],
         rows: tiles.Index | tiles.Span,
         columns: tiles.Index | tiles.Span,
         *,
         hidden: float = -jnp.inf,
-    ) -> Array:
-        """Returns the scores of R queries and C keys, `hidden` where the mask forbids.
+    ) -> Float[Array, "*B H R C"]:
+        """Returns the scores, `hidden` where the mask forbids; float32 or float64.
 
         Args:
-          query: `[B..., R, H, K]`.
-          key: `[B..., C, G, K]`.
           rows: `[R]` absolute positions of the queries, for mask and bias.
           columns: `[C]`, of the keys.
-          hidden: The score of what is masked.
-
-        Returns:
-          `[B..., H, R, C]`, float32 or float64.
         """
         tile = self.score(query, key)
         if self.bias is not None:
@@ -127,12 +117,10 @@ class Weighting(NamedTuple):
         allowed = self.mask.aligned_tile(rows, columns)
         return jnp.where(tiles.lifted(allowed, tile.ndim), tile, hidden)
 
-    def finished(self, values: Array, logsumexp: Array) -> tuple[Array, Array]:
+    def finished(
+        self, values: Float[Array, "*B T H V"], logsumexp: Float[Array, "*B H T"]
+    ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"]]:
         """Applies the normalizer and the gates to the results of softmax attention.
-
-        Args:
-          values: `[B..., T, H, V]`, weighted by softmax.
-          logsumexp: `[B..., H, T]`, of the scores.
 
         Returns:
           The values, and the log of what their weights are divided by.

@@ -14,15 +14,17 @@ from typing import Self
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Bool
 
 from mha_haiku.core import display, tiles
-from mha_haiku.core.masks import blocks
 
 Array = jax.Array
 Range = tuple[int | Array, int | Array]  # (start, stop)
+_BLOCK = 1024  # queries that are looked at together where a whole mask is
 
 
-class Mask(abc.ABC):
+class Mask(tiles.Part, abc.ABC):
     """Which query may attend to which key; True means "may attend".
 
     Masks are pytrees whose lengths and ids are leaves and whose structure is static, so
@@ -37,23 +39,18 @@ class Mask(abc.ABC):
         from mha_haiku.core import tiles
         from mha_haiku.core.masks import Mask, causal
 
-        @jax.tree_util.register_dataclass
-        @dataclasses.dataclass(frozen=True)
+        @tiles.pytree
         class SameColor(Mask):
-            colors: jax.Array  # [B..., S]
+            colors: jax.Array = tiles.array("S")  # [B..., S]
 
             def aligned_tile(self, rows, columns):
                 of_queries = tiles.take(self.colors, rows, axis=-1)
                 of_keys = tiles.take(self.colors, columns, axis=-1)
                 return of_queries[..., None, :, None] == of_keys[..., None, None, :]
 
-            def batch_ranks(self):
-                return (jnp.ndim(self.colors) - 1,)
-
         attend(query, key, value, mask=causal() & SameColor(colors))
 
-    `key_range` lets tiles be skipped, `check_shape` refuses arrays that do not fit, and
-    `axes` lets devices share it.
+    `key_range` lets tiles be skipped, and `check_shape` refuses arrays that do not fit.
     """
 
     __repr__, _repr_html_ = display.record, display.html
@@ -89,9 +86,7 @@ class Mask(abc.ABC):
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
         """Returns the rectangle `rows` x `columns` of the mask, as `array` shapes it.
 
-        Args:
-          rows: Query positions: a slice with an end, a range or an array of integers.
-          columns: Key positions, likewise.
+        Positions are slices with an end, ranges or arrays of integers.
         """
         rows, columns = tiles.positions(rows), tiles.positions(columns)
         batch_ndim = self.batch_ndim()
@@ -102,35 +97,23 @@ class Mask(abc.ABC):
         return tile if aligned.has_heads() else tile.squeeze(batch_ndim)
 
     def key_range(self, rows: Range, keys: Range) -> Range:
-        """Returns which keys the queries `rows` can see at all.
+        """Returns (start, stop) of the `keys` that the queries `rows` can see.
 
         Keys outside are masked for all these queries; keys inside may be. The ends are
         Python integers where the mask and the ranges are static, else scalar arrays.
-
-        Args:
-          rows: (start, stop) of the queries; integers or scalar arrays.
-          keys: (start, stop) of the keys asked about, likewise.
-
-        Returns:
-          (start, stop) within `keys`.
         """
         del rows
         return keys
 
     def open_range(self, rows: Range, keys: Range) -> Range:
-        """Returns (start, stop) of keys that surely all of the queries `rows` can see.
-
-        Arguments are those of `key_range`.
-        """
+        """Returns (start, stop) of keys that surely all of the queries can see."""
         del rows
         return keys[0], keys[0]
 
     def at_head(self, example: tuple, head: Array) -> Self:
         """Returns an aligned mask of one head of one example, without batch axes.
 
-        Args:
-          example: An index per batch axis; may be traced.
-          head: The index of the head, likewise.
+        `example` is an index per batch axis; all indices may be traced.
         """
         del head
         return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
@@ -170,16 +153,10 @@ class Mask(abc.ABC):
     @abc.abstractmethod
     def aligned_tile(
         self, rows: Array | tiles.Span, columns: Array | tiles.Span
-    ) -> Array:
-        """Returns an aligned mask at positions `rows` x `columns`.
+    ) -> Bool[Array, "..."]:
+        """Returns an aligned mask at R x C positions; it fits `[B..., H, R, C]`.
 
-        Args:
-          rows: R positions, an array or a `tiles.Span`: `tiles.on_rows`, `take` and
-            `as_array` know both.
-          columns: C positions, likewise.
-
-        Returns:
-          Booleans that broadcast to `[B..., H, R, C]`.
+        `tiles.on_rows`, `on_columns`, `take` and `as_array` know arrays and spans.
         """
 
     def aligned(self, batch_ndim: int) -> Self:
@@ -192,6 +169,8 @@ class Mask(abc.ABC):
 
     def batch_ranks(self) -> tuple[int, ...] | None:
         """Returns the possible numbers of batch axes, likeliest first; None: any."""
+        for name, axes in self._own_axes().items():
+            return (jnp.ndim(getattr(self, name)) - len(axes),)
         return None
 
     def has_heads(self) -> bool:
@@ -204,27 +183,16 @@ class Mask(abc.ABC):
     def check_lengths(self, num_keys: int):
         """Raises ValueError where a length, as far as known, exceeds `num_keys`."""
 
-    def axes(self) -> Self:
-        """Returns an aligned mask with the letters of its arrays' axes in their place.
-
-        A letter an axis: those of `tiles.batch_axes`, then "H" (heads), "T" (queries)
-        and "S" (keys). What shares arrays among devices goes by it.
-        """
-        if jax.tree.leaves(self):
-            raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
-        return self
-
     def unseen_keys(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
         """Returns which keys no query from position `first_query` on sees; of aligned.
 
-        Returns:
-          Booleans that broadcast to `[B..., H, S]`, or None where each key is surely
-          seen by at least one query.
+        They are booleans that broadcast to `[B..., H, S]`, or None where each key is
+        surely seen by at least one query.
         """
         at = tiles.Origin(first_query)
-        seen = blocks.reduced(self, num_queries, num_keys, at, lambda x: x.any(-2))
+        seen = self._by_block(num_queries, num_keys, at, lambda x: x.any(-2))
         return ~seen.any(0)
 
     def fully_masked(
@@ -232,16 +200,41 @@ class Mask(abc.ABC):
     ) -> Array | None:
         """Returns which queries see no key: as `[B..., H, T]`, or None: surely none."""
         at = tiles.Origin(first_query)
-        return ~blocks.rows(self, num_queries, num_keys, at, lambda x: x.any(-1))
+        return ~self._by_query(num_queries, num_keys, at, lambda x: x.any(-1))
 
     def key_counts(
         self, num_queries: int, num_keys: int, origin: tiles.Origin
     ) -> Array:
         """Returns how many keys each query sees, as `[B..., H, T]`; of aligned."""
-        return blocks.rows(self, num_queries, num_keys, origin, lambda x: x.sum(-1))
+        return self._by_query(num_queries, num_keys, origin, lambda x: x.sum(-1))
+
+    def _by_block(self, num_queries, num_keys, origin, function) -> Array:
+        """Returns `function` of the tiles `[..., R, S]` of blocks of queries, stacked.
+
+        The last block repeats the last query.
+        """
+        columns = origin.columns(jnp.arange(num_keys))
+
+        def of_block(rows):
+            rows = origin.rows(rows)
+            tile = self.aligned_tile(rows, columns)
+            shape = *tile.shape[:-2], len(rows), num_keys
+            return function(jnp.broadcast_to(tile, shape))
+
+        if num_queries <= _BLOCK:
+            return of_block(jnp.arange(num_queries))[None]
+        count = -(-num_queries // _BLOCK)
+        queries = jnp.minimum(jnp.arange(count * _BLOCK), num_queries - 1)
+        return lax.map(of_block, queries.reshape(count, _BLOCK))
+
+    def _by_query(self, num_queries, num_keys, origin, function) -> Array:
+        """Returns `[..., T]`, what a function of tiles says of each query."""
+        stacked = self._by_block(num_queries, num_keys, origin, function)
+        joined = jnp.moveaxis(stacked, 0, -2)
+        return lax.collapse(joined, joined.ndim - 2)[..., :num_queries]
 
 
-@tiles.pytree()
+@tiles.pytree
 class Full(Mask):
     """Everything may attend to everything."""
 
@@ -261,49 +254,49 @@ class Full(Mask):
         return None
 
 
-class _Pair(Mask):
-    """A mask made of two."""
-
-    left: Mask
-    right: Mask
+class _Compound(Mask):
+    """A mask made of others; all but its tiles and ranges is asked of these."""
 
     def batch_ranks(self):
-        left, right = self.left.batch_ranks(), self.right.batch_ranks()
-        if left is None or right is None:
-            return right if left is None else left
-        return tuple(rank for rank in left if rank in right)
+        ranks = [part.batch_ranks() for part in self._parts().values()]
+        first, *others = [each for each in ranks if each is not None] or [None]
+        return first and tuple(n for n in first if all(n in each for each in others))
 
     def has_heads(self):
-        return self.left.has_heads() or self.right.has_heads()
+        return any(part.has_heads() for part in self._parts().values())
 
     def aligned(self, batch_ndim):
-        return self._of_both(lambda mask: mask.aligned(batch_ndim))
+        return self._of_parts(lambda mask: mask.aligned(batch_ndim))
 
     def axes(self):
-        return self._of_both(lambda mask: mask.axes())
+        return self._of_parts(lambda mask: mask.axes())
 
     def at_head(self, example, head):
-        return self._of_both(lambda mask: mask.at_head(example, head))
+        return self._of_parts(lambda mask: mask.at_head(example, head))
 
-    def _of_both(self, function):
-        return type(self)(function(self.left), function(self.right))
+    def check_shape(self, *sizes):
+        for part in self._parts().values():
+            part.check_shape(*sizes)
 
-    def _tiles(self, rows, columns) -> tuple[Array, Array]:
-        parts = [x.aligned_tile(rows, columns) for x in (self.left, self.right)]
+    def check_lengths(self, num_keys):
+        for part in self._parts().values():
+            part.check_lengths(num_keys)
+
+    def _parts(self) -> dict[str, Mask]:
+        return {name: x for name, x in vars(self).items() if isinstance(x, Mask)}
+
+    def _of_parts(self, function) -> Self:
+        changed = {name: function(part) for name, part in self._parts().items()}
+        return dataclasses.replace(self, **changed)
+
+    def _tiles(self, rows, columns) -> tuple[Array, ...]:
+        parts = [x.aligned_tile(rows, columns) for x in self._parts().values()]
         ndim = max(part.ndim for part in parts)
         return tuple(tiles.lifted(part, ndim) for part in parts)
 
-    def check_shape(self, *sizes):
-        self.left.check_shape(*sizes)
-        self.right.check_shape(*sizes)
 
-    def check_lengths(self, num_keys):
-        self.left.check_lengths(num_keys)
-        self.right.check_lengths(num_keys)
-
-
-@tiles.pytree(data=("left", "right"))
-class Intersection(_Pair):
+@tiles.pytree
+class Intersection(_Compound):
     """What both masks allow."""
 
     left: Mask
@@ -323,8 +316,8 @@ class Intersection(_Pair):
         return _overlap(*(x.open_range(rows, keys) for x in (self.left, self.right)))
 
 
-@tiles.pytree(data=("left", "right"))
-class Union(_Pair):
+@tiles.pytree
+class Union(_Compound):
     """What either mask allows."""
 
     left: Mask
@@ -338,15 +331,11 @@ class Union(_Pair):
         return left | right
 
     def key_range(self, rows, keys):
-        left_start, left_stop = self.left.key_range(rows, keys)
-        right_start, right_stop = self.right.key_range(rows, keys)
-        return tiles.smallest(left_start, right_start), tiles.largest(
-            left_stop, right_stop
-        )
+        left, right = (x.key_range(rows, keys) for x in (self.left, self.right))
+        return tiles.smallest(left[0], right[0]), tiles.largest(left[1], right[1])
 
     def open_range(self, rows, keys):
-        left = self.left.open_range(rows, keys)
-        right = self.right.open_range(rows, keys)
+        left, right = (x.open_range(rows, keys) for x in (self.left, self.right))
         is_left = left[1] - left[0] >= right[1] - right[0]
         if isinstance(is_left, bool):
             return left if is_left else right
@@ -355,55 +344,29 @@ class Union(_Pair):
         )
 
 
-class _Wrapped(Mask):
-    """A mask made of another one."""
-
-    mask: Mask
-
-    def batch_ranks(self):
-        return self.mask.batch_ranks()
-
-    def at_head(self, example, head):
-        return dataclasses.replace(self, mask=self.mask.at_head(example, head))
-
-    def has_heads(self):
-        return self.mask.has_heads()
-
-    def aligned(self, batch_ndim):
-        return dataclasses.replace(self, mask=self.mask.aligned(batch_ndim))
-
-    def axes(self):
-        return dataclasses.replace(self, mask=self.mask.axes())
-
-    def check_lengths(self, num_keys):
-        self.mask.check_lengths(num_keys)
-
-
-@tiles.pytree(data=("mask",))
-class Complement(_Wrapped):
+@tiles.pytree
+class Complement(_Compound):
     """What the mask forbids."""
 
     mask: Mask
 
     def __repr__(self):
-        return f"~{_within(self.mask, _Pair)}"
+        return f"~{_within(self.mask, Intersection | Union)}"
 
     def aligned_tile(self, rows, columns):
         return ~self.mask.aligned_tile(rows, columns)
 
-    def check_shape(self, *sizes):
-        self.mask.check_shape(*sizes)
 
-
-@tiles.pytree(data=("mask",), meta=("offset",))
-class Shifted(_Wrapped):
+@tiles.pytree
+class Shifted(_Compound):
     """The mask with query t at position t + offset."""
 
     mask: Mask
-    offset: int
+    offset: int = tiles.static()
 
     def __repr__(self):
-        return f"{_within(self.mask, _Pair | Complement)}.shifted({self.offset})"
+        made = Intersection | Union | Complement
+        return f"{_within(self.mask, made)}.shifted({self.offset})"
 
     def shifted(self, offset):
         return self.mask.shifted(self.offset + offset)

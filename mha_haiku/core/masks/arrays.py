@@ -84,21 +84,18 @@ def as_mask(
     return relative.where(value) if callable(value) else dense(value)
 
 
-@tiles.pytree(data=("query_ids", "key_ids"))
+@tiles.pytree
 class Segments(Mask):
     """Keys of the query's own segment."""
 
-    query_ids: Array
-    key_ids: Array
+    query_ids: Array = tiles.array("T")
+    key_ids: Array = tiles.array("S")
 
     def __repr__(self):
         ids = [self.query_ids]
         if self.key_ids is not self.query_ids:
             ids.append(self.key_ids)
         return f"segments({', '.join(map(display.array, ids))})"
-
-    def batch_ranks(self):
-        return (jnp.ndim(self.query_ids) - 1,)
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
         axes = "[B..., T] and [B..., S]"
@@ -109,10 +106,6 @@ class Segments(Mask):
         query_ids = tiles.take(self.query_ids, rows, axis=-1)
         key_ids = tiles.take(self.key_ids, columns, axis=-1)
         return query_ids[..., None, :, None] == key_ids[..., None, None, :]
-
-    def axes(self):
-        batch = tiles.batch_axes(jnp.ndim(self.query_ids) - 1)
-        return Segments(batch + "T", batch + "S")
 
     def key_range(self, rows, keys):
         # Ids from the smallest to the largest: too many keys where ids do not rise.
@@ -143,11 +136,11 @@ class Segments(Mask):
         return smallest, jnp.max(jnp.where(inside, ids, limits.min), initial=limits.min)
 
 
-@tiles.pytree(data=("values",))
+@tiles.pytree
 class Dense(Mask):
     """A mask spelt out as an array."""
 
-    values: Array
+    values: Array = tiles.array("HTS")
 
     def __repr__(self):
         return f"dense({display.array(self.values)})"
@@ -167,9 +160,6 @@ class Dense(Mask):
 
     def aligned_tile(self, rows, columns):
         return tiles.rectangle(self.values, rows, columns)
-
-    def axes(self):
-        return Dense(tiles.batch_axes(jnp.ndim(self.values) - 3) + "HTS")
 
     def at_head(self, example, head):
         return Dense(tiles.at_batch(self.values, (*example, head))[None])

@@ -79,21 +79,18 @@ class _Lengths(Mask):
         return _first_of(keys, int(known.min()))
 
 
-@tiles.pytree(data=("lengths", "query_lengths"))
+@tiles.pytree
 class Padding(_Lengths):
     """The first keys of each example, for its first queries."""
 
-    lengths: Array
-    query_lengths: Array | None
+    lengths: Array = tiles.array("")
+    query_lengths: Array | None = tiles.array("")
 
     def __repr__(self):
         shown = [self.lengths]
         if self.query_lengths is not None:
             shown.append(self.query_lengths)
         return f"padding({', '.join(map(display.numbers, shown))})"
-
-    def batch_ranks(self):
-        return (jnp.ndim(self.lengths),)
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
         super().check_shape(batch_shape, num_heads, num_queries, num_keys)
@@ -114,10 +111,6 @@ class Padding(_Lengths):
             return start, stop
         return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, start)
 
-    def axes(self):
-        letters = tiles.batch_axes(jnp.ndim(self.lengths))
-        return Padding(letters, None if self.query_lengths is None else letters)
-
     def unseen_keys(self, num_queries, num_keys, first_query=0):
         keys = tiles.lifted(jnp.arange(num_keys), jnp.ndim(self.lengths) + 2)
         unseen = (keys >= self.lengths[..., None, None]) | (num_queries == 0)
@@ -135,11 +128,11 @@ class Padding(_Lengths):
         return masked | (queries >= self.query_lengths[..., None, None])
 
 
-@tiles.pytree(data=("lengths",))
+@tiles.pytree
 class ValidLens(_Lengths):
     """The first keys of each example or of each query."""
 
-    lengths: Array
+    lengths: Array = tiles.array("T")
 
     def __repr__(self):
         return f"valid_lens({display.numbers(self.lengths)})"
@@ -157,9 +150,6 @@ class ValidLens(_Lengths):
     def aligned(self, batch_ndim):
         is_aligned = jnp.ndim(self.lengths) > batch_ndim
         return self if is_aligned else ValidLens(jnp.asarray(self.lengths)[..., None])
-
-    def axes(self):
-        return ValidLens(tiles.batch_axes(jnp.ndim(self.lengths) - 1) + "T")
 
     def aligned_tile(self, rows, columns):
         lengths = tiles.take(self.lengths, rows, axis=-1)[..., None, :, None]

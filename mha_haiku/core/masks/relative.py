@@ -79,12 +79,12 @@ class _Relative(Mask):
         """Returns whether queries at `rows` may attend to keys at `columns`."""
 
 
-@tiles.pytree(meta=("left", "right"))
+@tiles.pytree
 class Band(_Relative):
     """Keys from t - left to t + right."""
 
-    left: int | None
-    right: int | None
+    left: int | None = tiles.static()
+    right: int | None = tiles.static()
 
     def __repr__(self):
         is_causal = self.left is None and self.right == 0
@@ -132,11 +132,11 @@ class Band(_Relative):
         return _or_none(masked)
 
 
-@tiles.pytree(meta=("rate",))
+@tiles.pytree
 class Dilated(_Relative):
     """Keys at a multiple of `rate` positions."""
 
-    rate: int
+    rate: int = tiles.static()
 
     def __repr__(self):
         return f"dilated({self.rate})"
@@ -145,7 +145,7 @@ class Dilated(_Relative):
         return (columns - rows) % self.rate == 0
 
 
-@tiles.pytree(meta=("global_positions",))
+@tiles.pytree
 class GlobalTokens(_Relative):
     """Positions that see all and are seen by all.
 
@@ -153,7 +153,7 @@ class GlobalTokens(_Relative):
     `window | global_tokens`, skips no tile.
     """
 
-    global_positions: tuple[int, ...]
+    global_positions: tuple[int, ...] = tiles.static()
 
     def __repr__(self):
         return f"global_tokens({display.numbers(np.array(self.global_positions))})"
@@ -163,11 +163,11 @@ class GlobalTokens(_Relative):
         return jnp.isin(rows, global_positions) | jnp.isin(columns, global_positions)
 
 
-@tiles.pytree(meta=("function",))
+@tiles.pytree
 class Where(_Relative):
     """Keys for which a function says so."""
 
-    function: Callable[[Array, Array], Array]
+    function: Callable[[Array, Array], Array] = tiles.static()
 
     def __repr__(self):
         return f"where({getattr(self.function, '__name__', repr(self.function))})"

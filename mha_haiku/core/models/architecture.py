@@ -41,7 +41,7 @@ NORMS = {
     "rms_norm": modules.RMSNorm,
     "none": modules.no_norm,
 }
-POSITIONS = ("none", "learned", "sinusoidal", "rotary", "alibi", "t5")
+POSITIONS = tuple(modules.POSITION_SCHEMES)
 PRECISIONS = {
     "float32": "params=float32,compute=float32,output=float32",
     "bfloat16": "params=float32,compute=bfloat16,output=float32",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mha_haiku.core import modules, positions, sites
+from mha_haiku.core import modules, sites
 from mha_haiku.core.models import architecture
 from mha_haiku.core.models.architecture import ModelConfig
 
@@ -49,13 +49,9 @@ def embedded(
     x = embedding(inputs)
     if own.scale != 1:
         x = x * own.scale
-    if own.positions == "learned":
-        table = modules.LearnedPositions(own.max_length, name=prefix + "positions")
-        x = table(x, first)
-    if own.positions == "sinusoidal":
-        at = first + jnp.arange(x.shape[-2])
-        encoding = positions.sinusoidal(at, config.model_size).astype(x.dtype)
-        x = x + encoding.reshape(*(1,) * (x.ndim - 2), *encoding.shape)
+    with_positions = modules.PositionScheme.of(own).embed
+    if with_positions is not None:
+        x = with_positions(x, first, prefix)
     if own.segments and not decoder:
         table = modules.TokenEmbedding(
             own.segments,

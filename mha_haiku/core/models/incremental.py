@@ -23,10 +23,7 @@ from mha_haiku.core.modules import no_attention
 Array = jax.Array
 
 
-@tiles.pytree(
-    data=("layers", "positions", "source_lengths", "rows", "encoder_maps"),
-    meta=("size",),
-)
+@tiles.pytree
 class DecodingCache:
     """What a model keeps of the tokens so far, as a pytree.
 
@@ -47,7 +44,7 @@ class DecodingCache:
     source_lengths: Array | None
     rows: tuple[attention.AttentionMap, ...] | None
     encoder_maps: tuple[attention.AttentionMap, ...]
-    size: int
+    size: int = tiles.static()
 
     def at(self, positions: Array, layers: tuple | None = None) -> "DecodingCache":
         """Returns the cache at other positions, with other layers if they are given."""
@@ -55,11 +52,7 @@ class DecodingCache:
         return dataclasses.replace(self, layers=layers, positions=positions)
 
     def by_example(self, function: Callable[[Array], Array]) -> "DecodingCache":
-        """Returns the cache of other examples.
-
-        Args:
-          function: From arrays `[B, ...]` to those of the others; for all but maps.
-        """
+        """Returns the cache of other examples, by a function of arrays `[B, ...]`."""
         own = self.layers, self.positions, self.source_lengths
         layers, positions, lengths = jax.tree.map(function, own)
         return dataclasses.replace(
@@ -67,14 +60,11 @@ class DecodingCache:
         )
 
 
-@dataclasses.dataclass(frozen=True)
+@tiles.pytree
 class Prepared:
     """Parameters as steps read them; see `Decoding.prepare`."""
 
     params: Any
-
-
-jax.tree_util.register_dataclass(Prepared, data_fields=["params"], meta_fields=[])
 
 
 class Decoding(NamedTuple):
@@ -121,20 +111,16 @@ def decoding(
 ) -> Decoding | None:
     """Returns a model token by token; None where no token follows from others.
 
-    Args:
-      config: `config.model`.
-      forward: The model's `forward.forward`, with all of its sizes but `stack`.
-      num_tokens: The vocabulary; None where the model reads features.
-      policy: Of the model's precision.
-      is_scanned: Whether the model's layers are scanned; steps are looped.
+    `forward` is the model's `forward.forward`, with all of its sizes but `stack`; steps
+    of scanned layers, too, are looped.
     """
     has_source = config.family == "encoder_decoder"
     has_logits = config.output.logits and config.output.pool is None
     is_causal = config.family in ("causal", "encoder_decoder")
     if num_tokens is None or not is_causal or not has_logits:
         return None
-    has_table = config.embedding.positions == "learned"
-    longest = config.embedding.max_length if has_table else None
+    scheme = modules.POSITION_SCHEMES[config.embedding.positions]
+    longest = config.embedding.max_length if "max_length" in scheme.fields else None
     transformed = hk.transform(
         functools.partial(forward, is_training=False, stack=modules.looped)
     )

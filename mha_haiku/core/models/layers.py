@@ -61,13 +61,7 @@ def own_masks(
 def cross_mask(
     source: Array | None, lengths: Array | None, decoder_lengths: Array | None
 ) -> Mask | None:
-    """Returns the mask of cross-attention.
-
-    Args:
-      source: `[B, S, ...]`; may be None where there are no lengths of the decoder.
-      lengths: `[B]`, valid positions of the source; None: all S are.
-      decoder_lengths: `[B]`, those of the decoder; None: all are.
-    """
+    """Returns the mask of cross-attention; lengths of None: all positions are valid."""
     if lengths is None and decoder_lengths is None:
         return None
     if lengths is None:
@@ -78,23 +72,14 @@ def cross_mask(
 def bias(config: ModelConfig, kind: str = "") -> positions.ScoreBias | list | None:
     """Returns the score bias of all layers, or a list of one per pruned layer.
 
-    Args:
-      config: `config.model`.
-      kind: "encoder" or "decoder" of a model with both; "" where there is one stack.
+    `kind` is "encoder" or "decoder" of a model with both.
     """
-    is_causal = config.family == "causal" or kind == "decoder"
-    if config.embedding.positions == "alibi":
-        result = positions.alibi(config.attention.num_heads)
-    elif config.embedding.positions == "t5":
-        result = modules.RelativePositions(
-            config.attention.num_heads,
-            bidirectional=not is_causal,
-            name="decoder_relative_positions"
-            if kind == "decoder"
-            else "relative_positions",
-        )()
-    else:
+    make_bias = modules.PositionScheme.of(config.embedding).bias
+    if make_bias is None:
         return None
+    is_causal = config.family == "causal" or kind == "decoder"
+    prefix = "decoder_" if kind == "decoder" else ""
+    result = make_bias(config.attention.num_heads, prefix, bidirectional=not is_causal)
     if config.attention.kept_heads is None:
         return result
     return [
@@ -216,13 +201,10 @@ def _parts(config, i) -> dict[str, Any]:
 
 def _rotary(config, i):
     """Returns what turns the queries and keys of layer i among all, or None."""
-    if config.embedding.positions != "rotary":
+    rotate = modules.PositionScheme.of(config.embedding).rotate
+    if rotate is None:
         return None
-    return functools.partial(
-        positions.rotary,
-        max_period=config.embedding.rotary_period,
-        frequencies=parts.frequencies(config)[i],
-    )
+    return functools.partial(rotate, frequencies=parts.frequencies(config)[i])
 
 
 def _qk_norm(config):

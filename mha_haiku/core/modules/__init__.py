@@ -3,11 +3,7 @@
 from mha_haiku.core.modules.anatomy import is_stacked
 from mha_haiku.core.modules.decoder import Decoder, DecoderLayer
 from mha_haiku.core.modules.differential import DifferentialAttention
-from mha_haiku.core.modules.embeddings import (
-    LearnedPositions,
-    RelativePositions,
-    TokenEmbedding,
-)
+from mha_haiku.core.modules.embeddings import TokenEmbedding
 from mha_haiku.core.modules.encoder import Encoder, EncoderLayer
 from mha_haiku.core.modules.feed_forward import FeedForward, gelu
 from mha_haiku.core.modules.head_transforms import HeadTransforms, smeared_keys
@@ -31,6 +27,12 @@ from mha_haiku.core.modules.pattern import (
     head_gates,
     learned_sinks,
 )
+from mha_haiku.core.modules.position_schemes import (
+    POSITION_SCHEMES,
+    LearnedPositions,
+    PositionScheme,
+    RelativePositions,
+)
 
 __all__ = [
     "CHOICES",
@@ -47,6 +49,8 @@ __all__ = [
     "LearnedPositions",
     "MultiHeadAttention",
     "NoAttention",
+    "POSITION_SCHEMES",
+    "PositionScheme",
     "SCORES",
     "RMSNorm",
     "RelativePositions",

@@ -20,17 +20,13 @@ STACKED_SCOPE = "layers"  # what the parameters of scanned layers are named belo
 
 
 class Axis(NamedTuple):
-    """An axis of a parameter.
+    """An axis of a parameter."""
 
-    Attributes:
-      holds: One of the constants above; each has an equal part of the axis, in order.
-      place: Which axis, counted from the last, so that a leading L changes nothing.
-      is_read: Whether the parameter multiplies the outputs of the heads or units; if
-        not, it is part of what makes them.
-    """
-
+    # One of the constants above; each has an equal part of the axis, in order.
     holds: str
-    place: int
+    place: int  # which axis, counted from the last, so that a leading L changes nothing
+    # Whether the parameter multiplies the outputs of the heads or units; if not, it is
+    # part of what makes them.
     is_read: bool = False
 
 
@@ -65,17 +61,13 @@ _LAYER = re.compile(
 
 
 class LayerName(NamedTuple):
-    """A module's name, taken apart.
+    """A module's name, taken apart."""
 
-    Attributes:
-      scope: What stands before the layer, with its slash, as `encoder/`; may be empty.
-      index: Which layer; None of scanned layers, whose arrays have a leading axis L.
-      part: What stands behind, with its slash, as `/attention/query`; may be empty.
-    """
-
+    # What stands before the layer, with its slash, as `encoder/`; may be empty.
     scope: str
+    # Which layer; None of scanned layers, whose arrays have a leading axis L.
     index: int | None
-    part: str
+    part: str  # what stands behind, with its slash, as `/attention/query`; may be empty
 
     def __str__(self) -> str:
         """Returns the module's name."""

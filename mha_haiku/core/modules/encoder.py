@@ -11,6 +11,7 @@ from typing import Any
 
 import haiku as hk
 import jax
+from jaxtyping import Float
 
 from mha_haiku.core import attention, checks, masks, positions, sites
 from mha_haiku.core.modules import (
@@ -101,14 +102,14 @@ class Layer(hk.Module):
         make: MakeAttention | None,
         names: tuple[str, str],
         rate: float,
-        residual: bool | None = None,
+        is_added: bool = True,
         **options,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns `x` after an attention part, its map, and its cache if one is given.
 
-        The attention reads keys from `encoded`, `[B..., S, D]`, or from x. `names` are
-        the names of the attention and its norm; without `residual` the layer decides;
-        `options` go to the attention's call.
+        The attention reads keys from `encoded`, or from x. `names` are the names of the
+        attention and its norm; `options` go to the attention's call. Parallel parts are
+        not added to x here.
         """
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
@@ -123,19 +124,13 @@ class Layer(hk.Module):
             output, *rest = make()(x, keys, keys, mask, dropout_rate=rate, **options)
             return dropout(output, rate), *rest
 
-        residual = self._attention_residual if residual is None else residual
+        residual = self._attention_residual and is_added
         return self._added(x, attend, names[1], residual)
 
     @hk.transparent
     def _fed_forward(
-        self,
-        x: Array,
-        *,
-        norm: str,
-        rate: float,
-        residual: bool | None = None,
+        self, x: Array, *, norm: str, rate: float, is_added: bool = True
     ) -> Array:
-        """Returns `x` after the feed-forward part; arguments as in `_attended`."""
         make = self.make_feed_forward
         if make is None:
             if not self.hidden_size:
@@ -147,15 +142,12 @@ class Layer(hk.Module):
         def feed(x):
             return (dropout(make()(x, dropout_rate=rate), rate),)
 
-        residual = self._feed_forward_residual if residual is None else residual
+        residual = self._feed_forward_residual and is_added
         return self._added(x, feed, norm, residual)[0]
 
     @hk.transparent
     def _added(self, x: Array, part: Callable, name: str, residual: bool) -> tuple:
-        """Returns a part's output added to x, normed, and what else the part returns.
-
-        The norm has the given name; `residual` says whether x is added.
-        """
+        """Returns x after a part, normed, and what else the part returns."""
         before, after, end = self._norms
         output, *rest = part(self.make_norm(name=name)(x) if before else x)
         if after:
@@ -165,7 +157,6 @@ class Layer(hk.Module):
 
     @hk.transparent
     def _sized_attention(self, size, name) -> multi_head_attention.MultiHeadAttention:
-        """Returns the attention that the sizes describe, for width D = `size`."""
         if self.key_size is None and size % self.num_heads:
             raise ValueError(
                 f"num_heads must divide the width {size} where key_size is not given, "
@@ -195,13 +186,9 @@ class EncoderLayer(Layer):
     ):
         """Initialises the module; other arguments as in `Layer`.
 
-        Args:
-          make_attention: See `Layer`.
-          make_feed_forward: See `Layer`.
-          parallel: Whether the feed-forward part reads what attention reads, with its
-            own norm, and both are added to it (Wang and Komatsuzaki 2021, GPT-J,
-            https://github.com/kingoflolz/mesh-transformer-jax).
-          **options: See `Layer`.
+        Parallel parts both read what enters the layer, with norms of their own, and
+        both are added to it (Wang and Komatsuzaki 2021, GPT-J,
+        https://github.com/kingoflolz/mesh-transformer-jax).
 
         Raises:
           ValueError: If parallel parts have no residual, or norms after it.
@@ -217,18 +204,17 @@ class EncoderLayer(Layer):
 
     def __call__(
         self,
-        x: Array,
+        x: Float[Array, "*B T D"],
         mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
         cache: LayerCache | None = None,
         first_query: int | Array = 0,
-    ) -> tuple[Array, attention.AttentionMap]:
-        """Returns the layer's output `[B..., T, D]` and its attention map.
+    ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap]:
+        """Returns the layer's output and its attention map.
 
         Args:
-          x: `[B..., T, D]`.
           mask: Which position may attend to which; see `MultiHeadAttention`.
           is_training: Whether there is dropout.
           bias: What is added to the scores.
@@ -242,7 +228,6 @@ class EncoderLayer(Layer):
         has_attention = self.make_attention or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
-        own = {"residual": False} if is_parallel else {}
         x = sites.site("stream", x)
         attended, *rest = self._attended(
             x,
@@ -251,16 +236,15 @@ class EncoderLayer(Layer):
             make=self.make_attention,
             names=("attention", "norm_1"),
             rate=rate,
+            is_added=not is_parallel,
             bias=bias,
-            **own,
             **cached,
         )
+        fed_forward = functools.partial(self._fed_forward, norm="norm_2", rate=rate)
         if is_parallel:
-            fed_forward = self._fed_forward(x, norm="norm_2", rate=rate, **own)
-            x = x + attended + fed_forward
+            x = x + attended + fed_forward(x, is_added=False)
         else:
-            x = sites.site("stream_after_attention", attended)
-            x = self._fed_forward(x, norm="norm_2", rate=rate)
+            x = fed_forward(sites.site("stream_after_attention", attended))
         return sites.site("stream_after_feed_forward", x), *rest
 
 
@@ -330,8 +314,7 @@ class Stack(hk.Module):
     ) -> tuple:
         """Returns the output of the layers, their maps, and caches if they have any.
 
-        `call` gets a layer, x and, by their names, its own of what is given, its cache
-        and the first query where there are caches.
+        `call` gets a layer, x, and by name what is given for this layer.
         """
         # What has an entry for each layer, and what all layers share.
         per_layer, shared = {}, {}
@@ -401,7 +384,6 @@ def dropout(x: Array, rate: float) -> Array:
 
 
 def _check_given_once(maker: str, make: Callable | None, size: str, value: Any) -> None:
-    """Raises ValueError unless a part is made by a function or by its size."""
     if make is None and value is None:
         raise ValueError(f"{size} or {maker} must be given.")
     if make is not None and value is not None:

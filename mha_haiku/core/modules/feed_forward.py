@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import haiku as hk
 import jax
+from jaxtyping import Float
 
 from mha_haiku.core import checks, sites
 
@@ -49,14 +50,13 @@ class FeedForward(hk.Module):
         self.with_bias = with_bias
         self.w_init = w_init or hk.initializers.VarianceScaling(1.0)
 
-    def __call__(self, x: Array, *, dropout_rate: float = 0.0) -> Array:
-        """Returns the output `[..., D]`, of the input's width.
+    def __call__(
+        self, x: Float[Array, "*B D"], *, dropout_rate: float = 0.0
+    ) -> Float[Array, "*B D"]:
+        """Returns the output, of the input's width.
 
-        Its sites are "hidden", `[..., F]`, and "output".
-
-        Args:
-          x: `[..., D]`.
-          dropout_rate: Of the hidden units, in [0, 1); needs an rng.
+        Its sites are "hidden", `[..., F]`, and "output". A share `dropout_rate` of the
+        hidden units, in [0, 1), is dropped, which needs an rng.
         """
         hidden = self._linear(self.hidden_size, "hidden")(x)
         if self.gated:

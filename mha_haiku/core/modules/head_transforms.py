@@ -41,28 +41,28 @@ class HeadTransforms(NamedTuple):
 
     def of_query(self, query: Array, first: int | Array) -> Array:
         """Returns queries `[B..., T, H, K]`, the first of them at position `first`."""
-        return self._rotated(self._normed(query, "query_norm"), first)
+        query = self._norm("query_norm")(query)
+        if self.rotary is None:
+            return query
+        return self.rotary(query, first + jnp.arange(query.shape[-3]))
 
     def of_key(self, key: Array, first: int | Array, cache: Any) -> tuple[Array, Any]:
         """Returns keys `[B..., S, G, K]`, and the cache, if any; see `of_query`."""
-        key = self._normed(key, "key_norm")
+        key = self._norm("key_norm")(key)
         if self.smear is not None:
             if cache is None:
                 key = self.smear(key)
             else:
                 key, cache = cache.mixed(key, self.smear)
-        return self._rotated(key, first), cache
+        if self.rotary is not None:
+            key = self.rotary(key, first + jnp.arange(key.shape[-3]))
+        return key, cache
 
-    def _normed(self, x, name):
+    def _norm(self, name) -> Callable[[Array], Array]:
         if not self.qk_norm:
-            return x
+            return norms.no_norm()
         make = norms.RMSNorm if self.qk_norm is True else self.qk_norm
-        return make(name=name)(x)
-
-    def _rotated(self, x, first):
-        if self.rotary is None:
-            return x
-        return self.rotary(x, first + jnp.arange(x.shape[-3]))
+        return make(name=name)
 
 
 def smeared_keys(key: Array) -> Array:

@@ -10,7 +10,7 @@ query`, whose arrays have a leading axis L. `stacked` and `unstacked` convert.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import haiku as hk
@@ -214,17 +214,12 @@ def _check_alike(call_layer, num_layers, x, given) -> None:
             for name, leaf in leaves.items()
         }
 
-    first = described(0)
-    for i in range(1, num_layers):
-        other = described(i)
-        for name in first | other:
-            if first.get(name) != other.get(name):
-                raise ValueError(
-                    "scanned layers must be alike, got a parameter "
-                    f"{name!r} of {first.get(name, 'no array')} in layer 0 and of "
-                    f"{other.get(name, 'no array')} in layer {i}; layers that differ "
-                    "can be looped over."
-                )
+    for name, first, i, other in _differences(map(described, range(num_layers))):
+        raise ValueError(
+            f"scanned layers must be alike, got a parameter {name!r} of "
+            f"{first or 'no array'} in layer 0 and of {other or 'no array'} in layer "
+            f"{i}; layers that differ can be looped over."
+        )
 
 
 def _stack(leaves: list) -> Any:
@@ -239,23 +234,29 @@ def _check_numbered(scope: str, layers: Mapping[int, Params]) -> None:
             f"layers must be numbered 0..L - 1 to be stacked, got {scope}layer_i for i "
             f"in {sorted(layers)}."
         )
-    described = [
+    described = (
         {
             f"{part}/{name}": (np.shape(leaf), jnp.result_type(leaf).name)
             for part, leaves in layers[i].items()
             for name, leaf in leaves.items()
         }
         for i in range(len(layers))
-    ]
-    for i, other in enumerate(described):
-        for path in described[0] | other:
-            first, own = described[0].get(path), other.get(path)
-            if first != own:
-                raise ValueError(
-                    "layers must have parameters of the same names, shapes and dtypes "
-                    f"to be stacked, got {first or 'nothing'} at {scope}layer_0{path} "
-                    f"and {own or 'nothing'} at {scope}layer_{i}{path}."
-                )
+    )
+    for path, first, i, other in _differences(described):
+        raise ValueError(
+            "layers must have parameters of the same names, shapes and dtypes to be "
+            f"stacked, got {first or 'nothing'} at {scope}layer_0{path} and "
+            f"{other or 'nothing'} at {scope}layer_{i}{path}."
+        )
+
+
+def _differences(described: Iterable[Mapping]) -> Iterator[tuple]:
+    """Yields what differs from layer 0: its name, what it is there, i, and here."""
+    first, *others = described
+    for i, other in enumerate(others, 1):
+        for name in first | other:
+            if first.get(name) != other.get(name):
+                yield name, first.get(name), i, other.get(name)
 
 
 def _listed(params: Params) -> str:

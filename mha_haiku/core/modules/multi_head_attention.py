@@ -14,6 +14,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from mha_haiku.core import attention, checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import implementations
@@ -107,17 +108,19 @@ class MultiHeadAttention(hk.Module):
 
     def __call__(
         self,
-        query: Array,
-        key: Array,
-        value: Array,
+        query: Float[Array, "*B T D"],
+        key: Float[Array, "*B S D_of_keys"],
+        value: Float[Array, "*B S D_of_values"],
         mask: masks.Mask | Array | None = None,
         *,
         bias: positions.ScoreBias | Array | None = None,
         first_query: int | Array = 0,
         dropout_rate: float = 0.0,
         cache: attention.Prompt | attention.Cache | None = None,
-    ) -> tuple[Array, attention.AttentionMap]:
-        """Returns the attended output and the attention map.
+    ) -> tuple[Float[Array, "*B T model_size"], attention.AttentionMap]:
+        """Returns the attended output and the attention map, `(B..., H, T, S)`.
+
+        With a cache the cache of the next step is returned as well.
 
         Its sites are "query", "key" and "value" (projected, normalised and rotated, as
         they are compared), "gates" where there are any, "map", "weights", "heads"
@@ -127,9 +130,6 @@ class MultiHeadAttention(hk.Module):
         there reaches neither results nor gradients.
 
         Args:
-          query: `[B..., T, D]`; the three widths may differ.
-          key: `[B..., S, D]`.
-          value: `[B..., S, D]`.
           mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
             `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
           bias: What is added to the scores; see `attend`.
@@ -140,10 +140,6 @@ class MultiHeadAttention(hk.Module):
             tokens of prompts, then the `Cache` that is returned for one new token at a
             time, whose position is `first_query`. Without dropout. Where the cache has
             the keys of a source, `key` and `value` are not read.
-
-        Returns:
-          Output `[B..., T, model_size]` and the map of shape `(B..., H, T, S)`; with a
-          cache that of the next step as well.
 
         Raises:
           ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
@@ -194,33 +190,28 @@ class MultiHeadAttention(hk.Module):
 
     @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:
-        """Returns keys and values as attention reads them, and the cache.
-
-        Those of a text without a cache stand from position 0 on.
-        """
+        """Returns keys and values as attention reads them, and the cache."""
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")
-        first_key = 0 if cache is None else first_query
+        first_key = 0 if cache is None else first_query  # a whole text stands from 0 on
         key, cache = self.transforms.of_key(key, first_key, cache)
         key, value = sites.site("key", key), sites.site("value", value)
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
         return key, self._shared(value), cache
 
-    # What another kind of attention changes; see `differential.py`.
+    # What another kind of attention changes, see `differential.py`: values
+    # `[B..., S, G, V]` before they are attended to, and `[B..., T, H, V]` after it.
 
     def _shared(self, value: Array) -> Array:
-        """Returns values `[B..., S, G, V]` as attention is to read them."""
         return value
 
     def _combined(self, values: Array) -> Array:
-        """Returns what the last linear map is to read of `[B..., T, H, V]`."""
         return values
 
     @hk.transparent
     def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:
-        """Returns the projection `[..., T, H, size]` of `[..., T, D]`."""
         projected = self._linear(num_heads * size, name, self.with_bias)(x)
         return projected.reshape(*x.shape[:-1], num_heads, size)
 
@@ -241,17 +232,12 @@ class MultiHeadAttention(hk.Module):
                 "query, key and value must be [B..., T, D] and [B..., S, D], got "
                 f"shapes {query.shape}, {key.shape} and {value.shape}."
             )
-        batch_shape, num_queries, num_keys = (
-            query.shape[:-2],
-            query.shape[-2],
-            key.shape[-2],
-        )
+        *batch_shape, num_queries, _ = query.shape
+        num_keys = key.shape[-2]
         stop = first_query + num_queries if isinstance(first_query, int) else None
-        mask.check(batch_shape, self.num_heads, stop, num_keys)
-        sizes, aligned = (
-            (num_queries, num_keys, first_query),
-            mask.aligned(len(batch_shape)),
-        )
+        mask.check(tuple(batch_shape), self.num_heads, stop, num_keys)
+        aligned = mask.aligned(len(batch_shape))
+        sizes = num_queries, num_keys, first_query
         query = _blanked(query, aligned.fully_masked(*sizes))
         unseen = aligned.unseen_keys(*sizes)
         return query, _blanked(key, unseen), _blanked(value, unseen)

@@ -16,17 +16,11 @@ Array = jax.Array
 
 
 class Places(NamedTuple):
-    """Where norms stand around a part of a layer.
+    """Where norms stand around a part of a layer."""
 
-    Attributes:
-      before: On what the part reads.
-      after: On what it returns, before that is added to the stream.
-      end: On the stream, once it was added.
-    """
-
-    before: bool = False
-    after: bool = False
-    end: bool = False
+    before: bool = False  # on what the part reads
+    after: bool = False  # on what it returns, before that is added to the stream
+    end: bool = False  # on the stream, once it was added
 
 
 # By name: `x + part(norm(x))` (Xiong et al. 2020, figure 1b,

@@ -54,17 +54,13 @@ class Pattern(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A score, a normalizer or gates, as `config.model.attention` names it.
+    """A score, a normalizer or gates, as `config.model.attention` names it."""
 
-    Attributes:
-      make: See `Pattern`; takes the fields by keyword. Makes its parameters.
-      fields: The fields of `config.model.attention` that it reads.
-      stays_small: Of a score: whether its exponentials stay small, so that weights need
-        not be divided by their sum.
-    """
-
+    # See `Pattern`; takes the fields by keyword. Makes its parameters.
     make: Callable[..., Any] | None
-    fields: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # the fields of `config.model.attention` that it reads
+    # Of a score: whether its exponentials stay small, so that weights need not be
+    # divided by their sum.
     stays_small: bool = False
 
 
@@ -85,13 +81,8 @@ def register(
 ) -> None:
     """Makes a choice known to configs, and its parameters to all that asks for heads.
 
-    Args:
-      choices: `SCORES`, `NORMALIZERS` or `GATES`.
-      name: What a config calls it.
-      make: See `Choice`.
-      fields: See `Choice`.
-      axes: Which axis of which of its parameters belongs to heads.
-      stays_small: See `Choice`.
+    `choices` are `SCORES`, `NORMALIZERS` or `GATES`; `axes` say which axis of which of
+    its parameters belongs to heads; for the others see `Choice`.
     """
     choices[name] = Choice(make, fields, stays_small)
     anatomy.register(axes or {})

@@ -42,7 +42,7 @@ def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
     return DenseBias(value)
 
 
-class ScoreBias(abc.ABC):
+class ScoreBias(tiles.Part, abc.ABC):
     """What is added to the scores; a pytree."""
 
     @abc.abstractmethod
@@ -67,21 +67,12 @@ class ScoreBias(abc.ABC):
         They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that
         a bias inside a stack of attention maps keeps its meaning.
         """
-        del batch_ndim
-        return self
-
-    def axes(self) -> "ScoreBias":
-        """Returns an aligned bias with letters for arrays; see `Mask.axes`."""
-        raise TypeError(f"{type(self).__name__} must say its axes() to be shared.")
+        return self._lifted(batch_ndim)
 
     def add_gradient(
         self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
     ) -> "ScoreBias":
-        """Returns `total` plus the gradient that a tile's cotangent gives.
-
-        `total` is a bias like this one, aligned, of gradients; the tile `[B..., H, R,
-        C]` is that of R rows and C columns.
-        """
+        """Returns `total`, the gradients of an aligned bias, plus those of a tile."""
 
         def tile(bias):
             values = tiles.lifted(bias.aligned_tile(rows, columns), cotangent.ndim)
@@ -91,20 +82,17 @@ class ScoreBias(abc.ABC):
         return jax.tree.map(jnp.add, total, *pullback(cotangent))
 
 
-@tiles.pytree(data=("values",))
+@tiles.pytree
 class DenseBias(ScoreBias):
     """A bias spelt out as an array, `[B..., T, S]` or `[B..., H, T, S]`."""
 
-    values: Array
+    values: Array = tiles.array("HTS")
 
     def check(self, *sizes):
         tiles.check_matrix("bias", self.values, *sizes)
 
     def aligned(self, batch_ndim):
         return DenseBias(tiles.with_heads(self.values, batch_ndim))
-
-    def axes(self):
-        return DenseBias(tiles.batch_axes(jnp.ndim(self.values) - 3) + "HTS")
 
     def aligned_tile(self, rows, columns):
         return tiles.rectangle(self.values, rows, columns)
@@ -191,12 +179,12 @@ class _DistanceBias(ScoreBias):
             )
 
 
-@tiles.pytree(data=("slopes",))
+@tiles.pytree
 class Alibi(_DistanceBias):
     """`-slope_h |t - s|`; slopes `[H]` or `[B..., H]`."""
 
     kind: ClassVar[str] = "ALiBi"
-    slopes: Array
+    slopes: Array = tiles.array("H")
 
     @property
     def num_heads(self):
@@ -206,26 +194,20 @@ class Alibi(_DistanceBias):
         slopes = self.slopes[..., np.array(heads, np.int32)]
         return dataclasses.replace(self, slopes=slopes)
 
-    def aligned(self, batch_ndim):
-        return Alibi(tiles.lifted(self.slopes, batch_ndim + 1))
-
-    def axes(self):
-        return Alibi(tiles.batch_axes(jnp.ndim(self.slopes) - 1) + "H")
-
     def aligned_tile(self, rows, columns):
         distance = jnp.abs(tiles.on_rows(rows) - tiles.on_columns(columns))
         slopes = jnp.asarray(self.slopes)[..., None, None]
         return -slopes * tiles.lifted(distance.astype(slopes.dtype), slopes.ndim)
 
 
-@tiles.pytree(data=("table",), meta=("bidirectional", "max_distance"))
+@tiles.pytree
 class RelativeBias(_DistanceBias):
     """A bias per bucket of the distance; the table is `[H, buckets]`."""
 
     kind: ClassVar[str] = "relative"
-    table: Array
-    bidirectional: bool
-    max_distance: int
+    table: Array = tiles.array("H.")
+    bidirectional: bool = tiles.static()
+    max_distance: int = tiles.static()
 
     @property
     def num_heads(self):
@@ -234,14 +216,6 @@ class RelativeBias(_DistanceBias):
     def at_heads(self, heads):
         table = self.table[..., np.array(heads, np.int32), :]
         return dataclasses.replace(self, table=table)
-
-    def aligned(self, batch_ndim):
-        table = tiles.lifted(self.table, batch_ndim + 2)
-        return dataclasses.replace(self, table=table)
-
-    def axes(self):
-        letters = tiles.batch_axes(jnp.ndim(self.table) - 2) + "H."
-        return dataclasses.replace(self, table=letters)
 
     def aligned_tile(self, rows, columns):
         if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):

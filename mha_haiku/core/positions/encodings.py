@@ -9,22 +9,20 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float, Int
 
 from mha_haiku.core import tiles
 
 Array = jax.Array
 
 
-def sinusoidal(positions: Array, size: int, *, max_period: float = 10_000.0) -> Array:
+def sinusoidal(
+    positions: Int[Array, "*B T"], size: int, *, max_period: float = 10_000.0
+) -> Float[Array, "*B T D"]:
     """Returns sines and cosines of the positions at geometrically spaced periods.
 
-    Args:
-      positions: `[..., T]` integers.
-      size: D, even; feature 2i is a sine and 2i + 1 the cosine of the same angle.
-      max_period: The longest wavelength is 2 pi times this many positions.
-
-    Returns:
-      `[..., T, D]` float32, in [-1, 1].
+    They are float32, in [-1, 1]: feature 2i is a sine and 2i + 1 the cosine of the same
+    angle. The longest wavelength is 2 pi `max_period` positions; D is even.
 
     Source: Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
     """
@@ -36,26 +34,23 @@ def sinusoidal(positions: Array, size: int, *, max_period: float = 10_000.0) -> 
 
 
 def rotary(
-    x: Array,
-    positions: Array,
+    x: Float[Array, "*B T H K"],
+    positions: Int[Array, "..."],
     *,
     max_period: float = 10_000.0,
     frequencies: Sequence[float] | None = None,
-) -> Array:
+) -> Float[Array, "*B T H K"]:
     """Returns queries or keys whose feature pairs are turned by their position.
 
     Dot products of turned queries and keys depend on the distance of their positions.
-    Feature i is paired with feature i + K / 2 (the layout of GPT-NeoX and LLaMA).
+    Feature i is paired with feature i + K / 2 (the layout of GPT-NeoX and LLaMA), K
+    even.
 
     Args:
-      x: `[..., T, H, K]` with K even.
-      positions: `[T]` or `[..., T]` integers.
+      positions: `[T]` or `[..., T]`.
       max_period: The slowest pair turns by about 1 / `max_period` radians a position.
       frequencies: `[K / 2]`, radians per position of each pair, in place of
         `max_period`; pairs of 0 do not turn.
-
-    Returns:
-      `[..., T, H, K]` of x's dtype.
 
     Raises:
       ValueError: If shapes do not fit.
@@ -84,12 +79,12 @@ def rotary(
 
 
 def _frequencies(size: int, max_period: float) -> np.ndarray:
-    """Returns 1 / max_period^(2i / size) for each pair i: `[size / 2]`."""
+    """Returns 1 / max_period^(2i / size) for each pair i."""
     return max_period ** (-np.arange(0, size, 2) / size)
 
 
 def _angles(positions: Array, frequencies: Sequence[float], dtype) -> Array:
-    """Returns position * frequency for each pair: `[..., size / 2]`."""
+    """Returns position * frequency for each pair."""
     frequencies = np.asarray(frequencies, dtype)
     positions = jnp.asarray(positions, dtype)[..., None]
     return positions * frequencies.reshape((1,) * (positions.ndim - 1) + (-1,))

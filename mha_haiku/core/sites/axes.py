@@ -23,16 +23,11 @@ _REORDERING = {"sort", "rev", "gather", "scatter", "cumsum", "cumlogsumexp", "cu
 
 
 class Step(NamedTuple):
-    """A value on a walk.
-
-    Attributes:
-      value: The value.
-      axes: Its axes.
-      marks: Axes that the walk must not lose: the axis of keys, say.
-    """
+    """A value on a walk."""
 
     value: flat.Value
     axes: list[Axis]
+    # Axes that the walk must not lose: the axis of keys, say.
     marks: tuple[Axis, ...] = ()
 
 

@@ -15,21 +15,13 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a value of any axes is shown in canonical ones.
+    """How a value of any axes is shown in canonical ones."""
 
-    Attributes:
-      shape: Its shape in the program.
-      factors: The sizes into which its axes are split.
-      order: These factors in the order of canonical axes.
-      canonical: The shape that is shown.
-      is_aligned: Whether consecutive heads of queries share a head of this.
-    """
-
-    shape: tuple[int, ...]
-    factors: tuple[int, ...]
-    order: tuple[int, ...]
-    canonical: tuple[int, ...]
-    is_aligned: bool
+    shape: tuple[int, ...]  # its shape in the program
+    factors: tuple[int, ...]  # the sizes into which its axes are split
+    order: tuple[int, ...]  # these factors in the order of canonical axes
+    canonical: tuple[int, ...]  # the shape that is shown
+    is_aligned: bool  # whether consecutive heads of queries share a head of this
 
     @classmethod
     def of(
@@ -41,12 +33,8 @@ class Layout:
     ) -> "Layout | None":
         """Returns the layout of a value; None where it has other axes than these.
 
-        Args:
-          axes: The factors.
-          step: The value, with its axes.
-          groups: The canonical axes; None: all that is left. A group of which the value
-            has nothing is an axis of size 1.
-          heads: The factors of heads, in order.
+        `groups` are the canonical axes; None among them: all that is left. A group of
+        which the value has nothing is an axis of size 1.
         """
         factors, heads = axes.of(*step.axes), axes.of(heads)
         given = axes.of(*(group for group in groups if group is not None))
@@ -105,17 +93,11 @@ def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapOf:
-    """Makes the map of weights, and of what else is known by name.
-
-    Attributes:
-      layouts: What is known.
-      are_shares: Whether rows sum to 1.
-      make_map: See `recognition.register`.
-    """
+    """Makes the map of weights, and of what else is known by name."""
 
     layouts: dict[str, Layout]
-    are_shares: bool
-    make_map: Callable
+    are_shares: bool  # whether rows sum to 1
+    make_map: Callable  # see `recognition.register`
 
     def __call__(self, values: dict[str, Array]) -> Any:
         """Returns the map."""

@@ -19,25 +19,19 @@ _CALLS = {*jaxprs.CALLS, *jaxprs.CUSTOM, *jaxprs.REMAT}
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """What a variable or a literal stands for.
+    """What a variable or a literal stands for."""
 
-    Attributes:
-      aval: Its shape and dtype.
-      maker: The equation that computes it; None for inputs and literals.
-      is_made: Whether it comes out of a product or a loop: it is no mere parameter.
-      users: The equations that read it.
-      variable: The variable of the level that holds it, if one does.
-      index: The first equation of the level that may read the variable.
-      is_output: Whether the level returns it.
-    """
-
-    aval: Any
+    aval: Any  # its shape and dtype
+    # The equation that computes it; None for inputs and literals.
     maker: "Equation | None" = None
+    # Whether it comes out of a product or a loop: it is no mere parameter.
     is_made: bool = False
+    # The equations that read it.
     users: list["Equation"] = dataclasses.field(default_factory=list)
+    # The variable of the level that holds it, if one does.
     variable: core.Var | None = None
-    index: int = 0
-    is_output: bool = False
+    index: int = 0  # the first equation of the level that may read the variable
+    is_output: bool = False  # whether the level returns it
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -52,23 +46,14 @@ class Value:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Equation:
-    """An equation of the level, or of a call in it.
-
-    Attributes:
-      eqn: The equation.
-      name: The name of its primitive.
-      index: Its place in the level, or the place of the call.
-      calls: A number for each call around it, from the outermost.
-      inputs: What it reads.
-      outputs: What it computes.
-    """
+    """An equation of the level, or of a call in it."""
 
     eqn: core.JaxprEqn
-    name: str
-    index: int
-    calls: tuple[int, ...]
-    inputs: list[Value]
-    outputs: list[Value] = dataclasses.field(default_factory=list)
+    name: str  # the name of its primitive
+    index: int  # its place in the level, or the place of the call
+    calls: tuple[int, ...]  # a number for each call around it, from the outermost
+    inputs: list[Value]  # what it reads
+    outputs: list[Value] = dataclasses.field(default_factory=list)  # what it computes
 
     @property
     def params(self) -> dict[str, Any]:

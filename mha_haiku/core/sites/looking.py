@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -102,15 +103,12 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     """
     found = Sites()
 
-    def note(function):
-        def run(*args, **kwargs):
-            survey, *_ = _surveyed(function, args, kwargs)
-            for stop, names in survey.names():
-                found.update(zip(names, stop.views(), strict=True))
+    def note(*args):
+        survey, *_ = _surveyed(function, args, kwargs)
+        for stop, names in survey.names():
+            found.update(zip(names, stop.views(), strict=True))
 
-        return run
-
-    jax.eval_shape(functools.partial(note(function), **kwargs), *args)
+    jax.eval_shape(note, *args)
     return found
 
 
@@ -159,38 +157,35 @@ def _surveyed(function, args, kwargs):
     What is no array, such as a flag or the activation of an Equinox module, stays what
     it is.
     """
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
-    output = None
+    arrays, arguments_of = _parted((args, kwargs))
+    outputs_of = None
 
     def flat(*arrays):
-        nonlocal output
-        arrays = iter(arrays)
-        own = [
-            next(arrays) if is_given else x
-            for x, is_given in zip(leaves, is_array, strict=True)
-        ]
-        args, kwargs = jax.tree.unflatten(tree, own)
-        results, structure = jax.tree.flatten(function(*args, **kwargs))
-        is_result = [hasattr(x, "shape") and hasattr(x, "dtype") for x in results]
-        output = structure, results, is_result
-        return [x for x, is_given in zip(results, is_result, strict=True) if is_given]
+        nonlocal outputs_of
+        args, kwargs = arguments_of(arrays)
+        results, outputs_of = _parted(function(*args, **kwargs))
+        return results
 
-    arrays = [x for x, is_given in zip(leaves, is_array, strict=True) if is_given]
     closed = jax.make_jaxpr(flat)(*arrays)
-    structure, results, is_result = output
-
-    def outputs_of(arrays):
-        arrays = iter(arrays)
-        return jax.tree.unflatten(
-            structure,
-            [
-                next(arrays) if is_given else x
-                for x, is_given in zip(results, is_result, strict=True)
-            ],
-        )
-
     return surveying.Survey(closed.jaxpr), closed, arrays, outputs_of
+
+
+def _parted(tree) -> tuple[list, Callable]:
+    """Returns the arrays of a tree, and what puts others in their places."""
+    leaves, structure = jax.tree.flatten(tree)
+    is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
+    arrays = list(itertools.compress(leaves, is_array))
+    rest = [
+        None if is_given else x for x, is_given in zip(leaves, is_array, strict=True)
+    ]
+
+    def whole(arrays):
+        arrays = iter(arrays)
+        parts = zip(rest, is_array, strict=True)
+        parts = [next(arrays) if is_given else x for x, is_given in parts]
+        return jax.tree.unflatten(structure, parts)
+
+    return arrays, whole
 
 
 def _match(survey, reads, edits, strict) -> None:
@@ -208,7 +203,7 @@ def _match(survey, reads, edits, strict) -> None:
         for i, facet in enumerate(stop.site.params["facets"]):
             numbers = {_first(patterns, names[i]) for _, names in turns} - {None}
             for number in sorted(numbers):
-                if stop.in_while:
+                if stop.around.in_while:
                     raise ValueError(
                         f"{stop.names[i]!r} is inside of a while loop, whose values "
                         "turn by turn cannot be returned: use jax.lax.scan, or look at "
@@ -216,7 +211,7 @@ def _match(survey, reads, edits, strict) -> None:
                     )
                 stop.reads.append((i, number, reads[number][1]))
             for pattern, change in edits.items():
-                chosen = np.zeros(stop.lengths, bool)
+                chosen = np.zeros(stop.around.lengths, bool)
                 for turn, names in turns:
                     chosen[turn] = naming.matches(pattern, names[i])
                 if not chosen.any():

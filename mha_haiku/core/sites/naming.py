@@ -25,12 +25,10 @@ _LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Returns whether a pattern, or its end, names a site.
+    """Returns whether a pattern, in which `*` stands for anything, names a site.
 
-    Args:
-      pattern: In which `*` stands for anything; it may begin at any part of the path.
-      name: A full name. A site that is passed more than once has a number there,
-        `path#1/heads`, which a pattern may leave out.
+    It may begin at any part of the path. A site that is passed more than once has a
+    number there, `path#1/heads`, which a pattern may leave out.
     """
     names = {name, re.sub(r"#\d+", "", name)}
     return any(
@@ -42,8 +40,7 @@ def matches(pattern: str, name: str) -> bool:
 def numbered_by_layer(name: str) -> tuple[str, int | None]:
     """Returns a name with `*` for the number of its layer, and the number.
 
-    Args:
-      name: `encoder/layer_3/attention/heads`, say: the first number counts.
+    In `encoder/layer_3/attention/heads`, say, the first number counts.
     """
     found = _LAYER.search(name)
     if not found:

@@ -12,19 +12,24 @@ def under_vmaps(
 ) -> Callable:
     """Returns a function of a site's leaves as under the vmaps around the site.
 
-    Args:
-      function: Of leaves without the axes of these vmaps.
-      batched: Where each vmap has the axis of each leaf, from the innermost vmap out.
-      own_axes: Whether results have the axes where leaves do; else they come first.
+    With `own_axes` results have the axes of these vmaps where leaves do; else in front.
     """
     for axes in batched:
         function = jax.vmap(function, axes, list(axes) if own_axes else 0)
     return function
 
 
-# Parameters: `facets`, `fit`, the `tree` of the value, which of its leaves are `kept`
-# (all, unless a transformation dropped some), and where each vmap around has the axis
-# of each leaf, from the innermost vmap out.
+def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:
+    """Returns the parameters of a site's equation, all of whose leaves are there.
+
+    They are `facets` and `fit`, the `tree` of the value, which of its leaves are `kept`
+    (all, unless a transformation dropped some), and where each vmap around has the axis
+    of each leaf, from the innermost vmap out.
+    """
+    kept = tuple(range(tree.num_leaves))
+    return {"facets": facets, "fit": fit, "tree": tree, "kept": kept, "batched": ()}
+
+
 site_p = core.Primitive("site")
 site_p.multiple_results = True
 site_p.def_impl(lambda *leaves, **_: list(leaves))

@@ -26,14 +26,10 @@ class Resume:
     """An edit of what enters a layer: from which layer on to run, and with what.
 
     Scanned layers before it are skipped; looped ones are dead code, which XLA drops.
-
-    Attributes:
-      layer: The first layer that runs; may be traced.
-      value: What enters it, like the value of the site.
     """
 
-    layer: int | Array
-    value: Any
+    layer: int | Array  # the first layer that runs; may be traced
+    value: Any  # what enters it, like the value of the site
 
     def __call__(self, value: Any, layer: int | Array | None) -> Any:
         """Returns what enters a layer."""
@@ -68,11 +64,8 @@ def run(
 ) -> tuple[list, dict[tuple[str, int], Any]]:
     """Returns the outputs of a level, and what was seen, by name and pattern.
 
-    Args:
-      level: Its stops say what is looked at and changed.
-      consts: The constants of its jaxpr.
-      args: The arguments of its jaxpr.
-      turns: The turn of each scan around, from the outermost.
+    Its stops say what is looked at and changed; `turns` has the turn of each scan
+    around, from the outermost.
     """
     jaxpr, seen = level.jaxpr, {}
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
@@ -271,12 +264,9 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
         (level,), consts = levels, jaxprs.consts(eqn)
         body = lambda *inputs: run(level, consts, inputs, turns)  # noqa: E731
         if name in ("jit", "pjit"):
-            shardings = {
-                key: params[key]
-                for key in ("in_shardings",)
-                if all(isinstance(x, jax.sharding.Sharding) for x in params[key])
-            }
-            body = jax.jit(body, **shardings)
+            given = params["in_shardings"]
+            is_given = all(isinstance(x, jax.sharding.Sharding) for x in given)
+            body = jax.jit(body, **({"in_shardings": given} if is_given else {}))
         return body(*inputs)
     if name in jaxprs.CUSTOM:
         (level,), consts = levels, jaxprs.consts(eqn)

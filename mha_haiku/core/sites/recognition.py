@@ -36,6 +36,7 @@ from jax.extend import core
 
 from mha_haiku.core.sites import axes as axes_lib
 from mha_haiku.core.sites import canonical, flat, jaxprs
+from mha_haiku.core.sites.primitive import parameters
 from mha_haiku.core.sites.site import SEEN, Facet
 
 Axis = axes_lib.Axis
@@ -43,31 +44,19 @@ Step = axes_lib.Step
 
 
 class Site(NamedTuple):
-    """A site that is no equation of the program.
+    """A site that is no equation of the program."""
 
-    Attributes:
-      index: The equation in front of which it stands.
-      inputs: The variables of its leaves.
-      outputs: The variables that take what it returns.
-      params: The parameters of a site's equation.
-    """
-
-    index: int
-    inputs: list[core.Var]
-    outputs: list[core.Var]
-    params: dict[str, Any]
+    index: int  # the equation in front of which it stands
+    inputs: list[core.Var]  # the variables of its leaves
+    outputs: list[core.Var]  # the variables that take what it returns
+    params: dict[str, Any]  # of a site's equation
 
 
 class Attention(NamedTuple):
-    """An attention that was recognised.
+    """An attention that was recognised."""
 
-    Attributes:
-      eqn: The equation whose stack of names gives it a name.
-      sites: What can be looked at and changed.
-    """
-
-    eqn: core.JaxprEqn
-    sites: list[Site]
+    eqn: core.JaxprEqn  # the equation whose stack of names gives it a name
+    sites: list[Site]  # what can be looked at and changed
 
 
 _make_map: Callable | None = None
@@ -76,9 +65,8 @@ _make_map: Callable | None = None
 def register(make_map: Callable) -> None:
     """Sets what makes the map of an attention that was recognised.
 
-    Args:
-      make_map: From weights `[B..., H, T, S]`, any of `query`, `key` and `value` that
-        are known, by name, and whether rows sum to 1, `are_shares`, to the map.
+    It goes from weights `[B..., H, T, S]`, any of `query`, `key` and `value` that are
+    known, by name, and whether rows sum to 1, `are_shares`, to the map.
     """
     global _make_map
     _make_map = make_map
@@ -287,10 +275,8 @@ class _Search:
     def sums_to_one(self, equation, step, exponential) -> bool | None:
         """Returns whether a row sums to 1; None if there is no sum over keys.
 
-        Args:
-          equation: A division by the sum, or a subtraction of its logarithm.
-          step: Its output, with the keys marked.
-          exponential: What must be summed; None: any exponentials.
+        The equation is a division by the sum, or a subtraction of its logarithm, and
+        `step` its output; an exponential of None stands for any.
         """
         others = set(self.of(*step.axes)) - set(self.of(*step.marks))
 
@@ -342,18 +328,11 @@ class _Search:
         return _Groups([batch[i] for i in sorted(batch)], own, axes[queries])
 
     def heads_of(self, heads, shared, free) -> tuple[Axis | None, list[Axis]]:
-        """Returns which factors of the values' average the program uses as heads.
+        """Returns the factors of heads, and all that is merged.
 
-        They are what is merged or contracted with the size of values, or summed.
-
-        Args:
-          heads: The average, with the size of values marked.
-          shared: The factors that weights share with values.
-          free: The other axes of weights, of which one is the axis of queries.
-
-        Returns:
-          The factors of heads, in order; () if the size is contracted alone, None if
-          nothing shows. And all that is merged.
+        Heads are what the program merges or contracts with the size of values, or sums:
+        () if it contracts the size alone, None if nothing shows. Weights share factors
+        `shared` with values, and one of the `free` axes holds the queries.
         """
         own, merged, waiting, seen = None, [], [heads], set()
         while waiting and len(seen) < axes_lib.FARTHEST:
@@ -438,9 +417,7 @@ class _Search:
     def origin(self, step, index: int | None = None) -> Step | None:
         """Returns the first value with the same numbers.
 
-        Args:
-          step: Where to begin.
-          index: The last such value, instead, that this equation may read.
+        With an index it is the last such value, instead, that this equation may read.
         """
         while index is None or not _is_readable(step.value, index):
             maker = step.value.maker
@@ -518,14 +495,7 @@ _READ_ELSEWHERE = 'the program reads it elsewhere, too; edit "weights" or "heads
 
 def _site(index, variables, facet) -> Site:
     leaves, tree = jax.tree.flatten(variables)
-    params = {
-        "facets": (facet,),
-        "fit": None,
-        "tree": tree,
-        "kept": tuple(range(len(leaves))),
-        "batched": (),
-    }
-    return Site(index, leaves, leaves, params)
+    return Site(index, leaves, leaves, parameters(tree, (facet,)))
 
 
 def _is_readable(value, index) -> bool:

@@ -10,27 +10,21 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mha_haiku.core.sites.primitive import site_p
+from mha_haiku.core.sites.primitive import parameters, site_p
 
 SEEN = "mha_haiku_attention"
 """The scope of what a site shows already: attention there is not recognised again."""
 
 
 class Facet(NamedTuple):
-    """One way to look at the value of a site, and to change it.
+    """One way to look at the value of a site, and to change it."""
 
-    Attributes:
-      name: The last part of the name, such as "map" or "weights".
-      read: From the value of the site to what is seen.
-      write: From the value of the site and a changed view to the changed value; None
-        where it can only be looked at.
-      advice: What to edit instead, where it can only be looked at.
-    """
-
-    name: str
-    read: Callable[[Any], Any]
+    name: str  # the last part of the name, such as "map" or "weights"
+    read: Callable[[Any], Any]  # from the value of the site to what is seen
+    # From the value of the site and a changed view to the changed value; None where it
+    # can only be looked at.
     write: Callable[[Any, Any], Any] | None
-    advice: str = ""
+    advice: str = ""  # what to edit instead, where it can only be looked at
 
 
 def site(name: str, value: Any) -> Any:
@@ -52,23 +46,13 @@ def faceted(
 ) -> Any:
     """Returns the value of a site that can be looked at in several ways.
 
-    Args:
-      value: Arrays, in any pytree.
-      facets: The ways.
-      fit: From the value and a changed one of another structure to one of its own, with
-        which the program continues; None: facets keep the structure.
+    `fit` goes from the value and a changed one of another structure to one of its own,
+    with which the program continues; None: facets keep the structure.
     """
     leaves, tree = jax.tree.flatten(value)
     if not leaves:
         return value
-    leaves = site_p.bind(
-        *leaves,
-        facets=facets,
-        fit=fit,
-        tree=tree,
-        kept=tuple(range(len(leaves))),
-        batched=(),
-    )
+    leaves = site_p.bind(*leaves, **parameters(tree, facets, fit))
     return jax.tree.unflatten(tree, leaves)
 
 

@@ -23,18 +23,12 @@ _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|tr
 
 
 class _Around(NamedTuple):
-    """What is around a level.
+    """What is around a level."""
 
-    Attributes:
-      path: The path of modules.
-      lengths: The lengths of the scans, from the outermost.
-      in_while: Whether a while loop is among them.
-      place: The equations that hold the level, with None for the turn of a scan.
-    """
-
-    path: str = ""
-    lengths: tuple[int, ...] = ()
-    in_while: bool = False
+    path: str = ""  # of modules
+    lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
+    in_while: bool = False  # whether a while loop is among them
+    # The equations that hold the level, with None for the turns of the scans.
     place: tuple[int | None, ...] = ()
 
     def inside(self, eqn, index: int, number: int, jaxpr) -> "_Around":
@@ -54,35 +48,23 @@ class _Around(NamedTuple):
 
 @dataclasses.dataclass
 class Stop:
-    """A site in a level, and what happens there.
-
-    Attributes:
-      site: The site.
-      scope: The path of its equation within the level.
-      names: The full name of each facet.
-      lengths: The lengths of the scans around, from the outermost.
-      in_while: Whether it is inside of a while loop.
-      place: Where it is in the program, with None for the turns of the scans around.
-      group: The attention that was recognised, of which it is one; None for a site that
-        is an equation of the program.
-      reads: Facets that are looked at: their index, the pattern's number, a function.
-      edits: Facets that are changed: their index, a function, and at which turns of
-        the scans around.
-      is_kept: Whether another site of the same attention is active.
-    """
+    """A site in a level, and what happens there."""
 
     site: recognition.Site
-    scope: str
-    names: tuple[str, ...]
-    lengths: tuple[int, ...]
-    in_while: bool
-    place: tuple[int | None, ...]
+    scope: str  # the path of its equation within the level
+    names: tuple[str, ...]  # of each facet in full
+    around: _Around
+    # The attention that was recognised, of which it is one; None for a site that is an
+    # equation of the program.
     group: int | None = None
+    # Facets that are looked at: their index, the pattern's number, a function.
     reads: list[tuple[int, int, Callable]] = dataclasses.field(default_factory=list)
+    # Facets that are changed: their index, a function, and at which turns of the scans
+    # around.
     edits: list[tuple[int, Callable, np.ndarray]] = dataclasses.field(
         default_factory=list
     )
-    is_kept: bool = False
+    is_kept: bool = False  # whether another site of the same attention is active
 
     @property
     def is_active(self) -> bool:
@@ -104,27 +86,22 @@ class Stop:
 
     def place_at(self, turn: Sequence[int]) -> tuple[int, ...]:
         """Returns the order of the site among all, at a turn of the scans around."""
-        turns = iter(turn)
-        return tuple(next(turns) if x is None else x for x in self.place)
+        turns, place = iter(turn), (*self.around.place, self.site.index)
+        return tuple(next(turns) if x is None else x for x in place)
 
     def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
         """Yields the turns of the scans around, and the facets' names there."""
-        for turn in itertools.product(*map(range, self.lengths)):
+        for turn in itertools.product(*map(range, self.around.lengths)):
             yield turn, tuple(naming.at_turn(name, turn) for name in self.names)
 
 
 @dataclasses.dataclass
 class Level:
-    """A jaxpr and what is inside.
+    """A jaxpr and what is inside."""
 
-    Attributes:
-      jaxpr: The jaxpr, without constants.
-      stops: Its sites, in order.
-      inner: The levels inside of equations, by their index.
-    """
-
-    jaxpr: core.Jaxpr
-    stops: list[Stop] = dataclasses.field(default_factory=list)
+    jaxpr: core.Jaxpr  # the jaxpr, without constants
+    stops: list[Stop] = dataclasses.field(default_factory=list)  # its sites, in order
+    # The levels inside of equations, by their index.
     inner: dict[int, list["Level"]] = dataclasses.field(default_factory=dict)
 
     def all_stops(self) -> Iterator[Stop]:
@@ -225,10 +202,7 @@ class Survey:
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
             given.append(naming.of_call(name, count) if count else name)
-        place = (*around.place, site.index)
-        return Stop(
-            site, local, tuple(given), around.lengths, around.in_while, place, group
-        )
+        return Stop(site, local, tuple(given), around, group)
 
 
 def _pathless(jaxpr) -> Iterator[str]:

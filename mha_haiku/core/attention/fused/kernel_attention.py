@@ -31,11 +31,8 @@ _OLDEST_CAPABILITY = 8.0  # of the GPUs that cuDNN attention runs on: Ampere
 def refusal(inputs: Inputs, dropout_rate: float, platform: str) -> str | None:
     """Returns why no kernel can do a call, as part of a sentence; None if one can.
 
-    Args:
-      inputs: What is attended to; only shapes, dtypes and the kinds of mask, bias and
-        score matter, so that the leaves may be `jax.ShapeDtypeStruct`.
-      dropout_rate: Share of the weights set to zero, in [0, 1).
-      platform: As `jax.default_backend()` names it; "gpu" is taken for NVIDIA's.
+    Only shapes, dtypes and the kinds of mask, bias and score matter, so that the leaves
+    may be `jax.ShapeDtypeStruct`; the platform "gpu" is taken for NVIDIA's.
     """
     kernel = _KERNELS.get(platform)
     if kernel is None:
@@ -63,11 +60,6 @@ def attend(
     comes back from `jax.nn` rounded to the dtype of the values, which in bfloat16 makes
     weights wrong by up to 3 percent where it is below 16, and more above, and the TPU
     kernel's does not come back at all.
-
-    Args:
-      inputs: What is attended to.
-      dropout_rate: 0.
-      kernel: One that can do the call; None: that of the platform.
 
     Raises:
       ValueError: If the platform has no kernel, or it cannot do the call.
@@ -168,10 +160,7 @@ def _values(inputs: Inputs, kernel: kernels.Kernel) -> Array:
 def _sees_nonfinite(nonfinite: Nonfinite, start: Array, stop: Array) -> Array:
     """Returns which queries are nonfinite or see a nonfinite key, `[N, T, H, 1]`.
 
-    Args:
-      nonfinite: Of queries `[B..., T, H]` and keys `[B..., S, G]`.
-      start: `[N, T]` or `[1, T]`, the first key that a query sees.
-      stop: Likewise, the key after its last.
+    `start` and `stop`, `[N, T]` or `[1, T]`, are the keys that each query sees.
     """
     queries, keys = (x.reshape(-1, *x.shape[-2:]) for x in nonfinite)
     before = jnp.cumsum(keys, axis=1, dtype=jnp.int32)

@@ -14,21 +14,15 @@ from mha_haiku.core.masks import algebra, lengths, relative
 Array = jax.Array
 
 
-@tiles.pytree(data=("key_lengths", "query_lengths"), meta=("left", "right"))
+@tiles.pytree
 class KernelMask:
-    """Keys from t - left to t + right within lengths; what is None has no end.
+    """Keys from t - left to t + right within lengths; what is None has no end."""
 
-    Attributes:
-      left: How far a query sees back, in positions.
-      right: How far it sees ahead.
-      key_lengths: Numbers of keys, of which the smallest counts; `[B...]` or `[B...,
-        1]` each.
-      query_lengths: Numbers of queries that see anything, likewise.
-    """
-
-    left: int | None = None
-    right: int | None = None
+    left: int | None = tiles.static(None)  # how far a query sees back, in positions
+    right: int | None = tiles.static(None)  # how far it sees ahead
+    # Numbers of keys, of which the smallest counts; `[B...]` or `[B..., 1]` each.
     key_lengths: tuple[Array, ...] = ()
+    # Numbers of queries that see anything, of the same shapes.
     query_lengths: tuple[Array, ...] = ()
 
     def __and__(self, other: "KernelMask") -> "KernelMask":
@@ -42,13 +36,7 @@ class KernelMask:
     def collapsed(
         self, batch_shape: tuple[int, ...], num_queries: int, num_keys: int
     ) -> "KernelMask":
-        """Returns the mask of N examples, with at most one length `[N]` of each kind.
-
-        Args:
-          batch_shape: B....
-          num_queries: T, which no length exceeds.
-          num_keys: S, likewise.
-        """
+        """Returns the mask of N examples, with at most one length `[N]` of a kind."""
         batch_ndim = len(batch_shape)
 
         def smallest(lengths, size):
@@ -69,13 +57,8 @@ class KernelMask:
     def seen_keys(self, num_queries: int, num_keys: int) -> tuple[Array, Array]:
         """Returns (start, stop) of the keys that each query sees, for a collapsed mask.
 
-        Args:
-          num_queries: T.
-          num_keys: S.
-
-        Returns:
-          Two of `[N, T]`, or `[1, T]` where the examples are alike, in 0..S; both are
-          the same where a query sees nothing.
+        Each is `[N, T]`, or `[1, T]` where the examples are alike, in 0..S; both are
+        the same where a query sees nothing.
         """
         queries = jnp.arange(num_queries)[None]
         start, stop = jnp.zeros_like(queries), jnp.full_like(queries, num_keys)
@@ -91,12 +74,9 @@ class KernelMask:
 
 
 def translated(mask: algebra.Mask) -> KernelMask | None:
-    """Returns the mask as a band with lengths, or None where it is more than that.
+    """Returns an aligned mask as a band with lengths; None where it is more than that.
 
     Nothing is computed, so the leaves of the mask may be shapes alone.
-
-    Args:
-      mask: Any mask, aligned.
     """
     match mask:
         case algebra.Full():

@@ -20,15 +20,10 @@ Array = jax.Array
 
 
 class Kernel(abc.ABC):
-    """Values of attention by scaled dot products, under a band with lengths.
+    """Values of attention by scaled dot products, under a band with lengths."""
 
-    Attributes:
-      name: As messages call it.
-      dtypes: The names of those that it takes.
-    """
-
-    name: str
-    dtypes: tuple[str, ...]
+    name: str  # as messages call it
+    dtypes: tuple[str, ...]  # the names of those that it takes
 
     @abc.abstractmethod
     def __call__(
@@ -39,14 +34,9 @@ class Kernel(abc.ABC):
         mask: kernel_masks.KernelMask,
         scale: float,
     ) -> Array:
-        """Returns values `[N, T, H, K]`; any where a query sees nothing.
+        """Returns the values; any where a query sees nothing.
 
-        Args:
-          query: `[N, T, H, K]`.
-          key: `[N, S, G, K]`.
-          value: `[N, S, G, K]`.
-          mask: Collapsed to N examples; lengths are at least 1.
-          scale: Of the dot products.
+        The mask is collapsed to N examples, and its lengths are at least 1.
         """
 
     @abc.abstractmethod

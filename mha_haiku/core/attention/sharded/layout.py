@@ -25,11 +25,6 @@ def logsumexp(batch_ndim: int) -> Spec:
     return Spec(*_batch(batch_ndim), "heads", "sequence")
 
 
-def positions(batch_ndim: int) -> Spec:
-    """Returns how `[B..., T]` is shared."""
-    return Spec(*_batch(batch_ndim), "sequence")
-
-
 def input_specs(inputs: Inputs) -> Inputs:
     """Returns how all inputs of attention are shared."""
     own = rows(inputs.query.ndim - 3)

@@ -28,25 +28,16 @@ Meet = Callable[[tuple[Array, Array], Any, Any, Any, Any, Any], tuple[Any, Any, 
 
 
 class Ring(NamedTuple):
-    """The devices along the axis `AXIS`; methods are for inside `shard_map`.
+    """The devices along the axis `AXIS`; methods are for inside `shard_map`."""
 
-    Attributes:
-      size: n, the number of devices.
-      chunks: C, how many chunks of the sequence each has: 1 or 2.
-    """
-
-    size: int
-    chunks: int
+    size: int  # n, the number of devices
+    chunks: int  # C, how many chunks of the sequence each has: 1 or 2
 
     @classmethod
     def of(cls, mask: masks.Mask, num_queries: int, num_keys: int, size: int) -> "Ring":
-        """Returns the ring that shares the work of a mask evenly, where it can.
+        """Returns the ring of `size` devices, which shares work evenly if it can.
 
-        Args:
-          mask: The mask.
-          num_queries: T, which n divides; two chunks need 2 n to.
-          num_keys: S, likewise.
-          size: n.
+        They divide T and S; two chunks need twice as many to.
         """
         can_halve = not (num_queries % (2 * size) or num_keys % (2 * size))
         return cls(size, 2 if size > 1 and can_halve and _is_lopsided(mask) else 1)
@@ -54,9 +45,7 @@ class Ring(NamedTuple):
     def to_chunks(self, x: Array, axis: int) -> Array:
         """Returns the chunks `[C, ...]` of the device from its part of the sequence.
 
-        Args:
-          x: The part, which has positions i T / n to (i + 1) T / n on device i.
-          axis: Of the positions, counted from the last.
+        Device i has positions i T / n to (i + 1) T / n; `axis` counts from the last.
         """
         if self.chunks == 1:
             return x[None]

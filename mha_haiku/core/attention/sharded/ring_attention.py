@@ -24,17 +24,11 @@ Array = jax.Array
 
 
 class Options(NamedTuple):
-    """What is known before anything is computed.
+    """What is known before anything is computed."""
 
-    Attributes:
-      mesh: The devices.
-      sizes: Of the tiles; None among them: what suits the platform.
-      dropout_rate: Share of the weights set to zero, in [0, 1).
-    """
-
-    mesh: jax.sharding.Mesh
-    sizes: sweep.Sizes
-    dropout_rate: float
+    mesh: jax.sharding.Mesh  # the devices
+    sizes: sweep.Sizes  # of the tiles; None among them: what suits the platform
+    dropout_rate: float  # share of the weights set to zero, in [0, 1)
 
 
 class _Rows(NamedTuple):
@@ -187,7 +181,7 @@ def _part(inputs, all_keys, at, row, key) -> Inputs:
         row.query,
         key.key,
         key.value,
-        inputs.weighting._replace(origin=inputs.weighting.origin.moved(first)),
+        inputs.weighting.moved(first),
         None if row.nonfinite is None else Nonfinite(row.nonfinite, key.nonfinite),
         rng,
     )

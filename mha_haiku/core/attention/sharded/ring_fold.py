@@ -108,16 +108,12 @@ def _part(maps, at, row, key):
     """Returns what two chunks, of the given numbers, need to be looked at."""
     first = tiles.Origin(at[0] * row.query[0].shape[-3], at[1] * key.key[0].shape[-3])
     parts = tuple(
-        views.Factors(query, own_key, _moved(each.weighting, first), logsumexp)
+        views.Factors(query, own_key, each.weighting.moved(first), logsumexp)
         for each, query, own_key, logsumexp in zip(
             maps, row.query, key.key, row.logsumexp, strict=True
         )
     )
     return parts, Given(row.given, key.given), first
-
-
-def _moved(weighting, first):
-    return weighting._replace(origin=weighting.origin.moved(first))
 
 
 def _nothing(observation, stay, go_round) -> Sums:

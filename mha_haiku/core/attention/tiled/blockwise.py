@@ -59,15 +59,10 @@ class Blockwise:
 
 
 class Options(NamedTuple):
-    """What is known before anything is computed.
+    """What is known before anything is computed."""
 
-    Attributes:
-      sizes: Of the tiles; they may be larger than the map.
-      dropout_rate: Share of the weights set to zero, in [0, 1).
-    """
-
-    sizes: sweep.Sizes
-    dropout_rate: float
+    sizes: sweep.Sizes  # of the tiles; they may be larger than the map
+    dropout_rate: float  # share of the weights set to zero, in [0, 1)
 
 
 def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:

@@ -30,18 +30,9 @@ def forward(
     sizes: sweep.Sizes,
     first: tiles.Origin | None = None,
 ) -> Sums:
-    """Returns the sums of a map, or of a part of one.
+    """Returns the sums of a map, or of a part of one that begins at `first`.
 
-    Args:
-      observation: What is computed.
-      maps: One map; or two, of as many queries and keys, that stand side by side.
-      given: The arrays that it needs.
-      sizes: Of the tiles.
-      first: Where in the whole map a part begins; None: it is whole.
-
-    Returns:
-      Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`; `[B...,
-      ...]` each where heads stand side by side.
+    Arguments and sums are those of `fold_gradient.fold`.
     """
     *batch_shape, num_heads, _ = maps[0].logsumexp.shape
     if observation.side_by_side:
@@ -79,18 +70,13 @@ class Block(NamedTuple):
 
     All blocks have one size, so that the last one starts earlier where that size does
     not divide T: the queries that it shares with the block before are not new.
-
-    Attributes:
-      rows: Which queries.
-      start: The first query that the walk covers.
-      is_new: `[R]`, which queries are new; None: all.
-      normalizers: Per map `[R]`, or `[H, R]` side by side: the logsumexp, but very high
-        where a query is to have no weights.
     """
 
-    rows: tiles.Span
-    start: int
-    is_new: Array | None
+    rows: tiles.Span  # which queries
+    start: int  # the first query that the walk covers
+    is_new: Array | None  # `[R]`, which queries are new; None: all
+    # Per map `[R]`, or `[H, R]` side by side: the logsumexp, but very high where a
+    # query is to have no weights.
     normalizers: tuple[Array, ...]
 
     @property
@@ -114,27 +100,18 @@ class Block(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """The walk over one head, or over the heads of an example side by side.
-
-    Attributes:
-      observation: What is computed.
-      heads: Of each map the head; side by side with an axis of heads in front.
-      given: What was given of the head.
-      sizes: Of the tiles.
-      first: Where in the whole map this part begins, or None.
-      queries: The consecutive queries that it covers.
-      keys: The keys, likewise.
-      masks_agree: Whether one mask is that of all that stand side by side. A tile may
-        be left out only where all of them rule it out, which is not known otherwise.
-    """
+    """The walk over one head, or over the heads of an example side by side."""
 
     observation: Observation
+    # Of each map the head; side by side with an axis of heads in front.
     heads: tuple[views.Factors, ...]
-    given: Given
+    given: Given  # of the head
     sizes: sweep.Sizes
-    first: tiles.Origin | None
-    queries: range
-    keys: range
+    first: tiles.Origin | None  # where in the whole map this part begins, or None
+    queries: range  # the consecutive queries that it covers
+    keys: range  # the consecutive keys
+    # Whether all that stand side by side have one mask. A tile may be left out only
+    # where all masks rule it out, which is not known otherwise.
     masks_agree: bool
 
     @classmethod

@@ -12,15 +12,15 @@ and bias here, and by the logsumexp into the gradient of the attention that made
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from mha_haiku.core import positions, tiles
-from mha_haiku.core.attention import reverse_only, scores
+from mha_haiku.core import tiles
+from mha_haiku.core.attention import reverse_only
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
 from mha_haiku.core.attention.tiled import sweep, views
@@ -54,12 +54,7 @@ def fold(
 ) -> Sums:
     """Returns what an observation carries after all tiles; differentiable in reverse.
 
-    Args:
-      observation: What is computed.
-      maps: One map; or two, of as many queries and keys, that stand side by side.
-      given: The arrays that it needs.
-      sizes: Of the tiles.
-      mesh: The devices that share the maps, or None.
+    `maps` is one map; or two, of as many queries and keys, that stand side by side.
 
     Returns:
       Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`; `[B...,
@@ -87,15 +82,7 @@ def known(
     """Returns sums that are known already, with the gradient of an observation.
 
     The largest weights, say, are differentiated as the weights at the keys where they
-    stand.
-
-    Args:
-      sums: What the observation would add up to.
-      observation: The one that is differentiated.
-      maps: As in `fold`.
-      given: What it is given, or a function that returns it from the maps, which only a
-        gradient calls.
-      sizes: Of the tiles.
+    stand. `given` may be a function from the maps, which only a gradient calls.
     """
     is_given = not callable(given)
 
@@ -112,29 +99,17 @@ def known(
     return _differentiable(run, pull_back)(maps, arguments)
 
 
-@tiles.pytree(meta=("maps", "biases", "given"))
+@tiles.pytree
 class Wanted:
-    """Which gradients are wanted.
+    """Which gradients are wanted."""
 
-    Attributes:
-      maps: Whether that of anything in the maps.
-      biases: Whether that of each map's bias.
-      given: Whether that of each array that is given.
-    """
-
-    maps: bool
-    biases: tuple[bool, ...]
-    given: tuple[bool, ...]
+    maps: bool = tiles.static()  # the gradient of anything in the maps
+    biases: tuple[bool, ...] = tiles.static()  # for each map, the gradient of its bias
+    given: tuple[bool, ...] = tiles.static()  # for each array
 
 
 def _differentiable(run: Callable, pull_back: Callable) -> Callable:
-    """Returns `run(maps, given)` with a gradient of its own.
-
-    Args:
-      run: Returns sums.
-      pull_back: From maps, given, cotangents of the sums (None for those of 0) and
-        `Wanted` to the gradients of maps and given.
-    """
+    """Returns `run(maps, given)`, which returns sums, with a gradient of its own."""
 
     # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
     # which sums came to nothing (`SymbolicZero`), so that neither costs anything.
@@ -191,13 +166,7 @@ def backward(
 ) -> tuple[tuple[views.Factors, ...], Given]:
     """Returns the gradients of maps and of what is given, None where not wanted.
 
-    Args:
-      observation: What is computed.
-      maps: As in `fold`.
-      given: As in `fold`.
-      cotangents: Of the sums, None for those of 0.
-      sizes: Of the tiles.
-      wanted: Which gradients are wanted.
+    Cotangents are None in place of 0.
     """
     # A query without a finite logsumexp has no weights here, and so no gradient.
     finite = tuple(
@@ -237,7 +206,7 @@ def backward(
 
     def by_head_axis(map_grads, given_grad):
         vectors = tuple((x.query, x.key) for x in map_grads)
-        others = tuple((x.bias, x.score, x.logsumexp) for x in map_grads)
+        others = tuple((x.weighting, x.logsumexp) for x in map_grads)
         return vectors, others, given_grad
 
     axes = (1, 0, 1)  # where the heads stand, after B..., in what that returns
@@ -256,15 +225,8 @@ def backward(
     if not wanted.maps:
         return (None,) * len(maps), given_grad
     map_grads = (
-        views.Factors(
-            query.astype(each.query.dtype),
-            key.astype(each.key.dtype),
-            Weighting(None, bias, score, origin=None),
-            logsumexp,
-        )
-        for each, (query, key), (bias, score, logsumexp) in zip(
-            maps, vectors, others, strict=True
-        )
+        views.Factors(query.astype(each.query.dtype), key.astype(each.key.dtype), *rest)
+        for each, (query, key), rest in zip(maps, vectors, others, strict=True)
     )
     return tuple(map_grads), given_grad
 
@@ -277,17 +239,7 @@ def _add_tile(
     columns: tiles.Span,
     seen_from: Any,
 ) -> tuple:
-    """Returns the gradients of a head with what a tile adds to them.
-
-    Args:
-      walk: Over the head.
-      totals: Gradients of each map's head, if wanted, of which those of keys are
-        `[K, S]`; and of what is given.
-      cotangents: Of the sums of the tile's queries, keys and head, or None.
-      block: The queries.
-      columns: The keys.
-      seen_from: As `views.Factors.scores` takes it.
-    """
+    """Returns the gradients of a head (of keys `[K, S]`) with what a tile adds."""
     map_grads, given_grad = totals
     observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype
     log_weights = walk.log_weights(block, columns, seen_from)
@@ -314,23 +266,23 @@ def _add_tile(
     log_weights_grad, own_grad = pullback(jax.tree.leaves(cotangents))
 
     def add(total, head, scores_grad):
-        weighting = head.weighting
+        weighting, grads = head.weighting, total.weighting
         query_grad, key_grad, score_grad = weighting.score.gradients(
             tiles.take(head.query, block.rows, 0)[:, None],
             tiles.take(head.key, columns, 0)[:, None],
             scores_grad[None],
         )
-        bias = total.bias
-        if bias is not None:
+        grads = grads._replace(score=jax.tree.map(jnp.add, grads.score, score_grad))
+        if grads.bias is not None:
             at = weighting.origin.at(block.rows, columns)
-            bias = weighting.bias.add_gradient(bias, scores_grad[None], *at)
+            bias = weighting.bias.add_gradient(grads.bias, scores_grad[None], *at)
+            grads = grads._replace(bias=bias)
         start = block.rows.start
-        return total._replace(
-            query=tiles.add(total.query, query_grad[:, 0], start, 0),
-            key=tiles.add(total.key, key_grad[:, 0].T, columns.start, 1),
-            logsumexp=tiles.add(total.logsumexp, -scores_grad.sum(-1), start, 0),
-            bias=bias,
-            score=jax.tree.map(jnp.add, total.score, score_grad),
+        return views.Factors(
+            tiles.add(total.query, query_grad[:, 0], start, 0),
+            tiles.add(total.key, key_grad[:, 0].T, columns.start, 1),
+            grads,
+            tiles.add(total.logsumexp, -scores_grad.sum(-1), start, 0),
         )
 
     if observation.side_by_side:
@@ -349,45 +301,26 @@ def _add_tile(
     )
 
 
-class _Gradients(NamedTuple):
-    """The gradients of a map, or of one head of it."""
-
-    query: Array
-    key: Array
-    bias: positions.ScoreBias | None
-    score: scores.Score
-    logsumexp: Array
-
-
-def _zeros(part: views.Factors, wants_bias: bool) -> _Gradients:
+def _zeros(part: views.Factors, wants_bias: bool) -> views.Factors:
     """Returns what the gradients of a map, or of a head, begin with."""
-    dtype = part.logsumexp.dtype
-    bias = part.weighting.bias if wants_bias else None
-    return _Gradients(
-        jnp.zeros(part.query.shape, dtype),
-        jnp.zeros(part.key.shape, dtype),
-        *jax.tree.map(jnp.zeros_like, (bias, part.weighting.score)),
-        jnp.zeros(part.logsumexp.shape, dtype),
+    query, key, weighting, logsumexp = part
+    bias = weighting.bias if wants_bias else None
+    weighting = Weighting(None, bias, weighting.score, origin=None)
+    return views.Factors(
+        jnp.zeros_like(query, logsumexp.dtype),
+        jnp.zeros_like(key, logsumexp.dtype),
+        *jax.tree.map(jnp.zeros_like, (weighting, logsumexp)),
     )
 
 
-def _finished(gradients: _Gradients) -> _Gradients:
+def _finished(gradients: views.Factors) -> views.Factors:
     """Returns the gradients of a head as they stand in those of all heads."""
-    bias, score = jax.tree.map(
-        lambda x: x.squeeze(0), (gradients.bias, gradients.score)
-    )
-    return gradients._replace(key=gradients.key.T, bias=bias, score=score)
+    weighting = jax.tree.map(lambda x: x.squeeze(0), gradients.weighting)
+    return gradients._replace(key=gradients.key.T, weighting=weighting)
 
 
 def _placed_together(stacked: tuple, totals: tuple, axes: tuple, at: int) -> tuple:
-    """Returns gradients `[B..., 1, H, ...]` of heads side by side at their places.
-
-    Args:
-      stacked: Those of the maps, and as the last `[B..., 1, ...]` of what is given.
-      totals: Arrays of the shapes that they are to have.
-      axes: Where the heads stand in them, after B....
-      at: How many axes B... are.
-    """
+    """Returns gradients `[B..., 1, H, ...]` of heads side by side at their places."""
     *map_grads, given_grad = stacked
     map_grads = jax.tree.map(lambda x: x.squeeze(at), map_grads)
     return tuple(

@@ -33,17 +33,11 @@ Mesh = jax.sharding.Mesh | None
 
 
 class Bins(NamedTuple):
-    """Equal bins of a range of positions.
+    """Equal bins of a range of positions."""
 
-    Attributes:
-      start: The first position.
-      stop: The position after the last.
-      width: Positions in a bin; the last bin may have fewer.
-    """
-
-    start: int
-    stop: int
-    width: int
+    start: int  # the first position
+    stop: int  # the position after the last
+    width: int  # positions in a bin; the last bin may have fewer
 
     @classmethod
     def of(cls, positions: range, most: int) -> "Bins":
@@ -73,11 +67,9 @@ class Bins(NamedTuple):
         return (inside & ((position - self.start) // self.width == bins)).astype(dtype)
 
     def mean(self, total: Array, counts: Array) -> Array:
-        """Returns the mean over the positions of each bin that count.
+        """Returns the mean, of sums `[..., bins, n]`, over positions that count.
 
-        Args:
-          total: `[..., bins, n]`, the sums.
-          counts: `[..., size]`, as `views.counting` has them: a bin with NaN is NaN.
+        `counts` are `[..., size]`, as `views.counting` has them: a bin with NaN is NaN.
         """
         size = self.stop - self.start
         counted = tiles.take(counts, tiles.Span(self.start, size), -1)
@@ -104,11 +96,7 @@ class Grid(NamedTuple):
         queries: slice = slice(None),
         keys: slice = slice(None),
     ) -> "Grid":
-        """Returns the cells of parts of a map; see `AttentionMap.pooled`.
-
-        Raises:
-          ValueError: If a part is empty or has steps, or a number of bins is below 1.
-        """
+        """Returns the cells of parts of a map; see `AttentionMap.pooled`."""
         checks.positive_integer("rows", rows)
         checks.positive_integer("columns", columns)
         num_queries, num_keys = map_shape[-2:]
@@ -123,10 +111,7 @@ class Grid(NamedTuple):
     def add(self, cells: Array, mass: Array, tile: Tile) -> Array:
         """Returns cells `[P, Q]` with what a tile adds.
 
-        Args:
-          cells: The cells.
-          mass: `[R, q]`, the mass of each query on the bins of keys that are touched.
-          tile: The tile.
+        `mass` is `[R, q]`: of each query on the bins of keys that are touched.
         """
         part = self.rows.membership(tile.rows, mass.dtype).T @ mass
         at = self.rows.first(tile.rows), self.columns.first(tile.columns)
@@ -235,14 +220,7 @@ class _AtKeys(Observation):
 def largest(
     weights: Array, factors: views.Factors, *, sizes: sweep.Sizes, mesh: Mesh
 ) -> Array:
-    """Returns the largest weights `[B..., H, T]`, known already, with their gradient.
-
-    Args:
-      weights: The largest weight of each query.
-      factors: Of the map.
-      sizes: Of the tiles.
-      mesh: The devices that share the map, or None.
-    """
+    """Returns the largest weights `[B..., H, T]`, which are known, with a gradient."""
 
     def positions(maps):
         sums = fold_gradient.fold(_Top(1), maps, NOTHING_GIVEN, sizes, mesh)
@@ -299,12 +277,7 @@ def apply_transposed(
 
 
 def factor(map_shape: tuple[int, ...], x: Array, axis: int) -> Array:
-    """Returns what a map is to be multiplied by.
-
-    Args:
-      map_shape: (B..., H, T, S).
-      x: `[B..., S, H, V]` or `[B..., S, 1, V]`; likewise of T.
-      axis: Of the map that is summed over: -1 for S, -2 for T.
+    """Returns what a map is to be multiplied by along its axis -1 (S) or -2 (T).
 
     Raises:
       ValueError: If it does not fit.
@@ -358,14 +331,7 @@ def divergence(
     sizes: sweep.Sizes,
     mesh: Mesh,
 ) -> Array:
-    """Returns the mean Jensen-Shannon divergences; see `AttentionMap.divergence`.
-
-    Args:
-      factors: Of the map.
-      other: Of another one; None: of this one again.
-      sizes: Of the tiles.
-      mesh: The devices that share the maps, or None.
-    """
+    """Returns the mean Jensen-Shannon divergences; see `AttentionMap.divergence`."""
     maps = (factors,) if other is None else (factors, other)
     maps, counts = zip(*map(views.counting, maps), strict=True)
     weighs = [(x > 0).astype(x.dtype) for x in counts]
@@ -391,7 +357,6 @@ def check_comparable(map_shape: tuple[int, ...], other_shape: tuple[int, ...]):
 
 
 def _consecutive(name: str, part: slice, size: int) -> range:
-    """Returns the positions that a slice names, which must be one after the other."""
     positions = range(size)[part]
     if not positions or positions.step != 1:
         raise ValueError(

@@ -87,14 +87,7 @@ def statistics(
 ) -> Statistics:
     """Returns the statistics of a map.
 
-    Args:
-      factors: Of the map.
-      given: What `given_of` returns.
-      counted: `[B..., T]` booleans: the queries that count; None: all that see.
-      grid: The cells of the pooled map; None: no pooled map.
-      per_query: Whether queries are kept apart.
-      sizes: Of the tiles.
-      mesh: The devices that share the map, or None.
+    `given` is what `given_of` returns; without a `grid` there is no pooled map.
     """
     num_queries, num_keys = factors.query.shape[-3], factors.key.shape[-3]
     factors, counts = views.counting(factors, counted)
@@ -133,8 +126,7 @@ def statistics(
     }
     results |= {entry.name: finished(entry) for entry in entries}
     pooled = None if grid is None else grid.rows.mean(sums.head, counts)
-    missing = dict.fromkeys(STATISTICS)
-    return Statistics(**missing | results, received=received, pooled=pooled)
+    return Statistics(results, received, pooled)
 
 
 def given_of(

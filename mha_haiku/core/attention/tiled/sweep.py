@@ -31,17 +31,11 @@ _SCORES_ON_ACCELERATORS = 2**25
 
 
 class Sizes(NamedTuple):
-    """How much of the scores is computed at once.
+    """How much of the scores is computed at once."""
 
-    Attributes:
-      rows: Queries in a tile.
-      columns: Keys in a tile.
-      heads: Heads, of any examples, that are taken together.
-    """
-
-    rows: int
-    columns: int
-    heads: int
+    rows: int  # queries in a tile
+    columns: int  # keys in a tile
+    heads: int  # heads, of any examples, that are taken together
 
     def fitted(self, num_queries: int, num_keys: int) -> "Sizes":
         """Returns sizes that divide a map of T x S about evenly."""
@@ -53,14 +47,7 @@ class Sizes(NamedTuple):
 def default_sizes(
     num_queries: int, num_keys: int, platform: str, columns: int = 1024
 ) -> Sizes:
-    """Returns the sizes of tiles that are fast on a platform.
-
-    Args:
-      num_queries: T.
-      num_keys: S.
-      platform: As `jax.default_backend()` names it.
-      columns: Keys in a tile, at most.
-    """
+    """Returns the sizes of tiles, of at most so many `columns`, fast on a platform."""
     rows, columns, _ = Sizes(512, columns, 1).fitted(num_queries, num_keys)
     if not num_queries * num_keys:
         return Sizes(rows, columns, 1)  # `lax.map` cannot batch empty results
@@ -78,11 +65,8 @@ def over_heads(
 ) -> Any:
     """Returns `function(example, head)` of all heads, stacked as `[B..., H, ...]`.
 
-    Args:
-      function: Takes the index of an example, an integer per batch axis, and of a head.
-      batch_shape: B....
-      num_heads: H.
-      together: How many heads are computed at once, at most.
+    The function takes an integer per batch axis, and the index of a head; at most so
+    many heads are computed `together`.
     """
     shape = (*batch_shape, num_heads)
 
@@ -108,16 +92,12 @@ def summed_over_heads(
     """Returns `function(example, head, totals)` of all heads, each at its place.
 
     Args:
-      function: Takes the index of an example, an integer per batch axis, and of a head,
-        and the totals so far; returns a tuple of pytrees like them, but without batch
-        axes and heads.
+      function: As in `over_heads`; takes the totals so far, too. Returns a tuple of
+        pytrees like them, but without batch axes and heads.
       totals: Pytrees with leading axes B.... An axis, and that of the heads, may have
         size 1 for all; that of the heads also G. Heads that share a place add up, on
         zeros; a place of one head may hold anything, which is written over.
       axes: Where the axis of the heads stands in each of them, after B....
-      batch_shape: B....
-      num_heads: H.
-      together: How many heads are computed at once, at most.
     """
     shape = (*batch_shape, num_heads)
     if _divisor(shape, together) > 1:  # few numbers: stacked first, they add up faster
@@ -157,12 +137,7 @@ def summed_over_heads(
 def placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
     """Returns `[B..., H, ...]` summed to `shape`, its heads at `axis` after B....
 
-    Args:
-      stacked: The array.
-      shape: Of the sum; an axis of B... may have size 1, and that of the heads any
-        divisor of H.
-      axis: Where the heads stand in it.
-      batch_ndim: How many axes B... are.
+    In the shape an axis of B... may have size 1, the axis of heads any divisor of H.
     """
     size = shape[batch_ndim + axis]
     *batch_shape, heads = stacked.shape[: batch_ndim + 1]
@@ -179,11 +154,7 @@ def over_rows(
 ) -> Any:
     """Returns `carry` after `body(rows, fresh_from, carry)` of each block of rows.
 
-    Args:
-      body: Gets `rows`, and the first position that no block before had.
-      carry: A pytree.
-      size: T, the number of rows.
-      height: Of a block, at most `size`.
+    A block has `height` of the `size` rows; none before `fresh_from` is new to it.
     """
 
     def block(i, carry):

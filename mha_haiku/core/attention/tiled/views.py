@@ -17,28 +17,17 @@ Array = jax.Array
 
 
 class Factors(NamedTuple):
-    """What a map is made from; or one head of it, whose arrays have no B... and H.
+    """What a map is made from; or one head of it, whose arrays have no B... and H."""
 
-    Attributes:
-      query: `[B..., T, H, K]`; of a head `[T, K]`.
-      key: `[B..., S, G, K]`; of a head `[S, K]`.
-      weighting: Mask, bias, score and origin, aligned.
-      logsumexp: `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None
-        where it is not known yet.
-    """
-
-    query: Array
-    key: Array
-    weighting: Weighting
+    query: Array  # `[B..., T, H, K]`; of a head `[T, K]`
+    key: Array  # `[B..., S, G, K]`; of a head `[S, K]`
+    weighting: Weighting  # mask, bias, score and origin, aligned
+    # `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None where it is
+    # not known yet.
     logsumexp: Array | None = None
 
     def head(self, example: tuple, head: Array) -> "Factors":
-        """Returns one head of one example.
-
-        Args:
-          example: An index per batch axis; may be traced.
-          head: The index of the head; may be traced.
-        """
+        """Returns one head of one example; the indices may be traced."""
         whole, num_heads = self, self.query.shape[-2]
         if not num_heads:
             # A walk over no heads is traced all the same, to learn the shapes that it
@@ -59,11 +48,8 @@ class Factors(NamedTuple):
     ) -> Array:
         """Returns the scores `[R, C]` of a tile of a head, HIDDEN where masked.
 
-        Args:
-          rows: R queries.
-          columns: C keys.
-          seen_from: Keys before this position are hidden as well; None: the mask is
-            known to allow all of the tile.
+        Keys before the position `seen_from` are hidden as well; None: the mask is known
+        to allow all of the tile.
         """
         query, key = tiles.take(self.query, rows, 0), tiles.take(self.key, columns, 0)
         weighting = self.weighting
@@ -83,14 +69,10 @@ def counting(factors: Factors, counted: Array | None = None) -> tuple[Factors, A
     NaN. So rows of NaN weigh nothing here, and whoever finishes the sums puts NaN where
     such a row counts.
 
-    Args:
-      factors: Of the map.
-      counted: `[B..., T]` booleans, the queries that count; None: all that see.
-
     Returns:
-      Factors in which rows that do not count, and rows of NaN, have no weights; and
-      `[B..., H, T]`: 1 for a row that counts, 0 for one that does not, NaN for one that
-      counts and is NaN.
+      Factors in which rows that do not count (`counted`, `[B..., T]`; None: all that
+      see do), and rows of NaN, have no weights; and `[B..., H, T]`: 1 for a row that
+      counts, 0 for one that does not, NaN for one that counts and is NaN.
     """
     logsumexp, is_nan = factors.logsumexp, jnp.isnan(factors.logsumexp)
     counts = jnp.where(is_nan, jnp.nan, logsumexp != -jnp.inf).astype(logsumexp.dtype)

@@ -1,0 +1,137 @@
+"""How the order of positions enters a model: schemes, by their names in configs.
+
+Another one is added here: what it does, and a line in `POSITION_SCHEMES`.
+
+`B...` batch axes, T positions, H heads, K query/key size per head, D model width.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import haiku as hk
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import positions
+
+Array = jax.Array
+
+
+class PositionScheme(NamedTuple):
+    """Where positions enter a model; a place where they do not is None.
+
+    The functions take the config's `fields` by keyword, and make their parameters.
+
+    Attributes:
+      embed: From embeddings `[..., T, D]`, the position of the first and the prefix of
+        module names ("decoder_" in a decoder) to embeddings with positions.
+      rotate: From queries or keys `[B..., T, H, K]`, their positions `[T]` and
+        `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
+      bias: From H, the prefix, and whether later keys are seen, `bidirectional`, to a
+        score bias.
+      fields: The fields of `config.model.embedding` that the functions read.
+    """
+
+    embed: Callable[..., Array] | None = None
+    rotate: Callable[..., Array] | None = None
+    bias: Callable[..., positions.ScoreBias] | None = None
+    fields: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, config: Any) -> "PositionScheme":
+        """Returns the scheme of `config.model.embedding`, which has its fields."""
+        *functions, fields = POSITION_SCHEMES[config.positions]
+        given = {name: getattr(config, name) for name in fields}
+        return cls(*(make and functools.partial(make, **given) for make in functions))
+
+
+class LearnedPositions(hk.Module):
+    """A learned vector per position.
+
+    Source: Gehring et al. 2017, section 3.1, https://arxiv.org/abs/1705.03122.
+    """
+
+    def __init__(self, max_length: int, name: str | None = None):
+        """Initialises the module for positions 0..`max_length` - 1."""
+        super().__init__(name=name)
+        self.max_length = max_length
+
+    def __call__(self, x: Array, first: int | Array = 0) -> Array:
+        """Returns `x` `[..., T, D]` plus the encodings of positions from `first` on."""
+        length, size = x.shape[-2:]
+        if length > self.max_length:
+            raise ValueError(
+                f"there are learned positions for {self.max_length} tokens, got "
+                f"{length}."
+            )
+        init = hk.initializers.RandomNormal(0.02)
+        table = hk.get_parameter("positions", (self.max_length, size), x.dtype, init)
+        if isinstance(first, int):
+            own = table[first : first + length]
+        else:
+            own = jax.lax.dynamic_slice_in_dim(table, first, length)
+        return x + own.reshape((1,) * (x.ndim - 2) + (length, size))
+
+
+class RelativePositions(hk.Module):
+    """Learned score biases per bucket of distance; see `positions.relative_bias`."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        *,
+        bidirectional: bool,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        name: str | None = None,
+    ):
+        """Initialises the module; the arguments are those of `relative_bias`."""
+        super().__init__(name=name)
+        self.num_heads = num_heads
+        self.bidirectional = bidirectional
+        self.num_buckets = num_buckets
+        self.max_distance = max_distance
+
+    def __call__(self) -> positions.ScoreBias:
+        """Returns the bias."""
+        init = hk.initializers.RandomNormal(0.02)
+        table = hk.get_parameter("table", (self.num_buckets, self.num_heads), init=init)
+        return positions.relative_bias(
+            table, bidirectional=self.bidirectional, max_distance=self.max_distance
+        )
+
+
+def _learned(x, first, prefix, *, max_length):
+    return LearnedPositions(max_length, name=f"{prefix}positions")(x, first)
+
+
+def _sinusoidal(x, first, prefix):
+    del prefix
+    at = first + jnp.arange(x.shape[-2])
+    encoding = positions.sinusoidal(at, x.shape[-1]).astype(x.dtype)
+    return x + encoding.reshape(*(1,) * (x.ndim - 2), *encoding.shape)
+
+
+def _rotary(x, at, *, frequencies, rotary_period):
+    return positions.rotary(x, at, max_period=rotary_period, frequencies=frequencies)
+
+
+def _alibi(num_heads, prefix, *, bidirectional):
+    del prefix, bidirectional
+    return positions.alibi(num_heads)
+
+
+def _relative(num_heads, prefix, *, bidirectional):
+    name = f"{prefix}relative_positions"
+    return RelativePositions(num_heads, bidirectional=bidirectional, name=name)()
+
+
+POSITION_SCHEMES: dict[str, PositionScheme] = {
+    "none": PositionScheme(),
+    "learned": PositionScheme(embed=_learned, fields=("max_length",)),
+    "sinusoidal": PositionScheme(embed=_sinusoidal),
+    "rotary": PositionScheme(rotate=_rotary, fields=("rotary_period",)),
+    "alibi": PositionScheme(bias=_alibi),
+    "t5": PositionScheme(bias=_relative),
+}
