@@ -106,7 +106,7 @@ def is_imported(config: configuration.RunConfig) -> bool:
     return getattr(config.data, "tokenizer", None) == _TOKENIZER
 
 
-def most_positions(config: ml_collections.ConfigDict) -> int | None:
+def most_positions(config: configuration.RunConfig) -> int | None:
     """Returns how many positions the model of a run has; None: any number."""
     embedding = config.model.embedding
     is_limited = is_imported(config) or embedding.positions == "learned"
