@@ -5,11 +5,11 @@ sequence is turned into another one, the source has `S` positions and the target
 """
 
 import abc
+import contextlib
 import dataclasses
 import functools
-import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -413,14 +413,14 @@ def check_parts(
         )
 
 
-def package(name: str, needed_by: str) -> Any:
-    """Returns a package of `mha_haiku[data]`; ConfigError if it is not installed."""
+@contextlib.contextmanager
+def needed(package: str, by: str) -> Iterator[None]:
+    """Raises ConfigError where a package of `mha_haiku[data]` cannot be imported."""
     try:
-        return importlib.import_module(name)
+        yield
     except ImportError as error:
         raise checks.ConfigError(
-            f"{needed_by} needs {name.partition('.')[0]}: "
-            "pip install 'mha_haiku[data]'."
+            f"{by} needs {package}: pip install 'mha_haiku[data]'."
         ) from error
 
 

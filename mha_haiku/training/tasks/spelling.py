@@ -178,4 +178,6 @@ def _letters(said: str, start: int, stop: int) -> tuple[int, int]:
 
 
 def _num2words():
-    return base.package("num2words", "task.name 'number_words'")
+    with base.needed("num2words", "task.name 'number_words'"):
+        import num2words
+    return num2words

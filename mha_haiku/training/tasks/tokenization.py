@@ -366,7 +366,9 @@ def errors_named(file: str) -> Iterator[None]:
 
 def library() -> Any:
     """Returns the package `tokenizers`; ConfigError if it is not installed."""
-    return base.package("tokenizers", "This tokenizer")
+    with base.needed("tokenizers", "This tokenizer"):
+        import tokenizers
+    return tokenizers
 
 
 def padded(
