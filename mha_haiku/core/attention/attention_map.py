@@ -20,11 +20,13 @@ from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
-_engine: Any = None  # a module with a function for each method below that says so
+# The module that computes `statistics`, `pooled`, `top`, `apply`, `apply_transposed`,
+# `divergence` and `observe` of whole maps, by functions of these names.
+_engine: Any = None
 
 
 def register(engine: Any) -> None:
-    """Makes known what answers for whole maps, tile by tile: `tiled.engine`."""
+    """Sets the module that computes what is asked of whole maps: `tiled.engine`."""
     global _engine
     _engine = engine
 

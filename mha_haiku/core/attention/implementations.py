@@ -3,9 +3,10 @@
 `B...` batch axes, T query positions, S key positions, H query heads, G key/value heads
 (G divides H), K query/key size and V value size per head.
 
-An implementation is a function of `Inputs` and the rate of dropout. Those of this
-folder have their names here. Kernels of accelerators and meshes of devices live in
-folders of their own, which nothing here imports: they `register` what they have.
+An implementation is a function of `Inputs` and the rate of dropout. "dense" and
+"formula" have their names here. The tile engine ("blockwise"), the kernels of
+accelerators ("fused") and meshes of devices live in `tiled/`, `fused/` and `sharded/`,
+which nothing here imports: they `register` what they have.
 """
 
 import math
@@ -31,6 +32,14 @@ Array = jax.Array
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
 # `[B..., H, T]`.
 Implementation = Callable[[Inputs, float], tuple[Array, Array]]
+
+
+class OnMesh:
+    """An implementation whose inputs and maps are shared by the devices of a mesh."""
+
+    mesh: jax.sharding.Mesh
+
+
 IMPLEMENTATIONS: dict[str, Implementation] = {}  # by name
 
 # From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
@@ -157,7 +166,7 @@ def attend_within(
         values, logsumexp = implementation(inputs, dropout_rate)
     values, logsumexp = weighting.finished(values, logsumexp)
     query, key, value, *_ = inputs.zeroed()
-    mesh = getattr(implementation, "mesh", None)  # the devices that share the map
+    mesh = implementation.mesh if isinstance(implementation, OnMesh) else None
     whole = attention_map.AttentionMap(query, key, logsumexp, weighting, value, mesh)
     return sited.sited(values, whole)
 

@@ -12,11 +12,9 @@ Three numbers say "not this one", and each has its place:
 - `HIDDEN`, very low but finite, is the score of a masked pair in tiles. A running
   maximum of -inf would give exp(-inf - -inf) = NaN, and `weight * log(weight)` 0 x -inf
   = NaN; with HIDDEN both are 0 without a `where` per score. A fully masked query is one
-  whose largest score is HIDDEN at the end. Biases of -inf are raised to HIDDEN: so a
-  score of a key that may be seen must be above it, or tiles take it for masked, which
-  whole rows do not. Made from HIDDEN are a normalizer (-HIDDEN, in `fold`) that takes a
-  query's weights away, the start of a largest log weight (2 HIDDEN, in `observations`),
-  and in its place, where gradients multiply it, the log weight `fold_gradient._LOW`.
+  whose largest score is HIDDEN at the end. Biases of -inf are raised to HIDDEN. A
+  visible key's score must therefore exceed HIDDEN; otherwise blockwise attention treats
+  the key as masked, while dense attention does not.
 - `NaN` says that something was not finite. A matrix product would spread a masked
   NaN, as 0 x NaN is NaN, forward and backward. So products get finite arrays, in which
   `Nonfinite` vectors are zeros, and NaN is put back into those scores alone that the

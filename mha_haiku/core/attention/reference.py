@@ -2,7 +2,8 @@
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key/value heads
 (G divides H), K query/key size and V value size per head. All implementations give
-these numbers, at another cost, and are tested against them.
+these numbers for finite inputs, at another cost, and are tested against them; what they
+do with NaN in masked places is in `inputs.py`.
 """
 
 import jax

@@ -42,8 +42,9 @@ class Score(tiles.Part, abc.ABC):
 
         attend(query, key, value, score=Distance(jnp.ones(4)))
 
-    A tile may have no batch axes, as here `...` allows. Where the number of key heads
-    G is smaller than H, `repeat_heads(key, H)` comes first.
+    Dense attention calls a score with all batch axes, the tile engine with one head of
+    one example and no batch axes: hence `...` and `aligned` above. Where the number of
+    key heads G is smaller than H, `repeat_heads(key, H)` comes first.
     """
 
     @abc.abstractmethod

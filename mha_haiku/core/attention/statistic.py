@@ -1,8 +1,12 @@
 """What a statistic of a head is: what a tile adds for each query, and what follows.
 
 `B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
-of them in a tile. The statistics that there are stand in `statistics.py`. What is
-linear in the weights adds a column to one matrix product that all share.
+of them in a tile. A statistic is one entry of `STATISTICS` in `statistics.py`; the entry
+alone makes it an attribute of `Statistics`, and a column of tables, CSV files, pages and
+notebooks. Its functions get an `observation.Tile`: `weights` and `log_weights` `[R, C]`,
+the spans of positions `rows` and `columns`, and what else is known of queries and keys
+in `given.queries` and `given.keys`. A tile does not know S; `HeadStatistic`s do, from the
+shape of `HeadSums.received`.
 """
 
 import dataclasses
@@ -20,26 +24,28 @@ class RowSum(NamedTuple):
     """What adds up over the keys of each query.
 
     Attributes:
-      from_tile: From a tile and its products with the columns, `[R]` each, to what it
-        adds, `[R]`; or to a tuple of such, where `size` says how many. 0 where weights
-        are 0, as tiles are skipped and rows and columns repeat; see `Observation`.
-      columns: Functions of a tile, to `[C]` each: numbers of its keys whose sums,
-        weighted by the weights, are wanted. All columns of all sums are one matrix
-        product, which makes them nearly free.
-      size: How many sums it is, of which `Statistic.from_sums` gets a tuple; None: one.
-      is_largest: Whether the largest counts in place of the sum. That has no gradient,
-        but for `LARGEST`, which `statistics` gives one.
+      from_tile: `from_tile(tile, *products)` returns what a tile adds, `[R]`; with
+        `size=n` a tuple of n such arrays. It must be 0 where weights are 0, because
+        tiles may be skipped or overlap. There is a product `[R]` for each of
+        `of_keys`.
+      of_keys: Functions of a tile that return a number for each of its keys, `[C]`. The
+        product is the sum of these numbers, weighted by the query's weights. All
+        products of all statistics are one matrix product, which makes them nearly free.
+      size: How many sums there are, which `Statistic.from_sums` gets as a tuple; None:
+        one.
+      is_largest: Combine tiles by maximum instead of sum. That has no gradient, but for
+        `LARGEST`, which `statistics` gives one.
     """
 
     from_tile: Callable[..., Any]
-    columns: tuple[Callable[[observation.Tile], Array], ...] = ()
+    of_keys: tuple[Callable[[observation.Tile], Array], ...] = ()
     size: int | None = None
     is_largest: bool = False
 
 
-def linear(column: Callable[[observation.Tile], Array]) -> RowSum:
+def linear(of_keys: Callable[[observation.Tile], Array]) -> RowSum:
     """Returns the sum over keys of weight times a number of the key."""
-    return RowSum(lambda tile, product: product, (column,))
+    return RowSum(lambda tile, product: product, (of_keys,))
 
 
 def _itself(x: Array) -> Array:

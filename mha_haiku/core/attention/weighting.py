@@ -1,4 +1,4 @@
-"""How scores become weights: what attention is told beside queries, keys and values.
+"""How scores become weights: what attention is told besides queries, keys, values.
 
 `B...` batch axes, T query positions, R of them in a tile; S key positions, C of them in
 a tile; H query heads, G key heads, K query/key size and V value size per head.
@@ -77,7 +77,7 @@ class Weighting(NamedTuple):
         return self._replace(origin=self.origin.moved(by))
 
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
-        """Returns what is left of it for one head of one example, H = 1 and no B....
+        """Returns the weighting of one head of one example: H = 1, no batch axes.
 
         `example` is an index per batch axis; all indices may be traced.
         """

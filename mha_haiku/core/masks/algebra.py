@@ -50,7 +50,10 @@ class Mask(tiles.Part, abc.ABC):
 
         attend(query, key, value, mask=causal() & SameColor(colors))
 
-    `key_range` lets tiles be skipped, and `check_shape` refuses arrays that do not fit.
+    `aligned_tile` is all that a mask must have. What else is worth writing:
+    `key_range`, so that tiles are skipped; `check_shape`, so that arrays that do not
+    fit are refused; `unseen_keys` and `fully_masked`, which each call of
+    `MultiHeadAttention` asks, and which otherwise look at all T x S positions.
     """
 
     __repr__, _repr_html_ = display.record, display.html
@@ -146,9 +149,9 @@ class Mask(tiles.Part, abc.ABC):
             )
         return ranks[0]
 
-    # What a kind of mask has to say of itself. Arrays of an aligned mask have all batch
-    # axes, and it gives arrays that broadcast to `[B..., H, ...]`: axes in front may be
-    # missing, and any axis may have size 1.
+    # Methods for subclasses to implement. Arrays of an aligned mask have all batch axes
+    # in front, of size 1 where they do not vary; aligning twice changes nothing. An
+    # aligned mask returns arrays that broadcast to `[B..., H, ...]`.
 
     @abc.abstractmethod
     def aligned_tile(
@@ -186,10 +189,10 @@ class Mask(tiles.Part, abc.ABC):
     def unseen_keys(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
-        """Returns which keys no query from position `first_query` on sees; of aligned.
+        """Returns the keys that no query sees; call it on an aligned mask.
 
-        They are booleans that broadcast to `[B..., H, S]`, or None where each key is
-        surely seen by at least one query.
+        They are booleans that broadcast to `[B..., H, S]`, or None where every key is
+        known to be seen. Queries stand at positions from `first_query` on.
         """
         at = tiles.Origin(first_query)
         seen = self._by_block(num_queries, num_keys, at, lambda x: x.any(-2))
@@ -198,14 +201,18 @@ class Mask(tiles.Part, abc.ABC):
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
-        """Returns which queries see no key: as `[B..., H, T]`, or None: surely none."""
+        """Returns the queries that see no key; call it on an aligned mask.
+
+        They are booleans that broadcast to `[B..., H, T]`, or None where every query is
+        known to see a key.
+        """
         at = tiles.Origin(first_query)
         return ~self._by_query(num_queries, num_keys, at, lambda x: x.any(-1))
 
     def key_counts(
         self, num_queries: int, num_keys: int, origin: tiles.Origin
     ) -> Array:
-        """Returns how many keys each query sees, as `[B..., H, T]`; of aligned."""
+        """Returns how many keys each query sees, `[B..., H, T]`, of an aligned mask."""
         return self._by_query(num_queries, num_keys, origin, lambda x: x.sum(-1))
 
     def _by_block(self, num_queries, num_keys, origin, function) -> Array:

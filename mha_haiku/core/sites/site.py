@@ -13,7 +13,7 @@ import jax
 from mha_haiku.core.sites.primitive import parameters, site_p
 
 SEEN = "mha_haiku_attention"
-"""The scope of what a site shows already: attention there is not recognised again."""
+"""Named scope around attention that has a site already, which recognition skips."""
 
 
 class Facet(NamedTuple):

@@ -21,7 +21,7 @@ IN_A_RING = ("auto", "blockwise")
 
 
 @dataclasses.dataclass(frozen=True)
-class Sharded:
+class Sharded(implementations.OnMesh):
     """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit.
 
     Attributes:

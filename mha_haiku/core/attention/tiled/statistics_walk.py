@@ -49,14 +49,14 @@ class _Observed(Observation):
         # the sums on the CPU, and computes them once per sum.
         tile = tile._replace(weights=lax.optimization_barrier(tile.weights))
         dtype = tile.weights.dtype
-        wanted = {column: None for each in self.sums for column in each.columns}
+        wanted = {column: None for each in self.sums for column in each.of_keys}
         columns = [jnp.stack([f(tile).astype(dtype) for f in wanted], 1)]
         if self.grid is not None:
             columns.append(self.grid.columns.membership(tile.columns, dtype))
         products = tile.weights @ jnp.concatenate(columns, 1)
         product_of = {f: products[:, i] for i, f in enumerate(wanted)}
         parts = (
-            each.from_tile(tile, *(product_of[f] for f in each.columns))
+            each.from_tile(tile, *(product_of[f] for f in each.of_keys))
             for each in self.sums
         )
         cells = sums.head
