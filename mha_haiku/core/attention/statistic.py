@@ -1,12 +1,12 @@
 """What a statistic of a head is: what a tile adds for each query, and what follows.
 
 `B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
-of them in a tile. A statistic is one entry of `STATISTICS` in `statistics.py`; the entry
-alone makes it an attribute of `Statistics`, and a column of tables, CSV files, pages and
-notebooks. Its functions get an `observation.Tile`: `weights` and `log_weights` `[R, C]`,
-the spans of positions `rows` and `columns`, and what else is known of queries and keys
-in `given.queries` and `given.keys`. A tile does not know S; `HeadStatistic`s do, from the
-shape of `HeadSums.received`.
+of them in a tile. A statistic is one entry of `STATISTICS` in `statistics.py`, which
+makes it an attribute of `Statistics` and a column of tables, CSV files, pages and
+notebooks. Its functions get an `observation.Tile`: `weights` and `log_weights`
+`[R, C]`, the spans of positions `rows` and `columns`, and what else is known of queries
+and keys in `given.queries` and `given.keys`. A tile does not know S; a `HeadStatistic`
+does, from the shape of `HeadSums.received`.
 """
 
 import dataclasses
