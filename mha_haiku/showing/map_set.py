@@ -77,7 +77,9 @@ class Axes(NamedTuple):
         """Returns which cells `[P, Q]` hold an aligned pair of positions; or None."""
         if self.alignment is None:
             return None
-        return cells_of(self.alignment, self.queries.edges, self.keys.edges)
+        starts = self.queries.edges[:-1], self.keys.edges[:-1]
+        rows = np.logical_or.reduceat(self.alignment, starts[0], axis=0)
+        return np.logical_or.reduceat(rows, starts[1], axis=1)
 
 
 class Patch(NamedTuple):
@@ -382,14 +384,6 @@ class MapSet:
                         "got NaN."
                     )
         return self
-
-
-def cells_of(
-    alignment: np.ndarray, query_edges: np.ndarray, key_edges: np.ndarray
-) -> np.ndarray:
-    """Returns which cells `[P, Q]` hold an aligned pair of positions `[T, S]`."""
-    rows = np.logical_or.reduceat(alignment, query_edges[:-1], axis=0)
-    return np.logical_or.reduceat(rows, key_edges[:-1], axis=1)
 
 
 def _numbers_at(places, numbers: Mapping[str, PerHead]) -> dict[str, PerHead]:
