@@ -130,15 +130,9 @@ def map_set(
 ) -> MapSet:
     """Returns what maps hold, from one pass over each.
 
-    Args:
-      maps: By the names of their layers; see `named_maps`.
-      sides: What stands along them.
-      only: Which one of the examples; None: the first ones.
-      name: The name of the set.
-      kinds: The kind of each map, where there are several. `sides` are those of the
-        cross maps then.
-      has_numbers: Whether there are statistics of the heads, which take a second to
-        compile.
+    Maps and their kinds are as of `named_maps`; where there are kinds, `sides` are for
+    the cross maps. `only` is the index of one example; None: the first ones. Without
+    `has_numbers` there are no statistics of the heads, which take a second to compile.
     """
     kinds = kinds or ("",) * len(maps)
     batch_shape = next(iter(maps.values())).shape[:-3]

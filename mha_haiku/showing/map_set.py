@@ -77,7 +77,9 @@ class Axes(NamedTuple):
         """Returns which cells `[P, Q]` hold an aligned pair of positions; or None."""
         if self.alignment is None:
             return None
-        return cells_of(self.alignment, self.queries.edges, self.keys.edges)
+        starts = self.queries.edges[:-1], self.keys.edges[:-1]
+        rows = np.logical_or.reduceat(self.alignment, starts[0], axis=0)
+        return np.logical_or.reduceat(rows, starts[1], axis=1)
 
 
 class Patch(NamedTuple):
@@ -384,14 +386,6 @@ class MapSet:
         return self
 
 
-def cells_of(
-    alignment: np.ndarray, query_edges: np.ndarray, key_edges: np.ndarray
-) -> np.ndarray:
-    """Returns which cells `[P, Q]` hold an aligned pair of positions `[T, S]`."""
-    rows = np.logical_or.reduceat(alignment, query_edges[:-1], axis=0)
-    return np.logical_or.reduceat(rows, key_edges[:-1], axis=1)
-
-
 def _numbers_at(places, numbers: Mapping[str, PerHead]) -> dict[str, PerHead]:
     return {
         name: each._replace(
@@ -445,11 +439,9 @@ def _check_set(shown: MapSet) -> None:
     for name, each in shown.numbers.items():
         of = f"of {name} {where}"
         has_shape(f"{name} {where}", each.mean, shown.shape, kinds="f")
-        if each.standard_error is not None:
-            errors = each.standard_error
-            has_shape(f"standard errors {of}", errors, shown.shape, kinds="f")
-        if each.ranks is not None:
-            has_shape(f"ranks {of}", each.ranks, (*shown.shape, 2), kinds="f")
+        errors = each.standard_error
+        has_shape(f"standard errors {of}", errors, shown.shape, kinds="f")
+        has_shape(f"ranks {of}", each.ranks, (*shown.shape, 2), kinds="f")
     if shown.roles is not None:
         names, scores = shown.roles
         has_shape(f"names of roles {where}", names, shown.shape, kinds="UO")
@@ -470,12 +462,10 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         heads, axes = len(layer.heads), example.axes(layer)
         cells = axes.queries.bins, axes.keys.bins
         _are_weights(f"weights of {layer.name} {of}", weights, (heads, *cells))
-        masked = example.masked_cells(i)
-        if masked is not None:
-            shapes = (cells, (heads, *cells))
-            has_shape(f"masked of {layer.name} {of}", masked, *shapes, kinds="b")
-        if example.channels is not None and example.channels[i] is not None:
-            channels = example.channels[i]
+        shapes = (cells, (heads, *cells))
+        name = f"masked of {layer.name} {of}"
+        has_shape(name, example.masked_cells(i), *shapes, kinds="b")
+        if channels := example.channels and example.channels[i]:
             size = np.shape(channels.query)[-1:]
             for name, axis in (("query", axes.queries), ("key", axes.keys)):
                 shape = (heads, len(axis.tokens), *size)
@@ -504,9 +494,8 @@ def _check_axes(axes: Axes, of: str) -> None:
         if axis.notes:
             name, count = f"notes of the {side} {of}", len(axis.tokens)
             _has_length(name, axis.notes, count, "positions")
-    if axes.alignment is not None:
-        shape = len(axes.queries.tokens), len(axes.keys.tokens)
-        has_shape(f"alignment {of}", axes.alignment, shape, kinds="b")
+    shape = len(axes.queries.tokens), len(axes.keys.tokens)
+    has_shape(f"alignment {of}", axes.alignment, shape, kinds="b")
 
 
 def _check_patch(patch, example, layers, of) -> None:
@@ -584,9 +573,11 @@ def _has_length(name: str, parts: Sequence, count: int, of_what: str) -> None:
 
 
 def has_shape(
-    name: str, values: np.ndarray, *shapes: tuple[int, ...], kinds: str
+    name: str, values: np.ndarray | None, *shapes: tuple[int, ...], kinds: str
 ) -> None:
     """Raises ValueError if an array is of no kind of NumPy's, or has no such shape."""
+    if values is None:
+        return
     values = np.asarray(values)
     if values.dtype.kind not in kinds:
         raise ValueError(f"{name} must be {_KINDS[kinds]}, got {values.dtype}.")

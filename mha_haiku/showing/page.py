@@ -140,17 +140,12 @@ def encode(
     levels: int,
     rounding: float = 0.0,
 ) -> tuple[str, list[float]]:
-    """Rounds the maps of a layer and packs them into text.
+    """Returns the packed codes of a layer's maps, and each map's largest weight `[H]`.
 
-    Args:
-      weights: `[H, P, Q]`.
-      masked: Booleans that broadcast to `weights`; None: no cell is masked.
-      levels: The code of the largest weight of a map: 253 or 65533.
-      rounding: Weights are rounded to multiples of this first, or to a sixteenth of
-        their map's largest if that is less.
-
-    Returns:
-      The codes, row by row, packed; and each map's largest weight `[H]`, NaN left out.
+    Weights are `[H, P, Q]`, and `masked` has booleans that broadcast to them. They are
+    rounded to multiples of `rounding` first, or to a sixteenth of their map's largest
+    if that is less. `levels` is the code of the largest: 253 or 65533. NaN is left out
+    of the largest weights.
     """
     weights = weights.astype(np.float64)
     is_nan = np.isnan(weights)

@@ -82,7 +82,9 @@ def joined(value: Any, compare: Any = None) -> Dossier:
     sets, names = [map_set_of(value)], [""]
     if compare is not None:
         sets.append(map_set_of(compare))
-        names = distinct(sets[0].name, other_name or sets[1].name)
+        names = [sets[0].name, other_name or sets[1].name]
+        if names[0] == names[1]:
+            names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
     title = " and ".join(each.name for each in sets)
     pairs = zip(sets, names, strict=True)
     return Dossier(
@@ -114,11 +116,6 @@ def named(value: Any) -> tuple[str, Any]:
         ((name, value),) = value.items()
         return str(name), value
     return "", value
-
-
-def distinct(name: str, other: str) -> tuple[str, str]:
-    """Returns the names of two sets of maps, numbered where they are the same."""
-    return (name, other) if name != other else (f"{name} (1)", f"{other} (2)")
 
 
 def _is_weights(value) -> bool:

@@ -135,9 +135,7 @@ def _(statistics: attention.Statistics) -> markup.Html:
 
 @fragment.register
 def _(importance: heads.Importance) -> markup.Html:
-    mean = np.asarray(importance.mean)
-    if not mean.size:
-        raise ValueError("there are no heads.")
+    mean = _of_some_heads(importance.mean)
     error = np.asarray(importance.standard_error)
     count = len(importance.per_example)
     table = markup.heat_table(
@@ -157,17 +155,14 @@ def _(importance: heads.Importance) -> markup.Html:
 
 @fragment.register
 def _(roles: heads.Roles) -> markup.Html:
-    names = np.asarray(roles.names)
-    if not names.size:
-        raise ValueError("there are no heads.")
+    names = _of_some_heads(roles.names)
     scores = roles.deciding
-    text = np.where(names == "", "", names)
     numbers = np.vectorize(lambda x: "" if np.isnan(x) else f" {x:.2f}", otypes=[str])
     table = markup.heat_table(
         np.where(names == "", np.nan, np.nan_to_num(scores)),
         rows=[f"layer {i}" for i in range(len(names))],
         scales=[drawing.Scale(0.0, 1.0, "viridis")] * len(names),
-        shown=np.char.add(text.astype(str), numbers(scores)),
+        shown=np.char.add(names.astype(str), numbers(scores)),
     )
     seen = sorted(set(names.ravel()) & set(heads.ROLES))
     legend = "; ".join(f"{name}: {heads.ROLES[name].label}" for name in seen)
@@ -191,6 +186,12 @@ def _(mask: masks.Mask) -> markup.Html:
         note=f"Queries down, keys across, the first {sizes[0]} x {sizes[1]}; yellow "
         f"may attend, grey is masked.{more}",
     )
+
+
+def _of_some_heads(values: Any) -> np.ndarray:
+    if not np.size(values):
+        raise ValueError("there are no heads.")
+    return np.asarray(values)
 
 
 def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:

@@ -107,14 +107,6 @@ class Circuits:
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
-    def pairs(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Returns the heads that are read and those that read, (layer, head) each."""
-        known = ~np.isnan(self.scores)
-        return (
-            [tuple(map(int, each)) for each in np.argwhere(known.any((2, 3)))],
-            [tuple(map(int, each)) for each in np.argwhere(known.any((0, 1)))],
-        )
-
     def rows(self) -> list[dict[str, Any]]:
         """Returns a row for each pair of heads, the highest score first."""
         places = np.argwhere(~np.isnan(self.scores)).tolist()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.subjects.studies import workbench
+from mha_haiku.subjects.studies import generation, workbench
 from mha_haiku.training import tasks
 
 
@@ -33,8 +33,7 @@ def of_task(task: tasks.Task) -> Codec:
     """Returns the codec of a task."""
 
     def decode(tokens):
-        pieces = b"".join(task.piece(int(token)) for token in tokens)
-        return pieces.decode("utf-8", errors="replace").removeprefix(" ")
+        return generation.text_of(task, tokens).removeprefix(" ")
 
     return Codec(task.encode, decode, task.token_label, task.prompt)
 

@@ -182,5 +182,7 @@ def test_a_field_that_came_later_has_its_default(load, tmp_path):
 def test_cells_hold_the_aligned_pairs_of_their_positions():
     alignment = np.zeros((4, 5), bool)
     alignment[[1, 3], [4, 0]] = True
-    cells = map_set.cells_of(alignment, np.array([0, 2, 4]), np.array([0, 1, 3, 5]))
+    queries = map_set.Axis(("",) * 4, np.array([0, 2, 4]))
+    keys = map_set.Axis(("",) * 5, np.array([0, 1, 3, 5]))
+    cells = map_set.Axes(queries, keys, alignment).aligned_cells()
     assert cells.tolist() == [[False, False, True], [True, False, False]]

@@ -182,13 +182,11 @@ def learn(
 ) -> list[Line]:
     """Learns gates, prunes the heads that they close, and trains the rest further.
 
-    The pruned model becomes the run `out/pruned`. A model of the same architecture,
-    trained from scratch for as many steps as the run, the gates and the tuning took
-    together, becomes the run `out/scratch`. Without targets neither is trained; of a
-    model that had learnt elsewhere, or started from another run, only the first.
-
-    Gates are trained as in `learn_gates`; then the pruned model takes
-    `tuning_steps`.
+    The pruned model takes `tuning_steps` as the run `out/pruned`. A model of the same
+    architecture, trained from scratch for as many steps as the run, the gates and the
+    tuning took together, becomes the run `out/scratch`. Without targets neither is
+    trained; of a model that had learnt elsewhere, or started from another run, only the
+    first.
 
     Returns:
       The run, the pruned model before and after tuning, and the one from scratch; the
@@ -263,16 +261,7 @@ def table(lines: list[Line]) -> Table:
         *pruned_runs.columns(lines[0].metrics),
         *([Column("kept")] if kinds else []),
     ]
-    rows = [
-        {
-            "model": x.name,
-            "heads": x.kept,
-            **pruned_runs.kinds(x.layers),
-            **x.metrics,
-            "kept": pruned_runs.names(x.layers),
-        }
-        for x in lines
-    ]
+    rows = [{"model": x.name, **pruned_runs.cells(x.layers, x.metrics)} for x in lines]
     return Table(columns, rows)
 
 

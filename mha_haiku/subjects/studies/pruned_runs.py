@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -292,6 +292,14 @@ def names(layers: Sequence[models.LayerHeads]) -> str:
     return "|".join(
         ";".join(" ".join(map(str, layer.names)) for layer in group) for _, group in own
     )
+
+
+def cells(
+    layers: Sequence[models.LayerHeads], metrics: Mapping[str, float]
+) -> dict[str, Any]:
+    """Returns the cells that a table of pruned models has of each."""
+    kept = sum(len(layer.names) for layer in layers)
+    return {"heads": kept, **kinds(layers), **metrics, "kept": names(layers)}
 
 
 def columns(metrics: Mapping[str, float]) -> list[Column]:

@@ -72,7 +72,8 @@ class Pruned(NamedTuple):
     @property
     def picture(self) -> functools.partial:
         """Gives the curve of a sweep, as the bytes of a file."""
-        return functools.partial(curves.pruning, curve(self), title=self.title)
+        curve = _curve(table(self).csv())
+        return functools.partial(curves.pruning, curve, title=self.title)
 
 
 def prune(bench: Bench, request: Request) -> Pruned:
@@ -151,16 +152,13 @@ def table(result: Pruned) -> Table:
     ]
     rows = [
         {
-            "heads": point.kept,
-            **pruned_runs.kinds(point.layers),
+            **pruned_runs.cells(point.layers, point.metrics),
             "units": point.units,
-            **point.metrics,
             **({result.beside_name: beside} if result.beside else {}),
             "parameters": point.parameters,
             "examples/s": point.examples_per_second,
             "faster": point.speed_up,
             "ideal": point.ideal_speed_up,
-            "kept": pruned_runs.names(point.layers),
         }
         for point, beside in itertools.zip_longest(result.points, result.beside)
     ]
@@ -194,11 +192,6 @@ def write(
 ) -> list[Path]:
     """Writes pruning.csv, a line per model, and the curve; see `workbench.write`."""
     return workbench.write(folder, "pruning", table(result), result.picture, formats)
-
-
-def curve(result: Pruned) -> curves.Pruning:
-    """Returns a point per model, to be drawn."""
-    return _curve(table(result).csv())
 
 
 def read_curve(path: str | os.PathLike) -> curves.Pruning:

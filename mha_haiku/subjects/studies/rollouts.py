@@ -105,16 +105,17 @@ def measure(
         checks.positive_integer("draws", draws)
     bench = bench.looped()
     run = bench.run
-    program = jax.jit(functools.partial(look, run, draws))
     batch_size = _BATCH_POSITIONS // run.task.sequence_length**2
-    batch_size = max(1, min(examples, batch_size))
     data = jax.device_put(run.task.held_out_data)
-    batches = []
-    starts = range(0, examples, batch_size)
-    for start in bench.progress(starts, name="blanking inputs out", unit="batch"):
-        indices = np.arange(start, start + batch_size, dtype=np.int32)
-        batches.append(jax.device_get(program(run.params, data, indices)))
-    effects = jax.tree.map(lambda *x: np.concatenate(x)[:examples], *batches)
+    program = jax.jit(functools.partial(look, run, draws))
+    batches = bench.observations(
+        lambda params, indices: program(params, data, indices),
+        range(examples),
+        batch_size=max(1, min(examples, batch_size)),
+        name="blanking inputs out",
+        examples_at=functools.partial(np.array, dtype=np.int32),
+    )
+    effects = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     effects["measures"]["flow"] = _flows(bench, effects["row"][:flow_examples])
     asks = np.flatnonzero(effects["asks"])
     if not len(asks):
@@ -184,21 +185,19 @@ def table(study: Study) -> Table:
         Column("examples"),
         Column("published"),
     ]
-    changes, drops = summary(study.changes), summary(study.drops)
-    rows = []
-    for name, layers in changes.items():
-        published = dict(enumerate(study.published.get(name, ())))
-        for i, numbers in enumerate(layers):
-            rows.append(
-                {
-                    "measure": name,
-                    "layer": i + 1,
-                    "with the change": tuple(map(float, numbers)),
-                    "with the drop": tuple(map(float, drops[name][i])),
-                    "examples": len(study.changes[name]),
-                    "published": published.get(i),
-                }
-            )
+    drops = summary(study.drops)
+    rows = [
+        {
+            "measure": name,
+            "layer": i + 1,
+            "with the change": tuple(map(float, numbers)),
+            "with the drop": tuple(map(float, drops[name][i])),
+            "examples": len(study.changes[name]),
+            "published": dict(enumerate(study.published.get(name, ()))).get(i),
+        }
+        for name, layers in summary(study.changes).items()
+        for i, numbers in enumerate(layers)
+    ]
     return Table(columns, rows, num_keys=2)
 
 
@@ -370,11 +369,10 @@ def _counted(run, example, row):
 
 def _projections(params, maps):
     """Returns the output projection of each layer, `[H, V, D]`."""
-    projections = []
-    for i, layer in enumerate(maps):
-        num_heads = layer.shape[-3]
-        projection = params[f"encoder/layer_{i}/attention/linear"].get("w")
-        if num_heads:
-            projection = projection.reshape(num_heads, -1, projection.shape[-1])
-        projections.append(projection)
-    return projections
+    projections = [
+        params[f"encoder/layer_{i}/attention/linear"].get("w") for i in range(len(maps))
+    ]
+    return [
+        w.reshape(layer.shape[-3], -1, w.shape[-1]) if layer.shape[-3] else w
+        for w, layer in zip(projections, maps, strict=True)
+    ]

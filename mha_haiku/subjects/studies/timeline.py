@@ -13,7 +13,7 @@ import numpy as np
 
 from mha_haiku.core import checks, models
 from mha_haiku.lab import heads
-from mha_haiku.showing import curves, drawing
+from mha_haiku.showing import curves
 from mha_haiku.showing.map_set import PerHead
 from mha_haiku.subjects.studies import workbench
 from mha_haiku.training.runs import files, folders, metrics_log
@@ -103,10 +103,11 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
     That is None without a timeline or without matplotlib.
     """
     folder = folders.Folder(checks.as_path(workdir))
-    if not files.read_lines(folder.timeline) or not drawing.is_possible():
+    if not files.read_lines(folder.timeline):
         return None
     path = folder.heads / "timeline.png"
-    return workbench.write_pictures(path, picture(folder.timeline), formats)[0]
+    written = workbench.write_pictures(path, picture(folder.timeline), formats)
+    return next(iter(written), None)
 
 
 def draw_metrics(
@@ -118,7 +119,7 @@ def draw_metrics(
     """
     folder = folders.Folder(checks.as_path(workdir))
     reports = metrics_log.read(folder.metrics)
-    if not reports or not drawing.is_possible():
+    if not reports:
         return None
     name, task = folder.root.resolve().name, folders.read_config(folder)["task"]["name"]
     summary = files.read_json(folder.summary) or {}
@@ -130,7 +131,7 @@ def draw_metrics(
         baseline_name=summary.get("baseline_name", "baseline"),
     )
     path = folder.attention / "learning_curve.png"
-    return workbench.write_pictures(path, picture, formats)[0]
+    return next(iter(workbench.write_pictures(path, picture, formats)), None)
 
 
 def _plain(values: np.ndarray) -> list:
