@@ -20,7 +20,7 @@ Array = jax.Array
 
 def loss(logits: Array, example: tasks.Example) -> Array:
     """Returns the mean cross-entropy of each example's targets, `[B]` nats."""
-    each = losses.cross_entropy(logits, example.targets)
+    each = losses.cross_entropy(jnp.asarray(logits), example.targets)
     return _mean(jnp.where(example.weights > 0, each, 0), example.weights)
 
 

@@ -183,14 +183,10 @@ def _registered(task) -> str:
 
 @checks.user_mistakes()
 def validate(config: RunConfig, *, num_devices: int | None = None) -> None:
-    """Checks every field of a config, alone and against the others.
+    """Checks every field of a config, and that so many devices can share its work.
 
-    Args:
-      config: A whole config.
-      num_devices: How many devices share a batch; None means this process's.
-
-    Raises:
-      ConfigError: At the first field that is missing, unknown or out of its range.
+    ConfigError at the first field that is out of its range. `num_devices` None are the
+    devices of this process.
     """
     check_fields(config)
     sharing.shape(config, num_devices or jax.local_device_count())
@@ -217,12 +213,7 @@ def of_seeds(config: RunConfig) -> list[RunConfig]:
 
 
 def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
-    """Checks that the model of a valid config suits the task.
-
-    Raises:
-      ConfigError: If the model has too few positions, the devices cannot divide them,
-        or the model has another kind of output.
-    """
+    """Raises ConfigError unless the model and devices of a valid config suit a task."""
     sharing.check_sequence(config, task.sequence_length)
     model, embedding = config.model, config.model.embedding
     length = max(task.sequence_length, task.target_length or 0)
@@ -285,11 +276,7 @@ def _check_output(model, task, *, has_positions) -> None:
 
 
 def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
-    """Returns the task that `config.task` and `config.data` describe.
-
-    Raises:
-      ConfigError: If there is no such task, or it does not take these options.
-    """
+    """Returns the task of `config.task` and `config.data`; errors name the field."""
     options = fields.values(config.task) | fields.values(config.data)
     try:
         return tasks.make(**options, kept=kept)

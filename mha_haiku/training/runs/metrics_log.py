@@ -35,12 +35,8 @@ class MetricsLog(contextlib.AbstractContextManager):
     ):
         """Opens the log; call it when compilation is over, as its clock starts.
 
-        Args:
-          path: metrics.jsonl. Lines of steps after `start` are dropped from it.
-          start: The step from which the run starts or resumes.
-          tensorboard: Whether to write TensorBoard's files next to metrics.jsonl.
-          seconds: The seconds that the run has trained up to `start`.
-          name: What its warnings begin with, where several runs train: "seed 3".
+        Lines of steps after `start` are dropped from `path`, metrics.jsonl. The run has
+        trained `seconds` up to there. Warnings begin with `name`, such as "seed 3".
         """
         self._lines = files.LineWriter(path, last_step=start)
         self._opened = time.perf_counter() - seconds
@@ -175,11 +171,10 @@ def events_of_steps(
 ) -> list[dict[str, Any]]:
     """Returns the events of one dispatch, in order, as lines of metrics.jsonl.
 
-    Each has "step" and "event". Event "not_finite" has "what" ("loss" or "gradient")
-    and "skipped", the number of steps skipped so far. Event "loss_spike" has the "loss"
-    and "deviations", by how many standard deviations it is above the mean of the
-    window; it must be above it by `least_rise` nats, too. See `training.health`.
-    `first` steps were taken before the dispatch, and `skipped` of them skipped.
+    Event "not_finite" has "what" ("loss" or "gradient") and "skipped", the steps that
+    were skipped so far; "loss_spike" has the "loss" and its "deviations" from the mean
+    of the window, which it must exceed by `least_rise` nats, too; see `health`.
+    `first` steps were taken before the dispatch, `skipped` of them skipped.
     """
     events = []
     jumped = (report.deviations > health.SPIKE) & (report.rise > least_rise)
