@@ -185,9 +185,9 @@ def _is_alone() -> bool:
 
 def _check(coordinator, num_processes, process_id) -> None:
     given = (coordinator, num_processes, process_id)
-    if all(x is None for x in given):
+    if given == (None, None, None):
         return
-    if any(x is None for x in given):
+    if None in given:
         raise checks.ConfigError(
             "--coordinator, --num_processes and --process_id go together, got "
             f"{coordinator}, {num_processes} and {process_id}."

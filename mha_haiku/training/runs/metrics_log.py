@@ -107,44 +107,32 @@ class Console(contextlib.AbstractContextManager):
     def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:
         """Shows one report, of each run; see `MetricsLog.report`."""
         self.advance(step)
+        place = f"step {step:>{len(str(self._steps))}}/{self._steps}"
         metrics = {
             name: [each[name] for each in metrics if name in each]
             for name in dict.fromkeys(name for each in metrics for name in each)
         }
+        rates = metrics.get("examples_per_second", [])
+        rate = [f"{sum(rates):,.0f} examples/s"] if rates else []  # of all together
         if "loss" in metrics:
-            shown = (
-                f"loss {_shown(metrics['loss'], 4)}, "
-                f"accuracy {_shown(metrics['accuracy'], 3)}, {_rate(metrics)}"
-            )
-            self._bar.note(shown)
+            shown = [f"loss {_shown(metrics['loss'], 4)}"]
+            shown += [f"accuracy {_shown(metrics['accuracy'], 3)}", *rate]
+            self._bar.note(", ".join(shown))
             if not self._bar.is_drawn:
-                self.say(f"{self._place(step)}  {shown}, {self._bar.times()}")
-        if "held_out_loss" in metrics:
-            self.say(self._evaluation_line(step, metrics))
+                self.say(f"{place}  {', '.join([*shown, self._bar.times()])}")
+        shown = []
+        for name in ("exact_match", "accuracy", "loss"):
+            if values := metrics.get(f"held_out_{name}"):
+                text = f"{name.replace('_', ' ')} {_shown(values, 4)}"
+                if name in self._baseline:
+                    text += f" ({self._baseline_name} {self._baseline[name]:.4f})"
+                shown.append(text)
+        if shown:
+            self.say(f"{place}  held-out {', '.join([*shown, *rate])}")
 
     def say(self, line: str) -> None:
         """Prints a line on stdout, above the bar where there is one."""
         self._bar.print(line)
-
-    def _evaluation_line(self, step, metrics) -> str:
-        shown = [
-            f"{name.replace('_', ' ')} {_shown(metrics[f'held_out_{name}'], 4)}"
-            f"{self._chance(name)}"
-            for name in ("exact_match", "accuracy", "loss")
-            if f"held_out_{name}" in metrics
-        ]
-        line = f"{self._place(step)}  held-out {', '.join(shown)}"
-        if "examples_per_second" in metrics:
-            line += f", {_rate(metrics)}"
-        return line
-
-    def _place(self, step) -> str:
-        return f"step {step:>{len(str(self._steps))}}/{self._steps}"
-
-    def _chance(self, name) -> str:
-        if name not in self._baseline:
-            return ""
-        return f" ({self._baseline_name} {self._baseline[name]:.4f})"
 
 
 class Silent:
@@ -211,11 +199,6 @@ def _shown(values: Sequence[float], digits: int) -> str:
     if len(values) == 1:
         return text
     return f"{text} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
-
-
-def _rate(metrics: dict[str, list[float]]) -> str:
-    """Returns the examples that all runs together take in a second."""
-    return f"{sum(metrics['examples_per_second']):,.0f} examples/s"
 
 
 def _sentence(event: dict[str, Any]) -> str:

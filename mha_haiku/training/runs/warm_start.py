@@ -56,17 +56,16 @@ def load(config: configuration.RunConfig) -> Source:
     run = folders.load_run(path).looped()
     kept = folders.shared_kept(folders.Folder(checks.as_path(path)))
     own, its = (getattr(x.data, "tokenizer", None) for x in (config, run.config))
+    has = None
     if kept is not None and its is None and config.task.name != run.config.task.name:
+        has = f"those of the task {run.config.task.name!r} alone"
+    elif own != its:
+        has = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
+        has += f", and this run has {repr(own) if own else 'none'}"
+    if has is not None:
         raise ConfigError(
-            f"config.init_from must be a run with the same kind of tokens; {path} has "
-            f"those of the task {run.config.task.name!r} alone."
-        )
-    if own != its:
-        shown = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
-        wanted = f"has {own!r}" if own else "has none"
-        raise ConfigError(
-            f"config.init_from must be a run with the same kind of tokens; {path} has "
-            f"{shown}, and this run {wanted}."
+            "config.init_from must be a run with the same kind of tokens; "
+            f"{path} has {has}."
         )
     return Source(path, run, kept and kept._replace(text=None))
 

@@ -112,14 +112,17 @@ class Classify(text.TextTask):
         return len(self._labels)
 
     @functools.cached_property
-    def _split(self) -> tuple[tuple[np.ndarray, ...], ...]:
-        """Of both parts texts `[N, T]`, lengths `[N]` and labels `[N]`, all int32."""
-        parts = (
-            zip(*x, strict=True) for x in (self.corpus.train, self.corpus.held_out)
-        )
-        return tuple(
-            (*self.padded(texts), np.array(labels, np.int32)) for texts, labels in parts
-        )
+    def train_data(self) -> tuple[np.ndarray, ...]:
+        """Texts `[N, T]` to train on, lengths `[N]` and labels `[N]`, all int32."""
+        return self._encoded(self.corpus.train)
+
+    @functools.cached_property
+    def held_out_data(self) -> tuple[np.ndarray, ...]:
+        return self._encoded(self.corpus.held_out)
+
+    def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
+        rows = self.padded([each for each, _ in pairs])
+        return *rows, np.array([label for _, label in pairs], np.int32)
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
