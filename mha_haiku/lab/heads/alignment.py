@@ -48,6 +48,11 @@ def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
     return aligned
 
 
+def scores(weights: np.ndarray, alignment: np.ndarray) -> np.ndarray:
+    """Returns `shares` from weights `[N, H, T, S]`."""
+    return shares(np.asarray(weights).argmax(-1), alignment)
+
+
 def shares(places: Array, alignment: Array) -> Array:
     """Returns the share of rows with an aligned key that look at one.
 

@@ -5,6 +5,7 @@ they return at once. The first process is the one that reads and writes the fold
 run.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -252,10 +253,8 @@ class _Lifelines:
         """Announces the end, so that the others do not take it for a death."""
         self._left = True
         for line in self._lines:
-            try:
+            with contextlib.suppress(OSError):  # gone already
                 line.sendall(_GOODBYE)
-            except OSError:
-                pass  # gone already
 
     def _watch(self, line):
         line.settimeout(None)
