@@ -94,11 +94,9 @@ def of_run(workdir: str) -> "RunConfig | None":
       ConfigError: If its config.json cannot be used.
     """
     from mha_haiku.core import checks
-    from mha_haiku.training.runs import configuration, folders
+    from mha_haiku.training.runs import folders
 
-    folder = folders.Folder(checks.as_path(workdir))
-    values = folders.read_config(folder)
-    return None if values is None else configuration.of_json(values)
+    return folders.read_config(folders.Folder(checks.as_path(workdir)))
 
 
 def override(config: "RunConfig", overrides: Iterable[tuple[str, str]]) -> "RunConfig":

@@ -85,7 +85,7 @@ def _program(run):
 
     The mask is an argument, so that it is compiled once for all.
     """
-    sizes = interop.sizes_of(run.config.model, run.params)
+    sizes = interop.sizes_of(run.params)
 
     @jax.jit
     def loss(params, example, seen):

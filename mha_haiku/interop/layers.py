@@ -241,10 +241,8 @@ def to_equinox(
 
 
 def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
-    """Returns the arrays of a tree by their full names, copied.
-
-    Of objects, such as modules of Equinox, only arrays count; in mappings all does.
-    """
+    """Returns the arrays of a tree by their full names, copied."""
+    # Of objects, such as modules of Equinox, only arrays count; in mappings all does.
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     if not isinstance(tree, Mapping):
         leaves = [(path, leaf) for path, leaf in leaves if hasattr(leaf, "shape")]
@@ -319,11 +317,9 @@ def _check_names(
     unknown: Iterable[str],
     names: Mapping[str, str],
 ) -> None:
-    """Raises ValueError unless all that is there is known, and all that must be there.
-
-    `names` has all of ours, as the caller knows them. Biases may be missing: of query,
-    key and value together, and of the two maps of a feed-forward part together.
-    """
+    """Raises ValueError where a parameter is unknown, or a needed one is missing."""
+    # `names` has all of ours, as the caller knows them. Biases may be missing: all of
+    # query, key and value, and both of a feed-forward part.
     if unknown:
         hint = ""
         if any(name.endswith(_OF_OURS_ALONE) for name in unknown):

@@ -103,9 +103,7 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
 OWN = "mha_haiku"  # `model_type` of models that have no other layout
 
 
-def sizes_of(
-    config: models.ModelConfig, params: Mapping[str, Mapping[str, Any]]
-) -> Sizes:
+def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
     """Returns the vocabulary or width of the inputs, and the number of classes."""
     num_tokens = feature_size = None
     if "embeddings" in params["embedding"]:

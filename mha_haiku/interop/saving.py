@@ -63,7 +63,7 @@ def save(
       ConfigError: If the family cannot hold the model, or none can, and the message
         says why; or if the folder cannot be written.
     """
-    sizes = loading.sizes_of(config, params)
+    sizes = loading.sizes_of(params)
     if family == loading.OWN:
         contents, stored = _own(config, params, sizes)
     else:

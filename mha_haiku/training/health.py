@@ -35,21 +35,14 @@ def initial() -> Health:
 def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array, Array]:
     """Returns the health after a step, and how far its loss is above the others.
 
-    Args:
-      health: The health before the step.
-      loss: `[]`, the step's mean loss.
-      finite: `[]` bool, whether the loss and its gradient are.
-
-    Returns:
-      The new health; and how far `loss` is above the mean of the window, `[]` float32
-      in nats and in standard deviations. Both are 0 while the window is not full, and
-      for a nonfinite step. The deviation is taken as a thousandth of the mean at least,
-      so that rounding of a constant loss is not many of them.
+    How far is in nats and in standard deviations of the window, both `[]` float32, and
+    0 while the window is not full, and for a step that is not `finite`.
     """
     is_full = jnp.isfinite(health.losses[0])  # the oldest
     window = jnp.where(is_full, health.losses, 0)
     mean = window.mean()
     deviation = jnp.sqrt(jnp.square(window - mean).mean())
+    # At least a thousandth of the mean, so that rounding of a constant loss is no jump.
     deviation = jnp.maximum(deviation, jnp.maximum(1e-3 * jnp.abs(mean), 1e-12))
     # Selected before the division, so that no nonfinite number is computed.
     rise = jnp.where(is_full & finite, loss - mean, 0)

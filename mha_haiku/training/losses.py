@@ -31,15 +31,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     The target's logit is picked by comparison, not by indexing: the gradient of
     indexing is a scatter, which XLA runs one element at a time, while this one fuses.
 
-    Args:
-      logits: `[..., C]`, unnormalised log-probabilities of the classes.
-      targets: `[...]` integers, the right class in 0..C-1.
-
-    Returns:
-      `[...]`, at least 0.
-
-    Raises:
-      ValueError: If `logits` has not exactly one axis more than `targets`.
+    `logits` are `[..., C]`, `targets` `[...]` integers; the result is `[...]`.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
@@ -66,13 +58,10 @@ def sums(
 
     A position of weight zero adds exactly 0, even if its logits are nonfinite.
 
-    Args:
-      logits: `[B, T, C]` with a target per position, or `[B, T]` for a task over sets,
-        whose target is one of the T elements.
-      targets: `[B, T]`, or `[B]` for sets.
-      weights: Like `targets`: 1 where the target counts, else 0.
-      correct: Like `targets`: boolean, whether the prediction is right.
-      counts_exact: Whether examples are counted, and those without a mistake.
+    `logits` are `[B, T, C]` with a target per position, or `[B, T]` for a task over
+    sets, whose target is one of the T elements. `weights` and `correct` (booleans) are
+    shaped like `targets`, `[B, T]` or `[B]`. With `counts_exact` examples are counted,
+    and those without a mistake.
     """
     counts = weights > 0
     logits = jnp.where(counts[..., None], logits, 0)

@@ -133,10 +133,7 @@ def _muon(config, learning_rate):
 
 
 def _matrices(params):
-    """Returns the tree of `params` with the axes of matrices in layers, None elsewhere.
-
-    Of scanned layers each has a matrix of its own.
-    """
+    """Returns the axes of the matrices in layers, as a tree; None for other leaves."""
 
     def axes(path, leaf):
         module = path[0].key

@@ -146,24 +146,12 @@ def make_dispatch(
     max_skips: int = 0,
     measure: Callable[..., losses.Sums] = loss_sums,
 ) -> Callable[[TrainState, Any, np.uint32, np.int32], tuple[TrainState, Report]]:
-    """Returns the program that trains up to a given step.
+    """Returns the program `dispatch(state, data, seed, stop)`, which trains to `stop`.
 
-    Args:
-      model: The model.
-      task: The task that it learns.
-      optimizer: Turns gradients into updates.
-      batch_size: B, examples per step over all devices.
-      placement: The devices to run on.
-      max_steps: N, the largest number of steps of a dispatch.
-      max_skips: How many steps in a row may be nonfinite; one more ends the dispatch.
-      measure: What is minimized, with the arguments and the result of `loss_sums`.
-
-    Returns:
-      `dispatch(state, data, seed, stop)`, a program of the placement: state (donated)
-      and data as `placement.put_state` and `put` return them, seed and stop scalars. It
-      takes the steps from `state.step` to `stop`, or fewer because of `max_steps` or
-      `max_skips`. The same program takes any number of steps, with the same bits
-      however they are divided into dispatches.
+    State (donated) and data are what `placement.put_state` and `put` return. A dispatch
+    takes at most `max_steps` steps, and ends after more than `max_skips` nonfinite ones
+    in a row. The bits do not depend on how steps are divided into dispatches. `measure`
+    is what is minimized, with the arguments and the result of `loss_sums`.
     """
 
     def take_step(state, data, seed):

@@ -54,7 +54,7 @@ def test_what_was_saved_loads(model_and_params, tmp_path, is_tied):
     loaded = interop.load(tmp_path)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, dict(params))
     assert loaded.config.decoder.num_layers == 2
-    assert interop.sizes_of(config, params).num_classes == TARGETS
+    assert interop.sizes_of(params).num_classes == TARGETS
     with pytest.raises(checks.ConfigError, match="No family of transformers holds"):
         interop.save(tmp_path / "other", config, params)
 

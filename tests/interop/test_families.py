@@ -74,7 +74,7 @@ def test_pruned_equals_gated_in_every_family(case, tmp_path):
             heads.prune(imported.params, imported.config, keep)
         return
     params, config = heads.prune(imported.params, imported.config, keep)
-    sizes = interop.sizes_of(imported.config, imported.params)
+    sizes = interop.sizes_of(imported.params)
     pruned = models.build(config, **sizes._asdict())
     given, lengths = _given(case)
     gated_apply = sites.edit(imported.model.apply, heads.edits.gate(1.0 * keep))
@@ -94,7 +94,7 @@ def test_pruned_equals_gated_in_every_family(case, tmp_path):
 def test_classes_of_images_are_learnt_the_same_on_two_devices(tmp_path):
     """What has no task as a run; tests/studies/test_imported_runs.py has the others."""
     imported = interop.load(small_models.write(tmp_path, "vit"))
-    sizes = interop.sizes_of(imported.config, imported.params)
+    sizes = interop.sizes_of(imported.params)
     given, _ = _given("vit")
     mesh = devices.make_mesh(jax.local_devices()[:2], data=1, heads=2, sequence=1)
     shared = devices.Sharded(mesh)

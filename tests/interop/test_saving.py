@@ -157,7 +157,7 @@ def test_options_that_no_family_has_are_named_and_our_own_file_holds_them(
 ):
     imported = interop.load(small_models.write(tmp_path, "llama"))
     config = imported.config.replace(attention=fields)
-    sizes = loading.sizes_of(config, imported.params)
+    sizes = loading.sizes_of(imported.params)
     model, generator = models.build(config, **sizes._asdict()), np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: np.float32(generator.standard_normal(x.shape)),

@@ -43,7 +43,7 @@ def test_config_file_says_what_the_run_ran_with(tmp_path, make_config):
     assert folders.read_config(folder) is None
     config = make_config()
     folders.write_config(folder, config, jax.local_devices()[:2])
-    assert folders.read_config(folder) == config.to_json()
+    assert folders.read_config(folder) == config
     contents = json.loads(folder.config.read_text())
     assert contents["seed"] == 3
     assert contents["versions"]["jax"] == jax.__version__
@@ -173,7 +173,7 @@ def test_every_flipped_bit_of_a_config_is_a_mistake_of_two_lines(tmp_path, make_
         flipped[bit // 8] ^= 1 << bit % 8
         folder.config.write_bytes(flipped)
         try:  # 1E-05 is what 1e-05 was
-            assert folders.read_config(folder) == make_config().to_json()
+            assert folders.read_config(folder) == make_config()
         except ConfigError as error:
             refused += 1
             assert "config.json" in str(error) and len(str(error).splitlines()) <= 2
@@ -208,7 +208,7 @@ def test_run_of_before_a_field_has_its_default(tmp_path, make_config):
         del model[section][field]
     del contents["config"]["training"]["tensorboard"], contents["sha256"]
     files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
-    assert folders.read_config(folder) == config.to_json()
+    assert folders.read_config(folder) == config
     # Such a run goes on with the config of today.
     with contextlib.ExitStack() as stack:
         opened = opening.open_run(stack, config, tmp_path, override_config=False)

@@ -46,7 +46,7 @@ def test_run_leaves_its_folder(whole, make_config):
     folder, state = whole
     config = make_config()
     assert state.step == 30
-    assert folders.read_config(folders.Folder(folder)) == config.to_json()
+    assert folders.read_config(folders.Folder(folder)) == config
     with checkpoints.Checkpoints(folder / "checkpoints", read_only=True) as stored:
         assert {20, 30} <= set(stored.steps()) <= {10, 20, 30}
     reports = metrics_log.read(folder / "metrics.jsonl")
@@ -247,7 +247,7 @@ def test_other_config_is_refused_with_the_difference(
     summary = faults.train(changed, tmp_path, override_config=True)
     assert (summary.resumed_from, summary.steps) == (14, 30)
     saved = folders.read_config(folders.Folder(tmp_path))
-    assert saved == changed.to_json()
+    assert saved == changed
     reports = metrics_log.read(tmp_path / "metrics.jsonl")
     assert [x["step"] for x in reports] == [5, 10, 14, 16, 18, 20, 24, 30]
 

@@ -71,7 +71,7 @@ def test_each_folder_is_a_run_and_the_one_above_sums_up(three):
     assert summary["metrics"]["held_out_loss"] == pytest.approx(np.mean(losses))
     assert summary["spread"]["held_out_loss"] == pytest.approx(np.std(losses, ddof=1))
     assert [summary["each"][str(seed)]["held_out_loss"] for seed in SEEDS] == losses
-    assert folders.read_config(folders.Folder(root)) == config.to_json()
+    assert folders.read_config(folders.Folder(root)) == config
     with pytest.raises(ConfigError, match=r"seed_3, seed_4, seed_5\.\n.*run/seed_3"):
         runs.load(root)
 

@@ -56,13 +56,9 @@ def scores(weights: np.ndarray, alignment: np.ndarray) -> np.ndarray:
 def shares(places: Array, alignment: Array) -> Array:
     """Returns the share of rows with an aligned key that look at one.
 
-    Args:
-      places: `[N, H, T]`, the key with the largest weight of each row; below 0 in a row
-        that sees nothing.
-      alignment: Booleans `[N, T, S]`, true where a row should look.
-
-    Returns:
-      `[N, H]` in [0, 1]; NaN in an example without an aligned row.
+    `places` `[N, H, T]` are the keys with the largest weight of each row, below 0 in a
+    row that sees nothing; `alignment` `[N, T, S]` is true where a row should look. The
+    result is `[N, H]` in [0, 1], NaN in an example without an aligned row.
     """
     xnp = _module_of(places)
     places = xnp.asarray(places)[..., None]

@@ -129,13 +129,8 @@ def on_parts(
 def gated(values: Array, gates: Array, replacement: Array | None = None) -> Array:
     """Returns `gate * output + (1 - gate) * replacement` of heads.
 
-    Args:
-      values: The heads' outputs, `[B..., T, H, V]`.
-      gates: `[H]`, `[B..., H]` or `[B..., T, H]`.
-      replacement: A number, `[H, V]` or `[B..., T, H, V]`; None: zeros.
-
-    Raises:
-      ValueError: If shapes do not fit.
+    Outputs `values` are `[B..., T, H, V]`, gates `[H]`, `[B..., H]` or `[B..., T, H]`,
+    the replacement a number, `[H, V]` or `[B..., T, H, V]`; None: zeros.
     """
     gates = _aligned(jnp.asarray(gates), values.shape[:-1]).astype(values.dtype)
     gates = gates[..., None]

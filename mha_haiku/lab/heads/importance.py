@@ -79,7 +79,7 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
     return offer
 
 
-@_offered(None, "change of the {metric} when the head is closed")
+@_offered(None, "change of the {metric} when the head is ablated")
 def ablation(
     subject: running.Measured, *, ablation_value: AblationValue = zero
 ) -> Importance:

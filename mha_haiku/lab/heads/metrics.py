@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.training import tasks
+from mha_haiku.training import losses, tasks
 
 if TYPE_CHECKING:
     from mha_haiku.lab.heads.running import Metric
@@ -20,13 +20,7 @@ Array = jax.Array
 
 def loss(logits: Array, example: tasks.Example) -> Array:
     """Returns the mean cross-entropy of each example's targets, `[B]` nats."""
-    targets = example.targets
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    log_shares = jax.nn.log_softmax(logits)
-    # By comparison, not by indexing: the gradient of indexing is a slow scatter.
-    classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
-    is_target = classes == targets[..., None]
-    each = -jnp.where(is_target, log_shares, 0).sum(-1)
+    each = losses.cross_entropy(jnp.asarray(logits), example.targets)
     return _mean(jnp.where(example.weights > 0, each, 0), example.weights)
 
 

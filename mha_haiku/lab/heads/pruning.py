@@ -143,12 +143,9 @@ def scaled(
 
 
 def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
-    """Returns the parameters with every array changed that has an axis of `holders`.
-
-    `change(layer, axis, array)` returns the new array, or None to remove it; the layer
-    of stacked layers is a slice. It is an error if a layer has heads or units, but no
-    such array.
-    """
+    """Returns the parameters with every array changed that has an axis of `holders`."""
+    # `change(layer, axis, array)` returns None to remove an array; the layer of stacked
+    # layers is a slice.
     if anatomy.UNITS in holders:
         counts, place = models.hidden_sizes(config), models.layer_of
     else:

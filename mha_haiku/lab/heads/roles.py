@@ -140,19 +140,17 @@ def roles(
     return roles_of_evidence(total, kinds=running.kinds_of(model))
 
 
-def role_of(scores: Mapping[str, float]) -> tuple[str, float]:
-    """Returns the role of a head whose score goes furthest from its threshold to 1.
+def role_of(scores: Mapping[str, float]) -> str:
+    """Returns the role whose score goes furthest from its threshold to 1.
 
-    Scores, by the names of `SCORES`, come in, and the role's score comes out with it;
-    "mixed" and NaN where no score reaches its threshold.
+    Scores come by the names of `SCORES`; "mixed" where none reaches its threshold.
     """
     margins = {}
     for name, role in ROLES.items():
         score = scores.get(role.score or name, -1.0)
         if role.threshold <= score < role.limit:
             margins[name] = (score - role.threshold) / (1 - role.threshold)
-    best = max(margins, key=margins.get, default=MIXED)
-    return best, scores[ROLES[best].score or best] if margins else math.nan
+    return max(margins, key=margins.get, default=MIXED)
 
 
 @running.compiled
@@ -327,6 +325,6 @@ def roles_of_evidence(
         for name, x in own.items():
             values[name][i, list(places)] = x
         for h, place in enumerate(places):
-            names[i, place], _ = role_of({name: x[h] for name, x in own.items()})
+            names[i, place] = role_of({name: x[h] for name, x in own.items()})
     known = {name: x for name, x in values.items() if not np.isnan(x).all()}
     return Roles(names, known, offsets, tuple(kinds))

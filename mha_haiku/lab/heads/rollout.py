@@ -32,9 +32,8 @@ Array = jax.Array
 Maps = Sequence[attention.AttentionMap]
 Rows = int | tiles.Index
 
-# Multiplies columns `[B..., T, R]` by the transposed matrix of a layer: a function of
-# its map, of the argument of that layer, and of the columns.
-Layer = Callable[[attention.AttentionMap, Any, Array], Array]
+# Multiplies columns `[B..., T, R]` by the transposed matrix of a layer.
+Layer = Callable[[Array], Array]
 
 # From the logits of a batch and the batch itself to a number per example, `[B]`: the
 # score of the answer to be explained, such as its logit.
@@ -74,11 +73,8 @@ def rollout(
     Source: Abnar and Zuidema 2020, eq. 1, https://arxiv.org/abs/2005.00928.
     """
     checks.fraction("residual", residual)
-
-    def layer(attention_map, _, columns):
-        return _mixed(attention_map, None, residual, columns)
-
-    return _chained(layer, maps, rows, per_layer=per_layer)
+    layers = [functools.partial(_mixed, each, None, residual) for each in maps]
+    return _chained(layers, maps, rows, per_layer)
 
 
 def value_rollout(
@@ -103,13 +99,14 @@ def value_rollout(
     Source: Kobayashi et al. 2020, eq. 4 and 8, https://arxiv.org/abs/2004.10102.
     """
     checks.fraction("residual", residual)
-
-    def layer(attention_map, weights, columns):
-        return _by_sizes(attention_map, weights, residual, columns)
-
-    return _chained(
-        layer, maps, rows, per_layer=per_layer, output_weights=output_weights
-    )
+    if output_weights is None:
+        output_weights = [None] * len(maps)
+    _check_layers("output_weights", output_weights, maps)
+    layers = [
+        functools.partial(_by_sizes, each, weights, residual)
+        for each, weights in zip(maps, output_weights, strict=True)
+    ]
+    return _chained(layers, maps, rows, per_layer)
 
 
 def gradient_rollout(
@@ -130,7 +127,9 @@ def gradient_rollout(
 
     Source: Chefer et al. 2021, eq. 5 and 6, https://arxiv.org/abs/2103.15679.
     """
-    return _chained(_by_gradients, maps, rows, per_layer=per_layer, gradients=gradients)
+    _check_layers("gradients", gradients, maps)
+    layers = map(functools.partial, [_by_gradients] * len(maps), maps, gradients)
+    return _chained([*layers], maps, rows, per_layer)
 
 
 def output_gradients(
@@ -235,27 +234,20 @@ def _check_maps(maps) -> None:
         )
 
 
-def _chained(
-    layer: Layer,
-    maps: Maps,
-    rows: Rows,
-    *,
-    per_layer: bool,
-    **given: Sequence[Any] | None,
-) -> Array:
-    """Returns rows of the product of the layers' matrices, see `rollout`.
-
-    `given` is at most one argument, which has an entry for each layer or is None.
-    """
-    rows = jnp.asarray(positions_of(maps, rows))
-    size, dtype = maps[0].shape[-1], maps[0].dtype
-    start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column for each row
-    ((name, given),) = given.items() or [("", None)]
-    if given is not None and len(given) != len(maps):
+def _check_layers(name, given, maps) -> None:
+    _check_maps(maps)
+    if len(given) != len(maps):
         raise ValueError(
             f"{name} must be of L = {len(maps)} layers, as maps are, got {len(given)}."
         )
-    given = given or [None] * len(maps)
+
+
+def _chained(layers: Sequence[Layer], maps: Maps, rows: Rows, per_layer: bool) -> Array:
+    """Returns rows of the product of the layers' matrices, see `rollout`."""
+    rows = jnp.asarray(positions_of(maps, rows))
+    size, dtype = maps[0].shape[-1], maps[0].dtype
+    start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column for each row
+
     # Going down, each layer adds its own start columns: those that began at layer l end
     # as the product of layers 0 to l.
     columns = start[..., :0]
@@ -263,7 +255,7 @@ def _chained(
         if per_layer or i == len(maps) - 1:
             columns = jnp.concatenate([columns, start], axis=-1)
         if maps[i].shape[-3]:
-            columns = layer(maps[i], given[i], columns)
+            columns = layers[i](columns)
     rows = jnp.swapaxes(columns, -1, -2)
     if not per_layer:
         return rows

@@ -139,9 +139,8 @@ def _same_inputs(first: Path, second: Path) -> bool:
     configs = [folders.read_config(folders.Folder(root)) for root in (first, second)]
     if None in configs:
         return False
-    return all(
-        configs[0].get(name) == configs[1].get(name) for name in ("task", "data")
-    )
+    one, other = configs
+    return one.task == other.task and one.data == other.data
 
 
 def _matches(first: Path, second: Path, maps: MapSet, other: MapSet) -> np.ndarray:

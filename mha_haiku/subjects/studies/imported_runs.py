@@ -115,7 +115,7 @@ def most_positions(config: configuration.RunConfig) -> int | None:
 
 def _task_name(imported: interop.Imported, source) -> str:
     """Returns the task of a model."""
-    config, sizes = imported.config, interop.sizes_of(imported.config, imported.params)
+    config, sizes = imported.config, interop.sizes_of(imported.params)
     if sizes.num_tokens is None:
         raise ConfigError(
             f"{source} reads features, such as patches of images: there is no task for "
@@ -150,7 +150,7 @@ def _config(imported, name, sequence_length, path) -> configuration.RunConfig:
         length = min(_LENGTHS[name], most)
     with checks.user_mistakes():
         checks.integer_in("sequence_length", length, 4, most)
-    sizes = interop.sizes_of(imported.config, imported.params)
+    sizes = interop.sizes_of(imported.params)
     data = dict(path=path, tokenizer=_TOKENIZER, vocabulary_size=sizes.num_tokens)
     if name == "sentences":
         data["held_out_fraction"] = 0.5  # nothing trains on the other half

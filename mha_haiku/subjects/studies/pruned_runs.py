@@ -259,7 +259,8 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     """
     config = run.config.replace(training=dict(steps=max(steps, 1)))
     folder = folders.Folder(checks.as_path(workdir))
-    if steps and folders.read_config(folder) == config.to_json():
+    before = folders.read_config(folder) if steps else None
+    if before is not None and before.to_json() == config.to_json():
         return folder.root
     return folders.write_run(workdir, config, jax.device_get(run.params), run.task)
 

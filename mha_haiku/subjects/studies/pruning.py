@@ -119,7 +119,7 @@ def prune(bench: Bench, request: Request) -> Pruned:
 def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
     """Raises ConfigError if a folder holds a run that `save` cannot resume."""
     saved = folders.read_config(folders.Folder(checks.as_path(workdir)))
-    if saved is None or saved["training"]["steps"] != steps:
+    if saved is None or saved.training.steps != steps:
         folders.check_free(workdir)
 
 

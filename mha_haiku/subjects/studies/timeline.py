@@ -121,7 +121,7 @@ def draw_metrics(
     reports = metrics_log.read(folder.metrics)
     if not reports:
         return None
-    name, task = folder.root.resolve().name, folders.read_config(folder)["task"]["name"]
+    name, task = folder.root.resolve().name, folders.read_config(folder).task.name
     summary = files.read_json(folder.summary) or {}
     picture = functools.partial(
         curves.learning,

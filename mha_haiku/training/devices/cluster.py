@@ -5,6 +5,7 @@ they return at once. The first process is the one that reads and writes the fold
 run.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -35,18 +36,10 @@ def join(
 ) -> None:
     """Connects to the other processes; call it before any other function of JAX.
 
-    If they do not all come in time, the process ends with status 2 and two lines on
-    stderr. JAX itself would abort with a stack trace.
-
-    Args:
-      coordinator: "host:port" of process 0; None: taken from Slurm, Open MPI or the
-        TPU pod, as are `num_processes` and `process_id`, which counts from 0.
-      num_processes: How many there are.
-      process_id: Which one this is.
-      timeout: How long to wait for them, in seconds.
-
-    Raises:
-      ConfigError: If not all three are given, or none and there is no such cluster.
+    `coordinator` is "host:port" of process 0; None: all three are taken from Slurm,
+    Open MPI or the TPU pod. If the processes do not all come in `timeout` seconds, this
+    one ends with status 2 and two lines on stderr; JAX would abort with a stack trace.
+    ConfigError if some of the three are given, or none and there is no such cluster.
     """
     _check(coordinator, num_processes, process_id)
     where = coordinator or "the cluster's coordinator"
@@ -193,9 +186,9 @@ def _is_alone() -> bool:
 
 def _check(coordinator, num_processes, process_id) -> None:
     given = (coordinator, num_processes, process_id)
-    if all(x is None for x in given):
+    if given == (None, None, None):
         return
-    if any(x is None for x in given):
+    if None in given:
         raise checks.ConfigError(
             "--coordinator, --num_processes and --process_id go together, got "
             f"{coordinator}, {num_processes} and {process_id}."
@@ -260,10 +253,8 @@ class _Lifelines:
         """Announces the end, so that the others do not take it for a death."""
         self._left = True
         for line in self._lines:
-            try:
+            with contextlib.suppress(OSError):  # gone already
                 line.sendall(_GOODBYE)
-            except OSError:
-                pass  # gone already
 
     def _watch(self, line):
         line.settimeout(None)

@@ -61,17 +61,11 @@ class Replicas:
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
     ) -> Any:
-        """Returns the function as a program on these devices.
+        """Returns `function(state, data, *scalars)` as a program, which has `lower`.
 
-        Args:
-          function: `function(state, data, *scalars)`, of two trees from `put`; returns
-            a tree, or with `returns_state` a state and a tree, on all devices. It may
-            call `batch`, `own_key` and `total`.
-          num_scalars: How many scalars follow the two trees.
-          returns_state: Whether the state is donated, and a new one returned.
-
-        Returns:
-          A function of the same arguments, with a method `lower` like `jax.jit`'s.
+        State and data are trees from `put`. The function returns a tree, or with
+        `returns_state` (the state is donated then) a state and a tree. It may call
+        `batch`, `own_key` and `total`.
         """
         return jax.pmap(
             function,

@@ -183,14 +183,10 @@ def _registered(task) -> str:
 
 @checks.user_mistakes()
 def validate(config: RunConfig, *, num_devices: int | None = None) -> None:
-    """Checks every field of a config, alone and against the others.
+    """Checks every field of a config, and that so many devices can share its work.
 
-    Args:
-      config: A whole config.
-      num_devices: How many devices share a batch; None means this process's.
-
-    Raises:
-      ConfigError: At the first field that is missing, unknown or out of its range.
+    ConfigError at the first field that is out of its range. `num_devices` None are the
+    devices of this process.
     """
     check_fields(config)
     sharing.shape(config, num_devices or jax.local_device_count())
@@ -216,28 +212,8 @@ def of_seeds(config: RunConfig) -> list[RunConfig]:
     ]
 
 
-def task_name(values: Any) -> str:
-    """Returns `config.task.name` of a config's values.
-
-    Raises:
-      ConfigError: If there is none, or no such task.
-    """
-    section = values.get("task", {})
-    if not isinstance(section, dict):
-        raise ConfigError(f"config.task must be a section of fields, got {section!r}.")
-    if "name" not in section:
-        raise ConfigError("config.task.name is missing.")
-    tasks.options(section["name"])
-    return section["name"]
-
-
 def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
-    """Checks that the model of a valid config suits the task.
-
-    Raises:
-      ConfigError: If the model has too few positions, the devices cannot divide them,
-        or the model has another kind of output.
-    """
+    """Raises ConfigError unless the model and devices of a valid config suit a task."""
     sharing.check_sequence(config, task.sequence_length)
     model, embedding = config.model, config.model.embedding
     length = max(task.sequence_length, task.target_length or 0)
@@ -279,16 +255,15 @@ def _check_family(model, task, example) -> None:
 
 
 def _check_output(model, task, *, has_positions) -> None:
-    """Checks that the logits are those of a position, an element or a whole example."""
-    is_set = not has_positions and not task.labels_whole
-    pool, wants_pool = model.output.pool, not has_positions and not is_set
-    if (pool is not None) != wants_pool:
-        wanted = "'first' or 'mean'" if wants_pool else "None"
-        has = "one target for all positions"
-        if not wants_pool:
-            has = (
-                "a target for each position" if has_positions else "a set as its input"
-            )
+    """Checks that the logits are of a position, an element or a whole example."""
+    pool, wanted = model.output.pool, "None"
+    if has_positions:
+        has = "a target for each position"
+    elif task.labels_whole:
+        has, wanted = "one target for all positions", "'first' or 'mean'"
+    else:
+        has = "a set as its input"
+    if (pool is None) != (wanted == "None"):
         raise ConfigError(
             f"config.model.output.pool must be {wanted} to train: the task "
             f"{task.name!r} has {has}, got {pool!r}."
@@ -301,19 +276,15 @@ def _check_output(model, task, *, has_positions) -> None:
 
 
 def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
-    """Returns the task that `config.task` and `config.data` describe.
-
-    Raises:
-      ConfigError: If there is no such task, or it does not take these options.
-    """
-    options, data = fields.values(config.task), fields.values(config.data)
+    """Returns the task of `config.task` and `config.data`; errors name the field."""
+    options = fields.values(config.task) | fields.values(config.data)
     try:
-        return tasks.make(**options, **data, kept=kept)
+        return tasks.make(**options, kept=kept)
     except ConfigError as error:
-        field = str(error).partition(" ")[0]
-        sections = {"config.task": options, "config.data": data}
-        paths = [path for path, fields in sections.items() if field in fields]
-        raise ConfigError("".join(f"{path}." for path in paths) + str(error)) from None
+        name = str(error).partition(" ")[0]
+        path = "config.task." if name in config.task else ""
+        path = "config.data." if name in config.data else path
+        raise ConfigError(path + str(error)) from None
 
 
 def of_json(values: dict[str, Any]) -> RunConfig:
@@ -324,7 +295,12 @@ def of_json(values: dict[str, Any]) -> RunConfig:
     Raises:
       ConfigError: If they name no task, or are not those of a config.
     """
-    return default_config(task_name(values)).replace(**values)
+    section = values.get("task", {})
+    if not isinstance(section, dict):
+        raise ConfigError(f"config.task must be a section of fields, got {section!r}.")
+    if "name" not in section:
+        raise ConfigError("config.task.name is missing.")
+    return default_config(str(section["name"])).replace(**values)
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

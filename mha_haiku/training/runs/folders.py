@@ -144,7 +144,9 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
         of several seeds, each in a folder of its own.
     """
     folder = Folder(checks.as_path(workdir))
-    saved = cluster.first_does(lambda: read_config(folder))
+    saved = cluster.first_does(
+        lambda: (config := read_config(folder)) and config.to_json()
+    )
     if saved is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
     config = configuration.of_json(saved)
@@ -225,8 +227,8 @@ def abstract_state(
     )
 
 
-def read_config(folder: Folder) -> dict[str, Any] | None:
-    """Returns the resolved config of the run in the folder, or None for a new run.
+def read_config(folder: Folder) -> configuration.RunConfig | None:
+    """Returns the config of the run in the folder, or None for a new run.
 
     Fields that the package got after the run have their defaults.
     """
@@ -238,7 +240,7 @@ def read_config(folder: Folder) -> dict[str, Any] | None:
         configuration.check_fields(config)
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
-    return config.to_json()
+    return config
 
 
 def read_kept(folder: Folder) -> tasks.Kept | None:

@@ -35,12 +35,8 @@ class MetricsLog(contextlib.AbstractContextManager):
     ):
         """Opens the log; call it when compilation is over, as its clock starts.
 
-        Args:
-          path: metrics.jsonl. Lines of steps after `start` are dropped from it.
-          start: The step from which the run starts or resumes.
-          tensorboard: Whether to write TensorBoard's files next to metrics.jsonl.
-          seconds: The seconds that the run has trained up to `start`.
-          name: What its warnings begin with, where several runs train: "seed 3".
+        Lines of steps after `start` are dropped from `path`, metrics.jsonl. The run has
+        trained `seconds` up to there. Warnings begin with `name`, such as "seed 3".
         """
         self._lines = files.LineWriter(path, last_step=start)
         self._opened = time.perf_counter() - seconds
@@ -111,44 +107,32 @@ class Console(contextlib.AbstractContextManager):
     def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:
         """Shows one report, of each run; see `MetricsLog.report`."""
         self.advance(step)
+        place = f"step {step:>{len(str(self._steps))}}/{self._steps}"
         metrics = {
             name: [each[name] for each in metrics if name in each]
             for name in dict.fromkeys(name for each in metrics for name in each)
         }
+        rates = metrics.get("examples_per_second", [])
+        rate = [f"{sum(rates):,.0f} examples/s"] if rates else []  # of all together
         if "loss" in metrics:
-            shown = (
-                f"loss {_shown(metrics['loss'], 4)}, "
-                f"accuracy {_shown(metrics['accuracy'], 3)}, {_rate(metrics)}"
-            )
-            self._bar.note(shown)
+            shown = [f"loss {_shown(metrics['loss'], 4)}"]
+            shown += [f"accuracy {_shown(metrics['accuracy'], 3)}", *rate]
+            self._bar.note(", ".join(shown))
             if not self._bar.is_drawn:
-                self.say(f"{self._place(step)}  {shown}, {self._bar.times()}")
-        if "held_out_loss" in metrics:
-            self.say(self._evaluation_line(step, metrics))
+                self.say(f"{place}  {', '.join([*shown, self._bar.times()])}")
+        shown = []
+        for name in ("exact_match", "accuracy", "loss"):
+            if values := metrics.get(f"held_out_{name}"):
+                text = f"{name.replace('_', ' ')} {_shown(values, 4)}"
+                if name in self._baseline:
+                    text += f" ({self._baseline_name} {self._baseline[name]:.4f})"
+                shown.append(text)
+        if shown:
+            self.say(f"{place}  held-out {', '.join([*shown, *rate])}")
 
     def say(self, line: str) -> None:
         """Prints a line on stdout, above the bar where there is one."""
         self._bar.print(line)
-
-    def _evaluation_line(self, step, metrics) -> str:
-        shown = [
-            f"{name.replace('_', ' ')} {_shown(metrics[f'held_out_{name}'], 4)}"
-            f"{self._chance(name)}"
-            for name in ("exact_match", "accuracy", "loss")
-            if f"held_out_{name}" in metrics
-        ]
-        line = f"{self._place(step)}  held-out {', '.join(shown)}"
-        if "examples_per_second" in metrics:
-            line += f", {_rate(metrics)}"
-        return line
-
-    def _place(self, step) -> str:
-        return f"step {step:>{len(str(self._steps))}}/{self._steps}"
-
-    def _chance(self, name) -> str:
-        if name not in self._baseline:
-            return ""
-        return f" ({self._baseline_name} {self._baseline[name]:.4f})"
 
 
 class Silent:
@@ -175,11 +159,10 @@ def events_of_steps(
 ) -> list[dict[str, Any]]:
     """Returns the events of one dispatch, in order, as lines of metrics.jsonl.
 
-    Each has "step" and "event". Event "not_finite" has "what" ("loss" or "gradient")
-    and "skipped", the number of steps skipped so far. Event "loss_spike" has the "loss"
-    and "deviations", by how many standard deviations it is above the mean of the
-    window; it must be above it by `least_rise` nats, too. See `training.health`.
-    `first` steps were taken before the dispatch, and `skipped` of them skipped.
+    Event "not_finite" has "what" ("loss" or "gradient") and "skipped", the steps that
+    were skipped so far; "loss_spike" has the "loss" and its "deviations" from the mean
+    of the window, which it must exceed by `least_rise` nats, too; see `health`.
+    `first` steps were taken before the dispatch, `skipped` of them skipped.
     """
     events = []
     jumped = (report.deviations > health.SPIKE) & (report.rise > least_rise)
@@ -216,11 +199,6 @@ def _shown(values: Sequence[float], digits: int) -> str:
     if len(values) == 1:
         return text
     return f"{text} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
-
-
-def _rate(metrics: dict[str, list[float]]) -> str:
-    """Returns the examples that all runs together take in a second."""
-    return f"{sum(metrics['examples_per_second']):,.0f} examples/s"
 
 
 def _sentence(event: dict[str, Any]) -> str:

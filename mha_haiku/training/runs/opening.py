@@ -182,10 +182,7 @@ def _check_seeds(folder, saved, config) -> None:
     """Refuses a folder that holds a run of one seed for several, or other ones."""
     if saved is None:
         return
-    has, wants = (
-        (values["training"]["seeds"], values["seed"])
-        for values in (saved, config.to_json())
-    )
+    has, wants = ((x.training.seeds, x.seed) for x in (saved, config))
     if has[0] != wants[0] or (has[0] > 1 and has != wants):
         raise ConfigError(
             f"config.training.seeds must be {has[0]} and config.seed {has[1]}, as of "
@@ -196,9 +193,9 @@ def _check_seeds(folder, saved, config) -> None:
 
 def _check_start(folder, saved, config) -> None:
     """Refuses to start from another run where there are parameters already."""
-    if saved["init_from"] != config.init_from:
+    if saved.init_from != config.init_from:
         raise ConfigError(
-            f"config.init_from must be {saved['init_from']!r}, from which the run in "
+            f"config.init_from must be {saved.init_from!r}, from which the run in "
             f"{folder.root} has started, got {config.init_from!r}.\n"
             "It has parameters; take another workdir to start from others."
         )
@@ -206,13 +203,13 @@ def _check_start(folder, saved, config) -> None:
 
 def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
     """Returns whether the run's config differs; refuses that without `override`."""
-    lines = configuration.difference(saved, config.to_json())
+    lines = configuration.difference(saved.to_json(), config.to_json())
     # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
     if not has_begun:  # of parameters alone, how they are trained is still open
         fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
         override = override or not any(line.startswith(fixed) for line in lines)
-    if config.task.name == saved["task"]["name"]:
+    if config.task.name == saved.task.name:
         lines += filter(None, [folders.changed_task(folder)])
     if lines and not override:
         more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []

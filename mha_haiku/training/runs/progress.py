@@ -30,17 +30,11 @@ class Bar:
         leave: bool = False,
         prints: bool = True,
     ):
-        """Opens the bar and starts its clock.
+        """Opens the bar, which counts from `start` to `total`, and starts its clock.
 
-        Args:
-          total: The count at the end.
-          unit: What is counted, such as "step".
-          name: The name of the bar.
-          start: The count at the beginning.
-          doing: What happens until the first `advance`, such as "compiling".
-          leave: Whether the bar stays on the terminal when it is closed.
-          prints: Whether to print lines where there is no terminal; if not, the
-            caller prints its own, with `times`.
+        `doing` is what happens until the first `advance`, such as "compiling". With
+        `leave` the bar stays on the terminal. Without `prints` the caller prints its
+        own lines where there is no terminal, with `times`.
         """
         import tqdm
 

@@ -44,11 +44,7 @@ class Shape(NamedTuple):
 
 
 def make(config: "RunConfig", available: Sequence[jax.Device]) -> devices.Placement:
-    """Returns the placement of a run on some devices, from its valid config.
-
-    Raises:
-      ConfigError: If the devices cannot share it so; see `shape`.
-    """
+    """Returns the placement of a run on some devices; errors are those of `shape`."""
     sizes = shape(config, len(available))
     if _is_replicated(config, sizes):
         return devices.Replicas(available)
@@ -60,9 +56,7 @@ def make(config: "RunConfig", available: Sequence[jax.Device]) -> devices.Placem
 def shape(config: "RunConfig", num_devices: int) -> Shape:
     """Returns the sizes of the mesh that a config describes, for so many devices.
 
-    Raises:
-      ConfigError: If its axes do not multiply to the devices, or do not divide the
-        heads, the hidden units or the batch.
+    ConfigError unless they multiply to the devices, and divide what they share.
     """
     heads, sequence = config.devices.heads, config.devices.sequence
     data, rest = config.devices.data, 0

@@ -341,11 +341,9 @@ class Trainer:
 
 
 def _means(window) -> dict[str, float]:
-    """Returns the means over a window's steps, and the last norm of the gradient.
-
-    They are computed from the numbers of each step, so that their bits do not depend on
-    how steps are divided into dispatches. If no step is finite there are none.
-    """
+    """Returns the means over a window's finite steps, and the last gradient's norm."""
+    # From the numbers of each step, so that their bits do not depend on how steps are
+    # divided into dispatches.
     steps = jax.tree.map(lambda *parts: np.concatenate(parts), *window)
     finite = steps.finite
     if not finite.any():

@@ -7,6 +7,7 @@ and is new elsewhere. The other run is read once, before the first step.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from mha_haiku.core import checks, models
@@ -55,17 +56,16 @@ def load(config: configuration.RunConfig) -> Source:
     run = folders.load_run(path).looped()
     kept = folders.shared_kept(folders.Folder(checks.as_path(path)))
     own, its = (getattr(x.data, "tokenizer", None) for x in (config, run.config))
+    has = None
     if kept is not None and its is None and config.task.name != run.config.task.name:
+        has = f"those of the task {run.config.task.name!r} alone"
+    elif own != its:
+        has = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
+        has += f", and this run has {repr(own) if own else 'none'}"
+    if has is not None:
         raise ConfigError(
-            f"config.init_from must be a run with the same kind of tokens; {path} has "
-            f"those of the task {run.config.task.name!r} alone."
-        )
-    if own != its:
-        shown = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
-        wanted = f"has {own!r}" if own else "has none"
-        raise ConfigError(
-            f"config.init_from must be a run with the same kind of tokens; {path} has "
-            f"{shown}, and this run {wanted}."
+            "config.init_from must be a run with the same kind of tokens; "
+            f"{path} has {has}."
         )
     return Source(path, run, kept and kept._replace(text=None))
 
@@ -83,7 +83,8 @@ def params(
     its = dict(source.run.params)
     same_classes = _classes(task) == _classes(source.run.task)
     for module in ends.OUTPUT_MODULES:
-        if not same_classes or _shapes(own, module) != _shapes(its, module):
+        shapes = [jax.tree.map(np.shape, x.get(module)) for x in (own, its)]
+        if not same_classes or shapes[0] != shapes[1]:
             its.pop(module, None)
     fresh = [name for name in ends.OUTPUT_MODULES if name in own and name not in its]
     if source.kept is not None and {"embedding"} <= set(own) & set(its):
@@ -97,8 +98,13 @@ def _classes(task) -> list[str]:
     return [task.class_label(c) for c in range(task.num_classes)]
 
 
-def _shapes(params, module) -> dict[str, tuple[int, ...]]:
-    return {name: np.shape(x) for name, x in params.get(module, {}).items()}
+def _shapes(params, left_out) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{module} {name}": np.shape(x)
+        for module, leaves in params.items()
+        for name, x in leaves.items()
+        if module not in left_out
+    }
 
 
 def _with_rows_of(its, own) -> dict[str, np.ndarray]:
@@ -114,13 +120,12 @@ def _with_rows_of(its, own) -> dict[str, np.ndarray]:
 
 
 def _check_alike(source, config, own, its, fresh) -> None:
-    differ = []
-    for module in [*own, *(name for name in its if name not in own)]:
-        here, there = _shapes(own, module), _shapes(its, module)
-        if module not in fresh and here != there:
-            name = next(n for n in {**here, **there} if here.get(n) != there.get(n))
-            sizes = (_size(there.get(name)), _size(here.get(name)))
-            differ.append(f"{module} {name} ({sizes[0]} there, {sizes[1]} here)")
+    here, there = (_shapes(params, fresh) for params in (own, its))
+    differ = [
+        f"{name} ({_size(there.get(name))} there, {_size(here.get(name))} here)"
+        for name in here | there
+        if here.get(name) != there.get(name)
+    ]
     there, here = ({"model": x.model.to_json()} for x in (source.run.config, config))
     fields = configuration.difference(there, here)
     fields = [field for field in fields if not field.startswith(_FREE)]

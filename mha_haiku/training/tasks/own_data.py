@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -77,7 +78,7 @@ class _Held(base.DataTask):
             "examples",
         )
         return tuple(
-            type(data)(*(None if x is None else x[chosen] for x in data))
+            jax.tree.map(operator.itemgetter(chosen), data)
             for chosen in (~held_out, held_out)
         )
 

@@ -42,13 +42,8 @@ def distinct(
 ) -> jax.Array:
     """Returns integers drawn without replacement, in random order.
 
-    Args:
-      random: `[N]` uint32 words.
-      num_drawn: How many to draw, at most `count`.
-      count: The integers are from 0 to count - 1, at most N, which is the default.
-
-    Returns:
-      `[num_drawn]` int32, no two alike; every ordered choice is equally likely.
+    From `[N]` uint32 words `[num_drawn]` int32, no two alike, from 0 to count - 1;
+    `count` is at most N, the default. Every ordered choice is equally likely.
     """
     (size,) = random.shape
     index_bits = np.uint32((size - 1).bit_length())

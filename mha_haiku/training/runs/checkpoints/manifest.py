@@ -115,10 +115,8 @@ def _check_types(manifest) -> None:
 
 
 def _text(contents) -> str:
-    """Returns the canonical text of these contents, with a sha256 of itself.
-
-    Canonical, so that any change of the file shows, even one of white space.
-    """
+    """Returns the canonical text of these contents, with a sha256 of itself."""
+    # Canonical, so that any change of the file shows, even one of white space.
     contents = dict(sorted(contents.items()))
     body = json.dumps(contents, indent=1, sort_keys=True, allow_nan=False)
     digest = hashlib.sha256(body.encode()).hexdigest()

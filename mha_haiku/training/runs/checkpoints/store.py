@@ -119,15 +119,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     ) -> Any:
         """Returns the tree saved at a step (None: the newest good one), on the host.
 
-        Args:
-          abstract: A tree with the structure, shapes and dtypes of what was saved, as
-            from `jax.eval_shape`.
-          step: Which step.
-          partly: Whether the checkpoint may have more fields at the top of the tree,
-            which are not read.
-
-        Raises:
-          ConfigError: If there is no such step, it is damaged, or it differs.
+        `abstract` has the shapes and dtypes of what was saved, as from
+        `jax.eval_shape`; with `partly` the checkpoint may have more fields at the top
+        of the tree. ConfigError if there is no such step, it is damaged or differs.
         """
         step = self._existing(step)
         where = f"The checkpoint of step {step} in {self._root}"
