@@ -97,21 +97,27 @@ def forward(
     policy: jmp.Policy,
     stack: layer_stacks.LayerStack,
 ) -> tuple[Output, Any]:
-    """Returns the output, and the changed caches where there are any; under Haiku.
+    """Returns the output, and the changed caches, None without caches; under Haiku.
 
     Inputs and sizes are those of `build.Model.apply` and `build.build`; inputs are None
     where the caches of an encoder-decoder have the keys and values of its source.
-    `caches` are what each layer keeps of earlier tokens, see `modules.Encoder` and
-    `modules.Decoder`; the first token that they get is at position `first`. `last`,
+    `caches` are what each layer keeps of earlier tokens, see `modules.Encoder.step` and
+    `modules.Decoder.step`, for which the first token is at position `first`. `last`,
     `[B]`, says of which one token of each text logits are wanted; None: of all.
     """
     has_decoder = config.family == "encoder_decoder"
-    cached = {} if caches is None else {"caches": caches, "first_query": first}
     encoded, encoder_maps = None, ()
+
+    def run(stack, *args, is_cached=True, **given):
+        if caches is None or not is_cached:
+            return *stack(*args, is_training=is_training, **given), None
+        return stack.step(*args, caches=caches, first_query=first, **given)
+
     if inputs is not None:
         valid = ends.valid(inputs, lengths)
         embedding = ends.make_embedding(config, num_tokens)
-        x, maps, *rest = layers.make_encoder(config, implementation, stack)(
+        x, maps, kept = run(
+            layers.make_encoder(config, implementation, stack),
             ends.embedded(
                 config,
                 embedding,
@@ -121,14 +127,14 @@ def forward(
             ),
             layers.own_masks(config, lengths),
             bias=layers.bias(config, "encoder" if has_decoder else ""),
-            is_training=is_training,
-            **({} if has_decoder else cached),
+            is_cached=not has_decoder,
         )
         encoded, encoder_maps = x, maps
     if has_decoder:
         valid = ends.valid(decoder_inputs, decoder_lengths)
         embedding = ends.make_embedding(config, num_classes, decoder=True)
-        x, decoder_maps, *rest = layers.make_decoder(config, implementation, stack)(
+        x, decoder_maps, kept = run(
+            layers.make_decoder(config, implementation, stack),
             ends.embedded(
                 config,
                 embedding,
@@ -140,8 +146,6 @@ def forward(
             layers.own_masks(config, decoder_lengths, decoder=True),
             layers.cross_mask(inputs, lengths, decoder_lengths),
             bias=layers.bias(config, "decoder"),
-            is_training=is_training,
-            **cached,
         )
         own, cross = zip(*decoder_maps, strict=True)
         kinds = len(encoder_maps), len(own), len(cross)
@@ -152,4 +156,4 @@ def forward(
         if last is not None:
             read = jnp.take_along_axis(x, last[:, None, None], axis=1)
         logits = ends.logits(config, embedding, read, valid, num_classes, policy)
-    return Output(logits, maps, policy.cast_to_output(x)), rest[0] if rest else None
+    return Output(logits, maps, policy.cast_to_output(x)), kept
