@@ -108,16 +108,16 @@ def forward(
     has_decoder = config.family == "encoder_decoder"
     encoded, encoder_maps = None, ()
 
-    def run(stack, *args, is_cached=True, **given):
-        if caches is None or not is_cached:
-            return *stack(*args, is_training=is_training, **given), None
-        return stack.step(*args, caches=caches, first_query=first, **given)
+    def run(*args, decoder=False, **given):
+        own = layers.make_stack(config, implementation, stack, decoder=decoder)
+        if caches is None or decoder != has_decoder:
+            return *own(*args, is_training=is_training, **given), None
+        return own.step(*args, caches=caches, first_query=first, **given)
 
     if inputs is not None:
         valid = ends.valid(inputs, lengths)
         embedding = ends.make_embedding(config, num_tokens)
         x, maps, kept = run(
-            layers.make_encoder(config, implementation, stack),
             ends.embedded(
                 config,
                 embedding,
@@ -127,14 +127,12 @@ def forward(
             ),
             layers.own_masks(config, lengths),
             bias=layers.bias(config, "encoder" if has_decoder else ""),
-            is_cached=not has_decoder,
         )
         encoded, encoder_maps = x, maps
     if has_decoder:
         valid = ends.valid(decoder_inputs, decoder_lengths)
         embedding = ends.make_embedding(config, num_classes, decoder=True)
         x, decoder_maps, kept = run(
-            layers.make_decoder(config, implementation, stack),
             ends.embedded(
                 config,
                 embedding,
@@ -146,6 +144,7 @@ def forward(
             layers.own_masks(config, decoder_lengths, decoder=True),
             layers.cross_mask(inputs, lengths, decoder_lengths),
             bias=layers.bias(config, "decoder"),
+            decoder=True,
         )
         own, cross = zip(*decoder_maps, strict=True)
         kinds = len(encoder_maps), len(own), len(cross)
