@@ -307,8 +307,8 @@ def test_step_returns_what_a_call_does_and_a_cache(kind, normal, random_paramete
     args = (x,) * sequences.get(kind, 3)
     prompt = attention.Prompt(np.full(B, T), T, None, False)
     source = attention.Prompt(np.full(B, T), T, None, False, is_source=True)
-    cache = {"caches": [prompt] * 2} if kind == "encoder" else {"cache": prompt}
-    cache = {"caches": [(prompt, source)] * 2} if kind == "decoder" else cache
+    cache = {"cache": [prompt] * 2} if kind == "encoder" else {"cache": prompt}
+    cache = {"cache": [(prompt, source)] * 2} if kind == "decoder" else cache
     training = {"is_training": False} if kind in sequences else {}
 
     def make():

@@ -112,7 +112,7 @@ def forward(
         own = layers.make_stack(config, implementation, stack, decoder=decoder)
         if caches is None or decoder != has_decoder:
             return *own(*args, is_training=is_training, **given), None
-        return own.step(*args, caches=caches, first_query=first, **given)
+        return own.step(*args, cache=caches, first_query=first, **given)
 
     if inputs is not None:
         valid = ends.valid(inputs, lengths)
@@ -125,7 +125,7 @@ def forward(
                 segments,
                 first=0 if has_decoder else first,
             ),
-            layers.own_masks(config, lengths),
+            mask=layers.own_masks(config, lengths),
             bias=layers.bias(config, "encoder" if has_decoder else ""),
         )
         encoded, encoder_maps = x, maps
@@ -141,8 +141,8 @@ def forward(
                 first=first,
             ),
             encoded,
-            layers.own_masks(config, decoder_lengths, decoder=True),
-            layers.cross_mask(inputs, lengths, decoder_lengths),
+            mask=layers.own_masks(config, decoder_lengths, decoder=True),
+            cross_mask=layers.cross_mask(inputs, lengths, decoder_lengths),
             bias=layers.bias(config, "decoder"),
             decoder=True,
         )

@@ -27,9 +27,6 @@ class DecoderMaps(NamedTuple):
     cross: attention.AttentionMap
 
 
-Caches = tuple[encoder.LayerCache, encoder.LayerCache]
-
-
 class DecoderLayer(encoder.Layer):
     """Causal self-attention, cross-attention, then a feed-forward part.
 
@@ -75,34 +72,14 @@ class DecoderLayer(encoder.Layer):
         return super().__call__(x, encoded, is_training=is_training, **given)[:2]
 
     @hk.transparent
-    def step(
-        self,
-        x: Array,
-        encoded: Array | None,
-        mask: masks.Mask | Array | None = None,
-        cross_mask: masks.Mask | Array | None = None,
-        *,
-        cache: Caches,
-        bias: positions.ScoreBias | Array | None = None,
-        first_query: int | Array = 0,
-    ) -> tuple[Array, DecoderMaps, Caches]:
-        """Returns output, maps and changed caches, as `EncoderLayer.step` does.
-
-        Caches are of self-attention and of cross-attention; `encoded` is None where the
-        second has its keys and values.
-        """
-        given = {"mask": mask, "cross_mask": cross_mask, "bias": bias, "cache": cache}
-        return super().__call__(x, encoded, first_query=first_query, **given)
-
-    @hk.transparent
     def _run(
         self,
         x,
         encoded,
+        mask=None,
+        cross_mask=None,
         *,
-        mask,
-        cross_mask,
-        bias,
+        bias=None,
         is_training=False,
         cache=(None, None),
         first_query=0,
@@ -164,19 +141,3 @@ class Decoder(encoder.Stack):
         """
         given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
         return super().__call__(x, encoded, is_training=is_training, **given)[:2]
-
-    @hk.transparent
-    def step(
-        self,
-        x: Array,
-        encoded: Array | None,
-        mask: masks.Mask | Array | Sequence | None = None,
-        cross_mask: masks.Mask | Array | None = None,
-        *,
-        caches: Sequence[Caches],
-        bias: positions.ScoreBias | Array | Sequence | None = None,
-        first_query: int | Array = 0,
-    ) -> tuple[Array, tuple[DecoderMaps, ...], tuple[Caches, ...]]:
-        """Returns output, maps and changed caches; as `DecoderLayer.step`, of L."""
-        given = {"mask": mask, "cross_mask": cross_mask, "bias": bias, "caches": caches}
-        return super().__call__(x, encoded, first_query=first_query, **given)

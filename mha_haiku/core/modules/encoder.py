@@ -224,27 +224,12 @@ class EncoderLayer(Layer):
           is_training: Whether there is dropout.
           bias: What is added to the scores.
         """
-        return super().__call__(x, mask=mask, bias=bias, is_training=is_training)[:2]
+        return super().__call__(x, mask, bias=bias, is_training=is_training)[:2]
 
     @hk.transparent
-    def step(
-        self,
-        x: Float[Array, "*B T D"],
-        mask: masks.Mask | Array | None = None,
-        *,
-        cache: LayerCache,
-        bias: positions.ScoreBias | Array | None = None,
-        first_query: int | Array = 0,
-    ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap, LayerCache]:
-        """Returns output, map and changed cache, see `MultiHeadAttention.step`.
-
-        There is no dropout; x begins at position `first_query`.
-        """
-        given = {"mask": mask, "bias": bias, "cache": cache}
-        return super().__call__(x, first_query=first_query, **given)
-
-    @hk.transparent
-    def _run(self, x, *, mask, bias, is_training=False, cache=None, first_query=0):
+    def _run(
+        self, x, mask=None, *, bias=None, is_training=False, cache=None, first_query=0
+    ):
         rate = self.dropout_rate if is_training else 0.0
         # Where a part is missing, the other alone is the sequence of both.
         has_attention = self.make_attention or self.num_heads
@@ -331,9 +316,9 @@ class Stack(cached_module.CachedModule):
         self,
         x: Array,
         *args,
-        caches: Sequence | None = None,
-        mask: Any,
-        bias: Any,
+        cache: Sequence | None = None,
+        mask: Any = None,
+        bias: Any = None,
         **shared: Any,
     ) -> tuple[Array, tuple, tuple]:
         """Returns the output of the layers, their maps, and their caches or Nones.
@@ -341,7 +326,7 @@ class Stack(cached_module.CachedModule):
         Layers are called with x and `args`, and by name what is given for each.
         """
         # What has an entry for each layer, and what all layers share.
-        per_layer = {} if caches is None else {"cache": list(caches)}
+        per_layer = {} if cache is None else {"cache": list(cache)}
         for name, value in (("mask", mask), ("bias", bias)):
             if not isinstance(value, list | tuple):
                 shared[name] = value
@@ -355,7 +340,7 @@ class Stack(cached_module.CachedModule):
 
         def call_layer(i, x, own):
             layer = self.make_layer(i)
-            if caches is not None:
+            if cache is not None:
                 output, *rest = layer.step(x, *args, **shared, **own)
             else:
                 output, *rest = *layer(x, *args, **shared, **own), None
@@ -396,20 +381,6 @@ class Encoder(Stack):
           ValueError: If shapes do not fit, or what is given is not of L layers.
         """
         return super().__call__(x, mask=mask, bias=bias, is_training=is_training)[:2]
-
-    @hk.transparent
-    def step(
-        self,
-        x: Array,
-        mask: masks.Mask | Array | Sequence | None = None,
-        *,
-        caches: Sequence[LayerCache],
-        bias: positions.ScoreBias | Array | Sequence | None = None,
-        first_query: int | Array = 0,
-    ) -> tuple[Array, tuple[attention.AttentionMap, ...], tuple[LayerCache, ...]]:
-        """Returns output, maps and changed caches; as `EncoderLayer.step`, of L."""
-        given = {"mask": mask, "bias": bias, "caches": caches}
-        return super().__call__(x, first_query=first_query, **given)
 
 
 def dropout(x: Array, rate: float) -> Array:

@@ -138,39 +138,26 @@ class MultiHeadAttention(cached_module.CachedModule):
         Raises:
           ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
         """
-        arrays = query, key, value, mask, bias
-        return super().__call__(*arrays, first_query, dropout_rate, None)[:2]
-
-    @hk.transparent
-    def step(
-        self,
-        query: Float[Array, "*B T D"],
-        key: Float[Array, "*B S D_of_keys"],
-        value: Float[Array, "*B S D_of_values"],
-        mask: masks.Mask | Array | None = None,
-        *,
-        cache: attention.Prompt | attention.Cache,
-        bias: positions.ScoreBias | Array | None = None,
-        first_query: int | Array = 0,
-    ) -> tuple[
-        Float[Array, "*B T model_size"], attention.AttentionMap, attention.Cache
-    ]:
-        """Returns the output, the attention map and the cache of the next step.
-
-        Args:
-          cache: What computes attention, and keeps keys and values: a `Prompt` for the
-            tokens of prompts, then the `Cache` that is returned for one new token at a
-            time, whose position is `first_query`. Where the cache has the keys of a
-            source, `key` and `value` are not read.
-
-        The other arguments and the sites are those of a call.
-        """
-        return super().__call__(query, key, value, mask, bias, first_query, 0.0, cache)
+        given = {"bias": bias, "first_query": first_query, "dropout_rate": dropout_rate}
+        return super().__call__(query, key, value, mask, **given)[:2]
 
     @hk.transparent
     def _run(
-        self, query, key, value, mask, bias, first_query, dropout_rate, cache
+        self,
+        query,
+        key,
+        value,
+        mask=None,
+        *,
+        bias=None,
+        first_query=0,
+        dropout_rate=0.0,
+        cache=None,
     ) -> tuple:
+        if cache is not None and dropout_rate:
+            raise ValueError(
+                f"dropout_rate must be 0 with a cache, got {dropout_rate}."
+            )
         mask = masks.as_mask(mask)
         first_query = tiles.checked_first(first_query)
         has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
