@@ -16,7 +16,7 @@ from typing import Any
 import haiku as hk
 import numpy as np
 
-from mha_haiku.core import arrays, checks, fields, models
+from mha_haiku.core import arrays, checks, fields, models, modules
 from mha_haiku.core.modules import anatomy
 from mha_haiku.interop import loading
 from mha_haiku.interop.families import FAMILIES, changes, tables
@@ -170,7 +170,7 @@ def _meaning(config, sizes) -> dict[str, Any]:
     said["attention.scale"] = float(f"{said['attention.scale']:.6g}")
     said["embedding.scale"] = float(f"{config.embedding.scale:.6g}")
     said["attention.window"] = models.windows(config)
-    if config.embedding.positions == "rotary":
+    if modules.POSITION_SCHEMES[config.embedding.positions].rotate:
         said["embedding.frequencies"] = [
             [float(f"{x:.6g}") for x in _frequencies(config, each)]
             for each in models.frequencies(config)

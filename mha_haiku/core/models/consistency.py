@@ -32,22 +32,9 @@ def check(config: ModelConfig) -> None:
             f"{_nearest_divisor(num_heads, num_groups)}."
         )
     _check_pattern(section)
-    kind, name = config.embedding.positions, "config.model.embedding.positions"
-    if not num_heads and kind in ("rotary", "alibi", "t5"):
-        raise checks.ConfigError(
-            f"{name} = {kind!r} works through attention, of which there is none with "
-            "attention.num_heads = 0; choose learned, sinusoidal or none."
-        )
-    if kind == "rotary" and parts.key_size(config) % 2:
-        raise checks.ConfigError(
-            f"{name} = 'rotary' needs an even key size, got {parts.key_size(config)}."
-        )
-    if kind == "sinusoidal" and model_size % 2:
-        raise checks.ConfigError(
-            f"{name} = 'sinusoidal' needs an even model_size, got {model_size}."
-        )
+    _check_positions(config)
     _check_by_layer(config)
-    _check_rotary(config)
+    _check_frequencies(config)
     _check_parts(config)
     _check_output(config)
     _check_decoder(config)
@@ -74,6 +61,23 @@ def _check_pattern(section) -> None:
             f"{name}.normalizer = 'none' needs score = {' or '.join(small)}, whose "
             f"exponentials stay small, got {section.score!r}."
         )
+
+
+def _check_positions(config) -> None:
+    schemes, kind = modules.POSITION_SCHEMES, config.embedding.positions
+    name = f"config.model.embedding.positions = {kind!r}"
+    in_attention = [x for x, each in schemes.items() if each.rotate or each.bias]
+    if not config.attention.num_heads and kind in in_attention:
+        others = ", ".join(x for x in schemes if x not in in_attention)
+        raise checks.ConfigError(
+            f"{name} works through attention, of which there is none with "
+            f"attention.num_heads = 0; choose one of {others}."
+        )
+    what, size = "model_size", config.model_size
+    if schemes[kind].rotate:
+        what, size = "key size", parts.key_size(config)
+    if schemes[kind].has_pairs and size % 2:
+        raise checks.ConfigError(f"{name} needs an even {what}, got {size}.")
 
 
 def _check_by_layer(config) -> None:
@@ -116,15 +120,16 @@ def _check_by_layer(config) -> None:
         checks.integer_in(name, size, 1, 2**22)
 
 
-def _check_rotary(config) -> None:
-    """Checks the frequencies of rotary positions."""
+def _check_frequencies(config) -> None:
     name, kind = "config.model.embedding.frequencies", config.embedding.positions
     if config.embedding.frequencies is None:
         return
-    if kind != "rotary":
+    schemes = modules.POSITION_SCHEMES
+    if not schemes[kind].rotate:
+        rotating = " or ".join(x for x, each in schemes.items() if each.rotate)
         raise checks.ConfigError(
-            f"{name} is only for rotary positions, and must be None with positions = "
-            f"{kind!r}."
+            f"{name} is only for {rotating} positions, and must be None with positions "
+            f"= {kind!r}."
         )
     pairs = parts.key_size(config) // 2
     for i, each in enumerate(parts.frequencies(config)):

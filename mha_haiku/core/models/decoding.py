@@ -42,6 +42,14 @@ class Generated(NamedTuple):
     cache: incremental.DecodingCache | None = None
 
 
+class _Writer(NamedTuple):
+    """What a program is compiled for."""
+
+    decoding: incremental.Decoding
+    strategy: Strategy
+    max_length: int
+
+
 class _Given(NamedTuple):
     """What texts begin with."""
 
@@ -100,7 +108,7 @@ def generate(
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
     """
-    decoding, given, end = _checked(
+    writer, given, end = _checked(
         model,
         (prompts, lengths, source, source_lengths),
         strategy,
@@ -108,20 +116,16 @@ def generate(
         end_token,
         key,
     )
-    params = decoding.prepare(params)
+    params = writer.decoding.prepare(params)
     if isinstance(strategy, Beam):
         if keep_queries:
             raise ValueError("keep_queries must be False with a beam.")
-        return _beam(decoding, strategy, max_length, params, given, end)
+        return _beam(writer, params, given, end)
     key = jax.random.key(0) if key is None else key
-    texts, cache, keys = _begun(
-        decoding, strategy, max_length, keep_queries, params, given, end, key
-    )
-    texts, cache = _advanced(
-        decoding, strategy, params, texts, cache, keys, end, max_length
-    )
+    texts, cache, keys = _begun(writer, keep_queries, params, given, end, key)
+    texts, cache = _advanced(writer, params, texts, cache, keys, end, max_length)
     if keep_queries:
-        cache = _finished(decoding, params, texts, cache)
+        cache = _finished(writer, params, texts, cache)
     return Generated(
         _ended(texts.tokens, texts.lengths, end),
         texts.lengths,
@@ -154,7 +158,7 @@ def stream(
     Raises:
       ValueError: As `generate`, before anything is yielded.
     """
-    decoding, given, end = _checked(
+    writer, given, end = _checked(
         model,
         (prompts, lengths, source, source_lengths),
         strategy,
@@ -170,11 +174,9 @@ def stream(
         )
 
     def tokens():
-        own = decoding.prepare(params)
+        own = writer.decoding.prepare(params)
         first = jax.random.key(0) if key is None else key
-        texts, cache, keys = _begun(
-            decoding, strategy, max_length, False, own, given, end, first
-        )
+        texts, cache, keys = _begun(writer, False, own, given, end, first)
         told = given.lengths
         while True:
             # Copies, as the next call writes into the memory of what it is given.
@@ -186,30 +188,24 @@ def stream(
             if is_done.all():
                 return
             told = now
-            texts, cache = _advanced(
-                decoding, strategy, own, texts, cache, keys, end, chunk
-            )
+            texts, cache = _advanced(writer, own, texts, cache, keys, end, chunk)
 
     return tokens()
 
 
-@functools.partial(
-    jax.jit, static_argnames=("decoding", "strategy", "max_length", "keep_queries")
-)
-def _begun(decoding, strategy, max_length, keep_queries, params, given, end, key):
+@functools.partial(jax.jit, static_argnames=("writer", "keep_queries"))
+def _begun(writer, keep_queries, params, given, end, key):
     """Returns the texts with their first token, the cache, and a key for each text."""
-    logits, cache = _prefilled(decoding, params, given, max_length, keep_queries)
+    logits, cache = _prefilled(writer, params, given, keep_queries)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(given.lengths)))
-    texts = _prompted(given, max_length, end)
-    return _appended(strategy, texts, logits, keys, end), cache, keys
+    texts = _prompted(given, writer.max_length, end)
+    return _appended(writer.strategy, texts, logits, keys, end), cache, keys
 
 
 @functools.partial(
-    jax.jit,
-    static_argnames=("decoding", "strategy"),
-    donate_argnames=("texts", "cache"),
+    jax.jit, static_argnames=("writer",), donate_argnames=("texts", "cache")
 )
-def _advanced(decoding, strategy, params, texts, cache, keys, end, steps):
+def _advanced(writer, params, texts, cache, keys, end, steps):
     """Returns the texts with up to `steps` more tokens, and the cache."""
 
     def goes_on(state):
@@ -218,24 +214,25 @@ def _advanced(decoding, strategy, params, texts, cache, keys, end, steps):
 
     def step(state):
         i, texts, cache = state
-        logits, cache = _stepped(decoding, params, texts, cache)
-        return i + 1, _appended(strategy, texts, logits, keys, end), cache
+        logits, cache = _stepped(writer, params, texts, cache)
+        return i + 1, _appended(writer.strategy, texts, logits, keys, end), cache
 
     _, texts, cache = jax.lax.while_loop(goes_on, step, (0, texts, cache))
     return texts, cache
 
 
-@functools.partial(jax.jit, static_argnames=("decoding",), donate_argnames=("cache",))
-def _finished(decoding, params, texts, cache):
+@functools.partial(jax.jit, static_argnames=("writer",), donate_argnames=("cache",))
+def _finished(writer, params, texts, cache):
     """Returns the cache with the last token of each text, whose logits nobody needs."""
-    return _stepped(decoding, params, texts, cache)[1]
+    return _stepped(writer, params, texts, cache)[1]
 
 
-@functools.partial(jax.jit, static_argnames=("decoding", "strategy", "max_length"))
-def _beam(decoding, strategy, max_length, params, given, end):
+@functools.partial(jax.jit, static_argnames=("writer",))
+def _beam(writer, params, given, end):
     """Returns the best texts that a beam finds, as `generate` does."""
+    _, strategy, max_length = writer
     width, size = strategy.width, len(given.lengths)
-    logits, cache = _prefilled(decoding, params, given, max_length, False)
+    logits, cache = _prefilled(writer, params, given, False)
     in_beam = lambda x: jnp.repeat(x, width, axis=0)  # noqa: E731
     logits, cache = in_beam(logits), cache.by_example(in_beam)
     texts = _prompted(given, max_length, end)
@@ -281,7 +278,7 @@ def _beam(decoding, strategy, max_length, params, given, end):
         rows = (jnp.arange(size)[:, None] * width + parents).reshape(-1)
         flat = jax.tree.map(lambda x: x.reshape(size * width, *x.shape[2:]), texts)
         cache = cache.by_example(lambda x: x[rows])
-        logits, cache = _stepped(decoding, params, flat, cache)
+        logits, cache = _stepped(writer, params, flat, cache)
         return *extended(texts, logits), cache
 
     texts, parents = extended(texts, logits)
@@ -293,9 +290,10 @@ def _beam(decoding, strategy, max_length, params, given, end):
     )
 
 
-def _prefilled(decoding, params, given, max_length, keep_queries):
+def _prefilled(writer, params, given, keep_queries):
     """Returns the logits `[B, C]` after the prompts, and a cache for whole texts."""
     # The last token of a text is written, but never read.
+    decoding, _, max_length = writer
     size = min(max_length, decoding.max_length or max_length)
     return decoding.prefill(
         params,
@@ -308,12 +306,12 @@ def _prefilled(decoding, params, given, max_length, keep_queries):
     )
 
 
-def _stepped(decoding, params, texts, cache):
+def _stepped(writer, params, texts, cache):
     """Returns the logits `[B, C]` after the last token of each text, and the cache."""
     # A text that has ended has its last token put in its place once more.
     positions = jnp.minimum(texts.lengths, cache.size) - 1
     last = jnp.take_along_axis(texts.tokens, positions[:, None], axis=1)[:, 0]
-    logits, _, cache = decoding.step(params, last, cache.at(positions))
+    logits, _, cache = writer.decoding.step(params, last, cache.at(positions))
     return logits, cache
 
 
@@ -356,7 +354,7 @@ def _ended(tokens, lengths, end):
 
 
 def _checked(model, given, strategy, max_length, end_token, key):
-    """Returns decoding, what is given with prompts of a common size, and the end."""
+    """Returns the writer, what is given with prompts of a common size, and the end."""
     decoding = model.decoding
     prompts, lengths, source, source_lengths = given
     if decoding is None:
@@ -415,7 +413,7 @@ def _checked(model, given, strategy, max_length, end_token, key):
         source = _checked_source(size, source, source_lengths)
     end = np.int32(_NO_TOKEN if end_token is None else end_token)
     given = _Given(padded, lengths.astype(np.int32), source, source_lengths)
-    return decoding, given, end
+    return _Writer(decoding, strategy, max_length), given, end
 
 
 def _checked_source(size, source, lengths):

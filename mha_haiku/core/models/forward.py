@@ -97,21 +97,27 @@ def forward(
     policy: jmp.Policy,
     stack: layer_stacks.LayerStack,
 ) -> tuple[Output, Any]:
-    """Returns the output, and the changed caches where there are any; under Haiku.
+    """Returns the output, and the changed caches, None without caches; under Haiku.
 
     Inputs and sizes are those of `build.Model.apply` and `build.build`; inputs are None
     where the caches of an encoder-decoder have the keys and values of its source.
-    `caches` are what each layer keeps of earlier tokens, see `modules.Encoder` and
-    `modules.Decoder`; the first token that they get is at position `first`. `last`,
+    `caches` are what each layer keeps of earlier tokens, see `modules.Encoder.step` and
+    `modules.Decoder.step`, for which the first token is at position `first`. `last`,
     `[B]`, says of which one token of each text logits are wanted; None: of all.
     """
     has_decoder = config.family == "encoder_decoder"
-    cached = {} if caches is None else {"caches": caches, "first_query": first}
     encoded, encoder_maps = None, ()
+
+    def run(*args, decoder=False, **given):
+        own = layers.make_stack(config, implementation, stack, decoder=decoder)
+        if caches is None or decoder != has_decoder:
+            return *own(*args, is_training=is_training, **given), None
+        return own.step(*args, cache=caches, first_query=first, **given)
+
     if inputs is not None:
         valid = ends.valid(inputs, lengths)
         embedding = ends.make_embedding(config, num_tokens)
-        x, maps, *rest = layers.make_encoder(config, implementation, stack)(
+        x, maps, kept = run(
             ends.embedded(
                 config,
                 embedding,
@@ -119,16 +125,14 @@ def forward(
                 segments,
                 first=0 if has_decoder else first,
             ),
-            layers.own_masks(config, lengths),
+            mask=layers.own_masks(config, lengths),
             bias=layers.bias(config, "encoder" if has_decoder else ""),
-            is_training=is_training,
-            **({} if has_decoder else cached),
         )
         encoded, encoder_maps = x, maps
     if has_decoder:
         valid = ends.valid(decoder_inputs, decoder_lengths)
         embedding = ends.make_embedding(config, num_classes, decoder=True)
-        x, decoder_maps, *rest = layers.make_decoder(config, implementation, stack)(
+        x, decoder_maps, kept = run(
             ends.embedded(
                 config,
                 embedding,
@@ -137,11 +141,10 @@ def forward(
                 first=first,
             ),
             encoded,
-            layers.own_masks(config, decoder_lengths, decoder=True),
-            layers.cross_mask(inputs, lengths, decoder_lengths),
+            mask=layers.own_masks(config, decoder_lengths, decoder=True),
+            cross_mask=layers.cross_mask(inputs, lengths, decoder_lengths),
             bias=layers.bias(config, "decoder"),
-            is_training=is_training,
-            **cached,
+            decoder=True,
         )
         own, cross = zip(*decoder_maps, strict=True)
         kinds = len(encoder_maps), len(own), len(cross)
@@ -152,4 +155,4 @@ def forward(
         if last is not None:
             read = jnp.take_along_axis(x, last[:, None, None], axis=1)
         logits = ends.logits(config, embedding, read, valid, num_classes, policy)
-    return Output(logits, maps, policy.cast_to_output(x)), rest[0] if rest else None
+    return Output(logits, maps, policy.cast_to_output(x)), kept

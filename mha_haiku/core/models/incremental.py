@@ -119,8 +119,7 @@ def decoding(
     is_causal = config.family in ("causal", "encoder_decoder")
     if num_tokens is None or not is_causal or not has_logits:
         return None
-    scheme = modules.POSITION_SCHEMES[config.embedding.positions]
-    longest = config.embedding.max_length if "max_length" in scheme.fields else None
+    longest = parts.max_length(config)
     transformed = hk.transform(
         functools.partial(forward, is_training=False, stack=modules.looped)
     )

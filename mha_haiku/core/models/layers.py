@@ -21,29 +21,25 @@ Array = jax.Array
 Mask = masks.Mask
 
 
-def make_encoder(
-    config: ModelConfig, implementation: str | Callable, stack: layer_stacks.LayerStack
-) -> modules.Encoder:
-    """Returns the encoder, or the only stack of a model without a decoder."""
-    return modules.Encoder(
-        config.num_layers,
-        lambda i: _encoder_layer(config, implementation, i),
-        make_norm=_last_norm(config),
+def make_stack(
+    config: ModelConfig,
+    implementation: str | Callable,
+    stack: layer_stacks.LayerStack,
+    *,
+    decoder: bool = False,
+) -> modules.Encoder | modules.Decoder:
+    """Returns the decoder; or the encoder, the only stack of a model without one."""
+    kind, make_layer, num_layers = modules.Encoder, _encoder_layer, config.num_layers
+    if decoder:
+        kind, make_layer = modules.Decoder, _decoder_layer
+        num_layers = parts.num_decoder_layers(config)
+    ends_in_norm = architecture.NORM_PLACES[config.norm.position].end
+    return kind(
+        num_layers,
+        functools.partial(make_layer, config, implementation),
+        make_norm=None if ends_in_norm else architecture.make_norm(config),
         stack=stack,
-        name="encoder",
-    )
-
-
-def make_decoder(
-    config: ModelConfig, implementation: str | Callable, stack: layer_stacks.LayerStack
-) -> modules.Decoder:
-    """Returns the decoder."""
-    return modules.Decoder(
-        parts.num_decoder_layers(config),
-        lambda i: _decoder_layer(config, implementation, i),
-        make_norm=_last_norm(config),
-        stack=stack,
-        name="decoder",
+        name="decoder" if decoder else "encoder",
     )
 
 
@@ -98,12 +94,6 @@ def _mask(window, lengths, is_causal) -> Mask:
     if lengths is not None:
         kinds.append(masks.padding(lengths, lengths))
     return functools.reduce(operator.and_, kinds) if kinds else masks.full()
-
-
-def _last_norm(config):
-    if architecture.NORM_PLACES[config.norm.position].end:
-        return None  # the last layer ends in one
-    return architecture.make_norm(config)
 
 
 def _encoder_layer(config, implementation, i) -> modules.EncoderLayer:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mha_haiku.core import checks
 from mha_haiku.core.models import architecture
 from mha_haiku.core.models.architecture import ModelConfig
-from mha_haiku.core.modules import anatomy
+from mha_haiku.core.modules import POSITION_SCHEMES, anatomy
 
 
 class LayerHeads(NamedTuple):
@@ -142,6 +142,13 @@ def num_decoder_layers(config: ModelConfig) -> int:
 def num_all_layers(config: ModelConfig) -> int:
     """Returns the number of layers of encoder and decoder together."""
     return config.num_layers + num_decoder_layers(config)
+
+
+def max_length(config: ModelConfig) -> int | None:
+    """Returns how many positions the model has; None: any number."""
+    own = config.embedding
+    is_limited = "max_length" in POSITION_SCHEMES[own.positions].fields
+    return own.max_length if is_limited else None
 
 
 def description(config: ModelConfig) -> str:

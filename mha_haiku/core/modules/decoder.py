@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import haiku as hk
 import jax
 
 from mha_haiku.core import attention, masks, positions, sites
@@ -50,31 +51,41 @@ class DecoderLayer(encoder.Layer):
                 "make_cross_attention must be given where make_attention is."
             )
 
+    @hk.transparent
     def __call__(
         self,
         x: Array,
-        encoded: Array | None,
+        encoded: Array,
         mask: masks.Mask | Array | None = None,
         cross_mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
-        cache: tuple[encoder.LayerCache, encoder.LayerCache] | None = None,
-        first_query: int | Array = 0,
     ) -> tuple[Array, DecoderMaps]:
         """Returns the layer's output `[B..., T, D]` and its attention maps.
 
         Arguments are those of `EncoderLayer`. What the encoder has returned, `encoded`,
-        is `[B..., S, D]`; None where caches have its keys and values. The mask, besides
-        causality, and the bias are of the decoder's own positions, the cross-mask of
-        these to the encoder's. Caches are of self-attention and of cross-attention.
+        is `[B..., S, D]`. The mask, besides causality, and the bias are of the
+        decoder's own positions, the cross-mask of these to the encoder's.
         """
+        given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
+        return super().__call__(x, encoded, is_training=is_training, **given)[:2]
+
+    @hk.transparent
+    def _run(
+        self,
+        x,
+        encoded,
+        mask=None,
+        cross_mask=None,
+        *,
+        bias=None,
+        is_training=False,
+        cache=(None, None),
+        first_query=0,
+    ) -> tuple:
         rate = self.dropout_rate if is_training else 0.0
-        cached, cross_cached = (
-            {} if own is None else {"cache": own, "first_query": first_query}
-            for own in cache or (None, None)
-        )
-        x, own, *kept = self._attended(
+        x, own, own_cache = self._attended(
             sites.site("stream", x),
             None,
             masks.causal() & masks.as_mask(mask),
@@ -82,22 +93,23 @@ class DecoderLayer(encoder.Layer):
             names=("attention", "norm_1"),
             rate=rate,
             bias=bias,
-            **cached,
+            cache=cache[0],
+            first_query=first_query,
         )
-        x, cross, *cross_kept = self._attended(
+        x, cross, cross_cache = self._attended(
             sites.site("stream_after_attention", x),
             encoded,
             cross_mask,
             make=self.make_cross_attention,
             names=("cross_attention", "norm_2"),
             rate=rate,
-            **cross_cached,
+            cache=cache[1],
+            first_query=first_query,
         )
         x = sites.site("stream_after_cross_attention", x)
         x = self._fed_forward(x, norm="norm_3", rate=rate)
         x = sites.site("stream_after_feed_forward", x)
-        rest = () if cache is None else ((*kept, *cross_kept),)
-        return x, DecoderMaps(own, cross), *rest
+        return x, DecoderMaps(own, cross), (own_cache, cross_cache)
 
 
 class Decoder(encoder.Stack):
@@ -108,31 +120,24 @@ class Decoder(encoder.Stack):
 
     make_sized_layer = DecoderLayer
 
+    @hk.transparent
     def __call__(
         self,
         x: Array,
-        encoded: Array | None,
+        encoded: Array,
         mask: masks.Mask | Array | Sequence | None = None,
         cross_mask: masks.Mask | Array | None = None,
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
-        caches: Sequence[tuple[encoder.LayerCache, encoder.LayerCache]] | None = None,
-        first_query: int | Array = 0,
     ) -> tuple[Array, tuple[DecoderMaps, ...]]:
         """Returns the output `[B..., T, D]` and the maps of each layer.
 
         Arguments are those of `DecoderLayer`. Mask and bias are of all layers, or
-        sequences of L of them, which must be alike where layers are scanned; caches are
-        of each of the L layers.
+        sequences of L of them, which must be alike where layers are scanned.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
         """
-
-        def call(layer, x, **own):
-            return layer(
-                x, encoded, cross_mask=cross_mask, is_training=is_training, **own
-            )
-
-        return self._run(x, call, caches, first_query, mask=mask, bias=bias)
+        given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
+        return super().__call__(x, encoded, is_training=is_training, **given)[:2]

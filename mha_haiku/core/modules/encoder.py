@@ -15,6 +15,7 @@ from jaxtyping import Float
 
 from mha_haiku.core import attention, checks, masks, positions, sites
 from mha_haiku.core.modules import (
+    cached_module,
     feed_forward,
     layer_stacks,
     multi_head_attention,
@@ -29,7 +30,7 @@ MakeNorm = Callable[..., Callable[[Array], Array]]
 LayerCache = attention.Prompt | attention.Cache
 
 
-class Layer(hk.Module):
+class Layer(cached_module.CachedModule):
     """What encoder and decoder layers share: their parts, residuals, norms, dropout.
 
     The residual stream `[B..., T, D]` is the site "stream" where it enters a layer, and
@@ -102,9 +103,11 @@ class Layer(hk.Module):
         make: MakeAttention | None,
         names: tuple[str, str],
         rate: float,
+        cache: LayerCache | None,
+        first_query: int | Array,
         is_added: bool = True,
         **options,
-    ) -> tuple[Array, attention.AttentionMap]:
+    ) -> tuple[Array, attention.AttentionMap, LayerCache | None]:
         """Returns `x` after an attention part, its map, and its cache if one is given.
 
         The attention reads keys from `encoded`, or from x. `names` are the names of the
@@ -113,16 +116,19 @@ class Layer(hk.Module):
         """
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
-            rest = () if options.get("cache") is None else (options["cache"],)
             with jax.named_scope(names[0]):
                 no_map = no_attention.map_of_no_heads(x, keys, mask)
-            return x, no_map, *rest
+            return x, no_map, cache
         make = make or functools.partial(self._sized_attention, x.shape[-1], names[0])
 
         def attend(x):
             keys = x if encoded is None else encoded
-            output, *rest = make()(x, keys, keys, mask, dropout_rate=rate, **options)
-            return dropout(output, rate), *rest
+            arrays = x, keys, keys, mask
+            if cache is not None:
+                at = {"cache": cache, "first_query": first_query}
+                return make().step(*arrays, **at, **options)
+            output, own_map = make()(*arrays, dropout_rate=rate, **options)
+            return dropout(output, rate), own_map, None
 
         residual = self._attention_residual and is_added
         return self._added(x, attend, names[1], residual)
@@ -202,6 +208,7 @@ class EncoderLayer(Layer):
             )
         self._parallel = parallel
 
+    @hk.transparent
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -209,8 +216,6 @@ class EncoderLayer(Layer):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
-        cache: LayerCache | None = None,
-        first_query: int | Array = 0,
     ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap]:
         """Returns the layer's output and its attention map.
 
@@ -218,18 +223,20 @@ class EncoderLayer(Layer):
           mask: Which position may attend to which; see `MultiHeadAttention`.
           is_training: Whether there is dropout.
           bias: What is added to the scores.
-          cache: Keeps keys and values, see `MultiHeadAttention`; with it the changed
-            cache is returned too.
-          first_query: The position of the first of x.
         """
+        return super().__call__(x, mask, bias=bias, is_training=is_training)[:2]
+
+    @hk.transparent
+    def _run(
+        self, x, mask=None, *, bias=None, is_training=False, cache=None, first_query=0
+    ):
         rate = self.dropout_rate if is_training else 0.0
-        cached = {} if cache is None else {"cache": cache, "first_query": first_query}
         # Where a part is missing, the other alone is the sequence of both.
         has_attention = self.make_attention or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
         x = sites.site("stream", x)
-        attended, *rest = self._attended(
+        attended, own_map, cache = self._attended(
             x,
             None,
             mask,
@@ -238,17 +245,18 @@ class EncoderLayer(Layer):
             rate=rate,
             is_added=not is_parallel,
             bias=bias,
-            **cached,
+            cache=cache,
+            first_query=first_query,
         )
         fed_forward = functools.partial(self._fed_forward, norm="norm_2", rate=rate)
         if is_parallel:
             x = x + attended + fed_forward(x, is_added=False)
         else:
             x = fed_forward(sites.site("stream_after_attention", attended))
-        return sites.site("stream_after_feed_forward", x), *rest
+        return sites.site("stream_after_feed_forward", x), own_map, cache
 
 
-class Stack(hk.Module):
+class Stack(cached_module.CachedModule):
     """What encoders and decoders share: a number of layers, then a norm.
 
     What enters the norm is the site "stream".
@@ -307,18 +315,19 @@ class Stack(hk.Module):
     def _run(
         self,
         x: Array,
-        call: Callable,
-        caches: Sequence | None,
-        first_query: int | Array,
-        **given: Any,
-    ) -> tuple:
-        """Returns the output of the layers, their maps, and caches if they have any.
+        *args,
+        cache: Sequence | None = None,
+        mask: Any = None,
+        bias: Any = None,
+        **shared: Any,
+    ) -> tuple[Array, tuple, tuple]:
+        """Returns the output of the layers, their maps, and their caches or Nones.
 
-        `call` gets a layer, x, and by name what is given for this layer.
+        Layers are called with x and `args`, and by name what is given for each.
         """
         # What has an entry for each layer, and what all layers share.
-        per_layer, shared = {}, {}
-        for name, value in given.items():
+        per_layer = {} if cache is None else {"cache": list(cache)}
+        for name, value in (("mask", mask), ("bias", bias)):
             if not isinstance(value, list | tuple):
                 shared[name] = value
                 continue
@@ -328,11 +337,13 @@ class Stack(hk.Module):
                     f"{self.num_layers} of them, got {len(value)}."
                 )
             per_layer[name] = value
-        if caches is not None:
-            per_layer["cache"], shared["first_query"] = list(caches), first_query
 
         def call_layer(i, x, own):
-            output, *rest = call(self.make_layer(i), x, **shared, **own)
+            layer = self.make_layer(i)
+            if cache is not None:
+                output, *rest = layer.step(x, *args, **shared, **own)
+            else:
+                output, *rest = *layer(x, *args, **shared, **own), None
             return output, tuple(rest)
 
         layers = range(self.num_layers)
@@ -352,6 +363,7 @@ class Encoder(Stack):
 
     make_sized_layer = EncoderLayer
 
+    @hk.transparent
     def __call__(
         self,
         x: Array,
@@ -359,23 +371,16 @@ class Encoder(Stack):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
-        caches: Sequence[LayerCache] | None = None,
-        first_query: int | Array = 0,
     ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
         """Returns the output `[B..., T, D]` and one attention map per layer.
 
         Arguments are those of `EncoderLayer`. Mask and bias are of all layers, or
-        sequences of L of them, which must be alike where layers are scanned; caches are
-        of each of the L layers.
+        sequences of L of them, which must be alike where layers are scanned.
 
         Raises:
           ValueError: If shapes do not fit, or what is given is not of L layers.
         """
-
-        def call(layer, x, **own):
-            return layer(x, is_training=is_training, **own)
-
-        return self._run(x, call, caches, first_query, mask=mask, bias=bias)
+        return super().__call__(x, mask=mask, bias=bias, is_training=is_training)[:2]
 
 
 def dropout(x: Array, rate: float) -> Array:

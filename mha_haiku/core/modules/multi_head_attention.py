@@ -19,14 +19,14 @@ from jaxtyping import Float
 from mha_haiku.core import attention, checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import implementations
 from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.modules import head_transforms
+from mha_haiku.core.modules import cached_module, head_transforms
 from mha_haiku.core.modules import pattern as patterns
 
 Array = jax.Array
 Initializer = hk.initializers.Initializer
 
 
-class MultiHeadAttention(hk.Module):
+class MultiHeadAttention(cached_module.CachedModule):
     """Multi-head attention that also returns its attention map.
 
     The constructor and the parameters (`query`, `key`, `value`, `linear`) are those of
@@ -106,6 +106,7 @@ class MultiHeadAttention(hk.Module):
         self.pattern = (pattern or patterns.Pattern()).checked()
         self.implementation = implementation
 
+    @hk.transparent
     def __call__(
         self,
         query: Float[Array, "*B T D"],
@@ -116,11 +117,8 @@ class MultiHeadAttention(hk.Module):
         bias: positions.ScoreBias | Array | None = None,
         first_query: int | Array = 0,
         dropout_rate: float = 0.0,
-        cache: attention.Prompt | attention.Cache | None = None,
     ) -> tuple[Float[Array, "*B T model_size"], attention.AttentionMap]:
         """Returns the attended output and the attention map, `(B..., H, T, S)`.
-
-        With a cache the cache of the next step is returned as well.
 
         Its sites are "query", "key" and "value" (projected, normalised and rotated, as
         they are compared), "gates" where there are any, "map", "weights", "heads"
@@ -136,24 +134,36 @@ class MultiHeadAttention(hk.Module):
           first_query: The position of the first query, for rotation, mask and bias;
             see `attend`.
           dropout_rate: Of the weights, in [0, 1); needs an rng.
-          cache: What computes attention, and keeps keys and values: a `Prompt` for the
-            tokens of prompts, then the `Cache` that is returned for one new token at a
-            time, whose position is `first_query`. Without dropout. Where the cache has
-            the keys of a source, `key` and `value` are not read.
 
         Raises:
           ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
         """
+        given = {"bias": bias, "first_query": first_query, "dropout_rate": dropout_rate}
+        return super().__call__(query, key, value, mask, **given)[:2]
+
+    @hk.transparent
+    def _run(
+        self,
+        query,
+        key,
+        value,
+        mask=None,
+        *,
+        bias=None,
+        first_query=0,
+        dropout_rate=0.0,
+        cache=None,
+    ) -> tuple:
+        if cache is not None and dropout_rate:
+            raise ValueError(
+                f"dropout_rate must be 0 with a cache, got {dropout_rate}."
+            )
         mask = masks.as_mask(mask)
         first_query = tiles.checked_first(first_query)
         has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
         if cache is None or (has_keys and cache.is_source):
             query, key, value = self._with_unseen_blanked(
                 query, key, value, mask, first_query
-            )
-        if cache is not None and dropout_rate:
-            raise ValueError(
-                f"dropout_rate must be 0 with a cache, got {dropout_rate}."
             )
         make_score, make_normalizer, make_gates = self.pattern
         gates = None
@@ -180,13 +190,13 @@ class MultiHeadAttention(hk.Module):
             dropout_rate=dropout_rate,
             rng=hk.next_rng_key() if dropout_rate else None,
         )
-        values, attention_map, *rest = (attend if cache is None else cache.attend)(
+        values, attention_map, *kept = (attend if cache is None else cache.attend)(
             query, key, value, weighting, implementation=self.implementation
         )
         values = self._combined(values)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
-        return sites.site("output", output), attention_map, *rest
+        return sites.site("output", output), attention_map, *(kept or [None])
 
     @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 from mha_haiku.core import attention, masks
 from mha_haiku.core.attention import sited
 from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.modules import cached_module
 
 Array = jax.Array
 
 
-class NoAttention(hk.Module):
+class NoAttention(cached_module.CachedModule):
     """Attention whose heads are all pruned: the bias of its last linear map is left."""
 
     def __init__(
@@ -27,27 +28,43 @@ class NoAttention(hk.Module):
         self.model_size = model_size
         self.with_bias = with_bias
 
+    @hk.transparent
     def __call__(
         self,
         query: Array,
         key: Array,
         value: Array,
         mask: masks.Mask | Array | None = None,
-        *,
-        cache: Any = None,
         **options,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
 
-        Arguments as in `MultiHeadAttention`; options do not matter, and a cache, which
-        has nothing to keep, is returned as it came.
+        Arguments are those of `MultiHeadAttention`; values and options do not matter.
         """
         del value, options
+        return super().__call__(query, key, mask)
+
+    @hk.transparent
+    def step(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask | Array | None = None,
+        *,
+        cache: Any,
+        **options,
+    ) -> tuple[Array, attention.AttentionMap, Any]:
+        """Returns the same, and the cache as it came: there is nothing to keep."""
+        del value, options
+        return *super().__call__(query, key, mask), cache
+
+    @hk.transparent
+    def _run(self, query, key, mask) -> tuple[Array, attention.AttentionMap]:
         output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
         if self.with_bias:
             output = Bias(name="linear")(output)
-        rest = () if cache is None else (cache,)
-        return output, map_of_no_heads(query, key, mask), *rest
+        return output, map_of_no_heads(query, key, mask)
 
 
 class Bias(hk.Module):

@@ -31,19 +31,25 @@ class PositionScheme(NamedTuple):
       bias: From H, the prefix, and whether later keys are seen, `bidirectional`, to a
         score bias.
       fields: The fields of `config.model.embedding` that the functions read.
+      has_pairs: Whether features count in pairs, so that their number must be even: K
+        of a scheme that rotates, else D.
     """
 
     embed: Callable[..., Array] | None = None
     rotate: Callable[..., Array] | None = None
     bias: Callable[..., positions.ScoreBias] | None = None
     fields: tuple[str, ...] = ()
+    has_pairs: bool = False
 
     @classmethod
     def of(cls, config: Any) -> "PositionScheme":
         """Returns the scheme of `config.model.embedding`, which has its fields."""
-        *functions, fields = POSITION_SCHEMES[config.positions]
-        given = {name: getattr(config, name) for name in fields}
-        return cls(*(make and functools.partial(make, **given) for make in functions))
+        scheme = POSITION_SCHEMES[config.positions]
+        given = {name: getattr(config, name) for name in scheme.fields}
+        embed, rotate, bias = (
+            make and functools.partial(make, **given) for make in scheme[:3]
+        )
+        return scheme._replace(embed=embed, rotate=rotate, bias=bias)
 
 
 class LearnedPositions(hk.Module):
@@ -130,8 +136,8 @@ def _relative(num_heads, prefix, *, bidirectional):
 POSITION_SCHEMES: dict[str, PositionScheme] = {
     "none": PositionScheme(),
     "learned": PositionScheme(embed=_learned, fields=("max_length",)),
-    "sinusoidal": PositionScheme(embed=_sinusoidal),
-    "rotary": PositionScheme(rotate=_rotary, fields=("rotary_period",)),
+    "sinusoidal": PositionScheme(embed=_sinusoidal, has_pairs=True),
+    "rotary": PositionScheme(rotate=_rotary, fields=("rotary_period",), has_pairs=True),
     "alibi": PositionScheme(bias=_alibi),
     "t5": PositionScheme(bias=_relative),
 }

@@ -16,7 +16,7 @@ from jax.extend import core
 
 from mha_haiku.core import display
 from mha_haiku.core.sites import jaxprs, naming, surveying
-from mha_haiku.core.sites.primitive import site_p, under_vmaps
+from mha_haiku.core.sites.site import site_p, under_vmaps
 
 Array = jax.Array
 

@@ -36,8 +36,7 @@ from jax.extend import core
 
 from mha_haiku.core.sites import axes as axes_lib
 from mha_haiku.core.sites import canonical, flat, jaxprs
-from mha_haiku.core.sites.primitive import parameters
-from mha_haiku.core.sites.site import SEEN, Facet
+from mha_haiku.core.sites.site import SEEN, Facet, parameters
 
 Axis = axes_lib.Axis
 Step = axes_lib.Step

@@ -15,8 +15,7 @@ import numpy as np
 from jax.extend import core
 
 from mha_haiku.core.sites import jaxprs, naming, recognition
-from mha_haiku.core.sites.primitive import site_p, under_vmaps
-from mha_haiku.core.sites.site import SEEN
+from mha_haiku.core.sites.site import SEEN, site_p, under_vmaps
 
 # What may hold the whole of an attention where nothing can be seen.
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")

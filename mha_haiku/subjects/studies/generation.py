@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks, models, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.subjects.studies import attention_dump, imported_runs, workbench
@@ -436,7 +436,7 @@ def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
         checks.integer_in("tokens", wanted, 1, _MOST_TOKENS)
     if prompt + wanted <= trained:
         return bench, wanted
-    if run.config.model.embedding.positions == "sinusoidal":
+    if modules.POSITION_SCHEMES[run.config.model.embedding.positions].embed:
         _logger.warning(
             f"{prompt + wanted} tokens are more than the {trained} of the model's "
             f"training: what it does past these it has not learnt."

@@ -108,9 +108,9 @@ def is_imported(config: configuration.RunConfig) -> bool:
 
 def most_positions(config: configuration.RunConfig) -> int | None:
     """Returns how many positions the model of a run has; None: any number."""
-    embedding = config.model.embedding
-    is_limited = is_imported(config) or embedding.positions == "learned"
-    return embedding.max_length if is_limited else None
+    if is_imported(config):
+        return config.model.embedding.max_length
+    return models.max_length(config.model)
 
 
 def _task_name(imported: interop.Imported, source) -> str:

@@ -215,12 +215,12 @@ def of_seeds(config: RunConfig) -> list[RunConfig]:
 def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
     """Raises ConfigError unless the model and devices of a valid config suit a task."""
     sharing.check_sequence(config, task.sequence_length)
-    model, embedding = config.model, config.model.embedding
+    model, most = config.model, models.max_length(config.model)
     length = max(task.sequence_length, task.target_length or 0)
-    if embedding.positions == "learned" and embedding.max_length < length:
+    if most is not None and most < length:
         raise ConfigError(
             "config.model.embedding.max_length must be at least the task's sequence "
-            f"length {length} with learned positions, got {embedding.max_length}."
+            f"length {length} with {model.embedding.positions} positions, got {most}."
         )
     if "loss" not in task.metrics:
         raise ConfigError(

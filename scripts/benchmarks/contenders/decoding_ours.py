@@ -32,19 +32,19 @@ def prepare(
         )
     columns = 1 if use == "early" else length - steps - 1
     prompts, strategy = np.ones((batch, columns), int), decoding.Greedy()
-    step, given, end = decoding._checked(
+    writer, given, end = decoding._checked(
         built, (prompts, None, None, None), strategy, length, None, None
     )
-    params, key, state = step.prepare(params), jax.random.key(0), []
+    params, key, state = writer.decoding.prepare(params), jax.random.key(0), []
 
     def reset():
-        begun = decoding._begun(step, strategy, length, False, params, given, end, key)
+        begun = decoding._begun(writer, False, params, given, end, key)
         state[:] = jax.block_until_ready(begun)
 
     def run():
         texts, cache, keys = state
         jax.block_until_ready(
-            decoding._advanced(step, strategy, params, texts, cache, keys, end, steps)
+            decoding._advanced(writer, params, texts, cache, keys, end, steps)
         )
 
     return worker.Program(run, reset, units=steps)
