@@ -332,3 +332,21 @@ def test_step_returns_what_a_call_does_and_a_cache(kind, normal, random_paramete
         list(sites.sites(f, params, None, *args)) for f in (call.apply, step.apply)
     ]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (lambda: modules.MultiHeadAttention(2, K), {"dropout_rate": 0.5}),
+        (
+            lambda: modules.Encoder(1, num_heads=2, key_size=K, hidden_size=5),
+            {"is_training": True},
+        ),
+    ],
+)
+def test_step_has_no_dropout(make, options, normal):
+    x = normal(B, T, 8)
+    prompt = attention.Prompt(np.full(B, T), T, None, False)
+    step = hk.transform(lambda x: make().step(x, x, x, cache=prompt, **options))
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be left out"):
+        step.init(jax.random.key(0), x)

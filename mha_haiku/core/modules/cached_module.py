@@ -30,6 +30,15 @@ class CachedModule(hk.Module):
           first_query: The position of the first token.
 
         The other arguments and the sites are those of a call; masks go by name.
+
+        Raises:
+          ValueError: If dropout is asked for; else as a call.
         """
+        for name in ("is_training", "dropout_rate"):
+            if options.get(name):
+                raise ValueError(
+                    f"{name} must be left out of step, which has no dropout, got "
+                    f"{options[name]!r}."
+                )
         given = {"cache": cache, "first_query": first_query}
         return CachedModule.__call__(self, *args, **given, **options)

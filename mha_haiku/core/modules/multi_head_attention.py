@@ -154,10 +154,6 @@ class MultiHeadAttention(cached_module.CachedModule):
         dropout_rate=0.0,
         cache=None,
     ) -> tuple:
-        if cache is not None and dropout_rate:
-            raise ValueError(
-                f"dropout_rate must be 0 with a cache, got {dropout_rate}."
-            )
         mask = masks.as_mask(mask)
         first_query = tiles.checked_first(first_query)
         has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
