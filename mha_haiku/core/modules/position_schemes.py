@@ -7,13 +7,14 @@ Another one is added here: what it does, and a line in `POSITION_SCHEMES`.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import positions
+from mha_haiku.core.fields import Section
 
 Array = jax.Array
 
@@ -42,7 +43,7 @@ class PositionScheme(NamedTuple):
     has_pairs: bool = False
 
     @classmethod
-    def of(cls, config: Any) -> "PositionScheme":
+    def of(cls, config: Section) -> "PositionScheme":
         """Returns the scheme of `config.model.embedding`, which has its fields."""
         scheme = POSITION_SCHEMES[config.positions]
         given = {name: getattr(config, name) for name in scheme.fields}
