@@ -56,7 +56,7 @@ class Field(NamedTuple):
 
     @property
     def kinds(self) -> tuple[type, ...]:
-        """The types of its values, without that of None."""
+        """The types of its values other than None."""
         is_union = isinstance(self.kind, types.UnionType)
         kinds = typing.get_args(self.kind) if is_union else (self.kind,)
         return tuple(typing.get_origin(x) or x for x in kinds if x is not type(None))
@@ -130,7 +130,7 @@ def field(
 
 
 def declared(cls: type) -> dict[str, Field]:
-    """Returns what is declared of a dataclass's fields, but for those of sections.
+    """Returns the declarations of a dataclass's fields, without its sections.
 
     A task of the user's own may have fields with an annotation and a default alone.
     """

@@ -140,6 +140,14 @@ def test_replaced_config_leaves_the_other_and_cannot_be_set(make_config):
         config.seed = 5
 
 
+def test_integer_for_a_float_is_a_float_and_so_is_the_same_config(make_config):
+    one, same = (make_config(optimizer__learning_rate=x) for x in (1, 1.0))
+    assert json.dumps(one.to_json()) == json.dumps(same.to_json())
+    assert type(one.optimizer.learning_rate) is float
+    sinks = make_config(model__attention__sinks=1).model.attention.sinks
+    assert type(sinks) is int  # a field of several types takes what it is given
+
+
 def test_another_task_keeps_the_options_that_both_have(make_config):
     config = make_config().replace(task=dict(name="induction", num_tokens=9))
     assert config.task.to_json() == {

@@ -35,7 +35,7 @@ class RowGradients(NamedTuple):
 
     values: Float[Array, "*B T H V"]  # the cotangent of the values
     shift: Float[Array, "*B H T"]  # what is subtracted from the gradient of each weight
-    # That of the scores, inf where the query has no gradient.
+    # The logsumexp of the scores, inf where the query has no gradient.
     logsumexp: Float[Array, "*B H T"]
 
 

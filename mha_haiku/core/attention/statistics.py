@@ -264,7 +264,7 @@ class Statistics:
     Each of `STATISTICS`, which says its unit and meaning, is an attribute: `[B..., H]`,
     or `[B..., H, T]` per query on request (0 where it is fully masked); None where it
     needs an argument that was not given. A query that counts and sees NaN makes its
-    head NaN. Positions, distances and tokens are those of the inputs.
+    head NaN. Positions, distances and tokens refer to the inputs.
 
     Attributes:
       values: The statistics by name, without those that are None.

@@ -29,7 +29,7 @@ class CachedModule(hk.Module):
             has the keys of a source, what they are made of is not read.
           first_query: The position of the first token.
 
-        The other arguments and the sites are those of a call; masks go by name.
+        Other arguments and sites are as in a call; masks go by name.
 
         Raises:
           ValueError: If dropout is asked for; else as a call.

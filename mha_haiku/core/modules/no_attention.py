@@ -39,7 +39,7 @@ class NoAttention(cached_module.CachedModule):
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
 
-        Arguments are those of `MultiHeadAttention`; values and options do not matter.
+        See `MultiHeadAttention` for arguments; values and options do not matter.
         """
         del value, options
         return super().__call__(query, key, mask)

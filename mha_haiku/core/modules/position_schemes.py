@@ -93,7 +93,7 @@ class RelativePositions(hk.Module):
         max_distance: int = 128,
         name: str | None = None,
     ):
-        """Initialises the module; the arguments are those of `relative_bias`."""
+        """Initialises the module; see `relative_bias` for its arguments."""
         super().__init__(name=name)
         self.num_heads = num_heads
         self.bidirectional = bidirectional

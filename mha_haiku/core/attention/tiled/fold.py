@@ -32,7 +32,7 @@ def forward(
 ) -> Sums:
     """Returns the sums of a map, or of a part of one that begins at `first`.
 
-    Arguments and sums are those of `fold_gradient.fold`.
+    See `fold_gradient.fold` for arguments and sums.
     """
     *batch_shape, num_heads, _ = maps[0].logsumexp.shape
     if observation.side_by_side:
