@@ -3,10 +3,11 @@
 A config file is executed. It has a function `get_config()` that starts from
 `runs.default_config()` and sets what differs.
 
-No library for command lines of dataclasses is used: those that were looked at (tyro,
-chz, simple-parsing, `DEFINE_config_dataclass` of ml_collections) have a syntax of their
-own, or answer a misspelt field with a traceback. `override` does the part that is
-needed: it sets a field from text, by the annotation of the field.
+No library parses the fields. As they come, tyro and simple-parsing refuse
+`--config.model.num_layers=3`, and chz wants it without dashes; simple-parsing takes a
+misspelt `--num_layer=3` as an abbreviation; and flags of ml_collections answer a
+misspelt field with tracebacks. `override` does the part that is needed: it sets a field
+from text, by the annotation of the field.
 """
 
 import ast
