@@ -46,7 +46,8 @@ def everything_checked(monkeypatch):
     for kind in (scores.DotProduct, other_scores.Cosine, other_scores.Linear):
         # Annotated where they are declared, in the base class.
         function = kind.__call__
-        function.__annotations__ = scores.Score.__call__.__annotations__
+        annotations = scores.Score.__call__.__annotations__
+        monkeypatch.setattr(function, "__annotations__", annotations)
         monkeypatch.setattr(kind, "__call__", checked(function))
 
 

@@ -155,7 +155,7 @@ def see(
 
 
 def _flat(tree: Any, attention_map: attention.AttentionMap) -> Any:
-    """Returns arrays whose batch axes, those of the map, are one."""
+    """Merges the batch axes of arrays, which the map has too, into one."""
     batch_shape = attention_map.shape[:-3]
     count, axes = math.prod(batch_shape), len(batch_shape)
     return jax.tree.map(lambda x: x.reshape(count, *x.shape[axes:]), tree)
@@ -178,9 +178,9 @@ def map_set(
 ) -> MapSet:
     """Returns the set of what was seen of L layers, on the host.
 
-    The N examples have all but their maps. Their axes may be shorter than the maps,
-    whose other rows and columns are padding then and left out. `dtype` is that of
-    weights and channels.
+    The N examples have all but their maps. Their axes may be shorter than the maps:
+    the other rows and columns are padding and left out. Weights and channels get
+    `dtype`.
     """
     columns = [range(len(layer.heads)) for layer in layers]
     numbers = summary([each.known.numbers for each in seen], columns)

@@ -71,7 +71,7 @@ def named_maps(
 ) -> tuple[dict[str, attention.AttentionMap], tuple[str, ...]]:
     """Returns the map of each layer by its name, and of an encoder-decoder its kind.
 
-    They are checked to be maps of equal sizes; those of a kind, where there are kinds.
+    All maps, or where there are kinds all maps of a kind, must have equal sizes.
     """
     value = value.maps if isinstance(value, models.Output) else value
     kinds: tuple[str, ...] = ()

@@ -242,8 +242,8 @@ def of_parameters(
 ) -> markup.Html:
     """Returns the sizes of all parameters, and of each head how large they are.
 
-    `heads` names the heads of a layer, or those of each layer in a list: how many there
-    are is not known from the parameters. None: sizes alone.
+    `heads` names the heads of a layer, or in a list the heads of each layer: parameters
+    do not tell how many there are. None: sizes alone.
     """
     arrays = [array for module in params.values() for array in module.values()]
     total = sum(map(_size, arrays))

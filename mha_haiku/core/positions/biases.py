@@ -72,7 +72,7 @@ class ScoreBias(tiles.Part, abc.ABC):
     def add_gradient(
         self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
     ) -> "ScoreBias":
-        """Returns `total`, the gradients of an aligned bias, plus those of a tile."""
+        """Adds the gradients of a tile to `total`, the gradients of an aligned bias."""
 
         def tile(bias):
             values = tiles.lifted(bias.aligned_tile(rows, columns), cotangent.ndim)

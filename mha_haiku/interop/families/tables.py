@@ -108,7 +108,7 @@ class Rule(NamedTuple):
 class CannotSayError(Exception):
     """A family has no words for what a config asks for, in `count` of its fields."""
 
-    def __init__(self, what: str, count: int = 100):  # many, where nobody counted
+    def __init__(self, what: str, count: int = 100):  # large: unknown
         super().__init__(what)
         self.count = count
 

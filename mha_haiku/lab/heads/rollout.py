@@ -223,8 +223,8 @@ def _check_maps(maps) -> None:
         raise ValueError("maps must have at least one layer, got none.")
     if isinstance(maps, models.Maps):
         raise ValueError(
-            "maps must be of one stack of layers, got those of an encoder-decoder; "
-            "output.maps.encoder are such."
+            "maps must be of one stack of layers, got the maps of an encoder-decoder; "
+            "take output.maps.encoder."
         )
     shapes = [(*layer.shape[:-3], *layer.shape[-2:]) for layer in maps]
     if len(set(shapes)) > 1 or shapes[0][-1] != shapes[0][-2]:

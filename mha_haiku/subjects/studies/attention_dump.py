@@ -430,7 +430,7 @@ def _axes(
     num_bins, lengths, tokens, read=None, predicted=None, aligned=None
 ) -> tuple[Axis, Axis, dict[str, Axes]]:
     """Returns the queries, the keys, and what layers of a kind have in their place."""
-    # Valid positions have `lengths`, and tokens are those of the input. A decoder has
+    # Valid positions have `lengths`; `tokens` are the input tokens. A decoder has
     # `read` tokens and should predict others. Answers are the decoder's, whose axes are
     # therefore those of the example; `aligned` `[T, S]` is for cross-attention.
 

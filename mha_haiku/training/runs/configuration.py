@@ -114,11 +114,8 @@ class RunConfig(Section, path="config"):
         if name in (None, self.task.name):
             return super().replace(**changes)
         for key, section in _sections(name).items():
-            kept = {
-                x: y
-                for x, y in fields.values(getattr(self, key)).items()
-                if x in section
-            }
+            before = fields.values(getattr(self, key)).items()
+            kept = {option: value for option, value in before if option in section}
             changes[key] = section.replace(**{**kept, **changes.get(key, {})})
         return super().replace(**changes)
 
