@@ -334,7 +334,7 @@ def test_heads_are_matched_within_their_kind():
 
 def test_rollout_is_of_one_stack():
     _, each = attention.attend(*np.zeros((3, T, 1, K), np.float32))
-    with pytest.raises(ValueError, match=r"output\.maps\.encoder are such"):
+    with pytest.raises(ValueError, match=r"one stack of layers.*output\.maps\.encoder"):
         heads.rollout(models.Maps([each] * 3, (1, 1, 1)), 0)
 
 
