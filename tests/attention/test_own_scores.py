@@ -1,14 +1,18 @@
 """Scores and masks of the user: functions, and classes as the documentation shows."""
 
 import dataclasses
+import pathlib
+import re
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku import attention, masks
+from mha_haiku import attention, masks, runs
+from mha_haiku.core.modules import anatomy, pattern
 from tests import docstring
 
 QUERY, KEY, VALUE = jax.random.normal(jax.random.key(0), (3, 2, 70, 4, 8))
@@ -131,3 +135,34 @@ class _NoMask(masks.Mask):
 def test_what_is_no_score_or_mask_is_refused(given, error, message):
     with pytest.raises(error, match=message):
         mh.attend(QUERY, KEY, VALUE, **given)
+
+
+def test_what_the_package_readme_registers_works_at_once(monkeypatch):
+    added = (
+        (pattern.SCORES, "distance"),
+        (anatomy._AXES, "rate"),
+        (attention.STATISTICS, "near"),
+    )
+    for registry, name in added:
+        monkeypatch.setitem(registry, name, None)  # so that it is removed at the end
+        del registry[name]
+    _, found = mh.attend(QUERY, KEY, VALUE, mask=masks.causal())
+    found.statistics()  # compiled before there is another one
+    readme = pathlib.Path(mh.__file__).with_name("README.md").read_text("utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    exec(snippet, {"Distance": _from_documentation(attention.Score, "Distance")})
+    at = np.arange(QUERY.shape[1])
+    is_near = np.isin(at[:, None] - at, (1, 2, 3))
+    expected = (np.asarray(found.weights()) * is_near).sum(-1).mean(-1)
+    np.testing.assert_allclose(found.statistics().near, expected, rtol=1e-5)
+
+    config = runs.default_config("reverse")
+    config = config.replace(model=dict(num_heads=4, attention=dict(score="distance")))
+    make = pattern.Pattern.of(config.model.attention).score
+
+    @hk.transform
+    def values(query, key, value):
+        return mh.attend(query, key, value, score=make(4, 8))[0]
+
+    params = values.init(None, QUERY, KEY, VALUE)
+    assert params == {"~": {"rate": pytest.approx(np.ones(4))}}

@@ -9,7 +9,7 @@ from mha_haiku.core.attention.implementations import IMPLEMENTATIONS, attend
 from mha_haiku.core.attention.normalizers import Normalizer, sink, unnormalized
 from mha_haiku.core.attention.other_scores import additive, cosine, linear, sigmoid
 from mha_haiku.core.attention.scores import Score, dot_product
-from mha_haiku.core.attention.statistic import Statistic
+from mha_haiku.core.attention.statistic import RowSum, Statistic
 from mha_haiku.core.attention.statistics import STATISTICS, Statistics
 from mha_haiku.core.attention.tiled import Blockwise, bin_edges
 from mha_haiku.core.attention.weighting import Weighting
@@ -23,6 +23,7 @@ __all__ = [
     "Cache",
     "Normalizer",
     "Prompt",
+    "RowSum",
     "Score",
     "Sharded",
     "Statistic",

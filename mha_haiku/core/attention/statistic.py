@@ -3,9 +3,20 @@
 `B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
 of them in a tile. A statistic is one entry of `STATISTICS` in `statistics.py`, which
 makes it an attribute of `Statistics` and a column of tables, CSV files, pages and
-notebooks. Its functions get an `observation.Tile`: `weights` and `log_weights`
-`[R, C]`, the spans of positions `rows` and `columns`, and what else is known of queries
-and keys in `given.queries` and `given.keys`. A tile does not know S; a `HeadStatistic`
+notebooks.
+
+Its functions get an `observation.Tile` of one head of one example:
+
+    weights, log_weights      [R, C]; weights are 0 where masked, log_weights finite
+    rows, columns             Span: positions in the map; start, stop, size, array()
+    given.queries["position"] [R], where queries stand; in a call with `first_query`,
+                              or a part of a sequence, these differ from rows.array()
+    given.queries["tokens"]   [R], and given.keys["tokens"] [C]: token ids
+    given.keys["preceding"]   [C], the token before each key
+    given.keys["positions"]   [C] booleans, the chosen positions
+
+The last three exist where `AttentionMap.statistics` got `tokens=` or `positions=`; an
+entry that reads them says so by `needs`. A tile does not know S; a `HeadStatistic`
 does, from the shape of `HeadSums.received`.
 """
 

@@ -50,9 +50,9 @@ class Mask(tiles.Part, abc.ABC):
 
         attend(query, key, value, mask=causal() & SameColor(colors))
 
-    `aligned_tile` is all that a mask must have. What else is worth writing:
-    `key_range`, so that tiles are skipped; `check_shape`, so that arrays that do not
-    fit are refused; `unseen_keys` and `fully_masked`, which each call of
+    `aligned_tile` is all that a mask must have; arrays are checked against the axes
+    that their fields declare. What else is worth writing: `key_range`, so that tiles
+    are skipped; `unseen_keys` and `fully_masked`, which each call of
     `MultiHeadAttention` asks, and which otherwise look at all T x S positions.
     """
 
@@ -181,7 +181,15 @@ class Mask(tiles.Part, abc.ABC):
         return False
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        """Raises ValueError where an array inside does not fit these sizes."""
+        """Raises ValueError where an array inside does not fit these sizes.
+
+        Each array must have the axes that its field declares, of these sizes.
+        """
+        sizes = {"H": num_heads, "T": num_queries, "S": num_keys}
+        for name, own in self._own_axes().items():
+            wanted = (*batch_shape, *map(sizes.get, own))
+            described = f"[{', '.join(('B...', *own))}]"
+            tiles.check_axes(name, getattr(self, name), wanted, described)
 
     def check_lengths(self, num_keys: int):
         """Raises ValueError where a length, as far as known, exceeds `num_keys`."""

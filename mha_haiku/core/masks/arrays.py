@@ -97,11 +97,6 @@ class Segments(Mask):
             ids.append(self.key_ids)
         return f"segments({', '.join(map(display.array, ids))})"
 
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        axes = "[B..., T] and [B..., S]"
-        tiles.check_axes("query_ids", self.query_ids, (*batch_shape, num_queries), axes)
-        tiles.check_axes("key_ids", self.key_ids, (*batch_shape, num_keys), axes)
-
     def aligned_tile(self, rows, columns):
         query_ids = tiles.take(self.query_ids, rows, axis=-1)
         key_ids = tiles.take(self.key_ids, columns, axis=-1)

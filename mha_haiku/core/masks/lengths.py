@@ -61,9 +61,6 @@ class _Lengths(Mask):
                 f"lengths must be in 0..S = 0..{num_keys}, got {known.max()}."
             )
 
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        tiles.check_axes("lengths", self.lengths, batch_shape, "[B...]")
-
     def key_range(self, rows, keys):
         known = tiles.known(self.lengths)
         if known is None:
@@ -91,11 +88,6 @@ class Padding(_Lengths):
         if self.query_lengths is not None:
             shown.append(self.query_lengths)
         return f"padding({', '.join(map(display.numbers, shown))})"
-
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        super().check_shape(batch_shape, num_heads, num_queries, num_keys)
-        if self.query_lengths is not None:
-            tiles.check_axes("query_lengths", self.query_lengths, batch_shape, "[B...]")
 
     def aligned_tile(self, rows, columns):
         lengths = jnp.asarray(self.lengths)[..., None, None, None]

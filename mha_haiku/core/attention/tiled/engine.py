@@ -11,7 +11,7 @@ import jax
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention import observation
 from mha_haiku.core.attention.attention_map import AttentionMap
-from mha_haiku.core.attention.statistics import Statistics
+from mha_haiku.core.attention.statistics import STATISTICS, Statistics
 from mha_haiku.core.attention.tiled import (
     fold_gradient,
     observations,
@@ -41,7 +41,13 @@ def statistics(
     )
     grid = None if pooled is None else observations.Grid.of(asked.shape, *pooled)
     return statistics_walk.statistics(
-        _factors(asked), given, counted, grid=grid, per_query=per_query, **_how(asked)
+        _factors(asked),
+        given,
+        counted,
+        registered=tuple(STATISTICS.values()),
+        grid=grid,
+        per_query=per_query,
+        **_how(asked),
     )
 
 

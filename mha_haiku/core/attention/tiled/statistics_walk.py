@@ -20,7 +20,7 @@ from mha_haiku.core.attention.statistic import (
     RowSum,
     Statistic,
 )
-from mha_haiku.core.attention.statistics import LARGEST, STATISTICS, Statistics
+from mha_haiku.core.attention.statistics import LARGEST, Statistics
 from mha_haiku.core.attention.tiled import fold_gradient, observations, sweep, views
 
 Array = jax.Array
@@ -74,12 +74,15 @@ class _Observed(Observation):
         )
 
 
-@functools.partial(jax.jit, static_argnames=("grid", "per_query", "sizes", "mesh"))
+@functools.partial(
+    jax.jit, static_argnames=("registered", "grid", "per_query", "sizes", "mesh")
+)
 def statistics(
     factors: views.Factors,
     given: Given,
     counted: Array | None,
     *,
+    registered: tuple[Statistic | HeadStatistic, ...],
     grid: observations.Grid | None,
     per_query: bool,
     sizes: sweep.Sizes,
@@ -87,14 +90,15 @@ def statistics(
 ) -> Statistics:
     """Returns the statistics of a map.
 
-    `given` is what `given_of` returns; without a `grid` there is no pooled map.
+    `given` is what `given_of` returns; without a `grid` there is no pooled map. The
+    entries of `STATISTICS` are an argument, so that another one compiles anew.
     """
     num_queries, num_keys = factors.query.shape[-3], factors.key.shape[-3]
     factors, counts = views.counting(factors, counted)
     has_weights, is_nan = counts > 0, jnp.isnan(counts)
     entries = [
         entry
-        for entry in STATISTICS.values()
+        for entry in registered
         if isinstance(entry, Statistic)
         and (entry.needs is None or entry.needs in given.keys)
     ]
@@ -120,8 +124,8 @@ def statistics(
     unseen = mask.unseen_keys(num_queries, num_keys, origin.query)
     head_sums = HeadSums(counts != 0, received, unseen)
     results = {
-        name: entry.from_sums(head_sums)
-        for name, entry in STATISTICS.items()
+        entry.name: entry.from_sums(head_sums)
+        for entry in registered
         if isinstance(entry, HeadStatistic)
     }
     results |= {entry.name: finished(entry) for entry in entries}
