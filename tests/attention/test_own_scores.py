@@ -157,7 +157,7 @@ def test_what_the_package_readme_registers_works_at_once(monkeypatch):
     np.testing.assert_allclose(found.statistics().near, expected, rtol=1e-5)
 
     config = runs.default_config("reverse")
-    config = config.replace(model=dict(num_heads=4, attention=dict(score="distance")))
+    config = config.replace(model=dict(attention=dict(score="distance")))
     make = pattern.Pattern.of(config.model.attention).score
 
     @hk.transform
