@@ -29,12 +29,14 @@ class Score(tiles.Part, abc.ABC):
 
         from mha_haiku.core import tiles
         from mha_haiku.core.attention import Score, attend
+        from mha_haiku.core.attention.scores import repeat_heads
 
         @tiles.pytree
         class Distance(Score):
             rate: jax.Array = tiles.array("H")  # [H]
 
             def __call__(self, query, key):
+                key = repeat_heads(key, query.shape[-2])  # of grouped heads
                 apart = query[..., :, None, :, :] - key[..., None, :, :, :]
                 squares = jnp.moveaxis((apart**2).sum(-1), -1, -3)  # [B..., H, R, C]
                 rate = self.aligned(query.ndim - 3).rate  # [1..., H]
@@ -43,8 +45,7 @@ class Score(tiles.Part, abc.ABC):
         attend(query, key, value, score=Distance(jnp.ones(4)))
 
     Dense attention calls a score with all batch axes, the tile engine with one head of
-    one example and no batch axes: hence `...` and `aligned` above. Where the number of
-    key heads G is smaller than H, `repeat_heads(key, H)` comes first.
+    one example and no batch axes: hence `...` and `aligned` above.
     """
 
     @abc.abstractmethod

@@ -15,8 +15,8 @@ Its functions get an `observation.Tile` of one head of one example:
     given.keys["preceding"]   [C], the token before each key
     given.keys["positions"]   [C] booleans, the chosen positions
 
-The last three exist where `AttentionMap.statistics` got `tokens=` or `positions=`; an
-entry that reads them says so by `needs`. A tile does not know S; a `HeadStatistic`
+Tokens and chosen positions exist where `AttentionMap.statistics` got `tokens=` or
+`positions=`; an entry that reads them says so by `needs`. A tile does not know S; a `HeadStatistic`
 does, from the shape of `HeadSums.received`.
 """
 
