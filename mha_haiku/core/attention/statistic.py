@@ -16,8 +16,8 @@ Its functions get an `observation.Tile` of one head of one example:
     given.keys["positions"]   [C] booleans, the chosen positions
 
 Tokens and chosen positions exist where `AttentionMap.statistics` got `tokens=` or
-`positions=`; an entry that reads them says so by `needs`. A tile does not know S; a `HeadStatistic`
-does, from the shape of `HeadSums.received`.
+`positions=`; an entry that reads them says so by `needs`. A tile does not know S; a
+`HeadStatistic` does, from the shape of `HeadSums.received`.
 """
 
 import dataclasses

@@ -188,7 +188,7 @@ def _part(inputs, all_keys, at, row, key) -> Inputs:
 
 
 def _blockwise(part, options) -> blockwise.Options:
-    best = sweep.default_sizes(*part.map_shape[-2:], jax.default_backend())
+    best = sweep.default_sizes(part.map_shape, part.weighting, jax.default_backend())
     sizes = (own or other for own, other in zip(options.sizes, best, strict=True))
     return blockwise.Options(sweep.Sizes(*sizes), options.dropout_rate)
 

@@ -49,7 +49,9 @@ class Blockwise:
         """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         if not math.prod(inputs.map_shape) * inputs.value.shape[-1]:
             return dense.attend(inputs, dropout_rate)
-        sizes = sweep.default_sizes(*inputs.map_shape[-2:], jax.default_backend())
+        sizes = sweep.default_sizes(
+            inputs.map_shape, inputs.weighting, jax.default_backend()
+        )
         chosen = {
             field: size
             for field, size in dataclasses.asdict(self).items()

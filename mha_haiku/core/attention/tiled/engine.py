@@ -4,8 +4,6 @@
 for the method of `AttentionMap` of its name, where its arguments are described.
 """
 
-import math
-
 import jax
 
 from mha_haiku.core import checks, tiles
@@ -82,7 +80,9 @@ def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
     if other is not None:
         observations.check_comparable(asked.shape, other.shape)
         other = _factors(other)
-    return observations.divergence(_factors(asked), other, **_how(asked))
+    # A step has a tile of each head, so that tiles are smaller than others'.
+    how = _how(asked) | {"sizes": sweep.Sizes(512, 512, 1)}
+    return observations.divergence(_factors(asked), other, **how)
 
 
 def observe(
@@ -103,7 +103,4 @@ def _how(asked: AttentionMap) -> dict:
 
 
 def _sizes(asked: AttentionMap) -> sweep.Sizes:
-    # Narrower than for attention itself, as fewer tiles lie on the diagonal then; but
-    # two such heads are taken together, or one would have too little work.
-    columns = 512 if math.prod(asked.shape[:-2]) > 1 else 1024
-    return sweep.default_sizes(*asked.shape[-2:], jax.default_backend(), columns)
+    return sweep.default_sizes(asked.shape, asked.weighting, jax.default_backend())
