@@ -111,17 +111,19 @@ def test_tpu_kernel_interpreted_gives_what_dense_gives(sizes, mask, arrays):
     jax.tree.map(lambda *x: np.testing.assert_allclose(*x, 2e-5, 2e-5), found, wanted)
 
 
-def lowered(kernel, platform, mask, dtype, sizes, with_gradient):
+def lowered(kernel, platform, mask, dtype, sizes, with_gradient, with_map=False):
     """Returns the program of values by a kernel for a platform, as text."""
 
     def run(query, key, value):
         options = {"mask": mask, "implementation": by(kernel)}
-        return attend(query, key, value, **options)[0].astype(jnp.float32).sum()
+        values, found = attend(query, key, value, **options)
+        total = values.astype(jnp.float32).sum()
+        return total, found.logsumexp if with_map else None
 
     T, S, size = sizes
     shapes = (B, T, H, size), (B, S, G, size), (B, S, G, size)
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-    run = jax.grad(run, (0, 1, 2)) if with_gradient else run
+    run = jax.grad(run, (0, 1, 2), has_aux=True) if with_gradient else run
     return jax.jit(run).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
 
 
@@ -151,7 +153,10 @@ def test_cudnn_is_lowered_alone_with_the_mask(mask, kind, window, monkeypatch):
     if not hasattr(module, "check_cudnn_version"):
         pytest.skip("this version of JAX looks for cuDNN in another way")
     monkeypatch.setattr(module, "check_cudnn_version", lambda: 91000)
-    program = lowered(CUDNN, "cuda", mask, jnp.bfloat16, (128, 256, 64), True)
+    # The map is read, and no second pass computes its logsumexp.
+    program = lowered(CUDNN, "cuda", mask, jnp.bfloat16, (128, 256, 64), True, True)
+    (results,) = re.findall(r"func.func public @main.*-> \((.*)\) \{", program)
+    assert f"tensor<{B}x{H}x128xf32>" in results
     configs = re.findall(r'backend_config = "(\{.*?\})"', program.replace(r"\22", "'"))
     configs = [json.loads(x.replace("'", '"')) for x in configs]
     configs = [x["cudnn_fmha_backend_config"] for x in configs]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import scores
@@ -55,11 +56,9 @@ def attend(
 ) -> tuple[Array, Array]:
     """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
-    Only the values, and their gradient, are the kernel's. The logsumexp is that of a
-    blockwise pass of ours, which the compiler drops where the map is not read: cuDNN's
-    comes back from `jax.nn` rounded to the dtype of the values, which in bfloat16 makes
-    weights wrong by up to 3 percent where it is below 16, and more above, and the TPU
-    kernel's does not come back at all.
+    The values, their gradient and cuDNN's logsumexp are the kernel's. The TPU kernel
+    returns no logsumexp: that of a blockwise pass takes its place, which the compiler
+    drops where the map is not read. The gradient of a logsumexp is always blockwise.
 
     Raises:
       ValueError: If the platform has no kernel, or it cannot do the call.
@@ -73,8 +72,10 @@ def attend(
                 "what can."
             )
         kernel = _KERNELS[where]
-    logsumexp = blockwise.Blockwise()(inputs, dropout_rate)[1]
-    return _values(inputs.zeroed(), kernel), logsumexp
+    values, logsumexp = _by_kernel(inputs.zeroed(), kernel)
+    if logsumexp is None:
+        return values, _blockwise_logsumexp(inputs)
+    return values, _differentiable(lax.stop_gradient(logsumexp), inputs)
 
 
 def platform_name() -> str:
@@ -128,8 +129,33 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
         yield from kernel.limits(inputs, mask)
 
 
-def _values(inputs: Inputs, kernel: kernels.Kernel) -> Array:
-    """Returns `[B..., T, H, V]`: 0 for fully masked queries, NaN for those seeing NaN.
+def _blockwise_logsumexp(inputs: Inputs) -> Array:
+    return blockwise.Blockwise()(inputs, 0.0)[1]
+
+
+@jax.custom_vjp
+def _differentiable(logsumexp: Array, inputs: Inputs) -> Array:
+    """Returns a logsumexp without a gradient, with the gradient of a blockwise pass."""
+    del inputs
+    return logsumexp
+
+
+def _differentiable_forward(logsumexp, inputs):
+    return logsumexp, inputs
+
+
+def _differentiable_backward(inputs, cotangent):
+    _, pullback = jax.vjp(_blockwise_logsumexp, inputs)
+    return jnp.zeros_like(cotangent), *pullback(cotangent)
+
+
+_differentiable.defvjp(_differentiable_forward, _differentiable_backward)
+
+
+def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | None]:
+    """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`, if it has one.
+
+    They are 0 and -inf for fully masked queries, NaN for queries that see NaN.
 
     Rows that are replaced get no cotangent, and what the kernel is to ignore is zero,
     so that neither its content nor what the kernel makes of it changes anything.
@@ -148,13 +174,20 @@ def _values(inputs: Inputs, kernel: kernels.Kernel) -> Array:
     # fully masked anyway. https://github.com/NVIDIA/cudnn-frontend/issues/943
     at_least_one = jax.tree.map(lambda length: jnp.maximum(length, 1), mask)
     scale = float(inputs.weighting.score.scale_of(query.shape[-1]))
-    values = kernel(query, key, value, at_least_one, scale)
+    values, logsumexp = kernel(query, key, value, at_least_one, scale)
+    sees_nan = None
     if inputs.nonfinite is not None:
-        values = jnp.where(
-            _sees_nonfinite(inputs.nonfinite, start, stop), jnp.nan, values
-        )
+        sees_nan = _sees_nonfinite(inputs.nonfinite, start, stop)  # [N, T, H, 1]
+        values = jnp.where(sees_nan, jnp.nan, values)
     values = jnp.where(fully_masked, 0, values)
-    return values.reshape(*inputs.query.shape[:-1], -1)
+    values = values.reshape(*inputs.query.shape[:-1], -1)
+    if logsumexp is None:
+        return values, None
+    rows = jnp.swapaxes(logsumexp, -1, -2)[..., None]  # [N, T, H, 1]
+    rows = rows if sees_nan is None else jnp.where(sees_nan, jnp.nan, rows)
+    rows = jnp.where(fully_masked, -jnp.inf, rows)
+    logsumexp = jnp.swapaxes(rows[..., 0], -1, -2)
+    return values, logsumexp.reshape(inputs.map_shape[:-1])
 
 
 def _sees_nonfinite(nonfinite: Nonfinite, start: Array, stop: Array) -> Array:
