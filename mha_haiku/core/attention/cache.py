@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Float
 
@@ -28,6 +29,7 @@ from mha_haiku.core.attention import (
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
+_FEWEST_SLOTS = 32  # that are worth a program of their own
 
 
 @tiles.pytree
@@ -97,33 +99,25 @@ class Cache:
             raise ValueError(
                 f"a cache takes one query at a time, got {query.shape[-3]} of them."
             )
-        keys, values = self._positions_first()
-        weighting = weighting.aligned(query, keys.shape[-3], values.shape[-1])
+        num_slots, value_size = self.key.shape[-1], self.value.shape[-1]
+        weighting = weighting.aligned(query, num_slots, value_size)
         position = weighting.origin.query
-        columns = self._columns(position)
         rows = tiles.Span(position, 1)
-        tile = weighting.scores(query, keys, rows, columns)
-        if self.query is not None and not self.is_source:
-            # Without a ring a NaN that a window has left behind is still there.
-            is_seen = (tile != -jnp.inf).any((-3, -2))[..., None, None]
-            values = jnp.where(is_seen, values, 0)
-        cache = self
+        sums, cache = _nothing(query, value_size), self
         if self.is_source:
-            attended, logsumexp = _attended([(tile, values)])
+            keys, values = self._positions_first()
+            tile = weighting.scores(query, keys, rows, tiles.Span(0, num_slots))
+            sums = _with_part(sums, tile, values)
         else:
             # The new key is not read from the cache, which is written after it is read:
             # so XLA writes in place, where it else copies the whole for each reader.
             own = weighting.scores(query, key, rows, rows)
-            slot = self._slot(position)
-            is_own = jnp.arange(self.key.shape[-1]) == slot
-            tile = jnp.where(is_own, -jnp.inf, tile)
-            if self.is_ring:  # whose slot may hold NaN of long ago
-                values = jnp.where(is_own[:, None, None], 0, values)
-            attended, logsumexp = _attended([(tile, values), (own, value)])
+            sums = _with_part(sums, own, value)
+            sums = self._with_past(sums, query, weighting, rows)
             # Adds 0, which XLA cannot know: the write has to wait for all reads.
-            slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
+            slot = self._slot(position) + jnp.minimum(jnp.isnan(sums[0]).sum(), 0)
             cache = self._with(key, value, slot)
-        attended, logsumexp = weighting.finished(attended, logsumexp)
+        attended, logsumexp = weighting.finished(*_attended(sums, self.value.dtype))
         cache = cache._with_query(query, logsumexp, weighting.gates, position)
         first = self._first(position)
         keys, values = cache._positions_first()
@@ -176,6 +170,39 @@ class Cache:
             value=value,
         )
 
+    def _with_past(self, sums, query, weighting, rows):
+        """Returns the sums of a row after the keys that were written before.
+
+        Only the first quarter or half of the slots is read where no text is longer.
+        """
+        num_slots, position = self.key.shape[-1], rows.start
+        slot, columns = self._slot(position), self._columns(position)
+
+        def with_first(size, sums):
+            keys, values = _positions_first(
+                self.key[..., :size], self.value[..., :size, :]
+            )
+            at = columns if self.is_ring else tiles.Span(0, size)
+            tile = weighting.scores(query, keys, rows, at)
+            is_own = jnp.arange(size) == slot
+            tile = jnp.where(is_own, -jnp.inf, tile)
+            # A slot that is used again, or that a window has left behind, may hold NaN.
+            if self.is_ring:
+                values = jnp.where(is_own[:, None, None], 0, values)
+            elif self.query is not None:
+                is_seen = (tile != -jnp.inf).any((-3, -2))[..., None, None]
+                values = jnp.where(is_seen, values, 0)
+            return _with_part(sums, tile, values)
+
+        sizes = [num_slots // 4, num_slots // 2, num_slots]
+        if self.is_ring or sizes[0] < _FEWEST_SLOTS:
+            return with_first(num_slots, sums)
+        # Each part is read by a product of its own, and a part of the slots is copied
+        # for it: so sizes to choose from are faster than a loop over blocks of slots.
+        latest = _latest(jnp.asarray(position))
+        branches = [functools.partial(with_first, size) for size in sizes]
+        return lax.switch(jnp.searchsorted(np.array(sizes), latest), branches, sums)
+
     def _first(self, position) -> int | Array:
         """Returns the earliest position that has a slot."""
         if not self.is_ring:
@@ -215,7 +242,7 @@ class Cache:
 
     def _positions_first(self) -> tuple[Array, Array]:
         """Returns keys and values `[B..., W, G, K]`."""
-        return jnp.moveaxis(self.key, -1, -3), jnp.moveaxis(self.value, -2, -3)
+        return _positions_first(self.key, self.value)
 
 
 @tiles.pytree
@@ -304,21 +331,57 @@ class Prompt:
         return jnp.where(is_written[..., None, :, None], x, empty)
 
 
+@jax.custom_batching.custom_vmap
+def _latest(position: Array) -> Array:
+    """Returns the largest position of all texts, also of those that `vmap` maps over.
+
+    So it is one number, and what is skipped beyond it is skipped for all.
+    """
+    return position
+
+
+@_latest.def_vmap
+def _latest_of_all(axis_size, is_mapped, position):
+    del axis_size
+    return (position.max(0) if is_mapped[0] else position), False
+
+
+def _positions_first(key: Array, value: Array) -> tuple[Array, Array]:
+    """Returns keys and values `[B..., W, G, K]` of those of a cache."""
+    return jnp.moveaxis(key, -1, -3), jnp.moveaxis(value, -2, -3)
+
+
+def _nothing(query: Float[Array, "*B 1 H K"], value_size: int) -> tuple:
+    """Returns the sums of a row over no keys: mixed values, total, largest score."""
+    *batch_shape, _, num_heads, _ = query.shape
+    dtype = products.accumulation_dtype(query.dtype)
+    row = (*batch_shape, num_heads, 1, 1)
+    mixed = jnp.zeros((*batch_shape, 1, num_heads, value_size), dtype)
+    return mixed, jnp.zeros(row, dtype), jnp.full(row, -jnp.inf, dtype)
+
+
+def _with_part(
+    sums: tuple, tile: Float[Array, "*B H 1 C"], values: Float[Array, "*B C G V"]
+) -> tuple:
+    """Returns the sums of a row after more keys."""
+    mixed, total, largest = sums
+    new = jnp.maximum(largest, tile.max(-1, keepdims=True))
+    shift = jnp.where(new == -jnp.inf, 0, new)
+    weights, shrunk = jnp.exp(tile - shift), jnp.exp(largest - shift)
+    total = total * shrunk + weights.sum(-1, keepdims=True)
+    mixed = mixed * jnp.moveaxis(shrunk, -3, -2) + products.mix(weights, values)
+    return mixed, total, new
+
+
 def _attended(
-    parts: list[tuple[Float[Array, "*B H 1 C"], Float[Array, "*B C G V"]]],
+    sums: tuple, dtype: jnp.dtype
 ) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
-    """Returns values and the logsumexp of a row, from parts with some keys each."""
-    largest = functools.reduce(
-        jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]
-    )
-    largest = jnp.where(largest == -jnp.inf, 0, largest)
-    weights = [jnp.exp(tile - largest) for tile, _ in parts]
-    total = sum(each.sum(-1, keepdims=True) for each in weights)
-    logsumexp = (largest + jnp.log(total))[..., 0]
+    """Returns values and the logsumexp of a row from its sums."""
+    mixed, total, largest = sums
+    shift = jnp.where(largest == -jnp.inf, 0, largest)
+    logsumexp = (shift + jnp.log(total))[..., 0]
     total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
-    values = [values for _, values in parts]
-    attended = sum(map(products.mix, weights, values)) / total
-    return attended.astype(values[0].dtype), logsumexp
+    return (mixed / total).astype(dtype), logsumexp
 
 
 def _positions_of_slots(slots: int, first: Array) -> Array:
