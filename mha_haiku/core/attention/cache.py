@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Float
 
@@ -29,7 +28,7 @@ from mha_haiku.core.attention import (
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
-_FEWEST_SLOTS = 32  # that are worth a program of their own
+_FEWEST_SLOTS = 128  # of which a part is worth a program of its own
 
 
 @tiles.pytree
@@ -103,21 +102,43 @@ class Cache:
         weighting = weighting.aligned(query, num_slots, value_size)
         position = weighting.origin.query
         rows = tiles.Span(position, 1)
-        sums, cache = _nothing(query, value_size), self
+        tile = self._by_reached(
+            lambda size: self._scores_of(size, query, weighting.score), position
+        )
+        tile = weighting.masked(tile, rows, self._columns(position))
+        is_read = None  # [..., W, 1, 1]; None: all values are
+        if self.query is not None and not self.is_source:
+            # Without a ring a NaN that a window has left behind is still there.
+            is_read = (tile != -jnp.inf).any((-3, -2))[..., None, None]
+        cache = self
+
+        def mixed(weights):
+            def of_first(size):
+                _, values = self._positions_first(size)
+                if is_read is not None:
+                    values = jnp.where(is_read[..., :size, :, :], values, 0)
+                return products.mix(weights[..., :size], values)
+
+            return self._by_reached(of_first, position)
+
         if self.is_source:
-            keys, values = self._positions_first()
-            tile = weighting.scores(query, keys, rows, tiles.Span(0, num_slots))
-            sums = _with_part(sums, tile, values)
+            attended, logsumexp = _attended([(tile, mixed)])
         else:
             # The new key is not read from the cache, which is written after it is read:
             # so XLA writes in place, where it else copies the whole for each reader.
             own = weighting.scores(query, key, rows, rows)
-            sums = _with_part(sums, own, value)
-            sums = self._with_past(sums, query, weighting, rows)
+            slot = self._slot(position)
+            is_own = jnp.arange(num_slots) == slot
+            tile = jnp.where(is_own, -jnp.inf, tile)
+            if self.is_ring:  # whose slot may hold NaN of long ago
+                is_read = ~is_own[:, None, None]
+            of_own = functools.partial(products.mix, value=value)
+            attended, logsumexp = _attended([(tile, mixed), (own, of_own)])
             # Adds 0, which XLA cannot know: the write has to wait for all reads.
-            slot = self._slot(position) + jnp.minimum(jnp.isnan(sums[0]).sum(), 0)
+            slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
             cache = self._with(key, value, slot)
-        attended, logsumexp = weighting.finished(*_attended(sums, self.value.dtype))
+        attended = attended.astype(self.value.dtype)
+        attended, logsumexp = weighting.finished(attended, logsumexp)
         cache = cache._with_query(query, logsumexp, weighting.gates, position)
         first = self._first(position)
         keys, values = cache._positions_first()
@@ -170,38 +191,21 @@ class Cache:
             value=value,
         )
 
-    def _with_past(self, sums, query, weighting, rows):
-        """Returns the sums of a row after the keys that were written before.
+    def _by_reached(self, function, position) -> Array:
+        """Returns `function(size)` of the first slots, of all that were written to.
 
-        Only the first quarter or half of the slots is read where no text is longer.
+        Only a quarter of the slots is read where no text is longer.
         """
-        num_slots, position = self.key.shape[-1], rows.start
-        slot, columns = self._slot(position), self._columns(position)
-
-        def with_first(size, sums):
-            keys, values = _positions_first(
-                self.key[..., :size], self.value[..., :size, :]
-            )
-            at = columns if self.is_ring else tiles.Span(0, size)
-            tile = weighting.scores(query, keys, rows, at)
-            is_own = jnp.arange(size) == slot
-            tile = jnp.where(is_own, -jnp.inf, tile)
-            # A slot that is used again, or that a window has left behind, may hold NaN.
-            if self.is_ring:
-                values = jnp.where(is_own[:, None, None], 0, values)
-            elif self.query is not None:
-                is_seen = (tile != -jnp.inf).any((-3, -2))[..., None, None]
-                values = jnp.where(is_seen, values, 0)
-            return _with_part(sums, tile, values)
-
-        sizes = [num_slots // 4, num_slots // 2, num_slots]
-        if self.is_ring or sizes[0] < _FEWEST_SLOTS:
-            return with_first(num_slots, sums)
-        # Each part is read by a product of its own, and a part of the slots is copied
-        # for it: so sizes to choose from are faster than a loop over blocks of slots.
-        latest = _latest(jnp.asarray(position))
-        branches = [functools.partial(with_first, size) for size in sizes]
-        return lax.switch(jnp.searchsorted(np.array(sizes), latest), branches, sums)
+        num_slots = self.key.shape[-1]
+        if self.is_ring or self.is_source or num_slots < _FEWEST_SLOTS:
+            return function(num_slots)
+        # A part of the slots is copied for its product: so these two are faster than a
+        # loop over blocks of slots.
+        return lax.cond(
+            _latest(jnp.asarray(position)) <= num_slots // 4,
+            lambda: function(num_slots // 4),
+            lambda: function(num_slots),
+        )
 
     def _first(self, position) -> int | Array:
         """Returns the earliest position that has a slot."""
@@ -240,9 +244,16 @@ class Cache:
             gates=gates,
         )
 
-    def _positions_first(self) -> tuple[Array, Array]:
-        """Returns keys and values `[B..., W, G, K]`."""
-        return _positions_first(self.key, self.value)
+    def _scores_of(self, size, query, score) -> Array:
+        """Returns scores `[B..., H, 1, W]`, hidden beyond the first slots."""
+        tile = score(query, self._positions_first(size)[0])
+        pad = [(0, 0)] * (tile.ndim - 1) + [(0, self.key.shape[-1] - size)]
+        return jnp.pad(tile, pad, constant_values=-jnp.inf)
+
+    def _positions_first(self, size: int | None = None) -> tuple[Array, Array]:
+        """Returns keys and values `[B..., W, G, K]`, or those of the first slots."""
+        key, value = self.key[..., :size], self.value[..., :size, :]
+        return jnp.moveaxis(key, -1, -3), jnp.moveaxis(value, -2, -3)
 
 
 @tiles.pytree
@@ -335,7 +346,7 @@ class Prompt:
 def _latest(position: Array) -> Array:
     """Returns the largest position of all texts, also of those that `vmap` maps over.
 
-    So it is one number, and what is skipped beyond it is skipped for all.
+    So it is one number, and what is left out beyond it is left out for all.
     """
     return position
 
@@ -346,42 +357,23 @@ def _latest_of_all(axis_size, is_mapped, position):
     return (position.max(0) if is_mapped[0] else position), False
 
 
-def _positions_first(key: Array, value: Array) -> tuple[Array, Array]:
-    """Returns keys and values `[B..., W, G, K]` of those of a cache."""
-    return jnp.moveaxis(key, -1, -3), jnp.moveaxis(value, -2, -3)
-
-
-def _nothing(query: Float[Array, "*B 1 H K"], value_size: int) -> tuple:
-    """Returns the sums of a row over no keys: mixed values, total, largest score."""
-    *batch_shape, _, num_heads, _ = query.shape
-    dtype = products.accumulation_dtype(query.dtype)
-    row = (*batch_shape, num_heads, 1, 1)
-    mixed = jnp.zeros((*batch_shape, 1, num_heads, value_size), dtype)
-    return mixed, jnp.zeros(row, dtype), jnp.full(row, -jnp.inf, dtype)
-
-
-def _with_part(
-    sums: tuple, tile: Float[Array, "*B H 1 C"], values: Float[Array, "*B C G V"]
-) -> tuple:
-    """Returns the sums of a row after more keys."""
-    mixed, total, largest = sums
-    new = jnp.maximum(largest, tile.max(-1, keepdims=True))
-    shift = jnp.where(new == -jnp.inf, 0, new)
-    weights, shrunk = jnp.exp(tile - shift), jnp.exp(largest - shift)
-    total = total * shrunk + weights.sum(-1, keepdims=True)
-    mixed = mixed * jnp.moveaxis(shrunk, -3, -2) + products.mix(weights, values)
-    return mixed, total, new
-
-
 def _attended(
-    sums: tuple, dtype: jnp.dtype
+    parts: list[tuple[Float[Array, "*B H 1 C"], Callable[[Array], Array]]],
 ) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
-    """Returns values and the logsumexp of a row from its sums."""
-    mixed, total, largest = sums
-    shift = jnp.where(largest == -jnp.inf, 0, largest)
-    logsumexp = (shift + jnp.log(total))[..., 0]
+    """Returns values and the logsumexp of a row, from parts with some keys each.
+
+    A part is its scores, and a function that mixes its values by their weights.
+    """
+    largest = functools.reduce(
+        jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]
+    )
+    largest = jnp.where(largest == -jnp.inf, 0, largest)
+    weights = [jnp.exp(tile - largest) for tile, _ in parts]
+    total = sum(each.sum(-1, keepdims=True) for each in weights)
+    logsumexp = (largest + jnp.log(total))[..., 0]
     total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
-    return (mixed / total).astype(dtype), logsumexp
+    mixed = [mix(each) for each, (_, mix) in zip(weights, parts, strict=True)]
+    return sum(mixed) / total, logsumexp
 
 
 def _positions_of_slots(slots: int, first: Array) -> Array:

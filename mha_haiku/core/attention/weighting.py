@@ -106,7 +106,17 @@ class Weighting(NamedTuple):
           rows: `[R]` absolute positions of the queries, for mask and bias.
           columns: `[C]`, of the keys.
         """
-        tile = self.score(query, key)
+        return self.masked(self.score(query, key), rows, columns, hidden=hidden)
+
+    def masked(
+        self,
+        tile: Float[Array, "*B H R C"],
+        rows: tiles.Index | tiles.Span,
+        columns: tiles.Index | tiles.Span,
+        *,
+        hidden: float = -jnp.inf,
+    ) -> Float[Array, "*B H R C"]:
+        """Returns what `scores` does, of what the score says."""
         if self.bias is not None:
             bias = tiles.lifted(self.bias.aligned_tile(rows, columns), tile.ndim)
             tile = tile + bias.astype(tile.dtype)
