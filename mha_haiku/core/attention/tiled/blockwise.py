@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.core import checks, tiles
-from mha_haiku.core.attention import dense, dropout, gradients, products
+from mha_haiku.core import checks, masks, tiles
+from mha_haiku.core.attention import dense, dropout, gradients, products, scores
 from mha_haiku.core.attention.inputs import HIDDEN, Inputs
 from mha_haiku.core.attention.tiled import sweep, views
 
@@ -80,6 +80,14 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
     if not over_queries:
         room = jnp.zeros((*room.shape[:-1], value_size), inputs.value.dtype)
 
+    mask, bias, score = inputs.weighting[:3]
+    # Without it the CPU compiler makes one loop of all that a small tile needs.
+    can_hide = not (
+        isinstance(mask, masks.Full)
+        and bias is None
+        and isinstance(score, scores.DotProduct)
+    )
+
     def attend_head(example, head, totals):
         unread = inputs._replace(query=totals[0]) if over_queries else inputs
         view, value = _view(unread, example, head, nonfinite=jnp.nan)
@@ -100,7 +108,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
             sums = (
                 jnp.zeros((rows.size, value_size), dtype),
                 jnp.zeros(rows.size, dtype),
-                jnp.full(rows.size, HIDDEN, dtype),
+                jnp.full(rows.size, HIDDEN if can_hide else -jnp.inf, dtype),
             )
             mixed, total, largest = sweep.over_keys(
                 functools.partial(add_tile, rows),
@@ -110,12 +118,15 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
                 num_keys,
                 sizes.columns,
             )
-            # Where all is hidden, the largest score is HIDDEN itself, and each weight
-            # exp(HIDDEN - HIDDEN) = 1, which means nothing.
-            fully_masked = largest <= HIDDEN
-            total = jnp.where(fully_masked, 1, total)
-            mixed = jnp.where(fully_masked[:, None], 0, mixed / total[:, None])
-            logsumexp = jnp.where(fully_masked, -jnp.inf, largest + jnp.log(total))
+            if not can_hide:
+                mixed, logsumexp = mixed / total[:, None], largest + jnp.log(total)
+            else:
+                # Where all is hidden, the largest score is HIDDEN itself, and each
+                # weight exp(HIDDEN - HIDDEN) = 1, which means nothing.
+                hidden = largest <= HIDDEN
+                total = jnp.where(hidden, 1, total)
+                mixed = jnp.where(hidden[:, None], 0, mixed / total[:, None])
+                logsumexp = jnp.where(hidden, -jnp.inf, largest + jnp.log(total))
             return tuple(
                 lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), rows.start, 0)
                 for x, new in zip(outputs, (mixed, logsumexp), strict=True)
