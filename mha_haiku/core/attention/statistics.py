@@ -96,8 +96,12 @@ def _moments(tile, mass, first, second):
 
     def on_the_diagonal():
         distance = jnp.abs(at_rows[:, None] - columns.array()[None, :])
-        weighted = tile.weights * distance.astype(mass.dtype)
-        return weighted.sum(-1), (weighted * distance).sum(-1)
+        distance = distance.astype(mass.dtype)
+        # The choice of 0 for 0 keeps XLA from a form of sums of products with what is
+        # the same for all heads that takes five times as long on the CPU (jax 0.10).
+        first, second = tile.weights * distance, tile.weights * distance**2
+        first, second = (jnp.where(tile.weights == 0, 0, x) for x in (first, second))
+        return first.sum(-1), second.sum(-1)
 
     is_aside = _is_left(tile) | (columns.start >= at_rows[-1])
     return lax.cond(is_aside, aside, on_the_diagonal)
