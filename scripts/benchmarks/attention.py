@@ -64,7 +64,7 @@ _MODULES = {
         sizes.AttentionSize(8, 512, 512, 8),
         "forward_and_backward",
         2,
-        (results.Promise("ours", 0.65, "haiku", aim=0.54),),
+        (results.Promise("ours", 0.68, "haiku", aim=0.54),),
     ),
     "module_2048_causal": _Module(
         sizes.AttentionSize(2, 2048, 512, 8, is_causal=True),
@@ -86,10 +86,41 @@ _MODULES = {
     ),
 }
 
-# Case: H, and of each direction the promised share of PyTorch's time.
+_BOTH = "forward_and_backward"
+_FULL = {"is_causal": False}
+
+
+class _Core(NamedTuple):
+    """A case of attention alone."""
+
+    size: sizes.CoreSize
+    calls: int  # in a sample
+    # The promised share of PyTorch's time, and the aim, of each direction.
+    shares: dict[str, tuple[float, float]]
+
+
 _CORES = {
-    "core_8192": (4, {"forward_and_backward": 2.0}),
-    "core_32768": (1, {"forward": 1.2, "forward_and_backward": 1.1}),
+    "core_2048": _Core(
+        sizes.CoreSize(2048, 8), 5, {"forward": (1.5, 1.25), _BOTH: (1.5, 1.25)}
+    ),
+    "core_2048_full": _Core(
+        sizes.CoreSize(2048, 9, **_FULL), 4, {"forward": (1.3, 1.2)}
+    ),
+    "core_8192": _Core(
+        sizes.CoreSize(8192, 4), 1, {"forward": (1.45, 1.25), _BOTH: (1.45, 1.0)}
+    ),
+    "core_32768": _Core(
+        sizes.CoreSize(32768, 1), 1, {"forward": (1.2, 1.05), _BOTH: (1.1, 1.0)}
+    ),
+    "core_512": _Core(
+        sizes.CoreSize(512, 8, batch=8, **_FULL), 6, {"forward": (1.25, 1.1)}
+    ),
+    "core_512_narrow": _Core(
+        sizes.CoreSize(512, 12, 32, batch=8, **_FULL), 6, {"forward": (1.25, 1.1)}
+    ),
+    "core_128": _Core(
+        sizes.CoreSize(128, 8, 32, batch=32, **_FULL), 20, {"forward": (1.4, 1.2)}
+    ),
 }
 
 # Case: H, calls in a sample, and whether the weights fit into memory.
@@ -119,16 +150,19 @@ def _module(case, is_quick) -> list[command.Duel]:
 
 
 def _core(case, is_quick) -> list[command.Duel]:
-    num_heads, limits = _CORES[case]
-    core = sizes.CoreSize(_length(case, is_quick), num_heads)
+    core, calls, shares = _CORES[case]
+    if is_quick:
+        core, calls = core._replace(length=max(32, core.length // _QUICK), batch=1), 1
     duels = []
-    for direction, limit in limits.items():
+    for direction, (limit, aim) in shares.items():
         contenders = tuple(
-            command.contender(name, module, case=direction, size=1, core=core._asdict())
+            command.contender(
+                name, module, case=direction, size=calls, core=core._asdict()
+            )
             for name, module in _CORE.items()
         )
         title = f"{case}: attention alone, {_words(direction)}; {_described(core)}"
-        promise = results.Promise("ours", limit, "torch", aim=1.0)
+        promise = results.Promise("ours", limit, "torch", aim=aim)
         duels.append(_duel(case, title, contenders, "torch", (promise,)))
     return duels
 
@@ -144,8 +178,7 @@ def _statistics(case, is_quick) -> list[command.Duel]:
         )
         for use in uses
     )
-    # 1.0 x the time of forward on top of it.
-    promises = [results.Promise("statistics", 2.0, "forward", aim=1.6)]
+    promises = [results.Promise("statistics", 1.6, "forward")]
     if has_materialised:
         promises += [
             results.Promise("statistics", 1 / 5, "materialised", aim=1 / 10),
@@ -231,7 +264,10 @@ def _words(direction) -> str:
 
 def _described(core) -> str:
     heads = "head" if core.heads == 1 else "heads"
-    return f"length {core.length}, {core.heads} {heads} of {core.head_width}, causal"
+    return (
+        f"batch {core.batch}, length {core.length}, {core.heads} {heads} of "
+        f"{core.head_width}{', causal' * core.is_causal}"
+    )
 
 
 CASES = {

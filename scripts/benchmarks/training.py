@@ -72,7 +72,7 @@ def _translation(case, is_quick) -> list[command.Duel]:
         f"feed-forward {model.feed_forward.hidden_size}; {steps} steps a sample"
     )
     contenders = _libraries(("ours", "torch"), case=case, size=steps)
-    promise = results.Promise("ours", 1.0, "torch")
+    promise = results.Promise("ours", 1.1, "torch")
     return [command.Duel(case, title, "step", contenders, ("torch",), (promise,))]
 
 

@@ -23,7 +23,7 @@ def prepare(
       implementation: See `mha_haiku.attend`.
     """
     core = sizes.CoreSize(**core)
-    mask = mh.masks.causal()
+    mask = mh.masks.causal() if core.is_causal else None
     if core.window is not None:
         mask = mh.masks.window(core.window, 0)
 

@@ -52,17 +52,19 @@ ATTENTION = AttentionSize()
 
 
 class CoreSize(NamedTuple):
-    """Of causal attention without projections: one example `[1, T, H, K]`."""
+    """Of attention without projections, of arrays `[B, T, H, K]`."""
 
     length: int
     heads: int
     head_width: int = 64
     window: int | None = None  # how far back a query sees; None: to the start
+    batch: int = 1
+    is_causal: bool = True
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Of a query, key or value."""
-        return (1, self.length, self.heads, self.head_width)
+        return (self.batch, self.length, self.heads, self.head_width)
 
 
 def attention_size(fields: Mapping[str, Any] | None) -> AttentionSize:

@@ -1,4 +1,4 @@
-"""PyTorch's scaled_dot_product_attention, causal, of [B, T, H, K] arrays."""
+"""PyTorch's scaled_dot_product_attention of [B, T, H, K] arrays."""
 
 import os
 from collections.abc import Mapping
@@ -21,14 +21,15 @@ def prepare(case: str, size: int, core: Mapping[str, Any]) -> worker.Program:
     """
     torch.set_num_threads(os.cpu_count())  # as many as the others use
     torch.manual_seed(0)
-    shape = sizes.CoreSize(**core).shape
+    core = sizes.CoreSize(**core)
+    shape = core.shape
     arrays = [torch.randn(shape) for _ in range(3)]
     cotangent = torch.randn(shape)
 
     def values(arrays):
         query, key, value = (array.transpose(1, 2) for array in arrays)
         attended = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True
+            query, key, value, is_causal=core.is_causal
         )
         return attended.transpose(1, 2)
 
