@@ -19,11 +19,14 @@ from tests import tiny_runs
 
 ROOT = pathlib.Path(__file__).parents[1]
 _UNRELATED = (".venv", ".pytest_cache", "runs", "build")
+_PAGES = [*ROOT.rglob("README.md"), *(ROOT / "experiments/guide").glob("*.md")]
 READMES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in sorted(ROOT.rglob("README.md"))
+    for path in sorted(_PAGES)
     if path.relative_to(ROOT).parts[0] not in _UNRELATED
 }
+# Whose snippets are one notebook.
+_NOTEBOOK = ("README.md", *(name for name in READMES if "guide/" in name))
 
 
 class Kind(NamedTuple):
@@ -210,14 +213,18 @@ def test_commands_do_what_they_say(readme, clone, run):
 def notebook(tmp_path_factory):
     """What is defined after the Python snippets have run, one after the other."""
     namespace = {}
-    snippets = re.findall(r"```python\n(.*?)```", READMES["README.md"], re.DOTALL)
+    snippets = [
+        (name, snippet)
+        for name in _NOTEBOOK
+        for snippet in re.findall(r"```python\n(.*?)```", READMES[name], re.DOTALL)
+    ]
     assert snippets
     with contextlib.chdir(tmp_path_factory.mktemp("notebook")):
         # Stands for the run that README's first command trains.
         config = importlib.import_module("configs.reverse").get_config()
         tiny_runs.write_untrained("runs/reverse", config)
-        for snippet in snippets:
-            exec(compile(snippet, "README.md", "exec"), namespace)
+        for name, snippet in snippets:
+            exec(compile(snippet, name, "exec"), namespace)
         assert pathlib.Path("map.html").stat().st_size < 10**6
     return namespace
 

@@ -26,7 +26,7 @@ class HeadsOfAnEncoder(base.Claim):
         place="sections 3.1, 3.2 and 6",
         published=(
             "in layers 6 to 10 of BERT over half of the attention is on [SEP]; 9 of "
-            "144 heads have over half on the previous or next token (from memory); "
+            "144 heads have over half on the previous or next token; "
             "heads of a layer often behave alike"
         ),
         arxiv="1906.04341",

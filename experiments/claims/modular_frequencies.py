@@ -24,7 +24,7 @@ class ModularFrequencies(base.Claim):
         paper="Nanda et al. 2023",
         place="section 4",
         published="modulo 113, five key frequencies of 56; 95 % of the variance of the "
-        "logits (that share from memory)",
+        "logits",
         arxiv="2301.05217",
     )
     control = "while it has learnt by heart alone"

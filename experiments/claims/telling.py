@@ -31,6 +31,7 @@ _HEAD = (
     "| claim | published | measured: mean (90 % interval), wanted | control | verdict |"
     "\n|---|---|---|---|---|"
 )
+_ROWS = 5  # of the table in README.md
 _COLUMNS = 3  # of panels in a figure
 _FEW_POINTS = 8  # of a curve, of which each has its tick
 _COLOURS = {"claim": "C0", "control": "0.5"}
@@ -131,7 +132,7 @@ class Outcome:
 
 
 def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
-    """Returns the text of a README with the table of all claims that were measured.
+    """Returns the text of a README with the first rows of the table of claims.
 
     Raises:
       ConfigError: If the marks around it are not there.
@@ -144,6 +145,13 @@ def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ConfigError(f"{readme} must have the lines\n{BEGIN} and {END}")
+    told, rows = _table(outcomes)
+    table = "\n".join([_HEAD, *rows[:_ROWS]])
+    return f"{before}{BEGIN}\n\n{told}\n\n{table}\n\n{END}{after}"
+
+
+def _table(outcomes: Sequence[Outcome]) -> tuple[str, list[str]]:
+    """Returns how many claims have each verdict, and a row for each, by verdict."""
     found = [
         (verdicts.WORDS.index(each.verdicts["claim"].word), i, each.row())
         for i, each in enumerate(outcomes)
@@ -151,14 +159,13 @@ def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
     ]
     counts = collections.Counter(place for place, *_ in found)
     count = ", ".join(f"{counts[i]} {verdicts.WORDS[i]}" for i in sorted(counts))
-    table = "\n".join([_HEAD, *(row for *_, row in sorted(found))])
-    told = f"Claims by verdict: {count}."
-    return f"{before}{BEGIN}\n\n{told}\n\n{table}\n\n{END}{after}"
+    return f"Claims by verdict: {count}.", [row for *_, row in sorted(found)]
 
 
 def gallery(outcomes: Sequence[Outcome]) -> str:
-    """Returns a README of its own: the paragraph and the figure of each claim."""
-    parts = [_GALLERY]
+    """Returns the README of all claims: their table, a paragraph and a figure each."""
+    told, rows = _table(outcomes)
+    parts = [_GALLERY, "\n".join([told, "", _HEAD, *rows, ""])]
     for each in outcomes:
         if each.measured["claim"]:
             name = each.claim.name
