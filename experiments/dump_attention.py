@@ -5,7 +5,7 @@ Run: python -m experiments.dump_attention --workdir=runs/reverse --layers=0 --he
 Maps of long inputs are pooled, unless --weights is given. They are written to maps.npz
 with statistics of each head over the same examples, which
 mha_haiku.MapSet.load reads. Maps of your own --text, --text_file or
---tokens go into a folder beside those of held-out examples.
+--tokens go into a folder next to the maps of held-out examples.
 """
 
 import functools

@@ -9,7 +9,7 @@ Mistral, Qwen2, Qwen3, Gemma 1 to 3, GPT-NeoX.
 
 Causal and masked language models are measured by their loss, and can be trained on.
 Models without words to predict, as encoders of sentences, are measured by their drift:
-one minus the cosine of a sentence's vector with that of the whole model.
+one minus the cosine of a sentence's vector with the whole model's vector.
 """
 
 import functools

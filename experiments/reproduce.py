@@ -1,4 +1,4 @@
-"""Tries what papers claim, on several seeds and beside a control.
+"""Tests published claims, on several seeds and against a control.
 
 Run: python -m experiments.reproduce --list
 
@@ -10,7 +10,7 @@ Run: python -m experiments.reproduce --list
 
 The first command says what there is and how long it takes. The second measures a claim
 and says reproduced, partly or not, with a 90 % interval over the seeds, in the claim
-and in a control in which the effect must vanish. The same command goes on where it was
+and in a control in which the effect must vanish. The same command resumes where it
 stopped; what is stored is not measured again, unless the claim has changed since. With
 --store the results go to experiments/claims/ too; from there --table writes the table
 of README.md, the paragraphs of experiments/claims/README.md and its figures; no model

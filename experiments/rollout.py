@@ -4,7 +4,7 @@ Run: python -m experiments.rollout --workdir=runs/rollout --train
 
 With --train it first trains configs/papers/rollout.py in that folder, unless it has
 been. It prints the correlations, and writes rollout.csv and rollout.png; for that run
-with those of Abnar and Zuidema (2020) beside them. It takes any run with tokens as
+next to the correlations of Abnar and Zuidema (2020). It takes any run with tokens as
 inputs and an answer at each position.
 """
 

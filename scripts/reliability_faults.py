@@ -38,7 +38,7 @@ def kills(subject: Subject, count: int, chance: random.Random) -> Outcomes:
 
 
 def signals(subject: Subject, count: int, chance: random.Random) -> Outcomes:
-    """SIGTERM or SIGINT: ends within 5 s, loses no step, goes on to the same bits."""
+    """SIGTERM or SIGINT: ends within 5 s, loses no step, resumes to the same bits."""
     done = 0
     while done < count:
         workdir = subject.new_workdir()

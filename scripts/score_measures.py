@@ -7,8 +7,8 @@ that does not, or an edge between two such heads above another; 1 is perfect, 0.
 chance. The models are compiled from programs (mh.rasp), over several seeds, and
 their other heads write as much as the program bears. For patching, the corrupted
 example is any other one. Roles are scored over the heads of all programs at once. One
-more model is trained while half of its heads are closed, and so are dead: their rows of
-the output map are zero.
+more model is trained while half of its heads are ablated, and so are dead: their rows
+of the output map are zero.
 """
 
 import argparse
@@ -214,7 +214,7 @@ def _print_table(title, scores) -> None:
 
 
 def _with_dead_heads() -> tuple[heads.Measured, np.ndarray]:
-    """Trains `reverse` with eight heads, every second of which is closed throughout."""
+    """Trains `reverse` with eight heads, every second one ablated throughout."""
     config = reverse.get_config().replace(
         model=dict(num_layers=2, attention=dict(num_heads=8))
     )

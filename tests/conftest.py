@@ -32,7 +32,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("mha_haiku")
 
-# Young objects are collected at times, all objects hardly ever: with those of a few
+# Young objects are collected at times, all objects hardly ever: with a few
 # thousand traced programs a collection takes seconds, and finds nothing to free.
 gc.set_threshold(10_000, 20, 10_000)
 

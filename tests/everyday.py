@@ -1,4 +1,4 @@
-"""Which cases of a costly law are looked at every day; the others are slow tests."""
+"""Which cases of a costly property are tested every day; the others are slow tests."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -6,7 +6,7 @@ of a layer, and last the four published implementations that the project grew fr
 each in its own manner and notation of shapes.
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size, V value size per head and D model width. Parameters are those of one of
+query/key size, V value size per head and D model width. Parameters are as in one of
 our modules: `{"query": {"w": ..., "b": ...}, ...}`.
 """
 

@@ -49,7 +49,7 @@ def bert(folder: pathlib.Path, *, architecture: str = "BertModel") -> pathlib.Pa
 
 
 def llama(folder: pathlib.Path, *, text: str) -> pathlib.Path:
-    """Writes a causal model whose byte pairs are those of a text."""
+    """Writes a causal model whose byte pairs come from a text."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())

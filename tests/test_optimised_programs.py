@@ -1,4 +1,4 @@
-"""Programs that are optimised as those of users keep the laws that hold to the bit.
+"""Programs optimised like users' programs keep the properties that hold to the bit.
 
 The other tests compile quickly, see conftest.py.
 """

@@ -13,7 +13,7 @@ python -m experiments.learn_gates --workdir=runs/gates_by_kind --penalty=0.02 \
 Of the 8 heads of each kind 2 stay in the encoder, 5 in the decoder's self-attention and
 7 in cross-attention, with 99.7 percent exact match. Voita et al. (2019),
 https://arxiv.org/abs/1905.09418, section 6.3, report the same order for translations:
-heads of the encoder go first, and those of cross-attention last.
+heads of the encoder go first, and heads of cross-attention last.
 """
 
 from mha_haiku import runs

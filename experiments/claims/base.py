@@ -105,7 +105,7 @@ def config(task: str, steps: int, **training: Any) -> runs.RunConfig:
 
 
 class Claim:
-    """What a paper says, tried on several seeds beside a control.
+    """A published claim, tested on several seeds and against a control.
 
     One subclass per file, found by the name of the file. Each number is measured in two
     arms: "claim", as the paper has it, and "control", in which the effect must vanish.
@@ -121,7 +121,7 @@ class Claim:
     criteria: ClassVar[tuple[Criterion, ...]]
     """All hold: reproduced; some: partly; none: not."""
     curves: ClassVar[tuple[Curve, ...]] = ()
-    """What the figure shows beside the criteria."""
+    """What the figure shows in addition to the criteria."""
     seeds: ClassVar[int] = 3
     """How many are measured; six where three left a criterion undecided, once."""
     minutes: ClassVar[float]

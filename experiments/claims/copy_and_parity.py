@@ -17,7 +17,7 @@ class CopyAndParity(base.Claim):
     Copying: 8 different tokens, and then they come once more, from a random one on;
     the next token is to be said. Parity: after a start token come 16 random bits; at
     each one it is to be said whether the number of ones so far is odd. What counts is
-    the second half of the tokens, at lengths up to four times those of training; all of
+    the second half of the tokens, at lengths up to four times as in training; all of
     it is rescaled so that chance is 0 and no error is 1. Two layers of four heads, with
     ALiBi. The control stays at the length of training, where both are learned.
     """

@@ -75,7 +75,7 @@ class Desk:
     """Trains and evaluates for claims.
 
     Runs are kept in `workdir`, a folder for each config, so that a stopped training
-    goes on, and claims that train the same config share it.
+    resumes, and claims that train the same config share it.
 
     Attributes:
       workdir: The folder of all runs.

@@ -13,8 +13,8 @@ _RANDOM_ORDERS = 8
 class FreeHeads(base.Claim):
     """Two layers of eight heads, which continue a sequence that was seen before.
 
-    Heads are closed in the order of their importance by gradients, the least important
-    first, and nothing is trained further. The control closes as many in random orders,
+    Heads are ablated in the order of their importance by gradients, the least important
+    first, and nothing is trained further. The control ablates as many in random orders,
     of which it takes the mean of eight.
     """
 

@@ -17,10 +17,10 @@ _RANDOM_ORDERS = 4
 class FreeHeadsMinilm(base.Claim):
     """MiniLM (6 layers of 12 heads) gives vectors of sentences.
 
-    Heads are ordered by ablation on 32 sentences, and on 32 others closed, the least
+    Heads are ordered by ablation on 32 sentences, and ablated on 32 others, the least
     important first, without any further training. The drift is one minus the cosine of
     the vectors of the whole model and of what is left; 0.05 counts as noticeable, as in
-    the sweeps of `prune_heads` here. The control closes as many in random orders, of
+    the sweeps of `prune_heads` here. The control ablates as many in random orders, of
     which it takes the mean of four. A seed is other sentences.
     """
 

@@ -128,7 +128,7 @@ def _shuffled(gates, seed):
 
 
 def _trained(config, folder) -> dict[str, float]:
-    """Trains a run, whose heads are those of one seed, and returns its last metrics."""
+    """Trains a run for one seed and returns its last metrics."""
     with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
         summary = runs.train(config, folder)
     if summary.interrupted:

@@ -1,4 +1,4 @@
-"""Which positions let a model answer inputs longer than those of its training."""
+"""Which positions let a model answer inputs longer than its training inputs."""
 
 from experiments.claims import base
 

@@ -30,7 +30,7 @@ def reproduce(
 
     What is stored in the folder is not measured again, as long as the claim's version
     and configs are the same. Each measurement is stored at once, so that a stopped
-    command goes on where it was.
+    command resumes where it stopped.
 
     Args:
       claims: The claims.

@@ -27,14 +27,14 @@ class RetrievalHeads(base.Claim):
 
     "The best thing to do in winter is to", with the words behind it, stands at a random
     place of 256 tokens of Python's documentation, which end with the same cue. The
-    model has found the needle if it goes on with these words, each the likeliest next
+    model has found the needle if it continues with these words, each the likeliest next
     token. A head's retrieval score is the share of the words that the model gets right
     while the head's largest weight is on the same word of the needle. Heads are ordered
-    by the scores on eight texts and closed on eight others, the highest scores first;
+    by the scores on eight texts and ablated on eight others, the highest scores first;
     counted are the needles that the whole model finds. In the control the heads that
     retrieve are last, and the others before them in random orders, of which it takes
-    the mean of two; as many random others, closed for comparison, are four sets. A seed
-    is other texts, places and words.
+    the mean of two; as many random others, ablated for comparison, are four sets. A
+    seed is other texts, places and words.
     """
 
     sentence = "Few heads retrieve, and without them a needle is not found"
@@ -144,7 +144,7 @@ class _Laboratory:
         self._copied = jax.jit(self._copied)
 
     def texts(self, seed):
-        """Returns two batches of texts, each beside where its needles are `[B, T]`."""
+        """Returns two batches of texts, each with its needles' places `[B, T]`."""
         generator = np.random.default_rng(seed)
         first = 2 * _NEEDLES * seed
         hay = self.bench.held_out(range(first, first + 2 * _NEEDLES)).inputs

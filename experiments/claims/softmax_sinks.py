@@ -14,9 +14,10 @@ class SoftmaxSinks(base.Claim):
     A head is active at triggers, where it fetches a symbol, and has nothing to do at
     the others: there the paper finds it on the start token. Measured is that weight at
     other symbols minus the weight at triggers, of the layer where it is largest. Models
-    of one to three layers of one head are trained by Adam; beside them one of a layer
-    whose weights are sigmoids, without a denominator, and one of three layers trained
-    by SGD. In the control the triggers are symbols of the chain like all others.
+    of one to three layers of one head are trained by Adam. For comparison,
+    one layer has weights that are sigmoids, without a denominator, and three layers are
+    trained by SGD. In the control the triggers are symbols of the chain like all
+    others.
     """
 
     sentence = (

@@ -20,9 +20,9 @@ class Streaming(base.Claim):
     """SmolLM2 (135 million parameters) reads Python's documentation, by masks alone.
 
     A query sees all before it, the last 128 positions, or these and four more tokens:
-    the first ones, in the control four from a third of the text. Positions are those of
-    the whole text in each. A seed is four windows of 768 tokens, and the loss that of
-    their second halves.
+    the first ones, in the control four from a third of the text. Positions are always
+    counted in the whole text. A seed is four windows of 768 tokens, and the loss is the
+    loss on their second halves.
     """
 
     sentence = "A window breaks a language model, and its first four tokens mend it"

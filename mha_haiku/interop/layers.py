@@ -1,9 +1,9 @@
 """Parameters of single modules, from and to other libraries.
 
 D model width, H heads, G key/value heads, K query/key and V value size per head, F
-hidden units. Parameters of ours are Haiku's, `{"attention/query": {"w": ..., "b":
-...}}`, of a `MultiHeadAttention` at the path `name`; parameters of others are mappings
-of arrays under the names that their library gives them. Values are moved, never
+hidden units. Our parameters are Haiku's, `{"attention/query": {"w": ..., "b": ...}}`,
+of a `MultiHeadAttention` at the path `name`; another library's parameters are a mapping
+of arrays under the names that the library gives them. Values are moved, never
 computed with: there and back is the same bit for bit. A parameter that is missing,
 unknown, or of a shape that does not fit is a ValueError.
 
@@ -318,8 +318,8 @@ def _check_names(
     names: Mapping[str, str],
 ) -> None:
     """Raises ValueError where a parameter is unknown, or a needed one is missing."""
-    # `names` has all of ours, as the caller knows them. Biases may be missing: all of
-    # query, key and value, and both of a feed-forward part.
+    # `names` maps all our names to the caller's. Biases may be missing: all of query,
+    # key and value, and both of a feed-forward part.
     if unknown:
         hint = ""
         if any(name.endswith(_OF_OURS_ALONE) for name in unknown):

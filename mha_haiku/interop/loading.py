@@ -1,4 +1,4 @@
-"""A stored model as config, parameters and functions of ours.
+"""A stored model as a config, parameters and functions of this package.
 
 The model itself says which parameters it has, of which shapes; the table of its family
 says where in the file they are. Whatever is missing, left over or of another shape is

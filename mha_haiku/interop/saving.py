@@ -1,4 +1,4 @@
-"""Models of ours as folders that `transformers` opens, or that `load` alone reads.
+"""Our models as folders that `transformers` opens, or that `load` alone reads.
 
 A family can hold a model exactly if what its table writes into `config.json`, read
 again by the same table, is the model's config. So no list says which models can be

@@ -58,7 +58,7 @@ _WIDER_FONTS = (
 class Scale(NamedTuple):
     """How numbers map to colours: from `low` to `high` on a colour map.
 
-    0 is always on the scale, so that small numbers look small beside large ones. If
+    0 is always on the scale, so that small numbers look small next to large ones. If
     signs differ, 0 is white and in the middle.
     """
 

@@ -32,7 +32,7 @@ class Axis(NamedTuple):
       edges: `[P + 1]` integers that rise from 0 to T: bin `i` covers positions
         `edges[i]:edges[i + 1]`.
       label: What the tokens are to the positions: "token predicted"; "": the inputs.
-      notes: `[T]` what is said of each position beside its token: 'reads "v"'; or ().
+      notes: `[T]` a note next to the token of each position: 'reads "v"'; or ().
     """
 
     tokens: tuple[str, ...]

@@ -23,7 +23,7 @@ _CELL = "padding:2px 6px;text-align:right;border:0;white-space:nowrap"
 _NAME = "padding:2px 6px;text-align:left;border:0;font-weight:normal"
 
 
-# Colours at equal steps, between which lines are drawn: those of matplotlib's maps.
+# The colours of matplotlib's maps at equal steps, with linear interpolation between.
 _VIRIDIS = """
 440154 482878 3e4a89 31688e 26828e 1f9e89 35b779 6ece58 b5de2b fde725
 """

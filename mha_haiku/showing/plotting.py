@@ -49,7 +49,7 @@ def plot(
         encoder-decoder also "cross.0", or "cross" for all of a kind; None: all "cross".
       example: Of maps: which example, counted over all batch axes.
       tokens: Of maps: the text of each query, `[T]`, or of each example `[N, T]`.
-      key_tokens: Those of the keys; None: as the queries, where T is S.
+      key_tokens: The text of each key; None: as the queries, where T is S.
       colours: Of maps: the name of a colour map of matplotlib.
       scale: Of maps: "linear", "root" or "log"; None: by the number of keys.
       size: Width and height in inches; None: by what there is to show.

@@ -77,7 +77,7 @@ def dossier_of(value: Any, compare: Any = None) -> Dossier:
 
 
 def joined(value: Any, compare: Any = None) -> Dossier:
-    """Returns a dossier of one set, or of two beside each other."""
+    """Returns a dossier of one set, or of two next to each other."""
     other_name, compare = named(compare)
     sets, names = [map_set_of(value)], [""]
     if compare is not None:

@@ -44,7 +44,7 @@ class Table(NamedTuple):
     def text(self, width: int = 100) -> str:
         """Returns lines of text, the columns aligned.
 
-        If they do not fit beside each other in `width` characters they are put in
+        If they do not fit next to each other in `width` characters they are put in
         blocks, one below the other, each beginning with the columns that identify a
         row.
         """
@@ -87,7 +87,7 @@ class Table(NamedTuple):
 
 
 def _joined(block: Sequence[Sequence[str]]) -> str:
-    """Returns columns beside each other, with a line of units where one has any."""
+    """Returns columns next to each other, with a line of units where one has any."""
     names, units, *rows = (
         "".join(cells).rstrip() for cells in zip(*block, strict=True)
     )

@@ -1,4 +1,4 @@
-"""What is shown of an attention map beside its weights: masks, channels, finer parts.
+"""What is shown of an attention map besides weights: masks, channels, finer parts.
 
 Pure functions of maps, for the inside of a program. B... batch axes, H heads, T query
 and S key positions, P and Q bins of these; n patches of a head, of R x R cells each.

@@ -214,7 +214,7 @@ class Subject:
     ) -> heads.Measured:
         """Returns model, metric and batches, which the measures of `mh.heads` take.
 
-        The arguments are those of `importance`.
+        The arguments are as in `importance`.
         """
         if self.batches is not None:
             own = self.metric or heads.metrics.loss
@@ -406,7 +406,7 @@ class Subject:
 
         Pruned heads are there with weights of 0, as a config.json of `transformers`
         cannot say that a head is missing; `family="mha_haiku"` leaves them out. Other
-        families are those of `interop.save`.
+        families are listed at `interop.save`.
         """
         config = self.model.config
         if config is None or _is_edited(self.model):

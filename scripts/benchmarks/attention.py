@@ -3,9 +3,9 @@
 Run: python scripts/benchmarks/attention.py --case=module_512
      python scripts/benchmarks/attention.py --case=core_8192 --rounds=3
 
-On the CPU in float32. "module" is multi-head attention with its projections, beside
+On the CPU in float32. "module" is multi-head attention with its projections, next to
 Haiku, Flax, Equinox, jax.nn and PyTorch; "core" is attention of [B, T, H, K] arrays,
-beside PyTorch. All run in turn in processes of their own; ratios are of times, so that
+next to PyTorch. All run in turn in processes of their own; ratios are of times, so that
 below 1 is faster than the base, and memory is its peak above what the process held
 before. Needs pip install -e '.[bench]'; who is missing is skipped and named. On a
 machine that does other work no promise about time is judged.

@@ -1,4 +1,4 @@
-"""Measures decoding with a cache beside reading the parameters, and transformers.
+"""Compares decoding with a cache to reading the parameters, and to transformers.
 
 Run: python scripts/benchmarks/decoding.py --case=small_1
 

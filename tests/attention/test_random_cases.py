@@ -110,7 +110,7 @@ def compare(case, arrays, check):
     with jax.enable_x64(dtype == jnp.float64):
         inputs = arrays(*sizes, dtype=dtype, seed=seed)
         # Not compiled as a whole: each mask's structure would compile anew. Nor is the
-        # formula, whose values are those of the dense implementation.
+        # formula, whose values equal the values of the dense implementation.
         options = options | {"implementation": "formula"}
         check(inputs, options, stated, dtype=dtype, compiled=lambda function: function)
 

@@ -1,4 +1,4 @@
-"""Views in a document: several beside each other, and in notebooks that were stored."""
+"""Views in a document: several next to each other, and in stored notebooks."""
 
 import html
 import json

@@ -245,7 +245,7 @@ def test_the_readmes_tell_the_stored_results():
 def test_the_desk_trains_once_all_its_seeds_and_asks_elsewhere(
     make_config, make_model, tmp_path, monkeypatch, capsys
 ):
-    model = make_model()  # compiles sooner than that of the config
+    model = make_model()  # compiles sooner than the config's model
     monkeypatch.setattr(folders, "make_model", lambda *_: model)
     devices = jax.local_devices()[:1]
     desk = claims.Desk(tmp_path, seeds=(7, 8), devices=devices)

@@ -80,7 +80,7 @@ def test_weights_are_the_columns_and_rows_of_a_head():
 
 @pytest.mark.parametrize("fields", [GROUPED, {**GROUPED, **RMS}])
 def test_folded_weights_read_the_residual_stream(fields):
-    """But for a factor per position; so do those of scanned layers and pruned ones."""
+    """But for a factor per position; so do weights of scanned and pruned layers."""
     of = config(attention__score="dot_product", **fields)
     params, batch = random_params(of), example()
     _, seen = oracles.recorded(params, batch.inputs, of)

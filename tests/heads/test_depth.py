@@ -45,7 +45,7 @@ def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
     )
     np.testing.assert_allclose(found.per_example, wanted.per_example, atol=1e-5)
     assert len(np.unique(found.per_example)) > L * H
-    # Traced clean and closed, not once per layer; each twice in a loop.
+    # Traced clean and ablated, not once per layer; each twice in a loop.
     assert len(calls) <= 4
 
 
@@ -138,7 +138,7 @@ def test_greedy_order_tries_open_heads_and_the_likeliest_first(subject, monkeypa
         return closed(of, gates, ablation_value=ablation_value)
 
     monkeypatch.setattr(heads.importance, "closed", noted)
-    # Patterns are filled up to one number with what is closed already: not a try.
+    # Patterns are filled up to one number with what is ablated already: not a try.
     subject = subject._replace(batches=subject.batches[:1])
     whole = heads.greedy_order(subject, steps=3)
     assert tried == [L * H, L * H, L * H - 1]

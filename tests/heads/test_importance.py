@@ -63,7 +63,7 @@ def _ablation_value(subject, name):
 
 
 def _replacements(subject, name):
-    """Returns for each batch what closed heads pass on, by the oracle."""
+    """Returns for each batch what replaces ablated heads, by the oracle."""
     if name == "zero":
         return [None] * len(subject.batches)
     clean = [_outputs(subject.params, batch) for batch in subject.batches]
@@ -238,7 +238,7 @@ def test_layers_with_fewer_heads_leave_places_empty(subject, measure, ablation_v
     np.testing.assert_array_equal(empty[0], [[0, 0, 1], [1, 1, 1], [0, 0, 0]])
     assert (empty == empty[0]).all()
     if measure is heads.ablation:
-        # The same as gates of zero from the start, and one more closed.
+        # The same as gates of zero from the start, and one more ablated.
         gates = np.stack(heads.open_gates(config(), keep))
         closed = gates.copy()
         closed[0, 0] = 0
@@ -296,7 +296,7 @@ def test_all_gates_run_in_one_program(subject):
 
 @pytest.mark.usefixtures("optimised")
 def test_layers_below_the_ablated_head_do_not_run_again(subject):
-    """Operations of the sweep against those of as many whole models."""
+    """Compares operations of the sweep with operations of as many whole models."""
     given = {"metric": loss, "ablation_value": heads.ablation_values.zero}
     batch, gates = subject.batches[0], np.ones((L * H, L, H), np.float32)
 
@@ -337,7 +337,7 @@ def test_layers_below_run_once_even_where_heads_run_one_by_one(
 
 
 def test_parameters_of_a_function_may_be_any_tree():
-    """And the layers of a site are those of its name, wherever they begin."""
+    """And a site's layers are found by its name, wherever their numbers begin."""
     params = [np.float32(np.eye(NUM_TOKENS)), np.float32(np.ones((2, NUM_TOKENS)))]
 
     def forward(params, inputs):

@@ -1,4 +1,4 @@
-"""Heads of encoder-decoders: those of each kind are measured and named like others."""
+"""Heads of encoder-decoders: each kind is measured and named like other heads."""
 
 import functools
 import math

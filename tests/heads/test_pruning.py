@@ -1,4 +1,4 @@
-"""A pruned model is the model with these heads closed, and smaller."""
+"""A pruned model equals the model with these heads ablated, and is smaller."""
 
 import functools
 import math

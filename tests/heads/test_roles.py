@@ -15,7 +15,7 @@ from tests.heads.conftest import H, L, build, config, example, random_params
 def _one_layer(score_of, num_tokens=9):
     """A layer whose heads attend as [T, S] scores over positions say.
 
-    Its stream is the one-hot code of the token and that of the position.
+    Its stream holds the one-hot codes of the token and of the position.
     """
     count, length = len(score_of), len(score_of[0])
     of = models.ModelConfig().replace(
@@ -82,7 +82,7 @@ def test_roles_are_told_by_their_thresholds():
         "mixed": 0.46 * first + 0.4 * sixth,
         "broad": np.where((np.arange(length) % 11 > 2)[None], 1 / 8, 0) + 0 * first,
         "uniform": np.random.default_rng(0).uniform(0.5, 1, (length, length)) / length,
-        # Further above its threshold than above that of "previous_token".
+        # Further above its threshold than above the threshold of "previous_token".
         "both": 0.6 * previous,
     }
     scores = [

@@ -211,7 +211,7 @@ def numbers(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def parameter(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns the numbers of a parameter: those of norms about 0.7, others about 0."""
+    """Returns the numbers of a parameter: about 0.7 for norms, about 0 for others."""
     x = numbers(name, tuple(shape)) * np.float32(0.4)
     is_scale = len(shape) == 1 and name.endswith("weight")
     return x + np.float32(0.7) if is_scale else x

@@ -185,7 +185,7 @@ def test_tokens_are_those_of_the_merges(folder, tmp_path, caplog):
         "add_bos_token": True,
     }
     file = tmp_path / "model.gguf"
-    # Its vocabulary is larger than that of the model: it is that of another.
+    # Its vocabulary is larger than the model's: it belongs to another model.
     _write(folder, file, **fields)
     with pytest.raises(
         checks.ConfigError, match="tokenizer of 271 tokens, and a model"

@@ -84,7 +84,7 @@ def test_all_numbers_are_those_of_transformers_and_files_open_there(case, tmp_pa
     for x, y in zip(found["attention"], wanted["attention"], strict=True):
         test_families.assert_close(x, y)
     for name in {"output", "logits"} & set(found):
-        if (case, name) != ("vit", "output"):  # that of theirs is before the last norm
+        if (case, name) != ("vit", "output"):  # their output is before the last norm
             test_families.assert_close(found[name], wanted[name])
     saved = tmp_path / "saved"
     interop.save(saved, imported.config, imported.params, family=config["model_type"])

@@ -48,7 +48,7 @@ def _same(found, wanted):
 def test_folder_file_shards_and_package_give_the_same(folder, tmp_path, monkeypatch):
     wanted = interop.load(folder)
     _same(interop.load(str(folder / "model.safetensors")), wanted)
-    # An installed package: its files lie beside its code, which is not run.
+    # An installed package: its files lie next to its code, which is not run.
     package = tmp_path / "site" / "some_model"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('was run')")

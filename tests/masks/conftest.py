@@ -1,4 +1,4 @@
-"""Random masks, each beside the plain statement of what it allows.
+"""Random masks, each with a plain statement of what it allows.
 
 `B...` batch axes, T query positions, S key positions, H query heads.
 """
@@ -41,7 +41,7 @@ class Described(NamedTuple):
 
 
 def described(sizes: tuple, mask: masks.Mask, allows: Callable) -> Described:
-    """Returns the mask beside the array of `allows(b, h, t, s)`, pair by pair."""
+    """Returns the mask with the array of `allows(b, h, t, s)`, pair by pair."""
     batch_shape, num_heads, num_queries, num_keys = sizes
     expected = np.zeros((*batch_shape, num_heads, num_queries, num_keys), bool)
     for index in itertools.product(*map(range, expected.shape)):
@@ -151,7 +151,7 @@ def described_compositions(draw):
 
 @pytest.fixture(scope="session")
 def random_masks():
-    """Returns the hypothesis strategy of masks beside their statements."""
+    """Returns the hypothesis strategy of masks with their statements."""
     return described_compositions()
 
 

@@ -81,7 +81,7 @@ def test_each_half_alone_is_a_model_of_one_stack(positions):
     config, given = _config(**fields), _inputs()
     model = _build(config)
     params = _parameters(model, given)
-    for name in params:  # what closed heads leave of cross-attention
+    for name in params:  # what ablated heads leave of cross-attention
         if name.endswith("cross_attention/linear"):
             params[name]["b"] = np.zeros_like(params[name]["b"])
     ablated = {"cross_attention/heads": jnp.zeros_like}

@@ -258,7 +258,7 @@ def test_values_at_all_sites_are_the_formula(name):
     assert output.logits.shape == wanted_logits.shape
     np.testing.assert_allclose(output.logits[valid], wanted_logits[valid], **CLOSE)
     assert output.output.shape == (B, T, D)
-    # Maps are in the order of kinds; sites in that of layers.
+    # Maps are in the order of kinds; sites in the order of layers.
     names = sorted(maps, key=lambda each: (each.startswith("decoder"), "cross" in each))
     for each, own in zip(names, output.maps, strict=True):
         chex.assert_trees_all_equal(own, maps[each])

@@ -1,4 +1,4 @@
-"""Parameters of looped layers become those of scanned layers, and back, to the bit."""
+"""Parameters convert from looped to scanned layers and back, to the bit."""
 
 import jax
 import jax.numpy as jnp

@@ -64,7 +64,7 @@ def interrupt_at(at):
 def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0, of_seed=None):
     """Multiplies gradient and loss of some steps, of which the first is 1.
 
-    With `of_seed` those of one run alone, of several that train together.
+    With `of_seed` only in the run of that seed, of several that train together.
     """
     gradients = stepping.gradients
 

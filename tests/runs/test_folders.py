@@ -209,7 +209,7 @@ def test_run_of_before_a_field_has_its_default(tmp_path, make_config):
     del contents["config"]["training"]["tensorboard"], contents["sha256"]
     files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
     assert folders.read_config(folder) == config
-    # Such a run goes on with the config of today.
+    # Such a run resumes with the config of today.
     with contextlib.ExitStack() as stack:
         opened = opening.open_run(stack, config, tmp_path, override_config=False)
         assert opened.finished is None

@@ -1,4 +1,4 @@
-"""What is written and shown while a run goes on."""
+"""What is written and shown during a run."""
 
 import io
 import json

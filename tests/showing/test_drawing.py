@@ -9,7 +9,7 @@ from mha_haiku.showing import drawing
 
 
 def test_a_scale_starts_at_nothing_so_that_equal_numbers_look_equal():
-    """A head that costs 0.56 nats beside ones that cost 0.57 is not drawn as none."""
+    """A head that costs 0.56 nats next to ones that cost 0.57 is not drawn as none."""
     scale = drawing.Scale.of(np.array([0.56, 0.57, np.nan]))
     assert (scale.low, scale.high) == (0.0, pytest.approx(0.57))
 

@@ -61,7 +61,7 @@ def _known_bench(known, make_config, **fields):
 
 @dataclasses.dataclass(frozen=True)
 class Reversed(tasks.Task):
-    """Sequences to reverse, as those of `rasp.programs.reverse`."""
+    """Sequences to reverse, as in `rasp.programs.reverse`."""
 
     name: ClassVar[str] = "reversed"
     sequence_length: int = 9

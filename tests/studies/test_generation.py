@@ -122,7 +122,7 @@ def test_tokens_past_the_training_see_as_many_as_it_had(writer):
     assert models.windows(bench.run.config.model) == (None,)
     narrow = writer(model__attention__window=2)
     assert models.windows(_job(narrow, "a").bench.run.config.model) == (2,)
-    # The last token's scores are those of the T before it alone, in a model that has
+    # The last token's scores depend on the T before it alone, in a model that has
     # learnt one layer's worth of distances.
     (text,) = generation.write(far._replace(tokens=8))
     last = np.concatenate([text.given_tokens, text.tokens])[-T - 1 : -1]

@@ -243,7 +243,7 @@ def test_skipped_step_leaves_parameters_and_optimizer_as_they_were(
     state, (report,) = training.run(7)
     assert report.finite.tolist() == [True, True, False, False, True, False, True]
     assert (state.health.skipped, state.health.skipped_in_a_row) == (3, 0)
-    # The step after goes on with its own data, as if the others had never been.
+    # The step after takes its own data, as if the others had never been.
     training.initial = before._replace(step=np.int32(4))
     wanted, _ = training.run(7)
     chex.assert_trees_all_equal(state.params, wanted.params)

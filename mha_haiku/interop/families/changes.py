@@ -1,4 +1,4 @@
-"""What may lie between an array of ours and one of theirs: named, and each invertible.
+"""Named, invertible changes between one of our arrays and one of theirs.
 
 A change is a pair of functions, from their arrays to ours and back. Both take a list of
 arrays and a `Place`. Linear maps of torch are `[out, in]`, ours are `[in, out]`.

@@ -1,8 +1,8 @@
 """What a family of models is: a table of names, in both directions.
 
-A `Family` says how the fields of a `config.json` give those of `config.model`, and
-which of its arrays are which of our parameters. Everything is read forwards by `load`
-and backwards by `save`; a row that does not apply (a bias that a model does not have)
+A `Family` says how the fields of a `config.json` give the fields of `config.model`,
+and which of its arrays are which of our parameters. Everything is read forwards by
+`load` and backwards by `save`; a row that does not apply (a bias that a model does not have)
 is left out, as the model itself says which parameters it has.
 """
 
@@ -16,7 +16,7 @@ REQUIRED = object()
 
 
 class Row(NamedTuple):
-    """One or more arrays of ours and the one or more of theirs that hold the same."""
+    """One or more of our arrays and the one or more of theirs that hold the same."""
 
     # Names such as `attention/query/w`, without `encoder/layer_i/`.
     ours: tuple[str, ...]

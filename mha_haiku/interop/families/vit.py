@@ -13,7 +13,7 @@ def patches(images: np.ndarray, size: int) -> np.ndarray:
 
     Args:
       images: `[B, channels, height, width]`, normalised as the model wants it.
-      size: Height and width of a patch, which divides those of the image.
+      size: Height and width of a patch; divides the image's height and width.
 
     Returns:
       `[B, 1 + N, channels * size * size]`, patches row by row.

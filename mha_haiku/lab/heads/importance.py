@@ -168,7 +168,7 @@ def attribution(
     """Returns integrated gradients: each head's share of the cost of ablating all.
 
     The gradients of the gates are integrated along the straight line from all gates
-    open to all closed, by Gauss-Legendre quadrature of `points` points. For each
+    at 1 to all gates at 0, by Gauss-Legendre quadrature of `points` points. For each
     example the heads' shares add up to the change of the metric when all heads are
     ablated, as far as the quadrature is exact.
 

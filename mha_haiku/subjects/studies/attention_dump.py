@@ -432,7 +432,7 @@ def _axes(
     """Returns the queries, the keys, and what layers of a kind have in their place."""
     # Valid positions have `lengths`; `tokens` are the input tokens. A decoder has
     # `read` tokens and should predict others. Answers are the decoder's, whose axes are
-    # therefore those of the example; `aligned` `[T, S]` is for cross-attention.
+    # therefore the axes of the example; `aligned` `[T, S]` is for cross-attention.
 
     def axis(texts, length, label="", notes=()):
         edges = attention.bin_edges(len(texts), min(len(texts), num_bins or len(texts)))

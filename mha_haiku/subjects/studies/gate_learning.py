@@ -45,7 +45,7 @@ class Learned(NamedTuple):
 
     @property
     def gates(self) -> list[np.ndarray]:
-        """L arrays `[H]` in [0, 1]: the gates without noise, 0 where closed."""
+        """L arrays `[H]` in [0, 1]: the gates without noise, 0 for ablated heads."""
         return [np.asarray(hard_concrete.settled(x)) for x in self.log_alpha]
 
     @property
@@ -127,8 +127,8 @@ def learn_gates(
     config = run.config.optimizer
     adam = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
     optimizer = optax.chain(
-        # The penalty depends only on the gates: its gradient is added to that of the
-        # loss, without the model.
+        # The penalty depends only on the gates: its gradient is added to the gradient
+        # of the loss, without the model.
         optax.stateless(add_penalty),
         optax.partition(
             {

@@ -416,7 +416,7 @@ def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
     """Returns the bench and number of tokens for texts that continue prompts."""
     # A model has learnt nothing of distances beyond its training's: past
     # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
-    # tokens, about that of a unigram. If each token sees the T - 1 before it instead,
+    # tokens, about a unigram's loss. If each token sees the T - 1 before it instead,
     # the loss stays at 1.2.
     run, trained = bench.run, bench.run.task.sequence_length
     most = imported_runs.most_positions(run.config)

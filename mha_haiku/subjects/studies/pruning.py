@@ -35,9 +35,9 @@ class Request(NamedTuple):
         rise, in [0, 1]; see `pruned_runs.decisive`.
       keep_units: The share of each layer's hidden units to keep, in (0, 1].
       order: A name of `pruned_runs.ORDERS`: which heads go first.
-      ablation_value: What closed heads pass on while the order is determined.
+      ablation_value: What replaces ablated heads while the order is determined.
       examples: How many held-out examples determine the order of heads and units.
-      beside: Another of these orders, whose curve is drawn beside in a sweep.
+      beside: Another of these orders, whose curve a sweep draws for comparison.
     """
 
     sweep: bool = False

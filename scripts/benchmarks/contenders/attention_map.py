@@ -1,4 +1,4 @@
-"""Attention alone, with its map ignored or used, and the plain formula beside it.
+"""Attention alone, with its map ignored or used, compared with the plain formula.
 
 All hold the whole matrix of scores: the compiler cannot count the work of tiles.
 """

@@ -24,7 +24,7 @@ def prepare(
     """Returns calls of attention, forward.
 
     Args:
-      use: "forward" for the values alone; "statistics" for those of the map too; or
+      use: "forward" for the values alone; "statistics" for the map's statistics too; or
         "materialised" for both from weights as the formula has them.
       size: Calls in a run.
       core: Fields of `sizes.CoreSize`, without a window.

@@ -19,7 +19,7 @@ def prepare(
 
     Args:
       model: Of `pretrained_models.MODELS`.
-      use: "forward", "statistics" (of all heads, beside the forward pass) or "load".
+      use: "forward", "statistics" (of all heads, with the forward pass) or "load".
       batch: Examples.
       length: Tokens of each.
       size: Calls in a run.

@@ -15,7 +15,7 @@ def prepare(
     size: int,
     attention: str = "sdpa",
 ) -> worker.Program:
-    """Returns what is measured; arguments are those of `pretrained_ours.prepare`.
+    """Returns what is measured; arguments are as in `pretrained_ours.prepare`.
 
     Args:
       model: Of `pretrained_models.MODELS`.

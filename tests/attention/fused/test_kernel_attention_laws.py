@@ -1,4 +1,4 @@
-"""The laws that a kernel alone would break: of queries without keys, NaN and padding.
+"""Properties that only a kernel would break: queries without keys, NaN and padding.
 
 B batch, T queries, S keys, H query heads, G key heads, K size.
 """

@@ -29,7 +29,7 @@ class Case:
     Attributes:
       function: From parameters, x and y to the output.
       params: The parameters.
-      gated: From the parameters and gates `[H]` to those of gated heads.
+      gated: From the parameters and gates `[H]` to the parameters of gated heads.
       unasked: From the parameters to those in which all queries are 0.
       expected: From parameters, x and y to the map, in float64 or by the library.
       name: What the sites' names begin with.
