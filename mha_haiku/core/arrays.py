@@ -183,7 +183,7 @@ class _Header:
         """Returns the fields, the name, shape, type and offset of arrays, their start.
 
         Raises:
-          ValueError: If it is not that of a GGUF file; or struct.error, at its end.
+          ValueError: If the file is not GGUF; or struct.error, at its end.
         """
         if self._bytes(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")

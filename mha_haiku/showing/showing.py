@@ -42,8 +42,8 @@ def show(
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
         string has one for each character. N counts all batch axes. Of an
         encoder-decoder these are what the decoder reads.
-      key_tokens: The text of each key; None: as the queries, where T is S. Of an
-        encoder-decoder these are the source's.
+      key_tokens: Text (or numbers) of the keys; None: as the queries, where T is S. Of
+        an encoder-decoder these are the source's.
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
         or `[S, h, w, 3]`, or a list of N of these; or `showing.map_set.Images`, whose
         positions may be the patches of one picture.

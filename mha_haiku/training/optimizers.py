@@ -1,6 +1,6 @@
 """The optimizer by its name, with warm-up, cosine decay and clipping by global norm.
 
-`steps` are those of the whole run.
+`steps` are the steps of the whole run.
 """
 
 from typing import Any

@@ -40,12 +40,12 @@ __all__ = [
     "unnormalized",
 ]
 
-_IN_WINGS = {"IN_A_RING": "sharded", "Sharded": "sharded"}
+_OPTIONAL_BACKENDS = {"IN_A_RING": "sharded", "Sharded": "sharded"}
 
 
 def __getattr__(name: str) -> Any:
-    """Returns what a wing has, without importing it before it is asked for."""
-    if name not in _IN_WINGS:
+    """Returns a name of an optional backend, which is imported on first use."""
+    if name not in _OPTIONAL_BACKENDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    wing = importlib.import_module(f"{__name__}.{_IN_WINGS[name]}")
-    return getattr(wing, name)
+    backend = importlib.import_module(f"{__name__}.{_OPTIONAL_BACKENDS[name]}")
+    return getattr(backend, name)

@@ -121,7 +121,7 @@ class AttentionMap:
         Args:
           rows: R query positions: a slice, a range or an array of integers; negative
             ones count from the end where they are known.
-          columns: C key positions, likewise.
+          columns: C key positions, in the same forms as `rows`.
 
         Raises:
           ValueError: If a known position is outside of the map.
@@ -199,11 +199,11 @@ class AttentionMap:
             asked for.
           tokens: `[B..., T]` integers, the tokens of the queries, for the mass on equal
             tokens and the induction score.
-          key_tokens: `[B..., S]`, those of the keys; None: the same as `tokens`.
+          key_tokens: `[B..., S]`, the tokens of the keys; None: the same as `tokens`.
           per_query: Whether queries are kept apart, `[B..., H, T]`.
 
         Returns:
-          `[B..., H]` each, but for those of other shapes: see `Statistics`.
+          `[B..., H]` each, except statistics of other shapes: see `Statistics`.
 
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.

@@ -3,10 +3,10 @@
 `B...` batch axes, P positions of a prompt, W slots, H query heads, G key heads, K
 query/key size and V value size per head.
 
-`Prompt` computes attention as ever and leaves a `Cache`; `Cache` takes one new query at
+`Prompt` computes attention as usual and leaves a `Cache`; `Cache` takes one new query at
 a time. Both have the same two methods, so that a module calls either in the place of
 `attend`. A slot is an absolute position; where a window lets no query see further back
-than W - 1 positions, W slots are used in turns: position p stands in slot p mod W.
+than W - 1 positions, W slots form a ring buffer: position p stands in slot p mod W.
 """
 
 import dataclasses
@@ -39,14 +39,14 @@ class Cache:
 
     Attributes:
       key: `[B..., G, K, W]`, zeros in slots that nothing was written to.
-      value: `[B..., G, W, V]`, likewise.
+      value: `[B..., G, W, V]`, zeros in slots that nothing was written to.
       query: `[B..., H, W, K]` where queries are kept too, else None.
       logsumexp: `[B..., H, W]` with them: -inf where there is no query yet.
       gates: `[B..., H, W, 1]` or `[B..., H, W, V]` with them, where attention is gated.
       before: `[B..., 1, G, K]`, the last key before it was mixed with the one before
         it, of modules that mix keys; else None.
-      is_ring: Whether slots are used in turns.
-      is_source: Whether keys and values are those of a source, all there from the
+      is_ring: Whether slots are used as a ring buffer.
+      is_source: Whether keys and values belong to a source, all there from the
         beginning: `[B..., G, K, S]` and `[B..., G, S, V]`. Only queries are of W
         slots then.
     """
@@ -251,7 +251,7 @@ class Cache:
         return jnp.pad(tile, pad, constant_values=-jnp.inf)
 
     def _positions_first(self, size: int | None = None) -> tuple[Array, Array]:
-        """Returns keys and values `[B..., W, G, K]`, or those of the first slots."""
+        """Returns keys and values `[B..., W, G, K]`, or only the first slots."""
         key, value = self.key[..., :size], self.value[..., :size, :]
         return jnp.moveaxis(key, -1, -3), jnp.moveaxis(value, -2, -3)
 

@@ -4,7 +4,7 @@
 attention know softmax alone: they return values and the logsumexp of each row of
 scores, the log of softmax's denominator. A normalizer puts another in its place, behind
 any of them: values are multiplied by the one over the other, and the weights of the map
-are `exp(score - log denominator)` as ever. JAX differentiates it by itself.
+are `exp(score - log denominator)` as before. JAX differentiates it by itself.
 """
 
 import abc

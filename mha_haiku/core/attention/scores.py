@@ -22,7 +22,7 @@ Array = jax.Array
 class Score(tiles.Part, abc.ABC):
     """Scores of all pairs of R queries and C keys; a pytree.
 
-    The axes of its arrays are those of `aligned`: `[B..., H, ...]`, where an axis of
+    Its arrays have the axes of `aligned`: `[B..., H, ...]`, where an axis of
     size 1 stands for any. A score of your own is a function, where it has nothing to
     train, or a class such as this one, of minus the squared distances of queries and
     keys, at a rate for each head; it is differentiated with respect to the rates, too:

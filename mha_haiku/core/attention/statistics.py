@@ -82,7 +82,7 @@ def _moments(tile, mass, first, second):
 
     In a tile aside of the diagonal |t - s| is the distance from the query to the
     nearest edge and from there to the key: so both follow from products with powers of
-    the latter, which are exact in float32 where those of positions would not be.
+    the latter, which are exact in float32 where powers of positions would not be.
     """
     at_rows, columns = tile.given.queries["position"], tile.columns
 

@@ -18,7 +18,7 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
 
     Args:
       query_ids: `[B..., T]` integers.
-      key_ids: `[B..., S]` integers; None: those of the queries.
+      key_ids: `[B..., S]` integers; None: the ids of the queries.
 
     Raises:
       ValueError: If the ids are not integers or differ in rank.

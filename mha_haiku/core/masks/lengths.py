@@ -149,6 +149,6 @@ class ValidLens(_Lengths):
 
 
 def _first_of(keys: algebra.Range, length: int | Array) -> algebra.Range:
-    """Returns those of the keys that are before position `length`."""
+    """Returns the keys that are before position `length`."""
     start, stop = keys
     return start, tiles.largest(tiles.smallest(length, stop), start)

@@ -76,7 +76,7 @@ def build(
       feature_size: Width of the input features; None where they are tokens.
       num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
         reads; else with tied logits at most `num_tokens`.
-      implementation: That of attention, as in `attend`; None: the config's.
+      implementation: How attention is computed, as in `attend`; None: the config's.
 
     Raises:
       checks.ConfigError: If a field is out of range, or logits cannot be tied.

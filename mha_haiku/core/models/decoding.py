@@ -150,8 +150,8 @@ def stream(
 ) -> Iterator[np.ndarray]:
     """Yields the next token of each text, `[B]` integers, until all have ended.
 
-    Tokens and arguments are those of `generate`, but for the strategy, which may be no
-    beam: its tokens are not final before its end. A text that has ended goes on with
+    Tokens and arguments are as in `generate`, except that the strategy must not be a
+    beam: its tokens are not final before its end. A text that has ended continues with
     `end_token`, or -1 where there is none. `chunk` tokens are computed at a time; the
     first comes alone.
 

@@ -36,17 +36,17 @@ class Maps(tuple):
 
     @property
     def encoder(self) -> tuple:
-        """Those of the encoder's layers, `(B, H, S, S)` each."""
+        """The maps of the encoder's layers, `(B, H, S, S)` each."""
         return tuple(self[: self.kinds[0]])
 
     @property
     def decoder(self) -> tuple:
-        """Those of the decoder's self-attention, `(B, H, T, T)` each."""
+        """The maps of the decoder's self-attention, `(B, H, T, T)` each."""
         return tuple(self[self.kinds[0] : sum(self.kinds[:2])])
 
     @property
     def cross(self) -> tuple:
-        """Those of the decoder's positions on the encoder's, `(B, H, T, S)` each."""
+        """The maps of the decoder's positions on the encoder's, `(B, H, T, S)` each."""
         return tuple(self[sum(self.kinds[:2]) :])
 
     def tree_flatten(self) -> tuple[tuple, tuple[int, int, int]]:
@@ -66,9 +66,9 @@ class Output(NamedTuple):
       logits: `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
         classifier `[B, T]`, one per element; None where the config wants none.
       maps: One attention map of shape `(B, H, T, T)` per layer; of an encoder-decoder
-        `Maps`, those of all its attention parts.
+        `Maps`, the maps of all its attention parts.
       output: What the last norm returns, `[B, T, D]` float32, before any pooling; of an
-        encoder-decoder that of the decoder.
+        encoder-decoder the output of the decoder.
     """
 
     logits: Array | None
@@ -99,7 +99,7 @@ def forward(
 ) -> tuple[Output, Any]:
     """Returns the output, and the changed caches, None without caches; under Haiku.
 
-    Inputs and sizes are those of `build.Model.apply` and `build.build`; inputs are None
+    Inputs and sizes are as in `build.Model.apply` and `build.build`; inputs are None
     where the caches of an encoder-decoder have the keys and values of its source.
     `caches` are what each layer keeps of earlier tokens, see `modules.Encoder.step` and
     `modules.Decoder.step`, for which the first token is at position `first`. `last`,

@@ -35,7 +35,7 @@ class DecodingCache:
       source_lengths: `[B]`, valid positions of the source; None: all, or no source.
       rows: Where queries are kept, a map of each attention without its arrays: mask,
         bias, score and normalizer; else None.
-      encoder_maps: Those of the source, likewise; () without one.
+      encoder_maps: Where queries are kept, the maps of the source; () without one.
       size: S_max.
     """
 
@@ -70,13 +70,13 @@ class Prepared:
 class Decoding(NamedTuple):
     """A model token by token, as pure functions.
 
-    With a cache the logits and maps are those of whole texts without it.
+    Logits and maps with a cache equal the logits and maps of whole texts without it.
 
     Attributes:
       prefill: `prefill(params, prompts, lengths, *, max_length, source=None,
         source_lengths=None, keep_queries=False) -> (logits, cache)`. Prompts are tokens
         `[B, P]`, lengths `[B]` of at least 1 say where each ends; the logits `[B, C]`
-        are those of its last token. A text may grow to `max_length` positions, S_max.
+        are for its last token. A text may grow to `max_length` positions, S_max.
         With `keep_queries` the cache has the maps of the whole text, see `maps`. An
         encoder-decoder needs a source: tokens `[B, S]` or features `[B, S, ...]`, and
         lengths of at most S (None: all S are valid). Its prompts are what the decoder
@@ -86,7 +86,7 @@ class Decoding(NamedTuple):
         `Maps`, without the encoder's), are of shape `(B, H, 1, S_max)`, or as many keys
         as a window lets anybody see. Examples stand at positions of their own, so that
         a map is one of many: `jax.vmap(lambda row: row.weights())(maps[0])`, and to
-        `look` and `edit` a value is that of one example.
+        `look` and `edit` a value belongs to one example.
       prepare: From the model's parameters to what both of the above take in their
         place, and read faster where they are called often.
       num_tokens: The vocabulary.
@@ -226,7 +226,7 @@ def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
 def maps(cache: DecodingCache) -> tuple[attention.AttentionMap, ...]:
     """Returns the attention maps of whole texts, `(B, H, S_max, S_max)` per layer.
 
-    Those of an encoder-decoder are `Maps`: cross-attention's are `(B, H, S_max, S)`.
+    An encoder-decoder returns `Maps`: cross-attention's are `(B, H, S_max, S)`.
     Rows of positions that no token has been put at have no weights.
 
     Raises:

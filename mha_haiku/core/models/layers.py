@@ -129,8 +129,8 @@ def _decoder_layer(config, implementation, i) -> modules.DecoderLayer:
 def _make_attention(config, implementation, heads, name, *, rotary=None):
     """Returns what makes the attention of a part.
 
-    Positions, of which smeared keys know too, are those of self-attention alone: the
-    distance of a target's position to a source's means nothing.
+    Only self-attention uses positions, smeared keys included: the distance of a
+    target's position to a source's means nothing.
     """
     own = config.attention
     if hk.running_init():  # makes parameters from one example, on one device

@@ -2,11 +2,11 @@
 
 L layers; H heads and G key/value heads of an unpruned layer. The heads of a model
 stand in one list of its P attention parts: each layer of an encoder has one, and in an
-encoder-decoder those of the encoder come first, then the self-attention of each layer
+encoder-decoder the encoder's parts come first, then the self-attention of each layer
 of the decoder, then the cross-attention of each. All that is said "per layer" of heads
 (`kept_heads`, gates, importance, attention maps) follows this list. What is said per
-layer of other things (hidden units, windows) follows the layers: those of the encoder,
-then those of the decoder. A `config` is `config.model`, a `module` the name of
+layer of other things (hidden units, windows) follows the layers: the encoder's first,
+then the decoder's. A `config` is `config.model`, a `module` the name of
 one among the parameters.
 """
 
@@ -59,7 +59,7 @@ class LayerHeads(NamedTuple):
 def heads_of_layers(config: ModelConfig) -> tuple[LayerHeads, ...]:
     """Returns the heads of each of the P attention parts that a config describes.
 
-    They are those of L layers where the model has one kind of them.
+    Where the model has one kind of attention, these are the heads of its L layers.
     """
     kept, own = config.attention.kept_heads, places(config)
     if kept is None:
@@ -188,7 +188,7 @@ def frequencies(
 ) -> tuple[tuple[float, ...] | None, ...]:
     """Returns the rotary frequencies `[K / 2]` of each of the L layers.
 
-    None stands for those of `embedding.rotary_period`.
+    None stands for the frequencies of `embedding.rotary_period`.
     """
     given = config.embedding.frequencies
     if given is None:

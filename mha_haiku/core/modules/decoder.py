@@ -64,7 +64,7 @@ class DecoderLayer(encoder.Layer):
     ) -> tuple[Array, DecoderMaps]:
         """Returns the layer's output `[B..., T, D]` and its attention maps.
 
-        Arguments are those of `EncoderLayer`. What the encoder has returned, `encoded`,
+        Takes the arguments of `EncoderLayer`. What the encoder has returned, `encoded`,
         is `[B..., S, D]`. The mask, besides causality, and the bias are of the
         decoder's own positions, the cross-mask of these to the encoder's.
         """
@@ -133,7 +133,7 @@ class Decoder(encoder.Stack):
     ) -> tuple[Array, tuple[DecoderMaps, ...]]:
         """Returns the output `[B..., T, D]` and the maps of each layer.
 
-        Arguments are those of `DecoderLayer`. Mask and bias are of all layers, or
+        Takes the arguments of `DecoderLayer`. Mask and bias are of all layers, or
         sequences of L of them, which must be alike where layers are scanned.
 
         Raises:

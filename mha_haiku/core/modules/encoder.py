@@ -374,7 +374,7 @@ class Encoder(Stack):
     ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
         """Returns the output `[B..., T, D]` and one attention map per layer.
 
-        Arguments are those of `EncoderLayer`. Mask and bias are of all layers, or
+        Takes the arguments of `EncoderLayer`. Mask and bias are of all layers, or
         sequences of L of them, which must be alike where layers are scanned.
 
         Raises:

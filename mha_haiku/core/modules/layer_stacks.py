@@ -36,7 +36,7 @@ def looped(
 ) -> tuple[Array, tuple]:
     """Calls the layers one by one: each is compiled by itself, and they may differ.
 
-    Arguments and results are those of `LayerStack`.
+    Arguments and results are the same as in `LayerStack`.
     """
     maps = []
     for i in range(num_layers):
@@ -54,7 +54,7 @@ def scanned(
     their parameters alone, which are `stacked`. What layers share, such as a mask spelt
     out as an array, is held L times by maps that leave the compiled function.
 
-    Arguments and results are those of `LayerStack`; the call must do the same for every
+    Arguments and results are as in `LayerStack`; the call must do the same for every
     layer, and return x's dtype. Seen at initialisation are parameters of other names,
     shapes or dtypes; not, say, another activation.
 

@@ -29,7 +29,7 @@ Initializer = hk.initializers.Initializer
 class MultiHeadAttention(cached_module.CachedModule):
     """Multi-head attention that also returns its attention map.
 
-    The constructor and the parameters (`query`, `key`, `value`, `linear`) are those of
+    The constructor and the parameters (`query`, `key`, `value`, `linear`) match
     `hk.MultiHeadAttention`, so its checkpoints load and give the same numbers.
 
     Source: Vaswani et al. 2017, section 3.2.2, https://arxiv.org/abs/1706.03762.

@@ -153,5 +153,5 @@ def _of_unit_size_by(x, epsilon):
 
 
 def _last(parameter: Array, x: Array, dtype) -> Array:
-    """Returns `[D]` beside `[..., D]`."""
+    """Reshapes `[D]` to broadcast against `[..., D]`."""
     return parameter.astype(dtype).reshape((1,) * (x.ndim - 1) + (-1,))

@@ -2,8 +2,8 @@
 
 A `Family` says how the fields of a `config.json` give the fields of `config.model`,
 and which of its arrays are which of our parameters. Everything is read forwards by
-`load` and backwards by `save`; a row that does not apply (a bias that a model does not have)
-is left out, as the model itself says which parameters it has.
+`load` and backwards by `save`; a row that does not apply (a bias that a model does not
+have) is left out, as the model itself says which parameters it has.
 """
 
 from collections.abc import Callable, Mapping

@@ -134,7 +134,7 @@ def first_does(function: Callable[[], Any]) -> Any:
 def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
     """Returns on all processes the host arrays that `function()` returns on the first.
 
-    `abstract` is a tree of their shapes and dtypes; errors are those of `first_does`.
+    `abstract` is a tree of their shapes and dtypes; raises what `first_does` does.
     """
     if _is_alone():
         return function()

@@ -2,8 +2,8 @@
 
 B batch, T positions, D model width, H heads, F hidden units. Axes of the mesh: `data`
 divides the batch, `heads` heads and hidden units, `sequence` positions. Programs are
-`jax.jit`ted; the compiler derives the shardings of all arrays from those of parameters
-and examples, and attention is divided by `attention.Sharded`.
+`jax.jit`ted; the compiler derives the shardings of all arrays from the shardings of
+parameters and examples, and attention is divided by `attention.Sharded`.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3, https://arxiv.org/abs/1909.08053;
 parameters divided over `data`: Rajbhandari et al. 2020 (ZeRO), section 5,

@@ -290,7 +290,7 @@ def of_json(values: dict[str, Any]) -> RunConfig:
     A new field's default means what was done before there was a choice.
 
     Raises:
-      ConfigError: If they name no task, or are not those of a config.
+      ConfigError: If they name no task, or are not the values of a config.
     """
     section = values.get("task", {})
     if not isinstance(section, dict):

@@ -84,7 +84,7 @@ class Console(contextlib.AbstractContextManager):
     ):
         """Opens the bar from step `start` to `steps`, and starts its clock.
 
-        The baselines are those of the task; evaluations are shown next to them.
+        The baselines are the task's; evaluations are shown next to them.
         """
         self._steps = steps
         self._baseline = baseline

@@ -45,7 +45,7 @@ def train_seeds(
 ) -> list[Trained]:
     """Trains a config with `seeds` seeds, from `config.seed` on, in one program.
 
-    Arguments are those of `loop.train`; in place of a `workdir` None is a temporary
+    Takes the arguments of `loop.train`; in place of a `workdir` None is a temporary
     folder, of which nothing is left.
 
     Returns:

@@ -160,7 +160,7 @@ class Trainer:
         """Compiles the programs, and puts the states to start from on the devices.
 
         Each run starts from the newest of its `stored` checkpoints, or anew. Where only
-        parameters are stored, the optimizer starts anew. Those of runs without a
+        parameters are stored, the optimizer starts anew. The states of runs without a
         checkpoint come from `source`, or from their seeds.
         """
         training = config.training

@@ -135,7 +135,7 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
       name: See `options`.
       kept: What `Task.keep` returned when a run with this task began.
       **given: Options of the task that differ from their defaults: the fields of
-        `config.task` except the name, and those of `config.data`.
+        `config.task` except the name, and the fields of `config.data`.
 
     Raises:
       ConfigError: If there is no such task, an option is unknown, or has a value that
@@ -167,7 +167,7 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
 
     Args:
       path: A UTF-8 file or a folder of them.
-      **options: Those of the task "language_model", such as `sequence_length`,
+      **options: Options of the task "language_model", such as `sequence_length`,
         `tokenizer` and `vocabulary_size`; see `options`.
 
     Raises:

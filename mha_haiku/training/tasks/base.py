@@ -76,7 +76,7 @@ class Kept(NamedTuple):
 class Task(abc.ABC):
     """Something to learn. A subclass is a frozen dataclass: a task is a static value.
 
-    Its fields are those of `config.task` beside the name, and of `config.data`; each is
+    Its fields are `config.task`'s, except the name, and `config.data`'s; each is
     declared by `fields.field` with its default, its meaning and its check; of one of
     your own a plain default will do. The metric of every task is its accuracy: the mean
     of `correct` over the positions that count. A whole one, to say which of two tokens
@@ -123,7 +123,7 @@ class Task(abc.ABC):
     baseline: dict[str, float]
     """Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
     sees the position but no input, so that its answer is the same for every example; or
-    those of the simple predictor that `baseline_name` names."""
+    of the simple predictor that `baseline_name` names."""
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "drift")
     """What studies can measure a model by, its own metric first; without targets there
     are no loss and no accuracy, and nothing to train on."""
@@ -446,7 +446,7 @@ def all_count(targets: jax.Array) -> jax.Array:
 def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
     """Returns the examples of a batch that have the given indices.
 
-    An example depends on `key`, that of the whole batch, and its own index `[B]` alone,
+    An example depends only on `key`, which the batch shares, and its index `[B]`,
     so that a batch is the same however its indices are spread over devices. `data` is
     `task.train_data` or `task.held_out_data`.
     """

@@ -25,8 +25,8 @@ class BigramBackcopy(base.Task):
         weights  0     1 1  1 1 1  1 1
 
     Metric: accuracy over all positions but the first, whose target is uniform. Chance:
-    that of the most frequent symbol at each position. The most that can be known of a
-    symbol that follows no trigger is `table`.
+    the accuracy of the most frequent symbol at each position. The most that can be
+    known of a symbol that follows no trigger is `table`.
 
     Symbols are the classes, 0 to num_triggers - 1 of them triggers; the start token is
     one more token. Without triggers it is a chain alone.

@@ -121,7 +121,7 @@ class DigitsAnomaly(base.Task):
         pixels, digits = _load()
         counts = np.bincount(digits, minlength=_NUM_DIGITS)
         num_held_out = np.round(counts * self.held_out_fraction).astype(np.int64)
-        # The index of each image among those of its digit; images are sorted by digit.
+        # Each image's index among the images of its digit; images are sorted by digit.
         rank = np.arange(len(digits)) - np.repeat(np.cumsum(counts) - counts, counts)
         is_held_out = rank >= (counts - num_held_out)[digits]
 

@@ -16,7 +16,7 @@ class Induction(base.UniformTask):
 
     The target is the next token, as for a causal language model. Targets count only in
     the second half, and only where the current token was followed by the target before.
-    So two positions do not count there: that of the last token of the first half, which
+    So two positions do not count there: the last one of the first half, whose token
     nothing followed then, and the last position. Example, T = 10, rotated by 2:
 
         inputs   3 1 4 0 5 4 0 5 3 1

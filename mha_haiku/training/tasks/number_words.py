@@ -26,7 +26,7 @@ _LEARNT_FROM = 10_000  # numbers, by byte pairs
 class NumberWords(sequence_to_sequence.TextPairsTask):
     """The source is a number in words, the target the same one in another language.
 
-    Words are those of the package `num2words`. German says units before tens, so the
+    Words come from the package `num2words`. German says units before tens, so the
     source words that a target's letters come from are known, and not in order; see
     `alignment`. Example, 34 from English to German, S = 11, T = 15:
 
@@ -35,7 +35,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         weights  1 1 1 1 1 1 1 1 1 1 1 1 1 1 1
 
     The hash of a number says whether it is held out: no number is in both parts. S and
-    T are those of the longest words. Tokenizers are trained on all numbers.
+    T are the lengths of the longest words. Tokenizers are trained on all numbers.
 
     Metric: accuracy and exact match; of answers that a model has decoded see `score`.
     Baseline: see `PairsTask.baseline`.
@@ -120,8 +120,8 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     def inverted_alignment(self, example: base.Example) -> np.ndarray | None:
         """Returns `alignment` of units and tens alone, where they change their order.
 
-        As in twenty-one, "einundzwanzig"; those of the thousands count, too. The matrix
-        is empty where there are none, as in twenty and in thirteen.
+        As in twenty-one, "einundzwanzig"; units and tens of the thousands count, too.
+        The matrix is empty where there are none, as in twenty and in thirteen.
         """
         number = self._number(example)
         if number is None:

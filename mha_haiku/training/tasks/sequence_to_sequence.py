@@ -174,7 +174,7 @@ class TextPairsTask(PairsTask):
     @property
     @abc.abstractmethod
     def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
-        """Those of sources and of targets."""
+        """Returns the tokenizers of sources and of targets."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,7 @@
 """Numbers in words, in the languages of `num2words`, and which letters say which digit.
 
-What is known of a language is read off its words: that of 34,000 begins with the word
-of 34, in which those of 4 and of 30 are found at either end.
+What is known of a language is read off its words: the word of 34,000 begins with the
+word of 34, in which the words of 4 and of 30 are found at either end.
 """
 
 import functools
@@ -151,7 +151,7 @@ def _plain(language: str, number: int) -> str:
 
 
 def _beginning(said: str, own: str) -> int:
-    """Returns how many letters of a word are those of `own`, which it begins with.
+    """Returns how many letters of `own` a word begins with.
 
     `own` may have lost its last letter, as "eins" in "einhundert"; 0: it is not there.
     """

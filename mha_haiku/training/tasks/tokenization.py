@@ -204,7 +204,7 @@ class Pretrained(Tokenizer):
         than its own.
 
     Raises:
-      ConfigError: If the contents are not those of a tokenizer.
+      ConfigError: If the contents do not describe a tokenizer.
     """
 
     content: str

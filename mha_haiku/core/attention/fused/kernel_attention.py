@@ -57,8 +57,8 @@ def attend(
     """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
     The values, their gradient and cuDNN's logsumexp are the kernel's. The TPU kernel
-    returns no logsumexp: that of a blockwise pass takes its place, which the compiler
-    drops where the map is not read. The gradient of a logsumexp is always blockwise.
+    returns no logsumexp, so a blockwise pass computes it, which the compiler drops
+    where the map is not read. The gradient of a logsumexp is always blockwise.
 
     Raises:
       ValueError: If the platform has no kernel, or it cannot do the call.

@@ -53,7 +53,7 @@ class CuDNN(Kernel):
     Attributes:
       implementation: "xla" does the same on every platform, by the matrix of scores.
 
-    Source: the limits are those of `check_is_flash_attention` in jax/_src/cudnn and of
+    Source: the limits of `check_is_flash_attention` in jax/_src/cudnn and of
     `validate_sdpa_support_surface` in https://github.com/NVIDIA/cudnn-frontend.
     """
 

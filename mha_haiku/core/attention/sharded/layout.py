@@ -74,7 +74,7 @@ def with_own_key(inputs: Inputs, mesh: jax.sharding.Mesh) -> Inputs:
 
 
 def check(inputs: Inputs, mesh: jax.sharding.Mesh) -> None:
-    """Raises ValueError where the axes of a mesh do not divide those of the inputs."""
+    """Raises ValueError where a mesh's axes do not divide the axes of the inputs."""
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
     sizes = [("data", "the first batch axis", batch_shape[0] if batch_shape else 1)]
     sizes += [

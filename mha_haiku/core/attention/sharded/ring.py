@@ -79,8 +79,8 @@ class Ring(NamedTuple):
         Args:
           meet: Adds what two chunks make together; gets the number of each.
           rows: The queries' arrays, `[C, ...]` each.
-          keys: The keys' arrays, which go round, likewise.
-          row_sums: Sums for each query, likewise.
+          keys: The keys' arrays, `[C, ...]` each, which go round.
+          row_sums: Sums for each query, `[C, ...]` each.
           key_sums: Sums for each key, which go round as well and end where they began.
           device_sums: Sums over all that this device does.
         """

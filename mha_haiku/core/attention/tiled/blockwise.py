@@ -32,8 +32,8 @@ class Blockwise:
 
     Attributes:
       rows: Queries in a tile; None: what suits the platform.
-      columns: Keys in a tile, likewise.
-      heads: Heads, of any examples, that are taken together, likewise.
+      columns: Keys in a tile; None: what suits the platform.
+      heads: Heads, of any examples, computed together; None: what suits the platform.
     """
 
     rows: int | None = None

@@ -4,7 +4,7 @@
 in a tile; H heads, K size per head. What a tile adds to the sums is a function of its
 log weights and of what is given, which JAX differentiates. Sums add up over the tiles,
 so every tile has the cotangents of the whole sums, and nothing of size T x S is kept:
-the gradient computes log weights again from the scores, as that of attention does. As a
+the gradient recomputes log weights from the scores, as attention's gradient does. As a
 log weight is a score less the logsumexp, the gradient takes two paths: to queries, keys
 and bias here, and by the logsumexp into the gradient of the attention that made it.
 """
@@ -314,7 +314,7 @@ def _zeros(part: views.Factors, wants_bias: bool) -> views.Factors:
 
 
 def _finished(gradients: views.Factors) -> views.Factors:
-    """Returns the gradients of a head as they stand in those of all heads."""
+    """Returns the gradients of a head, laid out as in the gradients of all heads."""
     weighting = jax.tree.map(lambda x: x.squeeze(0), gradients.weighting)
     return gradients._replace(key=gradients.key.T, weighting=weighting)
 

@@ -298,7 +298,7 @@ def factor(map_shape: tuple[int, ...], x: Array, axis: int) -> Array:
 class _Divergence(Observation):
     """The Jensen-Shannon divergences of all pairs of heads, summed over queries.
 
-    That of two rows is the entropy of their mean less the mean of their entropies.
+    The divergence of two rows: the entropy of their mean less their mean entropy.
     """
 
     side_by_side: ClassVar[bool] = True
@@ -336,7 +336,7 @@ def divergence(
     maps, counts = zip(*map(views.counting, maps), strict=True)
     weighs = [(x > 0).astype(x.dtype) for x in counts]
     sees = [(x != 0).astype(x.dtype) for x in counts]  # also what is NaN
-    # [B..., T, 1, H]: what is given of a head is here that of all heads.
+    # [B..., T, 1, H]: each head is given the arrays of all heads.
     all_weigh = [jnp.swapaxes(x, -1, -2)[..., None, :] for x in weighs]
     sums = fold_gradient.fold(_Divergence(), maps, Given(tuple(all_weigh)), sizes, mesh)
     in_both = functools.partial(jnp.einsum, "...ht,...gt->...hg")

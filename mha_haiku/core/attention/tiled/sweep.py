@@ -123,8 +123,8 @@ def summed_over_heads(
     Args:
       function: As in `over_heads`; takes the totals so far, too. Returns a tuple of
         pytrees like them, but without batch axes and heads.
-      totals: Pytrees with leading axes B.... An axis, and that of the heads, may have
-        size 1 for all; that of the heads also G. Heads that share a place add up, on
+      totals: Pytrees with leading axes B.... A batch axis or the head axis may have
+        size 1 for all; the head axis also size G. Heads that share a place add up, on
         zeros; a place of one head may hold anything, which is written over.
       axes: Where the axis of the heads stands in each of them, after B....
     """

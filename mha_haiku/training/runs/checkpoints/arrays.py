@@ -79,7 +79,7 @@ def write(path: Path, tree: Any) -> None:
 def read(path: Path, abstract: Any, names: Iterable[str] | None = None) -> Any:
     """Returns a tree of arrays of a safetensors file, on the host.
 
-    The file must hold the arrays of these names, by default those of `abstract`, a tree
+    The file must hold the arrays of these names, by default all of `abstract`, a tree
     of the shapes and dtypes to read; else it is damaged, a ValueError.
     """
     wanted = describe(abstract)
