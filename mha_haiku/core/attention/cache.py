@@ -3,8 +3,8 @@
 `B...` batch axes, P positions of a prompt, W slots, H query heads, G key heads, K
 query/key size and V value size per head.
 
-`Prompt` computes attention as usual and leaves a `Cache`; `Cache` takes one new query at
-a time. Both have the same two methods, so that a module calls either in the place of
+`Prompt` computes attention as usual and leaves a `Cache`; `Cache` takes one new query
+at a time. Both have the same two methods, so that a module calls either in the place of
 `attend`. A slot is an absolute position; where a window lets no query see further back
 than W - 1 positions, W slots form a ring buffer: position p stands in slot p mod W.
 """
