@@ -108,7 +108,7 @@ def _shapes(params, left_out) -> dict[str, tuple[int, ...]]:
 
 
 def _with_rows_of(its, own) -> dict[str, np.ndarray]:
-    """Returns tables with as many rows as `own`: first the rows of `its`, then of `own`."""
+    """Returns tables with as many rows as `own`: the rows of `its`, then of `own`."""
     if set(own) != set(its) or any(
         np.shape(own[name])[1:] != np.shape(its[name])[1:] for name in own
     ):
