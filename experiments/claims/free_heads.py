@@ -23,7 +23,7 @@ class FreeHeads(base.Claim):
         paper="Michel et al. 2019",
         place="section 4.2",
         published=(
-            "20 % of the heads of a translator and 40 % of those of BERT go without a "
+            "20 % of the heads of a translator and 40 % of BERT's go without a "
             "noticeable loss, and then performance drops sharply"
         ),
         arxiv="1905.10650",

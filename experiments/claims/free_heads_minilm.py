@@ -29,7 +29,7 @@ class FreeHeadsMinilm(base.Claim):
         paper="Michel et al. 2019",
         place="section 4.2",
         published=(
-            "20 % of the heads of a translator and 40 % of those of BERT go without a "
+            "20 % of the heads of a translator and 40 % of BERT's go without a "
             "noticeable loss"
         ),
         arxiv="1905.10650",

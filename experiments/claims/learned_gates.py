@@ -33,7 +33,7 @@ class LearnedGates(base.Claim):
         place="table 2 and section 6.3",
         published=(
             "with 5, 9 and 12 of 48 heads 28.90 BLEU against 28.41 from scratch; heads "
-            "of the encoder go first, those of cross-attention matter most"
+            "of the encoder go first, and cross-attention matters most"
         ),
         arxiv="1905.09418",
     )

@@ -23,7 +23,7 @@ from scripts.benchmarks import command, results  # noqa: E402
 _CASES = {
     "small_1": ("small", 1, 256, 0.5),
     "small_16": ("small", 16, 128, 0.5),
-    "large_1": ("large", 1, 16, 1.2),
+    "large_1": ("large", 1, 16, 0.83),
     "large_16": ("large", 16, 8, 1.2),
 }
 
@@ -40,7 +40,9 @@ def _decoding(case, is_quick) -> list[command.Duel]:
         command.contender("static", "decoding_torch", cache="static", **same),
     )
     promises = (
+        results.Promise("ours", 1.5, "reading"),
         results.Promise("ours", share, ("dynamic", "static")),
+        results.Promise("late", 1.1, "ours"),
         results.Promise("late", share, ("dynamic", "static")),
     )
     title = f"{case}: a step of decoding; {batch} texts, {steps} steps a sample"

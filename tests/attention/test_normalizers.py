@@ -130,7 +130,7 @@ def test_values_weights_and_gradients_are_those_of_the_oracle(kind, implementati
 
 @pytest.mark.slow
 def test_a_sink_by_hand():
-    # Scores 0 and log 3 next to a sink of log 4: shares 1/8, 3/8, and 4/8 for nobody.
+    # Scores 0 and log 3 next to a sink of log 4: shares 1/8, 3/8, and 4/8 for no key.
     query, key = jnp.ones((1, 1, 1)), jnp.array([[[0.0]], [[np.log(3.0)]]])
     value = jnp.array([[[8.0, 0]], [[0, 16.0]]])
     values, found = attention.attend(

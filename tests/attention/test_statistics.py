@@ -73,7 +73,7 @@ def found(request, arrays, monkeypatch):
 
 def use_tiles(monkeypatch, *sizes):
     """Makes every observation use tiles of these sizes."""
-    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(*sizes))
+    monkeypatch.setattr(engine, "_sizes", lambda asked, **limit: sweep.Sizes(*sizes))
 
 
 def test_statistics_equal_those_of_the_whole_matrix(found, request):
@@ -254,7 +254,7 @@ def test_gini_of_equal_shares_is_zero_and_of_one_owner_near_one():
 
 
 def test_no_observation_holds_a_matrix(arrays):
-    size = 4096
+    size = 2048
     shape = jax.ShapeDtypeStruct((1, size, 2, 8), jnp.float32)
 
     def observed(query, key, value):
@@ -268,10 +268,11 @@ def test_no_observation_holds_a_matrix(arrays):
             found.divergence(),
         )
 
-    tile = 2048 * 512
+    tile = 512 * 1024
     jaxpr = jax.make_jaxpr(observed)(shape, shape, shape)
     largest = jaxprs.largest_array(jaxpr.jaxpr)
-    assert largest <= tile < size * size
+    assert largest <= 2 * tile  # of both heads, in the divergence
+    assert 2 * tile < size * size
 
 
 @pytest.mark.parametrize(

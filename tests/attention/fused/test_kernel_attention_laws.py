@@ -1,4 +1,4 @@
-"""Properties that only a kernel would break: queries without keys, NaN and padding.
+"""Properties that a bare kernel would break: queries without keys, NaN, padding.
 
 B batch, T queries, S keys, H query heads, G key heads, K size.
 """

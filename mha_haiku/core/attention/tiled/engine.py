@@ -80,8 +80,8 @@ def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
     if other is not None:
         observations.check_comparable(asked.shape, other.shape)
         other = _factors(other)
-    # A step has a tile of each head, so that tiles are smaller than others'.
-    how = _how(asked) | {"sizes": sweep.Sizes(512, 512, 1)}
+    # A step has a tile of each head.
+    how = _how(asked, largest=2**18)
     return observations.divergence(_factors(asked), other, **how)
 
 
@@ -98,9 +98,10 @@ def _factors(asked: AttentionMap) -> views.Factors:
     return views.Factors(asked.query, asked.key, scoring, asked.logsumexp)
 
 
-def _how(asked: AttentionMap) -> dict:
-    return {"sizes": _sizes(asked), "mesh": asked.mesh}
+def _how(asked: AttentionMap, **limit: int) -> dict:
+    return {"sizes": _sizes(asked, **limit), "mesh": asked.mesh}
 
 
-def _sizes(asked: AttentionMap) -> sweep.Sizes:
-    return sweep.default_sizes(asked.shape, asked.weighting, jax.default_backend())
+def _sizes(asked: AttentionMap, **limit: int) -> sweep.Sizes:
+    backend = jax.default_backend()
+    return sweep.default_sizes(asked.shape, asked.weighting, backend, **limit)

@@ -23,18 +23,19 @@ from mha_haiku.core.attention.weighting import Weighting
 Array = jax.Array
 _MULTIPLE = 16  # of what tile sizes are, as short vectors fill registers then
 
-# Rows and columns of tiles to choose from. On a CPU large tiles make the fastest
-# products, and small ones leave out more of what a mask rules out.
-_TILES = {"cpu": ((2048, 512), (1024, 1024), (512, 512))}
-_TILES_ON_ACCELERATORS = ((512, 1024),)
+# Rows and columns of tiles to choose from; accelerators take the first. On a CPU large
+# tiles make the fastest products, and small ones leave out more of what a mask rules
+# out.
+_TILES = ((512, 1024), (512, 512))
 # Scores in the tiles of heads that are taken together, about what caches hold.
 _SCORES = {"cpu": 2**19}
 _SCORES_ON_ACCELERATORS = 2**25
 # What a step costs besides its scores, in scores; and heads that are taken together, of
-# the time of heads one by one. Measured on 2 cores (AMD EPYC): a step of 2^18, 2^19,
-# 2^20 and 2^21 scores of 64 channels takes 2.03, 1.82, 1.72 and 1.68 ns a score.
+# the time of heads one by one. Measured on 2 cores (AMD EPYC): a step of 2^18 and 2^19
+# scores of 64 channels takes 2.03 and 1.82 ns a score; with gradients a pair of small
+# tiles is the slower of the two at 8,192 positions and the faster at 2,048.
 _SCORES_OF_A_STEP = 60_000
-_COST_OF_TOGETHER = 1.03
+_COST_OF_TOGETHER = 1.07
 
 
 class Sizes(NamedTuple):
@@ -52,9 +53,15 @@ class Sizes(NamedTuple):
 
 
 def default_sizes(
-    map_shape: tuple[int, ...], weighting: Weighting, platform: str
+    map_shape: tuple[int, ...],
+    weighting: Weighting,
+    platform: str,
+    largest: int = 2**19,
 ) -> Sizes:
-    """Returns the sizes of tiles that walk over a map `(B..., H, T, S)` the fastest."""
+    """Returns the sizes of tiles that walk over a map `(B..., H, T, S)` the fastest.
+
+    A tile has at most `largest` scores.
+    """
     num_heads, shape = math.prod(map_shape[:-2]), map_shape[-2:]
     most = _SCORES.get(platform, _SCORES_ON_ACCELERATORS)
 
@@ -70,8 +77,8 @@ def default_sizes(
         step *= _COST_OF_TOGETHER if together > 1 else 1
         return step * _num_steps(*shape, weighting, rows, columns)
 
-    candidates = _TILES.get(platform, _TILES_ON_ACCELERATORS)
-    return min(dict.fromkeys(map(fitted, candidates)), key=cost)
+    candidates = [fitted(tile) for tile in _TILES if math.prod(tile) <= largest]
+    return min(candidates, key=cost) if platform == "cpu" else candidates[0]
 
 
 def _num_steps(num_queries, num_keys, weighting, rows, columns) -> int:
