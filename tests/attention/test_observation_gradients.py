@@ -46,7 +46,7 @@ CASES = [
 def small_tiles(monkeypatch):
     """Makes tiles that do not divide the map."""
     monkeypatch.setattr(sweep, "_MULTIPLE", 4)
-    monkeypatch.setattr(engine, "_sizes", lambda asked, **limit: sweep.Sizes(8, 8, 1))
+    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(8, 8, 1))
 
 
 def numbers(bias_kind, score_kind):

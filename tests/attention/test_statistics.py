@@ -73,7 +73,7 @@ def found(request, arrays, monkeypatch):
 
 def use_tiles(monkeypatch, *sizes):
     """Makes every observation use tiles of these sizes."""
-    monkeypatch.setattr(engine, "_sizes", lambda asked, **limit: sweep.Sizes(*sizes))
+    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(*sizes))
 
 
 def test_statistics_equal_those_of_the_whole_matrix(found, request):

@@ -282,7 +282,7 @@ def test_heads_that_write_nothing_count_for_nothing():
 @pytest.mark.parametrize(("name", "tile"), [("padding", 3), ("blind", 512)])
 def test_gradients_weight_attention_tile_by_tile(name, tile, monkeypatch):
     sizes = sweep.Sizes(tile, tile, 1)
-    monkeypatch.setattr(engine, "_sizes", lambda asked, **limit: sizes)
+    monkeypatch.setattr(engine, "_sizes", lambda asked: sizes)
     maps, weights = _layers(name)
     rng = np.random.default_rng(3)
     gradients = [rng.normal(size=(B, T, layer.shape[1], V)) for layer in maps]

@@ -4,6 +4,8 @@
 for the method of `AttentionMap` of its name, where its arguments are described.
 """
 
+import math
+
 import jax
 
 from mha_haiku.core import checks, tiles
@@ -80,9 +82,7 @@ def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
     if other is not None:
         observations.check_comparable(asked.shape, other.shape)
         other = _factors(other)
-    # A step has a tile of each head.
-    how = _how(asked, largest=2**18)
-    return observations.divergence(_factors(asked), other, **how)
+    return observations.divergence(_factors(asked), other, **_how(asked))
 
 
 def observe(
@@ -98,10 +98,13 @@ def _factors(asked: AttentionMap) -> views.Factors:
     return views.Factors(asked.query, asked.key, scoring, asked.logsumexp)
 
 
-def _how(asked: AttentionMap, **limit: int) -> dict:
-    return {"sizes": _sizes(asked, **limit), "mesh": asked.mesh}
+def _how(asked: AttentionMap) -> dict:
+    return {"sizes": _sizes(asked), "mesh": asked.mesh}
 
 
-def _sizes(asked: AttentionMap, **limit: int) -> sweep.Sizes:
+def _sizes(asked: AttentionMap) -> sweep.Sizes:
+    # Narrower than for attention itself, as fewer tiles lie on the diagonal then; but
+    # two such heads are taken together, or one would have too little work.
+    largest = 2**18 if math.prod(asked.shape[:-2]) > 1 else 2**19
     backend = jax.default_backend()
-    return sweep.default_sizes(asked.shape, asked.weighting, backend, **limit)
+    return sweep.default_sizes(asked.shape, asked.weighting, backend, largest)
