@@ -9,12 +9,13 @@ Run: python -m experiments.reproduce --list
      python -m experiments.reproduce --table
 
 The first command says what there is and how long it takes. The second measures a claim
-and says reproduced, partly or not, with a 90 % interval over the seeds, in the claim
-and in a control in which the effect must vanish. The same command resumes where it
-stopped; what is stored is not measured again, unless the claim has changed since. With
---store the results go to experiments/claims/ too; from there --table writes the table
-of README.md, the paragraphs of experiments/claims/README.md and its figures; no model
-is run.
+and says reproduced, partly, not reproduced or inconclusive, with a 90 % interval over
+the seeds, in the claim and in a control in which the effect must vanish. The same
+command resumes where it stopped; what is stored is not measured again, unless the claim
+has changed since. --seeds=200-202 takes other seeds; --pilot measures the claim alone
+and says how many seeds the verdict takes. With --store the results go to
+experiments/claims/ too; from there --table writes the tables of README.md and
+experiments/claims/README.md, a page and a figure for each claim; no model is run.
 """
 
 import functools
@@ -29,7 +30,8 @@ FLAGS = command_line.flag_values(
         "all": (bool, False, "All claims; faults of one do not stop the others."),
         "list": (bool, False, "Print the claims, and end."),
         "table": (bool, False, "Write README.md's table from the stored results."),
-        "seeds": (int, None, "Number of seeds, from 0; None: what each claim says."),
+        "seeds": (str, "", "First and last seed, 200-202; '': what each claim says."),
+        "pilot": (bool, False, "Measure the claim alone, on seeds 0-2 or --seeds."),
         "workdir": (str, "runs/claims", "Folder of results, figures and runs."),
         "store": (bool, False, "Keep results and figures in experiments/claims/ too."),
         **shared_flags.COMPILATION_CACHE,
@@ -53,8 +55,7 @@ def main() -> None:
     with checks.user_mistakes():
         names = FLAGS.claim.split(",") if FLAGS.claim else claims.names()
         wanted = [claims.load(name.strip()) for name in names]
-        if FLAGS.seeds is not None:
-            checks.integer_in("--seeds", FLAGS.seeds, 1, 2**20)
+        seeds = _seeds(FLAGS.seeds)
     if FLAGS.list:
         for claim in wanted:
             print(f"{claim.name} ({claim.minutes:g} min): {claim.sentence}")
@@ -67,20 +68,37 @@ def main() -> None:
         gallery = files.write(STORED / "README.md", telling.gallery(outcomes))
         for outcome in outcomes:
             reproducing.draw(outcome, STORED)
-        print(f"Table: {README}\nParagraphs and figures: {gallery}")
+            reproducing.page(outcome, STORED)
+        print(f"Tables: {README}\n{gallery}\nPages and figures: {STORED}")
         return
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     for outcome in claims.reproduce(
         wanted,
         FLAGS.workdir,
-        seeds=None if FLAGS.seeds is None else range(FLAGS.seeds),
+        seeds=seeds,
+        is_pilot=FLAGS.pilot,
         formats=formats,
         goes_on=FLAGS.all,
     ):
-        print(f"{outcome.claim.name}\n{outcome.paragraph()}\n", flush=True)
+        told = outcome.pilot if FLAGS.pilot else outcome.result()
+        print(f"{outcome.claim.name}\n{told}\n", flush=True)
         if FLAGS.store:
-            reproducing.store(outcome, STORED)
+            reproducing.store(outcome.claim, pathlib.Path(FLAGS.workdir), STORED)
     print(f"Results and figures: {FLAGS.workdir}")
+
+
+def _seeds(text: str) -> range | None:
+    """Returns the seeds from the first to the last, of "200-202"."""
+    if not text:
+        return None
+    from mha_haiku.core import checks
+
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
+        raise checks.ConfigError(
+            f"--seeds must be the first and the last seed, as 200-202, got {text}"
+        )
+    return range(int(first), int(last) + 1)
 
 
 # Takes argv; returns the exit status.

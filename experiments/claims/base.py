@@ -9,6 +9,16 @@ if TYPE_CHECKING:
     from experiments.claims.desk import Desk, Trained
 
 ARMS = ("claim", "control")
+PLANTED = "planted"
+"""A third arm, of one seed: the control with a failure planted, which it must show."""
+
+PAPER, HALF, OURS = "the paper", "half of the paper's effect", "ours"
+BOUNDS = (PAPER, HALF, OURS)
+"""Where a bound can be from."""
+
+VERDICT_SEED, SECOND_SEED = 100, 200
+"""The first seeds of the verdict and of the second one; lower ones are pilots."""
+
 Numbers = Mapping[str, float]
 
 
@@ -18,8 +28,8 @@ class Source(NamedTuple):
     Attributes:
       paper: "Olsson et al. 2022".
       place: The table, figure or section.
-      published: What is written there, with its number if there is one. What nobody
-        has looked up in the paper says so here: "from memory".
+      published: What is written there, with its number if there is one. Where nobody
+        has looked it up in the paper, it says "from memory".
       arxiv: The paper's number there, "2209.11895"; "": it is in no such place.
       link: Where it is instead; "": nowhere.
     """
@@ -39,9 +49,9 @@ class Source(NamedTuple):
 class Criterion(NamedTuple):
     """One number that must lie on one side of a bound, for the claim to hold.
 
-    Write the bound from the paper's words before the first measurement, and leave it.
-    Where the control makes the effect vanish, the number must be on the other side:
-    take "how much better than a window", not "how bad is a window".
+    Choose the bound from the paper before the first measurement, and leave it. Where
+    the control makes the effect vanish, the number must be on the other side: take "how
+    much better than a window", not "how bad is a window".
 
     Attributes:
       name: What the number is, for people: "accuracy, attention minus window".
@@ -50,7 +60,13 @@ class Criterion(NamedTuple):
       at_least: The bound below; None: there is none. One of the two is given.
       at_most: The bound above.
       unit: "" for shares and other numbers without one; else "nats", "steps", ...
-      published: The same number in the paper, where it has one.
+      bound_from: One of `BOUNDS`. A bound is from the paper if the paper gives it, or
+        if it says in words which side of `null` the number lies on, and the bound is
+        `null`. It is half of the paper's effect if it lies half-way between `null` and
+        the published number that is closest to `null`.
+      null: The number where there is no effect.
+      published: The same number in the paper, by where it stands there; {}: the paper
+        has none. The criterion holds for all of them.
     """
 
     name: str
@@ -58,7 +74,9 @@ class Criterion(NamedTuple):
     at_least: float | None = None
     at_most: float | None = None
     unit: str = ""
-    published: float | None = None
+    bound_from: str = OURS
+    null: float = 0.0
+    published: Mapping[str, float] = {}
 
     def value(self, numbers: Numbers) -> float:
         """Returns the criterion's number, of all those that were measured."""
@@ -68,6 +86,22 @@ class Criterion(NamedTuple):
     def bound(self) -> float:
         """The one of the two bounds that is given."""
         return self.at_least if self.at_most is None else self.at_most
+
+    def holds(self, value: float) -> bool:
+        """Returns whether a number is on the right side of the bound."""
+        return value >= self.bound if self.at_most is None else value <= self.bound
+
+
+class Before(NamedTuple):
+    """What an earlier design of a claim said.
+
+    Attributes:
+      verdict: The verdict then, one of `verdicts.WORDS`.
+      why: What was wrong with the design, and what is measured instead.
+    """
+
+    verdict: str
+    why: str
 
 
 class Curve(NamedTuple):
@@ -107,8 +141,11 @@ def config(task: str, steps: int, **training: Any) -> runs.RunConfig:
 class Claim:
     """A published claim, tested on several seeds and against a control.
 
-    One subclass per file, found by the name of the file. Each number is measured in two
-    arms: "claim", as the paper has it, and "control", in which the effect must vanish.
+    One subclass per file, found by the name of the file; its docstring says what is
+    trained and measured. Each number is measured in two arms: "claim", as the paper has
+    it, and "control", in which the effect must vanish. A third arm, "planted", is the
+    control with a failure planted: there each criterion must hold, which shows that the
+    control could have failed.
     """
 
     name: ClassVar[str]
@@ -118,12 +155,21 @@ class Claim:
     source: ClassVar[Source]
     control: ClassVar[str]
     """What the control is, in a few words: "one layer"."""
+    planted: ClassVar[str]
+    """What is planted in the control, in a few words: "one layer with smeared keys"."""
     criteria: ClassVar[tuple[Criterion, ...]]
-    """All hold: reproduced; some: partly; none: not."""
+    """All hold: reproduced; some: partly; none: not reproduced."""
+    effect: ClassVar[str]
+    """The size of the effect, as words for `str.format` with the criteria's numbers:
+    "the window costs {0} nats, of which the first four tokens bring back {1}"."""
+    would_change: ClassVar[str]
+    """What would change the verdict, as a sentence or two."""
+    before: ClassVar[Before | None] = None
+    """What an earlier design said; None: there was none."""
     curves: ClassVar[tuple[Curve, ...]] = ()
     """What the figure shows in addition to the criteria."""
     seeds: ClassVar[int] = 3
-    """How many are measured; six where three left a criterion undecided, once."""
+    """How many are measured: 3, or 6 where the pilot says that three cannot decide."""
     minutes: ClassVar[float]
     """About, of all seeds with the control, on two idle cores."""
     needs: ClassVar[tuple[str, ...]] = ()
@@ -139,6 +185,16 @@ class Claim:
         if "name" not in cls.__dict__:
             cls.name = cls.__module__.rpartition(".")[2]
 
+    @property
+    def verdict_seeds(self) -> range:
+        """The seeds that the verdict is of."""
+        return range(VERDICT_SEED, VERDICT_SEED + self.seeds)
+
+    @property
+    def second_seeds(self) -> range:
+        """Other seeds, on which the verdict must be the same."""
+        return range(SECOND_SEED, SECOND_SEED + self.seeds)
+
     def configs(self, arm: str) -> dict[str, runs.RunConfig]:
         """Returns the configs that `measure` trains, by names of its own; {}: none.
 
@@ -147,7 +203,7 @@ class Claim:
         return {}
 
     def measure(self, desk: "Desk", seed: int, arm: str) -> dict[str, float]:
-        """Returns the numbers of one seed, by names, which are the same in both arms.
+        """Returns the numbers of one seed, by names, which are the same in all arms.
 
         Trains every config with the seed, and joins what `of_trained` returns for each.
         """

@@ -79,8 +79,8 @@ class Desk:
 
     Attributes:
       workdir: The folder of all runs.
-      seeds: Those that will be asked for: they are trained in one program, if they are
-        numbers in a row.
+      seeds: The seeds that will be asked for: they are trained in one program, if they
+        are consecutive numbers.
       progress: Wraps an iterable to show progress, like `runs.progress.over`.
     """
 
@@ -128,13 +128,46 @@ class Desk:
             self._train(config, digest, seed, observers)
         return self._made["run", digest, seed]
 
+    def train_until(
+        self,
+        config: configuration.RunConfig,
+        seed: int,
+        enough: Callable[[Trained], bool],
+        *,
+        most: int,
+        **options: Any,
+    ) -> tuple[Trained, bool]:
+        """Returns a model that has learnt enough, and whether it has.
+
+        It is trained for as many steps as the config says, then anew for twice as many,
+        and so on, since schedules hang on the number of steps.
+
+        Args:
+          config: A whole config.
+          seed: The seed.
+          enough: Whether a model has learnt enough; asked after each training.
+          most: The most steps; a model that has not learnt enough then is returned too.
+          **options: Arguments of `train` by keyword.
+        """
+        while True:
+            trained = self.train(config, seed, **options)
+            steps = config.training.steps
+            if (is_enough := enough(trained)) or 2 * steps > most:
+                return trained, is_enough
+            twice = {
+                name: 2 * steps
+                for name in ("steps", "evaluate_every", "checkpoint_every")
+                if getattr(config.training, name) == steps
+            }
+            config = config.replace(training=twice)
+
     def changed(self, trained: Trained, **changes: Any) -> Trained:
         """Returns the same parameters in a model or on a task that differs.
 
         Args:
           trained: What was trained; its history stays.
           **changes: Fields of the config, as `task__sequence_length=64` or
-            `model__attention__scale=0.5`. Those of the model must leave the shapes of
+            `model__attention__scale=0.5`. Fields of the model must leave the shapes of
             all parameters.
         """
         dotted = {name.replace("__", "."): value for name, value in changes.items()}
@@ -307,7 +340,7 @@ def essence(config: configuration.RunConfig) -> list[str]:
     """
     config = config.replace(seed=0, training=dict(seeds=1))
     default = configuration.default_config(config.task.name).to_json()
-    # Those of any task: what suits a task may change, and the config is the same.
+    # Defaults of any task: what suits a task may change, and the config is the same.
     default["model"] |= models.ModelConfig().to_json()
     lines = configuration.difference(default, config.to_json())
     return [config.task.name, *sorted(lines)]

@@ -18,7 +18,7 @@ class Record(NamedTuple):
 
     Attributes:
       claim: Its name.
-      arm: "claim" or "control".
+      arm: "claim", "control" or "planted".
       seed: The seed.
       numbers: What was measured, by name.
       seconds: How long that took, training included.
@@ -85,8 +85,9 @@ def current(
     claim: base.Claim, records: Iterable[Record]
 ) -> dict[str, dict[int, Record]]:
     """Returns by arm and seed the newest measurement of the claim as it is now."""
-    keys = {arm: key_of(claim, arm) for arm in base.ARMS}
-    found: dict[str, dict[int, Record]] = {arm: {} for arm in base.ARMS}
+    arms = (*base.ARMS, base.PLANTED)
+    keys = {arm: key_of(claim, arm) for arm in arms}
+    found: dict[str, dict[int, Record]] = {arm: {} for arm in arms}
     for record in records:
         if record.claim == claim.name and keys.get(record.arm) == record.key:
             found[record.arm][record.seed] = record

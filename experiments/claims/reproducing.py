@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.claims import base, records, telling
+from experiments.claims import base, records, telling, verdicts
 from experiments.claims.desk import Desk
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
@@ -23,6 +23,7 @@ def reproduce(
     workdir: str | os.PathLike,
     *,
     seeds: Sequence[int] | None = None,
+    is_pilot: bool = False,
     formats: Sequence[str] = ("png",),
     goes_on: bool = False,
 ) -> Iterator[telling.Outcome]:
@@ -36,7 +37,9 @@ def reproduce(
       claims: The claims.
       workdir: A folder: NAME.jsonl, a figure and NAME.md for each claim, and the runs
         that were trained.
-      seeds: The seeds of both arms; None: from 0, as many as each claim says.
+      seeds: The seeds of both arms; None: each claim's own, and its planted failure.
+      is_pilot: Whether only the claim's arm is measured, to see how many seeds it takes
+        (`Outcome.pilot`). Pilots are of seeds below 100, of 0 to 2 with None.
       formats: Of the figures, which are left out where matplotlib is missing.
       goes_on: Whether to leave out claims whose packages are missing, and to go on with
         the next one after a fault.
@@ -59,23 +62,26 @@ def reproduce(
             _logger.warning(f"Left out: {message}")
         else:
             ready.append(claim)
-    outcomes = [telling.Outcome.read(claim, folder) for claim in ready]
-    wanted = [range(claim.seeds) if seeds is None else seeds for claim in ready]
-    missing = [x.missing(own) for x, own in zip(outcomes, wanted, strict=True)]
+    if is_pilot and seeds is None:
+        seeds = range(verdicts.FEWEST_SEEDS)
+    outcomes = [telling.Outcome.read(claim, folder, seeds) for claim in ready]
+    missing = [outcome.missing(is_pilot) for outcome in outcomes]
     total = sum(map(len, missing))
     with progress.Bar(
         total, unit="measurement", name="claims", doing="measuring", leave=True
     ) as bar:
-        for claim, own, pairs in zip(ready, wanted, missing, strict=True):
-            desk = Desk(folder, seeds=own)  # its programs are dropped with it
+        for claim, outcome, pairs in zip(ready, outcomes, missing, strict=True):
+            desk = Desk(folder)  # its programs are dropped with it
             try:
                 for arm, seed in pairs:
                     bar.note(f"{claim.name}, {arm}, seed {seed}")
+                    desk.seeds = (seed,) if arm == base.PLANTED else outcome.seeds
                     record = measure(claim, desk, arm, seed)
                     records.append(records.path_of(folder, claim.name), record)
                     bar.advance()
-                outcome = telling.Outcome.read(claim, folder)
-                _write(outcome, folder, formats)
+                outcome = telling.Outcome.read(claim, folder, seeds)
+                if not is_pilot:
+                    _write(outcome, folder, formats)
             except Exception as error:
                 if not goes_on:
                     raise
@@ -115,26 +121,39 @@ def measure(claim: base.Claim, desk: Desk, arm: str, seed: int) -> records.Recor
     )
 
 
-def store(outcome: telling.Outcome, folder: Path) -> None:
-    """Writes measurements and figure to the folder that READMEs quote."""
-    name = outcome.claim.name
+def store(claim: base.Claim, workdir: Path, folder: Path) -> None:
+    """Copies what was measured of a claim to the folder that READMEs quote.
+
+    Measurements of the claim as it is now that only this folder has are kept. Writes
+    the figure and the page, too.
+    """
+    new = telling.Outcome.read(claim, workdir).measured
+    old = telling.Outcome.read(claim, folder).measured
     kept = [
         record
-        for by_seed in outcome.measured.values()
-        for _, record in sorted(by_seed.items())
+        for arm, by_seed in new.items()
+        for _, record in sorted((old[arm] | by_seed).items())
     ]
-    records.write(records.path_of(folder, name), kept)
+    records.write(records.path_of(folder, claim.name), kept)
+    outcome = telling.Outcome.read(claim, folder)
     draw(outcome, folder)
+    page(outcome, folder)
 
 
 def draw(outcome: telling.Outcome, folder: Path) -> None:
     """Writes the figure of what is stored, where something was measured."""
-    if outcome.measured["claim"]:
+    if outcome.verdicts:
         path = folder / f"{outcome.claim.name}.png"
         workbench.write_pictures(path, outcome.picture, ["png"])
 
 
+def page(outcome: telling.Outcome, folder: Path) -> None:
+    """Writes the page of what is stored, where something was measured."""
+    if outcome.verdicts:
+        files.write(folder / f"{outcome.claim.name}.md", outcome.page())
+
+
 def _write(outcome, folder, formats) -> None:
-    name = outcome.claim.name
-    files.write(folder / f"{name}.md", outcome.paragraph() + "\n")
-    workbench.write_pictures(folder / f"{name}.png", outcome.picture, formats)
+    page(outcome, folder)
+    path = folder / f"{outcome.claim.name}.png"
+    workbench.write_pictures(path, outcome.picture, formats)

@@ -1,7 +1,8 @@
-"""What is said of a claim: a paragraph, a figure, and the rows of README's table."""
+"""What is said of a claim: a page, a figure, and the rows of the READMEs' tables."""
 
 import collections
 import dataclasses
+import inspect
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,16 +20,18 @@ if TYPE_CHECKING:
 
 BEGIN = "<!-- claims: python -m experiments.reproduce --table writes this table -->"
 END = "<!-- end of claims -->"
-_GALLERY = """# Claims of papers: what was measured
+_GALLERY = """# Replications of published claims
 
-Written by `python -m experiments.reproduce --table`, from the lines of JSON beside it.
-Intervals are of the mean over seeds, 90 %. A criterion holds where all of its interval
-is on the right side of the bound, fails where all is on the wrong one, and is undecided
-between; one that holds in the control too is void. All hold: *reproduced*; some do:
-*partly*; none does: *not*.
+`python -m experiments.reproduce --table` writes this page from the JSON lines in this
+folder. Intervals are of the mean over seeds, 90 %. A criterion holds where all of its
+interval is on the right side of the bound, fails where all is on the wrong one, and is
+undecided between; one that holds in the control too is void. All criteria hold:
+*reproduced*; some do: *partly*; none does: *not reproduced*. *Inconclusive*: it hangs
+on undecided criteria, or two disjoint sets of seeds disagree. Each name leads to the
+page of the claim, with its figure.
 """
 _HEAD = (
-    "| claim | published | measured: mean (90 % interval), wanted | control | verdict |"
+    "| claim | the paper | here: mean (90 % interval) | control | verdict |"
     "\n|---|---|---|---|---|"
 )
 _ROWS = 5  # of the table in README.md
@@ -43,92 +46,200 @@ class Outcome:
 
     Attributes:
       claim: The claim.
-      measured: By arm and seed.
+      measured: By arm and seed; the seeds of the verdict and all others.
+      seeds: The seeds that the verdict is of.
     """
 
     claim: base.Claim
     measured: Mapping[str, Mapping[int, records.Record]]
+    seeds: tuple[int, ...]
 
     @classmethod
-    def read(cls, claim: base.Claim, folder: Path) -> "Outcome":
-        """Returns what the file of a claim in a folder says, as the claim is now."""
+    def read(
+        cls, claim: base.Claim, folder: Path, seeds: Sequence[int] | None = None
+    ) -> "Outcome":
+        """Returns what the file of a claim in a folder says, as the claim is now.
+
+        The seeds are the claim's own with None.
+        """
         found = records.read(records.path_of(folder, claim.name))
-        return cls(claim, records.current(claim, found))
+        seeds = tuple(claim.verdict_seeds if seeds is None else seeds)
+        return cls(claim, records.current(claim, found), seeds)
 
     @property
-    def verdicts(self) -> dict[str, verdicts.Verdict]:
-        """The verdict on each arm that was measured."""
+    def verdicts(self) -> "dict[str, verdicts.Verdict]":
+        """The verdict on each arm that was measured with these seeds."""
         found = {}
         for arm in reversed(base.ARMS):  # the control first
-            if by_seed := self.measured[arm]:
-                numbers = {seed: record.numbers for seed, record in by_seed.items()}
+            if numbers := self.numbers(arm):
                 control = found.get("control")
                 found[arm] = verdicts.judge(self.claim.criteria, numbers, control)
         return dict(reversed(found.items()))
 
+    def numbers(self, arm: str) -> dict[int, base.Numbers]:
+        """Returns what was measured in an arm with these seeds."""
+        by_seed = self.measured[arm]
+        return {x: by_seed[x].numbers for x in self.seeds if x in by_seed}
+
+    @property
+    def second(self) -> "verdicts.Verdict | None":
+        """The verdict on the claim's second set of seeds; None: it was not measured."""
+        other = dataclasses.replace(self, seeds=tuple(self.claim.second_seeds))
+        is_whole = len(other.numbers("claim")) == len(other.seeds)
+        return other.verdicts["claim"] if is_whole else None
+
+    @property
+    def word(self) -> str:
+        """The verdict of both sets of seeds together."""
+        second = self.second
+        return verdicts.both(self.verdicts["claim"].word, second and second.word)
+
+    @property
+    def pilot(self) -> "Pilot":
+        """What the pilot says, of all seeds below those of the verdict."""
+        pilots = {
+            seed: record.numbers
+            for seed, record in self.measured["claim"].items()
+            if seed < base.VERDICT_SEED
+        }
+        return Pilot(self.claim, pilots)
+
     @property
     def seconds(self) -> float:
-        """What all measurements took together."""
+        """How long the measurements of these seeds took together."""
         return sum(
-            record.seconds
-            for by_seed in self.measured.values()
-            for record in by_seed.values()
+            self.measured[arm][seed].seconds
+            for arm in base.ARMS
+            for seed in self.numbers(arm)
         )
 
-    def missing(self, seeds: Iterable[int]) -> list[tuple[str, int]]:
-        """Returns the arms and seeds that have not been measured."""
-        return [
-            (arm, seed)
-            for seed in seeds
-            for arm in base.ARMS
-            if seed not in self.measured[arm]
-        ]
+    def missing(self, is_pilot: bool = False) -> list[tuple[str, int]]:
+        """Returns the arms and seeds that have not been measured.
+
+        The planted failure is among them if the seeds are the claim's own.
+        """
+        arms = base.ARMS[:1] if is_pilot else base.ARMS
+        wanted = [(arm, seed) for seed in self.seeds for arm in arms]
+        if self.seeds == tuple(self.claim.verdict_seeds):
+            wanted.append((base.PLANTED, self.seeds[0]))
+        return [(arm, seed) for arm, seed in wanted if seed not in self.measured[arm]]
 
     def picture(self, format: str = "png") -> bytes:
         """Returns the figure, a file's bytes."""
-        measured = {
-            arm: [record.numbers for record in by_seed.values()]
-            for arm, by_seed in self.measured.items()
-            if by_seed
-        }
+        measured = {arm: list(self.numbers(arm).values()) for arm in self.verdicts}
         return picture(self.claim, self.verdicts, measured, format=format)
 
-    def paragraph(self) -> str:
-        """Returns what is told of it in Markdown: a paragraph, and a table of numbers.
-
-        Something must have been measured.
-        """
-        claim, source, judged = self.claim, self.claim.source, self.verdicts
-        where = f"{self._paper()}, {source.place}"
-        told = [f"**{claim.sentence}.** {where}: {source.published}."]
-        for arm, verdict in judged.items():
-            what = "Here" if arm == "claim" else f"Control ({claim.control})"
-            told.append(f"{what}, {len(verdict.seeds)} seeds: {_told(verdict)}.")
-        told += [claim.tried] if claim.tried else []
-        told.append(f"It took {self.seconds / 60:.1f} minutes.")
+    def result(self) -> str:
+        """Returns verdict and criteria in Markdown. Something must be measured."""
+        judged = self.verdicts
+        told = [f"Seeds {_range(self.seeds)}: {_told(judged['claim'])}. {self.effect}"]
+        if "control" in judged:
+            told.append(f"Control ({self.claim.control}): {_absence(judged)}.")
         rows = [["measured", "wanted", *judged], ["---"] * (2 + len(judged))]
-        for i, criterion in enumerate(claim.criteria):
+        for i, criterion in enumerate(self.claim.criteria):
             each = [verdict.judged[i] for verdict in judged.values()]
             found = [f"{one.interval.text()}: {one.word}" for one in each]
             rows.append([criterion.name, _wanted(criterion), *found])
         return "\n".join([*told, "", *map(_row, rows)])
 
+    @property
+    def effect(self) -> str:
+        """The size of the effect, a sentence."""
+        judged = self.verdicts["claim"].judged
+        told = self.claim.effect.format(*(each.interval.text() for each in judged))
+        return told[0].upper() + told[1:] + "."
+
+    def page(self) -> str:
+        """Returns the page of the claim in Markdown. Something must be measured."""
+        claim, source = self.claim, self.claim.source
+        name, before = claim.name, claim.before
+        second, planted = self.second, self.measured[base.PLANTED]
+        told = [
+            f"# {claim.sentence}",
+            f"**{self.word}**",
+            "## What the paper says",
+            f"{self._paper()}, {source.place}: {source.published}.",
+            "## What we did",
+            inspect.cleandoc(type(claim).__doc__),
+            f"Control: {claim.control}.",
+            f"![{name}]({name}.png)",
+            "## Verdict",
+            self.result(),
+            *_bounds(claim),
+        ]
+        if second:
+            told.append(f"Seeds {_range(claim.second_seeds)}: {_told(second)}.")
+        if planted:
+            held = [
+                [criterion.name, f"{criterion.value(record.numbers):.3g}"]
+                for record in planted.values()
+                for criterion in claim.criteria
+            ]
+            numbers = "; ".join(" ".join(each) for each in held)
+            told.append(
+                f"The control can fail: with a failure planted ({claim.planted}) it "
+                f"shows the effect ({numbers})."
+            )
+        if self.pilot.numbers:
+            told.append(str(self.pilot))
+        if before:
+            told.append(f"An earlier design said *{before.verdict}*. {before.why}")
+        told += [claim.tried] if claim.tried else []
+        told.append(f"It took {self.seconds / 60:.1f} minutes.")
+        told += ["## What would change it", claim.would_change]
+        return "\n\n".join(told) + "\n"
+
     def _paper(self) -> str:
         source = self.claim.source
         return f"[{source.paper}]({source.url})" if source.url else source.paper
 
-    def row(self) -> str:
-        """Returns the row of README's table."""
-        claim, source, judged = self.claim, self.claim.source, self.verdicts
-        control = judged.get("control")
+    def row(self, folder: str = "") -> str:
+        """Returns the row of a table, with links to the pages in a folder."""
+        claim, judged = self.claim, self.verdicts
+        control = "not measured"
+        if "control" in judged:
+            control = _absence(judged)
+        verdict = f"**{self.word}**"
+        if claim.before:
+            verdict += f" (before: {claim.before.verdict})"
         cells = [
-            f"{claim.sentence} ({self._paper()})",
-            source.published,
-            "; ".join(map(_number, judged["claim"].judged)),
-            f"{claim.control}: {control.word if control else 'not measured'}",
-            _told(judged["claim"]),
+            f"[{claim.sentence}]({folder}{claim.name}.md) ({self._paper()})",
+            claim.source.published,
+            self.effect,
+            f"{claim.control}: {control}",
+            verdict,
         ]
         return _row(cells)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pilot:
+    """What was measured before the number of seeds was fixed, on seeds of its own.
+
+    Attributes:
+      claim: The claim.
+      numbers: By seed, what was measured in the claim's arm.
+    """
+
+    claim: base.Claim
+    numbers: Mapping[int, base.Numbers]
+
+    @property
+    def seeds_needed(self) -> int:
+        """How many seeds the verdict takes, see `verdicts.seeds_needed`."""
+        return verdicts.seeds_needed(self.claim.criteria, self.numbers)
+
+    def __str__(self) -> str:
+        values = [
+            [criterion.value(each) for each in self.numbers.values()]
+            for criterion in self.claim.criteria
+        ]
+        spread = [f"{np.mean(x):.3g} ± {np.std(x, ddof=1):.2g}" for x in values]
+        return (
+            f"Pilot, seeds {_range(self.numbers)}, mean and standard deviation of each "
+            f"criterion: {'; '.join(spread)}. The verdict takes {self.seeds_needed} "
+            f"seeds."
+        )
 
 
 def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
@@ -145,17 +256,17 @@ def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ConfigError(f"{readme} must have the lines\n{BEGIN} and {END}")
-    told, rows = _table(outcomes)
+    told, rows = _table(outcomes, "experiments/claims/")
     table = "\n".join([_HEAD, *rows[:_ROWS]])
     return f"{before}{BEGIN}\n\n{told}\n\n{table}\n\n{END}{after}"
 
 
-def _table(outcomes: Sequence[Outcome]) -> tuple[str, list[str]]:
+def _table(outcomes: Sequence[Outcome], folder: str = "") -> tuple[str, list[str]]:
     """Returns how many claims have each verdict, and a row for each, by verdict."""
     found = [
-        (verdicts.WORDS.index(each.verdicts["claim"].word), i, each.row())
+        (verdicts.WORDS.index(each.word), i, each.row(folder))
         for i, each in enumerate(outcomes)
-        if each.measured["claim"]
+        if each.verdicts
     ]
     counts = collections.Counter(place for place, *_ in found)
     count = ", ".join(f"{counts[i]} {verdicts.WORDS[i]}" for i in sorted(counts))
@@ -163,14 +274,9 @@ def _table(outcomes: Sequence[Outcome]) -> tuple[str, list[str]]:
 
 
 def gallery(outcomes: Sequence[Outcome]) -> str:
-    """Returns the README of all claims: their table, a paragraph and a figure each."""
+    """Returns the README of all claims: their table."""
     told, rows = _table(outcomes)
-    parts = [_GALLERY, "\n".join([told, "", _HEAD, *rows, ""])]
-    for each in outcomes:
-        if each.measured["claim"]:
-            name = each.claim.name
-            parts.append(f"## {name}\n\n{each.paragraph()}\n\n![{name}]({name}.png)\n")
-    return "\n".join(parts)
+    return "\n".join([_GALLERY, told, "", _HEAD, *rows, ""])
 
 
 # What a verdict on an arm means.
@@ -179,13 +285,13 @@ _IN_WORDS = {
         verdicts.REPRODUCED: "Criteria met",
         verdicts.PARTLY: "Some criteria met",
         verdicts.NOT: "Criteria not met",
-        verdicts.OPEN: "Too few seeds to tell",
+        verdicts.INCONCLUSIVE: "Inconclusive",
     },
     "control": {
         verdicts.REPRODUCED: "the control shows the effect, too (it should not)",
         verdicts.PARTLY: "the control shows a part of the effect (it should not)",
         verdicts.NOT: "the control does not show the effect (as it should)",
-        verdicts.OPEN: "too few seeds of the control to tell",
+        verdicts.INCONCLUSIVE: "the control may show some of the effect",
     },
 }
 
@@ -234,11 +340,11 @@ def _draw_criterion(axes: "Axes", judged: Mapping[str, verdicts.Judged]) -> None
             middle = (low + high) / 2
             bar = {"fmt": "_", "color": colour, "capsize": 5, "markersize": 16}
             axes.errorbar(i - 0.3, middle, [[middle - low], [high - middle]], **bar)
-    if criterion.published is not None:
-        finite.append(criterion.published)
-        axes.axhline(
-            criterion.published, color="C3", ls="--", lw=1.2, label="published"
-        )
+    for i, (place, number) in enumerate(criterion.published.items()):
+        finite.append(number)
+        style = {"color": "C3", "ls": ("--", ":", "-.")[i % 3], "lw": 1.2}
+        label = textwrap.fill(f"published: {place}", 30)
+        axes.axhline(number, label=label, **style)
     low, high = min(finite), max(finite)
     room = 0.12 * ((high - low) or abs(high) or 1.0)
     axes.set_ylim(low - room, high + room)
@@ -328,9 +434,31 @@ def _told(verdict: verdicts.Verdict) -> str:
     return f"**{verdict.word}**" + (f" ({', '.join(told)})" if told else "")
 
 
-def _number(judged: verdicts.Judged) -> str:
-    wanted = _wanted(judged.criterion)
-    return f"{judged.criterion.name} {judged.interval.text()}, {wanted}: {judged.word}"
+def _absence(judged: Mapping[str, verdicts.Verdict]) -> str:
+    """Returns whether the control shows the effect, in words."""
+    control = judged["control"]
+    count = len(control.judged)
+    if not control.holding:
+        return "no effect"
+    return f"{control.holding} of {count} criteria hold there, too"
+
+
+def _bounds(claim: base.Claim) -> list[str]:
+    """Returns a sentence on where the bounds are from."""
+    told = []
+    for criterion in claim.criteria:
+        places = [f"{place}: {x:g}" for place, x in criterion.published.items()]
+        published = f" (published: {'; '.join(places)})" if places else ""
+        told.append(f"{_wanted(criterion)}, {criterion.bound_from}{published}")
+    return [f"Where the bounds are from: {'; '.join(told)}."]
+
+
+def _range(seeds: Iterable[int]) -> str:
+    """Returns "100 to 102" for seeds in a row, else all of them."""
+    seeds = sorted(seeds)
+    if len(seeds) > 1 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return ", ".join(map(str, seeds))
 
 
 def _wanted(criterion: base.Criterion) -> str:
