@@ -32,7 +32,7 @@ class Field(NamedTuple):
     """What is declared of a field.
 
     Attributes:
-      default: Its value unless a config says otherwise.
+      default: The value of the field unless a config says otherwise.
       meaning: What it is, in a line.
       check: Called with the field's whole name and a value that is not None; raises
         ValueError. None: the annotation alone is checked.

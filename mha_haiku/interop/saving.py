@@ -50,7 +50,7 @@ def save(
       folder: The folder to write; it is made if it is missing.
       config: `config.model`.
       params: The model's parameters, looped or stacked. Their dtype is kept.
-      tokenizer: Its tokenizer, if it is one of `tokenizers`.
+      tokenizer: The model's tokenizer, if it is one of `tokenizers`.
       family: The layout: a family of `transformers`, as "llama", whose class then opens
         it; None: the first family that can hold the model. Pruned heads are written
         with weights of 0, and a warning. "mha_haiku" holds every model as it is, and is

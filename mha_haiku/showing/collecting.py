@@ -38,7 +38,8 @@ class Known(NamedTuple):
 
     Attributes:
       numbers: Statistics and shares of alignments by name, `[N, H]`.
-      evidence: Of roles, `[N, H, ...]`; see `heads.role_evidence`. {} for pooled maps.
+      evidence: Evidence of roles, `[N, H, ...]`; see `heads.role_evidence`. {} for
+        pooled maps.
       places: The key with the largest weight of each query, `[N, H, T]`, in whole maps
         of cross-attention, for `aligned`; else None.
     """

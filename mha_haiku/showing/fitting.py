@@ -29,7 +29,7 @@ class Cut(NamedTuple):
       examples: How many examples of each set.
       heads: How many heads of a layer, at most.
       join: How many bins, along queries and keys, become one.
-      rounding: To what multiples weights are rounded.
+      rounding: Weights are rounded to multiples of this.
       channels: Whether there are queries and keys.
       patches: How many finer parts there are, those with the most mass.
     """

@@ -27,9 +27,9 @@ class Sides(NamedTuple):
     """What stands along the maps of N examples; () where nothing is known.
 
     Attributes:
-      queries: For each example the text of its T queries.
-      keys: For each example the text of its S keys.
-      images: For each example a `Images` or None.
+      queries: Text, for each example, of its T queries.
+      keys: Text, for each example, of its S keys.
+      images: An `Images` or None for each example.
     """
 
     queries: tuple[tuple[str, ...], ...] = ()

@@ -123,7 +123,7 @@ class Images(NamedTuple):
       kind: "positions": position i is picture i; "grid": positions are the patches of
         one picture, row by row.
       rows: Patches of a grid, from top to bottom.
-      columns: From left to right.
+      columns: Names of the columns, from left to right.
       first: The position of a grid's first patch: 1 after a token for the class.
     """
 
@@ -139,7 +139,7 @@ class Answers(NamedTuple):
 
     Attributes:
       targets: `[T]`, or `[1]` for the whole input; "" where there is none.
-      likeliest: For each of these up to three answers, the likeliest first, with their
+      likeliest: Up to three answers for each of these, the likeliest first, with their
         probabilities (NaN where they are not known).
       whole: Whether the whole input has one answer.
     """
@@ -154,9 +154,9 @@ class Example(NamedTuple):
 
     Attributes:
       name: "held-out example 3".
-      queries: Its rows.
-      keys: Its columns.
-      weights: For each layer `[H, P, Q]`; NaN weights are shown as such.
+      queries: Positions of the rows.
+      keys: Positions of the columns.
+      weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such.
       masked: Booleans, true where no query may attend to any key of the cell: `[P, Q]`
         if all layers have the same axes, or for each layer `[P, Q]`, `[H, P, Q]` or
         None; None where it is not known.
@@ -164,9 +164,9 @@ class Example(NamedTuple):
       answers: What the model says, or None.
       images: What the keys look like, or None.
       patches: Finer parts of pooled maps.
-      channels: For each layer what its scores are made of, or None.
+      channels: What the scores of each layer are made of, or None.
       is_mean: Whether it is the mean of examples, and no input.
-      kinds: By the kind of a layer its axes, where they are not `queries` and `keys`.
+      kinds: Axes by the kind of a layer, where they are not `queries` and `keys`.
     """
 
     name: str
@@ -199,8 +199,9 @@ class Layer(NamedTuple):
       heads: The names of its heads, which are their numbers in the model that was not
         pruned.
       kind: "encoder", "decoder" or "cross"; "" where all layers are of one kind.
-      index: Its number in the model, counted over all kinds; None: of no model.
-      number: Its number among the layers of its kind; None: of no model.
+      index: Number of the layer in the model, counted over all kinds; None: of no
+        model.
+      number: Number of the layer among the layers of its kind; None: of no model.
     """
 
     name: str
@@ -263,8 +264,8 @@ class MapSet:
       layers: `[L]`.
       examples: `[N]`; none where only numbers are known.
       step: The training step; None if the set is not a moment of a training.
-      numbers: Of heads, `[L, H]` as in `layers`; the columns of a layer that has fewer
-        heads end with NaN.
+      numbers: Numbers per head, `[L, H]` as in `layers`; the columns of a layer that
+        has fewer heads end with NaN.
       roles: What each head does, `[L, H]` like the numbers; or None.
       missing: Pairs of what was not computed ("importance") and the command that does.
     """

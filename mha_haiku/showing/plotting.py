@@ -44,14 +44,16 @@ def plot(
         the result of a study (`studies.head_importance.measure`, ...); or the path of
         what a run has written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or
         `maps.npz`.
-      head: Of maps: which head, or a list of heads; None: all of them in a grid.
-      layer: Of maps: which layer, from 0; None: all, a row each. Of an
+      head: Head of the maps, or a list of heads; None: all of them in a grid.
+      layer: Layer of the maps, from 0; None: all, a row each. Of an
         encoder-decoder also "cross.0", or "cross" for all of a kind; None: all "cross".
-      example: Of maps: which example, counted over all batch axes.
-      tokens: Of maps: the text of each query, `[T]`, or of each example `[N, T]`.
+      example: Example of the maps, counted over all batch axes.
+      tokens: Labels of the maps: the text of each query, `[T]`, or `[N, T]` of
+        several examples.
       key_tokens: The text of each key; None: as the queries, where T is S.
-      colours: Of maps: the name of a colour map of matplotlib.
-      scale: Of maps: "linear", "root" or "log"; None: by the number of keys.
+      colours: Name of matplotlib's colour map for maps.
+      scale: Colour scale of maps: "linear", "root" or "log"; None: by the number of
+        keys.
       size: Width and height in inches; None: by what there is to show.
       title: Above the figure; None: what it is.
 

@@ -22,9 +22,9 @@ class Given(NamedTuple):
     """Maps, and what is known of their sides.
 
     Attributes:
-      maps: As `mh.show` takes them; or anything else, where there are no maps.
-      tokens: As of `mh.show`.
-      key_tokens: As of `mh.show`.
+      maps: Maps as `mh.show` takes them; or anything else, where there are no maps.
+      tokens: Labels as `mh.show` takes them.
+      key_tokens: Labels as `mh.show` takes them.
     """
 
     maps: Any

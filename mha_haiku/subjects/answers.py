@@ -21,7 +21,7 @@ class TextMaps(Sequence):
     Attributes:
       maps: The maps: `models.Output.maps`, or by name where a function has no layers
         that are known.
-      tokens: For each of B examples the text of its T queries; () of features.
+      tokens: Text, for each of B examples, of its T queries; () of features.
       key_tokens: The text of its S keys; (): as the queries.
     """
 

@@ -17,10 +17,10 @@ class Codec(NamedTuple):
     """Text to tokens and back.
 
     Attributes:
-      encode: From a text to its tokens, `[T]` integers.
-      decode: From tokens to their text.
-      label: From a token to its text.
-      prompt: As `encode`, without the special tokens that end a text.
+      encode: A function from a text to its tokens, `[T]` integers.
+      decode: A function from tokens to their text.
+      label: A function from a token to its text.
+      prompt: A function like `encode`, without the special tokens that end a text.
     """
 
     encode: Callable[[str], Any]

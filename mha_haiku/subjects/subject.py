@@ -44,13 +44,13 @@ class Subject:
 
     Attributes:
       model: The model as pure functions.
-      params: Its parameters.
+      params: Parameters of the model.
       name: What it is called.
       run: Config, task and step of a run, and of pretrained weights that have a
         tokenizer; None: there are none.
       codec: What encodes texts; None: inputs are arrays.
-      metric: From logits and examples to a number per example, the lower the better;
-        None: the task's own.
+      metric: A function from logits and examples to a number per example, the lower the
+        better; None: the task's own.
       batches: Examples that measures are of; None: held-out examples of the task.
     """
 
@@ -190,7 +190,7 @@ class Subject:
         """Returns the loss and accuracy on held-out examples, of all queries together.
 
         Args:
-          whole: Of a task without targets: the subject to compare with. There is
+          whole: The subject to compare with, if the task has no targets. There is
             `drift`, a mean over examples, and `neighbours`, the share of examples whose
             nearest other example stays the same.
         """
@@ -331,7 +331,7 @@ class Subject:
 
         Args:
           layer: The layer, of all attention parts.
-          head: Its head.
+          head: Number of the head in its layer.
           examples: How many held-out examples to search, or inputs: a list of texts.
           by: "weight": the largest weight of a query, of queries that see another key;
             "size": the Euclidean norm of what the head passes on.

@@ -41,9 +41,9 @@ class AttentionMap:
     scan; stacking maps adds batch axes (where `first_query` was an integer).
 
     Attributes:
-      query: As they are compared, normalised and rotated.
-      key: As the query.
-      logsumexp: In nats, the log of what weights are over, -inf where every key is
+      query: The queries as they are compared, normalised and rotated.
+      key: The keys, in the same form.
+      logsumexp: The log in nats of what weights are over, -inf where every key is
         masked.
       weighting: Mask, bias, score, normalizer, gates and origin, aligned.
       value: What the weights average; None where that is not known.

@@ -81,7 +81,7 @@ class Cache:
         Args:
           query: The new query.
           key: The new key, which is added to the cache first; None with a source.
-          value: Its value, as for the key.
+          value: The value of the token, in the same form as the key.
           weighting: Mask, score and what else goes with them. Without a source the mask
             must hide later positions than the query's, as causal masks do: their slots
             may hold anything finite. `first_query` is at most one after the last that
@@ -267,7 +267,7 @@ class Prompt:
       window: How many positions before its own a query sees; None: all.
       keep_queries: Whether the cache keeps queries, and all positions with them.
       is_source: Whether the prompts attend to a source, see `Cache`.
-      before: See `Cache`.
+      before: The cache before this step; see `Cache`.
     """
 
     lengths: Array

@@ -105,7 +105,7 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
     """Returns the score `scale * query . key`, capped smoothly at +-`soft_cap`.
 
     Args:
-      scale: Of at least 0; None means 1 / sqrt(K).
+      scale: Scale of the scores, at least 0; None means 1 / sqrt(K).
       soft_cap: The score becomes `soft_cap * tanh(score / soft_cap)`; None: no cap.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; the cap: Gemma

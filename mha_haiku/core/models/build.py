@@ -109,8 +109,8 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
     measures it.
 
     Args:
-      function: From parameters and inputs `[B, T, ...]` to logits; also by keyword
-        `lengths`, where examples have lengths. Without dropout.
+      function: A function from parameters and inputs `[B, T, ...]` to logits; also by
+        keyword `lengths`, where examples have lengths. Without dropout.
     """
 
     def apply(params, rng, inputs, *, is_training=False, **given):

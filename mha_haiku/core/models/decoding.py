@@ -89,7 +89,7 @@ def generate(
 
     Args:
       model: A causal model of tokens or an encoder-decoder, as `models.build` makes it.
-      params: Its parameters.
+      params: Parameters of the model.
       prompts: `[B, P]` tokens; of an encoder-decoder what the decoder reads first, the
         start token.
       lengths: `[B]`, tokens of each prompt, at least 1; what comes after is not read.

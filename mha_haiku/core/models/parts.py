@@ -24,7 +24,7 @@ class LayerHeads(NamedTuple):
     Attributes:
       names: The indices of the heads in the unpruned layer, ascending.
       num_key_value_heads: How many key/value heads they read.
-      groups: For each head the key/value head that it reads; None where each
+      groups: The key/value head that each head reads; None where each
         key/value head serves the same number of heads, in order.
       key_value_names: The indices of the key/value heads in the unpruned layer.
       kind: One of `architecture.KINDS`; "" in models that have one kind only.

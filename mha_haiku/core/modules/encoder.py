@@ -70,7 +70,8 @@ class Layer(cached_module.CachedModule):
             `x + norm_after(part(x))`. Sources: see `norms.PLACES`.
           attention_residual: Whether the attention's input is added to its output.
           feed_forward_residual: The same of the feed-forward part.
-          dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
+          dropout_rate: Dropout rate of attention weights, hidden units and all outputs,
+            in [0, 1).
           name: The module's name.
 
         Raises:

@@ -63,7 +63,7 @@ class Own(NamedTuple):
       text: A text, as the task encodes it.
       tokens: Token ids.
       batch: N examples, on the host.
-      names: Those of the N examples.
+      names: Names of the N examples.
     """
 
     text: str | None = None

@@ -59,8 +59,8 @@ class Line(NamedTuple):
 
     Attributes:
       name: What it is called in the table.
-      layers: Its heads.
-      metrics: On held-out examples; see `pruned_runs.held_out`.
+      layers: Heads of each layer.
+      metrics: Metrics on held-out examples; see `pruned_runs.held_out`.
     """
 
     name: str

@@ -32,8 +32,8 @@ class ImportedRun(NamedTuple):
     """A run that `write` wrote.
 
     Attributes:
-      folder: Its folder.
-      config: Its config.
+      folder: Folder of the run.
+      config: Config of the run.
       num_parameters: The number of the model's parameters.
     """
 

@@ -37,7 +37,7 @@ class Point(NamedTuple):
       units: How many hidden units are left, of all layers.
       metrics: What `held_out` returns.
       parameters: The number of the model's parameters.
-      examples_per_second: Of its forward pass, measured: the median of runs that
+      examples_per_second: Speed of the forward pass, measured: the median of runs that
         alternate with runs of the whole model.
       speed_up: Measured seconds of the whole model over this one's.
       ideal_speed_up: Operations of the whole model over this one's.

@@ -58,7 +58,7 @@ class Pruned(NamedTuple):
       run: The smallest pruned run.
       points: The whole model, and pruned ones of falling size; the first of these has
         all heads where hidden units went.
-      beside: For each point what another order of heads gives, in the metric that is
+      beside: What another order of heads gives at each point, in the metric that is
         drawn; empty where none was asked for.
       beside_name: The name of that order.
     """

@@ -268,7 +268,7 @@ class Bench:
           batch_size: The size of all batches: the last is filled up by repeating its
             last example, and the repetitions are dropped from the result.
           name: The name of the progress bar.
-          examples_at: From indices to a batch; None: `held_out`.
+          examples_at: A function from indices to a batch; None: `held_out`.
         """
         examples_at = examples_at or self.held_out
         starts = range(0, len(indices), batch_size)

@@ -132,7 +132,7 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
     """Returns the task of that name.
 
     Args:
-      name: See `options`.
+      name: Name of the task; see `options`.
       kept: What `Task.keep` returned when a run with this task began.
       **given: Options of the task that differ from their defaults: the fields of
         `config.task` except the name, and the fields of `config.data`.

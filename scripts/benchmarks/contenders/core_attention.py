@@ -20,7 +20,7 @@ def prepare(
       case: "forward", "forward_and_backward", or "compile" for compiling the latter.
       size: Calls or compilations in a run.
       core: Fields of `sizes.CoreSize`.
-      implementation: See `mha_haiku.attend`.
+      implementation: The implementation of `mha_haiku.attend`.
     """
     core = sizes.CoreSize(**core)
     mask = mh.masks.causal() if core.is_causal else None

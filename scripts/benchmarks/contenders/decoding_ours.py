@@ -14,7 +14,7 @@ def prepare(
     """Returns what is measured.
 
     Args:
-      model: Of `decoding_models.SIZES`.
+      model: A name of `decoding_models.SIZES`.
       batch: Texts.
       steps: Tokens of each in a run.
       use: "early" or "late": the first or the last tokens of texts of `length`;

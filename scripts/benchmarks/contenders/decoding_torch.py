@@ -14,7 +14,7 @@ def prepare(
     """Returns what is measured.
 
     Args:
-      model: Of `decoding_models.SIZES`.
+      model: A name of `decoding_models.SIZES`.
       batch: Texts.
       steps: Tokens of each in a run.
       cache: "dynamic" or "static", with room for `decoding_models.LENGTH` tokens.

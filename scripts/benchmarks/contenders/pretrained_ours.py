@@ -18,7 +18,7 @@ def prepare(
     """Returns what is measured.
 
     Args:
-      model: Of `pretrained_models.MODELS`.
+      model: A name of `pretrained_models.MODELS`.
       use: "forward", "statistics" (of all heads, with the forward pass) or "load".
       batch: Examples.
       length: Tokens of each.

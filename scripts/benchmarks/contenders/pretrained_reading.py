@@ -11,7 +11,7 @@ def prepare(model: str) -> worker.Program:
     """Returns what is measured.
 
     Args:
-      model: Of `pretrained_models.MODELS`, whose file is GGUF.
+      model: A name of `pretrained_models.MODELS`, whose file is GGUF.
     """
     path = pretrained_models.MODELS[model].path
 

@@ -20,7 +20,7 @@ def prepare(
     """Returns what is measured.
 
     Args:
-      case: Of `sizes.TRAINING_CASES`.
+      case: A name of `sizes.TRAINING_CASES`.
       size: Steps of each seed in a run.
       seeds: How many.
       together: Whether they are in one program; else one is trained after another.

@@ -18,7 +18,7 @@ def prepare(
     """Returns what is measured in a case.
 
     Args:
-      case: Of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
+      case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
       size: Steps or calls in a run.
       attention: Fields of `sizes.AttentionSize`, of the attention module.
     """

@@ -25,7 +25,7 @@ class Sharded(implementations.OnMesh):
     """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit.
 
     Attributes:
-      mesh: With the axes `data`, `heads` and `sequence`.
+      mesh: A mesh with the axes `data`, `heads` and `sequence`.
       implementation: What each device does with its part, as `attend` takes it; "auto",
         "blockwise" or a `Blockwise` where positions are shared.
     """

@@ -133,7 +133,7 @@ def summed_over_heads(
       totals: Pytrees with leading axes B.... A batch axis or the head axis may have
         size 1 for all; the head axis also size G. Heads that share a place add up, on
         zeros; a place of one head may hold anything, which is written over.
-      axes: Where the axis of the heads stands in each of them, after B....
+      axes: Index of the heads' axis in each of them, after B....
     """
     shape = (*batch_shape, num_heads)
     if _divisor(shape, together) > 1:  # few numbers: stacked first, they add up faster
@@ -220,7 +220,7 @@ def over_keys(
       weighting: The head's mask and origin; None: no tile is left out.
       rows: The queries of the block.
       num_keys: S.
-      width: Of a tile, at most S.
+      width: Width of a tile, at most S.
       keys: (start, stop) of the keys to cover; None: all.
     """
     count = -(-num_keys // width)
