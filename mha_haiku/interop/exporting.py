@@ -88,7 +88,7 @@ def _weights(maps) -> dict[str, jax.Array]:
 
 
 def run_exported(file: str | os.PathLike) -> Callable[..., dict[str, jax.Array]]:
-    """Returns the program in a file of `export`, a function of inputs and lengths.
+    """Loads the program in a file of `export`, a function of inputs and lengths.
 
     Raises:
       ConfigError: If the file cannot be read.

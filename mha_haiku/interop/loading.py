@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
 
 
 def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
-    """Returns a model of another library: config, parameters, tokenizer, functions.
+    """Loads a model of another library: config, parameters, tokenizer, functions.
 
     Args:
       source: A folder in the layout of the hub (config.json, model.safetensors or its
@@ -119,7 +119,7 @@ def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
 
 
 def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
-    """Returns what `save` wrote in the layout of this package."""
+    """Reads what `save` wrote in the layout of this package."""
     try:
         return _config(found.config["model"]), Sizes(**found.config["sizes"])
     except (KeyError, TypeError, AttributeError) as error:
@@ -180,7 +180,7 @@ def head_of(
 def read_config(
     theirs: Mapping[str, Any],
 ) -> tuple[models.ModelConfig, Sizes]:
-    """Returns `config.model`, and the sizes next to it, that a config.json describes.
+    """Reads `config.model`, and the sizes next to it, from a config.json.
 
     Raises:
       ConfigError: If its family or an option of it is not supported.
@@ -200,7 +200,7 @@ def family_of(theirs: Mapping[str, Any]) -> tables.Family:
 def read_fields(
     family: tables.Family, head: tables.Head, theirs: Mapping[str, Any]
 ) -> tuple[models.ModelConfig, Sizes]:
-    """Returns what config.json says of a model of that family and head."""
+    """Reads what config.json says of a model of that family and head."""
     for name, accepted in family.supported.items():
         if name in theirs and theirs[name] not in accepted:
             raise checks.ConfigError(

@@ -90,7 +90,7 @@ def save(
 
 
 def _with_all_heads(config, params, sizes):
-    """Returns config and parameters with weights of 0 for pruned heads."""
+    """Fills in weights of 0 for pruned heads."""
     whole = config.replace(attention=dict(kept_heads=None))
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
     model = models.build(whole, **sizes._asdict())

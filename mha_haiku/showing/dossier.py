@@ -29,7 +29,7 @@ class Dossier(NamedTuple):
 
 
 def check(dossier: Dossier) -> Dossier:
-    """Returns the dossier, in which all sizes fit together.
+    """Checks that all sizes of the dossier fit together.
 
     Raises:
       ValueError: If a number of positions, heads, layers, bins or pictures differs from

@@ -45,7 +45,7 @@ class Cut(NamedTuple):
 def fitted(
     whole: Dossier, budget: int, render: Callable[[Dossier], str]
 ) -> tuple[Dossier, str]:
-    """Returns as much of a dossier as fits, and what was rendered of it.
+    """Cuts a dossier to what fits; also returns what was rendered of it.
 
     Queries and keys go first; then weights are rounded, down to 0.016, of which the
     page says its precision; then all examples go but one (a mean of examples stays),
@@ -211,7 +211,7 @@ def _joined(edges: np.ndarray, join: int) -> np.ndarray:
 
 
 def _joined_weights(weights, edges, join) -> np.ndarray:
-    """Returns maps `[H, P, Q]` of fewer bins: sums over keys, means over queries."""
+    """Joins bins of maps `[H, P, Q]`: sums over keys, means over queries."""
     # A bin counts with its number of queries, or not at all where none of them sees.
     if join == 1:
         return weights

@@ -128,7 +128,7 @@ def map_set(
     kinds: Sequence[str] = (),
     has_numbers: bool = True,
 ) -> MapSet:
-    """Returns what maps hold, from one pass over each.
+    """Reads what maps hold, in one pass over each.
 
     Maps and their kinds are as of `named_maps`; where there are kinds, `sides` are for
     the cross maps. `only` is the index of one example; None: the first ones. Without
@@ -286,7 +286,7 @@ def _all_images(images: Any, count: int) -> tuple:
 
 
 def _images(images: Any) -> Images:
-    """Returns pixels as `Images`, whose shape is checked with all else of a set."""
+    """Converts pixels to `Images`; their shape is checked with all else of a set."""
     if isinstance(images, Images):
         return images
     pixels = np.asarray(images)

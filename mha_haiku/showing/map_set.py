@@ -293,7 +293,7 @@ class MapSet:
         *,
         written_by: str = "python -m experiments.dump_attention --workdir=...",
     ) -> "MapSet":
-        """Returns the set in a file of `save`, with all of it checked.
+        """Loads and checks the set in a file of `save`.
 
         Args:
           path: The file.
@@ -370,7 +370,7 @@ class MapSet:
         return _numbers_at(wanted, self.numbers)
 
     def check(self, *, is_finite: bool = False) -> "MapSet":
-        """Returns the set, in which all sizes fit together; `is_finite`: without NaN.
+        """Checks that all sizes fit together; `is_finite`: without NaN.
 
         Raises:
           ValueError: If a number of positions, heads, layers, bins or pictures differs

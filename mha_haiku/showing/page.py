@@ -41,7 +41,7 @@ _VIEWER = importlib.resources.files(__package__).joinpath("viewer")
 
 
 def render(shown: Dossier) -> str:
-    """Returns the page, a whole HTML document, to be stored as UTF-8."""
+    """Renders the page, a whole HTML document, to be stored as UTF-8."""
     script = "\n".join(map(_source, _source("order.txt").split()))
     # Inside a function, so that its names are not global in the browser's window.
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
@@ -140,7 +140,7 @@ def encode(
     levels: int,
     rounding: float = 0.0,
 ) -> tuple[str, list[float]]:
-    """Returns the packed codes of a layer's maps, and each map's largest weight `[H]`.
+    """Packs a layer's maps to codes; also returns each map's largest weight `[H]`.
 
     Weights are `[H, P, Q]`, and `masked` has booleans that broadcast to them. They are
     rounded to multiples of `rounding` first, or to a sixteenth of their map's largest
@@ -334,7 +334,7 @@ def _images(images: map_set.Images | None) -> dict[str, Any] | None:
 
 
 def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
-    """Returns queries and keys, rounded to 127 steps of the largest of their head."""
+    """Rounds queries and keys to 127 steps of the largest of their head."""
     if channels is None:
         return None
     result = {"size": channels.query.shape[-1], "exact": channels.exact}

@@ -33,7 +33,7 @@ def plot(
     size: tuple[float, float] | None = None,
     title: str | None = None,
 ) -> "Figure":
-    """Returns a figure fit for a paper, which belongs to no window.
+    """Draws a figure fit for a paper, which belongs to no window.
 
     `figure.savefig("map.pdf")` writes it, in vectors with text as text where the format
     has them; a notebook shows it by itself.

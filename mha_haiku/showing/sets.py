@@ -77,7 +77,7 @@ def dossier_of(value: Any, compare: Any = None) -> Dossier:
 
 
 def joined(value: Any, compare: Any = None) -> Dossier:
-    """Returns a dossier of one set, or of two next to each other."""
+    """Joins one set, or two next to each other, to a dossier."""
     other_name, compare = named(compare)
     sets, names = [map_set_of(value)], [""]
     if compare is not None:
@@ -126,7 +126,7 @@ def _is_weights(value) -> bool:
 
 
 def _array(value) -> np.ndarray:
-    """Returns an array of jax, NumPy or torch as one of NumPy."""
+    """Converts an array of jax, NumPy or torch to NumPy."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
     weights = np.asarray(value)

@@ -28,7 +28,7 @@ def show(
     compare: Any = None,
     budget: int = BUDGET,
 ) -> View:
-    """Returns a view of attention maps, of a run, or of what is known of heads.
+    """Shows attention maps, a run, or what is known of heads.
 
     Maps become an interactive page: whole up to 512 positions and pooled beyond. What
     does not fit the budget is left out or pooled, and the page says so. One pass over

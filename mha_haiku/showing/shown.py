@@ -57,7 +57,7 @@ class View:
 
 
 def html(value: Any) -> str:
-    """Returns what a notebook shows of an object; its short `repr` where it is traced.
+    """Renders an object for a notebook; its short `repr` where it is traced.
 
     A map's page, or a table. What cannot be shown has a sentence that says why.
     """
@@ -104,7 +104,7 @@ def _document(title: str, fragment: str) -> str:
 
 @functools.singledispatch
 def fragment(value: Any) -> markup.Html:
-    """Returns an object as HTML without a script."""
+    """Renders an object as HTML without a script."""
     raise TypeError(
         "what is shown must be attention maps, a run or its folder, statistics, "
         f"importance, roles, a mask or parameters, got {type(value).__name__}."

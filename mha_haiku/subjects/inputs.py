@@ -58,7 +58,7 @@ def of_tokenizer(tokenizer: Any) -> Codec:
 
 
 def batch(codec: Codec | None, inputs: Any) -> tuple[tasks.Example, bool]:
-    """Returns inputs as a batch without targets, and whether they were one example.
+    """Makes a batch without targets; also returns whether inputs were one example.
 
     They are a text or a list of texts, token ids `[T]` or `[B, T]`, features
     `[B, T, D]`, or a batch of examples, which stays as it is.

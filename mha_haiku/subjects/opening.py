@@ -21,7 +21,7 @@ from mha_haiku.training.runs import files, folders
 def load(
     source: str | os.PathLike, *, step: int | None = None, dtype: Any = None
 ) -> Subject:
-    """Returns a trained model, wherever it is from.
+    """Loads a trained model, wherever it is from.
 
     Args:
       source: The folder of a run; or, as of `interop.load`, a folder in the layout of
@@ -60,7 +60,7 @@ def wrap(
     examples: Iterable[tasks.Example] | None = None,
     name: str = "",
 ) -> Subject:
-    """Returns any JAX function as a subject.
+    """Wraps any JAX function as a subject.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by

@@ -89,11 +89,11 @@ class Subject:
     # --- Inputs
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text, `[T]` integers."""
+        """Encodes a text as tokens, `[T]` integers."""
         return np.asarray(self._codec("encode").encode(text), np.int32)
 
     def decode(self, tokens: Any) -> str:
-        """Returns the text of tokens `[T]`."""
+        """Decodes tokens `[T]` to a text."""
         return self._codec("decode").decode(np.asarray(tokens).tolist())
 
     def examples(self, count: int = EXAMPLES) -> tasks.Example:
@@ -105,7 +105,7 @@ class Subject:
     # --- What the model computes
 
     def logits(self, inputs: Any) -> Array:
-        """Returns logits `[T, C]` of a text, or `[B, T, C]` of several.
+        """Computes logits `[T, C]` of a text, or `[B, T, C]` of several.
 
         A model that pools positions gives `[C]`, or `[B, C]`.
         """
@@ -116,7 +116,7 @@ class Subject:
         return logits[0] if is_one else logits
 
     def maps(self, inputs: Any) -> answers.TextMaps:
-        """Returns the attention map of each layer, with the tokens along its sides."""
+        """Computes the attention map of each layer, with its tokens."""
         batch, _ = self._batch(inputs)
         if self.model.config is None:
             _, maps = self.look(batch, ["*/map"])
@@ -125,7 +125,7 @@ class Subject:
         return answers.TextMaps(maps, *self._labels(batch))
 
     def look(self, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the model's `Output`, and what is at its sites, by name.
+        """Runs the model: its `Output`, and what is at its sites, by name.
 
         `at` has patterns, or functions by pattern, as of `mh.look`.
         """
@@ -133,17 +133,17 @@ class Subject:
         return running.look(self.model, self.params, batch, at)
 
     def sites(self, inputs: Any) -> sites.Sites:
-        """Returns the names of what can be looked at, with shapes; runs nothing."""
+        """Lists the sites of the model, with shapes; runs nothing."""
         batch, _ = self._batch(inputs)
         run = functools.partial(running.run, self.model)
         return sites.sites(run, self.params, batch)
 
     def edited(self, edits: Mapping[str, Callable]) -> "Subject":
-        """Returns the subject with values changed at its sites, see `mh.edit`."""
+        """Changes values at sites of the model, see `mh.edit`."""
         return self._with_model(_edited(self.model, dict(edits)))
 
     def ablated(self, *chosen: tuple[int, int]) -> "Subject":
-        """Returns the subject with ablated heads: (attention layer, head), ..."""
+        """Ablates heads: (attention layer, head), ..."""
         names = self._parts()
         by_layer: dict[int, list[int]] = {}
         for layer, head in chosen:
@@ -165,7 +165,7 @@ class Subject:
     def generate(
         self, prompt: str, *, tokens: int | None = None, seed: int = 0, **strategy: Any
     ) -> str:
-        """Returns what the model writes after a prompt, or for a source.
+        """Generates a text after a prompt, or for a source.
 
         Args:
           prompt: The text.
@@ -187,7 +187,7 @@ class Subject:
         return text.text
 
     def metrics(self, whole: "Subject | None" = None) -> dict[str, float]:
-        """Returns the loss and accuracy on held-out examples, of all queries together.
+        """Measures loss and accuracy on held-out examples, over all queries.
 
         Args:
           whole: The subject to compare with, if the task has no targets. There is
@@ -200,11 +200,11 @@ class Subject:
     # --- What its heads do
 
     def statistics(self, examples: int = EXAMPLES) -> head_statistics.HeadStatistics:
-        """Returns what each head does, in numbers; means over held-out examples."""
+        """Measures what each head does; means over held-out examples."""
         return head_statistics.measure(self._bench("statistics"), examples=examples)
 
     def roles(self, examples: int = EXAMPLES) -> heads.Roles:
-        """Returns the role of each head on examples."""
+        """Finds the role of each head on examples."""
         align = None if self.run is None else self.run.task.alignments
         batches = self.measured(examples).batches
         return heads.roles(self.model, self.params, batches, align=align)
@@ -231,7 +231,7 @@ class Subject:
         *,
         metric: str | None = None,
     ) -> heads.Importance:
-        """Returns how much each head matters.
+        """Measures how much each head matters.
 
         Args:
           measure: A name of `heads.MEASURES`.
@@ -250,7 +250,7 @@ class Subject:
         into: str = "corrupted",
         **options: Any,
     ) -> heads.Patched:
-        """Returns what changes when an activation is replaced by the other text's.
+        """Measures what changes when an activation is replaced by the other text's.
 
         The metric is the logit of the wrong answer less the logit of the right one, at
         the last position: patching what carries the answer makes it fall.
@@ -291,7 +291,7 @@ class Subject:
         return dataclasses.replace(found, unit=_LOGITS)
 
     def lens(self, inputs: Any) -> answers.Lens:
-        """Returns what each layer would answer to a text, were it the last.
+        """Reads what each layer would answer to a text, were it the last.
 
         Raises:
           ValueError: If the model is of several stacks of layers, or has no logits.
@@ -308,7 +308,7 @@ class Subject:
         return answers.Lens(tokens, texts, chances.max(-1), logits)
 
     def circuits(self, kind: str = "k", *, folded: bool = False) -> answers.Circuits:
-        """Returns how much each head reads of each other one, from weights alone.
+        """Measures how much each head reads from each other one, by weights alone.
 
         It reads by its "q", "k" or "v", as `kind` says; `folded` is an argument of
         `heads.circuits.compositions`.
@@ -327,7 +327,7 @@ class Subject:
         by: str = "weight",
         count: int = 10,
     ) -> answers.Strongest:
-        """Returns where in the data a head attends most, or writes most.
+        """Finds where in the data a head attends most, or writes most.
 
         Args:
           layer: The layer, of all attention parts.
@@ -372,7 +372,7 @@ class Subject:
     # --- Other models of it
 
     def prune(self, keep: float | Sequence[Sequence[int]] = 0.5) -> "Subject":
-        """Returns the subject without some of its heads, for good.
+        """Removes some of the heads for good.
 
         `keep` names the heads that each layer keeps; or it is the share of all heads to
         keep, the most important ones by ablation.
@@ -389,7 +389,7 @@ class Subject:
         return dataclasses.replace(self, model=run.model, params=run.params, run=run)
 
     def train(self, workdir: str | os.PathLike, *, steps: int) -> "Subject":
-        """Returns the subject trained further for some steps, as a run in a new folder.
+        """Trains the subject further, as a run in a new folder.
 
         The same call resumes it.
 
@@ -419,7 +419,7 @@ class Subject:
     # --- Pictures
 
     def show(self, inputs: Any = None, **options: Any) -> Any:
-        """Returns the page of the maps of inputs; None: of held-out examples."""
+        """Shows the page of the maps of inputs; None: of held-out examples."""
         if inputs is None and self.run is not None:
             return display.show(self, **options)
         if inputs is None:
@@ -427,7 +427,7 @@ class Subject:
         return self.maps(inputs).show(**options)
 
     def plot(self, inputs: Any, **options: Any) -> Any:
-        """Returns the figure of the maps of inputs; see `mh.plot`."""
+        """Draws the maps of inputs; see `mh.plot`."""
         return self.maps(inputs).plot(**options)
 
     # --- Parts of the above

@@ -60,7 +60,7 @@ class Score(tiles.Part, abc.ABC):
         key: Float[Array, "*B C G K"],
         cotangent: Float[Array, "*B H R C"],
     ) -> tuple[Float[Array, "*B R H K"], Float[Array, "*B C G K"], "Score"]:
-        """Returns the gradients of the query, the key and the score itself."""
+        """Computes the gradients of the query, the key and the score itself."""
         _, pullback = jax.vjp(lambda q, k, score: score(q, k), query, key, self)
         return pullback(cotangent)
 
@@ -76,7 +76,7 @@ ScoreFunction = Callable[[Array, Array], Array]
 
 
 def as_score(value: Score | ScoreFunction | None) -> Score:
-    """Returns a score from one, from a function, or from None.
+    """Converts a score, a function, or None to a score.
 
     The function gets the queries `[R, K]` and keys `[C, K]` of one head, and returns
     `[R, C]`. Arrays that it closes over are constants; those to train are fields of a
@@ -176,7 +176,7 @@ class OfFunction(Score):
 def repeat_heads(
     key: Float[Array, "*B S G K"], num_heads: int
 ) -> Float[Array, "*B S H K"]:
-    """Returns each head H / G times."""
+    """Repeats each head H / G times."""
     num_key_heads = key.shape[-2]
     if num_key_heads == num_heads:
         return key

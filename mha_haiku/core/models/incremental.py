@@ -125,7 +125,7 @@ def decoding(
     )
 
     def advance(params, tokens, source, source_lengths, **more):
-        """Returns the logits of one token, the maps and the changed caches."""
+        """Reads one token: its logits, the maps and the changed caches."""
         given = {"inputs": tokens}
         if has_source:
             given = {"inputs": source, "lengths": source_lengths}

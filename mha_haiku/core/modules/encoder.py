@@ -218,7 +218,7 @@ class EncoderLayer(Layer):
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
     ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap]:
-        """Returns the layer's output and its attention map.
+        """Applies the layer: output and attention map.
 
         Args:
           mask: Which position may attend to which; see `MultiHeadAttention`.
@@ -322,7 +322,7 @@ class Stack(cached_module.CachedModule):
         bias: Any = None,
         **shared: Any,
     ) -> tuple[Array, tuple, tuple]:
-        """Returns the output of the layers, their maps, and their caches or Nones.
+        """Runs the layers: output, maps, and caches or Nones.
 
         Layers are called with x and `args`, and by name what is given for each.
         """
@@ -373,7 +373,7 @@ class Encoder(Stack):
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
     ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
-        """Returns the output `[B..., T, D]` and one attention map per layer.
+        """Applies all layers: output `[B..., T, D]`, and one attention map per layer.
 
         Takes the arguments of `EncoderLayer`. Mask and bias are of all layers, or
         sequences of L of them, which must be alike where layers are scanned.
@@ -385,7 +385,7 @@ class Encoder(Stack):
 
 
 def dropout(x: Array, rate: float) -> Array:
-    """Returns `x` with a share `rate` of zeros, the rest grown by 1 / (1 - rate)."""
+    """Sets a share `rate` of `x` to zero, and scales the rest by 1 / (1 - rate)."""
     return hk.dropout(hk.next_rng_key(), rate, x) if rate else x
 
 

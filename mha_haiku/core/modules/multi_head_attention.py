@@ -118,7 +118,7 @@ class MultiHeadAttention(cached_module.CachedModule):
         first_query: int | Array = 0,
         dropout_rate: float = 0.0,
     ) -> tuple[Float[Array, "*B T model_size"], attention.AttentionMap]:
-        """Returns the attended output and the attention map, `(B..., H, T, S)`.
+        """Attends: the output, and the attention map `(B..., H, T, S)`.
 
         Its sites are "query", "key" and "value" (projected, normalised and rotated, as
         they are compared), "gates" where there are any, "map", "weights", "heads"

@@ -48,7 +48,7 @@ class LayerNorm(hk.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """Returns the normalised `[..., D]`."""
+        """Normalises `[..., D]`."""
         size = x.shape[-1:]
         scale = hk.get_parameter("scale", size, x.dtype, jnp.ones)
         offset = hk.get_parameter("offset", size, x.dtype, jnp.zeros)
@@ -67,7 +67,7 @@ class RMSNorm(hk.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """Returns the normalised `[..., D]`."""
+        """Normalises `[..., D]`."""
         scale = hk.get_parameter("scale", x.shape[-1:], x.dtype, jnp.ones)
         return rms_norm(x, scale, epsilon=self.epsilon)
 
@@ -94,7 +94,7 @@ def over_all_heads(
 
 
 def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Array:
-    """Returns `(x - mean) / sqrt(variance + epsilon) * scale + offset`, `[..., D]`."""
+    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + offset`, `[..., D]`."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     normalised = _standardised(x.astype(dtype), epsilon)
     shifted = normalised * _last(scale, x, dtype) + _last(offset, x, dtype)
@@ -102,7 +102,7 @@ def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Arra
 
 
 def rms_norm(x: Array, scale: Array, *, epsilon: float) -> Array:
-    """Returns `x / sqrt(mean(x^2) + epsilon) * scale` for `[..., D]` and `[D]`."""
+    """Computes `x / sqrt(mean(x^2) + epsilon) * scale` for `[..., D]` and `[D]`."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     normalised = _of_unit_size(x.astype(dtype), epsilon)
     return (normalised * _last(scale, x, dtype)).astype(x.dtype)

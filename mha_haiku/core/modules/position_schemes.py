@@ -65,7 +65,7 @@ class LearnedPositions(hk.Module):
         self.max_length = max_length
 
     def __call__(self, x: Array, first: int | Array = 0) -> Array:
-        """Returns `x` `[..., T, D]` plus the encodings of positions from `first` on."""
+        """Adds the encodings of positions from `first` on to `x` `[..., T, D]`."""
         length, size = x.shape[-2:]
         if length > self.max_length:
             raise ValueError(

@@ -24,7 +24,7 @@ def look(
     *,
     strict: bool = True,
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """Returns a function that also returns the values at some of its sites.
+    """Makes a function also return the values at some of its sites.
 
     Args:
       function: Any function of JAX, of which arrays are the arguments that may be
@@ -55,7 +55,7 @@ def look(
 
 
 def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
-    """Returns a function with the values at some of its sites changed.
+    """Changes the values at some of a function's sites.
 
     Args:
       function: A JAX function, as for `look`.
@@ -94,7 +94,7 @@ class Sites(dict):
 
 
 def sites(function: Callable, *args, **kwargs) -> Sites:
-    """Returns the names of a function's sites, with shapes and dtypes; runs nothing.
+    """Lists a function's sites, with shapes and dtypes; runs nothing.
 
     Args:
       function: A JAX function, as for `look`.

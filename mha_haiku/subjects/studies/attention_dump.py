@@ -109,7 +109,7 @@ def measured(
     channels: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> MapSet:
-    """Returns the maps of a run with what its heads do on the same examples.
+    """Collects the maps of a run, and what its heads do on the same examples.
 
     Up to `config.attention.full_length` positions the maps are whole; longer ones are
     pooled to `config.attention.pooled_size` bins with finer parts, and nothing of size

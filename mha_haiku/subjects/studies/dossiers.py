@@ -102,7 +102,7 @@ def compared(workdir: str | os.PathLike) -> Path:
 
 
 def _with_importance(maps: MapSet, root: Path | None) -> MapSet:
-    """Returns the set with the importance of its heads, where it was measured."""
+    """Adds the importance of its heads to the set, where it was measured."""
     if root is None or any(layer.index is None for layer in maps.layers):
         return maps
     path = folders.Folder(root).heads / "head_importance.npz"

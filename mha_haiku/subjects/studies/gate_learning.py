@@ -241,7 +241,7 @@ def _held_out(bench, run, whole=None) -> dict[str, float]:
 
 
 def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders.Run:
-    """Returns a run of the heads whose gates are open, which scale their outputs."""
+    """Prunes heads whose gates are closed; the open ones scale their outputs."""
     scaled = run._replace(params=heads.scaled(params, run.config.model, gates))
     layers = models.heads_of_layers(run.config.model)
     keep = [

@@ -104,7 +104,7 @@ def strategy(
     beam: int | None = None,
     length_penalty: float | None = None,
 ) -> Strategy:
-    """Returns how tokens are chosen.
+    """Makes the strategy by which tokens are chosen.
 
     Args:
       kind: "prompt" or "source", which tells the default temperature: `TEMPERATURE`, or

@@ -195,7 +195,7 @@ def write(
 
 
 def read_curve(path: str | os.PathLike) -> curves.Pruning:
-    """Returns the curve in a pruning.csv that `write` wrote."""
+    """Reads the curve in a pruning.csv that `write` wrote."""
     text = checks.text_of(path, path)
     try:
         return _curve(text)

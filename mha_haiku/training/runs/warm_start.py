@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 def load(config: configuration.RunConfig) -> Source:
-    """Returns the run that `config.init_from` names; with several processes, on all."""
+    """Loads the run that `config.init_from` names; with several processes, on all."""
     path = config.init_from
     run = folders.load_run(path).looped()
     kept = folders.shared_kept(folders.Folder(checks.as_path(path)))

@@ -129,7 +129,7 @@ def model_defaults(name: str) -> dict[str, Any]:
 
 
 def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
-    """Returns the task of that name.
+    """Makes the task of that name.
 
     Args:
       name: Name of the task; see `options`.
@@ -163,7 +163,7 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
 
 
 def from_text(path: str | os.PathLike, **options: Any) -> Task:
-    """Returns the task to predict the next token of a text, for `mha_haiku.train`.
+    """Makes the task to predict the next token of a text, for `mha_haiku.train`.
 
     Args:
       path: A UTF-8 file or a folder of them.

@@ -14,7 +14,7 @@ from scripts.benchmarks.contenders import jax_programs, sizes
 def prepare(
     case: str, size: int, core: Mapping[str, Any], implementation: str = "auto"
 ) -> worker.Program:
-    """Returns calls or compilations of attention.
+    """Prepares calls or compilations of attention.
 
     Args:
       case: "forward", "forward_and_backward", or "compile" for compiling the latter.

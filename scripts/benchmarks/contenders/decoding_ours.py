@@ -11,7 +11,7 @@ from scripts.benchmarks.contenders import decoding_models
 def prepare(
     model: str, batch: int, steps: int, use: str = "early", length: int | None = None
 ) -> worker.Program:
-    """Returns what is measured.
+    """Prepares what is measured.
 
     Args:
       model: A name of `decoding_models.SIZES`.

@@ -13,7 +13,7 @@ from scripts.benchmarks.contenders import jax_programs, sizes
 def prepare(
     case: str, size: int, attention: Mapping[str, Any] | None = None
 ) -> worker.Program:
-    """Returns what is measured in a case.
+    """Prepares what is measured in a case.
 
     Args:
       case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".

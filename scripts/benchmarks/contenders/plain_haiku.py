@@ -16,7 +16,7 @@ def prepare(
     attention: Mapping[str, Any] | None = None,
     scan: bool = False,
 ) -> worker.Program:
-    """Returns what is measured in a case.
+    """Prepares what is measured in a case.
 
     Args:
       case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".

@@ -15,7 +15,7 @@ def prepare(
     length: int = 0,
     size: int = 1,
 ) -> worker.Program:
-    """Returns what is measured.
+    """Prepares what is measured.
 
     Args:
       model: A name of `pretrained_models.MODELS`.

@@ -8,7 +8,7 @@ from scripts.benchmarks.contenders import pretrained_models
 
 
 def prepare(model: str) -> worker.Program:
-    """Returns what is measured.
+    """Prepares what is measured.
 
     Args:
       model: A name of `pretrained_models.MODELS`, whose file is GGUF.

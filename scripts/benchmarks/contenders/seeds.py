@@ -17,7 +17,7 @@ def prepare(
     compiles: bool,
     batch_size: int | None = None,
 ) -> worker.Program:
-    """Returns what is measured.
+    """Prepares what is measured.
 
     Args:
       case: A name of `sizes.TRAINING_CASES`.

@@ -43,7 +43,7 @@ class Sharded(implementations.OnMesh):
             _check_in_a_ring(self.implementation)
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
-        """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
+        """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
         Raises:
           ValueError: If the mesh does not divide the inputs.
