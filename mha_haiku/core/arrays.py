@@ -68,7 +68,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         arrays = [_entry(name, **dict(x)) for name, x in pairs if name != METADATA]
     except (ValueError, TypeError, RecursionError):
         raise checks.ConfigError(
-            f"{path} is damaged: its header is not that of a safetensors file."
+            f"{path} is damaged: it has no header of a safetensors file."
         ) from None
     check_names_once(path, [name for name, *_ in arrays])
     _check_apart(path, [(first, last, name) for name, *_, first, last in arrays])

@@ -61,7 +61,7 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     """
     dtype = jnp.dtype(np.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype must be that of floating-point numbers, got {dtype}.")
+        raise ValueError(f"dtype must be a floating-point dtype, got {dtype}.")
     found = sources.find(source)
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found)
@@ -95,7 +95,7 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     if tokenizer and sizes.num_tokens and tokenizer.num_tokens > sizes.num_tokens:
         raise checks.ConfigError(
             f"{found.name} has a tokenizer of {tokenizer.num_tokens} tokens, and a "
-            f"model of {sizes.num_tokens}: it is that of another model."
+            f"model of {sizes.num_tokens}: it belongs to another model."
         )
     return Imported(config, params, tokenizer, model)
 
@@ -124,7 +124,7 @@ def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
         return _config(found.config["model"]), Sizes(**found.config["sizes"])
     except (KeyError, TypeError, AttributeError) as error:
         raise checks.ConfigError(
-            f"{found.name}: config.json is not that of a model of mha_haiku: {error}."
+            f"{found.name}: config.json describes no model of mha_haiku: {error}."
         ) from None
 
 

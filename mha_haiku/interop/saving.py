@@ -219,7 +219,7 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
             result[name.removeprefix(prefix)] = x
     if left:
         raise checks.ConfigError(
-            "params must be those of the config's model, and also have "
+            "params must be parameters of the config's model, and also have "
             f"{checks.listed(sorted(left))}."
         )
     return result
@@ -241,7 +241,7 @@ def _tokenizer_file(tokenizer: tokenization.Tokenizer) -> str:
     content = content.get("pretrained", content)
     if "model" not in content:
         raise checks.ConfigError(
-            "tokenizer must be one of byte pairs or of a file: that of characters has "
+            "tokenizer must be of byte pairs or from a file: a character tokenizer has "
             "no tokenizer.json."
         )
     return json.dumps(content) + "\n"

@@ -130,7 +130,7 @@ def _in_package(name: str) -> Path:
         # Pickled files without a config.json are data of another kind.
         _refuse_pickled([file for file in files if file.parent in folders])
         raise checks.ConfigError(
-            f"The package {name!r} has no model: neither config.json beside "
+            f"The package {name!r} has no model: neither config.json next to "
             "model.safetensors, nor a .gguf file."
         )
     if len(found) > 1:

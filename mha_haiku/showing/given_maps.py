@@ -252,8 +252,7 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
     rows = [list(row) for row in tokens] if is_nested else [tokens] * count
     if len(rows) < count:
         raise ValueError(
-            f"{name} must be those of {count} examples, or of one for all, got "
-            f"{len(rows)}."
+            f"{name} must be of {count} examples, or of one for all, got {len(rows)}."
         )
     for i, row in enumerate(rows):
         if len(row) != length:
@@ -279,8 +278,7 @@ def _all_images(images: Any, count: int) -> tuple:
     rows = [images] * count if is_one else list(images)
     if len(rows) != count:
         raise ValueError(
-            f"images must be those of {count} examples, or of one for all, got "
-            f"{len(rows)}."
+            f"images must be of {count} examples, or of one for all, got {len(rows)}."
         )
     return tuple(map(_images, rows))
 

@@ -276,7 +276,7 @@ def head_norms(
                 place = i if stacked else layer.index
                 if place >= len(heads):
                     raise ValueError(
-                        f"heads must be those of each layer, got {len(heads)} lists "
+                        f"heads must be a list for each layer, got {len(heads)} lists "
                         f"and a layer {place}."
                     )
                 count = len(heads[place])
@@ -335,7 +335,7 @@ def _heads_table(params, heads) -> markup.Html:
         scales=[drawing.Scale.of(norms)] * len(norms),
         titles=names,
     )
-    note = "Norm of each head's own weights, those of queries and of its output."
+    note = "Norm of each head's own weights: query and output projections."
     return markup.tag("div", markup.tag("div", note), table)
 
 

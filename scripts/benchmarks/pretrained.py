@@ -52,7 +52,7 @@ def _statistics(case, is_quick) -> list[command.Duel]:
         for use in ("forward", "statistics")
     )
     title = (
-        f"{case}: smollm2, statistics and 32 x 32 cells of all 270 heads beside the "
+        f"{case}: smollm2, statistics and 32 x 32 cells of all 270 heads, and the "
         f"forward pass; {length} tokens"
     )
     promise = results.Promise("statistics", 1.15, "forward")
@@ -82,7 +82,7 @@ def _load(case, is_quick) -> list[command.Duel]:
         command.contender("ours", "pretrained_ours", model="smollm2", use="load"),
         command.contender("reading", "pretrained_reading", model="smollm2"),
     )
-    title = f"{case}: smollm2 from its file, beside reading and dequantising it alone"
+    title = f"{case}: smollm2 from its file, and reading and dequantising alone"
     promise = results.Promise("ours", 1.2, "reading")
     return [command.Duel(case, title, "load", contenders, ("reading",), (promise,))]
 

@@ -52,7 +52,7 @@ def of_maps(
     folder = checks.as_path(folder)
     own = MapSet.load(folder / "maps.npz")
     title = own.name
-    notes = ["The exact numbers are in maps.npz beside this page."]
+    notes = ["The exact numbers are in maps.npz next to this page."]
     root = _run_of(folder)
     own = _with_importance(own, root)
     if compare is None:

@@ -124,7 +124,7 @@ def _task_name(imported: interop.Imported, source) -> str:
     if imported.tokenizer is None:
         raise ConfigError(
             f"{source} has no tokenizer, which turns a text into tokens.\n"
-            f"Put its tokenizer.json beside it; {_IN_PYTHON}"
+            f"Put its tokenizer.json next to it; {_IN_PYTHON}"
         )
     if not config.output.logits:
         return "sentences"

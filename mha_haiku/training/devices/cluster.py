@@ -86,7 +86,7 @@ def is_first() -> bool:
 
 
 def exchange(text: str) -> list[str]:
-    """Exchanges texts between all processes: those of all, in their order."""
+    """Exchanges texts between all processes: the texts of all, in their order."""
     if _is_alone():
         return [text]
     own = np.frombuffer(text.encode(), np.uint8)
@@ -272,7 +272,7 @@ class _Lifelines:
         if said == _GOODBYE or self._left:
             return
         print(
-            "fault: another process has died, and training cannot go on without it.\n"
+            "fault: another process has died; training cannot continue without it.\n"
             "The same command on all of them resumes from the newest checkpoint.",
             file=sys.stderr,
             flush=True,

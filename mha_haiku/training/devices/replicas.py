@@ -108,7 +108,7 @@ class Together:
 
     The states of several have an axis of M models, over which `jax.vmap` runs each
     program; the data are the same for all. Where a `while_loop` ends sooner for one
-    model, its state is kept while the others go on: a model that is told to stop at the
+    model, its state is kept while the others train: a model that is told to stop at the
     step it is at takes no step, and none of another's numbers, NaN included, reach it.
     One model has no such axis, and runs the placement's own programs.
 

@@ -216,7 +216,7 @@ def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
         raise ConfigError(
             f"The run in {folder.root} has another config: "
             f"{'; '.join(lines[:4] + more)}."
-            "\nTake another workdir, or pass override_config to go on with this one."
+            "\nTake another workdir, or pass override_config to resume this one."
         )
     return bool(lines)
 

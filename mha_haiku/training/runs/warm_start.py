@@ -47,7 +47,7 @@ class Source(NamedTuple):
     kept: tasks.Kept | None  # its tokenizer, for any text; None: it has none
 
     def __str__(self) -> str:
-        return f"Embeddings and layers are those of {self.path}, step {self.run.step}."
+        return f"Embeddings and layers are from {self.path}, step {self.run.step}."
 
 
 def load(config: configuration.RunConfig) -> Source:

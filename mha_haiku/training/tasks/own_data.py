@@ -59,7 +59,7 @@ class _Held(base.DataTask):
             )
         if _sha256(kept) != self.sha256:
             raise checks.ConfigError(
-                f"sha256 must be that of the data of {self.name}: the data has changed."
+                f"sha256 must match the data of {self.name}: the data has changed."
             )
         super().__post_init__(kept)
         _ = self._split  # so that its errors show now

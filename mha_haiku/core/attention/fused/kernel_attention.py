@@ -1,4 +1,4 @@
-"""Attention by the kernel that JAX has for the accelerator, under our own laws.
+"""Attention by the kernel that JAX has for the accelerator, with our own guarantees.
 
 `B...` batch axes, N examples of all batch axes, T query positions, S key positions, H
 query heads, G key heads, K query/key size and V value size per head. Kernels know fewer

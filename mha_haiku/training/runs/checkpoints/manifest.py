@@ -72,7 +72,7 @@ def check(folder: Path) -> Manifest:
     """Checks all files of a checkpoint, and returns its manifest."""
     manifest = read(folder)
     if folder.name != str(manifest.step):
-        raise DamageError(f"{NAME} is that of step {manifest.step}")
+        raise DamageError(f"{NAME} is of step {manifest.step}")
     try:
         present = set(_names(folder)) - {NAME}
         for name in sorted(present - set(manifest.files)):
