@@ -290,7 +290,7 @@ class MapSet:
         cls,
         path: str | os.PathLike[str],
         *,
-        written_by: str = "python -m experiments.dump_attention --workdir=...",
+        written_by: str = f"{checks.command('dump_attention')} --workdir=...",
     ) -> "MapSet":
         """Returns the set in a file of `save`, with all of it checked.
 
