@@ -14,6 +14,7 @@ import zipfile
 
 import pytest
 
+import mha_haiku
 from mha_haiku import __main__
 
 pytest.importorskip("setuptools")
@@ -96,6 +97,11 @@ def test_wheel_has_every_config_and_every_script_that_needs_no_checkout():
         if name.startswith("mha_haiku/experiments/")
     }
     assert installed == scripts - {"reproduce.py"}
+
+
+def test_the_citation_is_of_this_version():
+    citation = (_ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\nversion: {mha_haiku.__version__}\n" in citation
 
 
 def test_wheel_takes_no_top_level_name_but_its_own():
