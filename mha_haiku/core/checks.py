@@ -33,6 +33,13 @@ class ConfigError(ValueError):
         super().__init__(_LONG.sub(lambda found: _short(found[0]), message))
 
 
+def command(script: str) -> str:
+    """Returns what runs a script, for a message: in a checkout, or installed."""
+    if (Path(__file__).parents[1] / "experiments").is_dir():  # as in the wheel
+        return f"python -m mha_haiku {script}"
+    return f"python -m experiments.{script}"
+
+
 def shown(value: Any) -> str:
     """Shortens a value to at most 80 characters, for a message."""
     return _short(repr(value))

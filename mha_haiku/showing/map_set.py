@@ -291,7 +291,7 @@ class MapSet:
         cls,
         path: str | os.PathLike[str],
         *,
-        written_by: str = "python -m experiments.dump_attention --workdir=...",
+        written_by: str = f"{checks.command('dump_attention')} --workdir=...",
     ) -> "MapSet":
         """Loads and checks the set in a file of `save`.
 

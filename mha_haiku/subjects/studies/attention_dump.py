@@ -325,7 +325,7 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
     if run.task.target_length is not None:
         raise ConfigError(
             f"The task {run.task.name!r} needs a target next to the text:\n"
-            "python -m experiments.generate --source=... --attention writes both."
+            f"{checks.command('generate')} --source=... --attention writes both."
         )
     if text is not None:
         tokens = run.task.encode(text)

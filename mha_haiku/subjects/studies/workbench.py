@@ -304,7 +304,7 @@ def command(script: str, root: str | os.PathLike) -> str:
     if root.is_relative_to(Path.cwd()):
         root = root.relative_to(Path.cwd())
     runner = os.environ.get("MHA_HAIKU_RUN", "")
-    return f"{runner} python -m experiments.{script} --workdir={root}".strip()
+    return f"{runner} {checks.command(script)} --workdir={root}".strip()
 
 
 def write(
