@@ -19,7 +19,7 @@ import optax
 
 from mha_haiku.core import sites
 from mha_haiku.core.modules import anatomy
-from mha_haiku.lab.rasp import compiler
+from mha_haiku.lab.rasp import compiler, layout
 from mha_haiku.lab.rasp.compiler import Compiled
 from mha_haiku.lab.rasp.language import Condition, Either, Head, Map, Program, Selector
 from mha_haiku.training import losses, tasks
@@ -54,7 +54,7 @@ def redundant(program: Program, **options: Any) -> Compiled:
     Raises:
       ValueError: If no head copies, or a layer has too few heads.
     """
-    return plain(_doubled(program, is_backup=False), **options)
+    return plain(doubled(program, is_backup=False), **options)
 
 
 @_offered
@@ -65,7 +65,7 @@ def backup(program: Program, **options: Any) -> Compiled:
 
     Source: Wang et al. 2022, section 3.4, https://arxiv.org/abs/2211.00593.
     """
-    return plain(_doubled(program, is_backup=True), **options)
+    return plain(doubled(program, is_backup=True), **options)
 
 
 @_offered
@@ -119,10 +119,11 @@ def superposed(
     width: float = 0.75,
     **options: Any,
 ) -> Compiled:
-    """Compresses the stream to `width` times its size by a projection that is trained.
+    """Compresses the stream to `width` times what the program needs, by training.
 
-    All that writes into the stream is projected, `[D, d]`, and all that reads it goes
-    through the transpose. It begins with the principal components of the stream.
+    All that writes into the stream goes through a projection, `[D, d]`, and all that
+    reads it through the transpose. The projection is trained, and begins with the
+    principal components of the stream.
 
     Raises:
       ValueError: If training does not make all answers right.
@@ -130,7 +131,7 @@ def superposed(
     Source: Lindner et al. 2023, section 4, https://arxiv.org/abs/2301.05062.
     """
     known = compiler.compile(program, seed=seed, **options)
-    size = max(1, round(width * known.config.model_size))
+    size = max(1, round(width * compiler.sizes(program).model_size))
     config = known.config.replace(model_size=size)
     num_tokens = len(known.params["embedding"]["embeddings"])
     num_classes = len(known.params["logits"]["b"])
@@ -180,6 +181,41 @@ def trained(
     )
 
 
+def doubled(program: Program, *, is_backup: bool) -> Program:
+    """Returns a program whose heads that copy are two each, as in `language.Either`.
+
+    Raises:
+      ValueError: If no head copies.
+    """
+
+    @functools.cache
+    def of(part):
+        if isinstance(part, Map):
+            return dataclasses.replace(
+                part, inputs=tuple(of(each) for each in part.inputs)
+            )
+        if not isinstance(part, Head):
+            return part
+        selector = Selector(
+            tuple(
+                Condition(of(keys), of(queries), predicate)
+                for keys, queries, predicate in part.selector.conditions
+            ),
+            tuple(of(each) for each in part.selector.orders),
+        )
+        values = None if part.values is None else of(part.values)
+        head = dataclasses.replace(part, selector=selector, values=values)
+        if head.gathers != "value":
+            return head
+        other = dataclasses.replace(head)
+        return Either(lambda one, _: one, (head, other), is_backup)
+
+    result = dataclasses.replace(program, output=of(program.output))
+    if not any(isinstance(each, Either) for each in layout.parts(result.output)):
+        raise ValueError(f"{program.name} must have a head that copies, and has none.")
+    return result
+
+
 def right(compiled: Compiled, example: tasks.Example) -> float:
     """Returns the share of a batch's answers that a model gives right."""
     loss, share = _quality(compiled.model)(compiled.params, example)
@@ -216,7 +252,7 @@ def _checked(compiled: Compiled, seed: int) -> Compiled:
 
 
 def _trained(compiled, x, params_of, given, *, seed, least) -> Compiled:
-    """Trains `x` in `params_of(x, given)` until a share of answers, `least`, is right."""
+    """Trains `x` in `params_of(x, given)` until `least` of the answers are right."""
     advance = _rounds(compiled.model, params_of)
     pool = compiled.examples(_POOL, seed=1000 + seed)
     checked = compiled.examples(CHECKED, seed=seed)
@@ -281,32 +317,3 @@ def _by_head(compiled, params, layer) -> Iterator[tuple[anatomy.Axis, np.ndarray
             if f"/layer_{layer}/attention/" in module and axis is not None:
                 view = np.moveaxis(x, axis.place, 0)
                 yield axis, view.reshape(num_heads, -1, *view.shape[1:])
-
-
-def _doubled(program: Program, is_backup: bool) -> Program:
-    """Returns a program whose heads that copy are two each."""
-
-    @functools.cache
-    def of(part):
-        if isinstance(part, Map):
-            return dataclasses.replace(
-                part, inputs=tuple(of(each) for each in part.inputs)
-            )
-        if not isinstance(part, Head):
-            return part
-        selector = Selector(
-            tuple(
-                Condition(of(keys), of(queries), predicate)
-                for keys, queries, predicate in part.selector.conditions
-            ),
-            tuple(of(each) for each in part.selector.orders),
-        )
-        values = None if part.values is None else of(part.values)
-        head = dataclasses.replace(part, selector=selector, values=values)
-        if head.gathers != "value":
-            return head
-        other = dataclasses.replace(head)
-        return Either(lambda one, _: one, (head, other), is_backup)
-
-    output = of(program.output)
-    return dataclasses.replace(program, output=output)

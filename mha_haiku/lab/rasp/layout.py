@@ -64,14 +64,14 @@ class Layout:
         self.domain = functools.cache(program.domain)
         self.senders = functools.cache(self._senders)
         self._when = functools.cache(self._computed_when)
-        parts = list(dict.fromkeys(_parts(program.output)))
-        self.heads = [part for part in parts if isinstance(part, Head)]
+        every = list(dict.fromkeys(parts(program.output)))
+        self.heads = [part for part in every if isinstance(part, Head)]
         if program.output.is_number or not self.heads:
             raise ValueError(
                 "program must have an output that is made by a head, and is no mean; "
                 f"map() makes codes of means. Got {program.name!r}."
             )
-        self._maps = [part for part in parts if _is_looked_up(part)]
+        self._maps = [part for part in every if _is_looked_up(part)]
         stored = [language.tokens, language.indices, *self.heads, *self._maps]
         sizes = [1 if each.is_number else len(self.domain(each)) for each in stored]
         ends = np.cumsum([1, *sizes])  # after the entry of the first position
@@ -248,9 +248,9 @@ def _is_looked_up(part: Sequence) -> bool:
     return isinstance(part, Map) and (len(part.inputs) > 1 or part.inputs[0].is_number)
 
 
-def _parts(sequence: Sequence) -> Iterator[Sequence]:
+def parts(sequence: Sequence) -> Iterator[Sequence]:
     """Yields all that a sequence is made of, inputs first, and the sequence last."""
     for each in language.inputs_of(sequence).values():
         for part in each:
-            yield from _parts(part)
+            yield from parts(part)
     yield sequence
