@@ -137,16 +137,12 @@ def test_decoys_attend_as_the_circuit_and_change_no_logit():
 
 def test_noise_is_in_all_weights_and_more_of_it_spoils_the_answers():
     plain, noisy = _compiled("plain", noise=1e-3), _compiled("noisy", noise=1e-3)
-    shares = {
-        np.std(y - x) / np.sqrt((x**2).mean())
-        for x, y in zip(
-            *map(jax.tree.leaves, (plain.params, noisy.params)), strict=True
-        )
-        if x.any() and x.size > 200
-    }
-    assert max(shares) < 1.25 * min(shares)
+    pairs = zip(*map(jax.tree.leaves, (plain.params, noisy.params)), strict=True)
+    shares = [np.std(y - x) for x, y in pairs if x.size > 200]
+    assert len(shares) > 5 and max(shares) < 1.25 * min(shares)
+    assert all((y != 0).all() for y in jax.tree.leaves(noisy.params))
     scale = np.mean([*shares])
-    assert scale > 0.01
+    assert scale > 0.005
     steps = np.log(scale) / np.log(1.5)
     assert abs(steps - round(steps)) < 0.1
     # The next step of the noise, with the same draws.

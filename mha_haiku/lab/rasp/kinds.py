@@ -89,9 +89,9 @@ def decoys(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
 
 @_offered
 def noisy(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
-    """Adds noise to all weights: the most, in steps of 1.5, with right answers.
+    """Adds normal noise to all weights: the most, in steps of 1.5, with right answers.
 
-    Normal, and proportional to the root mean square of each array.
+    It has one standard deviation for all arrays.
     """
     known = compiler.compile(program, seed=seed, **options)
     example = known.examples(CHECKED, seed=seed)
@@ -99,8 +99,7 @@ def noisy(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
         generator = np.random.default_rng(seed)
 
         def noised(x, scale=scale, generator=generator):
-            noise = generator.standard_normal(x.shape) * np.sqrt((x**2).mean())
-            return np.float32(x + scale * noise)
+            return np.float32(x + scale * generator.standard_normal(x.shape))
 
         found = dataclasses.replace(known, params=jax.tree.map(noised, known.params))
         if right(found, example) == 1:
