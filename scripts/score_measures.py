@@ -71,7 +71,6 @@ PROGRAMS = (
 )
 # How much the other heads write: the most with which all answers are right.
 _NOISES = (1e-2, 1e-3, 1e-4)
-_TRAINED = ("superposed", "trained")  # which set their noise themselves
 _EXAMPLES, _POOL = 32, 512
 _EDGES_KEPT = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)  # shares, as in MIB
 _DEAD_STEPS = 300
@@ -89,7 +88,7 @@ class Known(NamedTuple):
     same: tuple[heads.Measured, list[tasks.Example]]
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -102,14 +101,16 @@ def main() -> None:
     parser.add_argument(
         "--dead_heads", action="store_true", help="also train a model with dead heads"
     )
-    flags = parser.parse_args()
+    flags = parser.parse_args(given)
     if flags.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {flags.seeds}")
     names = flags.programs.split(",")
     for name, every in (("programs", rasp.PROGRAMS), ("kinds", rasp.KINDS)):
         unknown = set(getattr(flags, name).split(",")) - set(every)
         if unknown:
-            parser.error(f"--{name} must be among {', '.join(every)}, got {unknown}")
+            parser.error(
+                f"--{name} must be among {', '.join(every)}, got {min(unknown)}"
+            )
     # Models are small: compiling takes nearly all the time.
     jax.config.update("jax_disable_most_optimizations", True)
     records = _resumed(flags.results)
@@ -179,7 +180,7 @@ def known_model(kind, program, sizes, seed, *, examples=_EXAMPLES) -> Known:
     Raises:
       ValueError: If the program is none for the kind, or answers are wrong.
     """
-    for noise in (1e-4,) if kind in _TRAINED else _NOISES:
+    for noise in _NOISES:
         try:
             compiled = rasp.KINDS[kind](program, noise=noise, sizes=sizes, seed=seed)
             break
