@@ -15,7 +15,7 @@ intervals:
   that is kept, the highest ranked first. What is not kept is as in the corrupted run;
   f is the part of the loss which that costs that is not lost. 1 and 0 are the best, as
   far as the circuit's own size lets them.
-- Seconds of one model, the median; compiling is left out but of the first models.
+- Seconds of one model, the median: compiling counts where it is the first of its sizes.
 
 Controls are a random order, a random circuit of the same size in each layer, and, in
 place of corrupted inputs, others that have the same answers where the metric counts.
@@ -75,6 +75,8 @@ _EXAMPLES, _POOL = 32, 512
 _EDGES_KEPT = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)  # shares, as in MIB
 _DEAD_STEPS = 300
 _CHANCE = "random order"
+# Measured once more with inputs that have the same answers.
+_CONTROLLED = ("activation patching", "path patching")
 
 
 class Known(NamedTuple):
@@ -221,7 +223,7 @@ def measured(known: Known) -> dict:
         known.corrupted,
         known.subject.params,
     )
-    result = {"heads": {}, "edges": {}}
+    result = {"heads": {}, "edges": {}, "same answers": {}}
     is_real = known.compiled.is_real
     methods = head_methods() | {
         _CHANCE: lambda *_: generator.uniform(size=is_real.shape)
@@ -234,8 +236,8 @@ def measured(known: Known) -> dict:
             "seconds": seconds,
         }
         scores |= _areas(curve(_nested(values)), np.linspace(0, 1, values.size + 1))
-        if name == "activation patching":
-            result["same answers"] = rasp.auroc(method(*known.same), is_real)
+        if name in _CONTROLLED:
+            result["same answers"][name] = rasp.auroc(method(*known.same), is_real)
     every = _all_edges(known.compiled)
     is_edge = np.array([_is_real(known.compiled, each) for each in every])
     is_between = np.array([kind != "logits" for *_, kind in every])
@@ -254,6 +256,12 @@ def measured(known: Known) -> dict:
             has = at & ~np.isnan(values)
             if is_edge[has].any() and not is_edge[has].all():
                 scores[which] = rasp.auroc(values[has], is_edge[has])
+        if name in _CONTROLLED and is_edge[is_between].any():
+            found = method(*known.same)
+            result["same answers"][name] = rasp.auroc(
+                np.array([found[each] for each in every])[is_between],
+                is_edge[is_between],
+            )
         if not np.isnan(values).any():
             masks = [_mask(every, order_of(values)[:n], is_real.shape) for n in counts]
             scores |= _areas(curve(np.array(masks)), counts / len(every))
@@ -492,9 +500,10 @@ def _said(record) -> str:
 def print_tables(records: list[dict]) -> None:
     """Prints, as Markdown, the scores of each method on each kind."""
     kinds = list(dict.fromkeys(each["kind"] for each in records))
-    counts = ", ".join(
-        f"{kind} {sum(each['kind'] == kind for each in records)}" for kind in kinds
-    )
+    records_of = {
+        kind: [each for each in records if each["kind"] == kind] for kind in kinds
+    }
+    counts = ", ".join(f"{kind} {len(own)}" for kind, own in records_of.items())
     print(f"\nModels: {counts}.")
     wanted = (
         *(("heads", score) for score in ("auroc", "cpr", "cmd")),
@@ -519,11 +528,16 @@ def print_tables(records: list[dict]) -> None:
     controls = {
         "faithfulness of the circuit": lambda x: x["circuits"]["true"],
         "faithfulness of a random one": lambda x: x["circuits"]["random"],
-        "activation patching, same answers, auroc": lambda x: x["same answers"],
+        **{
+            f"{name}, same answers, auroc": lambda x, name=name: x["same answers"].get(
+                name
+            )
+            for name in _CONTROLLED
+        },
     }
     for name, value in controls.items():
         row = [
-            _interval([value(each) for each in records if each["kind"] == kind])
+            _interval([x for x in map(value, records_of[kind]) if x is not None])
             for kind in kinds
         ]
         print(f"| {name} | {' | '.join(row)} |")
