@@ -313,9 +313,9 @@ def edge_methods() -> dict[str, Callable]:
         def method(subject, corrupted):
             edges = measure(subject, corrupted)
             ends = (map(tuple, x.tolist()) for x in (edges.senders, edges.receivers))
-            values = np.abs(edges.per_example).mean(0)
             every = zip(*ends, edges.kinds.tolist(), strict=True)
-            return dict(zip(every, values.tolist(), strict=True))
+            values = getattr(edges, "strength", np.abs(edges.per_example).mean(0))
+            return _through_units(dict(zip(every, values.tolist(), strict=True)))
 
         return method
 
@@ -326,9 +326,24 @@ def edge_methods() -> dict[str, Callable]:
     others = {
         name: getattr(measure, "measure", measure)
         for name, measure in getattr(heads, "EDGE_MEASURES", {}).items()
+        if name not in ("path_patching", "composition")
     }
     found = {name: as_edges(each) for name, each in (patching | others).items()}
     return found | {"composition of weights": composition}
+
+
+def _through_units(found: dict[Edge, float]) -> dict[Edge, float]:
+    """Returns values of edges that may lead through feed-forward parts, where those
+    are nodes of their own: the way is worth its weakest step, an edge its best way.
+    """
+    for unit in sorted({end for _, end, kind in found if kind == "feed_forward"})[::-1]:
+        into = {start: x for (start, end, _), x in found.items() if end == unit}
+        out_of = {each[1:]: x for each, x in found.items() if each[0] == unit}
+        for start, first in into.items():
+            for end, second in out_of.items():
+                way = min(first, second)
+                found[start, *end] = max(found.get((start, *end), way), way)
+    return found
 
 
 def _mean_of(of):

@@ -122,6 +122,20 @@ def test_areas_by_hand():
     assert over == pytest.approx({"cpr": 1.25, "cmd": 0.75})
 
 
+def test_a_way_through_units_is_worth_its_weakest_step():
+    a, b, first, second = (0, 0), (2, 1), (0, -1), (1, -1)
+    steps = {
+        (a, first, "feed_forward"): 3.0,
+        (a, second, "feed_forward"): 1.0,
+        (first, second, "feed_forward"): 2.0,
+        (second, b, "q"): 9.0,
+        (a, b, "q"): 0.5,
+        (a, b, "k"): 0.25,
+    }
+    found = score_measures._through_units(dict(steps))
+    assert found[a, b, "q"] == 2 and found[a, b, "k"] == 0.25
+
+
 def test_orders_are_nested_and_the_best_comes_first():
     values = np.array([[3.0, 1.0], [2.0, 5.0]])
     gates = score_measures._nested(values)
