@@ -333,8 +333,10 @@ def edge_methods() -> dict[str, Callable]:
 
 
 def _through_units(found: dict[Edge, float]) -> dict[Edge, float]:
-    """Returns values of edges that may lead through feed-forward parts, where those
-    are nodes of their own: the way is worth its weakest step, an edge its best way.
+    """Returns values of edges that lead through feed-forward parts, too.
+
+    Where these are nodes of their own: a way is worth its weakest step, an edge its
+    best way.
     """
     for unit in sorted({end for _, end, kind in found if kind == "feed_forward"})[::-1]:
         into = {start: x for (start, end, _), x in found.items() if end == unit}
