@@ -535,21 +535,25 @@ def print_tables(records: list[dict]) -> None:
         print(f"\n| {of}, {score} | {' | '.join(kinds)} | seconds |")
         print("|---" * (len(kinds) + 2) + "|")
         for name in names:
-            own = [each[of][name] | each for each in records if name in each[of]]
-            if not any(score in each for each in own):
+            own = {
+                kind: [x[of][name] for x in records_of[kind] if name in x[of]]
+                for kind in kinds
+            }
+            found = [x for each in own.values() for x in each]
+            if not any(score in each for each in found):
                 continue
             row = [
-                _interval([x[score] for x in own if x["kind"] == kind and score in x])
-                for kind in kinds
+                _interval([x[score] for x in each if score in x])
+                for each in own.values()
             ]
-            seconds = np.median([each[of][name]["seconds"] for each in records])
+            seconds = np.median([each["seconds"] for each in found])
             print(f"| {name} | {' | '.join(row)} | {seconds:.2f} |")
     for of in ("heads", "edges"):
         lowest = {}
         for kind, own in records_of.items():
-            for name in own[0][of]:
-                scores = [x[of][name].get("auroc", np.nan) for x in own]
-                low = np.nanmean(scores), kind
+            for name in dict.fromkeys(name for x in own for name in x[of]):
+                scores = [x[of].get(name, {}).get("auroc") for x in own]
+                low = np.mean([x for x in scores if x is not None] or [1]), kind
                 lowest[name] = min(lowest.get(name, low), low)
         told = (f"{name} {low:.3f} ({kind})" for name, (low, kind) in lowest.items())
         print(f"\nLowest auroc of {of}, by kind: {', '.join(told)}.")
