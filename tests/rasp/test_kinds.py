@@ -204,3 +204,9 @@ def test_further_training_holds_the_circuit_and_its_function():
     assert _right(compiled, example, without=others) == 1
     for place in compiled.heads:
         assert _right(compiled, example, without=[place]) < 0.9
+
+
+@pytest.mark.slow
+def test_what_cannot_be_learned_is_refused():
+    with pytest.raises(ValueError, match="two_hops must be learned in .* steps, got"):
+        _compiled("superposed", width=0.2)
