@@ -70,6 +70,18 @@ def test_answers_are_right_and_heads_are_where_they_are_said_to_be(kind, name):
         assert _right(compiled, example, without=[place]) < 1
 
 
+@pytest.mark.parametrize("kind", ["redundant", "backup"])
+def test_edges_lead_from_both_heads_to_both(kind):
+    compiled = _compiled(kind)
+    (first, second), twins = _twins(compiled), list(compiled.heads)
+    assert [compiled.heads[x] for x in twins] == ["hop 1", "hop 1", "hop 2", "hop 2"]
+    assert compiled.edges == {(a, b, "q") for a in first for b in second}
+    assert compiled.senders == set(second)
+    for other in ("decoys", "noisy"):
+        same, plain = _compiled(other), _compiled("plain")
+        assert (same.heads, same.edges) == (plain.heads, plain.edges)
+
+
 @pytest.mark.parametrize("is_backup", [False, True])
 @pytest.mark.parametrize("name", ["two_hops", "is_ascending", "preceding_again"])
 def test_doubled_programs_say_the_same(name, is_backup):
@@ -192,3 +204,9 @@ def test_further_training_holds_the_circuit_and_its_function():
     assert _right(compiled, example, without=others) == 1
     for place in compiled.heads:
         assert _right(compiled, example, without=[place]) < 0.9
+
+
+@pytest.mark.slow
+def test_what_cannot_be_learned_is_refused():
+    with pytest.raises(ValueError, match="two_hops must be learned in .* steps, got"):
+        _compiled("superposed", width=0.2)
