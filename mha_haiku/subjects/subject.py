@@ -318,6 +318,59 @@ class Subject:
         )
         return answers.Circuits(kind, scores)
 
+    def why(
+        self,
+        inputs: Any,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        query: int = -1,
+        key: int | None = None,
+        **options: Any,
+    ) -> heads.why.Pairs | heads.why.Cells:
+        """Returns why a head looks there: its score by pairs of components.
+
+        Args:
+          inputs: One text, or one row of tokens.
+          layer: The layer, of all attention parts; None: of all heads at once, the
+            largest pairs of each.
+          head: Its head.
+          query: The position of the query.
+          key: The position of the key; None: the one with the largest weight.
+          **options: `sources` of `heads.why.pairs`, or `count` of `heads.why.cells`.
+
+        Raises:
+          ValueError: If there is no such place, or scores are no such sums.
+        """
+        batch, labels = self._one(inputs)
+        given = self.model, self.params, batch
+        if layer is None:
+            return heads.why.cells(*given, [query], key, **options)
+        found = heads.why.pairs(*given, layer, head, query, key, **options)
+        return dataclasses.replace(found, tokens=labels[0], key_tokens=labels[1])
+
+    def writes(
+        self, inputs: Any, *, layer: int, head: int, query: int = -1, answer: Any = None
+    ) -> heads.why.Written:
+        """Returns what a head writes, by source position and component.
+
+        Arguments are as of `why`; `answer`, a token or its text, asks for its logit.
+        """
+        batch, labels = self._one(inputs)
+        given = self.model, self.params, batch, layer, head, query
+        found = heads.why.written(*given, answer=self._token(answer))
+        return dataclasses.replace(found, tokens=labels[1] or labels[0])
+
+    def reads(self, examples: Any = EXAMPLES) -> heads.why.Reads:
+        """Returns which components each head's queries, keys and values read, on data.
+
+        `examples` are as of `strongest`; next to each number stands the composition
+        from weights.
+        """
+        is_count = isinstance(examples, int)
+        batch = self.examples(examples) if is_count else self._batch(examples)[0]
+        return heads.why.reads(self.model, self.params, [batch])
+
     def strongest(
         self,
         layer: int,
@@ -445,6 +498,19 @@ class Subject:
                 "reads a target too; examples(count) gives some."
             )
         return inputs.batch(self.codec, given)
+
+    def _one(self, given) -> tuple[tasks.Example, tuple[tuple, tuple]]:
+        """Returns one example, with the texts at its queries and its keys."""
+        batch = self._batch(given)[0]
+        if len(batch.inputs) != 1:
+            raise ValueError(
+                f"inputs must be one text or one row, got {len(batch.inputs)}."
+            )
+        own, keys = self._labels(batch)
+        return batch, (own[0] if own else (), keys[0] if keys else ())
+
+    def _token(self, answer) -> int | None:
+        return None if answer is None else inputs.one_token(self.codec, answer)
 
     def _labels(self, batch) -> tuple[tuple, tuple]:
         """Returns the texts at queries and keys of each example; (): unknown."""

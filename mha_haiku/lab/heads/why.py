@@ -531,6 +531,7 @@ class _Held:
         self.sources = {name: found[name] for name in _written(found)}
         self.heads = [name for name in self.sources if name.endswith("/heads")]
         self._factors = {n: x for n, x in found.items() if n.endswith("/factor")}
+        self._order = list(found)
         self._tokens = self._token_parts(found)
         self._of = jax.jit(functools.partial(self.of, read=read or _maps))
         self.ends, self.push = jax.linearize(self._of, self.sources)
@@ -547,7 +548,10 @@ class _Held:
     def of(self, components, read):
         """Returns what is asked for, of the values of sites that components write."""
         own = components | self._factors
-        changes = edits.on_parts(own, own.values(), lambda _, given: given)
+        # In the order of layers: JAX sorts arrays that it passes on by their names.
+        names = sorted(own, key=self._order.index)
+        values = [own[name] for name in names]
+        changes = edits.on_parts(names, values, lambda _, given: given)
         model = self.model._replace(apply=sites.edit(self.model.apply, changes))
         return read(model, self.params, self.example)
 
