@@ -143,7 +143,10 @@ def decomposed(config, params, tokens, values, T=T):
             x = linear(params[f"{name}/attention/{kind}"], read)
             x = x.reshape(count, T, -1, K)
             if own.qk_norm and kind != "value":
-                whole, scale = x.sum(0), params[f"{name}/attention/{kind}_norm"]["scale"]
+                whole, scale = (
+                    x.sum(0),
+                    params[f"{name}/attention/{kind}_norm"]["scale"],
+                )
                 axes = (-2, -1) if own.qk_norm_over == "layer" else -1
                 size = (whole**2).mean(axes, keepdims=True) + config.norm.epsilon
                 scale = scale.reshape(-1, K) if own.qk_norm_over == "layer" else scale
@@ -239,10 +242,6 @@ def test_every_pair_of_every_head_is_what_numpy_says(fields):
 @pytest.mark.parametrize("fields", [PLAIN, *OTHERS], ids=str)
 def test_pairs_are_exact_for_every_norm_position_and_score(fields):
     check_cells(fields)
-
-
-def pair_rows(found):
-    return {(row["query side"], row["key side"]): row["term"] for row in found.rows()}
 
 
 def test_one_cell_splits_heads_by_source_and_adds_up_to_the_score():
@@ -377,9 +376,10 @@ def test_what_heads_read_over_data_is_what_numpy_sums_up():
     m = 2 + 2  # head 0.2
     np.testing.assert_allclose(graph[0, 2, 1], found.mean("k")[1, :, m])
     weights = heads.circuits.compositions(model, params, "k")
-    rows = [row for row in found.rows() if row["kind"] == "k"]
-    row = next(row for row in rows if row["reads"] == "head 0.2")
-    assert row["from weights"] == weights[0, 2, row["layer"], row["head"]]
+    rows = {(row["head"], row["by"], row["reads"]): row for row in found.rows()}
+    row = rows["1.3", "k", "head 0.2"]
+    assert row["composition of weights"] == weights[0, 2, 1, 3]
+    assert row["term"] == found.mean("k")[1, 3, m]
 
 
 def foreign(*, normed, named=False):
@@ -489,8 +489,7 @@ def test_deep_models_which_are_scanned_give_the_numbers_of_looped_ones():
     assert running.compact(model, params)[0] is not model
     for layer in (2, 10):
         first, second = (
-            why.pairs(each, params, example, layer, 2, 4, 1)
-            for each in (model, looped)
+            why.pairs(each, params, example, layer, 2, 4, 1) for each in (model, looped)
         )
         assert first.query_components == second.query_components
         np.testing.assert_allclose(first.terms, second.terms, atol=1e-6)
