@@ -115,14 +115,22 @@ class Subject:
             self._refuse("logits", "gives no logits")
         return logits[0] if is_one else logits
 
-    def maps(self, inputs: Any) -> answers.TextMaps:
-        """Returns the attention map of each layer, with the tokens along its sides."""
+    def maps(self, inputs: Any, *, why: int = 0) -> answers.TextMaps:
+        """Returns the attention map of each layer, with the tokens along its sides.
+
+        `why` is, of one text, for how many keys of each query, those with the largest
+        weights, the page says why they are looked at; it takes seconds.
+        """
         batch, _ = self._batch(inputs)
+        if why:
+            batch, _ = self._one(inputs)
+        given = self.model, self.params, batch
+        cells = tuple(heads.why.cells(*given, key=-1 - i) for i in range(why))
         if self.model.config is None:
             _, maps = self.look(batch, ["*/map"])
         else:
             maps = running.run(self.model, self.params, batch).maps
-        return answers.TextMaps(maps, *self._labels(batch))
+        return answers.TextMaps(maps, *self._labels(batch), cells)
 
     def look(self, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
         """Returns the model's `Output`, and what is at its sites, by name.
@@ -347,7 +355,11 @@ class Subject:
         if layer is None:
             return heads.why.cells(*given, [query], key, **options)
         found = heads.why.pairs(*given, layer, head, query, key, **options)
-        return dataclasses.replace(found, tokens=labels[0], key_tokens=labels[1])
+        if not labels[0]:
+            return found
+        *_, query, key = found.place
+        texts = labels[0][query], (labels[1] or labels[0])[key]
+        return dataclasses.replace(found, tokens=texts)
 
     def writes(
         self, inputs: Any, *, layer: int, head: int, query: int = -1, answer: Any = None
@@ -471,13 +483,16 @@ class Subject:
 
     # --- Pictures
 
-    def show(self, inputs: Any = None, **options: Any) -> Any:
-        """Returns the page of the maps of inputs; None: of held-out examples."""
+    def show(self, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
+        """Returns the page of the maps of inputs; None: of held-out examples.
+
+        `why` is as of `maps`.
+        """
         if inputs is None and self.run is not None:
             return display.show(self, **options)
         if inputs is None:
             self._refuse("show", "has no task; give inputs")
-        return self.maps(inputs).show(**options)
+        return self.maps(inputs, why=why).show(**options)
 
     def plot(self, inputs: Any, **options: Any) -> Any:
         """Returns the figure of the maps of inputs; see `mh.plot`."""

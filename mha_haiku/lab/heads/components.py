@@ -234,11 +234,12 @@ class Cells(NamedTuple):
 
     @classmethod
     def of(cls, own: attention.AttentionMap, rows: Array, key: Array) -> "Cells":
-        """Returns the numbers at a key; -1: at the key with the largest weight."""
+        """Returns the numbers at a key; -n: at the key with the n-th largest weight."""
         num_heads, num_queries, num_keys = own.shape[-3:]
         shape = num_heads, len(rows), num_keys
         weights = own.tile(rows, slice(None))[0]
-        keys = jnp.where(key < 0, weights.argmax(-1), key)
+        order = jnp.argsort(weights, descending=True)
+        keys = jnp.where(key < 0, order[..., jnp.maximum(-key - 1, 0)], key)
 
         def at(tile):  # [H, R], of [..., R, S]
             tile = jnp.broadcast_to(tile.reshape(-1, *tile.shape[-2:]), shape)

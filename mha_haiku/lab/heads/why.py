@@ -342,8 +342,9 @@ def cells(
     """Returns the largest pairs of every head at once, for R queries.
 
     It takes M passes through linear maps, and memory of R M D numbers a part. The model
-    and errors are as of `pairs`. A key of None is, for each head and query, the one
-    with the largest weight; queries of None are all. `count` is of pairs in each cell.
+    and errors are as of `pairs`. A key of -n is, for each head and query, the one with
+    the n-th largest weight, and None is -1; queries of None are all. `count` is of
+    pairs in each cell.
     """
     known = _known(model, params, example)
     longest = max(shape[2] for shape in known.shapes.values())
