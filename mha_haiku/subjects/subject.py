@@ -338,46 +338,40 @@ class Subject:
     ) -> heads.why.Pairs | heads.why.Cells:
         """Returns why a head looks there: its score by pairs of components.
 
-        Args:
-          inputs: One text, or one row of tokens.
-          layer: The layer, of all attention parts; None: of all heads at once, the
-            largest pairs of each.
-          head: Its head.
-          query: The position of the query.
-          key: The position of the key; None: the one with the largest weight.
-          **options: `sources` of `heads.why.pairs`, or `count` of `heads.why.cells`.
-
-        Raises:
-          ValueError: If there is no such place, or scores are no such sums.
+        Inputs are one text, or one row of tokens; layers are of all attention parts. A
+        key of None is the one with the largest weight. Without a layer the largest
+        pairs of all heads are returned. Options are those of `heads.why.pairs`, or of
+        `heads.why.cells`, and so are errors.
         """
         batch, labels = self._one(inputs)
         given = self.model, self.params, batch
         if layer is None:
             return heads.why.cells(*given, [query], key, **options)
         found = heads.why.pairs(*given, layer, head, query, key, **options)
-        if not labels[0]:
-            return found
-        *_, query, key = found.place
-        texts = labels[0][query], (labels[1] or labels[0])[key]
-        return dataclasses.replace(found, tokens=texts)
+        texts = [
+            side[i] for side, i in zip(labels, found.place[2:], strict=True) if side
+        ]
+        title = " ".join([found.title, *map(repr, texts)])
+        return dataclasses.replace(found, title=title)
 
     def writes(
         self, inputs: Any, *, layer: int, head: int, query: int = -1, answer: Any = None
-    ) -> heads.why.Written:
+    ) -> heads.why.Terms:
         """Returns what a head writes, by source position and component.
 
         Arguments are as of `why`; `answer`, a token or its text, asks for its logit.
         """
-        batch, labels = self._one(inputs)
+        batch, (_, texts) = self._one(inputs)
         given = self.model, self.params, batch, layer, head, query
         found = heads.why.written(*given, answer=self._token(answer))
-        return dataclasses.replace(found, tokens=labels[1] or labels[0])
+        sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
+        labels = sources or found.labels[0], found.labels[1]
+        return dataclasses.replace(found, labels=labels)
 
     def reads(self, examples: Any = EXAMPLES) -> heads.why.Reads:
-        """Returns which components each head's queries, keys and values read, on data.
+        """Returns what each head's queries, keys and values read, over examples.
 
-        `examples` are as of `strongest`; next to each number stands the composition
-        from weights.
+        These are as of `strongest`; next to it stands the composition from weights.
         """
         is_count = isinstance(examples, int)
         batch = self.examples(examples) if is_count else self._batch(examples)[0]
@@ -522,7 +516,8 @@ class Subject:
                 f"inputs must be one text or one row, got {len(batch.inputs)}."
             )
         own, keys = self._labels(batch)
-        return batch, (own[0] if own else (), keys[0] if keys else ())
+        own = own[0] if own else ()
+        return batch, (own, keys[0] if keys else own)
 
     def _token(self, answer) -> int | None:
         return None if answer is None else inputs.one_token(self.codec, answer)

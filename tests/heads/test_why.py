@@ -251,8 +251,8 @@ def test_one_cell_splits_heads_by_source_and_adds_up_to_the_score():
     terms, _ = terms_of(config, params, values, qkv, 2, 3, T - 1, 2)
     bound = 1e-5 * np.abs(terms).max()
     for components, axis in (
-        (found.query_components, 0),
-        (found.key_components, 1),
+        (found.labels[0], 0),
+        (found.labels[1], 1),
     ):
         assert len(components) == 3 + L * (H + 1) + 2 * (T - 1)
         split = [m for m, each in enumerate(components) if each[:3] == ("head", 1, 2)]
@@ -284,10 +284,10 @@ def test_one_cell_splits_heads_by_source_and_adds_up_to_the_score():
         turned = [
             oracles.turned(np.tile(row, (1, T, 1, 1)), turns)[0, at, 0] for row in parts
         ]
-        own = (found.query_parts, found.key_parts)[axis][split]
+        own = found.parts[axis][split]
         scale = 1 / np.sqrt(K) if axis == 0 else 1
         np.testing.assert_allclose(own, np.stack(turned) * scale, atol=1e-5)
-    np.testing.assert_allclose(found.terms.sum(), found.score, atol=bound)
+    np.testing.assert_allclose(found.terms.sum(), found.total, atol=bound)
     whole = why.pairs(model, params, example, 2, 3, -1, 2)
     np.testing.assert_allclose(whole.terms, terms, atol=bound)
 
@@ -300,8 +300,8 @@ def test_removing_a_pair_from_query_and_key_changes_the_score_by_its_term():
 
     def score(without_query, without_key):
         removed = (
-            without_query * found.query_parts[i] / scale,
-            without_key * found.key_parts[j],
+            without_query * found.parts[0][i] / scale,
+            without_key * found.parts[1][j],
         )
         change = {
             "layer_1/attention/query": lambda x: x.at[0, 4, 2].add(-removed[0]),
@@ -420,7 +420,7 @@ def test_a_function_splits_as_far_as_its_program_shows():
     model, params = foreign(normed=False)
     found = why.pairs(model, params, example, 1, 2, 3, 1)
     labels = [f"head {i}.{h}" for i in range(2) for h in range(H)]
-    assert list(map(str, found.query_components)) == [*labels, "rest"]
+    assert list(map(str, found.labels[0])) == [*labels, "rest"]
     x = params["e"][np.arange(5)]
     f = functools.partial(running.run, model)
     z = mh.look(f, ["attention_0/heads"])(params, example)[1]["attention_0/heads"][0]
@@ -433,13 +433,13 @@ def test_a_function_splits_as_far_as_its_program_shows():
     )
     # The scale is not known: products are as they are.
     np.testing.assert_allclose(found.terms, query @ key.T, atol=1e-5)
-    np.testing.assert_allclose(found.terms.sum(), found.score, rtol=1e-5)
+    np.testing.assert_allclose(found.terms.sum(), found.total, rtol=1e-5)
     model, params = foreign(normed=True)
     with pytest.raises(ValueError, match="a norm, embedding or feed-forward part has"):
         why.pairs(model, params, example, 1, 2, 3, 1)
     model, params = foreign(normed=True, named=True)
     found = why.pairs(model, params, example, 1, 2, 3, 1)
-    assert list(map(str, found.query_components)) == ["embedding", *labels, "biases"]
+    assert list(map(str, found.labels[0])) == ["embedding", *labels, "biases"]
     assert np.abs(found.terms[-1]).max() < 1e-5 < np.abs(found.terms[0]).max()
 
 
@@ -457,12 +457,12 @@ def test_cross_attention_reads_components_of_both_stacks():
     for layer, query, key in ((1, 5, 2), (3, 4, 1), (5, 4, 5)):
         found = why.pairs(model, params, example, layer, 1, query, key)
         total = found.terms.sum() + found.position
-        np.testing.assert_allclose(total, found.score, atol=1e-6)
+        np.testing.assert_allclose(total, found.total, atol=1e-6)
         read = {
             (side, str(each))
             for side, own, parts in (
-                ("q", found.query_components, found.query_parts),
-                ("k", found.key_components, found.key_parts),
+                ("q", found.labels[0], found.parts[0]),
+                ("k", found.labels[1], found.parts[1]),
             )
             for each, part in zip(own, parts, strict=True)
             if np.abs(part).max() > 1e-6
@@ -491,9 +491,9 @@ def test_deep_models_which_are_scanned_give_the_numbers_of_looped_ones():
         first, second = (
             why.pairs(each, params, example, layer, 2, 4, 1) for each in (model, looped)
         )
-        assert first.query_components == second.query_components
+        assert first.labels[0] == second.labels[0]
         np.testing.assert_allclose(first.terms, second.terms, atol=1e-6)
-        np.testing.assert_allclose(first.terms.sum(), first.score, atol=1e-6)
+        np.testing.assert_allclose(first.terms.sum(), first.total, atol=1e-6)
 
 
 @pytest.mark.parametrize(

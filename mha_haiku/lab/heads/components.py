@@ -71,7 +71,8 @@ class Held:
     Attributes:
       components: M of them, and last what is left, "biases" or "rest".
       maps: The attention maps that have heads, by name.
-      part: The attention part of each; `num_parts` counts those without heads, too.
+      part: The attention part of each.
+      shapes: The shapes of the maps of all parts, also of those without heads.
       sources: What components write, by the name of the site.
       heads: The names of what heads write, one for each part.
     """
@@ -84,7 +85,7 @@ class Held:
         maps = [name for name in found if name.endswith("/map")]
         if not maps:
             raise ValueError("model must show its attention: it has no site */map.")
-        self.num_parts = len(maps)
+        self.shapes = [found[name].shape for name in maps]
         self.part = {n: i for i, n in enumerate(maps) if found[n].shape[-3]}
         self.maps = {name: found[name] for name in self.part}
         names = [name for name in _EMBEDDINGS if name in found]

@@ -54,60 +54,56 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Pairs(Answer):
-    """The score of a query and a key as a sum over pairs of components; host arrays.
+class Terms(Answer):
+    """A number of the model as a sum of terms `[M, M']`; host arrays.
 
     Attributes:
-      place: The attention part, its head, and the positions of query and key.
-      query_components: What the query is a sum of, M of them.
-      key_components: What the key is a sum of, M' of them.
-      query_parts: `[M, K]` float64, times the score's scale.
-      key_parts: `[M', K]` float64.
-      position: What is added for the two positions (ALiBi and other biases).
-      score: The model's own score, with `position`, before a soft cap and softmax;
-        without a scale where attention was recognised in a function.
-      weight: The weight of the key, in [0, 1].
-      tokens: The text of the query and of the key; () where it is not known.
+      place: The attention part, its head, and the position of the query (and the key).
+      title: What is asked, and the number.
+      labels: What the rows are of, and the columns.
+      terms: `[M, M']` float64.
+      total: The number itself, as the model has it.
     """
 
-    place: tuple[int, int, int, int]
-    query_components: tuple[Component, ...]
-    key_components: tuple[Component, ...]
-    query_parts: np.ndarray
-    key_parts: np.ndarray
-    position: float
-    score: float
-    weight: float
-    tokens: tuple[str, ...] = ()
-
-    @property
-    def terms(self) -> np.ndarray:
-        """`[M, M']` float64, the term of each pair; with `position` they add up."""
-        return self.query_parts @ self.key_parts.T
-
-    @property
-    def title(self) -> str:
-        """What is asked, and the score."""
-        layer, head, *ends = self.place
-        texts = [f" {text!r}" for text in self.tokens] or ["", ""]
-        query, key = (f"{i}{text}" for i, text in zip(ends, texts, strict=True))
-        return (
-            f"Layer {layer}, head {head}: query {query}, key {key}, score "
-            f"{self.score:.4g}, weight {self.weight:.3g}"
-        )
+    place: tuple[int, ...]
+    title: str
+    labels: tuple[tuple[Any, ...], tuple[Any, ...]]
+    terms: np.ndarray
+    total: float
+    names = ("source", "component")
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Returns a row for each term that is not 0; positions have one of their own.
-
-        `count` is the largest number of rows; None: all.
-        """
-        own, others = self.query_components, self.key_components
-        rows = [
-            _row(x, query=str(own[i]), key=str(others[j]))
-            for (i, j), x in np.ndenumerate(self.terms)
-        ]
-        rows.append(_row(self.position, query="position", key="of the score"))
+        """Returns a row for each term that is not 0; at most `count` of them."""
+        rows = []
+        for (i, j), x in np.ndenumerate(self.terms):
+            own = (str(self.labels[0][i]), str(self.labels[1][j]))
+            rows.append({"term": float(x)} | dict(zip(self.names, own, strict=True)))
         return _largest_first(rows, count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Pairs(Terms):
+    """The score of a query and a key as a sum over pairs of components.
+
+    `total` is the score before a soft cap and softmax; without a scale where attention
+    was recognised in a function. `labels` are components of the query and of the key.
+
+    Attributes:
+      parts: What they are: `[M, K]` of the query, times the score's scale, and
+        `[M', K]` of the key. `terms` are their products.
+      position: What is added to the terms for the two positions (ALiBi, other biases).
+      weight: The weight of the key, in [0, 1].
+    """
+
+    parts: tuple[np.ndarray, np.ndarray]
+    position: float
+    weight: float
+    names = ("query", "key")
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Returns what `Terms.rows` does, positions among it."""
+        own = {"term": self.position, "query": "position", "key": "of the score"}
+        return _largest_first([*super().rows(), own], count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -147,50 +143,17 @@ class Cells(Answer):
         rows = []
         for part, own in self.terms.items():
             for h, r in np.argwhere(np.isfinite(self.scores[part])).tolist():
-                pair = (str(self.components[m]) for m in self.pairs[part][h, r, 0])
-                at = f"{part}.{h}: {self.queries[r]} to {self.keys[part][h, r]}"
-                names = ("query", "key")
-                rows.append(
-                    _row(own[h, r, 0], at=at, **dict(zip(names, pair, strict=True)))
+                query, key = (
+                    str(self.components[m]) for m in self.pairs[part][h, r, 0]
                 )
-        return _largest_first(rows, count)
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Written(Answer):
-    """What a head writes for a query, by source position and component; host arrays.
-
-    Attributes:
-      place: The attention part, its head, and the position of the query.
-      unit: What the numbers are of: "output", along the head's output, which they add
-        up to the length of; or "logit", what reaches a logit straight from the head.
-      components: What values are sums of, M of them.
-      terms: `[S, M]` float64: by source position and component.
-      total: Their sum, as the model has it.
-      tokens: The text at each source position; () where it is not known.
-    """
-
-    place: tuple[int, int, int]
-    unit: str
-    components: tuple[Component, ...]
-    terms: np.ndarray
-    total: float
-    tokens: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """What is asked, and the sum."""
-        layer, head, query = self.place
-        own = f"Layer {layer}, head {head} writes for query {query}"
-        return f"{own}: {self.unit} {self.total:.4g}"
-
-    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Returns a row for each source position and component."""
-        tokens = [f" {text!r}" for text in self.tokens] or [""] * len(self.terms)
-        rows = [
-            _row(x, source=f"{s}{tokens[s]}", component=str(self.components[m]))
-            for (s, m), x in np.ndenumerate(self.terms)
-        ]
+                at = f"{part}.{h}: {self.queries[r]} to {self.keys[part][h, r]}"
+                row = {
+                    "term": float(own[h, r, 0]),
+                    "at": at,
+                    "query": query,
+                    "key": key,
+                }
+                rows.append(row)
         return _largest_first(rows, count)
 
 
@@ -258,14 +221,10 @@ class Reads(Answer):
                 each, known = self.components[m], float("nan")
                 if each.kind == "head" and weights is not None:
                     known = float(weights[each.layer, each.head, p, h])
-                row = _row(x, head=f"{p}.{h}", by=kind, reads=str(each))
-                own.append(row | {"composition of weights": known})
+                row = {"term": float(x), "head": f"{p}.{h}", "by": kind}
+                own.append(row | {"reads": str(each), "composition of weights": known})
             rows += _largest_first(own, count)
         return rows
-
-
-def _row(term, **labels) -> dict[str, Any]:
-    return {"term": float(term)} | labels
 
 
 def _largest_first(rows, count) -> list[dict[str, Any]]:
@@ -325,9 +284,18 @@ def pairs(
         _split(known.components, parts, side["splits"], set(map(tuple, sources or ())))
         for side, parts in zip(found["sides"], sides, strict=True)
     )
-    place, query_parts = (layer, head, query, key), query_parts * cell.scales
-    numbers = cell.positions, cell.scores, cell.weights
-    return Pairs(place, own, others, query_parts, key_parts, *numbers)
+    query_parts = query_parts * cell.scales
+    return Pairs(
+        (layer, head, query, key),
+        f"Layer {layer}, head {head}, query {query}, key {key}: score "
+        f"{cell.scores:.4g}, weight {cell.weights:.3g}",
+        (own, others),
+        query_parts @ key_parts.T,
+        cell.scores,
+        (query_parts, key_parts),
+        cell.positions,
+        cell.weights,
+    )
 
 
 def cells(
@@ -347,12 +315,14 @@ def cells(
     pairs in each cell.
     """
     known = _known(model, params, example)
-    longest = max(shape[2] for shape in known.shapes.values())
+    longest = max(shape[2] for shape in known.shapes)
     queries = range(longest) if queries is None else queries
     queries = np.array([_position("queries", t, longest) for t in queries], np.int32)
     program = _largest(model, count=min(count, len(known.components) ** 2))
     found = _run(program, params, example, queries, -1 if key is None else key)
-    fields = [dict(zip(known.shapes, x, strict=True)) for x in zip(*found["cells"])]  # noqa: B905
+    parts = [part for part, shape in enumerate(known.shapes) if shape[1]]
+    by_part = zip(*found["cells"], strict=True)
+    fields = (dict(zip(parts, own, strict=True)) for own in by_part)
     return Cells(known.components, queries, *fields)
 
 
@@ -365,12 +335,13 @@ def written(
     query: int,
     *,
     answer: int | None = None,
-) -> Written:
+) -> Terms:
     """Returns what a head writes for a query, by source position and component.
 
     Its weights are held, as are the factors of norms; other arguments and errors are as
     of `pairs`. `answer` is the class whose logit, at the query, is asked for: what
-    reaches it straight from the head, before a soft cap; None: the head's own output.
+    reaches it straight from the head, before a soft cap. None: terms are along the
+    head's own output, and add up to its length.
     """
     known = _known(model, params, example)
     _, _, num_queries, num_keys = known.of(layer, head)
@@ -379,8 +350,10 @@ def written(
     program = _values(model, is_logit=unit == "logit")
     found = _run(program, params, example, layer, head, query, answer)
     terms = _with_rest(found["terms"], found["whole"]).T[:num_keys]
-    place, total = (layer, head, query), float(found["total"])
-    return Written(place, unit, known.components, terms, total)
+    total = float(found["total"])
+    title = f"Layer {layer}, head {head}, query {query}: {unit} {total:.4g}"
+    sides = tuple(range(len(terms))), known.components
+    return Terms((layer, head, query), title, sides, terms, total)
 
 
 def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Reads:
@@ -410,16 +383,14 @@ def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) ->
 @running.compiled
 def _cell(model, params, example, layer, head, query, key, *, splits):
     held = Held(model, params, example).linearized()
-    numbers = {
-        place: [x[head, 0] for x in components.Cells.of(own, query[None], key)]
-        for own, place in zip(held.maps.values(), held.part.values(), strict=True)
-    }
-    cell = components.Cells(
-        *(
-            sum(jnp.where(place == layer, x[i], 0) for place, x in numbers.items())
-            for i in range(5)
+    numbers = [
+        jnp.stack(
+            [x[head, 0] * 1.0 for x in components.Cells.of(own, query[None], key)]
         )
-    )
+        for own in held.maps.values()
+    ]
+    is_own = np.array(list(held.part.values()))[:, None] == layer
+    cell = components.Cells(*jnp.where(is_own, jnp.stack(numbers), 0).sum(0))
     ends = ("query", query), ("key", cell.keys.astype(int))
     sides = [_side(held, layer, head, *end, splits) for end in ends]
     return {"cell": cell, "sides": sides, "curvature": held.curvature()}
@@ -568,7 +539,7 @@ def _sums(model, params, example):
     places = np.array(places)
     found = jax.lax.map(of_head, tuple(map(jnp.asarray, places.T)))  # [..., M, B]
     num_heads = max(own.shape[-3] for own in held.maps.values())
-    shape = len(example.inputs), held.num_parts, num_heads
+    shape = len(example.inputs), len(held.shapes), num_heads
     by = {}
     for j, kind in enumerate(circuits.KINDS):
         parts, heads, _ = places[places[:, 2] == j].T
@@ -621,15 +592,13 @@ class _Known(NamedTuple):
     """What is known of a model without running it."""
 
     components: tuple[Component, ...]
-    shapes: dict[int, tuple[int, ...]]  # of maps that have heads, by their parts
-    num_parts: int
+    shapes: list[tuple[int, ...]]  # of the map of each part
 
     def of(self, layer, head) -> tuple[int, ...]:
         """Returns the shape of a head's map, or raises ValueError if there is none."""
-        checks.integer_in("layer", layer, 0, self.num_parts - 1)
-        shape = self.shapes.get(layer, (0, 0, 0, 0))
-        checks.integer_in("head", head, 0, shape[1] - 1)
-        return shape
+        checks.integer_in("layer", layer, 0, len(self.shapes) - 1)
+        checks.integer_in("head", head, 0, self.shapes[layer][1] - 1)
+        return self.shapes[layer]
 
 
 def _known(model, params, example) -> _Known:
@@ -637,8 +606,7 @@ def _known(model, params, example) -> _Known:
 
     def trace(params, example):
         held = Held(*running.compact(model, params), example)
-        shapes = {held.part[name]: own.shape for name, own in held.maps.items()}
-        found.append(_Known(held.components, shapes, held.num_parts))
+        found.append(_Known(held.components, held.shapes))
 
     jax.eval_shape(trace, params, example)
     return found[0]
@@ -662,11 +630,9 @@ def _check_linear(found) -> None:
         raise ValueError(
             "the model must be linear in what its heads and feed-forward parts write, "
             f"with the factors of norms held, but is {far:.1%} off: a norm, embedding "
-            "or feed-forward part has no site that shows it. In a function of your own "
-            'name them, mh.site("factor", x) what a norm multiplies by, '
-            'mh.site("embedding", x), mh.site("feed_forward/output", x); without '
-            "these only whole queries and keys are known, look(...) at */query and "
-            "*/key."
+            'or feed-forward part has no site. Name them, mh.site("factor", x) what a '
+            'norm multiplies by, mh.site("embedding", x), mh.site("feed_forward/output"'
+            ", x); else whole queries and keys alone are known, at */query and */key."
         )
 
 
