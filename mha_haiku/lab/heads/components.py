@@ -239,8 +239,15 @@ class Cells(NamedTuple):
         num_heads, num_queries, num_keys = own.shape[-3:]
         shape = num_heads, len(rows), num_keys
         weights = own.tile(rows, slice(None))[0]
-        order = jnp.argsort(weights, descending=True)
-        keys = jnp.where(key < 0, order[..., jnp.maximum(-key - 1, 0)], key)
+
+        def without_largest(_, left):  # quicker to compile than to sort
+            largest = left.argmax(-1)[..., None] == jnp.arange(num_keys).reshape(
+                1, 1, -1
+            )
+            return jnp.where(largest, -1, left)
+
+        left = jax.lax.fori_loop(0, jnp.maximum(-key - 1, 0), without_largest, weights)
+        keys = jnp.where(key < 0, left.argmax(-1), key)
 
         def at(tile):  # [H, R], of [..., R, S]
             tile = jnp.broadcast_to(tile.reshape(-1, *tile.shape[-2:]), shape)

@@ -458,20 +458,21 @@ def _largest(model, params, example, rows, key, *, count):
         _, best = jax.lax.top_k(jnp.abs(terms).ravel(), count)
         return jnp.stack(jnp.divmod(best, len(key)), -1), terms.ravel()[best]
 
-    found = []
-    for name, own in numbers.items():
-        sides = [  # [H R, M, K]
-            jnp.concatenate([x, (whole - x.sum(0))[None]]).reshape(
-                len(x) + 1, -1, x.shape[-1]
-            )
-            for x, whole in zip(parts[name], wholes[name], strict=True)
-        ]
-        given = *(x.swapaxes(0, 1) for x in sides), own.scales.ravel()
-        best = [
-            x.reshape(*own.scales.shape, *x.shape[1:])
-            for x in jax.lax.map(largest, given)
-        ]
-        found.append((own.keys, own.scores, own.positions, own.weights, *best))
+    sides, size = ([], []), max(own.key.shape[-1] for own in held.maps.values())
+    for name in numbers:
+        for side, x, whole in zip(sides, parts[name], wholes[name], strict=True):
+            x = jnp.concatenate([x, (whole - x.sum(0))[None]])  # [M, H, R, K]
+            x = jnp.moveaxis(x, 0, 2).reshape(-1, len(x), x.shape[-1])
+            side.append(jnp.pad(x, ((0, 0), (0, 0), (0, size - x.shape[-1]))))
+    scales = [own.scales.ravel() for own in numbers.values()]
+    given = *map(jnp.concatenate, sides), jnp.concatenate(scales)
+    # One loop over the cells of all parts, which compiles once.
+    best, found, first = jax.lax.map(largest, given), [], 0
+    for own in numbers.values():
+        cells_ = slice(first, first + own.scales.size)
+        shaped = (x[cells_].reshape(*own.scales.shape, *x.shape[1:]) for x in best)
+        found.append((own.keys, own.scores, own.positions, own.weights, *shaped))
+        first = cells_.stop
     return {"cells": found, "curvature": held.curvature()}
 
 
