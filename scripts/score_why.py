@@ -42,8 +42,13 @@ def main() -> None:
         program = rasp.PROGRAMS[name]()
         sizes = rasp.sizes(program)
         known, subject, _ = known_heads(program, sizes, flags.seed)
-        hits = planted_first(known, subject.batches[0], seed=flags.seed)
-        found = of_edges(known, subject)
+        own = layout.Layout(known.program)
+        generator = np.random.default_rng(flags.seed)  # draws places first of all
+        num_heads = known.config.attention.num_heads
+        places = compiler._places(own, num_heads, generator)
+        assert {place: head.name for head, place in places.items()} == known.heads
+        hits = planted_first(known, subject.batches[0], own, places)
+        found = of_edges(known, subject, own, places)
         shares[name], cells = np.mean(hits), cells + len(hits)
         for key, value in found.items():
             edges[key].append(value)
@@ -63,13 +68,8 @@ def main() -> None:
             print(f"edges, {key}: AUROC {np.mean(own):.3f}, lowest {min(own):.3f}")
 
 
-def planted_first(known, example, *, seed) -> list[bool]:
+def planted_first(known, example, own, places) -> list[bool]:
     """Returns for each cell that matters whether a planted pair is the largest."""
-    own = layout.Layout(known.program)
-    generator = np.random.default_rng(seed)
-    num_heads = known.config.attention.num_heads
-    places = compiler._places(own, num_heads, generator)
-    assert {place: head.name for head, place in places.items()} == known.heads
     rows, hits = np.asarray(example.inputs)[:_EXAMPLES], []
     for row in rows:
         one = example._replace(
@@ -115,9 +115,22 @@ def writer(own, places, part) -> str:
     return writer(own, places, part.inputs[0])
 
 
-def of_edges(known, subject) -> dict[str, float]:
-    """Returns AUROCs of the program's edges, {} where there are none."""
-    if not known.edges:
+def of_edges(known, subject, own, places) -> dict[str, float]:
+    """Returns AUROCs of the program's edges without hidden units; {}: there are none.
+
+    Edges through hidden units do not count: what is read then is these.
+    """
+    direct = {
+        (writer(own, places, each), place, kind)
+        for head, place in places.items()
+        for kind, sequences in language.inputs_of(head).items()
+        for each in sequences
+    }
+    is_direct = {
+        edge: ("head {}.{}".format(*edge[0]), *edge[1:]) in direct
+        for edge in known.edges
+    }
+    if not any(is_direct.values()):
         return {}
     found = heads.why.reads(known.model, known.params, subject.batches)
     graphs = {"measured": [], "weights": []}
@@ -125,9 +138,13 @@ def of_edges(known, subject) -> dict[str, float]:
         graphs["measured"].append(np.abs(found.graph(kind)))
         graphs["weights"].append(found.composition[kind])
     is_real = np.zeros((*graphs["weights"][0].shape, 3), bool)
-    for sender, receiver, kind in known.edges:
-        is_real[(*sender, *receiver, heads.circuits.KINDS.index(kind))] = True
     values = {key: np.stack(own, -1) for key, own in graphs.items()}
+    for edge, is_known in is_direct.items():
+        sender, receiver, kind = edge
+        place = (*sender, *receiver, heads.circuits.KINDS.index(kind))
+        is_real[place] = is_known
+        if not is_known:
+            values["weights"][place] = np.nan
     # Where a head's queries read exactly nothing there is no number, and no effect.
     is_edge = ~np.isnan(values["weights"])
     values["measured"] = np.where(is_edge, np.nan_to_num(values["measured"]), np.nan)

@@ -244,6 +244,7 @@ def test_pairs_are_exact_for_every_norm_position_and_score(fields):
     check_cells(fields)
 
 
+@pytest.mark.slow
 def test_one_cell_splits_heads_by_source_and_adds_up_to_the_score():
     config, model, params, example = subject(**LLAMA)
     (qkv, _), values = oracle(LLAMA)
@@ -317,6 +318,7 @@ def test_removing_a_pair_from_query_and_key_changes_the_score_by_its_term():
     np.testing.assert_allclose(both, found.terms[i, j], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_a_head_writes_adds_up_by_source_and_component():
     config, model, params, example = subject(**LLAMA)
     (qkv, _), values = oracle(LLAMA)
@@ -343,6 +345,7 @@ def test_what_a_head_writes_adds_up_by_source_and_component():
     np.testing.assert_allclose(found.total, own.heads[layer][0, t, head, c], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_heads_read_over_data_is_what_numpy_sums_up():
     of, model, params, _ = subject(**LLAMA)
     given = tiny_models.inputs_of(of)
@@ -415,6 +418,7 @@ def foreign(*, normed, named=False):
     return mh.models.Model(None, apply), params
 
 
+@pytest.mark.slow
 def test_a_function_splits_as_far_as_its_program_shows():
     example = tasks.Example(np.arange(5)[None], None, None)
     model, params = foreign(normed=False)
@@ -511,6 +515,7 @@ def test_refusals_name_what_is_wanted(given, message):
         why.pairs(model, params, example, *given)
 
 
+@pytest.mark.slow
 def test_scores_that_are_no_products_are_refused():
     _, model, params, example = subject(attention__score="additive")
     with pytest.raises(ValueError, match="scaled product of queries and keys"):
