@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_NODES = 64
+_MOST_ROWS = 20
 
 
 class Grid(NamedTuple):
@@ -147,6 +148,40 @@ def _of_edges(edges: heads.Edges) -> Grid:
         caption=f"Paths between heads: {edges.unit}, means of {len(edges.base)} pairs",
         note="Rows write, columns read, by queries (q), keys (k) or values (v).",
     )
+
+
+@shown.fragment.register
+def _(answer: heads.why.Answer) -> markup.Html:
+    rows = answer.rows(_MOST_ROWS)
+    table = [
+        [f"{x:.4g}" if isinstance(x, float) else visible(x) for x in row.values()]
+        for row in rows
+    ]
+    columns = list(rows[0]) if rows else []
+    table = markup.plain_table(table, columns=columns)
+    return markup.block(answer.title, table, note=heads.why.HELD)
+
+
+@plotting.figure_of.register(heads.why.Answer)
+def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
+    """Draws the largest terms as bars, each with what it is of."""
+    rows = what.rows(_MOST_ROWS)
+    terms = [row["term"] for row in rows]
+    names = [
+        "  x  ".join(visible(x) for x in row.values() if isinstance(x, str))
+        for row in rows
+    ]
+    sheet = drawing.sheet(
+        6.5, max(1.8, 0.22 * len(rows) + 1.2), title=title or what.title
+    )
+    axes = sheet.subplots()
+    colours = ["tab:red" if term > 0 else "tab:blue" for term in terms]
+    axes.barh(range(len(rows)), terms, color=colours)
+    axes.set_yticks(range(len(rows)), names, parse_math=False)
+    axes.invert_yaxis()
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    axes.set_xlabel("term")
+    return sheet
 
 
 shows(heads.Patched, _of_patched)

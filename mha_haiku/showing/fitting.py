@@ -30,7 +30,7 @@ class Cut(NamedTuple):
       heads: How many heads of a layer, at most.
       join: How many bins, along queries and keys, become one.
       rounding: Weights are rounded to multiples of this.
-      channels: Whether there are queries and keys.
+      channels: Whether there are queries and keys, and why heads look there.
       patches: How many finer parts there are, those with the most mass.
     """
 
@@ -89,7 +89,7 @@ def _guess(whole, budget) -> Cut:
 def _smaller(whole, cut, excess) -> Cut | None:
     """Returns a cut that takes less room, by about a factor `excess`; None: none."""
     examples = [example for each in whole.sets for example in each.examples]
-    if cut.channels and any(example.channels for example in examples):
+    if cut.channels and any(each.channels or each.why for each in examples):
         return cut._replace(channels=False)
     coarser = [each for each in _ROUNDINGS if each > cut.rounding]
     if coarser:
@@ -203,6 +203,7 @@ def _cut_example(example, layers, cut, least):
         masked=tuple(_joined_mask(masked, cut.join) for masked in example.masked),
         patches=tuple(patch for patch in example.patches if _mass(patch) > least),
         channels=example.channels if cut.channels else None,
+        why=example.why if cut.channels else None,
     )
 
 

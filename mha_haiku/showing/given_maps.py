@@ -5,6 +5,7 @@ Weights are whole up to `WHOLE` positions and pooled beyond.
 N examples (all of the batch axes), T query and S key positions.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ import numpy as np
 
 from mha_haiku.core import attention, display, models
 from mha_haiku.core.attention import scores
+from mha_haiku.lab import heads
 from mha_haiku.showing import collecting
-from mha_haiku.showing.map_set import Axes, Axis, Example, Images, Layer, MapSet
+from mha_haiku.showing.map_set import Axes, Axis, Example, Images, Layer, MapSet, Why
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
@@ -172,6 +174,26 @@ def map_set(
             )
         )
     return collecting.map_set(name, layers, seen, examples)
+
+
+def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
+    """Returns a set whose first example says why its heads look there."""
+    if not why:
+        return shown
+    cells, scores, pairs, terms = [], [], [], []
+    for each in why:
+        for part, own in each.scores.items():
+            at = np.argwhere(np.isfinite(own))
+            h, r = at.T
+            place = np.full(len(at), part), h, each.queries[r], each.keys[part][h, r]
+            cells.append(np.stack(place, -1))
+            scores.append(own[h, r])
+            pairs.append(each.pairs[part][h, r])
+            terms.append(each.terms[part][h, r])
+    arrays = map(np.concatenate, (cells, scores, pairs, terms))
+    first, *others = shown.examples
+    first = first._replace(why=Why(tuple(map(str, why[0].components)), *arrays))
+    return dataclasses.replace(shown, examples=(first, *others))
 
 
 def _has_channels(attention_map, count) -> bool:

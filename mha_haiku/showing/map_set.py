@@ -114,6 +114,25 @@ class Channels(NamedTuple):
     exact: bool
 
 
+class Why(NamedTuple):
+    """Why heads look there: the largest terms of the scores of N cells.
+
+    Attributes:
+      components: What queries and keys are sums of: "token", "head 0.3", with the
+        numbers of its layer and head.
+      cells: `[N, 4]` integers: layer, head, positions of query and key.
+      scores: `[N]`.
+      pairs: `[N, n, 2]` integers, places in `components`, at the query and at the key.
+      terms: `[N, n]`, the largest in size first.
+    """
+
+    components: tuple[str, ...]
+    cells: np.ndarray
+    scores: np.ndarray
+    pairs: np.ndarray
+    terms: np.ndarray
+
+
 class Images(NamedTuple):
     """What positions look like.
 
@@ -167,6 +186,7 @@ class Example(NamedTuple):
       channels: What the scores of each layer are made of, or None.
       is_mean: Whether it is the mean of examples, and no input.
       kinds: Axes by the kind of a layer, where they are not `queries` and `keys`.
+      why: Why heads look there, or None.
     """
 
     name: str
@@ -181,6 +201,7 @@ class Example(NamedTuple):
     channels: tuple[Channels | None, ...] | None = None
     is_mean: bool = False
     kinds: Mapping[str, Axes] = {}
+    why: Why | None = None
 
     def axes(self, layer: "Layer") -> Axes:
         """Returns what stands along the maps of a layer."""
@@ -425,6 +446,7 @@ def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
             for own, (_, each) in zip(masked, layers, strict=True)
         ),
         channels=channels,
+        why=None,  # its heads have other places
         patches=tuple(
             each._replace(head=places[each.layer].index(each.head))
             for each in example.patches

@@ -84,9 +84,9 @@ def contents(shown: Dossier) -> dict[str, Any]:
       weight and the `precision`, both of all maps; `matches`; and `sets`, each with
       `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
       has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
-      (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`
-      and `channels`; where layers are of several kinds they have their `kind`, and an
-      example `kinds`: what layers of a kind have in place of these
+      (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`,
+      `channels` and `why`; where layers are of several kinds they have their `kind`,
+      and an example `kinds`: what layers of a kind have in place of these
       (`queries`, `keys`, `images`, and `answers` if there are none), and `alignment`,
       pairs of positions.
     """
@@ -249,6 +249,7 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
         "images": _images(example.images),
         "patches": patches,
         "channels": None if channels is None else list(map(_channels, channels)),
+        "why": None if example.why is None else _why(example.why),
     } | ({"kinds": kinds} if kinds else {})
 
 
@@ -345,6 +346,17 @@ def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
         result[name] = _packed(np.round(steps).astype("i1"))
         result[f"{name}_scale"] = scale.tolist()
     return result
+
+
+def _why(why: map_set.Why) -> dict[str, Any]:
+    """Returns the terms of scores, to four digits."""
+    shown = {name: getattr(why, name).tolist() for name in ("cells", "pairs")}
+    for name in ("scores", "terms"):
+        shown[name] = [
+            [float(f"{x:.4g}") for x in row]
+            for row in getattr(why, name).reshape(len(why.cells), -1).tolist()
+        ]
+    return {"components": list(map(labels.one_line, why.components))} | shown
 
 
 def _kinds(shown: Dossier) -> list[str]:

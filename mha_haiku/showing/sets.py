@@ -25,11 +25,13 @@ class Given(NamedTuple):
       maps: Maps as `mh.show` takes them; or anything else, where there are no maps.
       tokens: Labels as `mh.show` takes them.
       key_tokens: Labels as `mh.show` takes them.
+      why: Why heads look there, `heads.why.Cells` of one example.
     """
 
     maps: Any
     tokens: Any = None
     key_tokens: Any = None
+    why: tuple[Any, ...] = ()
 
 
 @functools.singledispatch
@@ -48,11 +50,12 @@ def maps_of(value: Any) -> Given:
 
 def given(value: Any, tokens: Any = None, key_tokens: Any = None) -> Given:
     """Returns the maps in a value; tokens that are given replace those that it has."""
-    maps, own, own_keys = maps_of(value)
+    maps, own, own_keys, why = maps_of(value)
     return Given(
         maps,
         own if tokens is None else tokens,
         own_keys if key_tokens is None else key_tokens,
+        why,
     )
 
 

@@ -60,7 +60,7 @@ def show(
         budget is below what an empty page takes.
     """
     checks.positive_integer("budget", budget)
-    value, tokens, key_tokens = sets.given(maps_or_run, tokens, key_tokens)
+    value, tokens, key_tokens, why = sets.given(maps_or_run, tokens, key_tokens)
     sides = {
         "tokens": tokens,
         "key_tokens": key_tokens,
@@ -69,6 +69,8 @@ def show(
     }
     if given_maps.is_maps(value):
         whole = _of_maps(value, compare=compare, **sides)
+        first, *others = whole.sets
+        whole = whole._replace(sets=(given_maps.with_why(first, why), *others))
     elif not sets.has_own(value):
         return shown.view(value, **sides, heads=heads, compare=compare)
     else:

@@ -23,11 +23,13 @@ class TextMaps(Sequence):
         that are known.
       tokens: Text, for each of B examples, of its T queries; () of features.
       key_tokens: The text of its S keys; (): as the queries.
+      why: Of one text, `heads.why.Cells`, which the page shows.
     """
 
     maps: Any
     tokens: tuple[tuple[str, ...], ...] = ()
     key_tokens: tuple[tuple[str, ...], ...] = ()
+    why: tuple[Any, ...] = ()
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 

@@ -115,14 +115,22 @@ class Subject:
             self._refuse("logits", "gives no logits")
         return logits[0] if is_one else logits
 
-    def maps(self, inputs: Any) -> answers.TextMaps:
-        """Computes the attention map of each layer, with its tokens."""
+    def maps(self, inputs: Any, *, why: int = 0) -> answers.TextMaps:
+        """Computes the attention map of each layer, with its tokens.
+
+        `why` is, of one text, for how many keys of each query, those with the largest
+        weights, the page says why they are looked at; it takes seconds.
+        """
         batch, _ = self._batch(inputs)
+        if why:
+            batch, _ = self._one(inputs)
+        given = self.model, self.params, batch
+        cells = tuple(heads.why.cells(*given, key=-1 - i) for i in range(why))
         if self.model.config is None:
             _, maps = self.look(batch, ["*/map"])
         else:
             maps = running.run(self.model, self.params, batch).maps
-        return answers.TextMaps(maps, *self._labels(batch))
+        return answers.TextMaps(maps, *self._labels(batch), cells)
 
     def look(self, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
         """Runs the model: its `Output`, and what is at its sites, by name.
@@ -318,6 +326,57 @@ class Subject:
         )
         return answers.Circuits(kind, scores)
 
+    def why(
+        self,
+        inputs: Any,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        query: int = -1,
+        key: int | None = None,
+        **options: Any,
+    ) -> heads.why.Pairs | heads.why.Cells:
+        """Returns why a head looks there: its score by pairs of components.
+
+        Inputs are one text, or one row of tokens; layers are of all attention parts. A
+        key of None is the one with the largest weight. Without a layer the largest
+        pairs of all heads are returned. Options are those of `heads.why.pairs`, or of
+        `heads.why.cells`, and so are errors.
+        """
+        batch, labels = self._one(inputs)
+        given = self.model, self.params, batch
+        if layer is None:
+            return heads.why.cells(*given, [query], key, **options)
+        found = heads.why.pairs(*given, layer, head, query, key, **options)
+        texts = [
+            side[i] for side, i in zip(labels, found.place[2:], strict=True) if side
+        ]
+        title = " ".join([found.title, *map(repr, texts)])
+        return dataclasses.replace(found, title=title)
+
+    def writes(
+        self, inputs: Any, *, layer: int, head: int, query: int = -1, answer: Any = None
+    ) -> heads.why.Terms:
+        """Returns what a head writes, by source position and component.
+
+        Arguments are as of `why`; `answer`, a token or its text, asks for its logit.
+        """
+        batch, (_, texts) = self._one(inputs)
+        given = self.model, self.params, batch, layer, head, query
+        found = heads.why.written(*given, answer=self._token(answer))
+        sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
+        labels = sources or found.labels[0], found.labels[1]
+        return dataclasses.replace(found, labels=labels)
+
+    def reads(self, examples: Any = EXAMPLES) -> heads.why.Reads:
+        """Returns what each head's queries, keys and values read, over examples.
+
+        These are as of `strongest`; next to it stands the composition from weights.
+        """
+        is_count = isinstance(examples, int)
+        batch = self.examples(examples) if is_count else self._batch(examples)[0]
+        return heads.why.reads(self.model, self.params, [batch])
+
     def strongest(
         self,
         layer: int,
@@ -418,13 +477,16 @@ class Subject:
 
     # --- Pictures
 
-    def show(self, inputs: Any = None, **options: Any) -> Any:
-        """Shows the page of the maps of inputs; None: of held-out examples."""
+    def show(self, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
+        """Shows the page of the maps of inputs; None: of held-out examples.
+
+        `why` is as of `maps`.
+        """
         if inputs is None and self.run is not None:
             return display.show(self, **options)
         if inputs is None:
             self._refuse("show", "has no task; give inputs")
-        return self.maps(inputs).show(**options)
+        return self.maps(inputs, why=why).show(**options)
 
     def plot(self, inputs: Any, **options: Any) -> Any:
         """Draws the maps of inputs; see `mh.plot`."""
@@ -445,6 +507,20 @@ class Subject:
                 "reads a target too; examples(count) gives some."
             )
         return inputs.batch(self.codec, given)
+
+    def _one(self, given) -> tuple[tasks.Example, tuple[tuple, tuple]]:
+        """Returns one example, with the texts at its queries and its keys."""
+        batch = self._batch(given)[0]
+        if len(batch.inputs) != 1:
+            raise ValueError(
+                f"inputs must be one text or one row, got {len(batch.inputs)}."
+            )
+        own, keys = self._labels(batch)
+        own = own[0] if own else ()
+        return batch, (own, keys[0] if keys else own)
+
+    def _token(self, answer) -> int | None:
+        return None if answer is None else inputs.one_token(self.codec, answer)
 
     def _labels(self, batch) -> tuple[tuple, tuple]:
         """Returns the texts at queries and keys of each example; (): unknown."""

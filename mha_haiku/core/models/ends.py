@@ -49,6 +49,7 @@ def embedded(
     x = embedding(inputs)
     if own.scale != 1:
         x = x * own.scale
+    x = sites.site(prefix + "token_embedding", x)
     with_positions = modules.PositionScheme.of(own).embed
     if with_positions is not None:
         x = with_positions(x, first, prefix)
@@ -107,6 +108,7 @@ def logits(
         x = hk.Linear(1 if is_set else num_classes, own.with_bias, name="logits")(x)
     x = policy.cast_to_output(x[..., 0] if is_set else x)
     if own.soft_cap is not None:
+        x = sites.site("uncapped_logits", x)
         x = own.soft_cap * jnp.tanh(x / own.soft_cap)
     x = jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
     return sites.site("logits", x)

@@ -12,6 +12,8 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
+from mha_haiku.core import sites
+
 Array = jax.Array
 
 
@@ -149,6 +151,7 @@ def _standardised_by(x, epsilon):
 def _of_unit_size_by(x, epsilon):
     """Returns the features at unit size, and what they were multiplied by."""
     factor = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
+    factor = sites.site("factor", factor)  # with it held, a norm is linear
     return x * factor, factor
 
 

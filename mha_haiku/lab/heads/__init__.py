@@ -12,6 +12,7 @@ from mha_haiku.lab.heads import (
     hard_concrete,
     means,
     metrics,
+    why,
 )
 from mha_haiku.lab.heads.ablation_values import AblationValue
 from mha_haiku.lab.heads.contributions import (
@@ -133,4 +134,5 @@ __all__ = [
     "unit_gradient",
     "value_rollout",
     "weights",
+    "why",
 ]
