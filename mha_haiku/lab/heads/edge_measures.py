@@ -97,9 +97,11 @@ def edge_attribution(
     Source: Syed et al. 2023, section 3, https://arxiv.org/abs/2310.10348; with `steps`
     Hanna et al. 2024, eq. 4, https://arxiv.org/abs/2403.17806.
     """
-    found, cost = _attributions(subject, corrupted, steps)
-    edges, _, *both = found
-    return _edges(subject, (edges, *both), cost)
+    count = 1 if steps is None else checks.positive_integer("steps", steps)
+    shares = np.float32(np.arange(1, count + 1) / count)
+    program = _slopes(subject.model, metric=subject.metric)
+    found = patching.over_pairs(subject, corrupted, program, shares)
+    return _edges(subject, found, Cost(2 + 2 * count, 2 * count))
 
 
 @_offered
@@ -117,18 +119,11 @@ def node_attribution(
 
     Arguments, errors and sources are as of `edge_attribution`.
     """
-    found, cost = _attributions(subject, corrupted, steps)
-    _, nodes, *both = found
-    senders = np.array(graphs.of_model(subject.model).writers)
-    return Nodes(nodes, *both, senders, cost=cost)
-
-
-def _attributions(subject, corrupted, steps):
-    count = 1 if steps is None else checks.positive_integer("steps", steps)
-    shares = np.float32(np.arange(1, count + 1) / count)
-    program = _slopes(subject.model, metric=subject.metric)
-    found = patching.over_pairs(subject, corrupted, program, shares)
-    return found, Cost(2 + 2 * count, 2 * count)
+    edges = edge_attribution(subject, corrupted, steps=steps)
+    nodes = graphs.of_model(subject.model).writers
+    is_from = (edges.senders[:, None] == np.array(nodes)).all(-1)
+    values = edges.per_example @ is_from
+    return Nodes(values, edges.base, edges.other, np.array(nodes), cost=edges.cost)
 
 
 @_compiled
@@ -136,12 +131,11 @@ def _slopes(model, params, clean, corrupted, shares, *, metric):
     pair = edge_runs.Pair(model, params, clean, corrupted, metric)
 
     def add(total, share):
-        found = pair.slopes(share)
-        return jax.tree.map(lambda x, y: x + y / len(shares), total, found), None
+        return total + pair.slopes(share) / len(shares), None
 
-    init = jax.tree.map(jnp.zeros_like, jax.eval_shape(pair.slopes, shares[0]))
-    (edges, nodes), _ = jax.lax.scan(add, init, shares)
-    return edges, nodes, pair.before, pair.after
+    init = jnp.zeros((len(pair.before), len(pair.graph.places)))
+    edges, _ = jax.lax.scan(add, init, shares)
+    return edges, pair.before, pair.after
 
 
 @_offered

@@ -30,8 +30,6 @@ from mha_haiku.training import tasks
 Array = jax.Array
 Params = Mapping[str, Mapping[str, Array]]
 
-_QUERY, _KEY, _VALUE = ("query", "gates"), ("key",), ("value",)
-
 
 class Pieces:
     """The parts of a model, as functions of parameters and of what they read.
@@ -40,37 +38,25 @@ class Pieces:
     and nothing else.
     """
 
-    def __init__(self, model: models.Model, params: Params, example: tasks.Example):
-        """Traces the model."""
-        self.graph = graphs.of_model(model)
-        begins, ends = set(), {"logits"}
-        for part in self.graph.parts:
-            begins |= set(part.reads)
-            ends.add(f"{part.path}/output")
-            if part.groups:
-                inner = ("query", "key", "value", "gates", "heads")
-                begins |= {f"{part.path}/{name}" for name in inner}
-        begins.add(f"{self.graph.stack}/stream")
+    def __init__(self, model: models.Model, params: Params, example: tasks.Example, of):
+        """Traces the model, with the parts `of` its layers that are wanted."""
+        graph = graphs.of_model(model)
+        inner = ("query", "key", "value", "gates", "heads")
+        begins = {site for part in of for site in part.reads} | {graph.end}
+        begins |= {f"{part.path}/{x}" for part in of for x in inner if part.groups}
+        ends = {f"{part.path}/output" for part in of} | {"logits"}
         run = functools.partial(running.run, model)
         look = sites.look(run, sorted(begins | ends), strict=False)
-        _, shapes = jax.eval_shape(look, params, example)
-        self.names = list(shapes)
+        shapes = jax.eval_shape(look, params, example)[1]
         given = {name: x for name, x in shapes.items() if name in begins}
 
         # The look is inside of the edit, and so sees what is computed, not what is set.
         def pieces(params, example, given):
             changes = {name: lambda _, x=x: x for name, x in given.items()}
-            return list(sites.edit(look, changes)(params, example)[1].values())
+            return [*sites.edit(look, changes)(params, example)[1].values()]
 
-        arrays, structure = jax.tree.flatten((params, example))
-        count = len(arrays)
-
-        def flat(*leaves):
-            given_leaves = dict(zip(given, leaves[count:], strict=True))
-            return pieces(*jax.tree.unflatten(structure, leaves[:count]), given_leaves)
-
-        self._closed = jax.make_jaxpr(flat)(*arrays, *given.values())
-        self._example, self._given = example, list(given)
+        self._jaxpr = jax.make_jaxpr(pieces)(params, example, given)
+        self._example, self._given, self._names = example, sorted(given), list(shapes)
         self._modules = [
             (x, name) for x in sorted(params) for name in sorted(params[x])
         ]
@@ -78,22 +64,21 @@ class Pieces:
 
     def __call__(
         self, params: Params, wanted: Sequence[str], given: Mapping[str, Array]
-    ) -> list[Array]:
-        """Returns the sites that are wanted and exist, computed of those given."""
-        wanted = tuple(name for name in wanted if name in self.names)
+    ) -> dict[str, Array]:
+        """Returns the sites that are wanted and exist, by the last part of their names."""
+        wanted = tuple(name for name in self._names if name in wanted)
         if wanted not in self._programs:
-            used = [name in wanted for name in self.names]
-            self._programs[wanted] = partial_eval.dce_jaxpr(self._closed.jaxpr, used)
+            used = [name in wanted for name in self._names]
+            self._programs[wanted] = partial_eval.dce_jaxpr(self._jaxpr.jaxpr, used)
         jaxpr, used = self._programs[wanted]
         # Of layers that are alike, the parameters of one are given.
         leaves = [params.get(module, {}).get(name) for module, name in self._modules]
         leaves += jax.tree.leaves(self._example)
         leaves += [given.get(name) for name in self._given]
         leaves = [x for x, is_used in zip(leaves, used, strict=True) if is_used]
-        found = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, self._closed.consts))(*leaves)
-        in_order = [name for name in self.names if name in wanted]
-        by_name = dict(zip(in_order, found, strict=True))
-        return [by_name[name] for name in wanted]
+        program = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, self._jaxpr.consts))
+        names = [name.rpartition("/")[-1] for name in wanted]
+        return dict(zip(names, program(*leaves), strict=True))
 
 
 class Pair:
@@ -108,324 +93,283 @@ class Pair:
         """Runs the model on both."""
         if running.is_scanned(model, params):
             raise ValueError("model must have looped layers; models.unstacked helps.")
-        self.pieces = Pieces(model, params, clean)
-        self.graph, self.params, self.example = self.pieces.graph, params, clean
-        self._metric = metric
+        self.graph = graphs.of_model(model)
         self._compact = running.compact(model, params)
         # Layers that are alike run as a scan of the first one.
         self._is_scanned = running.is_scanned(*self._compact)
-        at = [_EMBEDDINGS[stack] for stack in self.graph.embeddings]
-        at += [_written(part) for part in self.graph.parts]
-        self._written = at
+        layers = self.graph.layers[:1] if self._is_scanned else self.graph.layers
+        self._params, self._example, self._metric = params, clean, metric
+        self._pieces = Pieces(model, params, clean, sum(layers, ()))
+        embeddings = [_EMBEDDINGS[stack] for stack in self.graph.stacks]
+        self._written = [*embeddings, *(part.written for part in self.graph.parts)]
         pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), clean, corrupted)
-        logits, seen = jax.lax.map(functools.partial(self._seen, at=at), pair)
-        self.before, self.after = (metric(x, clean) for x in logits)
-        self.clean, self.corrupted = (
+        look = functools.partial(running.look, *self._compact, at=self._written)
+        output, seen = jax.lax.map(lambda x: _logits(look(example=x)), pair)
+        self.before, self.after = (metric(x, clean) for x in output)
+        self._clean, self._corrupted = (
             {name: x[i] for name, x in seen.items()} for i in (0, 1)
         )
-
-    def _seen(self, example, at):
-        output, found = running.look(*self._compact, example, at)
-        return output.logits, found
-
-    def matrix(self, values: Array) -> Array:
-        """Returns `[..., E]` of edges as `[..., U, R]`, with zeros."""
-        writers, readers = self.graph.places.T
-        shape = (*values.shape[:-1], *self.graph.exists.shape)
-        return jnp.zeros(shape).at[..., writers, readers].set(values)
 
     def patched(self, kept: Array) -> Array:
         """Returns the metric `[B]` where edges are kept by as much as `[E]` says.
 
-        An edge carries `kept` times what its sender has written in this run, plus the
-        rest of 1 times what it has written in the corrupted run.
+        An edge carries `kept` times what its sender writes in this run, plus the rest
+        of 1 times what it has written in the corrupted run.
         """
-        graph, cut = self.graph, self.matrix(1 - kept)
-        streams = {stack: self.clean[_EMBEDDINGS[stack]] for stack in graph.embeddings}
-        # By stack: what each node has written in the corrupted run, less in this one.
-        missing = {}
-        for stack, stream in streams.items():
-            count = len(graph.writers[graph.of_stack(stack)])
-            first = self.corrupted[_EMBEDDINGS[stack]] - stream
-            missing[stack] = jnp.zeros((count, *stream.shape)).at[0].set(first)
+        graph, clean, corrupted = self.graph, self._clean, self._corrupted
+        cut = jnp.zeros(graph.exists.shape).at[*graph.places.T].set(1 - kept)
+        # By stack: the stream, and what each node has written in the corrupted run,
+        # less what it writes in this one.
+        streams, missing = {}, {}
+        for stack, rows in graph.stacks.items():
+            streams[stack] = clean[_EMBEDDINGS[stack]]
+            first = corrupted[_EMBEDDINGS[stack]] - streams[stack]
+            shape = (rows.stop - rows.start, *first.shape)
+            missing[stack] = jnp.zeros(shape).at[0].set(first)
 
         def read(site, cut, streams, missing):
-            stack = _stack(site)
-            rows = cut[graph.of_stack(stack)]
-            return streams[stack] + jnp.einsum("ur,ubtd->rbtd", rows, missing[stack])
+            stack = graphs.stack_of(site)
+            added = jnp.tensordot(cut[graph.stacks[stack]].T, missing[stack], 1)
+            return streams[stack] + added
 
         def step(layer, params, carry, given):
-            streams, missing = carry
-            entering = streams
-            for part, (cut, theirs, writer) in zip(layer, given, strict=True):
+            entering, (streams, missing) = carry[0], carry
+            for part, (cuts, theirs, writer) in zip(layer, given, strict=True):
                 sources = [
-                    read(site, own, entering if _enters(site) else streams, missing)
-                    for site, own in zip(
-                        part.reads, jnp.split(cut, len(part.reads), 1), strict=True
-                    )
+                    read(x, cut, entering if graphs.enters(x) else streams, missing)
+                    for x, cut in zip(part.reads, cuts, strict=True)
                 ]
+                given = {part.reads[0]: sources[0][0]}
                 if part.groups:
-                    heads = self._heads(part, params, sources)
+                    read_by = {}
+                    for kind, source in zip("qkv", sources, strict=True):
+                        read_by |= self._projected(part, params, kind, source)
+                    heads = self._attended(part, params, read_by)
                     written = _contributions(part, params, theirs - heads)
-                    at = {f"{part.path}/heads": heads}
-                    (output,) = self.pieces(params, [f"{part.path}/output"], at)
-                else:
-                    at = {part.reads[0]: sources[0][0]}
-                    (output,) = self.pieces(params, [f"{part.path}/output"], at)
+                    given = {part.written: heads}
+                name = f"{part.path}/output"
+                output = self._pieces(params, [name], given)["output"]
+                if not part.groups:
                     written = (theirs - output)[None]
+                stack = graphs.stack_of(part.path)
                 own = jax.lax.dynamic_update_slice_in_dim(
-                    missing[part.stack], written, writer, 0
+                    missing[stack], written, writer, 0
                 )
-                missing = missing | {part.stack: own}
-                streams = streams | {part.stack: streams[part.stack] + output}
+                missing = missing | {stack: own}
+                streams = streams | {stack: streams[stack] + output}
             return (streams, missing), None
 
-        given = [
-            [
-                (
-                    cut[:, part.readers],
-                    self.corrupted[_written(part)],
-                    part.writer - graph.embeddings[part.stack],
-                )
-                for part in layer
-            ]
-            for layer in graph.layers
-        ]
+        def given(part):
+            first = graph.stacks[graphs.stack_of(part.path)].start
+            cuts = [cut[:, columns] for columns in _columns(part)]
+            return cuts, corrupted[part.written], part.writer - first
+
         (streams, missing), _ = self._over_layers(step, (streams, missing), given)
-        end = f"{graph.stack}/stream"
-        (stream,) = read(end, cut[:, -1:], streams, missing)
-        (logits,) = self.pieces(self.params, ["logits"], {end: stream})
-        return self._metric(logits, self.example)
+        (stream,) = read(graph.end, cut[:, -1:], streams, missing)
+        found = self._pieces(self._params, ["logits"], {graph.end: stream})
+        return self._metric(found["logits"], self._example)
 
-    def slopes(self, share: Array) -> tuple[Array, Array]:
-        """Returns what patching does to the metric at first order: edges and nodes.
-
-        They are `[B, E]`, of an edge alone, and `[B, U]`, of all that reads a node.
+    def slopes(self, share: Array) -> Array:
+        """Returns what patching each edge changes in the metric at first order, `[B, E]`.
 
         Args:
           share: How much of the embeddings is the clean run's where slopes are taken;
             the rest is the corrupted run's.
         """
-        graph, end = self.graph, f"{self.graph.stack}/stream"
-        shifts = {name: jnp.zeros_like(self.clean[name]) for name in self._written}
-        shifts[end] = jnp.zeros_like(shifts[_EMBEDDINGS[graph.stack]])
-        between = {
-            name: jax.tree.map(
-                lambda x, y: share * x + (1 - share) * y,
-                self.clean[name],
-                self.corrupted[name],
-            )
-            for name in map(_EMBEDDINGS.get, graph.embeddings)
-        }
-        sources = {site for part in graph.parts for site in part.reads}
-
-        def total(shifts):
-            changes = {
-                name: lambda _, x=x, name=name: x + shifts[name]
-                for name, x in between.items()
-            }
-            others = [name for name in shifts if name not in between]
-            changes |= edits.on_parts(others, map(shifts.get, others), jnp.add)
-            model, params = self._compact
-            run = sites.edit(functools.partial(running.run, model), changes)
-            output, seen = sites.look(run, sorted(sources))(params, self.example)
-            return self._metric(output.logits, self.example).sum(), dict(seen)
-
-        slopes, streams = jax.grad(total, has_aux=True)(shifts)
-        # What each node has written in the corrupted run, less in the clean one.
-        differences = {x: self.corrupted[x] - self.clean[x] for x in self._written}
-        nodes = jnp.zeros((len(self.before), len(graph.writers)))
-        missing = {}
-        for stack, place in graph.embeddings.items():
-            name = _EMBEDDINGS[stack]
-            product = (differences[name] * slopes[name]).sum((1, 2))
-            nodes = nodes.at[:, place].set(product)
-            missing[stack] = [differences[name][None]]
+        graph, clean, corrupted = self.graph, self._clean, self._corrupted
+        difference = {name: corrupted[name] - clean[name] for name in self._written}
 
         def write(layer, params, carry, given):
-            written = []
-            for part, difference in zip(layer, given, strict=True):
-                is_units = not part.groups
-                own = (
-                    difference[None]
-                    if is_units
-                    else _contributions(part, params, difference)
-                )
-                written.append(own)
-            return carry, written
+            return carry, [
+                _contributions(part, params, x) if part.groups else x[None]
+                for part, x in zip(layer, given, strict=True)
+            ]
 
-        given = [
-            [differences[_written(part)] for part in layer] for layer in graph.layers
-        ]
-        _, written = self._over_layers(write, (), given)
-        for part, own in zip(graph.parts, sum(written, []), strict=True):
-            missing[part.stack].append(own)
-            name = _written(part)
-            product = (differences[name] * slopes[name]).sum(1)
-            heads = product.sum(-1) if part.groups else product.sum(-1)[:, None]
-            nodes = nodes.at[:, part.writers].set(heads)
-        missing = {stack: jnp.concatenate(each) for stack, each in missing.items()}
+        _, written = self._over_layers(write, (), lambda part: difference[part.written])
+        missing = {}
+        for stack in graph.stacks:
+            own = [difference[_EMBEDDINGS[stack]][None]]
+            for part, x in zip(graph.parts, sum(written, []), strict=True):
+                own += [x] if graphs.stack_of(part.path) == stack else []
+            # `[B, U, T D]`, of which products take no transposition.
+            missing[stack] = _rows(jnp.concatenate(own))
+        slopes, streams = self._of_run(share)
 
         def compare(layer, params, carry, given):
-            results = []
+            results, reads = [], []
             for part, (streams, slope) in zip(layer, given, strict=True):
                 if part.groups:
-                    read = self._head_slopes(part, params, streams, slope)
+                    by = reads = self._head_slopes(part, params, streams, slope)
                 else:
-                    run = lambda x, part=part: self.pieces(  # noqa: E731
-                        params, [f"{part.path}/output"], {part.reads[0]: x}
-                    )[0]
-                    read = [g[None] for g in jax.vjp(run, streams[0])[1](slope)]
+                    # Beside the feed-forward part, the rest of the stream reads it, and
+                    # so do heads of a layer whose parts are parallel.
+                    others = reads if graphs.enters(part.reads[0]) else []
+                    by = [(slope - sum(x.sum(0) for x in others))[None]]
                 results.append(
                     [
-                        jnp.einsum("ubtd,rbtd->bur", missing[_stack(site)], each)
-                        for site, each in zip(part.reads, read, strict=True)
+                        missing[graphs.stack_of(site)] @ _rows(x).mT
+                        for site, x in zip(part.reads, by, strict=True)
                     ]
                 )
             return carry, results
 
-        given = [
-            [
-                ([streams[site] for site in part.reads], slopes[_written(part)])
-                for part in layer
-            ]
-            for layer in graph.layers
-        ]
+        def given(part):
+            slope = slopes[part.written] if part.groups else None
+            if not part.groups:
+                slope = slopes[part.reads[0]] - slopes[_left(part)]
+            return [streams[site] for site in part.reads], slope
+
         _, compared = self._over_layers(compare, (), given)
         edges = jnp.zeros((len(self.before), *graph.exists.shape))
-        for part, own in zip(graph.parts, sum(compared, []), strict=True):
-            for i, (site, each) in enumerate(zip(part.reads, own, strict=True)):
-                first = part.reader + i * len(part.nodes)
-                columns = slice(first, first + len(part.nodes))
-                edges = edges.at[:, graph.of_stack(_stack(site)), columns].set(each)
-        last = jnp.einsum("ubtd,btd->bu", missing[graph.stack], slopes[end])
-        edges = edges.at[:, graph.of_stack(graph.stack), -1].set(last)
-        return edges[:, *graph.places.T], nodes
+        for part, found in zip(graph.parts, sum(compared, []), strict=True):
+            for site, columns, x in zip(part.reads, _columns(part), found, strict=True):
+                edges = edges.at[:, graph.stacks[graphs.stack_of(site)], columns].set(x)
+        stack = graphs.stack_of(graph.end)
+        last = missing[stack] @ _rows(slopes[graph.end][None]).mT
+        edges = edges.at[:, graph.stacks[stack], -1:].set(last)
+        return edges[:, *graph.places.T]
+
+    def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns slopes of the metric by values at sites, and the streams read."""
+        parts = self.graph.parts
+        embeddings = {
+            name: share * self._clean[name] + (1 - share) * self._corrupted[name]
+            for name in map(_EMBEDDINGS.get, self.graph.stacks)
+        }
+        shifted = {part.written: self._clean[part.written] for part in parts}
+        for part in parts:
+            if not part.groups:
+                own = shifted.pop(part.written)
+                shifted |= {part.reads[0]: own, _left(part): own}
+        shifted[self.graph.end] = embeddings[_EMBEDDINGS[[*self.graph.stacks][-1]]]
+        read = sorted({site for part in parts for site in part.reads})
+
+        def total(shifts):
+            edit = {name: lambda _, x=x: x for name, x in embeddings.items()}
+            edit |= edits.on_parts(shifts, shifts.values(), jnp.add)
+            model, params = self._compact
+            run = sites.edit(functools.partial(running.run, model), edit)
+            output, seen = sites.look(run, read)(params, self._example)
+            return self._metric(output.logits, self._example).sum(), dict(seen)
+
+        return jax.grad(total, has_aux=True)(jax.tree.map(jnp.zeros_like, shifted))
 
     # --- Attention whose heads read streams of their own
 
-    def _heads(self, part, params, sources) -> Array:
-        """Returns the heads' outputs of streams `[H, B, T, D]` of q, k and v."""
-        read = [
-            self._projected(part, params, kind, source)
-            for kind, source in enumerate(sources)
-        ]
-        return self._attended(part, params, *read)
+    def _read(self, part, params, kind, source) -> dict[str, Array]:
+        """Returns queries (and gates), keys or values of a stream `[B, T, D]`."""
+        names = [f"{part.path}/{name}" for name in _READ[kind]]
+        return self._pieces(params, names, {part.reads["qkv".index(kind)]: source})
 
-    def _projected(self, part, params, kind, sources) -> list[Array]:
-        """Returns queries (and gates), keys or values `[B, T, H, K]`, each head's own.
-
-        `sources` are streams `[H, B, T, D]`.
-        """
-        index = jnp.asarray(part.groups if kind else range(len(part.groups)))
+    def _projected(self, part, params, kind, sources) -> dict[str, Array]:
+        """Returns what `_read` does, `[B, T, H, K]`, of streams `[H, B, T, D]`."""
 
         def of_head(source, place):
             found = self._read(part, params, kind, source)
-            return [x[..., place, :] for x in found]
+            return {name: x[..., place, :] for name, x in found.items()}
 
-        found = jax.vmap(of_head)(sources, index)
-        return [jnp.moveaxis(x, 0, -2) for x in found]
+        return jax.vmap(of_head, out_axes=-2)(sources, jnp.array(_places(part, kind)))
 
-    def _read(self, part, params, kind, source) -> list[Array]:
-        """Returns queries (and gates), keys or values of a stream `[B, T, D]`."""
-        names = [f"{part.path}/{name}" for name in (_QUERY, _KEY, _VALUE)[kind]]
-        return self.pieces(params, names, {part.reads[kind]: source})
-
-    def _attended(self, part, params, queries, keys, values) -> Array:
-        """Returns the heads' outputs, of keys and values `[B, S, H, K]` of their own.
+    def _attended(self, part, params, read) -> Array:
+        """Returns heads `[B, T, H, V]`, of keys and values `[B, S, H, K]` of their own.
 
         Attention runs as often as the largest number of heads that share a key.
         """
-        groups = np.asarray(part.groups)
+        groups = np.array(part.groups)
         rank = np.array([(groups[:i] == g).sum() for i, g in enumerate(groups)])
-        # `[runs, G]`: the head whose key each key/value head has in a run.
         shared = [np.flatnonzero(groups == g) for g in range(groups.max() + 1)]
+        # `[runs, G]`: the head whose key each key/value head has in a run.
         chosen = [[own[i % len(own)] for own in shared] for i in range(rank.max() + 1)]
-        query = dict(zip(_QUERY, queries, strict=False))
 
         def run(own):
-            given = query | {
-                "key": keys[0][..., own, :],
-                "value": values[0][..., own, :],
-            }
+            given = read | {name: read[name][..., own, :] for name in ("key", "value")}
             given = {f"{part.path}/{name}": x for name, x in given.items()}
-            return self.pieces(params, [f"{part.path}/heads"], given)[0]
+            return self._pieces(params, [part.written], given)["heads"]
 
-        if len(chosen) == 1:
-            return run(np.array(chosen[0]))
         found = jax.vmap(run)(jnp.array(chosen))
         return jnp.moveaxis(found[rank, :, :, np.arange(len(groups))], 0, -2)
 
     def _head_slopes(self, part, params, sources, slope) -> list[Array]:
-        """Returns slopes `[H, B, T, D]` by what each head's q, k and v read.
+        """Returns slopes `[H, B, T, D]` by what each head's q, k and v are made of.
 
         `sources` are the three streams; `slope` is by the outputs, `[B, T, H, V]`.
         """
-        groups = np.asarray(part.groups)
-        read, backs = zip(
-            *(
-                jax.vjp(functools.partial(self._read, part, params, kind), source)
-                for kind, source in enumerate(sources)
-            ),
-            strict=True,
-        )
-        keys, values = ([x[0][..., groups, :]] for x in read[1:])
+        read, backs = {}, []
+        for kind, source in zip("qkv", sources, strict=True):
+            of_stream = functools.partial(self._read, part, params, kind)
+            found, back = jax.vjp(of_stream, source)
+            place = _places(part, kind)
+            read |= {name: x[..., place, :] for name, x in found.items()}
+            backs.append((found, back))
         attend = functools.partial(self._attended, part, params)
-        _, back = jax.vjp(attend, read[0], keys, values)
+        (slopes,) = jax.vjp(attend, read)[1](slope)
         result = []
-        for kind, slopes in enumerate(back(slope)):
-            index = groups if kind else np.arange(len(groups))
+        for kind, (found, back) in zip("qkv", backs, strict=True):
 
-            def of_head(head, place, slopes=slopes, kind=kind):
-                own = [
-                    jnp.zeros_like(x).at[..., place, :].set(y[..., head, :])
-                    for x, y in zip(read[kind], slopes, strict=True)
-                ]
-                return backs[kind](own)[0]
+            def of_head(head, place, found=found, back=back):
+                own = {
+                    name: jnp.zeros_like(x)
+                    .at[..., place, :]
+                    .set(slopes[name][..., head, :])
+                    for name, x in found.items()
+                }
+                return back(own)[0]
 
-            heads = jnp.arange(len(groups))
-            result.append(jax.vmap(of_head)(heads, jnp.asarray(index)))
+            heads = jnp.arange(len(part.groups)), jnp.array(_places(part, kind))
+            result.append(jax.vmap(of_head)(*heads))
         return result
 
-    def _over_layers(self, step, carry, given: list) -> tuple[Any, list]:
-        """Returns the last carry of `step(parts, params, carry, given)`, and results.
+    def _over_layers(self, step, carry, given) -> tuple[Any, list]:
+        """Returns the last carry of `step(parts, params, carry, trees)`, and results.
 
-        `given` has a tree for each layer, as have the results.
+        `given` makes a tree of each part; results are one for each layer.
         """
-        results = []
+        results, layers = [], self.graph.layers
+        trees = [[given(part) for part in layer] for layer in layers]
         if not self._is_scanned:
-            for layer, each in zip(self.graph.layers, given, strict=True):
-                carry, result = step(layer, self.params, carry, each)
+            for layer, each in zip(layers, trees, strict=True):
+                carry, result = step(layer, self._params, carry, each)
                 results.append(result)
             return carry, results
-        (own, rest), first = _parted(self._compact[1]), self.graph.layers[0]
+        own, rest = _parted(self._compact[1])
 
         def body(carry, each):
-            params, given = each
-            return step(first, rest | params, carry, given)
+            return step(layers[0], rest | each[0], carry, each[1])
 
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *given)
-        carry, results = jax.lax.scan(body, carry, (own, stacked))
-        return carry, [
-            jax.tree.map(lambda x, i=i: x[i], results) for i in range(len(given))
-        ]
+        trees = jax.tree.map(lambda *x: jnp.stack(x), *trees)
+        carry, results = jax.lax.scan(body, carry, (own, trees))
+        each = range(len(layers))
+        return carry, [jax.tree.map(lambda x, i=i: x[i], results) for i in each]
 
 
 _EMBEDDINGS = {"encoder": "embedding", "decoder": "decoder_embedding"}
+_READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
-def _stack(site) -> str:
-    return site.partition("/")[0]
+def _logits(looked):
+    return looked[0].logits, looked[1]
 
 
-def _enters(site) -> bool:
-    """Returns whether a site is the stream that enters a layer."""
-    return "/layer_" in site and site.endswith("/stream")
+def _left(part) -> str:
+    """Returns the site of the stream that a feed-forward part has written to."""
+    return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
 
 
-def _written(part) -> str:
-    """Returns the site of what tells what the nodes of a part write."""
-    return f"{part.path}/{'heads' if part.groups else 'output'}"
+def _columns(part) -> list[slice]:
+    """Returns the places of a part's readers, for each site that it reads."""
+    size = len(part.nodes)
+    first = [part.reader + i * size for i in range(len(part.reads))]
+    return [slice(x, x + size) for x in first]
+
+
+def _places(part, kind) -> tuple[int, ...]:
+    """Returns the place of each head among the queries, or keys and values."""
+    return tuple(range(len(part.groups))) if kind == "q" else part.groups
+
+
+def _rows(x) -> Array:
+    """Returns `[B, U, T D]` of `[U, B, T, D]`."""
+    return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], x.shape[0], -1)
 
 
 def _contributions(part, params, heads) -> Array:
@@ -437,11 +381,7 @@ def _contributions(part, params, heads) -> Array:
 
 def _parted(params) -> tuple[Params, Params]:
     """Returns stacked parameters by the names of the first layer, and the others."""
-    own, rest = {}, {}
-    for name, leaves in params.items():
-        layer = anatomy.layer_of(name)
-        if anatomy.is_stacked(name):
-            own[str(layer._replace(index=0))] = leaves
-        else:
-            rest[name] = leaves
-    return own, rest
+    own = {name: x for name, x in params.items() if anatomy.is_stacked(name)}
+    rest = {name: x for name, x in params.items() if name not in own}
+    first = {name: str(anatomy.layer_of(name)._replace(index=0)) for name in own}
+    return {first[name]: x for name, x in own.items()}, rest

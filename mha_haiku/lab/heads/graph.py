@@ -10,7 +10,7 @@ A node is a pair of integers: attention part and head; `UNITS` of a layer, count
 all stacks, for its feed-forward part; `EMBEDDING`, in an encoder-decoder of the encoder
 and `DECODER_EMBEDDING` of the decoder; `LOGITS`.
 
-U nodes that write, V places that read, E edges, H heads of a part.
+U nodes that write, R places that read, E edges, H heads of a part.
 """
 
 import functools
@@ -35,18 +35,16 @@ class Part(NamedTuple):
 
     Attributes:
       path: Its module, such as "encoder/layer_0/attention".
-      stack: "encoder" or "decoder", to whose stream it writes.
       nodes: Its heads; or itself, a feed-forward part.
       reads: The sites of the streams that queries, keys and values are made of; one
         site of a feed-forward part.
       writer: The place of its first node among the U that write.
-      reader: The place of its first reader among the V: the H queries, then keys, then
+      reader: The place of its first reader among the R: H queries, then keys, then
         values; or itself.
       groups: `[H]`, the key/value head that each head reads; () of a feed-forward part.
     """
 
     path: str
-    stack: str
     nodes: tuple[Node, ...]
     reads: tuple[str, ...]
     writer: int
@@ -54,14 +52,9 @@ class Part(NamedTuple):
     groups: tuple[int, ...] = ()
 
     @property
-    def writers(self) -> slice:
-        """The places of its nodes among the U."""
-        return slice(self.writer, self.writer + len(self.nodes))
-
-    @property
-    def readers(self) -> slice:
-        """The places of its readers among the V."""
-        return slice(self.reader, self.reader + len(self.reads) * len(self.nodes))
+    def written(self) -> str:
+        """The site of what its nodes pass on: heads, or the output."""
+        return f"{self.path}/{'heads' if self.groups else 'output'}"
 
 
 class Graph(NamedTuple):
@@ -69,17 +62,18 @@ class Graph(NamedTuple):
 
     Attributes:
       layers: The parts of each layer, the encoder's first.
-      writers: The U nodes.
-      readers: The V nodes that read, each with its kind of `KINDS`.
-      exists: `[U, V]` booleans: where there is an edge.
-      embeddings: The place of the embedding among the U, by stack.
+      writers: The U nodes that write.
+      readers: The R places that read: a node and a kind of `KINDS`.
+      exists: `[U, R]` booleans: where there is an edge.
+      stacks: The places among the U of all that write to a stack, from its embedding
+        on, by the name of the stack; the logits read the last one.
     """
 
     layers: tuple[tuple[Part, ...], ...]
     writers: tuple[Node, ...]
     readers: tuple[tuple[Node, str], ...]
     exists: np.ndarray
-    embeddings: dict[str, int]
+    stacks: dict[str, slice]
 
     @property
     def parts(self) -> list[Part]:
@@ -87,40 +81,38 @@ class Graph(NamedTuple):
         return [part for layer in self.layers for part in layer]
 
     @property
-    def stack(self) -> str:
-        """The stack that the logits read."""
-        return list(self.embeddings)[-1]
+    def end(self) -> str:
+        """The site of the stream that the logits are made of."""
+        return f"{list(self.stacks)[-1]}/stream"
 
     @property
     def places(self) -> np.ndarray:
-        """`[E, 2]`, writer and reader of each edge; by reader, in their order."""
+        """`[E, 2]`, writer and reader of each edge; readers in their order."""
         return np.argwhere(self.exists.T)[:, ::-1]
 
     @property
     def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Senders `[E, 2]`, receivers `[E, 2]` and kinds `[E]`, as `heads.Edges`."""
         senders, readers = self.places.T
-        nodes, kinds = zip(*self.readers, strict=True)
-        return (
-            np.array(self.writers)[senders],
-            np.array(nodes)[readers],
-            np.array(kinds)[readers],
-        )
+        nodes, kinds = map(np.array, zip(*self.readers, strict=True))
+        return np.array(self.writers)[senders], nodes[readers], kinds[readers]
 
-    def of_stack(self, stack: str) -> slice:
-        """Returns the places of the nodes that write to a stack."""
-        others = [place for place in self.embeddings.values()]
-        begin = self.embeddings[stack]
-        later = [place for place in others if place > begin]
-        return slice(begin, min(later, default=len(self.writers)))
+
+def stack_of(site: str) -> str:
+    """Returns the stack that a site is in."""
+    return site.partition("/")[0]
+
+
+def enters(site: str) -> bool:
+    """Returns whether a site is the stream that enters a layer."""
+    return "/layer_" in site and site.endswith("/stream")
 
 
 def label(node: Node) -> str:
     """Returns a node as it is written in tables and figures: "3.5" is a head."""
     layer, head = map(int, node)
-    if (layer, head) in _NAMES:
-        return _NAMES[layer, head]
-    return f"feed-forward {layer}" if head == UNITS else f"{layer}.{head}"
+    name = f"feed-forward {layer}" if head == UNITS else f"{layer}.{head}"
+    return _NAMES.get((layer, head), name)
 
 
 _NAMES = {
@@ -136,82 +128,66 @@ def of_model(model: models.Model) -> Graph:
 
     Raises:
       ValueError: If the model is not of `models.build` or `interop.load`, or its stream
-        is no sum of what its parts have written.
+        is no sum of what its nodes have written.
     """
     config = head_weights.config_of(model)
     norms = models.NORM_PLACES[config.norm.position]
-    if norms.end or norms.after:
+    has_residual = config.attention.residual and config.feed_forward.residual
+    if norms.end or norms.after or not has_residual or config.attention.differential:
         raise ValueError(
-            "model must have no norms but those in front of its parts (norm.position "
-            "pre): else what its parts write is no sum of what its nodes write, got "
+            "model must have a stream that is the sum of what heads and feed-forward "
+            "parts write: with norms in front of parts alone (norm.position pre), "
+            "residual connections and no differential attention, got "
             f"{config.norm.position!r}."
         )
-    if not (config.attention.residual and config.feed_forward.residual):
-        raise ValueError("model must have residual connections around all parts.")
-    if config.attention.differential:
-        raise ValueError("model must have heads that do not share their values.")
-    has_decoder = config.family == "encoder_decoder"
-    heads = {
-        place.path: (i, place) for i, place in enumerate(models.heads_of_layers(config))
-    }
+    heads = {x.path: (i, x) for i, x in enumerate(models.heads_of_layers(config))}
     units = models.hidden_sizes(config)
-    # By stack: how many steps have written, and the order of each writer and reader.
-    writers, orders, readers, bounds, layers = [], [], [], [], []
-    embeddings = {}
+    counts = {
+        "encoder": config.num_layers,
+        "decoder": models.num_decoder_layers(config),
+    }
+    layers, writers, readers, stacks = [], [], [], {}
 
-    def add(path, stack, order, nodes, reads, kinds, groups=()):
-        part = Part(
-            path, stack, nodes, reads[0], len(writers), len(readers), tuple(groups)
-        )
-        writers.extend(nodes)
-        orders.extend([(stack, order)] * len(nodes))
-        for kind, bound in zip(kinds, reads[1], strict=True):
-            readers.extend((node, kind) for node in nodes)
-            bounds.extend([bound] * len(nodes))
-        return part
+    def part(path, nodes, reads, order, kinds, groups=()):
+        found = Part(path, nodes, reads, len(writers), len(readers), tuple(groups))
+        writers.extend((node, stack_of(path), order) for node in nodes)
+        for kind, site in zip(kinds, reads, strict=True):
+            bound = order if "/layer_" in site else math.inf
+            readers.extend((node, kind, stack_of(site), bound) for node in nodes)
+        return found
 
-    counts = {"encoder": config.num_layers}
-    if has_decoder:
-        counts["decoder"] = models.num_decoder_layers(config)
     for stack, count in counts.items():
-        embeddings[stack] = len(writers)
-        node = EMBEDDING if stack == "encoder" else DECODER_EMBEDDING
-        writers.append(node)
-        orders.append((stack, -1))
+        if not count:
+            continue
+        first = len(writers)
+        embedding = DECODER_EMBEDDING if stack == "decoder" else EMBEDDING
+        writers.append((embedding, stack, -1))
         for i in range(count):
-            layer, parts, site, order = f"{stack}/layer_{i}", [], "stream", 3 * i
+            path, parts, site, order = f"{stack}/layer_{i}", [], "stream", 3 * i
             for name in ("attention", "cross_attention"):
-                path = f"{layer}/{name}"
-                if path not in heads:
+                if f"{path}/{name}" not in heads:
                     continue
-                index, place = heads[path]
-                read = f"{layer}/{site}"
-                sites, bound = (read,) * 3, ((stack, order),) * 3
-                if name == "cross_attention":
-                    sites = (read, *("encoder/stream",) * 2)
-                    bound = (bound[0], *(("encoder", math.inf),) * 2)
-                number = len(place.names)
-                nodes = tuple((index, head) for head in range(number))
-                groups = place.groups or [
-                    head * place.num_key_value_heads // number for head in range(number)
-                ]
-                if nodes:
-                    parts.append(
-                        add(path, stack, order, nodes, (sites, bound), "qkv", groups)
-                    )
+                index, place = heads[f"{path}/{name}"]
+                own = range(len(place.names))
+                each = max(1, len(own) // max(1, place.num_key_value_heads))
+                read, is_cross = f"{path}/{site}", name == "cross_attention"
+                reads = (read, *("encoder/stream" if is_cross else read,) * 2)
+                if own:
+                    nodes = tuple((index, head) for head in own)
+                    groups = place.groups or [head // each for head in own]
+                    of = part(f"{path}/{name}", nodes, reads, order, "qkv", groups)
+                    parts.append(of)
                 site, order = f"stream_after_{name}", order + 1
-            number = len(layers)
-            if units[number]:
+            if units[len(layers)]:
                 if config.feed_forward.parallel and parts:
                     site, order = "stream", order - 1
-                reads = (f"{layer}/{site}",), ((stack, order),)
-                node = (number, UNITS)
-                path = f"{layer}/feed_forward"
-                parts.append(add(path, stack, order, (node,), reads, KINDS[3:4]))
+                node, read = (len(layers), UNITS), f"{path}/{site}"
+                name = f"{path}/feed_forward"
+                parts.append(part(name, (node,), (read,), order, KINDS[3:4]))
             layers.append(tuple(parts))
-    readers.append((LOGITS, "logits"))
-    bounds.append((stack, math.inf))
-    exists = np.array(
-        [[a == b and i < bound for b, bound in bounds] for a, i in orders]
-    )
-    return Graph(tuple(layers), tuple(writers), tuple(readers), exists, embeddings)
+        stacks[stack] = slice(first, len(writers))
+    readers.append((LOGITS, "logits", list(stacks)[-1], math.inf))
+    exists = [[a == b and i < j for *_, b, j in readers] for _, a, i in writers]
+    nodes = tuple(node for node, *_ in writers)
+    kinds = tuple((node, kind) for node, kind, *_ in readers)
+    return Graph(tuple(layers), nodes, kinds, np.array(exists), stacks)
