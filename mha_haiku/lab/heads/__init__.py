@@ -32,6 +32,7 @@ from mha_haiku.lab.heads.edge_measures import (
     learned_edges,
     node_attribution,
 )
+from mha_haiku.lab.heads.faithfulness import Circuit, circuit, strongest, with_edges
 from mha_haiku.lab.heads.head_weights import (
     HeadWeights,
     token_embedding,
@@ -88,6 +89,7 @@ from mha_haiku.lab.heads.running import Measured, Metric
 
 __all__ = [
     "AblationValue",
+    "Circuit",
     "Contributions",
     "Cost",
     "EDGE_MEASURES",
@@ -112,6 +114,7 @@ __all__ = [
     "activation_patching",
     "alignment",
     "attribution",
+    "circuit",
     "circuits",
     "closed",
     "composition",
@@ -152,9 +155,11 @@ __all__ = [
     "rollout",
     "scaled",
     "statistic",
+    "strongest",
     "token_embedding",
     "unembedding",
     "unit_gradient",
     "value_rollout",
     "weights",
+    "with_edges",
 ]

@@ -39,7 +39,7 @@ def _offered(function: EdgeMeasure) -> EdgeMeasure:
     return function
 
 
-_compiled = functools.partial(compiled, compacts=False)
+compiled_whole = functools.partial(compiled, compacts=False)
 
 
 @_offered
@@ -66,7 +66,7 @@ def edge_patching(subject: Measured, corrupted: Examples) -> Edges:
     return _edges(subject, (changes, *both), Cost(2 + len(edges)))
 
 
-@_compiled
+@compiled_whole
 def _patched_one_by_one(model, params, clean, corrupted, edges, *, metric):
     pair = edge_runs.Pair(model, params, clean, corrupted, metric)
     run = lambda edge: pair.patched(jnp.ones(len(edges)).at[edge].set(0))  # noqa: E731
@@ -126,7 +126,7 @@ def node_attribution(
     return Nodes(values, edges.base, edges.other, np.array(nodes), cost=edges.cost)
 
 
-@_compiled
+@compiled_whole
 def _slopes(model, params, clean, corrupted, shares, *, metric):
     pair = edge_runs.Pair(model, params, clean, corrupted, metric)
 
@@ -167,7 +167,7 @@ def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> 
     return _edges(subject, (changes, *both), Cost(2 + count), kept=kept > 0)
 
 
-@_compiled
+@compiled_whole
 def _removed(model, params, clean, corrupted, order, threshold, *, metric):
     pair = edge_runs.Pair(model, params, clean, corrupted, metric)
 
@@ -238,7 +238,7 @@ def learned_edges(
 _OPEN = 2.0  # the logit of gates at the start
 
 
-@_compiled
+@compiled_whole
 def _learned(model, params, clean, corrupted, keys, penalty, rate, *, metric, count):
     pair = edge_runs.Pair(model, params, clean, corrupted, metric)
     size = jnp.square(pair.after - pair.before).mean()

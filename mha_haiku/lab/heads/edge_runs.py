@@ -65,7 +65,7 @@ class Pieces:
     def __call__(
         self, params: Params, wanted: Sequence[str], given: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Returns the sites that are wanted and exist, by the last part of their names."""
+        """Returns the sites that are wanted and exist, by the ends of their names."""
         wanted = tuple(name for name in self._names if name in wanted)
         if wanted not in self._programs:
             used = [name in wanted for name in self._names]
@@ -170,7 +170,7 @@ class Pair:
         return self._metric(found["logits"], self._example)
 
     def slopes(self, share: Array) -> Array:
-        """Returns what patching each edge changes in the metric at first order, `[B, E]`.
+        """Returns the change of the metric by patching each edge at first order, `[B, E]`.
 
         Args:
           share: How much of the embeddings is the clean run's where slopes are taken;
