@@ -102,12 +102,13 @@ class Pair:
         self._pieces = Pieces(model, params, clean, sum(layers, ()))
         embeddings = [_EMBEDDINGS[stack] for stack in self.graph.stacks]
         self._written = [*embeddings, *(part.written for part in self.graph.parts)]
-        pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), clean, corrupted)
-        look = functools.partial(running.look, *self._compact, at=self._written)
-        output, seen = jax.lax.map(lambda x: _logits(look(example=x)), pair)
-        self.before, self.after = (metric(x, clean) for x in output)
+        # As one batch, which reads the parameters once.
+        both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), clean, corrupted)
+        output, seen = running.look(*self._compact, both, _patterns(self._written))
+        halves = [slice(len(clean.inputs)), slice(len(clean.inputs), None)]
+        self.before, self.after = (metric(output.logits[x], clean) for x in halves)
         self._clean, self._corrupted = (
-            {name: x[i] for name, x in seen.items()} for i in (0, 1)
+            {name: seen[name][x] for name in self._written} for x in halves
         )
 
     def patched(self, kept: Array) -> Array:
@@ -130,7 +131,7 @@ class Pair:
         def read(site, cut, streams, missing):
             stack = graphs.stack_of(site)
             added = jnp.tensordot(cut[graph.stacks[stack]].T, missing[stack], 1)
-            return streams[stack] + added
+            return streams[stack][None] + added
 
         def step(layer, params, carry, given):
             entering, (streams, missing) = carry[0], carry
@@ -170,7 +171,7 @@ class Pair:
         return self._metric(found["logits"], self._example)
 
     def slopes(self, share: Array) -> Array:
-        """Returns the change of the metric by patching each edge at first order, `[B, E]`.
+        """Returns what patching each edge changes at first order, `[B, E]`.
 
         Args:
           share: How much of the embeddings is the clean run's where slopes are taken;
@@ -242,7 +243,7 @@ class Pair:
                 own = shifted.pop(part.written)
                 shifted |= {part.reads[0]: own, _left(part): own}
         shifted[self.graph.end] = embeddings[_EMBEDDINGS[[*self.graph.stacks][-1]]]
-        read = sorted({site for part in parts for site in part.reads})
+        read = _patterns(site for part in parts for site in part.reads)
 
         def total(shifts):
             edit = {name: lambda _, x=x: x for name, x in embeddings.items()}
@@ -346,8 +347,9 @@ _EMBEDDINGS = {"encoder": "embedding", "decoder": "decoder_embedding"}
 _READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
-def _logits(looked):
-    return looked[0].logits, looked[1]
+def _patterns(names) -> list[str]:
+    """Returns patterns of sites, one for all layers: a scan then stacks no copies."""
+    return sorted({sites.numbered_by_layer(name)[0] for name in names})
 
 
 def _left(part) -> str:
