@@ -153,17 +153,15 @@ class Pair:
                 if not part.groups:
                     written = (theirs - output)[None]
                 stack = graphs.stack_of(part.path)
-                own = jax.lax.dynamic_update_slice_in_dim(
-                    missing[stack], written, writer, 0
-                )
-                missing = missing | {stack: own}
                 streams = streams | {stack: streams[stack] + output}
+                missing = _with_rows(missing, part, written, writer, axis=0)
             return (streams, missing), None
 
         def given(part):
-            first = graph.stacks[graphs.stack_of(part.path)].start
-            cuts = [cut[:, columns] for columns in _columns(part)]
-            return cuts, corrupted[part.written], part.writer - first
+            size = len(part.nodes)
+            first = [part.reader + i * size for i in range(len(part.reads))]
+            cuts = [cut[:, x : x + size] for x in first]
+            return cuts, corrupted[part.written], self._first(part)
 
         (streams, missing), _ = self._over_layers(step, (streams, missing), given)
         (stream,) = read(graph.end, cut[:, -1:], streams, missing)
@@ -177,58 +175,51 @@ class Pair:
           share: How much of the embeddings is the clean run's where slopes are taken;
             the rest is the corrupted run's.
         """
-        graph, clean, corrupted = self.graph, self._clean, self._corrupted
-        difference = {name: corrupted[name] - clean[name] for name in self._written}
-
-        def write(layer, params, carry, given):
-            return carry, [
-                _contributions(part, params, x) if part.groups else x[None]
-                for part, x in zip(layer, given, strict=True)
-            ]
-
-        _, written = self._over_layers(write, (), lambda part: difference[part.written])
+        graph, (slopes, streams) = self.graph, self._of_run(share)
+        difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
+        # By stack `[B, U, T D]`, of which products take no transposition.
         missing = {}
-        for stack in graph.stacks:
-            own = [difference[_EMBEDDINGS[stack]][None]]
-            for part, x in zip(graph.parts, sum(written, []), strict=True):
-                own += [x] if graphs.stack_of(part.path) == stack else []
-            # `[B, U, T D]`, of which products take no transposition.
-            missing[stack] = _rows(jnp.concatenate(own))
-        slopes, streams = self._of_run(share)
+        for stack, rows in graph.stacks.items():
+            first = _rows(difference[_EMBEDDINGS[stack]][None])
+            missing[stack] = jnp.pad(
+                first, ((0, 0), (0, rows.stop - rows.start - 1), (0, 0))
+            )
 
-        def compare(layer, params, carry, given):
-            results, reads = [], []
-            for part, (streams, slope) in zip(layer, given, strict=True):
+        def products(missing, site, by):
+            rows = graph.stacks[graphs.stack_of(site)]
+            found = missing[graphs.stack_of(site)] @ _rows(by).mT
+            around = rows.start, len(graph.writers) - rows.stop
+            return jnp.pad(found, ((0, 0), around, (0, 0)))
+
+        def step(layer, params, missing, given):
+            results, read = [], []
+            for part, (sources, slope, written, writer) in zip(
+                layer, given, strict=True
+            ):
                 if part.groups:
-                    by = reads = self._head_slopes(part, params, streams, slope)
+                    by = read = self._head_slopes(part, params, sources, slope)
+                    written = _contributions(part, params, written)
                 else:
-                    # Beside the feed-forward part, the rest of the stream reads it, and
-                    # so do heads of a layer whose parts are parallel.
-                    others = reads if graphs.enters(part.reads[0]) else []
+                    # The stream is also read by what follows, and by the heads beside a
+                    # parallel part.
+                    others = read if graphs.enters(part.reads[0]) else []
                     by = [(slope - sum(x.sum(0) for x in others))[None]]
-                results.append(
-                    [
-                        missing[graphs.stack_of(site)] @ _rows(x).mT
-                        for site, x in zip(part.reads, by, strict=True)
-                    ]
-                )
-            return carry, results
+                    written = written[None]
+                sites_read = zip(part.reads, by, strict=True)
+                results += [products(missing, site, x) for site, x in sites_read]
+                missing = _with_rows(missing, part, _rows(written), writer, axis=1)
+            return missing, jnp.concatenate(results, -1)
 
         def given(part):
-            slope = slopes[part.written] if part.groups else None
+            slope = slopes.get(part.written)
             if not part.groups:
                 slope = slopes[part.reads[0]] - slopes[_left(part)]
-            return [streams[site] for site in part.reads], slope
+            sources = [streams[site] for site in part.reads]
+            return sources, slope, difference[part.written], self._first(part)
 
-        _, compared = self._over_layers(compare, (), given)
-        edges = jnp.zeros((len(self.before), *graph.exists.shape))
-        for part, found in zip(graph.parts, sum(compared, []), strict=True):
-            for site, columns, x in zip(part.reads, _columns(part), found, strict=True):
-                edges = edges.at[:, graph.stacks[graphs.stack_of(site)], columns].set(x)
-        stack = graphs.stack_of(graph.end)
-        last = missing[stack] @ _rows(slopes[graph.end][None]).mT
-        edges = edges.at[:, graph.stacks[stack], -1:].set(last)
-        return edges[:, *graph.places.T]
+        missing, columns = self._over_layers(step, missing, given)
+        columns.append(products(missing, graph.end, slopes[graph.end][None]))
+        return jnp.concatenate(columns, -1)[:, *graph.places.T]
 
     def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns slopes of the metric by values at sites, and the streams read."""
@@ -254,6 +245,10 @@ class Pair:
             return self._metric(output.logits, self._example).sum(), dict(seen)
 
         return jax.grad(total, has_aux=True)(jax.tree.map(jnp.zeros_like, shifted))
+
+    def _first(self, part) -> int:
+        """Returns the place of a part's first node among those of its stack."""
+        return part.writer - self.graph.stacks[graphs.stack_of(part.path)].start
 
     # --- Attention whose heads read streams of their own
 
@@ -357,11 +352,11 @@ def _left(part) -> str:
     return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
 
 
-def _columns(part) -> list[slice]:
-    """Returns the places of a part's readers, for each site that it reads."""
-    size = len(part.nodes)
-    first = [part.reader + i * size for i in range(len(part.reads))]
-    return [slice(x, x + size) for x in first]
+def _with_rows(missing, part, written, first, *, axis):
+    """Returns arrays by stack, with what a part has written at its nodes' places."""
+    stack = graphs.stack_of(part.path)
+    update = jax.lax.dynamic_update_slice_in_dim
+    return missing | {stack: update(missing[stack], written, first, axis)}
 
 
 def _places(part, kind) -> tuple[int, ...]:
