@@ -89,8 +89,8 @@ class Pair:
       after: `[B]`, the metric of the corrupted run.
     """
 
-    def __init__(self, model, params, clean, corrupted, metric):
-        """Runs the model on both."""
+    def __init__(self, model, params, clean, corrupted, metric, *, runs_clean=True):
+        """Runs the model on both; the clean one may wait for `slopes` of it."""
         if running.is_scanned(model, params):
             raise ValueError("model must have looped layers; models.unstacked helps.")
         self.graph = graphs.of_model(model)
@@ -103,13 +103,15 @@ class Pair:
         embeddings = [_EMBEDDINGS[stack] for stack in self.graph.stacks]
         self._written = [*embeddings, *(part.written for part in self.graph.parts)]
         # As one batch, which reads the parameters once.
-        both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), clean, corrupted)
-        output, seen = running.look(*self._compact, both, _patterns(self._written))
-        halves = [slice(len(clean.inputs)), slice(len(clean.inputs), None)]
-        self.before, self.after = (metric(output.logits[x], clean) for x in halves)
-        self._clean, self._corrupted = (
-            {name: seen[name][x] for name in self._written} for x in halves
-        )
+        batches = [corrupted, *([clean] if runs_clean else [])]
+        batch = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
+        output, seen = running.look(*self._compact, batch, _patterns(self._written))
+        count = len(clean.inputs)
+        self.after = metric(output.logits[:count], clean)
+        self._corrupted = {name: seen[name][:count] for name in self._written}
+        if runs_clean:
+            self.before = metric(output.logits[count:], clean)
+            self._clean = {name: seen[name][count:] for name in self._written}
 
     def patched(self, kept: Array) -> Array:
         """Returns the metric `[B]` where edges are kept by as much as `[E]` says.
@@ -168,12 +170,12 @@ class Pair:
         found = self._pieces(self._params, ["logits"], {graph.end: stream})
         return self._metric(found["logits"], self._example)
 
-    def slopes(self, share: Array) -> Array:
+    def slopes(self, share: Array | None = None) -> Array:
         """Returns what patching each edge changes at first order, `[B, E]`.
 
         Args:
           share: How much of the embeddings is the clean run's where slopes are taken;
-            the rest is the corrupted run's.
+            the rest is the corrupted run's. None: they are of the clean run itself.
         """
         graph, (slopes, streams) = self.graph, self._of_run(share)
         difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
@@ -223,28 +225,32 @@ class Pair:
 
     def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns slopes of the metric by values at sites, and the streams read."""
-        parts = self.graph.parts
-        embeddings = {
-            name: share * self._clean[name] + (1 - share) * self._corrupted[name]
-            for name in map(_EMBEDDINGS.get, self.graph.stacks)
-        }
-        shifted = {part.written: self._clean[part.written] for part in parts}
+        parts, (model, params), edit = self.graph.parts, self._compact, {}
+        for name in (
+            map(_EMBEDDINGS.get, self.graph.stacks) if share is not None else ()
+        ):
+            between = share * self._clean[name] + (1 - share) * self._corrupted[name]
+            edit[name] = lambda _, between=between: between
+        end = self._corrupted[_EMBEDDINGS[graphs.stack_of(self.graph.end)]]
+        shifts = {self.graph.end: jnp.zeros_like(end)}
         for part in parts:
-            if not part.groups:
-                own = shifted.pop(part.written)
-                shifted |= {part.reads[0]: own, _left(part): own}
-        shifted[self.graph.end] = embeddings[_EMBEDDINGS[[*self.graph.stacks][-1]]]
-        read = _patterns(site for part in parts for site in part.reads)
+            names = [part.written] if part.groups else [part.reads[0], _left(part)]
+            own = jnp.zeros_like(self._corrupted[part.written])
+            shifts |= dict.fromkeys(names, own)
+        at = [*self._written, *(site for part in parts for site in part.reads)]
 
         def total(shifts):
-            edit = {name: lambda _, x=x: x for name, x in embeddings.items()}
-            edit |= edits.on_parts(shifts, shifts.values(), jnp.add)
-            model, params = self._compact
-            run = sites.edit(functools.partial(running.run, model), edit)
-            output, seen = sites.look(run, read)(params, self._example)
-            return self._metric(output.logits, self._example).sum(), dict(seen)
+            changes = edit | edits.on_parts(shifts, shifts.values(), jnp.add)
+            run = sites.edit(functools.partial(running.run, model), changes)
+            output, seen = sites.look(run, _patterns(at))(params, self._example)
+            metric = self._metric(output.logits, self._example)
+            return metric.sum(), (metric, dict(seen))
 
-        return jax.grad(total, has_aux=True)(jax.tree.map(jnp.zeros_like, shifted))
+        slopes, (metric, seen) = jax.grad(total, has_aux=True)(shifts)
+        if share is None:
+            self.before = metric
+            self._clean = {name: seen[name] for name in self._written}
+        return slopes, seen
 
     def _first(self, part) -> int:
         """Returns the place of a part's first node among those of its stack."""
