@@ -3,7 +3,9 @@
 N pairs of examples, E edges, X patterns of edges.
 """
 
+import bisect
 import dataclasses
+import heapq
 from collections.abc import Iterable
 from typing import Any
 
@@ -112,35 +114,42 @@ def circuit(
 def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarray:
     """Returns the edges of a circuit, `[E]` booleans, by their strength `[E]`.
 
-    The arguments are as in `circuit`.
+    From the logits back, the strongest edge into a node that is reached comes next. So
+    many are taken that at most `edges` of them are on a way from an embedding.
+
+    Source: Hanna et al. 2024, greedy search, https://arxiv.org/abs/2403.17806.
     """
-    order = np.argsort(-strength, kind="stable")
-    least, most = 0, len(order)  # of the first in this order; more are never fewer used
-    while least < most:
-        middle = (least + most + 1) // 2
-        if _used(graph, order[:middle]).sum() <= edges:
-            least = middle
-        else:
-            most = middle - 1
-    return _used(graph, order[:least])
-
-
-def _used(graph, chosen) -> np.ndarray:
-    """Returns which chosen edges are on a way from an embedding to the logits."""
     place = {node: i for i, node in enumerate((*graph.writers, graphs.LOGITS))}
     ends = [place[node] for node, _ in graph.readers]
-    edges = [(e, w, ends[r]) for e, (w, r) in enumerate(graph.places.tolist())]
-    # Readers stand in the order in which the model computes them.
-    edges = [edges[e] for e in sorted(chosen.tolist())]
-    reached = {stack.start for stack in graph.stacks.values()}
-    for _, writer, reader in edges:
-        reached |= {reader} if writer in reached else set()
-    read, used = {place[graphs.LOGITS]}, np.zeros(len(graph.places), bool)
-    for edge, writer, reader in reversed(edges):
-        if writer in reached and reader in read:
-            read.add(writer)
-            used[edge] = True
-    return used
+    ends = [(writer, ends[reader]) for writer, reader in graph.places.tolist()]
+    into: dict[int, list] = {}
+    for edge, (_, reader) in enumerate(ends):
+        into.setdefault(reader, []).append((-strength[edge], edge))
+    order, heap = [], into.pop(place[graphs.LOGITS])
+    heapq.heapify(heap)
+    while heap:
+        _, edge = heapq.heappop(heap)
+        order.append(edge)
+        for each in into.pop(ends[edge][0], ()):
+            heapq.heappush(heap, each)
+    first = {stack.start for stack in graph.stacks.values()}
+
+    def used(count):
+        # Edges stand in the order in which the model computes what reads.
+        reached, result = set(first), []
+        for edge in sorted(order[:count]):
+            if ends[edge][0] in reached:
+                reached.add(ends[edge][1])
+                result.append(edge)
+        return result
+
+    # More edges are never fewer used.
+    count = bisect.bisect_right(
+        range(len(order) + 1), edges, key=lambda n: len(used(n))
+    )
+    kept = np.zeros(len(ends), bool)
+    kept[used(count - 1)] = True
+    return kept
 
 
 def with_edges(
