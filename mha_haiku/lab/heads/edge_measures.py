@@ -1,10 +1,12 @@
 """Which edges carry the answer: measures of one signature.
 
 A measure is a function below `_offered`; scripts and tables find it in `EDGE_MEASURES`.
-It takes a `Measured` and the corrupted examples of its pairs, and returns `Edges`: a
-number per edge, which ranks by its size, `Edges.strength`. What an edge is stands in
-`graph.py`, what it carries in a run with patched edges in `edge_runs.py`. The first
-five measure all edges; path patching and composition those between heads.
+It takes a `Measured`, which has the clean examples, and the corrupted examples of the
+pairs, and returns `Edges`: a number per edge, which ranks by `Edges.strength`, and what
+it cost. It raises TypeError if batches can be iterated over only once, and ValueError
+if they do not pair or the model is no graph. What an edge is stands in `graph.py`, what
+it carries in a run with patched edges in `edge_runs.py`. Path patching and composition
+are of edges between heads, the others of all.
 
 B batch, U nodes that write, E edges, X patterns of edges.
 """
@@ -50,14 +52,6 @@ def edge_patching(subject: Measured, corrupted: Examples) -> Edges:
     that follows is computed anew. This is what `edge_attribution` estimates, at E runs
     of the model.
 
-    Args:
-      subject: The model to measure, with the clean examples.
-      corrupted: The other examples of the pairs.
-
-    Raises:
-      TypeError: If batches can be iterated over only once.
-      ValueError: If batches do not pair, or the model is no `graph`.
-
     Source: Conmy et al. 2023, section 2, https://arxiv.org/abs/2304.14997.
     """
     edges = np.arange(graphs.of_model(subject.model).exists.sum())
@@ -84,15 +78,9 @@ def edge_attribution(
     Memory grows with U B T D.
 
     Args:
-      subject: The model to measure, with the clean examples.
-      corrupted: The other examples of the pairs.
       steps: Slopes are means over so many inputs on the line from the corrupted
         embeddings to the clean ones, which are the last (EAP-IG); None: of the clean
         input alone (EAP).
-
-    Raises:
-      TypeError: If batches can be iterated over only once.
-      ValueError: If batches do not pair, or the model is no `graph`.
 
     Source: Syed et al. 2023, section 3, https://arxiv.org/abs/2310.10348; with `steps`
     Hanna et al. 2024, eq. 4, https://arxiv.org/abs/2403.17806.
@@ -147,16 +135,10 @@ def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> 
     than the threshold. All pairs run at once, E times.
 
     Args:
-      subject: The model to measure, with the clean examples.
-      corrupted: The other examples of the pairs.
       threshold: In units of the metric.
 
     Returns:
       The edges that are `kept`, and the change of the metric by each when it was tried.
-
-    Raises:
-      TypeError: If batches can be iterated over only once.
-      ValueError: If batches do not pair, or the model is no `graph`.
 
     Source: Conmy et al. 2023, algorithm 1, https://arxiv.org/abs/2304.14997.
     """
@@ -205,9 +187,6 @@ def learned_edges(
     pairs run in each step.
 
     Args:
-      subject: The model to measure, with the clean examples; its metric must have
-        slopes.
-      corrupted: The other examples of the pairs.
       steps: Steps of Adam.
       penalty: The larger, the fewer edges.
       learning_rate: Of Adam.
@@ -215,10 +194,6 @@ def learned_edges(
 
     Returns:
       These probabilities, `[1, E]`; `kept` are edges whose gate is at least half open.
-
-    Raises:
-      TypeError: If batches can be iterated over only once.
-      ValueError: If batches do not pair, or the model is no `graph`.
 
     Source: Bhaskar et al. 2024, section 3, https://arxiv.org/abs/2406.16778.
     """

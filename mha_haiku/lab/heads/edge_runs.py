@@ -12,6 +12,8 @@ patterns of edges.
 """
 
 import functools
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -207,8 +209,11 @@ class Pair:
                     others = read if graphs.enters(part.reads[0]) else []
                     by = [(slope - sum(x.sum(0) for x in others))[None]]
                     written = written[None]
-                sites_read = zip(part.reads, by, strict=True)
-                results += [products(missing, site, x) for site, x in sites_read]
+                # What reads one stream is one product, for which memory is read once.
+                pairs = zip(part.reads, by, strict=True)
+                for site, group in itertools.groupby(pairs, operator.itemgetter(0)):
+                    together = jnp.concatenate([x for _, x in group])
+                    results.append(products(missing, site, together))
                 missing = _with_rows(missing, part, _rows(written), writer, axis=1)
             return missing, jnp.concatenate(results, -1)
 
