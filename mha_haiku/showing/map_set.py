@@ -446,13 +446,20 @@ def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
             for own, (_, each) in zip(masked, layers, strict=True)
         ),
         channels=channels,
-        why=None,  # its heads have other places
+        why=example.why and _why_of_heads(example.why, [each for _, each in layers]),
         patches=tuple(
             each._replace(head=places[each.layer].index(each.head))
             for each in example.patches
             if each.head in places[each.layer]
         ),
     )
+
+
+def _why_of_heads(why: Why, places: Sequence[Sequence[int]]) -> Why:
+    kept = [h in places[layer] for layer, h, *_ in why.cells.tolist()]
+    cells = why.cells[kept]
+    cells[:, 1] = [places[layer].index(h) for layer, h, *_ in cells.tolist()]
+    return Why(why.components, cells, *(x[kept] for x in why[2:]))
 
 
 def _check_set(shown: MapSet) -> None:
