@@ -75,7 +75,7 @@ def edge_attribution(
     """Returns attribution patching: the change by patching an edge, at first order.
 
     The slope of the metric by what the receiver reads, times what patching adds to it.
-    Memory grows with U B T D.
+    Memory grows with B T D times the number of nodes and readers.
 
     Args:
       steps: Slopes are means over so many inputs on the line from the corrupted

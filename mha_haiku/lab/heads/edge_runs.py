@@ -12,8 +12,6 @@ patterns of edges.
 """
 
 import functools
-import itertools
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -181,25 +179,10 @@ class Pair:
         """
         graph, (slopes, streams) = self.graph, self._of_run(share)
         difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
-        # By stack `[B, U, T D]`, of which products take no transposition.
-        missing = {}
-        for stack, rows in graph.stacks.items():
-            first = _rows(difference[_EMBEDDINGS[stack]][None])
-            missing[stack] = jnp.pad(
-                first, ((0, 0), (0, rows.stop - rows.start - 1), (0, 0))
-            )
 
-        def products(missing, site, by):
-            rows = graph.stacks[graphs.stack_of(site)]
-            found = missing[graphs.stack_of(site)] @ _rows(by).mT
-            around = rows.start, len(graph.writers) - rows.stop
-            return jnp.pad(found, ((0, 0), around, (0, 0)))
-
-        def step(layer, params, missing, given):
+        def step(layer, params, carry, given):
             results, read = [], []
-            for part, (sources, slope, written, writer) in zip(
-                layer, given, strict=True
-            ):
+            for part, (sources, slope, written) in zip(layer, given, strict=True):
                 if part.groups:
                     by = read = self._head_slopes(part, params, sources, slope)
                     written = _contributions(part, params, written)
@@ -209,24 +192,39 @@ class Pair:
                     others = read if graphs.enters(part.reads[0]) else []
                     by = [(slope - sum(x.sum(0) for x in others))[None]]
                     written = written[None]
-                # What reads one stream is one product, for which memory is read once.
-                pairs = zip(part.reads, by, strict=True)
-                for site, group in itertools.groupby(pairs, operator.itemgetter(0)):
-                    together = jnp.concatenate([x for _, x in group])
-                    results.append(products(missing, site, together))
-                missing = _with_rows(missing, part, _rows(written), writer, axis=1)
-            return missing, jnp.concatenate(results, -1)
+                results.append((written, by))
+            return carry, results
 
         def given(part):
             slope = slopes.get(part.written)
             if not part.groups:
                 slope = slopes[part.reads[0]] - slopes[_left(part)]
-            sources = [streams[site] for site in part.reads]
-            return sources, slope, difference[part.written], self._first(part)
+            return [streams[x] for x in part.reads], slope, difference[part.written]
 
-        missing, columns = self._over_layers(step, missing, given)
-        columns.append(products(missing, graph.end, slopes[graph.end][None]))
-        return jnp.concatenate(columns, -1)[:, *graph.places.T]
+        _, results = self._over_layers(step, (), given)
+        # By stack: what each node would add to it, and slopes by what readers read.
+        added = {x: [difference[_EMBEDDINGS[x]][None]] for x in graph.stacks}
+        slopes_by = {x: ([], []) for x in graph.stacks}
+
+        def note(site, first, by):
+            columns, arrays = slopes_by[graphs.stack_of(site)]
+            columns.extend(range(first, first + len(by)))
+            arrays.append(by)
+
+        for part, (written, by) in zip(graph.parts, sum(results, []), strict=True):
+            added[graphs.stack_of(part.path)].append(written)
+            for i, (site, x) in enumerate(zip(part.reads, by, strict=True)):
+                note(site, part.reader + i * len(part.nodes), x)
+        note(graph.end, len(graph.readers) - 1, slopes[graph.end][None])
+        edges = jnp.zeros((len(self.before), *graph.exists.shape))
+        for stack, rows in graph.stacks.items():
+            columns, arrays = slopes_by[stack]
+            # One large product for all layers: small ones take several times as long.
+            product = (
+                _rows(jnp.concatenate(added[stack])) @ _rows(jnp.concatenate(arrays)).mT
+            )
+            edges = edges.at[:, rows, np.array(columns)].set(product)
+        return edges[:, *graph.places.T]
 
     def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:
         """Returns slopes of the metric by values at sites, and the streams read."""
