@@ -168,16 +168,17 @@ def recall(
       channels: `[K]`, 1 where the head has a channel, 0 elsewhere.
       is_linear: Whether attention is linear, or softmax.
     """
+    size, channels = channels.sum(), channels[None, None]
     query, key = params["query"][queried], params["key"][keys]
     value = params["value"][values] * channels
-    is_there = jnp.arange(keys.shape[1]) < pairs
+    is_there = (jnp.arange(keys.shape[1]) < pairs)[None, None]
     if is_linear:
         query, key = ((jax.nn.elu(x) + 1) * channels for x in (query, key))
         weights = jnp.einsum("bqk,bnk->bqn", query, key) * is_there
         weights = weights / weights.sum(-1, keepdims=True)
     else:
         scores = jnp.einsum("bqk,bnk->bqn", query * channels, key)
-        scores = scores / jnp.sqrt(channels.sum())
+        scores = scores / jnp.sqrt(size)
         weights = jax.nn.softmax(jnp.where(is_there, scores, -jnp.inf))
     return jnp.einsum("bqn,bnk,kc->bqc", weights, value, params["output"])
 
