@@ -159,8 +159,8 @@ def scores_of(projections, inputs):
       `[kind, size, matrix, n, n]`.
     """
     query, key = (inputs @ each for each in projections)
-    query = query * head_channels()[:, None, None]
-    sizes = np.array(_SIZES, np.float32)[:, None, None, None]
+    query = query * head_channels()[None, :, None, None]
+    sizes = np.array(_SIZES, np.float32)[None, :, None, None, None]
     return query @ key.mT / jnp.sqrt(sizes)
 
 
