@@ -24,10 +24,11 @@ class PartsOfALayer(base.Claim):
     It has one head, of size d_k = 4, 16, 64 or 256, a width of 32 and no feed-forward
     part; it writes 8 tokens of 10 in reverse order, which takes attention. Scaled and
     unscaled models start from the same parameters and see the same examples, each with
-    three learning rates, of which the best one counts. Training ends after as many
-    steps as the scaled model takes with its best learning rate to be right at 99 % of
-    the positions, or after 2,000. In the control dot products are doubled, and not left
-    unscaled, whatever d_k is. The planted failure in it leaves them unscaled.
+    three learning rates, of which the best one counts. The two are compared at the step
+    at which the scaled model is first right at 99 % of the held-out positions; where it
+    is not within 200 steps, nothing counts as lost. In the control dot products are
+    half the scaled ones, and not unscaled, whatever d_k is. The planted failure in it
+    leaves them unscaled.
     """
 
     sentence = "Without scaling, attention learns worse the larger its heads are"
@@ -41,10 +42,11 @@ class PartsOfALayer(base.Claim):
         ),
         arxiv="1706.03762",
     )
-    control = "dot products are twice the scaled ones"
+    control = "dot products are half the scaled ones"
     planted = "dot products are left unscaled"
     effect = (
-        "without scaling the accuracy falls by {0} with each fourfold d_k from 4 to 256"
+        "when the scaled model has learnt, the unscaled one is behind by {0} more of "
+        "accuracy with each fourfold d_k from 4 to 256"
     )
     would_change = (
         "Learning rates, warm-up or an initialisation that let unscaled heads of 256 "
@@ -59,9 +61,16 @@ class PartsOfALayer(base.Claim):
         "nothing. Now the gap is measured over d_k, with the best of three learning "
         "rates.",
     )
+    tried = (
+        "The gap is one of speed: on the pilot seeds 11 of 12 unscaled models are right "
+        "at 99 % of the positions after 200 steps. With a learning rate of 0.01 the "
+        "scaled model takes 30 to 80. Dot products twice the scaled ones, in place of "
+        "half, were to be the control; they are slightly behind for large d_k, too, by "
+        "0.004, 0.000 and 0.019 per fourfold d_k on the pilot seeds."
+    )
     criteria = (
         base.Criterion(
-            "accuracy lost without scaling, per fourfold d_k",
+            "accuracy without scaling behind that with it, per fourfold d_k",
             lambda x: slope([x[f"lost at {size}"] for size in _SIZES]),
             at_least=0.0,
             bound_from=base.PAPER,
@@ -69,13 +78,13 @@ class PartsOfALayer(base.Claim):
     )
     curves = (
         base.Curve(
-            title=f"Reversing {_LENGTH} tokens, best of three learning rates",
+            title=f"Reversing {_LENGTH} tokens, when the scaled model has learnt",
             across="d_k",
             up="held-out accuracy",
             points=_SIZES,
             lines={
                 "divided by sqrt(d_k)": "scaled at {}",
-                "not scaled (control: twice the scaled)": "other at {}",
+                "not scaled (control: half the scaled)": "other at {}",
             },
             logarithmic=True,
         ),
@@ -86,7 +95,7 @@ class PartsOfALayer(base.Claim):
             points=_SIZES,
             lines={
                 "divided by sqrt(d_k)": "gradient, scaled at {}",
-                "not scaled (control: twice the scaled)": "gradient, other at {}",
+                "not scaled (control: half the scaled)": "gradient, other at {}",
             },
             logarithmic=True,
         ),
@@ -96,18 +105,18 @@ class PartsOfALayer(base.Claim):
         numbers = {}
         for size in _SIZES:
             scaled = 1 / math.sqrt(size)
-            other = 2 * scaled if arm == "control" else 1.0
+            other = scaled / 2 if arm == "control" else 1.0
             history, gradient = _trained(desk, seed, size, scaled)
-            learnt = np.flatnonzero(history.max(0) >= _LEARNT)
-            last = learnt[0] if learnt.size else -1
             others, its_gradient = _trained(desk, seed, size, other)
+            before, after, steps = compared(history, others)
             numbers |= {
-                f"scaled at {size}": history.max(0)[last],
-                f"other at {size}": others.max(0)[last],
-                f"lost at {size}": history.max(0)[last] - others.max(0)[last],
+                f"scaled at {size}": before,
+                f"other at {size}": after,
+                f"lost at {size}": before - after if steps else 0.0,
+                f"other at {size}, last": others[:, -1].max(),
                 f"gradient, scaled at {size}": gradient,
                 f"gradient, other at {size}": its_gradient,
-                f"steps at {size}": _PART * (last + 1 if learnt.size else 1e9),
+                f"steps at {size}": steps,
             }
         return numbers
 
@@ -115,6 +124,23 @@ class PartsOfALayer(base.Claim):
 def slope(values):
     """Returns the slope of the least-squares line through equally spaced values."""
     return np.polyfit(np.arange(len(values)), values, 1)[0]
+
+
+def compared(scaled, other):
+    """Returns two accuracies when the scaled model has learnt, and at which step.
+
+    Args:
+      scaled: `[rates, evaluations]`, accuracies of the scaled model.
+      other: The same of the other one.
+
+    Returns:
+      Of each the best of the learning rates, and the step; 0: it has not learnt, and
+      accuracies are the last ones.
+    """
+    scaled, other = scaled.max(0), other.max(0)
+    learnt = np.flatnonzero(scaled >= _LEARNT)
+    first = learnt[0] if learnt.size else -1
+    return scaled[first], other[first], _PART * (first + 1)
 
 
 def _trained(desk, seed, size, scale):
