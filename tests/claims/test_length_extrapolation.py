@@ -16,7 +16,7 @@ def test_rows_ask_for_the_answer_and_its_end():
         expected = [separator, *sorted(inputs), end]
         assert [row[0], *rest[: n + 2]] == [start, *expected]
         assert (rest[n + 2 :] == end).all()
-        # The separator asks for the first token of the answer, the last one for the end.
+        # The separator asks for the first token of the answer, the last for the end.
         np.testing.assert_array_equal(np.flatnonzero(weights), n + 1 + np.arange(n + 1))
 
 
