@@ -17,15 +17,16 @@ _SHARES = tuple(i / 16 for i in range(17))
 class FreeHeads(base.Claim):
     """Models of 4, 8, 16 and 32 heads continue a sequence that was seen before.
 
-    Each has two layers of as many heads, of size 8, and a width of 32. Training ends
-    when 99 % of the held-out answers are right; else the steps are doubled, up to
-    6,400. Then heads are ablated in the order of their importance by gradients, the
-    least important first, and nothing is trained further. A share of the heads is free
-    if without it the accuracy falls by at most one point. The criterion takes the mean
-    share of the models of 8, 16 and 32 heads; of four heads a single one is a quarter
-    already. The control ablates heads in random order, of which it
-    takes the mean of eight. The planted failure tells the random order which half of
-    the heads is less important: these go first.
+    Each has two layers, with half of the heads in each; heads are of size 8, and the
+    width is 32. Training ends when 99 % of the held-out answers are right; else the
+    steps are doubled, up to 6,400. Then heads are ablated in the order of their
+    importance by gradients, the least important first, and nothing is trained further.
+    A share of the heads is free if without it the accuracy falls by at most one point,
+    which is our reading of "no noticeable loss". The criterion takes the mean share of
+    the models of 8, 16 and 32 heads; of four heads a single one is a quarter already.
+    The control ablates heads in random order, of which it takes the mean of eight. The
+    planted failure tells the random order which half of the heads is less important:
+    these go first.
     """
 
     sentence = "20 to 40 % of the heads of a trained model are free"
