@@ -58,6 +58,7 @@ class LengthExtrapolation(base.Claim):
         "over 100 million parameters and ten tasks."
     )
     minutes = 3.0
+    seeds = 6
     version = 2
     before = base.Before(
         "partly",
