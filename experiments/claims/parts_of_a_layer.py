@@ -1,4 +1,4 @@
-"""Dot products that are not scaled learn worse, the more so the larger heads are."""
+"""Dot products that are not scaled learn later, the more so the larger heads are."""
 
 import math
 
@@ -31,14 +31,14 @@ class PartsOfALayer(base.Claim):
     leaves them unscaled.
     """
 
-    sentence = "Without scaling, attention learns worse the larger its heads are"
+    sentence = "Without scaling attention learns more slowly the larger its heads are"
     source = base.Source(
         paper="Vaswani et al. 2017",
         place="section 3.2.1",
         published=(
-            "for large d_k dot products grow large in magnitude, which is suspected to "
-            "push softmax into regions of extremely small gradients; for small d_k it "
-            "makes no difference (no number)"
+            "for small d_k dot-product and additive attention are alike, for larger "
+            "d_k dot products without scaling are worse; large ones are suspected to "
+            "push softmax into regions of extremely small gradients (no number)"
         ),
         arxiv="1706.03762",
     )
@@ -52,7 +52,7 @@ class PartsOfALayer(base.Claim):
         "Learning rates, warm-up or an initialisation that let unscaled heads of 256 "
         "channels learn as well as scaled ones."
     )
-    minutes = 2.0
+    minutes = 0.6
     version = 2
     before = base.Before(
         "partly",
