@@ -57,7 +57,7 @@ class LengthExtrapolation(base.Claim):
         "More layers, longer training inputs or more tasks; the paper's models have "
         "over 100 million parameters and ten tasks."
     )
-    minutes = 3.0
+    minutes = 1.5
     seeds = 6
     version = 2
     before = base.Before(

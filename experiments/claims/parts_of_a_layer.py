@@ -83,8 +83,8 @@ class PartsOfALayer(base.Claim):
             up="held-out accuracy",
             points=_SIZES,
             lines={
-                "divided by sqrt(d_k)": "scaled at {}",
-                "not scaled (control: half the scaled)": "other at {}",
+                "scaled": "scaled at {}",
+                "unscaled (in the control: half the scaled)": "other at {}",
             },
             logarithmic=True,
         ),
@@ -94,8 +94,8 @@ class PartsOfALayer(base.Claim):
             up="mean sum of p (1 - p) of a row",
             points=_SIZES,
             lines={
-                "divided by sqrt(d_k)": "gradient, scaled at {}",
-                "not scaled (control: half the scaled)": "gradient, other at {}",
+                "scaled": "gradient, scaled at {}",
+                "unscaled (in the control: half the scaled)": "gradient, other at {}",
             },
             logarithmic=True,
         ),
