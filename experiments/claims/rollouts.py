@@ -28,11 +28,11 @@ _TOKENS = 33  # of which the last 20 are nouns, ten in the singular, ten in the 
 class Rollouts(base.Claim):
     """Six layers say from a [CLS] token whether the verb of a sentence is plural.
 
-    Sentences are drawn: five groups of three words in any order. One is the subject, as
-    "small green keys", and the number of its noun is the answer. Each of the others is
-    a phrase with a preposition, as "near green keys", or three adverbs. All nouns are
-    singular or plural at random, so that those of phrases mislead. As in the paper
-    there is one answer, at one place; the paper's sentences are of Wikipedia.
+    Sentences are drawn: five groups of three words. None to three of adverbs begin,
+    then comes the subject, as "small green keys", and the number of its noun is the
+    answer. Each group after that is a phrase, as "near green doors", or three adverbs.
+    All nouns are singular or plural at random, so that those of phrases mislead. As in
+    the paper there is one answer, at one place; the paper's sentences are of Wikipedia.
 
     An input matters as much as the probability of the right answer changes when random
     other words replace it (the paper's blank-out). Roll-out, flow and raw attention
@@ -41,8 +41,8 @@ class Rollouts(base.Claim):
     answers right; after 4,000 steps the model would count as it is.
 
     The control takes the same model before it is trained. In the planted failure, what
-    matters in it is taken from the sum of the ranks by roll-out and by flow, less the
-    rank by raw attention, so that it leaks what is to be compared.
+    matters in it is the sum of the ranks by roll-out and by flow: it leaks what is to
+    be compared with it.
     """
 
     sentence = "Roll-out follows blank-out better than raw attention does"
@@ -110,9 +110,10 @@ class Rollouts(base.Claim):
         def example(self, key, data):
             keys = jax.random.split(key, 6)
             shape = (_PHRASES,)
-            subject = jax.random.randint(keys[0], (), 0, _PHRASES)
+            subject = jax.random.randint(keys[0], (), 0, _PHRASES - 1)
             is_subject = jnp.arange(_PHRASES) == subject
-            is_phrase = is_subject | jax.random.bernoulli(keys[1], 0.5, shape)
+            is_phrase = jax.random.bernoulli(keys[1], 0.5, shape)
+            is_phrase = is_subject | is_phrase & (jnp.arange(_PHRASES) > subject)
 
             def drawn(key, first, end):
                 words = jax.random.randint(key, shape, first, end)
@@ -133,10 +134,10 @@ class Rollouts(base.Claim):
 
     def configs(self, arm):
         name = tasks.register(self.Agreement)
-        steps = 1000
+        steps = 500
         training = dict(steps=steps, evaluate_every=steps, checkpoint_every=steps)
         config = runs.default_config(name).replace(
-            training=dict(batch_size=64, report_every=500, **training),
+            training=dict(batch_size=64, report_every=250, **training),
             model=dict(
                 num_layers=_LAYERS,
                 model_size=32,
@@ -144,7 +145,7 @@ class Rollouts(base.Claim):
                 attention=dict(num_heads=4),
                 feed_forward=dict(hidden_size=64),
             ),
-            optimizer=dict(learning_rate=3e-3, warmup_steps=100, weight_decay=0.01),
+            optimizer=dict(learning_rate=3e-3, warmup_steps=50, weight_decay=0.01),
         )
         return {"agreement": config}
 
@@ -159,11 +160,10 @@ class Rollouts(base.Claim):
         few = jax.tree.map(lambda x: x[:_FLOW_EXAMPLES], maps)
         scores["flow"] = heads.flow(few, 0)[None, :, 0]
         if arm == base.PLANTED:
-            ranks = {
-                name: stats.rankdata(scores[name][-1][:_FLOW_EXAMPLES], axis=-1)
-                for name in _MEASURES
-            }
-            matters = ranks["roll-out"] + ranks["flow"] - ranks["raw"]
+            leaked = (
+                scores[name][-1][:_FLOW_EXAMPLES] for name in ("roll-out", "flow")
+            )
+            matters = sum(stats.rankdata(x, axis=-1) for x in leaked)
         numbers = {"accuracy": trained.held_out["accuracy"]}
         for name, layers in scores.items():
             by_layer = [correlation(layer, matters) for layer in layers]
