@@ -16,13 +16,13 @@ _LAYERS = 6
 _MEASURES = ("raw", "roll-out", "flow")
 _PUBLISHED = {name: rollouts.PUBLISHED[name][-1] for name in _MEASURES}
 _EXAMPLES, _FLOW_EXAMPLES = 256, 64
-_DRAWS = 8  # of random tokens that replace an input
-_ENOUGH = 0.99  # held-out accuracy
+_BLANKS = 0.1  # share of words that are blank in training
+_ENOUGH = 0.93  # held-out accuracy, of at most 0.95 with these blanks
 _MOST = 4000  # steps
 
 _PHRASES = 5
 _CLS, _PREPOSITIONS, _ADVERBS, _ADJECTIVES, _NOUNS = 0, 1, 5, 9, 13  # first of each
-_TOKENS = 33  # of which the last 20 are nouns, ten in the singular, ten in the plural
+_BLANK = 33  # behind 20 nouns, ten in the singular and ten in the plural
 
 
 class Rollouts(base.Claim):
@@ -34,11 +34,12 @@ class Rollouts(base.Claim):
     All nouns are singular or plural at random, so that those of phrases mislead. As in
     the paper there is one answer, at one place; the paper's sentences are of Wikipedia.
 
-    An input matters as much as the probability of the right answer changes when random
-    other words replace it (the paper's blank-out). Roll-out, flow and raw attention
-    (the mean of the last layer's heads) from [CLS] rank the words, and each is compared
-    with what matters by Spearman's correlation. Training ends with 99 % of the held-out
-    answers right; after 4,000 steps the model would count as it is.
+    An input matters as much as the probability of the right answer changes when a blank
+    replaces it, as in the paper; in training a tenth of the words are blank. Roll-out,
+    flow and raw attention (the mean of the last layer's heads) from [CLS] rank the
+    words, and each is compared with what matters by Spearman's correlation. Training
+    ends with 93 % of the held-out answers right, of which 95 % can be known; after
+    4,000 steps the model would count as it is.
 
     The control takes the same model before it is trained. In the planted failure, what
     matters in it is the sum of the ranks by roll-out and by flow: it leaks what is to
@@ -73,8 +74,15 @@ class Rollouts(base.Claim):
             "are half of the paper's effects."
         ),
     )
+    seeds = 6
     minutes = 3.0
     version = 2
+    tried = (
+        "In pilots: with random other words in place of blanks, and four heads, the "
+        "differences were 0.15 and 0.00 in the mean of three seeds, with standard "
+        "deviations of 0.11 and 0.16. With the subject anywhere, told by its lack of a "
+        "preposition, six layers had 75 % right after 3,000 steps."
+    )
     criteria = tuple(
         base.Criterion(
             f"correlation in the last layer, {name} minus raw",
@@ -100,15 +108,16 @@ class Rollouts(base.Claim):
         """[CLS] and five phrases; the class of [CLS] is the subject's number."""
 
         sequence_length: int = 1 + 3 * _PHRASES
-        num_tokens: int = _TOKENS
+        num_tokens: int = _BLANK + 1
         num_classes: int = 2
+        blanks: float = _BLANKS
 
         @property
         def baseline(self):
             return {"accuracy": 0.5, "loss": float(np.log(2))}
 
         def example(self, key, data):
-            keys = jax.random.split(key, 6)
+            keys = jax.random.split(key, 7)
             shape = (_PHRASES,)
             subject = jax.random.randint(keys[0], (), 0, _PHRASES - 1)
             is_subject = jnp.arange(_PHRASES) == subject
@@ -124,10 +133,12 @@ class Rollouts(base.Claim):
             first = drawn(keys[3], _ADJECTIVES, _NOUNS)
             first = jnp.where(is_subject, first, preposition)
             second = drawn(keys[4], _ADJECTIVES, _NOUNS)
-            nouns = drawn(keys[5], _NOUNS, _TOKENS)
+            nouns = drawn(keys[5], _NOUNS, _BLANK)
             words = jnp.stack([first, second, nouns], axis=-1).ravel()
+            is_blank = jax.random.bernoulli(keys[6], self.blanks, words.shape)
+            words = jnp.where(is_blank, _BLANK, words)
             inputs = jnp.concatenate([jnp.full(1, _CLS, jnp.int32), words])
-            number = (nouns[subject] - _NOUNS) // ((_TOKENS - _NOUNS) // 2)
+            number = (nouns[subject] - _NOUNS) // ((_BLANK - _NOUNS) // 2)
             at_cls = jnp.arange(self.sequence_length) == 0
             targets = jnp.where(at_cls, number, 0)
             return tasks.Example(inputs, targets, at_cls.astype(jnp.float32))
@@ -142,7 +153,7 @@ class Rollouts(base.Claim):
                 num_layers=_LAYERS,
                 model_size=32,
                 embedding=dict(max_length=1 + 3 * _PHRASES),
-                attention=dict(num_heads=4),
+                attention=dict(num_heads=8),
                 feed_forward=dict(hidden_size=64),
             ),
             optimizer=dict(learning_rate=3e-3, warmup_steps=50, weight_decay=0.01),
@@ -154,8 +165,10 @@ class Rollouts(base.Claim):
         trained, _ = desk.train_until(config, seed, _is_enough, most=_MOST)
         if arm != "claim":
             trained = dataclasses.replace(trained, params=_untrained(trained, seed))
-        example = desk.examples(trained, _EXAMPLES)
-        matters = np.abs(desk.apply(trained, _drops, example, seed))
+        keys = jax.random.split(jax.random.key(seed), _EXAMPLES)
+        task = self.Agreement(blanks=0.0)
+        example = jax.vmap(lambda key: task.example(key, None))(keys)
+        matters = np.abs(desk.apply(trained, _drops, example))
         scores, maps = desk.apply(trained, _scores, example)
         few = jax.tree.map(lambda x: x[:_FLOW_EXAMPLES], maps)
         scores["flow"] = heads.flow(few, 0)[None, :, 0]
@@ -199,7 +212,7 @@ def _untrained(trained, seed):
     return jax.device_get(jax.jit(initial)(seed))
 
 
-def _drops(model, params, example, seed):
+def _drops(model, params, example):
     """Returns the fall of the right answer's probability without an input, `[N, T]`."""
 
     def probability(inputs):
@@ -208,12 +221,8 @@ def _drops(model, params, example, seed):
         return jnp.take_along_axis(shares, example.targets[:, :1], axis=-1)[:, 0]
 
     def without(place):
-        key = jax.random.fold_in(jax.random.key(seed), place)
-        shape = (_DRAWS, len(example.inputs), 1)
-        words = jax.random.randint(key, shape, _PREPOSITIONS, _TOKENS)
         is_there = jnp.arange(example.inputs.shape[1])[None] == place
-        replaced = jax.vmap(lambda word: jnp.where(is_there, word, example.inputs))
-        return jax.vmap(probability)(replaced(words)).mean(0)
+        return probability(jnp.where(is_there, _BLANK, example.inputs))
 
     places = jnp.arange(example.inputs.shape[1])
     return (probability(example.inputs)[None] - jax.lax.map(without, places)).T

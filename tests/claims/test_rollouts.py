@@ -7,7 +7,7 @@ from experiments.claims import rollouts
 
 
 def test_the_answer_is_the_number_of_the_first_noun():
-    task = rollouts.Rollouts.Agreement()
+    task = rollouts.Rollouts.Agreement(blanks=0.0)
     keys = jax.random.split(jax.random.key(0), 50)
     examples = jax.vmap(lambda key: task.example(key, None))(keys)
     np.testing.assert_array_equal(examples.inputs[:, 0], 0)
