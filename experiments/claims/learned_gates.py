@@ -14,7 +14,7 @@ from mha_haiku.training.runs import folders
 _STEPS = 800
 _GATE_STEPS = 400
 _TUNING_STEPS = 400
-_PENALTY = 0.03  # nats per open head
+_PENALTY = 0.3  # nats per open head
 _KINDS = ("encoder", "decoder", "cross")
 
 

@@ -51,8 +51,8 @@ class Rollouts(base.Claim):
         paper="Abnar and Zuidema 2020",
         place="table 1, last layer",
         published=(
-            "of six layers that predict the number of a verb, correlations of 0.71 "
-            "(roll-out), 0.70 (flow) and 0.29 (raw)"
+            "in a model of six layers that predicts the number of a verb, correlations "
+            "of 0.71 (roll-out), 0.70 (flow) and 0.29 (raw)"
         ),
         arxiv="2005.00928",
     )

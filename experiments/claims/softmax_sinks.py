@@ -68,8 +68,14 @@ class SoftmaxSinks(base.Claim):
             "bounds were ours; now they are half of what the authors' data have."
         ),
     )
-    minutes = 5.0
+    minutes = 3.0
     version = 2
+    tried = (
+        "Three layers that are trained by SGD have sinks, too: 0.43 to 0.67 of the "
+        "attention in the three pilot seeds. In a pilot of width 32 the residual of "
+        "the start token did not stand out with Adam: its norm was 11.7 after 3,000 "
+        "steps, and 8.1 at the first; those of other tokens were 11.8."
+    )
     criteria = (
         base.Criterion(
             "weight on the start token where nothing is to be fetched, least of one to "
@@ -77,14 +83,14 @@ class SoftmaxSinks(base.Claim):
             lambda x: min(x[f"others, {n} layers"] for n in _DEPTHS),
             at_least=0.405,
             bound_from=base.HALF,
-            published={"one layer": 0.811},
+            published={"authors' data, one layer": 0.811},
         ),
         base.Criterion(
             "the same of one layer, less that with ReLU in place of softmax",
             lambda x: x["others, 1 layers"] - x["others, ReLU"],
             at_least=0.405,
             bound_from=base.HALF,
-            published={"one layer": 0.811},
+            published={"authors' data, one layer": 0.811},
         ),
         base.Criterion(
             "norm of the start token's residual after the first of three layers, SGD "
@@ -93,7 +99,7 @@ class SoftmaxSinks(base.Claim):
             at_most=0.573,
             null=1.0,
             bound_from=base.HALF,
-            published={"10,000 steps": 0.145},
+            published={"authors' data, 10,000 steps": 0.145},
         ),
     )
     curves = (
