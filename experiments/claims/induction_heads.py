@@ -23,8 +23,8 @@ class InductionHeads(base.Claim):
     whose keys are mixed with the key before them ("smeared"), so that a key contains
     the token before its own. A model has induction heads if the best of its heads gives
     at least half of its weight to the token after the last occurrence of the current
-    one, as in `heads.roles`. Training of 800 steps is done
-    anew with 1,600 where the accuracy has not reached 0.95.
+    one, as in `heads.roles`. Training of 800 steps is done anew with 1,600 where the
+    accuracy has not reached 0.95.
 
     The jump of a model is the steepest rise of its accuracy within a tenth of the
     training, less the rise in the first tenth: it is 0 for a model that learns fastest
@@ -48,9 +48,9 @@ class InductionHeads(base.Claim):
     control = "one plain layer in the place of two, and of the smeared one"
     planted = "smeared keys in that layer"
     effect = (
-        "two layers had induction heads where one layer as large had none in {0} of the "
-        "seeds, smeared keys in {1}; the jump of two layers is {2} of accuracy above "
-        "that of one layer and of a smooth task"
+        "two layers have induction heads where one layer as large has none in {0} of "
+        "the seeds, smeared keys in {1}; the jump of two layers is {2} of accuracy "
+        "above that of one layer and of a smooth task"
     )
     would_change = (
         "One layer without smeared keys that has an induction head, or two layers that "
