@@ -180,7 +180,7 @@ class Outcome:
                 f"The control can fail: with a failure planted ({claim.planted}) it "
                 f"shows the effect ({numbers})."
             )
-        if self.pilot.numbers:
+        if len(self.pilot.numbers) > 1:
             told.append(str(self.pilot))
         if before:
             told.append(f"An earlier design said *{before.verdict}*. {before.why}")

@@ -245,6 +245,11 @@ def test_a_figure_says_what_the_verdicts_mean(halves, tmp_path, word, said):
 
 
 CLAIMS = [claims.load(name) for name in claims.names()]
+# Designed, and not measured by the rules yet. The list may only get shorter.
+WAITING = (
+    "circuits_of_heads",
+)
+MEASURED = [claim for claim in CLAIMS if claim.name not in WAITING]
 CRITERIA = [criterion for claim in CLAIMS for criterion in claim.criteria]
 
 
@@ -290,7 +295,7 @@ def test_at_most_a_third_of_the_bounds_are_ours():
     assert len(ours) <= len(CRITERIA) / 3, ours
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=_each)
+@pytest.mark.parametrize("claim", MEASURED, ids=_each)
 def test_verdicts_of_two_sets_of_seeds_and_a_pilot_are_stored(claim):
     outcome = telling.Outcome.read(claim, reproduce.STORED)
     # Not of the claim as it is now: python -m experiments.reproduce --claim=... --store
@@ -304,7 +309,12 @@ def test_verdicts_of_two_sets_of_seeds_and_a_pilot_are_stored(claim):
         assert (reproduce.STORED / f"{claim.name}.{suffix}").exists()
 
 
-@pytest.mark.parametrize("claim", CLAIMS, ids=_each)
+@pytest.mark.parametrize("name", WAITING)
+def test_a_claim_without_a_verdict_is_in_no_table(name):
+    assert telling.Outcome.read(claims.load(name), reproduce.STORED).second is None
+
+
+@pytest.mark.parametrize("claim", MEASURED, ids=_each)
 def test_a_control_can_fail(claim):
     outcome = telling.Outcome.read(claim, reproduce.STORED)
     (planted,) = outcome.measured[base.PLANTED].values()
