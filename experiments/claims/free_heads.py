@@ -59,7 +59,10 @@ class FreeHeads(base.Claim):
         "On the pilot seeds the share grows with the number of heads: 0.08 of 4 heads, "
         "0.17 of 8, 0.35 of 16 and 0.46 of 32 in the mean. With the model of four "
         "heads, the mean of all four is 0.27 with a standard deviation of 0.07; this "
-        "model was left out of the criterion before the verdict."
+        "model was left out of the criterion before the verdict. Of the two sets of "
+        "seeds the first one meets the bound and the second one, with 0.264 (0.177 to "
+        "0.351), leaves it undecided: of 32 heads one of its models has 0.19 free, the "
+        "other eight models 0.34 to 0.56."
     )
     criteria = (
         base.Criterion(
