@@ -56,7 +56,7 @@ class InductionHeads(base.Claim):
         "One layer without smeared keys that has an induction head, or two layers that "
         "learn this task as steadily as the smooth one."
     )
-    minutes = 1.5
+    minutes = 1.0
     version = 2
     before = base.Before(
         "reproduced",
@@ -64,6 +64,13 @@ class InductionHeads(base.Claim):
         "identity, the one layer had half of the parameters, and any model that learns "
         "fast rose steeply at some time. Now one layer is as large as two, and the "
         "jump is compared with that on a smooth task.",
+    )
+    tried = (
+        "The best head of two layers has a score of 0.84 to 0.86, that of one layer "
+        "0.13, and that of smeared keys 0.53 to 0.57, which is not far above 0.5. In "
+        "the control the jump is undecided, and has to be: plain layers do not differ "
+        "but for chance, and the paper says only that there is a bump, so that the "
+        "bound is 0."
     )
     criteria = (
         base.Criterion(

@@ -68,7 +68,7 @@ class MarkovChains(base.Claim):
         "Other distributions of chains: the two compared here differ in more than how "
         "much unigrams help."
     )
-    minutes = 1.5
+    minutes = 0.3
     version = 4
     before = base.Before(
         "reproduced",
@@ -76,6 +76,14 @@ class MarkovChains(base.Claim):
         "after 1,000 steps), and predictions are uniform at step 0 in any model. Now "
         "training ends by a criterion, and chains without informative unigrams are "
         "the contrast.",
+    )
+    tried = (
+        "In the control the second criterion is undecided, and has to be: both models "
+        "learn chains of one kind, so that the difference is 0 but for chance, and the "
+        "paper says no more than sooner, so that the bound is 0 as well. A transformer "
+        "with rotary positions and a feed-forward part (two seeds) took 180 steps in "
+        "one case and 2,020 in the other for doubly stochastic chains, which no three "
+        "seeds can compare with 360 for ordinary ones."
     )
     criteria = (
         base.Criterion(
