@@ -200,6 +200,7 @@ class Outcome:
         if "control" in judged:
             control = _absence(judged)
         verdict = f"**{self.word}**{_before(claim)}"
+        verdict += "" if self.second else "; one set of seeds"
         cells = [
             f"[{claim.sentence}]({folder}{claim.name}.md) ({self._paper()})",
             claim.source.published,
