@@ -336,6 +336,9 @@ def test_the_readmes_tell_the_stored_results():
     gallery = (reproduce.STORED / "README.md").read_text(encoding="utf-8")
     assert telling.gallery(outcomes) == gallery
     for outcome in outcomes:
+        if not outcome.verdicts:
+            assert outcome.claim.name in WAITING
+            continue
         page = reproduce.STORED / f"{outcome.claim.name}.md"
         assert outcome.page() == page.read_text(encoding="utf-8")
 
