@@ -68,12 +68,12 @@ def plot(
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         size = tuple(checks.positive_number("size", x) for x in size)
     given = sets.given(what, tokens, key_tokens)
-    what, *sides = given
+    what = given.maps
     with drawing.style():
         if given_maps.is_maps(what):
             whole = _of_maps(given, layer, example)
         elif _is_saved(what) or (sets.has_own(what) and not _is_file(what)):
-            if sides != [None, None]:
+            if not (given.tokens is None and given.key_tokens is None):
                 raise ValueError(
                     "tokens must be None for saved maps, which have their own."
                 )

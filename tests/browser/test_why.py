@@ -1,5 +1,7 @@
 """The panel that says why a head looks there: it opens, and leads to other heads."""
 
+import re
+
 import numpy as np
 
 from mha_haiku.showing import dossier, map_set
@@ -33,7 +35,7 @@ def test_a_cell_opens_its_pairs_and_a_pair_goes_to_its_head(open_page):
     panel.get_by_role("button", name="head 0.1").click()
     assert "layer 0, head 1" in page.locator("#detail-title").inner_text()
     # At the position that the earlier head wrote at, which was the key.
-    page.wait_for_function("location.hash.includes('query=1')")
+    page.wait_for_url(re.compile("query=1"))
     assert "no terms are kept" in panel.locator("p").first.inner_text()
 
 
