@@ -91,14 +91,7 @@ def test_a_site_leaves_no_instruction_in_compiled_programs(name):
         11,
     ):  # which may keep a scan's residuals in any order
         plain, own = map(instructions, plain), map(instructions, own)
-    if jax.__version_info__ < (0, 10, 2):  # which numbers functions across programs
-        plain, own = map(unnumbered, plain), map(unnumbered, own)
     assert list(own) == list(plain)
-
-
-def unnumbered(text):
-    """Returns a program with the numbers of its functions left out."""
-    return re.sub(r"(@\w+?)_\d+\b", r"\1", text)
 
 
 def instructions(text):
