@@ -190,11 +190,12 @@ def test_a_circuit_of_all_edges_is_the_model(llama):
 
 def test_the_last_row_of_the_lens_is_the_model(llama):
     lens = llama.lens(TEXT)
-    np.testing.assert_allclose(lens.logits[-1], llama.logits(TEXT), atol=1e-5)
+    logits = llama.logits(TEXT)
+    # Two programs round differently, by their largest logits.
+    atol = 1e-5 * np.abs(logits).max()
+    np.testing.assert_allclose(lens.logits[-1], logits, atol=atol)
     assert lens.texts.shape == (pretrained.L + 1, len(lens.tokens))
-    assert lens.texts[-1, -1] == llama.run.task.class_label(
-        int(llama.logits(TEXT)[-1].argmax())
-    )
+    assert lens.texts[-1, -1] == llama.run.task.class_label(int(logits[-1].argmax()))
     assert "output" in lens._repr_html_() and "output" in repr(lens)
     assert len(mh.plot(lens).axes) == 2
 
