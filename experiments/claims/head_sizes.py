@@ -47,8 +47,9 @@ class HeadSizes(base.Claim):
     control = f"matrices that a head of size {_FEW} has made"
     planted = "one matrix in eight is a random one, which no small head has made"
     effect = (
-        "the theorem is right at {0} of the head sizes from 1 to 24; in a model of "
-        "width 24, {1} of the 15 head sizes below the length fail to fit a matrix"
+        "the theorem holds at a share of {0} of the head sizes from 1 to 24; in a "
+        "model of width 24, {1} of the 15 head sizes below the length fail to fit a "
+        "matrix"
     )
     would_change = (
         "A head smaller than the input that fits random matrices, or one as large as "

@@ -48,9 +48,9 @@ class InductionHeads(base.Claim):
     control = "one plain layer in the place of two, and of the smeared one"
     planted = "smeared keys in that layer"
     effect = (
-        "two layers have induction heads where one layer as large has none in {0} of "
-        "the seeds, smeared keys in {1}; the jump of two layers is {2} of accuracy "
-        "above that of one layer and of a smooth task"
+        "the share of seeds in which two layers have induction heads and one layer as "
+        "large has none is {0}, in which smeared keys give them to one layer {1}; "
+        "accuracy jumps by {2} more with two layers than with one, or on a smooth task"
     )
     would_change = (
         "One layer without smeared keys that has an induction head, or two layers that "

@@ -61,8 +61,9 @@ class MarkovChains(base.Claim):
     control = "doubly stochastic chains in the place of ordinary ones"
     planted = "ordinary chains in the control"
     effect = (
-        "unigrams are a phase in {0} of the models; bigrams of ordinary chains take 2 "
-        "to the power of {1} times as many steps as those of doubly stochastic ones"
+        "the share of models that pass through a unigram phase is {0}; bigrams of "
+        "ordinary chains take 2 to the power of {1} times as many steps as bigrams of "
+        "doubly stochastic chains"
     )
     would_change = (
         "Other distributions of chains: the two compared here differ in more than how "

@@ -30,10 +30,9 @@ undecided between; one that holds in the control too is void. All criteria hold:
 on undecided criteria, or two disjoint sets of seeds disagree. Each name leads to the
 page of the claim, with its figure.
 """
-_HEAD = (
-    "| claim | the paper | here: mean (90 % interval) | control | verdict |"
-    "\n|---|---|---|---|---|"
-)
+_RESULT = "result: mean (90 % interval)"
+_HEAD = f"| claim | the paper | {_RESULT} | control | verdict |\n|---|---|---|---|---|"
+_SHORT_HEAD = f"| claim | {_RESULT} | verdict |\n|---|---|---|"
 _ROWS = 5  # of the table in README.md
 _COLUMNS = 3  # of panels in a figure
 _FEW_POINTS = 8  # of a curve, of which each has its tick
@@ -193,22 +192,22 @@ class Outcome:
         source = self.claim.source
         return f"[{source.paper}]({source.url})" if source.url else source.paper
 
-    def row(self, folder: str = "") -> str:
-        """Returns the row of a table, with links to the pages in a folder."""
+    def row(self) -> str:
+        """Returns the row of the table of all claims, next to their pages."""
         claim, judged = self.claim, self.verdicts
-        control = "not measured"
-        if "control" in judged:
-            control = _absence(judged)
+        control = _absence(judged) if "control" in judged else "not measured"
         verdict = f"**{self.word}**{_before(claim)}"
         verdict += "" if self.second else "; one set of seeds"
-        cells = [
-            f"[{claim.sentence}]({folder}{claim.name}.md) ({self._paper()})",
-            claim.source.published,
-            self.effect,
-            f"{claim.control}: {control}",
-            verdict,
-        ]
-        return _row(cells)
+        cells = [self._name(""), claim.source.published, self.effect]
+        return _row([*cells, f"{claim.control}: {control}", verdict])
+
+    def short_row(self, folder: str) -> str:
+        """Returns the row of a short table, with links to the pages in a folder."""
+        return _row([self._name(folder), self.effect, self.word])
+
+    def _name(self, folder: str) -> str:
+        claim = self.claim
+        return f"[{claim.sentence}]({folder}{claim.name}.md) ({self._paper()})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,26 +254,25 @@ def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ConfigError(f"{readme} must have the lines\n{BEGIN} and {END}")
-    told, rows = _table(outcomes, "experiments/claims/")
-    table = "\n".join([_HEAD, *rows[:_ROWS]])
+    told, ordered = _by_verdict(outcomes)
+    rows = [each.short_row("experiments/claims/") for each in ordered[:_ROWS]]
+    table = "\n".join([_SHORT_HEAD, *rows])
     return f"{before}{BEGIN}\n\n{told}\n\n{table}\n\n{END}{after}"
 
 
-def _table(outcomes: Sequence[Outcome], folder: str = "") -> tuple[str, list[str]]:
-    """Returns how many claims have each verdict, and a row for each, by verdict."""
-    found = [
-        (verdicts.WORDS.index(each.word), i, each.row(folder))
-        for i, each in enumerate(outcomes)
-        if each.verdicts
-    ]
-    counts = collections.Counter(place for place, *_ in found)
-    count = ", ".join(f"{counts[i]} {verdicts.WORDS[i]}" for i in sorted(counts))
-    return f"Claims by verdict: {count}.", [row for *_, row in sorted(found)]
+def _by_verdict(outcomes: Sequence[Outcome]) -> tuple[str, list[Outcome]]:
+    """Counts the claims with each verdict, and sorts those that have one by it."""
+    measured = [each for each in outcomes if each.verdicts]
+    ordered = sorted(measured, key=lambda each: verdicts.WORDS.index(each.word))
+    counts = collections.Counter(each.word for each in ordered)
+    count = ", ".join(f"{number} {word}" for word, number in counts.items())
+    return f"Claims by verdict: {count}.", ordered
 
 
 def gallery(outcomes: Sequence[Outcome]) -> str:
     """Returns the README of all claims: their table, and what is not measured yet."""
-    told, rows = _table(outcomes)
+    told, ordered = _by_verdict(outcomes)
+    rows = [each.row() for each in ordered]
     waiting = [
         f"- {each.claim.sentence} ({each._paper()}){_before(each.claim)}"
         for each in outcomes

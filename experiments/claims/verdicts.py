@@ -28,9 +28,9 @@ class Interval(NamedTuple):
     high: float
 
     def text(self, digits: int = 3) -> str:
-        """Returns "0.912 (0.88 to 0.94)"."""
+        """Returns "0.912 (0.88 to 0.94)", or "1 (in all seeds)" without a spread."""
         mean, low, high = (f"{each:.{digits}g}" for each in self)
-        return f"{mean} ({low} to {high})"
+        return f"{mean} (in all seeds)" if low == high else f"{mean} ({low} to {high})"
 
 
 class Judged(NamedTuple):
