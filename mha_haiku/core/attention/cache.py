@@ -1,7 +1,6 @@
 """Keys and values kept from step to step, so that a new query costs one row of the map.
 
-`B...` batch axes, P positions of a prompt, W slots, H query heads, G key heads, K
-query/key size and V value size per head.
+P positions of a prompt, W slots.
 
 `Prompt` computes attention as usual and leaves a `Cache`; `Cache` takes one new query
 at a time. Both have the same two methods, so that a module calls either in the place of
@@ -158,15 +157,8 @@ class Cache:
     ) -> attention_map.AttentionMap:
         """Returns the map of all queries so far on all keys so far.
 
-        Args:
-          row: A map of the same attention, for its mask, bias, score and normalizer.
-          lengths: `[B]`, how many tokens each example has: later rows have no weights.
-
-        Returns:
-          The map of shape `(B, H, W, W)`, of a source `(B, H, W, S)`.
-
-        Raises:
-          ValueError: If queries were not kept.
+        It is `(B, H, W, W)`, of a source `(B, H, W, S)`; rows from `lengths` `[B]` on
+        have no weights. `row` is a map of the same attention.
         """
         if self.query is None:
             raise ValueError(
@@ -192,10 +184,8 @@ class Cache:
         )
 
     def _by_reached(self, function, position) -> Array:
-        """Calls `function(size)` with the fewest slots that hold all keys so far.
-
-        Only a quarter of the slots is read where no text is longer.
-        """
+        # Calls `function(size)` with the fewest slots that hold all keys so far: only a
+        # quarter of the slots is read where no text is longer.
         num_slots = self.key.shape[-1]
         if self.is_ring or self.is_source or num_slots < _FEWEST_SLOTS:
             return function(num_slots)
@@ -294,10 +284,9 @@ class Prompt:
         *,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, Cache]:
-        """Returns what `attention.attend` does, and the cache; see there.
+        """Attends as `attention.attend` does; also returns the cache.
 
-        The mask hides padding, which comes last, and later positions, as in
-        `Cache.attend`.
+        The mask hides padding, which comes last, and later positions.
         """
         values, whole = implementations.attend_within(
             query, key, value, weighting, implementation=implementation
@@ -344,10 +333,8 @@ class Prompt:
 
 @jax.custom_batching.custom_vmap
 def _latest(position: Array) -> Array:
-    """Returns the largest position of all texts, also of those that `vmap` maps over.
-
-    So it is one number, and what is left out beyond it is left out for all.
-    """
+    # The largest position of all texts, also of those that `vmap` maps over: one
+    # number, so that what is left out beyond it is left out for all.
     return position
 
 
@@ -360,10 +347,7 @@ def _latest_of_all(axis_size, is_mapped, position):
 def _attended(
     parts: list[tuple[Float[Array, "*B H 1 C"], Callable[[Array], Array]]],
 ) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
-    """Returns values and the logsumexp of a row, from parts with some keys each.
-
-    A part is its scores, and a function that mixes its values by their weights.
-    """
+    """Merges parts with some keys each: their scores, and what mixes their values."""
     largest = functools.reduce(
         jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]
     )

@@ -1,8 +1,4 @@
-"""Attention by the whole matrix of scores: the fastest for short sequences.
-
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head.
-"""
+"""Attention by the whole matrix of scores: the fastest for short sequences."""
 
 import math
 
@@ -22,9 +18,7 @@ def formula(
 ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"], tuple]:
     """Computes attention by plain operations, which JAX differentiates itself.
 
-    Returns:
-      Values of the values' dtype, the logsumexp, both 0 and -inf for a row whose keys
-      are all masked, and what the gradient needs.
+    Returns values, the logsumexp, and what the gradient needs.
     """
     query, key, value, weighting, nonfinite, _ = inputs.zeroed()
     rows, columns = _spans(inputs)

@@ -1,12 +1,12 @@
 """The hand-written gradient that the implementations of attention share.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head. With weights `P = exp(scores - logsumexp)`
-the gradient of a score is `dS = P (dO V' - shift)`, where a row's `shift` is the
-product of its values and their cotangent, less the cotangent of its logsumexp: so tiles
-of P can be computed again from the scores, and rows need no second pass.
+With weights `P = exp(scores - logsumexp)` the gradient of a score is `dS = P (dO V' -
+shift)`, where a row's `shift` is the product of its values and their cotangent, less
+the cotangent of its logsumexp: so tiles of P can be computed again from the scores, and
+rows need no second pass.
 
-Source: Dao et al. 2022 (FlashAttention), appendix B.2, https://arxiv.org/abs/2205.14135.
+Source: Dao et al. 2022 (FlashAttention), appendix B.2,
+https://arxiv.org/abs/2205.14135.
 """
 
 import functools
@@ -58,10 +58,7 @@ def tile_gradients(
     kept: Float[Array, "*B H R C"] | None,
     rows: RowGradients,
 ) -> TileGradients:
-    """Computes what a tile of scores, with bias and mask, adds to the gradients.
-
-    `kept` is what dropout multiplies each weight by; None: by 1.
-    """
+    """Adds up a tile's gradients; `kept` is the factor of dropout of each weight."""
     weights = jnp.exp(tile - rows.logsumexp[..., None])
     weights_grad = products.pair(rows.values, value)
     used = weights
@@ -85,8 +82,6 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
       backward: `backward(inputs, saved, rows, wants_bias, options)` returns the
         gradients of query, key, value, bias (None unless wanted) and score.
 
-    Returns:
-      `attend(inputs, options)`, which returns values and logsumexp.
     """
     forward = jax.jit(forward, static_argnums=1)
     backward = jax.jit(backward, static_argnums=(3, 4))

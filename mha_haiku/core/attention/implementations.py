@@ -1,8 +1,5 @@
 """Attention of queries to keys, by whichever implementation.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key/value heads
-(G divides H), K query/key size and V value size per head.
-
 An implementation is a function of `Inputs` and the rate of dropout. "dense" and
 "formula" have their names here. The tile engine ("blockwise"), the kernels of
 accelerators ("fused") and meshes of devices live in `tiled/`, `fused/` and `sharded/`,
@@ -121,7 +118,6 @@ def attend(
     Raises:
       ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
         lengths exceed S, dropout has no key, or the implementation cannot do this.
-      TypeError: If the mask, the score or the normalizer is none.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
@@ -172,11 +168,7 @@ def attend_within(
 
 
 def named(implementation: str | Implementation) -> Implementation:
-    """Looks up an implementation by name; a function is returned unchanged.
-
-    Raises:
-      ValueError: If there is no such name.
-    """
+    """Looks up an implementation by name; a function is returned unchanged."""
     if callable(implementation):
         return implementation
     checks.choice("implementation", implementation, IMPLEMENTATIONS)

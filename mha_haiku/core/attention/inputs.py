@@ -1,8 +1,5 @@
 """What attention is computed from, and how masks hide: -inf, HIDDEN and NaN.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head.
-
 Three numbers say "not this one", and each has its place:
 
 - `-inf` is what callers see. It is the logsumexp of a fully masked query (one that may

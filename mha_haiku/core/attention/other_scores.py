@@ -1,8 +1,4 @@
-"""Additive and cosine scores, and scores that are logs of sigmoids and of kernels.
-
-`B...` batch axes, R queries, C keys, H query heads, G key heads (G divides H), K size
-per head. `scores.py` says what a score is.
-"""
+"""Additive and cosine scores, and scores that are logs of sigmoids and of kernels."""
 
 import jax
 import jax.numpy as jnp

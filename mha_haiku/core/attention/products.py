@@ -1,8 +1,7 @@
 """The three products that attention and its gradient consist of.
 
-`...` leading axes, T query positions, S key positions, H query heads, G key heads (G
-divides H), K and V sizes per head. Axes are moved before the products, and sums over
-queries have the small operand first, as XLA's own choices are slower on the CPU.
+Axes are moved before the products, and sums over queries have the small operand first,
+as XLA's own choices are slower on the CPU.
 """
 
 import jax

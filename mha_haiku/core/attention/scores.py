@@ -1,8 +1,7 @@
 """How well a query and a key match: scaled dot products, and any function of both.
 
-`B...` batch axes, R queries, C keys, H query heads, G key heads (G divides H), K size
-per head. A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, K]` to
-`[B..., H, R, C]`, float32 or, for float64 inputs, float64.
+A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, K]` to `[B..., H,
+R, C]`, float32 or, for float64 inputs, float64.
 """
 
 import abc
@@ -82,8 +81,6 @@ def as_score(value: Score | ScoreFunction | None) -> Score:
     `[R, C]`. Arrays that it closes over are constants; those to train are fields of a
     class, see `Score`.
 
-    Raises:
-      TypeError: If it is none of them, or a class of the user is no pytree.
     """
     if value is None:
         return dot_product()

@@ -1,7 +1,4 @@
-"""What `look` and `edit` find of an attention: its scores, map, weights and heads.
-
-`B...` batch axes, T query positions, S key positions, H query heads, V value size.
-"""
+"""What `look` and `edit` find of an attention: its scores, map, weights and heads."""
 
 import dataclasses
 import functools

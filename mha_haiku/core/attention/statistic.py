@@ -1,9 +1,7 @@
 """What a statistic of a head is: what a tile adds for each query, and what follows.
 
-`B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
-of them in a tile. A statistic is one entry of `STATISTICS` in `statistics.py`, which
-makes it an attribute of `Statistics` and a column of tables, CSV files, pages and
-notebooks.
+A statistic is one entry of `STATISTICS` in `statistics.py`, which makes it an attribute
+of `Statistics` and a column of tables, CSV files, pages and notebooks.
 
 Its functions get an `observation.Tile` of one head of one example:
 

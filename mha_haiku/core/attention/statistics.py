@@ -1,9 +1,4 @@
-"""The statistics of what a head does, one entry each; add another here.
-
-`B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
-of them in a tile; P bins of queries and Q bins of keys in a pooled map. `statistic.py`
-says what an entry is.
-"""
+"""The statistics of what a head does, one entry each; add another here."""
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +20,6 @@ def gini(
     amounts: Float[Array, "*B S"], left_out: Bool[Array, "*#B #S"] | None = None
 ) -> Float[Array, "*B"]:
     """Returns the Gini coefficient of amounts of at least 0; 0 where all are 0.
-
-    Some may be left out; None: none is.
 
     Source: Sen 1973, On Economic Inequality, section 2.3.
     """
@@ -78,12 +71,10 @@ def _is_left(tile):
 
 
 def _moments(tile, mass, first, second):
-    """Returns the sums of weight times |t - s| and (t - s)^2, `[R]` each.
-
-    In a tile aside of the diagonal |t - s| is the distance from the query to the
-    nearest edge and from there to the key: so both follow from products with powers of
-    the latter, which are exact in float32 where powers of positions would not be.
-    """
+    # The sums of weight times |t - s| and (t - s)^2. In a tile aside of the diagonal
+    # |t - s| is the distance from the query to the nearest edge and from there to the
+    # key: both follow from products with powers of the latter, which are exact in
+    # float32 where powers of positions would not be.
     at_rows, columns = tile.given.queries["position"], tile.columns
 
     def aside():

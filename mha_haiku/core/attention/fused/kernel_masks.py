@@ -1,7 +1,4 @@
-"""Masks in the terms that kernels of accelerators know: a band and lengths.
-
-`B...` batch axes, N examples of all batch axes, T query positions, S key positions.
-"""
+"""Masks in the terms that kernels of accelerators know: a band and lengths."""
 
 import functools
 

@@ -1,8 +1,4 @@
-"""The attention kernels that JAX has for accelerators, and what each of them can do.
-
-N examples, T query positions, S key positions, H query heads, G key heads (G divides
-H), K size per head.
-"""
+"""The attention kernels that JAX has for accelerators, and what each of them can do."""
 
 import abc
 import dataclasses
@@ -107,12 +103,9 @@ class CuDNN(Kernel):
 
 
 def _cudnn(arrays, lengths, is_causal, window, scale):
-    """Calls cuDNN: values, and logsumexp `[N, H, T]`.
-
-    `jax.nn.dot_product_attention` calls the same function, which is private, but rounds
-    the logsumexp to the dtype of the values: in bfloat16 weights would be wrong by up
-    to 3 percent where it is below 16, and more above.
-    """
+    # `jax.nn.dot_product_attention` calls the same function, which is private, but
+    # rounds the logsumexp to the dtype of the values: in bfloat16 weights would be
+    # wrong by up to 3 percent where it is below 16, and more above.
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     kind = ["NO_MASK", "CAUSAL"][is_causal]

@@ -1,9 +1,8 @@
 """Attention that the devices of a mesh share: by examples, heads and positions.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, V
-value size per head. The mesh has the axes `data`, which shares the first batch axis,
-`heads`, and `sequence`. Where positions are shared, the devices along that axis are a
-ring, and attention is blockwise inside each; else each uses any implementation.
+The mesh has the axes `data`, which shares the first batch axis, `heads`, and
+`sequence`. Where positions are shared, the devices along that axis are a ring, and
+attention is blockwise inside each; else each uses any implementation.
 """
 
 import dataclasses
@@ -43,11 +42,7 @@ class Sharded(implementations.OnMesh):
             _check_in_a_ring(self.implementation)
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
-        """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
-
-        Raises:
-          ValueError: If the mesh does not divide the inputs.
-        """
+        """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         layout.check(inputs, self.mesh)
         if self.mesh.shape["sequence"] > 1:
             chosen = blockwise.Blockwise()

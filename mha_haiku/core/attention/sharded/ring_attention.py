@@ -1,11 +1,8 @@
 """Attention by devices that share the sequence: blockwise between any two chunks.
 
-`B...` batch axes, T query positions, S key positions, C chunks on a device, H query
-heads, G key heads, K query/key size and V value size per head. Chunks of keys and
-values go round the ring, and in the backward pass their gradients with them; see
-`ring`. No device holds more than its share of any array but masks and biases.
-
-Source: Liu et al. 2023, https://arxiv.org/abs/2310.01889.
+C chunks on a device. Chunks of keys and values go round the ring, and in the backward
+pass their gradients with them. No device holds more than its share of any array but
+masks and biases.
 """
 
 from typing import NamedTuple

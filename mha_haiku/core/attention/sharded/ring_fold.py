@@ -1,9 +1,8 @@
 """The fold over the tiles of a map that devices share; see `fold` and `ring`.
 
-`B...` batch axes, T query positions, S key positions, C chunks on a device, H heads.
-Any two chunks of queries and keys are a part of the map, as the logsumexp of a row is
-known; sums of queries stay, sums of keys go round with the keys, and sums of heads
-are added over the devices in the end.
+C chunks on a device. Any two chunks of queries and keys are a part of the map, as the
+logsumexp of a row is known; sums of queries stay, sums of keys go round with the keys,
+and sums of heads are added over the devices in the end.
 """
 
 from typing import Any, NamedTuple

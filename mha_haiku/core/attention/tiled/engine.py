@@ -1,7 +1,6 @@
 """What is asked of a whole map, answered by walks over its tiles.
 
-`B...` batch axes, T query positions, S key positions, H heads. A function here answers
-for the method of `AttentionMap` of its name, where its arguments are described.
+A function here answers for the method of `AttentionMap` of its name.
 """
 
 import math

@@ -1,8 +1,7 @@
 """The one walk over the tiles of a map, which runs any observation of it.
 
-`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
-in a tile; H heads. The walk skips tiles that the mask rules out and holds no `[T, S]`
-array. `fold_gradient` has the fold that can be differentiated.
+The walk skips tiles that the mask rules out and holds no `[T, S]` array.
+`fold_gradient` has the fold that can be differentiated.
 """
 
 import dataclasses
@@ -30,10 +29,7 @@ def forward(
     sizes: sweep.Sizes,
     first: tiles.Origin | None = None,
 ) -> Sums:
-    """Folds a map, or the part of one that begins at `first`.
-
-    See `fold_gradient.fold` for arguments and sums.
-    """
+    """Folds a map, or its part that begins at `first`; see `fold_gradient.fold`."""
     *batch_shape, num_heads, _ = maps[0].logsumexp.shape
     if observation.side_by_side:
         num_heads = 1
@@ -250,10 +246,7 @@ def put(tree: Tree, new: Tree, span: tiles.Span) -> Tree:
 
 
 def _normalizer(logsumexp: Array, is_new: Array | None) -> Array:
-    """Returns the logsumexp, but very high where a query is to have no weights.
-
-    Weights are exp(score - normalizer): with 1e30 they are 0 even where the score is
-    HIDDEN, while log weights stay finite, as -inf - -inf would not.
-    """
+    # Weights are exp(score - normalizer): with 1e30 they are 0 even where the score is
+    # HIDDEN, while log weights stay finite, as -inf - -inf would not.
     logsumexp = jnp.where(logsumexp == -jnp.inf, -HIDDEN, logsumexp)
     return logsumexp if is_new is None else jnp.where(is_new, logsumexp, -HIDDEN)

@@ -1,8 +1,6 @@
 """What a map can be asked besides statistics: pooled, top, products, divergence.
 
-`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
-in a tile; H heads, V size; P bins of queries and Q bins of keys in a pooled map. Each
-is an observation, which `fold` runs, and a function that finishes its sums.
+Each is an observation, which `fold` runs, and a function that finishes its sums.
 """
 
 import dataclasses
@@ -122,12 +120,7 @@ class Grid(NamedTuple):
 def bin_edges(size: int, bins: int) -> np.ndarray:
     """Returns the edges of at most `bins` equal bins of positions; the last may differ.
 
-    Args:
-      size: The number of positions, at least 1.
-      bins: The largest number of bins, at least 1.
-
-    Returns:
-      `[bins + 1]` integers from 0 to `size`; bin i covers `edges[i]:edges[i + 1]`.
+    They are integers from 0 to `size`; bin i covers `edges[i]:edges[i + 1]`.
     """
     checks.positive_integer("the number of positions", size)
     checks.positive_integer("the number of bins", bins)
@@ -277,11 +270,7 @@ def apply_transposed(
 
 
 def factor(map_shape: tuple[int, ...], x: Array, axis: int) -> Array:
-    """Returns what a map is to be multiplied by along its axis -1 (S) or -2 (T).
-
-    Raises:
-      ValueError: If it does not fit.
-    """
+    """Checks what a map is to be multiplied by along its axis -1 (S) or -2 (T)."""
     x = jnp.asarray(x)
     *batch_shape, num_heads, _, _ = map_shape
     name = {-2: "T", -1: "S"}[axis]

@@ -1,9 +1,4 @@
-"""The statistics of a map, all of them in one walk over its tiles.
-
-`B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
-of them in a tile; P bins of queries and Q bins of keys in a pooled map. What there is
-to compute, the entries of `attention.statistics` say.
-"""
+"""The statistics of a map, all of them in one walk over its tiles."""
 
 import dataclasses
 import functools
@@ -88,11 +83,8 @@ def statistics(
     sizes: sweep.Sizes,
     mesh: jax.sharding.Mesh | None,
 ) -> Statistics:
-    """Computes the statistics of a map.
-
-    `given` is what `given_of` returns; without a `grid` there is no pooled map. The
-    entries of `STATISTICS` are an argument, so that another one compiles anew.
-    """
+    """Computes the statistics of a map; without a `grid` there is no pooled map."""
+    # `STATISTICS` are an argument, so that another entry compiles anew.
     num_queries, num_keys = factors.query.shape[-3], factors.key.shape[-3]
     factors, counts = views.counting(factors, counted)
     has_weights, is_nan = counts > 0, jnp.isnan(counts)
@@ -142,11 +134,7 @@ def given_of(
     tokens: Array | None,
     key_tokens: Array | None,
 ) -> Given:
-    """Returns what entries may need; see `AttentionMap.statistics`.
-
-    Raises:
-      ValueError: If an array does not fit the map (B..., H, T, S).
-    """
+    """Checks and names what entries may need; see `AttentionMap.statistics`."""
     *batch_shape, _, num_queries, num_keys = map_shape
     if key_tokens is not None and tokens is None:
         raise ValueError("key_tokens needs tokens, the tokens of the queries.")

@@ -1,8 +1,4 @@
-"""What a map is made from, one head of it at a time, and the scores of its tiles.
-
-`B...` batch axes, R of T query positions, C of S key positions, H query heads, G key
-heads (G divides H), K size per head.
-"""
+"""What a map is made from, one head of it at a time, and the scores of its tiles."""
 
 from typing import NamedTuple
 
@@ -66,13 +62,9 @@ def counting(factors: Factors, counted: Array | None = None) -> tuple[Factors, A
     """Returns a map of the rows that can be summed over, and which of its rows count.
 
     What is summed over queries would have NaN in other rows' places too, as 0 x NaN is
-    NaN. So rows of NaN weigh nothing here, and whoever finishes the sums puts NaN where
-    such a row counts.
-
-    Returns:
-      Factors in which rows that do not count (`counted`, `[B..., T]`; None: all that
-      see do), and rows of NaN, have no weights; and `[B..., H, T]`: 1 for a row that
-      counts, 0 for one that does not, NaN for one that counts and is NaN.
+    NaN. So rows of NaN, and rows that do not count (`counted`, `[B..., T]`; None: all
+    that see do), weigh nothing here, and whoever finishes the sums puts NaN where
+    `[B..., H, T]`, what counts, is NaN: it is 1 for a row that counts, else 0.
     """
     logsumexp, is_nan = factors.logsumexp, jnp.isnan(factors.logsumexp)
     counts = jnp.where(is_nan, jnp.nan, logsumexp != -jnp.inf).astype(logsumexp.dtype)
