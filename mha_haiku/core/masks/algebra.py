@@ -1,7 +1,6 @@
 """What every mask can be asked, and the algebra of masks.
 
-`B...` are the batch axes, T query positions, S key positions, H query heads. A mask
-never holds a T x S array unless it was made from one, but gives any rectangle of
+A mask never holds a T x S array unless it was made from one, but gives any rectangle of
 itself. It is asked at absolute positions of queries and keys: tiles, the parts of a
 device and decoding steps differ only in which positions they ask about, and arrays
 inside a mask are indexed by them. The ranks of these arrays decide their meaning:
@@ -224,10 +223,8 @@ class Mask(tiles.Part, abc.ABC):
         return self._by_query(num_queries, num_keys, origin, lambda x: x.sum(-1))
 
     def _by_block(self, num_queries, num_keys, origin, function) -> Array:
-        """Calls `function` with tiles `[..., R, S]` of blocks of queries, and stacks.
-
-        The last block repeats the last query.
-        """
+        # Calls `function` with tiles `[..., R, S]` of blocks of queries, and stacks;
+        # the last block repeats the last query.
         columns = origin.columns(jnp.arange(num_keys))
 
         def of_block(rows):

@@ -19,9 +19,6 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
     Args:
       query_ids: `[B..., T]` integers.
       key_ids: `[B..., S]` integers; None: the ids of the queries.
-
-    Raises:
-      ValueError: If the ids are not integers or differ in rank.
     """
     query_ids = tiles.integers("query_ids", query_ids, low=None)
     key_ids = (
@@ -38,12 +35,8 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
 def dense(array: Array) -> Mask:
     """Makes the mask that an array spells out.
 
-    Args:
-      array: Boolean or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`; an axis may
-        have size 1. Its rank alone decides which of the two it is.
-
-    Raises:
-      ValueError: If it is of floats, of other integers, or of fewer than two axes.
+    The array is boolean or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`, as its
+    rank says; an axis may have size 1.
     """
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     if jnp.issubdtype(array.dtype, jnp.integer):
@@ -70,13 +63,7 @@ def dense(array: Array) -> Mask:
 def as_mask(
     value: Mask | Array | Callable[[Array, Array], Array] | None,
 ) -> Mask:
-    """Converts a mask, an array, a function, or None (everything) to a mask.
-
-    For arrays see `dense`, for functions `where`.
-
-    Raises:
-      TypeError: If it is a mask of a class of the user that is no pytree.
-    """
+    """Converts a mask, an array, a function, or None (everything) to a mask."""
     if isinstance(value, Mask):
         return tiles.checked_pytree("mask", value)
     if value is None:
@@ -161,10 +148,8 @@ class Dense(Mask):
 
 
 def _hull(seen: Array) -> tuple[Array, Array] | None:
-    """Returns (start, stop) of the keys `[B..., S]` that are seen in any example.
-
-    None where it is not known, as one entry stands for all keys.
-    """
+    """Returns (start, stop) of the keys `[B..., S]` that are seen in any example."""
+    # None where it is not known, as one entry stands for all keys.
     num_keys = seen.shape[-1]
     if num_keys == 1:
         return None

@@ -1,8 +1,4 @@
-"""The fields of a model's config: default, meaning, check; and what values stand for.
-
-What they say of layers and heads is in `parts.py`; checks of two fields together are in
-`consistency.py`.
-"""
+"""The fields of a model's config: default, meaning, check; what values stand for."""
 
 import functools
 from collections.abc import Callable

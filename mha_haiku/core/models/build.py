@@ -1,6 +1,5 @@
 """Whole models as pure functions, built from a config.
 
-B batch, T positions, S positions of a source, D width.
 Families differ in their targets: `encoder` classifies each position, `causal` the same
 but from earlier positions only, `set_classifier` chooses one element of a set,
 independent of the order, and `encoder_decoder` predicts another sequence.
@@ -77,9 +76,6 @@ def build(
       num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
         reads; else with tied logits at most `num_tokens`.
       implementation: How attention is computed, as in `attend`; None: the config's.
-
-    Raises:
-      checks.ConfigError: If a field is out of range, or logits cannot be tied.
     """
     consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
@@ -106,11 +102,8 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
     """Wraps any function as a `Model`.
 
     Its attention is what `mh.sites` finds in it; all of `heads` that asks for no config
-    measures it.
-
-    Args:
-      function: A function from parameters and inputs `[B, T, ...]` to logits; also by
-        keyword `lengths`, where examples have lengths. Without dropout.
+    measures it. The function goes from parameters and inputs `[B, T, ...]` to logits,
+    without dropout; where examples have lengths it takes `lengths` by keyword.
     """
 
     def apply(params, rng, inputs, *, is_training=False, **given):

@@ -1,7 +1,7 @@
 """Generating text: prompts in, what the model writes after them out.
 
-B batch, P positions of the prompts, N = max_length, C tokens of the vocabulary, W width
-of a beam. `generate` returns whole texts, `stream` gives tokens as they come.
+P positions of the prompts, N = max_length, W width of a beam. `generate` returns whole
+texts, `stream` gives tokens as they come.
 """
 
 import functools
@@ -99,8 +99,7 @@ def generate(
         model has positions for, as the last one is not read.
       end_token: A text ends with this token; None: at `max_length`.
       key: PRNG key, needed by random strategies. What is drawn for a text depends on
-        the key, its place in the batch and what stands before, but not on its
-        neighbours.
+        the key, its place in the batch and what stands before.
       source: `[B, S]` tokens or `[B, S, ...]` features, of an encoder-decoder.
       source_lengths: `[B]`, valid positions of each source; None: all S.
       keep_queries: Whether `Generated.cache` is returned; not with a beam.
@@ -154,9 +153,6 @@ def stream(
     beam: its tokens are not final before its end. A text that has ended continues with
     `end_token`, or -1 where there is none. `chunk` tokens are computed at a time; the
     first comes alone.
-
-    Raises:
-      ValueError: As `generate`, before anything is yielded.
     """
     writer, given, end = _checked(
         model,

@@ -1,8 +1,7 @@
 """The two ends of a model: from inputs to the first layer, from the last to logits.
 
-B batch, T positions, D width, C classes. `embedding` is a table of vectors by token, or
-a linear map of features; tied logits read the table once more. Modules and sites of a
-decoder have names of their own.
+`embedding` is a table of vectors by token, or a linear map of features; tied logits
+read the table once more. Modules and sites of a decoder have names of their own.
 """
 
 import haiku as hk
@@ -42,8 +41,7 @@ def embedded(
     """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`.
 
     Inputs are `[B, T]` tokens or `[B, T, ...]` features, the first at position `first`;
-    segments `[B, T]` integers. It is the site "embedding", of a decoder
-    "decoder_embedding".
+    segments `[B, T]` integers.
     """
     own, prefix = config.embedding, _prefix(decoder)
     x = embedding(inputs)
@@ -91,10 +89,7 @@ def logits(
     num_classes: int,
     policy: jmp.Policy,
 ) -> Array:
-    """Returns the logits: `[B, T, C]`, pooled `[B, C]`, of a set classifier `[B, T]`.
-
-    They are of `x`, `[B, T, D]`, which the last layer returns, and the site "logits".
-    """
+    """Computes logits `[B, T, C]`, pooled `[B, C]`, of a set classifier `[B, T]`."""
     own, is_set = config.output, config.family == "set_classifier"
     x = _pooled(own.pool, x, valid)
     if own.hidden is not None:

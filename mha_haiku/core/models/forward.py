@@ -1,7 +1,4 @@
-"""The forward pass of a model: of whole inputs, of prompts, of one token at a time.
-
-B batch, T positions, S positions of a source, D width, C classes.
-"""
+"""The forward pass of a model: of whole inputs, of prompts, of one token at a time."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -20,11 +17,7 @@ Array = jax.Array
 
 @jax.tree_util.register_pytree_node_class
 class Maps(tuple):
-    """The attention maps of an encoder-decoder: a tuple that knows kinds of attention.
-
-    Attributes:
-      kinds: How many of the maps are of each of `architecture.KINDS`, in turn.
-    """
+    """The attention maps of an encoder-decoder: a tuple that knows their kinds."""
 
     kinds: tuple[int, int, int]
 

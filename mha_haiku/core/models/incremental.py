@@ -1,7 +1,6 @@
 """A model token by token: what it keeps of earlier tokens, and one step.
 
-B batch, P positions of prompts, S_max positions that a text may grow to, S positions of
-a source, C tokens of the vocabulary, L layers.
+P positions of prompts, S_max positions that a text may grow to.
 """
 
 import dataclasses
@@ -109,11 +108,8 @@ def decoding(
     policy: jmp.Policy,
     is_scanned: bool,
 ) -> Decoding | None:
-    """Returns a model token by token; None where no token follows from others.
-
-    `forward` is the model's `forward.forward`, with all of its sizes but `stack`; steps
-    of scanned layers, too, are looped.
-    """
+    """Returns a model token by token; None where no token follows from others."""
+    # Steps of scanned layers, too, are looped.
     has_source = config.family == "encoder_decoder"
     has_logits = config.output.logits and config.output.pool is None
     is_causal = config.family in ("causal", "encoder_decoder")
@@ -227,10 +223,7 @@ def maps(cache: DecodingCache) -> tuple[attention.AttentionMap, ...]:
     """Returns the attention maps of whole texts, `(B, H, S_max, S_max)` per layer.
 
     An encoder-decoder returns `Maps`: cross-attention's are `(B, H, S_max, S)`.
-    Rows of positions that no token has been put at have no weights.
-
-    Raises:
-      ValueError: If queries were not kept.
+    Rows of positions that no token has been put at have no weights. It needs queries.
     """
     if cache.rows is None:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""The layers of a model from its config: what they are made of, masks and biases.
-
-B batch, S positions of a source, T of the positions of a decoder, L layers.
-"""
+"""The layers of a model from its config: what they are made of, masks and biases."""
 
 import functools
 import operator
@@ -66,10 +63,7 @@ def cross_mask(
 
 
 def bias(config: ModelConfig, kind: str = "") -> positions.ScoreBias | list | None:
-    """Returns the score bias of all layers, or a list of one per pruned layer.
-
-    `kind` is "encoder" or "decoder" of a model with both.
-    """
+    """Returns the score bias of all layers, or a list of one per pruned layer."""
     make_bias = modules.PositionScheme.of(config.embedding).bias
     if make_bias is None:
         return None
@@ -127,11 +121,8 @@ def _decoder_layer(config, implementation, i) -> modules.DecoderLayer:
 
 
 def _make_attention(config, implementation, heads, name, *, rotary=None):
-    """Returns what makes the attention of a part.
-
-    Only self-attention uses positions, smeared keys included: the distance of a
-    target's position to a source's means nothing.
-    """
+    # Only self-attention uses positions, smeared keys included: the distance of a
+    # target's position to a source's means nothing.
     own = config.attention
     if hk.running_init():  # makes parameters from one example, on one device
         implementation = own.implementation
@@ -198,9 +189,6 @@ def _rotary(config, i):
 
 
 def _qk_norm(config):
-    """Returns what makes the norms of queries and keys.
-
-    They take the root mean square, whatever the norms of the residual stream are.
-    """
+    # They take the root mean square, whatever the norms of the residual stream are.
     norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
     return architecture.QK_NORMS[config.attention.qk_norm_over](norm)

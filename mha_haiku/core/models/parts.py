@@ -1,13 +1,12 @@
 """What a model's config says of its layers: their heads, hidden units, windows.
 
-L layers; H heads and G key/value heads of an unpruned layer. The heads of a model
-stand in one list of its P attention parts: each layer of an encoder has one, and in an
-encoder-decoder the encoder's parts come first, then the self-attention of each layer
-of the decoder, then the cross-attention of each. All that is said "per layer" of heads
-(`kept_heads`, gates, importance, attention maps) follows this list. What is said per
-layer of other things (hidden units, windows) follows the layers: the encoder's first,
-then the decoder's. A `config` is `config.model`, a `module` the name of
-one among the parameters.
+The heads of a model stand in one list of its P attention parts: each layer of an
+encoder has one, and in an encoder-decoder the encoder's parts come first, then the
+self-attention of each layer of the decoder, then the cross-attention of each. All that
+is said "per layer" of heads (`kept_heads`, gates, importance, attention maps) follows
+this list. What is said per layer of other things (hidden units, windows) follows the
+layers: the encoder's first, then the decoder's. A `config` is `config.model`, a
+`module` the name of one among the parameters.
 """
 
 from typing import NamedTuple
@@ -57,10 +56,7 @@ class LayerHeads(NamedTuple):
 
 
 def heads_of_layers(config: ModelConfig) -> tuple[LayerHeads, ...]:
-    """Returns the heads of each of the P attention parts that a config describes.
-
-    Where the model has one kind of attention, these are the heads of its L layers.
-    """
+    """Returns the heads of each of the P attention parts that a config describes."""
     kept, own = config.attention.kept_heads, places(config)
     if kept is None:
         kept = [range(config.attention.num_heads)] * len(own)
@@ -81,11 +77,7 @@ def places(config: ModelConfig) -> list[tuple[str, int]]:
 
 
 def find_part(config: ModelConfig, address: str) -> int:
-    """Finds the part with a `LayerHeads.address`: its index, 0 to P - 1.
-
-    Raises:
-      ConfigError: If there is none.
-    """
+    """Finds the part with a `LayerHeads.address`: its index, 0 to P - 1."""
     addresses = [each.address for each in heads_of_layers(config)]
     if address.strip() in addresses:
         return addresses.index(address.strip())
@@ -99,11 +91,9 @@ def find_part(config: ModelConfig, address: str) -> int:
 
 
 def part_of(config: ModelConfig, module: str) -> int | slice | None:
-    """Returns which attention part a module, by its name, is in.
+    """Returns which attention part a module is in; None: it is in no layer.
 
-    Returns:
-      Its index; of scanned layers, whose arrays are of all of a kind, the slice of
-      these; None: it is in no layer.
+    It is a slice for scanned layers, whose arrays are of all of a kind.
     """
     layer = anatomy.layer_of(module)
     if layer is None:
@@ -186,10 +176,7 @@ def windows(config: ModelConfig) -> tuple[int | None, ...]:
 def frequencies(
     config: ModelConfig,
 ) -> tuple[tuple[float, ...] | None, ...]:
-    """Returns the rotary frequencies `[K / 2]` of each of the L layers.
-
-    None stands for the frequencies of `embedding.rotary_period`.
-    """
+    """Returns the rotary frequencies `[K / 2]` of each layer; None: the default."""
     given = config.embedding.frequencies
     if given is None:
         return (None,) * num_all_layers(config)
@@ -227,11 +214,7 @@ def _layer_heads(config, names) -> LayerHeads:
 
 
 def shared_by_heads(config: ModelConfig) -> str | None:
-    """Returns what heads share so that none can be removed, as words; None: nothing.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns what heads share so that none can be removed, as words; None: nothing."""
     own = config.attention
     if own.qk_norm and own.qk_norm_over != "head":
         return (

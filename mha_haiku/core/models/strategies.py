@@ -1,7 +1,6 @@
 """How the next token is chosen: the likeliest, a random one, or the best of a beam.
 
-B batch, C tokens of the vocabulary. A strategy is a static value: a program is compiled
-for each.
+A strategy is a static value: a program is compiled for each.
 """
 
 import dataclasses
@@ -36,8 +35,7 @@ class Sampled(Strategy):
     """A random token, by the model's probabilities.
 
     Attributes:
-      temperature: Logits are divided by it: below 1 likely tokens become likelier, and
-        0 leaves the likeliest alone.
+      temperature: Logits are divided by it; 0 leaves the likeliest token alone.
       top_k: Only so many of the likeliest tokens are drawn from; None: all.
       top_p: Only the likeliest tokens are drawn from that have this share of the
         probability together, in (0, 1]; None: all. After temperature and `top_k`.
@@ -84,8 +82,7 @@ class Beam(Strategy):
 
     Attributes:
       width: How many texts are kept.
-      length_penalty: 0: log probabilities are compared as they are; above: longer texts
-        are preferred.
+      length_penalty: Above 0 longer texts are preferred.
 
     Source: Wu et al. 2016, section 7, https://arxiv.org/abs/1609.08144.
     """

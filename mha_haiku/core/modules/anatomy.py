@@ -1,8 +1,7 @@
 """Which axis of which parameter holds heads, hidden units or layers.
 
-D width, H heads, G key/value heads, K query/key and V value size per head, F hidden
-units, L layers. Pruning, sharding and the stacking of layers ask here, by the names of
-a module and of its parameter, and know no names themselves.
+Pruning, sharding and the stacking of layers ask here, by the names of a module and of
+its parameter, and know no names themselves.
 """
 
 import re
@@ -102,11 +101,7 @@ def axis_of(module: str, name: str) -> Axis | None:
 
 
 def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray:
-    """Returns a parameter with the `kept` of `count` heads or units of an axis alone.
-
-    Raises:
-      ValueError: If the axis does not hold so many.
-    """
+    """Takes the `kept` of `count` heads or units out of a parameter."""
     array = np.asarray(array)
     size = _size_of_each(array, axis, count)
     places = np.asarray(kept, int)[:, None] * size + np.arange(size)
@@ -114,13 +109,7 @@ def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray
 
 
 def spread(array: Any, axis: Axis, names: Sequence[int], count: int) -> np.ndarray:
-    """Returns a parameter with `count` heads or units, 0 for those that it has not.
-
-    The inverse of `taken`; `names` are the places of those that it has.
-
-    Raises:
-      ValueError: If the axis does not hold so many.
-    """
+    """Undoes `taken`: puts heads or units at `names` of `count` places, 0 elsewhere."""
     array = np.asarray(array)
     size = _size_of_each(array, axis, len(names))
     shape = list(array.shape)
@@ -134,12 +123,9 @@ def spread(array: Any, axis: Axis, names: Sequence[int], count: int) -> np.ndarr
 
 
 def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
-    """Scales each head or unit of a parameter by its factor.
+    """Scales each head or unit of a parameter.
 
     Factors are `[X]`, one for each of the X heads or units; `[L, X]` of scanned layers.
-
-    Raises:
-      ValueError: If the axis does not hold so many.
     """
     array, factors = np.asarray(array), np.asarray(factors)
     size = _size_of_each(array, axis, factors.shape[-1])

@@ -21,18 +21,12 @@ class CachedModule(hk.Module):
     def step(self, *args, cache: Any, first_query: int | jax.Array = 0, **options):
         """Runs one step: the output, and the cache of the next step; no dropout.
 
-        Args:
-          cache: What computes attention, and keeps keys and values: an
-            `attention.Prompt` for the tokens of prompts, then the `attention.Cache`
-            that is returned for one new token at a time. Of a decoder layer a pair, of
-            self-attention and cross-attention; of a stack one for each layer. Where it
-            has the keys of a source, what they are made of is not read.
-          first_query: The position of the first token.
-
+        `cache` computes attention, and keeps keys and values: an `attention.Prompt` for
+        the tokens of prompts, then the `attention.Cache` that is returned for one new
+        token at a time. Of a decoder layer it is a pair, of self-attention and
+        cross-attention; of a stack one for each layer. Where it has the keys of a
+        source, what they are made of is not read. The first token is at `first_query`.
         Other arguments and sites are as in a call; masks go by name.
-
-        Raises:
-          ValueError: If dropout is asked for; else as a call.
         """
         for name in ("is_training", "dropout_rate"):
             if options.get(name):

@@ -1,7 +1,4 @@
-"""Embeddings of tokens.
-
-`...` leading axes, C vocabulary, D width.
-"""
+"""Embeddings of tokens."""
 
 import haiku as hk
 import jax
@@ -21,10 +18,7 @@ class TokenEmbedding(hk.Module):
         *,
         w_init: hk.initializers.Initializer | None = None,
     ):
-        """Initialises the module for C = `num_tokens` vectors of D = `size`.
-
-        They are normal with deviation 1 at first unless `w_init` is given.
-        """
+        """Initialises the module for C = `num_tokens` vectors of D = `size`."""
         super().__init__(name=name)
         self.num_tokens = num_tokens
         self.size = size
@@ -36,9 +30,7 @@ class TokenEmbedding(hk.Module):
 
     @hk.name_like("__call__")
     def logits(self, x: Array, num_classes: int | None = None) -> Array:
-        """Multiplies `[..., D]` with the embeddings of all tokens.
-
-        They are of the first `num_classes` tokens; None: of all C.
+        """Multiplies `[..., D]` with the embeddings of the first `num_classes` tokens.
 
         Source: Press and Wolf 2017, section 3, https://arxiv.org/abs/1608.05859.
         """
@@ -51,8 +43,5 @@ class TokenEmbedding(hk.Module):
 
 
 def embed(tokens: Array, table: Array) -> Array:
-    """Looks up tokens `[...]` in the table `[C, D]`: `[..., D]`.
-
-    A token below 0 names the first row, one above C - 1 the last.
-    """
+    """Looks up tokens `[...]`, clipped to 0..C - 1, in `[C, D]`: `[..., D]`."""
     return jnp.take(table, tokens, axis=0, mode="clip")

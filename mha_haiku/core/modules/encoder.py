@@ -1,8 +1,7 @@
 """Transformer encoder layers and their stack, and what decoders share with them.
 
-`B...` batch axes, T positions, D width, H heads, K key size per head, F hidden units, L
-layers. Sizes make the parts of a layer; a function that makes a part replaces them, so
-that any module of the same call fits, and layers may differ.
+Sizes make the parts of a layer; a function that makes a part replaces them, so that any
+module of the same call fits, and layers may differ.
 """
 
 import functools
@@ -62,20 +61,13 @@ class Layer(cached_module.CachedModule):
           num_heads: H; 0: there is no attention.
           key_size: K; D / H if left out.
           hidden_size: F; 0: there is no feed-forward part.
-          make_norm: Makes a norm from its `name`, as `norms.LayerNorm` and
-            `norms.RMSNorm` do, or `functools.partial`s of them; `norms.no_norm` for
-            none.
-          norm_position: "pre": `x + part(norm(x))`; "post": `norm(x + part(x))`;
-            "both": `x + norm_after(part(norm(x)))`; "reordered":
-            `x + norm_after(part(x))`. Sources: see `norms.PLACES`.
+          make_norm: Makes a norm from its `name`, as `norms.LayerNorm` does.
+          norm_position: A name in `norms.PLACES`, which says what each means.
           attention_residual: Whether the attention's input is added to its output.
           feed_forward_residual: The same of the feed-forward part.
           dropout_rate: Dropout rate of attention weights, hidden units and all outputs,
             in [0, 1).
           name: The module's name.
-
-        Raises:
-          ValueError: If a part is given twice or not at all, or a size is out of range.
         """
         super().__init__(name=name)
         checks.choice("norm_position", norm_position, norms.PLACES)
@@ -109,12 +101,8 @@ class Layer(cached_module.CachedModule):
         is_added: bool = True,
         **options,
     ) -> tuple[Array, attention.AttentionMap, LayerCache | None]:
-        """Returns `x` after an attention part, its map, and its cache if one is given.
-
-        The attention reads keys from `encoded`, or from x. `names` are the names of the
-        attention and its norm; `options` go to the attention's call. Parallel parts are
-        not added to x here.
-        """
+        """Returns `x` after an attention part, its map, and its cache if it has one."""
+        # `names` are of the attention and its norm. Parallel parts are not added here.
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
             with jax.named_scope(names[0]):
@@ -196,9 +184,6 @@ class EncoderLayer(Layer):
         Parallel parts both read what enters the layer, with norms of their own, and
         both are added to it (Wang and Komatsuzaki 2021, GPT-J,
         https://github.com/kingoflolz/mesh-transformer-jax).
-
-        Raises:
-          ValueError: If parallel parts have no residual, or norms after it.
         """
         super().__init__(make_attention, make_feed_forward, **options)
         has_residual = self._attention_residual and self._feed_forward_residual
@@ -218,13 +203,7 @@ class EncoderLayer(Layer):
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
     ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap]:
-        """Applies the layer: output and attention map.
-
-        Args:
-          mask: Which position may attend to which; see `MultiHeadAttention`.
-          is_training: Whether there is dropout.
-          bias: What is added to the scores.
-        """
+        """Applies the layer: output and attention map; see `MultiHeadAttention`."""
         return super().__call__(x, mask, bias=bias, is_training=is_training)[:2]
 
     @hk.transparent
@@ -280,16 +259,14 @@ class Stack(cached_module.CachedModule):
         Args:
           num_layers: L.
           make_layer: Makes layer i, named, say, `f"layer_{i}"`; the same layer for
-            every i where they are scanned. If left out, the layer's own arguments say
-            what all layers are.
+            every i where they are scanned. If left out, `layer` says what all are.
           make_norm: Makes a norm of the last layer's output, from its `name`; None: no
             norm. Stacks of pre-norm layers need one. Without `make_layer` it makes
             the norms of the layers as well, and None is `norms.LayerNorm`.
           stack: How the layers run: `modules.looped`, `modules.scanned`, or either as
             `modules.rematerialized` returns it. Scanned layers have stacked parameters.
           name: The module's name.
-          **layer: Arguments of the layers, in place of `make_layer`, as `num_heads`,
-            `key_size` and `hidden_size`.
+          **layer: Arguments of the layers, as `num_heads`, in place of `make_layer`.
         """
         super().__init__(name=name)
         self.num_layers = checks.positive_integer("num_layers", num_layers)
@@ -322,10 +299,7 @@ class Stack(cached_module.CachedModule):
         bias: Any = None,
         **shared: Any,
     ) -> tuple[Array, tuple, tuple]:
-        """Runs the layers: output, maps, and caches or Nones.
-
-        Layers are called with x and `args`, and by name what is given for each.
-        """
+        """Runs the layers: output, maps, and caches or Nones."""
         # What has an entry for each layer, and what all layers share.
         per_layer = {} if cache is None else {"cache": list(cache)}
         for name, value in (("mask", mask), ("bias", bias)):
@@ -377,9 +351,6 @@ class Encoder(Stack):
 
         Takes the arguments of `EncoderLayer`. Mask and bias are of all layers, or
         sequences of L of them, which must be alike where layers are scanned.
-
-        Raises:
-          ValueError: If shapes do not fit, or what is given is not of L layers.
         """
         return super().__call__(x, mask=mask, bias=bias, is_training=is_training)[:2]
 

@@ -1,8 +1,4 @@
-"""What happens to queries and keys after their projection: norms, smearing, rotation.
-
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size per head.
-"""
+"""What happens to queries and keys after projection: norms, smearing, rotation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -2,9 +2,6 @@
 
 Two objects say what is special about an attention: `pattern.py` has what makes scores,
 weights and gates, `head_transforms.py` what happens to heads after their projection.
-
-`B...` batch axes, T query positions, S key positions, H query heads, G key/value heads,
-K query/key size and V value size per head, D model width.
 """
 
 import functools
@@ -135,8 +132,6 @@ class MultiHeadAttention(cached_module.CachedModule):
             see `attend`.
           dropout_rate: Dropout rate of the weights, in [0, 1); needs an rng.
 
-        Raises:
-          ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
         """
         given = {"bias": bias, "first_query": first_query, "dropout_rate": dropout_rate}
         return super().__call__(query, key, value, mask, **given)[:2]

@@ -1,7 +1,4 @@
-"""What is left of attention whose heads are all pruned.
-
-`B...` batch axes, T query positions, S key positions, D model width.
-"""
+"""What is left of attention whose heads are all pruned."""
 
 from typing import Any
 
@@ -37,10 +34,7 @@ class NoAttention(cached_module.CachedModule):
         mask: masks.Mask | Array | None = None,
         **options,
     ) -> tuple[Array, attention.AttentionMap]:
-        """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
-
-        See `MultiHeadAttention` for arguments; values and options do not matter.
-        """
+        """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`."""
         del value, options
         return super().__call__(query, key, mask)
 
@@ -79,10 +73,7 @@ class Bias(hk.Module):
 def map_of_no_heads(
     query: Array, key: Array, mask: masks.Mask | Array | None
 ) -> attention.AttentionMap:
-    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`.
-
-    Its sites are there as in any attention, the heads as `[B..., T, 0, 1]`.
-    """
+    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`."""
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)
     mask = masks.as_mask(mask).aligned(query.ndim - 2)

@@ -1,7 +1,7 @@
 """Normalisation of features: layer norm and root-mean-square norm.
 
-D is the number of features. Moments are float32 at least; the output has the dtype of
-the input. Parameters are named as in Haiku.
+Moments are float32 at least; the output has the dtype of the input. Parameters are
+named as in Haiku.
 """
 
 import functools

@@ -1,9 +1,6 @@
 """What makes the pattern of attention: a score, a normalizer and gates, by their names.
 
 Another one is added here: what makes it, and a call of `register`.
-
-`B...` batch axes, T query positions, H query heads, K query/key size and V value size
-per head, D model width.
 """
 
 import functools
@@ -169,10 +166,7 @@ def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
 
 
 def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Returns the same per position, head and channel, `[B..., T, H, V]`.
-
-    Arguments and source as for `head_gates` (there "elementwise").
-    """
+    """Returns the same per position, head and channel, `[B..., T, H, V]`."""
     return _gates(query, num_heads, value_size)
 
 

@@ -1,8 +1,6 @@
 """How the order of positions enters a model: schemes, by their names in configs.
 
 Another one is added here: what it does, and a line in `POSITION_SCHEMES`.
-
-`B...` batch axes, T positions, H heads, K query/key size per head, D model width.
 """
 
 import functools

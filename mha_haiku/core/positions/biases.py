@@ -1,8 +1,7 @@
 """What is added to the scores: of the distance (ALiBi, T5's), or whole arrays.
 
-`B...` batch axes, T query positions, S key positions, H heads. A score bias is lazy
-like a mask: it gives tiles of itself, `[B..., H, R, C]`, to be added to the scores of R
-queries and C keys, and is asked at absolute positions.
+A score bias is lazy like a mask: it gives tiles of itself, `[B..., H, R, C]`, to be
+added to the scores of R queries and C keys, and is asked at absolute positions.
 """
 
 import abc
@@ -22,14 +21,10 @@ Array = jax.Array
 
 
 def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
-    """Converts a score bias, None or an array to a score bias.
+    """Converts a score bias, None or an array of floats to a score bias.
 
-    Args:
-      value: An array is float `[B..., T, S]` or `[B..., H, T, S]`; an axis may have
-        size 1. Its rank alone decides which of the two it is.
-
-    Raises:
-      ValueError: If an array is not of floats.
+    The array is `[B..., T, S]` or `[B..., H, T, S]`, as its rank says; an axis may have
+    size 1.
     """
     if value is None or isinstance(value, ScoreBias):
         return value
@@ -62,11 +57,7 @@ class ScoreBias(tiles.Part, abc.ABC):
         """Raises ValueError where it does not fit these sizes; see `Mask.check`."""
 
     def aligned(self, batch_ndim: int) -> "ScoreBias":
-        """Aligns the bias: its arrays broadcast against `[B..., H, T, S]`.
-
-        They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that
-        a bias inside a stack of attention maps keeps its meaning.
-        """
+        """Aligns the bias: its arrays become `[B..., H, ...]`, size 1 for any."""
         return self._lifted(batch_ndim)
 
     def add_gradient(
@@ -137,10 +128,6 @@ def relative_bias(
       bidirectional: Whether keys after the query have buckets of their own; if not,
         they share bucket 0 (for causal masks).
       max_distance: Distances from here on share the last bucket, in positions.
-
-    Raises:
-      ValueError: If the table is not `[buckets, H]`, has fewer than two buckets for a
-        direction, or `max_distance` is below the distances with a bucket of their own.
 
     Source: Raffel et al. 2020 (T5), section 2.1, https://arxiv.org/abs/1910.10683.
     """

@@ -1,8 +1,4 @@
-"""Encodings of where a token stands: sinusoidal and rotary.
-
-T positions, H heads, K size per head, D width. Learned encodings are parameters: see
-`modules.embeddings`.
-"""
+"""Encodings of where a token stands: sinusoidal and rotary."""
 
 from collections.abc import Sequence
 
@@ -51,9 +47,6 @@ def rotary(
       max_period: The slowest pair turns by about 1 / `max_period` radians a position.
       frequencies: `[K / 2]`, radians per position of each pair, in place of
         `max_period`; pairs of 0 do not turn.
-
-    Raises:
-      ValueError: If shapes do not fit.
 
     Source: Su et al. 2021 (RoFormer), eq. 34, https://arxiv.org/abs/2104.09864.
     """

@@ -107,15 +107,11 @@ class Axes:
         goal: Callable[[flat.Equation, Step], Any],
         seen: set[flat.Value] | None = None,
     ) -> tuple[list[Step], Any] | None:
-        """Returns the steps back to a goal, depth first, and what the goal gives.
+        """Walks back to a goal, depth first: the steps, and what the goal gives.
 
-        Args:
-          step: The step at which the walk begins; None: nowhere.
-          passing: A function from an equation and its output to the inputs that may be
-            passed.
-          goal: A function from an equation and the step that is its output to what is
-            sought, or None.
-          seen: The values passed before.
+        `passing` goes from an equation and its output to the inputs that may be passed;
+        `goal` from an equation and the step that is its output to what is sought, or
+        None. Values in `seen` were passed before.
         """
         seen = set() if seen is None else seen
         equation = step and step.value.maker
@@ -160,10 +156,8 @@ def free(product: flat.Equation, side: int) -> list[int]:
 
 
 def _links(equation, position, output) -> list[int | None] | None:
-    """Returns which axis of an input each axis of an output is, None for a new one.
-
-    None for the whole where that cannot be said. An axis of size 1 may be stretched.
-    """
+    """Returns which axis of an input each of an output is, None for a new one."""
+    # None for the whole where that cannot be said. An axis of size 1 may be stretched.
     params, name = equation.params, equation.name
     shape = equation.inputs[position].shape
     if name == "dot_general":

@@ -102,10 +102,7 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
 
 
 def primitives(jaxpr: core.Jaxpr) -> set[str]:
-    """Returns the names of the primitives of a level and of its calls.
-
-    Attention that has its own sites is left out.
-    """
+    """Returns the primitives of a level and of its calls, but for sites' attention."""
     names = set()
     for eqn in jaxpr.eqns:
         if SEEN in jaxprs.path(eqn):

@@ -62,11 +62,8 @@ def with_layer(change: Callable) -> Callable:
 def run(
     level: surveying.Level, consts: Sequence, args: Sequence, turns: tuple = ()
 ) -> tuple[list, dict[tuple[str, int], Any]]:
-    """Runs a level: its outputs, and what was seen, by name and pattern.
-
-    Its stops say what is looked at and changed; `turns` has the turn of each scan
-    around, from the outermost.
-    """
+    """Runs a level: its outputs, and what was seen, by name and pattern."""
+    # `turns` has the turn of each scan around, from the outermost.
     jaxpr, seen = level.jaxpr, {}
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
@@ -107,10 +104,8 @@ def run(
 
 
 def _run_plain(jaxpr, begin, end, last_use, values) -> None:
-    """Runs equations in which nothing happens, by JAX itself, which keeps their rules.
-
-    To bind primitives one by one differs between versions of JAX.
-    """
+    # Equations in which nothing happens are run by JAX itself, which keeps their rules:
+    # to bind primitives one by one differs between versions of JAX.
     eqns = jaxpr.eqns[begin:end]
     if not eqns:
         return

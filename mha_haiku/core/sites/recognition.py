@@ -62,11 +62,7 @@ _make_map: Callable | None = None
 
 
 def register(make_map: Callable) -> None:
-    """Sets what makes the map of an attention that was recognised.
-
-    It goes from weights `[B..., H, T, S]`, any of `query`, `key` and `value` that are
-    known, by name, and whether rows sum to 1, `are_shares`, to the map.
-    """
+    """Sets what makes the map: of weights, known operands by name, and `are_shares`."""
     global _make_map
     _make_map = make_map
 
@@ -106,11 +102,8 @@ def _neutral(equation, value) -> list[int]:
 
 
 def _weighing(equation, value) -> list[int]:
-    """Returns the inputs that may be weights, if the output is.
-
-    What they are multiplied by is a scalar, a parameter or random: backward passes and
-    gated layers multiply them by products.
-    """
+    # What weights are multiplied by is a scalar, a parameter or random: backward passes
+    # and gated layers multiply them by products.
     name, inputs = equation.name, equation.inputs
     if any(facet.name == "weights" for facet in equation.params.get("facets", ())):
         return []  # they are a site already
@@ -414,10 +407,7 @@ class _Search:
         return len(axes) != 2 or self.of(axes[-1]) == self.of(size)
 
     def origin(self, step, index: int | None = None) -> Step | None:
-        """Returns the first value with the same numbers.
-
-        With an index it is the last such value, instead, that this equation may read.
-        """
+        """Returns the first value with the same numbers; the last before an index."""
         while index is None or not _is_readable(step.value, index):
             maker = step.value.maker
             positions = _neutral(maker, step.value) if maker else []
@@ -507,10 +497,7 @@ def _has_sites(equation) -> bool:
 
 
 def _have_common_source(*values: flat.Value) -> bool:
-    """Returns whether an array of floats lies behind all values.
-
-    All go back at the same pace: attention's common source is near, and all is far.
-    """
+    # All go back at the same pace: attention's common source is near, and all is far.
     seen = [{value} for value in values]
     fronts = list(seen)
     while any(fronts):

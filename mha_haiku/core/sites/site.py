@@ -50,8 +50,8 @@ def faceted(
 ) -> Any:
     """Returns the value of a site that can be looked at in several ways.
 
-    `fit` goes from the value and a changed one of another structure to one of its own,
-    with which the program continues; None: facets keep the structure.
+    `fit` makes of a changed value of another structure one of the value's, with which
+    the program continues; None: facets keep the structure.
     """
     leaves, tree = jax.tree.flatten(value)
     if not leaves:
@@ -63,7 +63,7 @@ def faceted(
 def under_vmaps(
     function: Callable, batched: tuple[tuple, ...], *, own_axes: bool
 ) -> Callable:
-    """Returns a function of a site's leaves as under the vmaps around the site.
+    """Puts a function of a site's leaves under the vmaps around the site.
 
     With `own_axes` results have the axes of these vmaps where leaves do; else in front.
     """

@@ -119,12 +119,7 @@ class Level:
 
 
 class Survey:
-    """The sites of a program.
-
-    Attributes:
-      top: The level of the whole program.
-      kernels: The names of kernels that cannot be seen into.
-    """
+    """The sites of a program."""
 
     def __init__(self, jaxpr: core.Jaxpr):
         self.kernels: set[str] = set()
@@ -140,10 +135,7 @@ class Survey:
             )
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
-        """Returns each site and its facets' names, in the order in which it is passed.
-
-        A site of scanned layers is there once for each turn.
-        """
+        """Returns each site and its facets' names, in the order of passing."""
         found = [
             (stop.place_at(turn), stop, names)
             for stop in self.top.all_stops()
@@ -205,10 +197,7 @@ class Survey:
 
 
 def _pathless(jaxpr) -> Iterator[str]:
-    """Yields names for attentions that have no path.
-
-    An edit inside has made sites of some of these; the others keep their numbers.
-    """
+    # An edit inside has made sites of some of these; the others keep their numbers.
     taken = set(_paths_of_sites(jaxpr))
     for i in itertools.count():
         if f"attention_{i}" not in taken:
