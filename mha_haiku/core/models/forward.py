@@ -3,16 +3,20 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import jmp
 
-from mha_haiku.core import attention, display
-from mha_haiku.core.models import ends, layers
+from mha_haiku.core import attention, display, modules, sites
+from mha_haiku.core.models import architecture, layers
 from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import layer_stacks
 
 Array = jax.Array
+
+OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
+"""Names of the modules behind the last layer: what a model predicts is theirs."""
 
 
 @jax.tree_util.register_pytree_node_class
@@ -108,13 +112,13 @@ def forward(
         return own.step(*args, cache=caches, first_query=first, **given)
 
     if inputs is not None:
-        valid = ends.valid(inputs, lengths)
-        embedding = ends.make_embedding(config, num_tokens)
+        valid = _valid(inputs, lengths)
+        embedding = _make_embedding(config, num_tokens)
         x, maps, kept = run(
-            ends.embedded(
+            _embedded(
                 config,
                 embedding,
-                ends.zeroed(inputs, valid),
+                _zeroed(inputs, valid),
                 segments,
                 first=0 if has_decoder else first,
             ),
@@ -123,13 +127,13 @@ def forward(
         )
         encoded, encoder_maps = x, maps
     if has_decoder:
-        valid = ends.valid(decoder_inputs, decoder_lengths)
-        embedding = ends.make_embedding(config, num_classes, decoder=True)
+        valid = _valid(decoder_inputs, decoder_lengths)
+        embedding = _make_embedding(config, num_classes, decoder=True)
         x, decoder_maps, kept = run(
-            ends.embedded(
+            _embedded(
                 config,
                 embedding,
-                ends.zeroed(decoder_inputs, valid),
+                _zeroed(decoder_inputs, valid),
                 decoder=True,
                 first=first,
             ),
@@ -147,5 +151,111 @@ def forward(
         read = x
         if last is not None:
             read = jnp.take_along_axis(x, last[:, None, None], axis=1)
-        logits = ends.logits(config, embedding, read, valid, num_classes, policy)
+        logits = _logits(config, embedding, read, valid, num_classes, policy)
     return Output(logits, maps, policy.cast_to_output(x)), kept
+
+
+def _make_embedding(
+    config: ModelConfig, num_tokens: int | None, *, decoder: bool = False
+) -> hk.Module:
+    """Returns what embeds tokens, or features where there are no `num_tokens`."""
+    name = _prefix(decoder) + "embedding"
+    if num_tokens is None:
+        return hk.Linear(config.model_size, name=name)
+    return modules.TokenEmbedding(num_tokens, config.model_size, name=name)
+
+
+def _embedded(
+    config: ModelConfig,
+    embedding: hk.Module,
+    inputs: Array,
+    segments: Array | None = None,
+    *,
+    decoder: bool = False,
+    first: int | Array = 0,
+) -> Array:
+    """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`.
+
+    Inputs are `[B, T]` tokens or `[B, T, ...]` features, the first at position `first`;
+    segments `[B, T]` integers.
+    """
+    own, prefix = config.embedding, _prefix(decoder)
+    x = embedding(inputs)
+    if own.scale != 1:
+        x = x * own.scale
+    x = sites.site(prefix + "token_embedding", x)
+    with_positions = modules.PositionScheme.of(own).embed
+    if with_positions is not None:
+        x = with_positions(x, first, prefix)
+    if own.segments and not decoder:
+        table = modules.TokenEmbedding(
+            own.segments,
+            config.model_size,
+            name="segments",
+            w_init=hk.initializers.RandomNormal(0.02),
+        )
+        x = x + table(jnp.zeros(x.shape[:-1], int) if segments is None else segments)
+    x = _normed(config, own.norm, prefix + "embedding_norm", x)
+    return sites.site(prefix + "embedding", x)
+
+
+def _prefix(decoder: bool) -> str:
+    return "decoder_" if decoder else ""
+
+
+def _valid(inputs: Array, lengths: Array | None) -> Array | None:
+    """Returns the valid positions `[B, T]` of inputs `[B, T, ...]`; None: all are."""
+    if lengths is None:
+        return None
+    return jnp.arange(inputs.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
+
+
+def _zeroed(inputs: Array, valid: Array | None) -> Array:
+    """Replaces padding by zeros, so that NaN there reaches no gradient."""
+    if valid is None:
+        return inputs
+    return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
+
+
+def _logits(
+    config: ModelConfig,
+    embedding: hk.Module,
+    x: Array,
+    valid: Array | None,
+    num_classes: int,
+    policy: jmp.Policy,
+) -> Array:
+    """Computes logits `[B, T, C]`, pooled `[B, C]`, of a set classifier `[B, T]`."""
+    own, is_set = config.output, config.family == "set_classifier"
+    x = _pooled(own.pool, x, valid)
+    if own.hidden is not None:
+        hidden = hk.Linear(config.model_size, name="output_hidden")(x)
+        x = architecture.OUTPUT_ACTIVATIONS[own.hidden](hidden)
+    x = _normed(config, own.norm, "output_norm", x)
+    if own.tied:
+        x = embedding.logits(x, num_classes)
+        x = modules.Bias(name="logits")(x) if own.with_bias else x
+    else:
+        x = hk.Linear(1 if is_set else num_classes, own.with_bias, name="logits")(x)
+    x = policy.cast_to_output(x[..., 0] if is_set else x)
+    if own.soft_cap is not None:
+        x = sites.site("uncapped_logits", x)
+        x = own.soft_cap * jnp.tanh(x / own.soft_cap)
+    x = jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
+    return sites.site("logits", x)
+
+
+def _normed(config, is_normed: bool, name: str, x: Array) -> Array:
+    return architecture.make_norm(config)(name=name)(x) if is_normed else x
+
+
+def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
+    """Pools `[B, T, D]` to `[B, D]`; returns x itself without pooling."""
+    if pool == "first":
+        return x[:, 0]
+    if pool == "mean":
+        counts = jnp.ones(x.shape[:2], bool) if valid is None else valid
+        dtype = jnp.promote_types(x.dtype, jnp.float32)
+        total = jnp.where(counts[..., None], x, 0).sum(1, dtype=dtype)
+        return (total / jnp.maximum(counts.sum(1), 1)[:, None]).astype(x.dtype)
+    return x

@@ -35,7 +35,7 @@ import jax
 from jax.extend import core
 
 from mha_haiku.core.sites import axes as axes_lib
-from mha_haiku.core.sites import canonical, flat, jaxprs
+from mha_haiku.core.sites import flat, jaxprs
 from mha_haiku.core.sites.site import SEEN, Facet, parameters
 
 Axis = axes_lib.Axis
@@ -457,7 +457,7 @@ class _Search:
         for name, (place, step, *axes) in wanted.items():
             step = self.origin(step, place.index)
             axes = (*groups.batch, *axes)
-            layout = step and canonical.Layout.of(self.axes, step, axes, groups.heads)
+            layout = step and axes_lib.Layout.of(self.axes, step, axes, groups.heads)
             if layout is None:
                 continue
             variables[name], layouts[name] = step.value.variable, layout
@@ -470,9 +470,9 @@ class _Search:
             sites.append(_site(place.index, variables[name], facet))
         if _make_map is not None:
             is_mixed = any(step.value.maker.name in _MIXING for step in steps)
-            known = canonical.fitting(layouts)
+            known = axes_lib.fitting(layouts)
             are_shares = softmax.are_shares and not is_mixed
-            read = canonical.MapOf(known, are_shares, _make_map)
+            read = axes_lib.MapOf(known, are_shares, _make_map)
             facet = Facet("map", read, None, 'edit "weights"')
             leaves = {name: variables[name] for name in known}
             sites.insert(-1, _site(self.product.index, leaves, facet))
