@@ -276,7 +276,6 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _entry(name, dtype, shape, data_offsets) -> tuple:
-    """Parses name, dtype, shape, first and last byte of an array in a header."""
     first, last = data_offsets
     for number in (*shape, first, last):
         checks.non_negative_integer(name, number)
@@ -296,7 +295,6 @@ def _check_apart(path, spans) -> None:
 
 
 def _view(path, content, name, kind, shape, first, last) -> Stored:
-    """Views bytes `first` to `last` of `content` as an array."""
     if kind not in _DTYPES:
 
         def refuse():

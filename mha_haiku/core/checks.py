@@ -29,7 +29,6 @@ class ConfigError(ValueError):
     """A user's mistake in a config, a flag or a file; scripts print it and exit 2."""
 
     def __init__(self, message: str):
-        """Takes the message, of which long words and quotations are shortened."""
         super().__init__(_LONG.sub(lambda found: _short(found[0]), message))
 
 

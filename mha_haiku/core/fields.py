@@ -63,7 +63,6 @@ class Field(NamedTuple):
 
     @property
     def may_be_none(self) -> bool:
-        """Whether None is one of its values."""
         return type(None) in typing.get_args(self.kind)
 
     def checked(self, name: str, value: Any) -> Any:
@@ -165,14 +164,12 @@ class Section:
     _path: ClassVar[str]  # the section's whole name, as "config.model"
 
     def __init_subclass__(cls, *, path: str):
-        """Makes a subclass a dataclass."""
         super().__init_subclass__()
         cls._path = path
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
 
     @checks.user_mistakes()
     def __post_init__(self):
-        """Checks the values that are set; a default may stand for "must be given"."""
         for name, each in declared(type(self)).items():
             value = _frozen(getattr(self, name))
             if type(value) is int and each.kinds == (float,):
@@ -313,7 +310,6 @@ def _frozen(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value of a user's task to JSON."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return os.fspath(value) if isinstance(value, os.PathLike) else repr(value)

@@ -52,11 +52,9 @@ class Span:
 
     @property
     def stop(self) -> int | Array:
-        """The position after the last."""
         return self.start + self.size
 
     def array(self) -> Array:
-        """Returns the positions, `[size]`."""
         return self.start + lax.iota(jnp.int32, self.size)
 
 
@@ -71,17 +69,14 @@ class Origin:
     key: int | Array = 0  # as the query
 
     def rows(self, rows: Index | Span) -> Index | Span:
-        """Returns the absolute positions of queries."""
         return rows if _is_zero(self.query) else rows + self.query
 
     def columns(self, columns: Index | Span) -> Index | Span:
-        """Returns the absolute positions of keys."""
         return columns if _is_zero(self.key) else columns + self.key
 
     def at(
         self, rows: Index | Span, columns: Index | Span
     ) -> tuple[Index | Span, Index | Span]:
-        """Returns the absolute positions of both."""
         return self.rows(rows), self.columns(columns)
 
     def moved(self, by: "Origin") -> "Origin":

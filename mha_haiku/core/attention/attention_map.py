@@ -289,10 +289,8 @@ class AttentionMap:
         return origin
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        """Returns the whole map as a NumPy array."""
         del copy
         return np.asarray(self.weights(), dtype)
 
     def __jax_array__(self) -> Array:
-        """Returns the whole map as a JAX array."""
         return self.weights()

@@ -198,7 +198,6 @@ class Cache:
         )
 
     def _first(self, position) -> int | Array:
-        """Returns the earliest position that has a slot."""
         if not self.is_ring:
             return 0
         return jnp.maximum(position - self.key.shape[-1] + 1, 0)
@@ -211,11 +210,9 @@ class Cache:
         return _positions_of_slots(slots, self._first(position))
 
     def _slot(self, position) -> int | Array:
-        """Returns where the key of a position is written."""
         return position % self.key.shape[-1] if self.is_ring else position
 
     def _with(self, key, value, slot) -> "Cache":
-        """Appends a key and a value, `[B..., 1, G, K]`, to the cache."""
         return dataclasses.replace(
             self,
             key=_written(self.key, jnp.moveaxis(key, -3, -1), slot, -1),

@@ -52,7 +52,6 @@ class Nonfinite(NamedTuple):
         key: Float[Array, "*B S G K"],
         value: Float[Array, "*B S G V"],
     ) -> "Nonfinite":
-        """Returns which of these are not finite."""
         query, key, value = (~jnp.isfinite(x).all(-1) for x in (query, key, value))
         return cls(query, key | value)
 

@@ -151,6 +151,5 @@ class Linear(scores.Score):
 
 
 def _features(x: Array) -> Array:
-    """Returns `elu(x) + 1` in the dtype of scores."""
     x = x.astype(products.accumulation_dtype(x.dtype))
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))

@@ -143,7 +143,6 @@ class DotProduct(Score):
         return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
 
     def scale_of(self, size: int) -> float:
-        """Returns the scale of products of vectors `[size]`."""
         return 1 / math.sqrt(size) if self.scale is None else self.scale
 
 

@@ -108,7 +108,6 @@ def _with_scores(value, changed):
 
 
 def _known(own: AttentionMap) -> dict:
-    """Returns what an edited map keeps."""
     known = {name: getattr(own, name) for name in ("query", "key", "value")}
     return known | {"gates": own.weighting.gates}
 

@@ -102,7 +102,6 @@ class Weighting(NamedTuple):
         *,
         hidden: float = -jnp.inf,
     ) -> Float[Array, "*B H R C"]:
-        """Masks scores that are known, as `scores` does."""
         if self.bias is not None:
             bias = tiles.lifted(self.bias.aligned_tile(rows, columns), tile.ndim)
             tile = tile + bias.astype(tile.dtype)

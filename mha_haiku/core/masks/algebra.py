@@ -407,7 +407,6 @@ class Shifted(_Compound):
 
 
 def _overlap(left: tuple, right: tuple) -> tuple:
-    """Returns the range that two ranges share; an empty one where they do not."""
     start = tiles.largest(left[0], right[0])
     return start, tiles.largest(tiles.smallest(left[1], right[1]), start)
 

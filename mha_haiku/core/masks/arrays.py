@@ -160,7 +160,6 @@ def _hull(seen: Array) -> tuple[Array, Array] | None:
 
 
 def _within(hull: tuple | None, keys: algebra.Range) -> algebra.Range:
-    """Returns the part of a range that is in `keys`."""
     if hull is None:
         return keys
     start, stop = (jnp.clip(x, *keys) for x in hull)

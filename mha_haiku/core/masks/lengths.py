@@ -43,8 +43,6 @@ def prefix(lengths: Array) -> Mask:
 
 
 class _Lengths(Mask):
-    """A mask made of lengths of the keys."""
-
     lengths: Array
 
     def check_lengths(self, num_keys):

@@ -65,8 +65,6 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
 
 
 class _Relative(Mask):
-    """A mask that depends on positions alone."""
-
     def aligned_tile(self, rows, columns):
         return self.allows(tiles.on_rows(rows), tiles.on_columns(columns))
 

@@ -138,8 +138,6 @@ class _Writer(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """What texts begin with."""
-
     prompts: Array  # [B, P]
     lengths: Array  # [B]
     source: Array | None  # [B, S, ...]
@@ -312,7 +310,6 @@ def _finished(writer, params, texts, cache):
 
 @functools.partial(jax.jit, static_argnames=("writer",))
 def _beam(writer, params, given, end):
-    """Searches the best texts with a beam, as `generate` does."""
     _, strategy, max_length = writer
     width, size = strategy.width, len(given.lengths)
     logits, cache = _prefilled(writer, params, given, False)
@@ -422,7 +419,6 @@ def _with_tokens(texts, tokens, end):
 
 
 def _prompted(given, max_length, end):
-    """Returns the prompts as texts."""
     lengths, room = given.lengths, max_length - given.prompts.shape[1]
     tokens = jnp.pad(given.prompts, [(0, 0), (0, room)])
     tokens = _ended(tokens, lengths, end)
@@ -500,7 +496,6 @@ def _checked(model, given, strategy, max_length, end_token, key):
 
 
 def _checked_source(size, source, lengths):
-    """Returns the source as an array."""
     source = source if isinstance(source, jax.Array) else np.asarray(source)
     if source.ndim < 2 or len(source) != size:
         raise ValueError(

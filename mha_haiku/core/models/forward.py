@@ -26,7 +26,6 @@ class Maps(tuple):
     kinds: tuple[int, int, int]
 
     def __new__(cls, maps: Iterable[Any], kinds: tuple[int, int, int]) -> "Maps":
-        """Returns the maps of the encoder, the decoder, and cross-attention."""
         result = super().__new__(cls, maps)
         result.kinds = kinds
         return result
@@ -47,12 +46,10 @@ class Maps(tuple):
         return tuple(self[sum(self.kinds[:2]) :])
 
     def tree_flatten(self) -> tuple[tuple, tuple[int, int, int]]:
-        """Returns the maps, and their kinds."""
         return tuple(self), self.kinds
 
     @classmethod
     def tree_unflatten(cls, kinds: tuple[int, int, int], maps: Iterable[Any]) -> "Maps":
-        """Returns the maps of these kinds."""
         return cls(maps, kinds)
 
 
@@ -158,7 +155,6 @@ def forward(
 def _make_embedding(
     config: ModelConfig, num_tokens: int | None, *, decoder: bool = False
 ) -> hk.Module:
-    """Returns what embeds tokens, or features where there are no `num_tokens`."""
     name = _prefix(decoder) + "embedding"
     if num_tokens is None:
         return hk.Linear(config.model_size, name=name)
@@ -250,7 +246,6 @@ def _normed(config, is_normed: bool, name: str, x: Array) -> Array:
 
 
 def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
-    """Pools `[B, T, D]` to `[B, D]`; returns x itself without pooling."""
     if pool == "first":
         return x[:, 0]
     if pool == "mean":

@@ -181,7 +181,6 @@ def _parts(config, i) -> dict[str, Any]:
 
 
 def _rotary(config, i):
-    """Returns what turns the queries and keys of layer i among all, or None."""
     rotate = modules.PositionScheme.of(config.embedding).rotate
     if rotate is None:
         return None

@@ -69,7 +69,6 @@ class LayerName(NamedTuple):
     part: str  # what stands behind, with its slash, as `/attention/query`; may be empty
 
     def __str__(self) -> str:
-        """Returns the module's name."""
         stacked = f"{STACKED_SCOPE}/layer_0"
         layer = stacked if self.index is None else f"layer_{self.index}"
         return f"{self.scope}{layer}{self.part}"
@@ -134,7 +133,6 @@ def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
 
 
 def _size_of_each(array, axis, count) -> int:
-    """Returns how many places of its axis a head or unit has."""
     if array.ndim < -axis.place or array.shape[axis.place] % max(count, 1):
         raise ValueError(
             f"params must have {count} {axis.holds} along axis {axis.place}, got an "

@@ -35,7 +35,6 @@ class DecoderLayer(encoder.Layer):
         make_feed_forward: encoder.MakeFeedForward | None = None,
         **options,
     ):
-        """Initialises the module; arguments as in `EncoderLayer`."""
         super().__init__(make_attention, make_feed_forward, **options)
         self.make_cross_attention = make_cross_attention
         if make_cross_attention is None and make_attention is not None:

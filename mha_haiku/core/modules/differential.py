@@ -25,7 +25,6 @@ class DifferentialAttention(multi_head_attention.MultiHeadAttention):
     """
 
     def __init__(self, num_heads: int, key_size: int, *args, **options):
-        """Initialises the module; arguments as in `MultiHeadAttention`."""
         super().__init__(num_heads, key_size, *args, **options)
         is_grouped = self.num_key_value_heads != num_heads or self.groups is not None
         if num_heads % 2 or is_grouped:

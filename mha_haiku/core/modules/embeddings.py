@@ -18,7 +18,6 @@ class TokenEmbedding(hk.Module):
         *,
         w_init: hk.initializers.Initializer | None = None,
     ):
-        """Initialises the module for C = `num_tokens` vectors of D = `size`."""
         super().__init__(name=name)
         self.num_tokens = num_tokens
         self.size = size

@@ -30,7 +30,6 @@ class HeadTransforms(NamedTuple):
     rotary: Callable[[Array, Array], Array] | None = None
 
     def checked(self) -> "HeadTransforms":
-        """Checks the transforms; raises TypeError where one is no function."""
         checks.maker("transforms.smear", self.smear, smeared_keys)
         checks.maker("transforms.rotary", self.rotary, positions.rotary)
         return self

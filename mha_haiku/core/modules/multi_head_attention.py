@@ -254,7 +254,6 @@ def _check_groups(groups, num_heads, num_key_value_heads) -> None:
 
 
 def _size(name: str, value: int | None, default: int) -> int:
-    """Returns `value`, which must be a positive integer, or `default` for None."""
     return default if value is None else checks.positive_integer(name, value)
 
 

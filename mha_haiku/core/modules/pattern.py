@@ -45,7 +45,6 @@ class Pattern(NamedTuple):
         return cls(*made)
 
     def checked(self) -> "Pattern":
-        """Checks the pattern; raises TypeError where a part is no function."""
         for name, value in zip(self._fields, self, strict=True):
             checks.maker(f"pattern.{name}", value, _EXAMPLES[name])
         return self

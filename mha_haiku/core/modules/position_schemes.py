@@ -58,7 +58,6 @@ class LearnedPositions(hk.Module):
     """
 
     def __init__(self, max_length: int, name: str | None = None):
-        """Initialises the module for positions 0..`max_length` - 1."""
         super().__init__(name=name)
         self.max_length = max_length
 
@@ -91,7 +90,6 @@ class RelativePositions(hk.Module):
         max_distance: int = 128,
         name: str | None = None,
     ):
-        """Initialises the module; see `relative_bias` for its arguments."""
         super().__init__(name=name)
         self.num_heads = num_heads
         self.bidirectional = bidirectional
@@ -99,7 +97,6 @@ class RelativePositions(hk.Module):
         self.max_distance = max_distance
 
     def __call__(self) -> positions.ScoreBias:
-        """Returns the bias."""
         init = hk.initializers.RandomNormal(0.02)
         table = hk.get_parameter("table", (self.num_buckets, self.num_heads), init=init)
         return positions.relative_bias(

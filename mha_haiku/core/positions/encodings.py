@@ -72,12 +72,10 @@ def rotary(
 
 
 def _frequencies(size: int, max_period: float) -> np.ndarray:
-    """Returns 1 / max_period^(2i / size) for each pair i."""
     return max_period ** (-np.arange(0, size, 2) / size)
 
 
 def _angles(positions: Array, frequencies: Sequence[float], dtype) -> Array:
-    """Returns position * frequency for each pair."""
     frequencies = np.asarray(frequencies, dtype)
     positions = jnp.asarray(positions, dtype)[..., None]
     return positions * frequencies.reshape((1,) * (positions.ndim - 1) + (-1,))

@@ -47,7 +47,6 @@ class Axes:
         self._parts: dict[int, Axis] = {}
 
     def new(self, size: int) -> Axis:
-        """Returns a new axis."""
         if size == 1:
             return ()
         self._sizes.append(size)
@@ -62,7 +61,6 @@ class Axes:
         return tuple(result)
 
     def size(self, axis: Iterable[int]) -> int:
-        """Returns the size of an axis."""
         return math.prod(self._sizes[x] for x in self.of(axis))
 
     def start(self, value: flat.Value, *marked: int) -> Step:
@@ -235,11 +233,9 @@ class Layout:
         )
 
     def shown(self, value: Array) -> Array:
-        """Returns what is shown of a value."""
         return _reordered(value, self.factors, self.order, self.canonical)
 
     def hidden(self, value: Array, changed: Array) -> Array:
-        """Returns the value that is shown like this, changed."""
         del value
         factors = tuple(self.factors[i] for i in self.order)
         back = tuple(np.argsort(self.order).tolist())
@@ -279,7 +275,6 @@ class MapOf:
     make_map: Callable  # see `recognition.register`
 
     def __call__(self, values: dict[str, Array]) -> Any:
-        """Returns the map."""
         shown = {name: self.layouts[name].shown(x) for name, x in values.items()}
         weights = shown.pop("weights")
         *batch, num_heads, _, _ = weights.shape

@@ -40,7 +40,6 @@ class Value:
 
     @property
     def is_data(self) -> bool:
-        """Whether it is an array of floats."""
         return bool(self.shape) and jnp.issubdtype(self.aval.dtype, jnp.inexact)
 
 
@@ -57,7 +56,6 @@ class Equation:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters of its primitive."""
         return self.eqn.params
 
 

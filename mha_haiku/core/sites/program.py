@@ -32,7 +32,6 @@ class Resume:
     value: Any  # what enters it, like the value of the site
 
     def __call__(self, value: Any, layer: int | Array | None) -> Any:
-        """Returns what enters a layer."""
         if isinstance(layer, int) and isinstance(self.layer, int):
             return self.value if layer == self.layer else value
         return jax.tree.map(
@@ -216,7 +215,6 @@ def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
 
 
 def _check(name, before, after) -> None:
-    """Raises ValueError unless an edited view has the form that it had."""
     if _is_other_map(before, after):
         return
     forms = [
@@ -231,7 +229,6 @@ def _check(name, before, after) -> None:
 
 
 def _is_other_map(before, after) -> bool:
-    """Returns whether an edit gives a map of the same shape, of another form."""
     is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(before))
     return (
         not is_array

@@ -135,7 +135,6 @@ def _scoring(equation, value) -> list[int]:
 
 
 def _exponential(equation, step) -> flat.Equation | None:
-    """Returns the equation if it is an exponential."""
     del step
     return equation if equation.name in ("exp", "exp2") else None
 
@@ -160,8 +159,6 @@ class _Scores(NamedTuple):
 
 
 class _Groups(NamedTuple):
-    """Which factors of weights are what."""
-
     batch: list[Axis]
     heads: Axis
     queries: Axis

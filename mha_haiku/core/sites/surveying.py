@@ -22,8 +22,6 @@ _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|tr
 
 
 class _Around(NamedTuple):
-    """What is around a level."""
-
     path: str = ""  # of modules
     lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
     in_while: bool = False  # whether a while loop is among them
@@ -67,7 +65,6 @@ class Stop:
 
     @property
     def is_active(self) -> bool:
-        """Whether the run must stop here."""
         return bool(self.reads or self.edits or self.is_kept)
 
     def views(self) -> list[Any]:
@@ -104,17 +101,14 @@ class Level:
     inner: dict[int, list["Level"]] = dataclasses.field(default_factory=dict)
 
     def all_stops(self) -> Iterator[Stop]:
-        """Yields the sites of the level and of those inside."""
         yield from self.stops
         for level in itertools.chain.from_iterable(self.inner.values()):
             yield from level.all_stops()
 
     def is_active(self) -> bool:
-        """Whether anything is looked at or changed here or inside."""
         return any(stop.is_active for stop in self.all_stops())
 
     def has_edits(self) -> bool:
-        """Whether anything is changed here or inside."""
         return any(stop.edits for stop in self.all_stops())
 
 

@@ -81,7 +81,6 @@ class Block(NamedTuple):
         return self.rows + (-self.start)
 
     def put(self, totals: Tree, new: Tree) -> Tree:
-        """Writes the sums of the block to their place in `totals`."""
         if self.is_new is not None:
             old = take(totals, self.at)
             new = jax.tree.map(
@@ -160,7 +159,6 @@ class Walk:
 
     @property
     def num_keys(self) -> int:
-        """S."""
         return self.heads[0].key.shape[-2]
 
     def over_rows(self, function: Callable[[Block, Tree], Tree], carry: Tree) -> Tree:
@@ -200,8 +198,6 @@ class Walk:
         )
 
     def log_weights(self, block: Block, columns: tiles.Span, seen_from: Any) -> tuple:
-        """Returns the log weights of a tile, of each map."""
-
         def normalized(head, normalizer):
             scores = head.scores(block.rows, columns, seen_from)
             return scores - normalizer[:, None]
@@ -211,17 +207,14 @@ class Walk:
         return tuple(map(normalized, self.heads, block.normalizers))
 
     def given_of(self, block: Block, columns: tiles.Span) -> Given:
-        """Returns what was given of a tile's queries and keys."""
         queries = take(self.given.queries, block.rows)
         return Given(queries, take(self.given.keys, columns))
 
     def tile(self, block: Block, columns: tiles.Span, seen_from: Any) -> Tile:
-        """Returns a tile."""
         log_weights = self.log_weights(block, columns, seen_from)
         return self.tile_of(log_weights, block, columns, self.given_of(block, columns))
 
     def tile_of(self, log_weights: tuple, block: Block, columns, given: Given) -> Tile:
-        """Returns the tile that has these log weights."""
         if not self.observation.side_by_side:
             (log_weights,) = log_weights
         rows = block.rows

@@ -39,13 +39,11 @@ class Bins(NamedTuple):
 
     @classmethod
     def of(cls, positions: range, most: int) -> "Bins":
-        """Returns at most `most` bins of consecutive positions."""
         edges = bin_edges(len(positions), most)
         return cls(positions.start, positions.stop, int(edges[1]))
 
     @property
     def count(self) -> int:
-        """The number of bins."""
         return -(-(self.stop - self.start) // self.width)
 
     def touched(self, size: int) -> int:
@@ -53,7 +51,6 @@ class Bins(NamedTuple):
         return min(self.count, (size - 1) // self.width + 2)
 
     def first(self, span: tiles.Span) -> Array:
-        """Returns the first of the bins that a span may touch."""
         first = (span.start - self.start) // self.width
         return jnp.clip(first, 0, self.count - self.touched(span.size))
 
@@ -94,7 +91,6 @@ class Grid(NamedTuple):
         queries: slice = slice(None),
         keys: slice = slice(None),
     ) -> "Grid":
-        """Returns the cells of parts of a map; see `AttentionMap.pooled`."""
         checks.positive_integer("rows", rows)
         checks.positive_integer("columns", columns)
         num_queries, num_keys = map_shape[-2:]
@@ -103,7 +99,6 @@ class Grid(NamedTuple):
         return cls(Bins.of(queries, rows), Bins.of(keys, columns))
 
     def zeros(self, dtype: jnp.dtype) -> Array:
-        """Returns cells `[P, Q]` without mass."""
         return jnp.zeros((self.rows.count, self.columns.count), dtype)
 
     def add(self, cells: Array, mass: Array, tile: Tile) -> Array:
@@ -130,8 +125,6 @@ def bin_edges(size: int, bins: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Pooled(Observation):
-    """The mass of each cell."""
-
     grid: Grid
 
     def part(self, num_queries, num_keys):
@@ -157,8 +150,6 @@ def pooled(
 
 @dataclasses.dataclass(frozen=True)
 class _Top(Observation):
-    """The largest log weights of each query, and their keys."""
-
     k: int
 
     def nothing(self, num_queries, num_keys, given, dtype):
@@ -226,8 +217,6 @@ def largest(
 
 @dataclasses.dataclass(frozen=True)
 class _Product(Observation):
-    """The map times what is given of the keys, `[S, V]`."""
-
     def nothing(self, num_queries, num_keys, given, dtype):
         return Sums(jnp.zeros((num_queries, given.keys.shape[-1]), dtype))
 
@@ -237,8 +226,6 @@ class _Product(Observation):
 
 @dataclasses.dataclass(frozen=True)
 class _TransposedProduct(Observation):
-    """The transposed map times what is given of the queries, `[T, V]`."""
-
     def nothing(self, num_queries, num_keys, given, dtype):
         size = given.queries.shape[-1]
         return Sums(keys=jnp.zeros((num_keys, size), dtype))
