@@ -139,18 +139,6 @@ def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
     return value
 
 
-def made_by(name: str, value: Any, kind: type, makers: Iterable[Any]) -> Any:
-    """Checks that `value` is a `kind`, such as one of `makers` returns."""
-    if not isinstance(value, kind):
-        names = [maker.__name__ for maker in makers]
-        suggestion = nearest(value, names) if isinstance(value, str) else ""
-        raise TypeError(
-            f"{name} must be None or a {kind.__name__}, as {', '.join(names)} return; "
-            f"got {shown(value)}.{suggestion}"
-        )
-    return value
-
-
 def maker(name: str, value: Any, example: Callable) -> Callable | None:
     """Checks that `value` is None or a function of the kind of `example`."""
     if value is not None and not callable(value):

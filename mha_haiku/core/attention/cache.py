@@ -100,11 +100,14 @@ class Cache:
         num_slots, value_size = self.key.shape[-1], self.value.shape[-1]
         weighting = weighting.aligned(query, num_slots, value_size)
         position = weighting.origin.query
-        rows = tiles.Span(position, 1)
+        rows, slots, first = tiles.Span(position, 1), tiles.Span(0, num_slots), 0
+        if self.is_ring:
+            first = jnp.maximum(position - num_slots + 1, 0)  # that has a slot
+            slots = _positions_of_slots(num_slots, first)
         tile = self._by_reached(
             lambda size: self._scores_of(size, query, weighting.score), position
         )
-        tile = weighting.masked(tile, rows, self._columns(position))
+        tile = weighting.masked(tile, rows, slots)
         is_read = None  # [..., W, 1, 1]; None: all values are
         if self.query is not None and not self.is_source:
             # Without a ring a NaN that a window has left behind is still there.
@@ -126,7 +129,7 @@ class Cache:
             # The new key is not read from the cache, which is written after it is read:
             # so XLA writes in place, where it else copies the whole for each reader.
             own = weighting.scores(query, key, rows, rows)
-            slot = self._slot(position)
+            slot = position % num_slots if self.is_ring else position
             is_own = jnp.arange(num_slots) == slot
             tile = jnp.where(is_own, -jnp.inf, tile)
             if self.is_ring:  # whose slot may hold NaN of long ago
@@ -135,11 +138,14 @@ class Cache:
             attended, logsumexp = _attended([(tile, mixed), (own, of_own)])
             # Adds 0, which XLA cannot know: the write has to wait for all reads.
             slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
-            cache = self._with(key, value, slot)
+            cache = dataclasses.replace(
+                self,
+                key=_written(self.key, jnp.moveaxis(key, -3, -1), slot, -1),
+                value=_written(self.value, jnp.moveaxis(value, -3, -2), slot, -2),
+            )
         attended = attended.astype(self.value.dtype)
         attended, logsumexp = weighting.finished(attended, logsumexp)
         cache = cache._with_query(query, logsumexp, weighting.gates, position)
-        first = self._first(position)
         keys, values = cache._positions_first()
         if self.is_ring:
             keys, values = (jnp.roll(x, -first, -3) for x in (keys, values))
@@ -195,28 +201,6 @@ class Cache:
             _latest(jnp.asarray(position)) <= num_slots // 4,
             lambda: function(num_slots // 4),
             lambda: function(num_slots),
-        )
-
-    def _first(self, position) -> int | Array:
-        if not self.is_ring:
-            return 0
-        return jnp.maximum(position - self.key.shape[-1] + 1, 0)
-
-    def _columns(self, position) -> tiles.Span | Array:
-        """Returns the position that each slot stands for, `[W]`."""
-        slots = self.key.shape[-1]
-        if not self.is_ring:
-            return tiles.Span(0, slots)
-        return _positions_of_slots(slots, self._first(position))
-
-    def _slot(self, position) -> int | Array:
-        return position % self.key.shape[-1] if self.is_ring else position
-
-    def _with(self, key, value, slot) -> "Cache":
-        return dataclasses.replace(
-            self,
-            key=_written(self.key, jnp.moveaxis(key, -3, -1), slot, -1),
-            value=_written(self.value, jnp.moveaxis(value, -3, -2), slot, -2),
         )
 
     def _with_query(self, query, logsumexp, gates, position) -> "Cache":

@@ -51,15 +51,15 @@ def formula(
 def _backward(inputs, saved, rows, wants_bias, dropout_rate):
     query, key, value, weighting, *_ = inputs.zeroed()
     (tile,) = saved
-    tile = gradients.tile_gradients(
+    *arrays, score, scores_grad = gradients.tile_gradients(
         query, key, value, weighting.score, tile, _dropout(inputs, dropout_rate), rows
     )
     bias = None
     if wants_bias:
         zeros = jax.tree.map(jnp.zeros_like, weighting.bias)
         at = weighting.origin.at(*_spans(inputs))
-        bias = weighting.bias.add_gradient(zeros, tile.tile, *at)
-    return tile.query, tile.key, tile.value, bias, tile.score
+        bias = weighting.bias.add_gradient(zeros, scores_grad, *at)
+    return *arrays, bias, score
 
 
 attend = gradients.differentiable(formula, _backward)

@@ -39,16 +39,6 @@ class RowGradients(NamedTuple):
     logsumexp: Float[Array, "*B H T"]
 
 
-class TileGradients(NamedTuple):
-    """What a tile contributes to the gradients; see `tile_gradients`."""
-
-    query: Array
-    key: Array
-    value: Array
-    score: scores.Score
-    tile: Array
-
-
 def tile_gradients(
     query: Float[Array, "*B R H K"],
     key: Float[Array, "*B C G K"],
@@ -57,8 +47,11 @@ def tile_gradients(
     tile: Float[Array, "*B H R C"],
     kept: Float[Array, "*B H R C"] | None,
     rows: RowGradients,
-) -> TileGradients:
-    """Adds up a tile's gradients; `kept` is the factor of dropout of each weight."""
+) -> tuple[Array, Array, Array, scores.Score, Array]:
+    """Computes the gradients of query, key, value, score and the tile itself.
+
+    `kept` is the factor of dropout of each weight.
+    """
     weights = jnp.exp(tile - rows.logsumexp[..., None])
     weights_grad = products.pair(rows.values, value)
     used = weights
@@ -69,7 +62,7 @@ def tile_gradients(
     scores_grad = jnp.where(weights == 0, 0, scores_grad)
     query_grad, key_grad, score_grad = score.gradients(query, key, scores_grad)
     value_grad = products.gather(used, rows.values, value.shape[-2])
-    return TileGradients(query_grad, key_grad, value_grad, score_grad, scores_grad)
+    return query_grad, key_grad, value_grad, score_grad, scores_grad
 
 
 def differentiable(forward: Callable, backward: Callable) -> Callable:

@@ -189,9 +189,8 @@ def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
 
 
-def _auto(inputs, dropout_rate):
-    name = chosen(inputs, dropout_rate, jax.default_backend())
-    return IMPLEMENTATIONS[name](inputs, dropout_rate)
+def _auto(*call):
+    return IMPLEMENTATIONS[chosen(*call, jax.default_backend())](*call)
 
 
 register("auto", _auto)

@@ -56,9 +56,12 @@ class Normalizer(abc.ABC):
 
 def as_normalizer(value: Normalizer | None) -> Normalizer | None:
     """Converts to a normalizer; None stands for softmax."""
-    if value is None:
-        return None
-    return checks.made_by("normalizer", value, Normalizer, (sink, unnormalized))
+    if value is None or isinstance(value, Normalizer):
+        return value
+    raise TypeError(
+        "normalizer must be None or a Normalizer, as sink, unnormalized return; got "
+        f"{checks.shown(value)}."
+    )
 
 
 def sink(logits: Array | float) -> Normalizer:

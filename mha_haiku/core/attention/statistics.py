@@ -38,18 +38,6 @@ def gini(
     return jnp.where(has_some, jnp.maximum(unequal, 0), 0)
 
 
-def _entropy(tile):
-    return -(tile.weights * tile.log_weights).sum(-1)
-
-
-def _squared_weights(tile):
-    return (tile.weights * tile.weights).sum(-1)
-
-
-def _largest(tile):
-    return lax.stop_gradient(tile.weights).max(-1)
-
-
 def _ones(tile):
     return jnp.ones(tile.columns.size, tile.weights.dtype)
 
@@ -127,8 +115,8 @@ def _root(x):
     return jnp.where(jnp.isnan(x), jnp.nan, root)
 
 
-ENTROPY = RowSum(_entropy)
-LARGEST = RowSum(_largest, is_largest=True)
+ENTROPY = RowSum(lambda tile: -(tile.weights * tile.log_weights).sum(-1))
+LARGEST = RowSum(lambda tile: lax.stop_gradient(tile.weights).max(-1), is_largest=True)
 MOMENTS = RowSum(_moments, (_ones, _inward, _inward_squared), size=2)
 AT_OFFSETS = RowSum(_at_offsets, size=3)
 _NEAR = {  # what `_at_offsets` looks at, in its order
@@ -159,7 +147,7 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
             "squared_weights",
             "weight²",
             "sum of squared weights",
-            (RowSum(_squared_weights),),
+            (RowSum(lambda tile: (tile.weights * tile.weights).sum(-1)),),
         ),
         Statistic(
             "largest_weight",

@@ -139,15 +139,9 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
 
     def init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None):
         _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
-        inputs = policy.cast_to_param(inputs)
-        return transformed.init(
-            rng,
-            inputs,
-            lengths,
-            decoder_inputs=decoder_inputs,
-            decoder_lengths=decoder_lengths,
-            is_training=False,
-        )
+        given = policy.cast_to_param(inputs), lengths, None
+        given = *given, decoder_inputs, decoder_lengths
+        return transformed.init(rng, *given, is_training=False)
 
     def apply(
         params,
@@ -169,16 +163,8 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         if has_decoder:
             _check_rows("decoder_inputs", decoder_inputs, num_classes, decoder_lengths)
         params, inputs = policy.cast_to_compute((params, inputs))
-        return transformed.apply(
-            params,
-            rng,
-            inputs,
-            lengths,
-            segments,
-            decoder_inputs=decoder_inputs,
-            decoder_lengths=decoder_lengths,
-            is_training=is_training,
-        )
+        given = inputs, lengths, segments, decoder_inputs, decoder_lengths
+        return transformed.apply(params, rng, *given, is_training=is_training)
 
     vocabulary = num_classes if has_decoder else num_tokens
     return Model(

@@ -69,8 +69,7 @@ class Output(NamedTuple):
     maps: tuple[attention.AttentionMap, ...]
     output: Array | None = None
 
-    def __repr__(self) -> str:
-        return display.record(self)
+    __repr__ = display.record
 
 
 def forward(
@@ -78,9 +77,9 @@ def forward(
     inputs: Array | None,
     lengths: Array | None = None,
     segments: Array | None = None,
-    *,
     decoder_inputs: Array | None = None,
     decoder_lengths: Array | None = None,
+    *,
     caches: Sequence | None = None,
     first: int | Array = 0,
     last: Array | None = None,

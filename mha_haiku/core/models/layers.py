@@ -124,6 +124,9 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
     # Only self-attention uses positions, smeared keys included: the distance of a
     # target's position to a source's means nothing.
     own = config.attention
+    # Norms of heads take the root mean square, whatever those of the stream are.
+    head_norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
+    qk_norms = architecture.QK_NORMS[own.qk_norm_over]
     if hk.running_init():  # makes parameters from one example, on one device
         implementation = own.implementation
     smears = own.smear_keys and name == "attention"
@@ -145,7 +148,7 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
             transforms=modules.HeadTransforms(
-                own.qk_norm and _qk_norm(config),
+                own.qk_norm and qk_norms(head_norm),
                 modules.smeared_keys if smears else None,
                 rotary,
             ),
@@ -185,9 +188,3 @@ def _rotary(config, i):
     if rotate is None:
         return None
     return functools.partial(rotate, frequencies=parts.frequencies(config)[i])
-
-
-def _qk_norm(config):
-    # They take the root mean square, whatever the norms of the residual stream are.
-    norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
-    return architecture.QK_NORMS[config.attention.qk_norm_over](norm)

@@ -87,7 +87,13 @@ class MultiHeadAttention(cached_module.CachedModule):
         )
         self.groups = None if groups is None else np.asarray(groups, np.int32)
         if self.groups is not None:
-            _check_groups(self.groups, num_heads, self.num_key_value_heads)
+            of_all = set(range(self.num_key_value_heads))
+            if self.groups.shape != (num_heads,) or set(self.groups) != of_all:
+                raise ValueError(
+                    f"groups must name, for each of the {num_heads} heads, one of the "
+                    f"{len(of_all)} key/value heads, and leave none out, got "
+                    f"{self.groups.tolist()}."
+                )
         elif num_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads must divide num_heads = {num_heads}, got "
@@ -242,15 +248,6 @@ class MultiHeadAttention(cached_module.CachedModule):
         query = _blanked(query, aligned.fully_masked(*sizes))
         unseen = aligned.unseen_keys(*sizes)
         return query, _blanked(key, unseen), _blanked(value, unseen)
-
-
-def _check_groups(groups, num_heads, num_key_value_heads) -> None:
-    if groups.shape != (num_heads,) or set(groups) != set(range(num_key_value_heads)):
-        raise ValueError(
-            f"groups must name, for each of the {num_heads} heads, one of the "
-            f"{num_key_value_heads} key/value heads, and leave none out, got "
-            f"{groups.tolist()}."
-        )
 
 
 def _size(name: str, value: int | None, default: int) -> int:

@@ -1,7 +1,5 @@
 """What is left of attention whose heads are all pruned."""
 
-from typing import Any
-
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -35,30 +33,15 @@ class NoAttention(cached_module.CachedModule):
         **options,
     ) -> tuple[Array, attention.AttentionMap]:
         """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`."""
-        del value, options
-        return super().__call__(query, key, mask)
+        return super().__call__(query, key, value, mask, **options)[:2]
 
     @hk.transparent
-    def step(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        mask: masks.Mask | Array | None = None,
-        *,
-        cache: Any,
-        **options,
-    ) -> tuple[Array, attention.AttentionMap, Any]:
-        """Returns the same, and the cache as it came: there is nothing to keep."""
+    def _run(self, query, key, value, mask=None, *, cache=None, **options) -> tuple:
         del value, options
-        return *super().__call__(query, key, mask), cache
-
-    @hk.transparent
-    def _run(self, query, key, mask) -> tuple[Array, attention.AttentionMap]:
         output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
         if self.with_bias:
             output = Bias(name="linear")(output)
-        return output, map_of_no_heads(query, key, mask)
+        return output, map_of_no_heads(query, key, mask), cache
 
 
 class Bias(hk.Module):

@@ -252,7 +252,7 @@ def _like(before, after):
 def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
     """Runs an equation that holds levels: its outputs, and what was seen."""
     name, params = eqn.primitive.name, eqn.params
-    if name in jaxprs.CALLS:
+    if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
         (level,), consts = levels, jaxprs.consts(eqn)
         body = lambda *inputs: run(level, consts, inputs, turns)  # noqa: E731
         if name in ("jit", "pjit"):
@@ -260,9 +260,6 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
             is_given = all(isinstance(x, jax.sharding.Sharding) for x in given)
             body = jax.jit(body, **({"in_shardings": given} if is_given else {}))
         return body(*inputs)
-    if name in jaxprs.CUSTOM:
-        (level,), consts = levels, jaxprs.consts(eqn)
-        return run(level, consts, inputs, turns)
     if name in jaxprs.REMAT:
         (level,) = levels
         again = jax.checkpoint(

@@ -46,8 +46,13 @@ class Sharded(implementations.OnMesh):
                 f"the mesh must have the axes {', '.join(layout.AXES)}, got "
                 f"{', '.join(map(str, self.mesh.axis_names))}."
             )
-        if self.mesh.shape["sequence"] > 1:
-            _check_in_a_ring(self.implementation)
+        is_blockwise = isinstance(self.implementation, blockwise.Blockwise)
+        can_go_round = is_blockwise or self.implementation in IN_A_RING
+        if self.mesh.shape["sequence"] > 1 and not can_go_round:
+            raise ValueError(
+                f"implementation must be {' or '.join(IN_A_RING)}, or a Blockwise, "
+                f"where positions are shared, got {self.implementation!r}."
+            )
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
         """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
@@ -73,15 +78,6 @@ class Sharded(implementations.OnMesh):
             out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
             check_vma=False,
         )(inputs)
-
-
-def _check_in_a_ring(implementation):
-    is_blockwise = isinstance(implementation, blockwise.Blockwise)
-    if not is_blockwise and implementation not in IN_A_RING:
-        raise ValueError(
-            f"implementation must be {' or '.join(IN_A_RING)}, or a Blockwise, where "
-            f"positions are shared, got {implementation!r}."
-        )
 
 
 class Options(NamedTuple):

@@ -163,7 +163,7 @@ def backward(
 
         def add_tile(rows, row_gradients, columns, seen_from, sums):
             tile = view.scores(rows, columns, seen_from)[None]
-            part = gradients.tile_gradients(
+            *arrays, score, scores_grad = gradients.tile_gradients(
                 tiles.take(view.query, rows, 0)[:, None],
                 tiles.take(view.key, columns, 0)[:, None],
                 tiles.take(value, columns, 0)[:, None],
@@ -175,13 +175,16 @@ def backward(
             query_grad, key_grad, value_grad, bias_grad, score_grad = sums
             if wants_bias:
                 at = view.weighting.origin.at(rows, columns)
-                bias_grad = view.weighting.bias.add_gradient(bias_grad, part.tile, *at)
+                bias_grad = view.weighting.bias.add_gradient(
+                    bias_grad, scores_grad, *at
+                )
+            query, key, tile_value = (x[:, 0] for x in arrays)
             return (
-                query_grad + part.query[:, 0],
-                tiles.add(key_grad, part.key[:, 0].T, columns.start, 1),
-                tiles.add(value_grad, part.value[:, 0].T, columns.start, 1),
+                query_grad + query,
+                tiles.add(key_grad, key.T, columns.start, 1),
+                tiles.add(value_grad, tile_value.T, columns.start, 1),
                 bias_grad,
-                jax.tree.map(jnp.add, score_grad, part.score),
+                jax.tree.map(jnp.add, score_grad, score),
             )
 
         def add_block(rows, fresh_from, sums):

@@ -83,7 +83,13 @@ def apply_transposed(asked: AttentionMap, y: Array) -> Array:
 def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
     """Computes the divergences of the heads, `[B..., H, H']`."""
     if other is not None:
-        observations.check_comparable(asked.shape, other.shape)
+        shapes = asked.shape, other.shape
+        mine, theirs = ((*x[:-3], *x[-2:]) for x in shapes)
+        if mine != theirs:
+            raise ValueError(
+                "maps that are compared must have the same batch axes, T and S; got "
+                f"shapes {shapes[0]} and {shapes[1]}."
+            )
         other = _factors(other)
     return observations.divergence(_factors(asked), other, **_how(asked))
 

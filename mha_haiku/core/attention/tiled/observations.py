@@ -322,16 +322,6 @@ def divergence(
     return jnp.where(has_nan, jnp.nan, mean)
 
 
-def check_comparable(map_shape: tuple[int, ...], other_shape: tuple[int, ...]):
-    """Raises ValueError unless two maps agree on batch axes, T and S."""
-    mine, theirs = ((*x[:-3], *x[-2:]) for x in (map_shape, other_shape))
-    if mine != theirs:
-        raise ValueError(
-            "maps that are compared must have the same batch axes, T and S; got "
-            f"shapes {map_shape} and {other_shape}."
-        )
-
-
 def _consecutive(name: str, part: slice, size: int) -> range:
     positions = range(size)[part]
     if not positions or positions.step != 1:

@@ -28,7 +28,10 @@ class Factors(NamedTuple):
         if not num_heads:
             # A walk over no heads is traced all the same, to learn the shapes that it
             # returns, and no axis of size 0 can be indexed.
-            whole, num_heads = jax.tree.map(_with_one_head, self), 1
+            def with_one_head(x):
+                return jnp.zeros([size or 1 for size in x.shape], x.dtype)
+
+            whole, num_heads = jax.tree.map(with_one_head, self), 1
         query, key, weighting, logsumexp = whole
         if logsumexp is not None:
             logsumexp = tiles.at_batch(logsumexp, (*example, head))
@@ -78,10 +81,6 @@ def counting(factors: Factors, counted: Array | None = None) -> tuple[Factors, A
         query = jnp.where(jnp.moveaxis(has_weights, -1, -2)[..., None], query, 0)
     logsumexp = jnp.where(has_weights, logsumexp, -jnp.inf)
     return factors._replace(query=query, logsumexp=logsumexp), counts
-
-
-def _with_one_head(array: Array) -> Array:
-    return jnp.zeros([size or 1 for size in array.shape], array.dtype)
 
 
 def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
