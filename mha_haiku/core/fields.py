@@ -29,22 +29,15 @@ Check = Callable[[str, Any], Any]
 
 
 class Field(NamedTuple):
-    """What is declared of a field.
+    """What is declared of a field."""
 
-    Attributes:
-      default: The value of the field unless a config says otherwise.
-      meaning: What it is, in a line.
-      check: Called with the field's whole name and a value that is not None; raises
-        ValueError. None: the annotation alone is checked.
-      kind: The annotation of its values.
-      is_needed: Whether a config must give it, as there is no default.
-    """
-
-    default: Any
-    meaning: str
+    default: Any  # the value of the field unless a config says otherwise
+    meaning: str  # what it is, in a line
+    # Called with the field's whole name and a value that is not None; raises
+    # ValueError. None: the annotation alone is checked.
     check: Check | None = None
-    kind: Any = object
-    is_needed: bool = False
+    kind: Any = object  # the annotation of its values
+    is_needed: bool = False  # whether a config must give it, as there is no default
 
     @property
     def explained(self) -> str:

@@ -35,28 +35,22 @@ class Cache:
     """What attention keeps of the tokens so far.
 
     Axes stand as matrix products read them without a copy.
-
-    Attributes:
-      key: `[B..., G, K, W]`, zeros in slots that nothing was written to.
-      value: `[B..., G, W, V]`, zeros in slots that nothing was written to.
-      query: `[B..., H, W, K]` where queries are kept too, else None.
-      logsumexp: `[B..., H, W]` with them: -inf where there is no query yet.
-      gates: `[B..., H, W, 1]` or `[B..., H, W, V]` with them, where attention is gated.
-      before: `[B..., 1, G, K]`, the last key before it was mixed with the one before
-        it, of modules that mix keys; else None.
-      is_ring: Whether slots are used as a ring buffer.
-      is_source: Whether keys and values belong to a source, all there from the
-        beginning: `[B..., G, K, S]` and `[B..., G, S, V]`. Only queries are of W
-        slots then.
     """
 
-    key: Array
-    value: Array
+    key: Array  # `[B..., G, K, W]`, zeros in slots that nothing was written to
+    value: Array  # `[B..., G, W, V]`, zeros in slots that nothing was written to
+    # `[B..., H, W, K]` where queries are kept too, else None.
     query: Array | None = None
+    # `[B..., H, W]` with them: -inf where there is no query yet.
     logsumexp: Array | None = None
+    # `[B..., H, W, 1]` or `[B..., H, W, V]` with them, where attention is gated.
     gates: Array | None = None
+    # `[B..., 1, G, K]`, the last key before it was mixed with the one before it, of
+    # modules that mix keys; else None.
     before: Array | None = None
-    is_ring: bool = tiles.static(False)
+    is_ring: bool = tiles.static(False)  # whether slots are used as a ring buffer
+    # Whether keys and values belong to a source, all there from the beginning: `[B...,
+    # G, K, S]` and `[B..., G, S, V]`. Only queries are of W slots then.
     is_source: bool = tiles.static(False)
 
     def mixed(
@@ -229,24 +223,18 @@ class Cache:
 
 @tiles.pytree
 class Prompt:
-    """Attention among the tokens of prompts, which leaves a cache behind.
+    """Attention among the tokens of prompts, which leaves a cache behind."""
 
-    Attributes:
-      lengths: `[B...]`, at least 1: tokens of each prompt, whose other positions are
-        padding.
-      size: The positions that the text may grow to.
-      window: How many positions before its own a query sees; None: all.
-      keep_queries: Whether the cache keeps queries, and all positions with them.
-      is_source: Whether the prompts attend to a source, see `Cache`.
-      before: The cache before this step; see `Cache`.
-    """
-
+    # `[B...]`, at least 1: tokens of each prompt, whose other positions are padding.
     lengths: Array
-    size: int = tiles.static()
+    size: int = tiles.static()  # the positions that the text may grow to
+    # How many positions before its own a query sees; None: all.
     window: int | None = tiles.static(None)
+    # Whether the cache keeps queries, and all positions with them.
     keep_queries: bool = tiles.static(False)
+    # Whether the prompts attend to a source, see `Cache`.
     is_source: bool = tiles.static(False)
-    before: Array | None = None
+    before: Array | None = None  # the cache before this step; see `Cache`
 
     def mixed(
         self, key: Float[Array, "*B P G K"], mix: Callable[[Array], Array]
@@ -325,9 +313,7 @@ def _latest_of_all(axis_size, is_mapped, position):
     return (position.max(0) if is_mapped[0] else position), False
 
 
-def _attended(
-    parts: list[tuple[Float[Array, "*B H 1 C"], Callable[[Array], Array]]],
-) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
+def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
     """Merges parts with some keys each: their scores, and what mixes their values."""
     largest = functools.reduce(
         jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]

@@ -81,13 +81,10 @@ class Observation(abc.ABC):
 
 
 class Top(NamedTuple):
-    """The largest weights of each row.
+    """The largest weights of each row."""
 
-    Attributes:
-      weights: `[B..., H, T, k]`, falling; 0 where a row sees fewer keys, NaN where it
-        is NaN, without positions.
-      positions: `[B..., H, T, k]` integers, their keys; -1 where a row sees fewer.
-    """
-
+    # `[B..., H, T, k]`, falling; 0 where a row sees fewer keys, NaN where it is NaN,
+    # without positions.
     weights: Array
+    # `[B..., H, T, k]` integers, their keys; -1 where a row sees fewer.
     positions: Array

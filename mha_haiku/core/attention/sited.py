@@ -62,9 +62,7 @@ def _logarithms(weights) -> tuple[Array, Array]:
     return logs, jnp.where(is_some.any(-1), 0, -jnp.inf).astype(logs.dtype)
 
 
-def _map_of_scores(
-    scores_, logsumexp, *, query, key, value, normalizer, gates
-) -> AttentionMap:
+def _map_of_scores(scores_, logsumexp, *, query, key, value, normalizer, gates):
     """Returns the map of scores, which it holds whole as its bias."""
     *batch, num_heads, num_queries, num_keys = scores_.shape
     is_known = query is not None and key is not None

@@ -46,17 +46,15 @@ class Greedy(Strategy):
 class Sampled(Strategy):
     """A random token, by the model's probabilities.
 
-    Attributes:
-      temperature: Logits are divided by it; 0 leaves the likeliest token alone.
-      top_k: Only so many of the likeliest tokens are drawn from; None: all.
-      top_p: Only the likeliest tokens are drawn from that have this share of the
-        probability together, in (0, 1]; None: all. After temperature and `top_k`.
-
     Source: Holtzman et al. 2020, section 3.1, https://arxiv.org/abs/1904.09751.
     """
 
+    # Logits are divided by it; 0 leaves the likeliest token alone.
     temperature: float = 1.0
+    # Only so many of the likeliest tokens are drawn from; None: all.
     top_k: int | None = None
+    # Only the likeliest tokens are drawn from that have this share of the probability
+    # together, in (0, 1]; None: all. After temperature and `top_k`.
     top_p: float | None = None
 
     def __post_init__(self):
@@ -92,15 +90,11 @@ class Beam(Strategy):
     n tokens long. A text that has ended keeps its place in the beam until better ones
     push it out. With a width of 1 this is `Greedy`.
 
-    Attributes:
-      width: How many texts are kept.
-      length_penalty: Above 0 longer texts are preferred.
-
     Source: Wu et al. 2016, section 7, https://arxiv.org/abs/1609.08144.
     """
 
-    width: int
-    length_penalty: float = 0.0
+    width: int  # how many texts are kept
+    length_penalty: float = 0.0  # above 0 longer texts are preferred
 
     def __post_init__(self):
         checks.positive_integer("width", self.width)

@@ -54,19 +54,16 @@ class Maps(tuple):
 
 
 class Output(NamedTuple):
-    """What a model returns.
+    """What a model returns."""
 
-    Attributes:
-      logits: `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
-        classifier `[B, T]`, one per element; None where the config wants none.
-      maps: One attention map of shape `(B, H, T, T)` per layer; of an encoder-decoder
-        `Maps`, the maps of all its attention parts.
-      output: What the last norm returns, `[B, T, D]` float32, before any pooling; of an
-        encoder-decoder the output of the decoder.
-    """
-
+    # `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
+    # classifier `[B, T]`, one per element; None where the config wants none.
     logits: Array | None
+    # One attention map of shape `(B, H, T, T)` per layer; of an encoder-decoder `Maps`,
+    # the maps of all its attention parts.
     maps: tuple[attention.AttentionMap, ...]
+    # What the last norm returns, `[B, T, D]` float32, before any pooling; of an
+    # encoder-decoder the output of the decoder.
     output: Array | None = None
 
     __repr__ = display.record
@@ -151,24 +148,14 @@ def forward(
     return Output(logits, maps, policy.cast_to_output(x)), kept
 
 
-def _make_embedding(
-    config: ModelConfig, num_tokens: int | None, *, decoder: bool = False
-) -> hk.Module:
+def _make_embedding(config, num_tokens, *, decoder=False) -> hk.Module:
     name = _prefix(decoder) + "embedding"
     if num_tokens is None:
         return hk.Linear(config.model_size, name=name)
     return modules.TokenEmbedding(num_tokens, config.model_size, name=name)
 
 
-def _embedded(
-    config: ModelConfig,
-    embedding: hk.Module,
-    inputs: Array,
-    segments: Array | None = None,
-    *,
-    decoder: bool = False,
-    first: int | Array = 0,
-) -> Array:
+def _embedded(config, embedding, inputs, segments=None, *, decoder=False, first=0):
     """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`.
 
     Inputs are `[B, T]` tokens or `[B, T, ...]` features, the first at position `first`;
@@ -212,14 +199,7 @@ def _zeroed(inputs: Array, valid: Array | None) -> Array:
     return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
 
 
-def _logits(
-    config: ModelConfig,
-    embedding: hk.Module,
-    x: Array,
-    valid: Array | None,
-    num_classes: int,
-    policy: jmp.Policy,
-) -> Array:
+def _logits(config, embedding, x, valid, num_classes, policy) -> Array:
     """Computes logits `[B, T, C]`, pooled `[B, C]`, of a set classifier `[B, T]`."""
     own, is_set = config.output, config.family == "set_classifier"
     x = _pooled(own.pool, x, valid)

@@ -24,26 +24,21 @@ Array = jax.Array
 
 @tiles.pytree
 class DecodingCache:
-    """What a model keeps of the tokens so far, as a pytree.
+    """What a model keeps of the tokens so far, as a pytree."""
 
-    Attributes:
-      layers: A cache per layer, of an encoder-decoder a pair: of self-attention and of
-        cross-attention, which has the keys and values of the source. Of attention
-        without heads the `attention.Prompt`.
-      positions: `[B]`, where the next token of each example stands.
-      source_lengths: `[B]`, valid positions of the source; None: all, or no source.
-      rows: If queries are kept, a map of each attention without its arrays: mask,
-        bias, score and normalizer; else None.
-      encoder_maps: If queries are kept, the maps of the source; () without one.
-      size: S_max.
-    """
-
+    # A cache per layer, of an encoder-decoder a pair: of self-attention and of
+    # cross-attention, which has the keys and values of the source. Of attention without
+    # heads the `attention.Prompt`.
     layers: tuple
-    positions: Array
+    positions: Array  # `[B]`, where the next token of each example stands
+    # `[B]`, valid positions of the source; None: all, or no source.
     source_lengths: Array | None
+    # If queries are kept, a map of each attention without its arrays: mask, bias, score
+    # and normalizer; else None.
     rows: tuple[attention.AttentionMap, ...] | None
+    # If queries are kept, the maps of the source; () without one.
     encoder_maps: tuple[attention.AttentionMap, ...]
-    size: int = tiles.static()
+    size: int = tiles.static()  # S_max
 
     def at(self, positions: Array, layers: tuple | None = None) -> "DecodingCache":
         """Returns the cache at other positions, with other layers if they are given."""

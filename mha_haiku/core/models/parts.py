@@ -18,24 +18,17 @@ from mha_haiku.core.modules import POSITION_SCHEMES, anatomy
 
 
 class LayerHeads(NamedTuple):
-    """The heads of a layer.
+    """The heads of a layer."""
 
-    Attributes:
-      names: The indices of the heads in the unpruned layer, ascending.
-      num_key_value_heads: How many key/value heads they read.
-      groups: The key/value head that each head reads; None where each
-        key/value head serves the same number of heads, in order.
-      key_value_names: The indices of the key/value heads in the unpruned layer.
-      kind: One of `architecture.KINDS`; "" in models that have one kind only.
-      layer: Which layer of its kind.
-    """
-
-    names: tuple[int, ...]
-    num_key_value_heads: int
+    names: tuple[int, ...]  # the indices of the heads in the unpruned layer, ascending
+    num_key_value_heads: int  # how many key/value heads they read
+    # The key/value head that each head reads; None where each key/value head serves the
+    # same number of heads, in order.
     groups: tuple[int, ...] | None
+    # The indices of the key/value heads in the unpruned layer.
     key_value_names: tuple[int, ...]
-    kind: str = ""
-    layer: int = 0
+    kind: str = ""  # one of `architecture.KINDS`; "" in models that have one kind only
+    layer: int = 0  # which layer of its kind
 
     @property
     def label(self) -> str:

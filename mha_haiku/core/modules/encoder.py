@@ -89,16 +89,16 @@ class Layer(cached_module.CachedModule):
     @hk.transparent
     def _attended(
         self,
-        x: Array,
-        encoded: Array | None,
-        mask: masks.Mask | Array | None,
+        x,
+        encoded,
+        mask,
         *,
-        make: MakeAttention | None,
-        names: tuple[str, str],
-        rate: float,
-        cache: LayerCache | None,
-        first_query: int | Array,
-        is_added: bool = True,
+        make,
+        names,
+        rate,
+        cache,
+        first_query,
+        is_added=True,
         **options,
     ) -> tuple[Array, attention.AttentionMap, LayerCache | None]:
         """Returns `x` after an attention part, its map, and its cache if it has one."""
@@ -123,9 +123,7 @@ class Layer(cached_module.CachedModule):
         return self._added(x, attend, names[1], residual)
 
     @hk.transparent
-    def _fed_forward(
-        self, x: Array, *, norm: str, rate: float, is_added: bool = True
-    ) -> Array:
+    def _fed_forward(self, x, *, norm, rate, is_added=True) -> Array:
         make = self.make_feed_forward
         if make is None:
             if not self.hidden_size:
@@ -290,15 +288,7 @@ class Stack(cached_module.CachedModule):
         return self.make_sized_layer(**arguments, name=f"layer_{i}")
 
     @hk.transparent
-    def _run(
-        self,
-        x: Array,
-        *args,
-        cache: Sequence | None = None,
-        mask: Any = None,
-        bias: Any = None,
-        **shared: Any,
-    ) -> tuple[Array, tuple, tuple]:
+    def _run(self, x, *args, cache=None, mask=None, bias=None, **shared):
         """Runs the layers: output, maps, and caches or Nones."""
         # What has an entry for each layer, and what all layers share.
         per_layer = {} if cache is None else {"cache": list(cache)}

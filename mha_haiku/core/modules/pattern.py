@@ -20,18 +20,15 @@ Array = jax.Array
 
 
 class Pattern(NamedTuple):
-    """What makes how heads weigh, with the parameters that it learns.
+    """What makes how heads weigh, with the parameters that it learns."""
 
-    Attributes:
-      score: A function from H and K to the score; None: scaled dot product.
-      normalizer: A function from H to what weights are over, or None; None: softmax.
-      gates: A function from the query's input `[B..., T, D]`, H and V to what the
-        heads' outputs are multiplied by, `[B..., T, H, V]` or `[B..., T, H, 1]`; None:
-        by nothing.
-    """
-
+    # A function from H and K to the score; None: scaled dot product.
     score: Callable[[int, int], attention.Score] | None = None
+    # A function from H to what weights are over, or None; None: softmax.
     normalizer: Callable[[int], attention.Normalizer | None] | None = None
+    # A function from the query's input `[B..., T, D]`, H and V to what the heads'
+    # outputs are multiplied by, `[B..., T, H, V]` or `[B..., T, H, 1]`; None: by
+    # nothing.
     gates: Callable[[Array, int, int], Array] | None = None
 
     @classmethod

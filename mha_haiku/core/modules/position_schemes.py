@@ -21,23 +21,21 @@ class PositionScheme(NamedTuple):
     """Where positions enter a model; a place where they do not is None.
 
     The functions take the config's `fields` by keyword, and make their parameters.
-
-    Attributes:
-      embed: A function from embeddings `[..., T, D]`, the position of the first and the
-        prefix of module names ("decoder_" in a decoder) to embeddings with positions.
-      rotate: A function from queries or keys `[B..., T, H, K]`, their positions `[T]`
-        and `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
-      bias: A function from H, the prefix, and whether later keys are seen,
-        `bidirectional`, to a score bias.
-      fields: The fields of `config.model.embedding` that the functions read.
-      has_pairs: Whether features count in pairs, so that their number must be even: K
-        of a scheme that rotates, else D.
     """
 
+    # A function from embeddings `[..., T, D]`, the position of the first and the prefix
+    # of module names ("decoder_" in a decoder) to embeddings with positions.
     embed: Callable[..., Array] | None = None
+    # A function from queries or keys `[B..., T, H, K]`, their positions `[T]` and
+    # `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
     rotate: Callable[..., Array] | None = None
+    # A function from H, the prefix, and whether later keys are seen, `bidirectional`,
+    # to a score bias.
     bias: Callable[..., positions.ScoreBias] | None = None
+    # The fields of `config.model.embedding` that the functions read.
     fields: tuple[str, ...] = ()
+    # Whether features count in pairs, so that their number must be even: K of a scheme
+    # that rotates, else D.
     has_pairs: bool = False
 
     @classmethod

@@ -46,13 +46,11 @@ class Kernel(abc.ABC):
 class CuDNN(Kernel):
     """The kernel of NVIDIA's cuDNN.
 
-    Attributes:
-      implementation: "xla" does the same on every platform, by the matrix of scores.
-
     Source: the limits of `check_is_flash_attention` in jax/_src/cudnn and of
     `validate_sdpa_support_surface` in https://github.com/NVIDIA/cudnn-frontend.
     """
 
+    # "xla" does the same on every platform, by the matrix of scores.
     implementation: str = "cudnn"
     name = "cuDNN attention"
     dtypes = ("float16", "bfloat16")

@@ -29,15 +29,11 @@ IN_A_RING = ("auto", "blockwise")
 
 @dataclasses.dataclass(frozen=True)
 class Sharded(implementations.OnMesh):
-    """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit.
+    """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit."""
 
-    Attributes:
-      mesh: A mesh with the axes `data`, `heads` and `sequence`.
-      implementation: What each device does with its part, as `attend` takes it; "auto",
-        "blockwise" or a `Blockwise` where positions are shared.
-    """
-
-    mesh: jax.sharding.Mesh
+    mesh: jax.sharding.Mesh  # a mesh with the axes `data`, `heads` and `sequence`
+    # What each device does with its part, as `attend` takes it; "auto", "blockwise" or
+    # a `Blockwise` where positions are shared.
     implementation: str | Callable = "auto"
 
     def __post_init__(self):
@@ -139,13 +135,7 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
     return values, logsumexp, ()
 
 
-def _backward(
-    inputs: Inputs,
-    saved: tuple,
-    rows_grad: gradients.RowGradients,
-    wants_bias: bool,
-    options: Options,
-) -> tuple:
+def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
     del saved
     device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
     num_keys = inputs.map_shape[-1]

@@ -170,17 +170,7 @@ class _Observed(Observation):
 @functools.partial(
     jax.jit, static_argnames=("registered", "grid", "per_query", "sizes", "mesh")
 )
-def _statistics(
-    factors: views.Factors,
-    given: Given,
-    counted: Array | None,
-    *,
-    registered: tuple[Statistic | HeadStatistic, ...],
-    grid: observations.Grid | None,
-    per_query: bool,
-    sizes: sweep.Sizes,
-    mesh: jax.sharding.Mesh | None,
-) -> Statistics:
+def _statistics(factors, given, counted, *, registered, grid, per_query, sizes, mesh):
     """Computes the statistics of a map; without a `grid` there is no pooled map."""
     # `STATISTICS` are an argument, so that another entry compiles anew.
     num_queries, num_keys = factors.query.shape[-3], factors.key.shape[-3]
@@ -223,15 +213,7 @@ def _statistics(
     return Statistics(results, received, pooled)
 
 
-def _given_of(
-    map_shape: tuple[int, ...],
-    *,
-    origin: tiles.Origin,
-    counted: Array | None,
-    positions: Array | None,
-    tokens: Array | None,
-    key_tokens: Array | None,
-) -> Given:
+def _given_of(map_shape, *, origin, counted, positions, tokens, key_tokens) -> Given:
     """Checks and names what entries may need; see `AttentionMap.statistics`."""
     *batch_shape, _, num_queries, num_keys = map_shape
     if key_tokens is not None and tokens is None:

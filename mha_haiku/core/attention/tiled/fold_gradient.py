@@ -11,7 +11,6 @@ logsumexp into the gradient of the attention that made it.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +22,7 @@ from mha_haiku.core.attention import reverse_only
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
 from mha_haiku.core.attention.tiled import sweep, views
-from mha_haiku.core.attention.tiled.fold import Block, Walk, forward, take
+from mha_haiku.core.attention.tiled.fold import Walk, forward, take
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
@@ -224,14 +223,7 @@ def backward(
     return tuple(map_grads), given_grad
 
 
-def _add_tile(
-    walk: Walk,
-    totals: tuple,
-    cotangents: Sums,
-    block: Block,
-    columns: tiles.Span,
-    seen_from: Any,
-) -> tuple:
+def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
     """Adds a tile to the gradients of a head (of keys `[K, S]`)."""
     map_grads, given_grad = totals
     observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype
