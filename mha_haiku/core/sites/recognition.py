@@ -51,13 +51,6 @@ class Site(NamedTuple):
     params: dict[str, Any]  # of a site's equation
 
 
-class Attention(NamedTuple):
-    """An attention that was recognised."""
-
-    eqn: core.JaxprEqn  # the equation whose stack of names gives it a name
-    sites: list[Site]  # what can be looked at and changed
-
-
 _make_map: Callable | None = None
 
 
@@ -67,8 +60,11 @@ def register(make_map: Callable) -> None:
     _make_map = make_map
 
 
-def attentions(jaxpr: core.Jaxpr) -> list[Attention]:
-    """Finds the attentions of a level, without those inside of its calls."""
+def attentions(jaxpr: core.Jaxpr) -> list[tuple[core.JaxprEqn, list[Site]]]:
+    """Finds the attentions of a level, without those inside of its calls.
+
+    Each is the equation whose stack of names gives it a name, and its sites.
+    """
     primitives = flat.primitives(jaxpr)
     if "dot_general" not in primitives or not primitives & {"exp", "exp2", "logistic"}:
         return []
@@ -78,7 +74,7 @@ def attentions(jaxpr: core.Jaxpr) -> list[Attention]:
             softmax, sites = _Search(product, side).attention()
             # The same weights in a second product belong to a derivative.
             if sites and softmax not in found:
-                found[softmax] = Attention(jaxpr.eqns[softmax.maker.index], sites)
+                found[softmax] = jaxpr.eqns[softmax.maker.index], sites
                 break
     return list(found.values())
 

@@ -141,9 +141,9 @@ class Survey:
     def _level(self, jaxpr, around) -> Level:
         is_seen = SEEN in around.path.split("/")
         recognised, named = {}, {}
-        for attention in () if is_seen else recognition.attentions(jaxpr):
-            for site in attention.sites:
-                recognised.setdefault(site.index, []).append((attention.eqn, site))
+        for first, sites in () if is_seen else recognition.attentions(jaxpr):
+            for site in sites:
+                recognised.setdefault(site.index, []).append((first, site))
         level = Level(jaxpr)
         # A site may stand behind the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):

@@ -84,21 +84,6 @@ class Options(NamedTuple):
     dropout_rate: float  # share of the weights set to zero, in [0, 1)
 
 
-class _Rows(NamedTuple):
-    """What stays on its device: `[C, B..., t, H, K]`, and `[C, B..., t, H]`."""
-
-    query: Array
-    nonfinite: Array | None
-
-
-class _Keys(NamedTuple):
-    """What goes round: `[C, B..., s, G, K or V]`, and `[C, B..., s, G]`."""
-
-    key: Array
-    value: Array
-    nonfinite: Array | None
-
-
 def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
     device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
     num_keys = inputs.map_shape[-1]
@@ -107,7 +92,7 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
         inputs = layout.with_own_key(inputs, options.mesh)
         rows, keys = _spread(inputs, device_ring)
         dtype = products.accumulation_dtype(inputs.query.dtype)
-        shape = rows.query.shape[:-1]
+        shape = rows[0].shape[:-1]
         nothing = (
             jnp.zeros((*shape, inputs.value.shape[-1]), dtype),
             jnp.full((*shape[:-2], shape[-1], shape[-2]), -jnp.inf, dtype),
@@ -151,8 +136,8 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
         )
         dtype = products.accumulation_dtype(inputs.query.dtype)
         nothing = (
-            jnp.zeros(rows.query.shape, dtype),
-            tuple(jnp.zeros(x.shape, dtype) for x in (keys.key, keys.value)),
+            jnp.zeros(rows[0].shape, dtype),
+            tuple(jnp.zeros(x.shape, dtype) for x in keys[:2]),
             jax.tree.map(
                 jnp.zeros_like,
                 (
@@ -207,29 +192,31 @@ def _ring_of(inputs, options) -> ring.Ring:
     return ring.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
 
 
-def _spread(inputs, device_ring) -> tuple[_Rows, _Keys]:
+def _spread(inputs, device_ring) -> tuple[tuple, tuple]:
+    """Returns what stays on its device, and what goes round, in chunks `[C, ...]`."""
     query, key, value = (device_ring.to_chunks(x, -3) for x in inputs[:3])
     query_flags = key_flags = None
     if inputs.nonfinite is not None:
         query_flags, key_flags = (
             device_ring.to_chunks(x, -2) for x in inputs.nonfinite
         )
-    return _Rows(query, query_flags), _Keys(key, value, key_flags)
+    return (query, query_flags), (key, value, key_flags)
 
 
 def _part(inputs, all_keys, at, row, key) -> Inputs:
     """Returns what two chunks, of the given numbers, need to attend to each other."""
-    num_queries, num_keys = row.query.shape[-3], key.key.shape[-3]
+    (query, query_flags), (key, value, key_flags) = row, key
+    num_queries, num_keys = query.shape[-3], key.shape[-3]
     first = tiles.Origin(at[0] * num_queries, at[1] * num_keys)
     rng = inputs.rng
     if rng is not None:
         rng = jax.random.fold_in(rng, first.query * all_keys + first.key)
     return Inputs(
-        row.query,
-        key.key,
-        key.value,
+        query,
+        key,
+        value,
         inputs.weighting.moved(first),
-        None if row.nonfinite is None else Nonfinite(row.nonfinite, key.nonfinite),
+        None if query_flags is None else Nonfinite(query_flags, key_flags),
         rng,
     )
 
