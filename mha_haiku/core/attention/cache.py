@@ -71,20 +71,15 @@ class Cache:
     ) -> tuple[Float[Array, "*B 1 H V"], attention_map.AttentionMap, "Cache"]:
         """Attends from one new query to all keys so far, its own included.
 
-        Args:
-          query: The new query.
-          key: The new key, which is added to the cache first; None with a source.
-          value: The value of the token, in the same form as the key.
-          weighting: Mask, score and what else goes with them. Without a source the mask
-            must hide later positions than the query's, as causal masks do: their slots
-            may hold anything finite. `first_query` is at most one after the last that
-            was written; examples whose positions differ are for `jax.vmap`.
-          implementation: Not asked: one row of scores is always held whole.
+        The new key, None with a source, is added to the cache first. Without a source
+        the mask must hide later positions than the query's, as causal masks do: their
+        slots may hold anything finite. `first_query` is at most one after the last that
+        was written; examples whose positions differ are for `jax.vmap`. Any
+        `implementation` is left unasked: one row of scores is always held whole.
 
         Returns:
           Values, the map of shape `(B..., H, 1, W)` (of a source `(B..., H, 1, S)`),
-          whose keys stand in the order of their positions, and the cache with the new
-          key.
+          whose keys stand in the order of their positions, and the cache.
         """
         del implementation
         if query.shape[-3] != 1:

@@ -68,13 +68,10 @@ def tile_gradients(
 def differentiable(forward: Callable, backward: Callable) -> Callable:
     """Gives `forward` the gradient `backward`.
 
-    Args:
-      forward: `forward(inputs, options)` returns values `[B..., T, H, V]`, the
-        logsumexp `[B..., H, T]` and a pytree that the gradient needs; options are
-        static.
-      backward: `backward(inputs, saved, rows, wants_bias, options)` returns the
-        gradients of query, key, value, bias (None unless wanted) and score.
-
+    `forward(inputs, options)` returns values `[B..., T, H, V]`, the logsumexp `[B...,
+    H, T]` and a pytree that the gradient needs; options are static.
+    `backward(inputs, saved, rows, wants_bias, options)` returns the gradients of query,
+    key, value, bias (None unless wanted) and score.
     """
     forward = jax.jit(forward, static_argnums=1)
     backward = jax.jit(backward, static_argnums=(3, 4))

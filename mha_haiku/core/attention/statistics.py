@@ -249,10 +249,10 @@ class Statistics:
     needs an argument that was not given. A query that counts and sees NaN makes its
     head NaN. Positions, distances and tokens refer to the inputs.
 
-    Attributes:
-      values: The statistics by name, without those that are None.
-      received: `[B..., H, S]`, the mass that each key receives from all queries.
-      pooled: `[B..., H, P, Q]`, the map at a coarse grain, or None.
+
+    `values` has those that are not None, by name; `received`, `[B..., H, S]`, is the
+    mass that each key receives from all queries; `pooled`, `[B..., H, P, Q]`, the map
+    at a coarse grain.
     """
 
     values: dict[str, Array]

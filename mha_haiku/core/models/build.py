@@ -30,15 +30,12 @@ class Model(NamedTuple):
         -> params`.
       apply: `apply(params, rng, inputs, *, lengths=None, segments=None,
         decoder_inputs=None, decoder_lengths=None, is_training) -> Output`. Inputs
-        are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` are the numbers of
-        valid positions; an encoder-decoder takes `[B, S]` of these, and what the
-        decoder reads: tokens `[B, T]`, from the start token on, and their lengths
-        `[B]`; segments `[B, T]` integers, of models that have such (None:
-        all 0). `rng` is for dropout, and may be None without it. Tokens and
-        segments that the model has no row for raise ValueError, but for padding; while
-        they or the lengths are traced, as in a jitted function of them, values cannot
-        be validated, and are clipped to the valid range. `core.sites` looks into it and
-        changes it: `mh.sites(model.apply, ...)` lists what there is.
+        are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` count valid
+        positions; an encoder-decoder takes `[B, S]` of these, and what the decoder
+        reads, tokens `[B, T]` from the start token on; segments are `[B, T]` integers
+        (None: all 0). `rng` is for dropout, and may be None without it. Tokens and
+        segments that the model has no row for raise ValueError, but for padding; under
+        tracing values cannot be validated, and are clipped to the valid range.
       scanned: The same model with scanned layers, whose parameters `modules.stacked`
         makes, for programs that compile one layer instead of L; None where layers
         differ, or are scanned already. Replace it along with `apply`.

@@ -91,9 +91,8 @@ def forward(
 
     Inputs and sizes are as in `build.Model.apply` and `build.build`; inputs are None
     where the caches of an encoder-decoder have the keys and values of its source.
-    `caches` are what each layer keeps of earlier tokens, see `modules.Encoder.step` and
-    `modules.Decoder.step`, for which the first token is at position `first`. `last`,
-    `[B]`, says of which one token of each text logits are wanted; None: of all.
+    `caches` are what each layer keeps of earlier tokens; the first token is at `first`,
+    and `last`, `[B]`, is the one token of each text whose logits are wanted.
     """
     has_decoder = config.family == "encoder_decoder"
     encoded, encoder_maps = None, ()

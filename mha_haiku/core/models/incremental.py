@@ -69,20 +69,15 @@ class Decoding(NamedTuple):
     Attributes:
       prefill: `prefill(params, prompts, lengths, *, max_length, source=None,
         source_lengths=None, keep_queries=False) -> (logits, cache)`. Prompts are tokens
-        `[B, P]`, lengths `[B]` of at least 1 say where each ends; the logits `[B, C]`
-        are for its last token. A text may grow to `max_length` positions, S_max.
-        With `keep_queries` the cache has the maps of the whole text, see `maps`. An
-        encoder-decoder needs a source: tokens `[B, S]` or features `[B, S, ...]`, and
-        lengths of at most S (None: all S are valid). Its prompts are what the decoder
-        reads, so that they begin with the start token.
+        `[B, P]`, of lengths `[B]`; the logits `[B, C]` follow their last tokens. A text
+        may grow to `max_length` positions, S_max. With `keep_queries` the cache has the
+        maps of the whole text, see `maps`. For a source see `decoding.generate`.
       step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
-        put at the cache's positions. The maps, one per layer (of an encoder-decoder
-        `Maps`, without the encoder's), are of shape `(B, H, 1, S_max)`, or as many keys
-        as a window lets anybody see. Examples stand at positions of their own, so that
-        a map is one of many: `jax.vmap(lambda row: row.weights())(maps[0])`, and to
-        `look` and `edit` a value belongs to one example.
-      prepare: A function from the model's parameters to what both of the above take in
-        their place, and read faster where they are called often.
+        put at the cache's positions. The maps, one per layer, are `(B, H, 1, S_max)`,
+        or as many keys as a window lets anybody see; an encoder's are left out.
+        Examples stand at positions of their own, so that a map is one of many:
+        `jax.vmap(lambda row: row.weights())(maps[0])`; so does a site's value.
+      prepare: Converts the parameters to what both of the above read faster.
       num_tokens: The vocabulary.
       max_length: The longest text that the model has positions for; None: any.
       has_source: Whether a source must be given.

@@ -4,9 +4,8 @@ The heads of a model stand in one list of its P attention parts: each layer of a
 encoder has one, and in an encoder-decoder the encoder's parts come first, then the
 self-attention of each layer of the decoder, then the cross-attention of each. All that
 is said "per layer" of heads (`kept_heads`, gates, importance, attention maps) follows
-this list. What is said per layer of other things (hidden units, windows) follows the
-layers: the encoder's first, then the decoder's. A `config` is `config.model`, a
-`module` the name of one among the parameters.
+this list. Hidden units and windows follow the layers: the encoder's first, then the
+decoder's.
 """
 
 from typing import NamedTuple

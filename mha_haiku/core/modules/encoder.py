@@ -65,8 +65,7 @@ class Layer(cached_module.CachedModule):
           norm_position: A name in `norms.PLACES`, which says what each means.
           attention_residual: Whether the attention's input is added to its output.
           feed_forward_residual: The same of the feed-forward part.
-          dropout_rate: Dropout rate of attention weights, hidden units and all outputs,
-            in [0, 1).
+          dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
           name: The module's name.
         """
         super().__init__(name=name)

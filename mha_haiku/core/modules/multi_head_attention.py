@@ -64,11 +64,9 @@ class MultiHeadAttention(cached_module.CachedModule):
           value_size: V; K if left out.
           model_size: Width of the output; H K if left out.
           num_key_value_heads: G, which divides H; H if left out.
-          groups: `[H]`, which of the G key/value heads each query head reads, where
-            they do not all serve equally many, as after pruning; then G need not
-            divide H.
-          transforms: What happens to queries and keys after projection: norms,
-            smearing, rotation by position; nothing if left out.
+          groups: `[H]`, the key/value head that each query head reads, where they do
+            not all serve equally many, as after pruning; then G need not divide H.
+          transforms: Norms, smearing and rotation of projected queries and keys.
           pattern: What makes the score, the normalizer and the gates; scaled dot
             products, softmax and no gates if left out.
           implementation: The implementation of `attend`.
@@ -134,10 +132,8 @@ class MultiHeadAttention(cached_module.CachedModule):
           mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
             `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
           bias: What is added to the scores; see `attend`.
-          first_query: The position of the first query, for rotation, mask and bias;
-            see `attend`.
+          first_query: The position of the first query, for rotation, mask and bias.
           dropout_rate: Dropout rate of the weights, in [0, 1); needs an rng.
-
         """
         given = {"bias": bias, "first_query": first_query, "dropout_rate": dropout_rate}
         return super().__call__(query, key, value, mask, **given)[:2]

@@ -27,8 +27,7 @@ def look(
     """Makes a function also return the values at some of its sites.
 
     Args:
-      function: Any function of JAX, of which arrays are the arguments that may be
-        traced; it may be jitted.
+      function: Any function of JAX; arrays are the arguments that may be traced.
       at: Patterns of names, such as `"*/heads"` or `"layer_3/stream"`: a pattern may
         begin at any part of a path, and `*` stands for anything. Or functions by
         pattern, of the value, or of the value and the layer: what they return is

@@ -34,11 +34,9 @@ class Facet(NamedTuple):
 def site(name: str, value: Any) -> Any:
     """Names a value, which `look` and `edit` then find.
 
-    Args:
-      name: What it is called. In front of it stands the path of the modules, or of the
-        `jax.named_scope`s, in which the site is: "heads" in the attention of layer 2
-        is "encoder/layer_2/attention/heads".
-      value: Arrays, in any pytree.
+    In front of the name stands the path of the modules, or of the `jax.named_scope`s,
+    in which the site is: "heads" in the attention of layer 2 is
+    "encoder/layer_2/attention/heads". The value is any pytree of arrays.
     """
     return faceted(value, (Facet(name, _itself, _replaced),))
 
@@ -73,12 +71,10 @@ def under_vmaps(
 
 
 def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:
-    """Returns the parameters of a site's equation, all of whose leaves are there.
-
-    They are `facets` and `fit`, the `tree` of the value, which of its leaves are `kept`
-    (all, unless a transformation dropped some), and where each vmap around has the axis
-    of each leaf, from the innermost vmap out.
-    """
+    """Returns the parameters of a site's equation, all of whose leaves are there."""
+    # `kept` says which leaves of the value are there (all, unless a transformation
+    # dropped some), `batched` where each vmap around has the axis of each leaf, from
+    # the innermost vmap out.
     kept = tuple(range(tree.num_leaves))
     return {"facets": facets, "fit": fit, "tree": tree, "kept": kept, "batched": ()}
 

@@ -123,13 +123,10 @@ def summed_over_heads(
 ) -> tuple:
     """Calls `function(example, head, totals)` for all heads, each at its place.
 
-    Args:
-      function: As in `over_heads`; takes the totals so far, too. Returns a tuple of
-        pytrees like them, but without batch axes and heads.
-      totals: Pytrees with leading axes B.... A batch axis or the head axis may have
-        size 1 for all; the head axis also size G. Heads that share a place add up, on
-        zeros; a place of one head may hold anything, which is written over.
-      axes: Index of the heads' axis in each of them, after B....
+    The function also takes the totals so far, and returns a tuple of pytrees like
+    `totals`, without batch axes and heads. In the totals a batch axis or the axis of
+    heads, `axes` after B..., may have size 1 for all, the latter also G. Heads that
+    share a place add up, on zeros; a place of one head is written over.
     """
     shape = (*batch_shape, num_heads)
     if _divisor(shape, together) > 1:  # few numbers: stacked first, they add up faster
