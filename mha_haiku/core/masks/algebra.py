@@ -72,14 +72,6 @@ class Mask(tiles.Part, abc.ABC):
             "`or` and `not` cannot do."
         )
 
-    def shifted(self, offset: int) -> "Mask":
-        """Shifts the mask: query t stands at position t + `offset`.
-
-        For a part of a larger mask. Where the queries of a call are the last T of S
-        positions, `attend(first_query=S - T)` says so for mask and bias alike.
-        """
-        return self if offset == 0 else Shifted(self, offset)
-
     def array(self, num_queries: int, num_keys: int) -> Array:
         """Computes the whole mask: boolean `[B..., T, S]`, or `[B..., H, T, S]`."""
         self.check_lengths(num_keys)
@@ -367,43 +359,6 @@ class Complement(_Compound):
 
     def aligned_tile(self, rows, columns):
         return ~self.mask.aligned_tile(rows, columns)
-
-
-@tiles.pytree
-class Shifted(_Compound):
-    """The mask with query t at position t + offset."""
-
-    mask: Mask
-    offset: int = tiles.static()
-
-    def __repr__(self):
-        made = Intersection | Union | Complement
-        return f"{_within(self.mask, made)}.shifted({self.offset})"
-
-    def shifted(self, offset):
-        return self.mask.shifted(self.offset + offset)
-
-    def aligned_tile(self, rows, columns):
-        return self.mask.aligned_tile(rows + self.offset, columns)
-
-    def key_range(self, rows, keys):
-        return self.mask.key_range(self._moved(rows), keys)
-
-    def open_range(self, rows, keys):
-        return self.mask.open_range(self._moved(rows), keys)
-
-    def unseen_keys(self, num_queries, num_keys, first_query=0):
-        return self.mask.unseen_keys(num_queries, num_keys, first_query + self.offset)
-
-    def fully_masked(self, num_queries, num_keys, first_query=0):
-        return self.mask.fully_masked(num_queries, num_keys, first_query + self.offset)
-
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        stop = None if num_queries is None else num_queries + self.offset
-        self.mask.check_shape(batch_shape, num_heads, stop, num_keys)
-
-    def _moved(self, rows):
-        return rows[0] + self.offset, rows[1] + self.offset
 
 
 def _overlap(left: tuple, right: tuple) -> tuple:

@@ -76,7 +76,7 @@ class Decoding(NamedTuple):
         put at the cache's positions. The maps, one per layer, are `(B, H, 1, S_max)`,
         or as many keys as a window lets anybody see; an encoder's are left out.
         Examples stand at positions of their own, so that a map is one of many:
-        `jax.vmap(lambda row: row.weights())(maps[0])`. A site has the value of one example.
+        `jax.vmap(lambda row: row.weights())(maps[0])`; sites have one example's value.
       prepare: Converts the parameters to what both of the above read faster.
       num_tokens: The vocabulary.
       max_length: The longest text that the model has positions for; None: any.

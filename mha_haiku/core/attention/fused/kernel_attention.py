@@ -121,7 +121,7 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
     if mask is None:
         yield (
             "masks of full(), causal(), window(), padding() and valid_lens() of "
-            "[B...], joined by & and not shifted, and no others"
+            "[B...], joined by &, and no others"
         )
     else:
         yield from kernel.limits(inputs, mask)
