@@ -88,15 +88,14 @@ def _check_by_layer(config) -> None:
         ("attention.window", window, len(set(parts.windows(config))) == 1),
         ("embedding.frequencies", turns, len(set(parts.frequencies(config))) == 1),
     ):
-        if not architecture.is_list(given) or (
-            given is turns and not any(map(architecture.is_list, given))
+        if not isinstance(given, tuple) or (
+            given is turns and not any(isinstance(row, tuple) for row in given)
         ):
             continue
         count, of = parts.num_all_layers(config), "layers"
-        if given is kept:
-            count, of = len(parts.places(config)), "layers"
-            if config.family == "encoder_decoder":
-                of = "attention parts (encoder, decoder, cross)"
+        if given is kept and config.family == "encoder_decoder":
+            count = len(parts.places(config))
+            of = "attention parts (encoder, decoder, cross)"
         if len(given) != count:
             raise checks.ConfigError(
                 f"config.model.{field} must have an entry for each of the {count} {of},"

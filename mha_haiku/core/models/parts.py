@@ -159,9 +159,7 @@ def windows(config: ModelConfig) -> tuple[int | None, ...]:
     """Returns the window of each of the L layers, None for one that sees everything."""
     given = config.attention.window
     return (
-        tuple(given)
-        if architecture.is_list(given)
-        else (given,) * num_all_layers(config)
+        tuple(given) if isinstance(given, tuple) else (given,) * num_all_layers(config)
     )
 
 
@@ -172,7 +170,7 @@ def frequencies(
     given = config.embedding.frequencies
     if given is None:
         return (None,) * num_all_layers(config)
-    if not any(architecture.is_list(each) for each in given):
+    if not any(isinstance(each, tuple) for each in given):
         given = [given] * num_all_layers(config)
     return tuple(map(tuple, given))
 

@@ -24,8 +24,8 @@ class TokenEmbedding(hk.Module):
         self.w_init = w_init or hk.initializers.RandomNormal(1.0)
 
     def __call__(self, tokens: Array) -> Array:
-        """Embeds tokens `[...]` in 0..C - 1 as `[..., D]`."""
-        return embed(tokens, self._table())
+        """Embeds tokens `[...]`, clipped to 0..C - 1, as `[..., D]`."""
+        return jnp.take(self._table(), tokens, axis=0, mode="clip")
 
     @hk.name_like("__call__")
     def logits(self, x: Array, num_classes: int | None = None) -> Array:
@@ -39,8 +39,3 @@ class TokenEmbedding(hk.Module):
     def _table(self) -> Array:
         shape = (self.num_tokens, self.size)
         return hk.get_parameter("embeddings", shape, init=self.w_init)
-
-
-def embed(tokens: Array, table: Array) -> Array:
-    """Looks up tokens `[...]`, clipped to 0..C - 1, in `[C, D]`: `[..., D]`."""
-    return jnp.take(table, tokens, axis=0, mode="clip")

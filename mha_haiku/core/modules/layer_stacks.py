@@ -63,7 +63,11 @@ def scanned(
         num_layers, with_per_layer_inputs=True, name=anatomy.STACKED_SCOPE
     )
     x, maps = stack(functools.partial(call_layer, 0))(x, given)
-    return x, tuple(_at(maps, i) for i in range(num_layers))
+
+    def at(i):
+        return jax.tree.map(lambda x: jax.lax.index_in_dim(x, i, keepdims=False), maps)
+
+    return x, tuple(map(at, range(num_layers)))
 
 
 def rematerialized(stack: LayerStack) -> LayerStack:
@@ -151,13 +155,6 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
             f"are of {_listed(params)}."
         )
     return result
-
-
-def _at(tree: Any, i: int) -> Any:
-    """Returns the tree of layer i from one whose leaves have a leading axis L."""
-    return jax.tree.map(
-        lambda leaf: jax.lax.index_in_dim(leaf, i, keepdims=False), tree
-    )
 
 
 def _stacked(given: Any) -> Any:

@@ -145,25 +145,27 @@ def relative_bias(
 
 
 class _DistanceBias(ScoreBias):
-    """A bias of the distance alone, with parameters for each head."""
+    """A bias of the distance alone, with an array of parameters for each head."""
 
     kind: ClassVar[str]
 
-    @property
-    @abc.abstractmethod
-    def num_heads(self) -> int:
-        """H."""
-
-    @abc.abstractmethod
     def at_heads(self, heads: Sequence[int]) -> Self:
         """Returns the bias of some of the heads, in their order."""
+        name, axis, array = self._of_heads()
+        chosen = array.take(np.array(heads, np.int32), axis)
+        return dataclasses.replace(self, **{name: chosen})
 
     def check(self, batch_shape, num_heads, num_queries, num_keys):
-        if self.num_heads != num_heads:
+        _, axis, array = self._of_heads()
+        if array.shape[axis] != num_heads:
             raise ValueError(
-                f"the {self.kind} bias is of {self.num_heads} heads, attention of "
+                f"the {self.kind} bias is of {array.shape[axis]} heads, attention of "
                 f"{num_heads}."
             )
+
+    def _of_heads(self) -> tuple[str, int, Array]:
+        ((name, own),) = self._own_axes().items()
+        return name, own.index("H") - len(own), getattr(self, name)
 
 
 @tiles.pytree
@@ -172,14 +174,6 @@ class Alibi(_DistanceBias):
 
     kind: ClassVar[str] = "ALiBi"
     slopes: Array = tiles.array("H")
-
-    @property
-    def num_heads(self):
-        return self.slopes.shape[-1]
-
-    def at_heads(self, heads):
-        slopes = self.slopes[..., np.array(heads, np.int32)]
-        return dataclasses.replace(self, slopes=slopes)
 
     def aligned_tile(self, rows, columns):
         distance = jnp.abs(tiles.on_rows(rows) - tiles.on_columns(columns))
@@ -195,14 +189,6 @@ class RelativeBias(_DistanceBias):
     table: Array = tiles.array("H.")
     bidirectional: bool = tiles.static()
     max_distance: int = tiles.static()
-
-    @property
-    def num_heads(self):
-        return self.table.shape[-2]
-
-    def at_heads(self, heads):
-        table = self.table[..., np.array(heads, np.int32), :]
-        return dataclasses.replace(self, table=table)
 
     def aligned_tile(self, rows, columns):
         if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):

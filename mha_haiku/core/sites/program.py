@@ -349,25 +349,20 @@ def _branched(eqn, levels, inputs, turns):
     ]
     seen = [jax.eval_shape(branch, *inputs)[1] for branch in whole]
 
+    def unseen(x):  # stands for a value of a branch that was not taken
+        is_float = jnp.issubdtype(x.dtype, jnp.inexact)
+        return jnp.full(x.shape, jnp.nan if is_float else 0, x.dtype)
+
     def branch(i):
         def taken(*x):
             outputs, own = whole[i](*x)
-            others = [
-                jax.tree.map(_unseen, each) for j, each in enumerate(seen) if j != i
-            ]
-            for other in others:
-                own = own | other
+            for other in seen[:i] + seen[i + 1 :]:
+                own = own | jax.tree.map(unseen, other)
             return outputs, own
 
         return taken
 
     return jax.lax.switch(index, [branch(i) for i in range(len(calls))], *inputs)
-
-
-def _unseen(x):
-    """Returns what stands for a value of a branch that was not taken: NaN, or 0."""
-    is_float = jnp.issubdtype(x.dtype, jnp.inexact)
-    return jnp.full(x.shape, jnp.nan if is_float else 0, x.dtype)
 
 
 def _repeated(eqn, levels, inputs, turns):
