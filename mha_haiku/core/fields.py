@@ -150,8 +150,7 @@ def declared(cls: type) -> dict[str, Field]:
 class Section:
     """A section of a config: a frozen dataclass of fields and of other sections.
 
-    Lists become tuples, so that sections can be hashed. A value that its field does not
-    take is a `ConfigError`.
+    Lists become tuples, so that sections can be hashed.
     """
 
     _path: ClassVar[str]  # the section's whole name, as "config.model"

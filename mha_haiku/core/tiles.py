@@ -60,10 +60,7 @@ class Span:
 
 @_static_integers
 class Origin:
-    """Where a rectangle stands: the positions of its first query and first key.
-
-    Masks and biases are asked at absolute positions, which `rows` and `columns` give.
-    """
+    """Where a rectangle stands: the positions of its first query and first key."""
 
     query: int | Array = 0  # an integer, or a scalar array that may be traced
     key: int | Array = 0  # as the query
@@ -118,11 +115,7 @@ class Part:
     """What masks, biases and scores share: arrays whose axes are known by letters."""
 
     def axes(self) -> Self:
-        """Returns an aligned part with letters of axes in the place of its arrays.
-
-        Each axis has a letter: first from `batch_axes`, then from the field's `array`.
-        What shares arrays among devices goes by it.
-        """
+        """Returns an aligned part with letters of axes in the place of its arrays."""
         letters = {
             name: batch_axes(jnp.ndim(getattr(self, name)) - len(own)) + own
             for name, own in self._own_axes().items()
@@ -165,10 +158,7 @@ def checked_pytree(name: str, value: Any) -> Any:
 
 
 def positions(index: Index, size: int | None = None) -> Array:
-    """Returns the positions that a slice, a range or an array of integers names.
-
-    A slice needs an end where `size`, the number of positions, is not given.
-    """
+    """Returns the positions of a slice (with an end, or of `size`), range or array."""
     if isinstance(index, slice):
         if size is not None:
             return np.arange(size)[index]

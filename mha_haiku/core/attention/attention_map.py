@@ -135,10 +135,7 @@ class AttentionMap:
         )
 
     def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
-        """Returns the map of one head of one example, `[1, T, S]`.
-
-        `example` has an index per batch axis; indices may be traced.
-        """
+        """Returns the map of one head of one example, with an index per batch axis."""
         if len(example) != self.ndim - 3:
             raise ValueError(
                 f"head() takes an index of a head and {self.ndim - 3} of batch axes "
@@ -155,10 +152,9 @@ class AttentionMap:
         )
 
     def row_sums(self) -> Float[Array, "*B H T"]:
-        """Returns what the weights of each query sum to.
+        """Returns what the weights of each query sum to: 1, or 0 if it is fully masked.
 
-        It is 1, or 0 for a fully masked query, but with another normalizer than
-        softmax: what is missing from 1 is what a sink takes.
+        What is missing from 1 with a sink is what the sink takes.
         """
         ones = jnp.ones((*self.shape[:-3], self.shape[-1], 1, 1), self.dtype)
         return jnp.moveaxis(self.apply(ones)[..., 0], -1, -2)

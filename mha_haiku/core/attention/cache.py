@@ -32,10 +32,7 @@ _FEWEST_SLOTS = 128  # of which a part is worth a program of its own
 
 @tiles.pytree
 class Cache:
-    """What attention keeps of the tokens so far.
-
-    Axes stand as matrix products read them without a copy.
-    """
+    """What attention keeps of the tokens so far, as matrix products read it."""
 
     key: Array  # `[B..., G, K, W]`, zeros in slots that nothing was written to
     value: Array  # `[B..., G, W, V]`, zeros in slots that nothing was written to
@@ -248,10 +245,7 @@ class Prompt:
         *,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, Cache]:
-        """Attends as `attention.attend` does; also returns the cache.
-
-        The mask hides padding, which comes last, and later positions.
-        """
+        """Attends as `attention.attend`, padding masked; also returns the cache."""
         values, whole = implementations.attend_within(
             query, key, value, weighting, implementation=implementation
         )

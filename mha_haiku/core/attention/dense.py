@@ -16,10 +16,7 @@ Array = jax.Array
 def formula(
     inputs: Inputs, dropout_rate: float
 ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"], tuple]:
-    """Computes attention by plain operations, which JAX differentiates itself.
-
-    Returns values, the logsumexp, and what the gradient needs.
-    """
+    """Computes values, logsumexp and scores by operations that JAX differentiates."""
     query, key, value, weighting, nonfinite, _ = inputs.zeroed()
     rows, columns = _spans(inputs)
     tile = weighting.scores(query, key, *weighting.origin.at(rows, columns))

@@ -48,10 +48,7 @@ def tile_gradients(
     kept: Float[Array, "*B H R C"] | None,
     rows: RowGradients,
 ) -> tuple[Array, Array, Array, scores.Score, Array]:
-    """Computes the gradients of query, key, value, score and the tile itself.
-
-    `kept` is the factor of dropout of each weight.
-    """
+    """Computes the gradients of query, key, value, score and the tile itself."""
     weights = jnp.exp(tile - rows.logsumexp[..., None])
     weights_grad = products.pair(rows.values, value)
     used = weights

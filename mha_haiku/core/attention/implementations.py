@@ -54,9 +54,7 @@ def register(
 ) -> None:
     """Makes an implementation known to `attend` by a name.
 
-    `suits` says whether "auto" is to take it for a call, by the shapes, dtypes and
-    kinds of mask, bias and score, and by the platform as `jax.default_backend()` names
-    it; None: never.
+    `suits` says whether "auto" is to take it for a call; None: never.
     """
     IMPLEMENTATIONS[name] = implementation
     if suits is not None:
@@ -178,9 +176,8 @@ def named(implementation: str | Implementation) -> Implementation:
 def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     """Chooses the implementation that "auto" takes for a call, by name.
 
-    It is the first of the registered ones that says it suits; else "dense" where the
-    scores of all heads and examples are few, and "blockwise" where they are many. Only
-    shapes, dtypes and the kinds of mask, bias and score matter.
+    It is the first of the registered ones that says it suits; else "dense" where
+    scores are few, and "blockwise" where they are many.
     """
     for name, suits in _SUITS.items():
         if suits(inputs, dropout_rate, platform):

@@ -63,10 +63,7 @@ def linear() -> scores.Score:
 
 @tiles.pytree
 class Additive(scores.Score):
-    """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., H, K]`.
-
-    A tile of R queries and C keys may take O(R C H K) memory, K times its scores.
-    """
+    """`weight . tanh(query + key)`, in O(R C H K) memory; the weight is `[H, K]`."""
 
     weight: Array = tiles.array("H.")
 

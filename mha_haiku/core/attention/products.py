@@ -27,10 +27,7 @@ def pair(
 def mix(
     weights: Float[Array, "*B H T S"], value: Float[Array, "*B S G V"]
 ) -> Float[Array, "*B T H V"]:
-    """Averages values by their weights, for each query.
-
-    Weights are rounded to the dtype of the values; the result is float32 or float64.
-    """
+    """Averages values, to whose dtype weights are rounded; float32 or float64."""
     mixed = jnp.einsum(
         "...grts,...gsv->...grtv",
         _grouped_weights(weights.astype(value.dtype), value.shape[-2]),
@@ -45,10 +42,7 @@ def gather(
     rows: Float[Array, "*B T H V"],
     num_key_heads: int,
 ) -> Float[Array, "*B S G V"]:
-    """Sums over queries what each key receives: `mix`, transposed.
-
-    Weights are rounded to the dtype of the rows; the result is float32 or float64.
-    """
+    """Sums over queries what each key receives: `mix`, transposed."""
     gathered = jnp.einsum(
         "...grtv,...grts->...gvs",
         _grouped_rows(rows, num_key_heads),

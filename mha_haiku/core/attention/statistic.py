@@ -75,10 +75,7 @@ class Statistic:
 
 @dataclasses.dataclass(frozen=True)
 class HeadStatistic:
-    """A number of a head that is no mean over its queries.
-
-    Its fields are as in `Statistic`; `from_sums` gives `[B..., H]`.
-    """
+    """A number of a head, `[B..., H]`, that is no mean over its queries."""
 
     name: str
     unit: str

@@ -88,10 +88,7 @@ class Weighting(NamedTuple):
         *,
         hidden: float = -jnp.inf,
     ) -> Float[Array, "*B H R C"]:
-        """Computes the scores, `hidden` where the mask forbids; float32 or float64.
-
-        Rows and columns are absolute positions, for mask and bias.
-        """
+        """Computes scores at absolute positions, `hidden` where the mask forbids."""
         return self.masked(self.score(query, key), rows, columns, hidden=hidden)
 
     def masked(

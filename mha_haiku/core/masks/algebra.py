@@ -78,10 +78,7 @@ class Mask(tiles.Part, abc.ABC):
         return self.tile(range(num_queries), range(num_keys))
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
-        """Computes the rectangle `rows` x `columns` of the mask, shaped as by `array`.
-
-        Positions are slices with an end, ranges or arrays of integers.
-        """
+        """Computes a rectangle, by slices with an end, ranges or arrays of integers."""
         rows, columns = tiles.positions(rows), tiles.positions(columns)
         batch_ndim = self.batch_ndim()
         aligned = self.aligned(batch_ndim)
@@ -91,10 +88,9 @@ class Mask(tiles.Part, abc.ABC):
         return tile if aligned.has_heads() else tile.squeeze(batch_ndim)
 
     def key_range(self, rows: Range, keys: Range) -> Range:
-        """Returns (start, stop) of the `keys` that the queries `rows` can see.
+        """Returns (start, stop) of the `keys` that the queries `rows` can see at all.
 
-        Keys outside are masked for all these queries; keys inside may be. The ends are
-        Python integers where the mask and the ranges are static, else scalar arrays.
+        They are Python integers where the mask and the ranges are static.
         """
         del rows
         return keys
@@ -105,10 +101,7 @@ class Mask(tiles.Part, abc.ABC):
         return keys[0], keys[0]
 
     def at_head(self, example: tuple, head: Array) -> Self:
-        """Returns an aligned mask of one head of one example, without batch axes.
-
-        `example` is an index per batch axis; all indices may be traced.
-        """
+        """Returns an aligned mask of one head of one example, without batch axes."""
         del head
         return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
 
@@ -154,10 +147,7 @@ class Mask(tiles.Part, abc.ABC):
         """
 
     def aligned(self, batch_ndim: int) -> Self:
-        """Aligns the mask: its arrays get `batch_ndim` batch axes, and one of heads.
-
-        Only a mask that takes arrays of several ranks has something to do for it.
-        """
+        """Aligns the mask: its arrays get `batch_ndim` batch axes, and one of heads."""
         del batch_ndim
         return self
 
@@ -172,10 +162,7 @@ class Mask(tiles.Part, abc.ABC):
         return False
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        """Raises ValueError where an array inside does not fit these sizes.
-
-        Each array must have the axes that its field declares, of these sizes.
-        """
+        """Raises ValueError where an array lacks the axes that its field declares."""
         sizes = {"H": num_heads, "T": num_queries, "S": num_keys}
         for name, own in self._own_axes().items():
             wanted = (*batch_shape, *map(sizes.get, own))
@@ -200,11 +187,7 @@ class Mask(tiles.Part, abc.ABC):
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
-        """Returns the queries that see no key; call it on an aligned mask.
-
-        They are booleans that broadcast to `[B..., H, T]`, or None where every query is
-        known to see a key.
-        """
+        """Returns the queries that see no key, as `unseen_keys`, `[B..., H, T]`."""
         at = tiles.Origin(first_query)
         return ~self._by_query(num_queries, num_keys, at, lambda x: x.any(-1))
 

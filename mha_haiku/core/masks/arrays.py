@@ -33,11 +33,7 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
 
 
 def dense(array: Array) -> Mask:
-    """Makes the mask that an array spells out.
-
-    The array is boolean or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`, as its
-    rank says; an axis may have size 1.
-    """
+    """Makes a mask of booleans or 0/1, `[B..., T, S]` or `[B..., H, T, S]`."""
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     if jnp.issubdtype(array.dtype, jnp.integer):
         known = tiles.known(array)

@@ -155,11 +155,7 @@ def _make_embedding(config, num_tokens, *, decoder=False) -> hk.Module:
 
 
 def _embedded(config, embedding, inputs, segments=None, *, decoder=False, first=0):
-    """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`.
-
-    Inputs are `[B, T]` tokens or `[B, T, ...]` features, the first at position `first`;
-    segments `[B, T]` integers.
-    """
+    """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`."""
     own, prefix = config.embedding, _prefix(decoder)
     x = embedding(inputs)
     if own.scale != 1:

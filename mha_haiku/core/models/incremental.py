@@ -213,7 +213,6 @@ def maps(cache: DecodingCache) -> tuple[attention.AttentionMap, ...]:
     """Returns the attention maps of whole texts, `(B, H, S_max, S_max)` per layer.
 
     An encoder-decoder returns `Maps`: cross-attention's are `(B, H, S_max, S)`.
-    Rows of positions that no token has been put at have no weights. It needs queries.
     """
     if cache.rows is None:
         raise ValueError(

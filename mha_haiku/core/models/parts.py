@@ -83,10 +83,7 @@ def find_part(config: ModelConfig, address: str) -> int:
 
 
 def part_of(config: ModelConfig, module: str) -> int | slice | None:
-    """Returns which attention part a module is in; None: it is in no layer.
-
-    It is a slice for scanned layers, whose arrays are of all of a kind.
-    """
+    """Returns which attention part, or slice of parts, a module is in, or None."""
     layer = anatomy.layer_of(module)
     if layer is None:
         return None

@@ -122,10 +122,7 @@ def spread(array: Any, axis: Axis, names: Sequence[int], count: int) -> np.ndarr
 
 
 def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
-    """Scales each head or unit of a parameter.
-
-    Factors are `[X]`, one for each of the X heads or units; `[L, X]` of scanned layers.
-    """
+    """Scales each head or unit of a parameter by factors `[X]`, or `[L, X]`."""
     array, factors = np.asarray(array), np.asarray(factors)
     size = _size_of_each(array, axis, factors.shape[-1])
     along = np.repeat(factors, size, axis=-1)

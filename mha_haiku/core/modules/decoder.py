@@ -103,10 +103,7 @@ class DecoderLayer(encoder.Layer):
 
 
 class Decoder(encoder.Stack):
-    """A stack of decoder layers.
-
-    `Decoder(num_layers=2, num_heads=4, key_size=16, hidden_size=128)` is one.
-    """
+    """A stack of decoder layers: `Decoder(2, num_heads=4, hidden_size=128)` is one."""
 
     make_sized_layer = DecoderLayer
 
@@ -121,9 +118,6 @@ class Decoder(encoder.Stack):
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
     ) -> tuple[Array, tuple[DecoderMaps, ...]]:
-        """Applies all layers: output `[B..., T, D]`, and the maps of each.
-
-        Takes the arguments of `DecoderLayer`; mask and bias as in `Encoder`.
-        """
+        """Applies all layers; takes what `DecoderLayer` does, masks as `Encoder`."""
         given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
         return super().__call__(x, encoded, is_training=is_training, **given)[:2]

@@ -163,10 +163,7 @@ class Layer(cached_module.CachedModule):
 
 
 class EncoderLayer(Layer):
-    """Self-attention, then a feed-forward part, each with a residual and a norm.
-
-    `EncoderLayer(num_heads=4, key_size=16, hidden_size=128)` is one.
-    """
+    """Self-attention, then a feed-forward part, each with a residual and a norm."""
 
     def __init__(
         self,
@@ -234,10 +231,7 @@ class EncoderLayer(Layer):
 
 
 class Stack(cached_module.CachedModule):
-    """What encoders and decoders share: a number of layers, then a norm.
-
-    What enters the norm is the site "stream".
-    """
+    """What encoders and decoders share: layers, then a norm of the site "stream"."""
 
     make_sized_layer: type[Layer]  # of a layer from sizes
 
@@ -320,10 +314,7 @@ class Stack(cached_module.CachedModule):
 
 
 class Encoder(Stack):
-    """A stack of encoder layers.
-
-    `Encoder(num_layers=2, num_heads=4, key_size=16, hidden_size=128)` is one.
-    """
+    """A stack of encoder layers: `Encoder(2, num_heads=4, hidden_size=128)` is one."""
 
     make_sized_layer = EncoderLayer
 

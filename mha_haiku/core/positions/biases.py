@@ -21,11 +21,7 @@ Array = jax.Array
 
 
 def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
-    """Converts a score bias, None or an array of floats to a score bias.
-
-    The array is `[B..., T, S]` or `[B..., H, T, S]`, as its rank says; an axis may have
-    size 1.
-    """
+    """Converts a score bias, None, or floats `[B..., T, S]` or `[B..., H, T, S]`."""
     if value is None or isinstance(value, ScoreBias):
         return value
     value = value if isinstance(value, jax.Array) else np.asarray(value)

@@ -93,10 +93,7 @@ class Sites(dict):
 
 
 def sites(function: Callable, *args, **kwargs) -> Sites:
-    """Lists a function's sites, with shapes and dtypes; runs nothing.
-
-    Arguments are the function's own, or `jax.ShapeDtypeStruct`s for arrays.
-    """
+    """Lists a function's sites, with shapes and dtypes; runs nothing."""
     found = Sites()
 
     def note(*args):

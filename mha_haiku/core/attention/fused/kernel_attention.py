@@ -77,10 +77,7 @@ def attend(
 
 
 def platform_name() -> str:
-    """Returns where computations run.
-
-    `jax.default_backend()` says "gpu" of AMD's and of NVIDIA's oldest too.
-    """
+    """Returns where computations run; JAX calls AMD's and the oldest GPUs "gpu" too."""
     name = jax.default_backend()
     if name != "gpu":
         return name

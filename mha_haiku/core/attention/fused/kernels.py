@@ -33,8 +33,7 @@ class Kernel(abc.ABC):
         """Computes values and logsumexp; arbitrary where a query sees nothing.
 
         The mask is collapsed to N examples, and its lengths are at least 1. The
-        logsumexp `[N, H, T]` is float32 and has no gradient; None where the kernel does
-        not return it.
+        logsumexp `[N, H, T]` has no gradient; None where the kernel does not return it.
         """
 
     @abc.abstractmethod
@@ -128,10 +127,7 @@ def _cudnn(arrays, lengths, is_causal, window, scale):
 
 @dataclasses.dataclass(frozen=True)
 class FlashTPU(Kernel):
-    """The flash attention for TPUs among the Pallas kernels that JAX ships.
-
-    It masks by adding -2.4e38, which hides every score that is not itself near that.
-    """
+    """The flash attention for TPUs among the Pallas kernels that JAX ships."""
 
     name = "the TPU kernel"
     dtypes = ("float32", "bfloat16")

@@ -35,18 +35,12 @@ class Ring(NamedTuple):
 
     @classmethod
     def of(cls, mask: masks.Mask, num_queries: int, num_keys: int, size: int) -> "Ring":
-        """Makes a ring of `size` devices, which shares work evenly if it can.
-
-        They divide T and S; two chunks need twice as many to.
-        """
+        """Makes a ring of `size` devices, which shares work evenly if it can."""
         can_halve = not (num_queries % (2 * size) or num_keys % (2 * size))
         return cls(size, 2 if size > 1 and can_halve and _is_lopsided(mask) else 1)
 
     def to_chunks(self, x: Array, axis: int) -> Array:
-        """Splits the device's part of the sequence into chunks `[C, ...]`.
-
-        Device i has positions i T / n to (i + 1) T / n; `axis` counts from the last.
-        """
+        """Splits the device's part of the sequence into chunks `[C, ...]`."""
         if self.chunks == 1:
             return x[None]
         even, odd = jnp.split(x, 2, axis)

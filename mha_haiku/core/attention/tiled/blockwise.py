@@ -27,10 +27,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise:
-    """Blockwise attention with tiles of chosen sizes, for `attend(implementation=)`.
-
-    None stands for what suits the platform.
-    """
+    """Attention with tiles of chosen sizes; None stands for what suits the platform."""
 
     rows: int | None = None  # queries in a tile
     columns: int | None = None  # keys in a tile

@@ -62,10 +62,7 @@ class Bins(NamedTuple):
         return (inside & ((position - self.start) // self.width == bins)).astype(dtype)
 
     def mean(self, total: Array, counts: Array) -> Array:
-        """Returns the mean, of sums `[..., bins, n]`, over positions that count.
-
-        `counts` are `[..., size]`, as `views.counting` has them: a bin with NaN is NaN.
-        """
+        """Returns the mean, of sums `[..., bins, n]`, over positions that count."""
         size = self.stop - self.start
         counted = tiles.take(counts, tiles.Span(self.start, size), -1)
         fill = [(0, 0)] * (counts.ndim - 1) + [(0, self.count * self.width - size)]
@@ -102,10 +99,7 @@ class Grid(NamedTuple):
         return jnp.zeros((self.rows.count, self.columns.count), dtype)
 
     def add(self, cells: Array, mass: Array, tile: Tile) -> Array:
-        """Adds a tile to cells `[P, Q]`.
-
-        `mass` is `[R, q]`: of each query on the bins of keys that are touched.
-        """
+        """Adds a tile's mass `[R, q]` on the touched bins to cells `[P, Q]`."""
         part = self.rows.membership(tile.rows, mass.dtype).T @ mass
         at = self.rows.first(tile.rows), self.columns.first(tile.columns)
         part += lax.dynamic_slice(cells, at, part.shape)

@@ -97,8 +97,7 @@ def over_heads(
 ) -> Any:
     """Calls `function(example, head)` for all heads, and stacks to `[B..., H, ...]`.
 
-    The function takes an integer per batch axis, and the index of a head; at most so
-    many heads are computed `together`.
+    At most so many heads are computed `together`.
     """
     shape = (*batch_shape, num_heads)
 
@@ -164,10 +163,7 @@ def summed_over_heads(
 
 
 def placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
-    """Sums `[B..., H, ...]` to `shape`, its heads at `axis` after B....
-
-    In the shape an axis of B... may have size 1, the axis of heads any divisor of H.
-    """
+    """Sums `[B..., H, ...]` to `shape`, its heads at `axis` after B...."""
     size = shape[batch_ndim + axis]
     *batch_shape, heads = stacked.shape[: batch_ndim + 1]
     rest = stacked.shape[batch_ndim + 1 :]
