@@ -186,14 +186,8 @@ def generate(
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
     """
-    writer, given, end = _checked(
-        model,
-        (prompts, lengths, source, source_lengths),
-        strategy,
-        max_length,
-        end_token,
-        key,
-    )
+    given = prompts, lengths, source, source_lengths
+    writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
     params = writer.decoding.prepare(params)
     if isinstance(strategy, Beam):
         if keep_queries:
@@ -233,14 +227,8 @@ def stream(
     `end_token`, or -1 where there is none. `chunk` tokens are computed at a time; the
     first comes alone.
     """
-    writer, given, end = _checked(
-        model,
-        (prompts, lengths, source, source_lengths),
-        strategy,
-        max_length,
-        end_token,
-        key,
-    )
+    given = prompts, lengths, source, source_lengths
+    writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
     checks.positive_integer("chunk", chunk)
     if isinstance(strategy, Beam):
         raise ValueError(

@@ -124,7 +124,7 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
     # Only self-attention uses positions, smeared keys included: the distance of a
     # target's position to a source's means nothing.
     own = config.attention
-    # Norms of heads take the root mean square, whatever those of the stream are.
+    # Norms of heads take the root mean square, whatever norms the stream has.
     head_norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
     qk_norms = architecture.QK_NORMS[own.qk_norm_over]
     if hk.running_init():  # makes parameters from one example, on one device

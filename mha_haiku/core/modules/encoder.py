@@ -14,7 +14,6 @@ from jaxtyping import Float
 
 from mha_haiku.core import attention, checks, masks, positions, sites
 from mha_haiku.core.modules import (
-    cached_module,
     feed_forward,
     layer_stacks,
     multi_head_attention,
@@ -29,7 +28,7 @@ MakeNorm = Callable[..., Callable[[Array], Array]]
 LayerCache = attention.Prompt | attention.Cache
 
 
-class Layer(cached_module.CachedModule):
+class Layer(multi_head_attention.CachedModule):
     """What encoder and decoder layers share: their parts, residuals, norms, dropout.
 
     The residual stream `[B..., T, D]` is the site "stream" where it enters a layer, and
@@ -230,7 +229,7 @@ class EncoderLayer(Layer):
         return sites.site("stream_after_feed_forward", x), own_map, cache
 
 
-class Stack(cached_module.CachedModule):
+class Stack(multi_head_attention.CachedModule):
     """What encoders and decoders share: layers, then a norm of the site "stream"."""
 
     make_sized_layer: type[Layer]  # of a layer from sizes

@@ -6,6 +6,7 @@ weights and gates, `head_transforms.py` what happens to heads after their projec
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import haiku as hk
 import jax
@@ -16,14 +17,46 @@ from jaxtyping import Float
 from mha_haiku.core import attention, checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import implementations
 from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.modules import cached_module, head_transforms
+from mha_haiku.core.modules import head_transforms
 from mha_haiku.core.modules import pattern as patterns
 
 Array = jax.Array
 Initializer = hk.initializers.Initializer
 
 
-class MultiHeadAttention(cached_module.CachedModule):
+class CachedModule(hk.Module):
+    """A module with two public methods, `__call__` and `step`, and one path, `_run`.
+
+    Haiku puts the name of a method into the names of parameters and scopes, and so of
+    sites, unless it is `__call__`. Both methods are therefore transparent to Haiku and
+    enter `_run` by the `__call__` here, so that their names are the same.
+    """
+
+    def __call__(self, *args, **options):
+        return self._run(*args, **options)
+
+    @hk.transparent
+    def step(self, *args, cache: Any, first_query: int | Array = 0, **options):
+        """Runs one step: the output, and the cache of the next step; no dropout.
+
+        `cache` computes attention, and keeps keys and values: an `attention.Prompt` for
+        the tokens of prompts, then the `attention.Cache` that is returned for one new
+        token at a time. Of a decoder layer it is a pair, of self-attention and
+        cross-attention; of a stack one for each layer. Where it has the keys of a
+        source, what they are made of is not read. The first token is at `first_query`.
+        Other arguments and sites are as in a call; masks go by name.
+        """
+        for name in ("is_training", "dropout_rate"):
+            if options.get(name):
+                raise ValueError(
+                    f"{name} must be left out of step, which has no dropout, got "
+                    f"{options[name]!r}."
+                )
+        given = {"cache": cache, "first_query": first_query}
+        return CachedModule.__call__(self, *args, **given, **options)
+
+
+class MultiHeadAttention(CachedModule):
     """Multi-head attention that also returns its attention map.
 
     The constructor and the parameters (`query`, `key`, `value`, `linear`) match

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from mha_haiku.core import attention, masks
 from mha_haiku.core.attention import sited
 from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.modules import cached_module
+from mha_haiku.core.modules import multi_head_attention
 
 Array = jax.Array
 
 
-class NoAttention(cached_module.CachedModule):
+class NoAttention(multi_head_attention.CachedModule):
     """Attention whose heads are all pruned: the bias of its last linear map is left."""
 
     def __init__(

@@ -62,7 +62,7 @@ def under_vmaps(
     function: Callable, batched: tuple[tuple, ...], *, own_axes: bool
 ) -> Callable:
     """Puts a function of a site's leaves under the vmaps around the site."""
-    # With `own_axes` results have the axes of these vmaps where leaves do; else in front.
+    # With `own_axes` results have the axes of vmaps where leaves do; else in front.
     for axes in batched:
         function = jax.vmap(function, axes, list(axes) if own_axes else 0)
     return function
