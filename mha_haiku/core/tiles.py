@@ -136,8 +136,8 @@ class Part:
             if "axes" in field.metadata and getattr(self, name) is not None
         }
 
-    def _lifted(self, batch_ndim: int) -> Self:
-        """Returns the same with axes B... of size 1 where arrays have none."""
+    def aligned(self, batch_ndim: int) -> Self:
+        """Aligns the part: its arrays get axes B..., of size 1 where they have none."""
         arrays = {
             name: lifted(getattr(self, name), batch_ndim + len(own))
             for name, own in self._own_axes().items()

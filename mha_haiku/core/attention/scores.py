@@ -63,10 +63,6 @@ class Score(tiles.Part, abc.ABC):
         _, pullback = jax.vjp(lambda q, k, score: score(q, k), query, key, self)
         return pullback(cotangent)
 
-    def aligned(self, batch_ndim: int) -> "Score":
-        """Returns the score with the axes of its arrays as `[B..., H, ...]`."""
-        return self._lifted(batch_ndim)
-
     def check(self, num_heads: int, key_size: int):
         """Raises ValueError where the score does not fit attention of these sizes."""
 

@@ -263,7 +263,10 @@ class Stack(multi_head_attention.CachedModule):
         if make_layer is None:
             make_norm = make_norm or norms.LayerNorm
             layer["make_norm"] = make_norm
-            make_layer = functools.partial(self._make_layer, layer)
+
+            def make_layer(i):
+                return self.make_sized_layer(**layer, name=f"layer_{i}")
+
             if norms.PLACES[layer.get("norm_position", "pre")].end:
                 make_norm = None  # the last layer ends in one
         elif layer:
@@ -274,10 +277,6 @@ class Stack(multi_head_attention.CachedModule):
         self.make_layer = make_layer
         self.make_norm = make_norm
         self.stack = stack
-
-    @hk.transparent
-    def _make_layer(self, arguments: dict[str, Any], i: int) -> Layer:
-        return self.make_sized_layer(**arguments, name=f"layer_{i}")
 
     @hk.transparent
     def _run(self, x, *args, cache=None, mask=None, bias=None, **shared):

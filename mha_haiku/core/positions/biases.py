@@ -52,10 +52,6 @@ class ScoreBias(tiles.Part, abc.ABC):
     ):
         """Raises ValueError where it does not fit these sizes; see `Mask.check`."""
 
-    def aligned(self, batch_ndim: int) -> "ScoreBias":
-        """Aligns the bias: its arrays become `[B..., H, ...]`, size 1 for any."""
-        return self._lifted(batch_ndim)
-
     def add_gradient(
         self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
     ) -> "ScoreBias":
@@ -188,16 +184,15 @@ class RelativeBias(_DistanceBias):
 
     def aligned_tile(self, rows, columns):
         if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):
-            return self._contiguous_tile(rows, columns)
+            # One lookup per diagonal in place of one per pair.
+            values = jnp.take(
+                self.table, self._diagonal_buckets(rows, columns), axis=-1
+            )
+            diagonal = jnp.arange(columns.size)[None] - jnp.arange(rows.size)[:, None]
+            return jnp.take(values, diagonal + rows.size - 1, axis=-1, mode="clip")
         rows, columns = tiles.as_array(rows), tiles.as_array(columns)
         distance = columns[None, :] - rows[:, None]
         return jnp.take(self.table, self.buckets(distance), axis=-1)
-
-    def _contiguous_tile(self, rows, columns):
-        """Returns a tile from one lookup per diagonal in place of one per pair."""
-        values = jnp.take(self.table, self._diagonal_buckets(rows, columns), axis=-1)
-        diagonal = jnp.arange(columns.size)[None] - jnp.arange(rows.size)[:, None]
-        return jnp.take(values, diagonal + rows.size - 1, axis=-1, mode="clip")
 
     def add_gradient(self, total, cotangent, rows, columns):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):

@@ -149,7 +149,10 @@ class Survey:
         for index, eqn in enumerate((*jaxpr.eqns, None)):
             for first, site in recognised.get(index, ()):
                 if id(first) not in named:
-                    named[id(first)] = self._local_path(first, around), self._group()
+                    local = jaxprs.path(first)
+                    if naming.is_empty(naming.joined(around.path, local)):
+                        local = next(self._pathless)
+                    named[id(first)] = local, self._group()
                 local, group = named[id(first)]
                 level.stops.append(self._stop(site, local, around, group))
             if eqn is None:
@@ -171,13 +174,6 @@ class Survey:
             if any(each.stops or each.inner for each in inner):
                 level.inner[index] = inner
         return level
-
-    def _local_path(self, eqn, around) -> str:
-        """Returns the path of an attention within its level, or its number."""
-        local = jaxprs.path(eqn)
-        if naming.is_empty(naming.joined(around.path, local)):
-            return next(self._pathless)
-        return local
 
     def _stop(self, site, local, around, group) -> Stop:
         path = naming.joined(around.path, local)

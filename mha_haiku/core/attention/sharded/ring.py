@@ -71,7 +71,7 @@ class Ring(NamedTuple):
         """Passes keys around the ring until every chunk of queries has met them all.
 
         `meet` adds what two chunks make together, and gets the number of each. Arrays
-        and sums are `[C, ...]`; keys and their sums go round, to where they began.
+        and sums are `[C, ...]`; keys and their sums go round, and end where they began.
         """
         index = lax.axis_index(AXIS)
         own = self._chunks_of(index)

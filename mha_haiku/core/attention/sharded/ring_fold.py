@@ -25,7 +25,9 @@ def forward(
     mesh: jax.sharding.Mesh,
 ) -> Sums:
     """Folds a map on its mesh; see `fold_gradient.fold`."""
-    device_ring = _ring_of(maps, mesh)
+    sizes_of_map = maps[0].query.shape[-3], maps[0].key.shape[-3]
+    mask, num_devices = maps[0].weighting.mask, mesh.shape[ring.AXIS]
+    device_ring = ring.Ring.of(mask, *sizes_of_map, num_devices)
     at_heads = maps[0].query.ndim - 3 + (not observation.side_by_side)
 
     def local(maps, given):
@@ -60,12 +62,6 @@ def forward(
         out_specs=_specs_of_sums(observation, whole, maps),
         check_vma=False,
     )(maps, given)
-
-
-def _ring_of(maps, mesh) -> ring.Ring:
-    num_queries, num_keys = maps[0].query.shape[-3], maps[0].key.shape[-3]
-    size = mesh.shape[ring.AXIS]
-    return ring.Ring.of(maps[0].weighting.mask, num_queries, num_keys, size)
 
 
 def _spread(maps, given, device_ring) -> tuple[tuple, tuple]:
