@@ -34,12 +34,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from mha_haiku.core.sites import axes as axes_lib
-from mha_haiku.core.sites import flat, jaxprs
+from mha_haiku.core.sites import graph, jaxprs
 from mha_haiku.core.sites.site import SEEN, Facet, parameters
 
-Axis = axes_lib.Axis
-Step = axes_lib.Step
+Axis = graph.Axis
+Step = graph.Step
 
 
 class Site(NamedTuple):
@@ -65,11 +64,11 @@ def attentions(jaxpr: core.Jaxpr) -> list[tuple[core.JaxprEqn, list[Site]]]:
 
     Each is the equation whose stack of names gives it a name, and its sites.
     """
-    primitives = flat.primitives(jaxpr)
+    primitives = graph.primitives(jaxpr)
     if "dot_general" not in primitives or not primitives & {"exp", "exp2", "logistic"}:
         return []
     found = {}
-    for product in flat.equations(jaxpr):
+    for product in graph.equations(jaxpr):
         for side in (0, 1) if product.name == "dot_general" else ():
             softmax, sites = _Search(product, side).attention()
             # The same weights in a second product belong to a derivative.
@@ -130,7 +129,7 @@ def _scoring(equation, value) -> list[int]:
     return [i for i, x in enumerate(equation.inputs) if x.is_made]
 
 
-def _exponential(equation, step) -> flat.Equation | None:
+def _exponential(equation, step) -> graph.Equation | None:
     del step
     return equation if equation.name in ("exp", "exp2") else None
 
@@ -149,7 +148,7 @@ class _Softmax(NamedTuple):
 class _Scores(NamedTuple):
     """The product of queries and keys, each with its positions and its size marked."""
 
-    product: flat.Equation
+    product: graph.Equation
     query: Step
     key: Step
 
@@ -163,17 +162,17 @@ class _Groups(NamedTuple):
 class _Search:
     """The search for an attention whose weights are one operand of a product."""
 
-    def __init__(self, product: flat.Equation, side: int):
+    def __init__(self, product: graph.Equation, side: int):
         self.product, self.side = product, side
-        self.axes = axes_lib.Axes()
+        self.axes = graph.Axes()
         self.of = self.axes.of
 
-    def attention(self) -> tuple[flat.Value | None, list[Site]]:
+    def attention(self) -> tuple[graph.Value | None, list[Site]]:
         """Returns the output of the softmax, and the sites; none if it is another."""
         product, side, nothing = self.product, self.side, (None, [])
         contracted, shared = product.params["dimension_numbers"]
         weights, values = product.inputs[side], product.inputs[1 - side]
-        if len(contracted[0]) != 1 or not axes_lib.free(product, side):
+        if len(contracted[0]) != 1 or not graph.free(product, side):
             return nothing  # there is no axis of queries
         if weights.maker is None or 0 in weights.shape + values.shape:
             return nothing
@@ -189,7 +188,7 @@ class _Search:
         if product.calls and product.calls[:1] == output.maker.calls[:1]:
             return nothing
 
-        values = self.axes.start(values, *axes_lib.free(product, 1 - side))
+        values = self.axes.start(values, *graph.free(product, 1 - side))
         size = self.of(*values.marks)
         for i, j in zip(
             (*shared[side], *contracted[side]),
@@ -284,7 +283,7 @@ class _Search:
         """Returns which factors of weights are batches, heads and queries."""
         axes = [self.of(axis) for axis in weights.axes]
         shared = sorted(self.product.params["dimension_numbers"][1][self.side])
-        free = axes_lib.free(self.product, self.side)
+        free = graph.free(self.product, self.side)
         own, merged = self.heads_of(
             heads, {x for i in shared for x in axes[i]}, [axes[i] for i in free]
         )
@@ -320,7 +319,7 @@ class _Search:
         `shared` with values, and one of the `free` axes holds the queries.
         """
         own, merged, waiting, seen = None, [], [heads], set()
-        while waiting and len(seen) < axes_lib.FARTHEST:
+        while waiting and len(seen) < graph.FARTHEST:
             step = waiting.pop(0)
             if step.value in seen:
                 continue
@@ -450,7 +449,7 @@ class _Search:
         for name, (place, step, *axes) in wanted.items():
             step = self.origin(step, place.index)
             axes = (*groups.batch, *axes)
-            layout = step and axes_lib.Layout.of(self.axes, step, axes, groups.heads)
+            layout = step and graph.Layout.of(self.axes, step, axes, groups.heads)
             if layout is None:
                 continue
             variables[name], layouts[name] = step.value.variable, layout
@@ -463,9 +462,9 @@ class _Search:
             sites.append(_site(place.index, variables[name], facet))
         if _make_map is not None:
             is_mixed = any(step.value.maker.name in _MIXING for step in steps)
-            known = axes_lib.fitting(layouts)
+            known = graph.fitting(layouts)
             are_shares = softmax.are_shares and not is_mixed
-            read = axes_lib.MapOf(known, are_shares, _make_map)
+            read = graph.MapOf(known, are_shares, _make_map)
             facet = Facet("map", read, None, 'edit "weights"')
             leaves = {name: variables[name] for name in known}
             sites.insert(-1, _site(self.product.index, leaves, facet))
@@ -489,7 +488,7 @@ def _has_sites(equation) -> bool:
     return SEEN in jaxprs.path(equation.eqn)
 
 
-def _have_common_source(*values: flat.Value) -> bool:
+def _have_common_source(*values: graph.Value) -> bool:
     # All go back at the same pace: attention's common source is near, and all is far.
     seen = [{value} for value in values]
     fronts = list(seen)

@@ -1,4 +1,7 @@
-"""Axes followed through a program, back and ahead, whatever they are merged into.
+"""What recognition reads: a level of a program as a graph, and its axes followed.
+
+Calls are spelled out: `jnp.where` is one, and a softmax or a product may be. What is
+computed inside of a call has a variable of the level only where the call returns it.
 
 An axis is a tuple of factors of its size, numbers that are known to `Axes`. A reshape
 from `[B, T, H * V]` to `[B, T, H, V]` splits a factor in two, for all who hold it. Axes
@@ -15,8 +18,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
-from mha_haiku.core.sites import flat
+from mha_haiku.core.sites import jaxprs
+from mha_haiku.core.sites.site import SEEN
 
 Array = jax.Array
 
@@ -28,12 +33,107 @@ FARTHEST = 100
 # An axis of the output may be longer or shorter than the input's.
 _RESIZING = {"slice", "dynamic_slice", "concatenate", "pad", "split"}
 _REORDERING = {"sort", "rev", "gather", "scatter", "cumsum", "cumlogsumexp", "cumprod"}
+_CALLS = {*jaxprs.CALLS, *jaxprs.CUSTOM, *jaxprs.REMAT}
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """What a variable or a literal stands for."""
+
+    aval: Any  # its shape and dtype
+    # The equation that computes it; None for inputs and literals.
+    maker: "Equation | None" = None
+    # Whether it comes out of a product or a loop: it is no mere parameter.
+    is_made: bool = False
+    # The equations that read it.
+    users: list["Equation"] = dataclasses.field(default_factory=list)
+    # The variable of the level that holds it, if one does.
+    variable: core.Var | None = None
+    index: int = 0  # the first equation of the level that may read the variable
+    is_output: bool = False  # whether the level returns it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape; () for what is no array, such as a token."""
+        return getattr(self.aval, "shape", ())
+
+    @property
+    def is_data(self) -> bool:
+        return bool(self.shape) and jnp.issubdtype(self.aval.dtype, jnp.inexact)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Equation:
+    """An equation of the level, or of a call in it."""
+
+    eqn: core.JaxprEqn
+    name: str  # the name of its primitive
+    index: int  # its place in the level, or the place of the call
+    calls: tuple[int, ...]  # a number for each call around it, from the outermost
+    inputs: list[Value]  # what it reads
+    outputs: list[Value] = dataclasses.field(default_factory=list)  # what it computes
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.eqn.params
+
+
+def equations(jaxpr: core.Jaxpr) -> list[Equation]:
+    """Returns the equations of a level, in order; for calls, those that are inside."""
+    result, count = [], itertools.count()
+
+    def value_of(atom, values):
+        return Value(atom.aval) if isinstance(atom, core.Literal) else values[atom]
+
+    def enter(jaxpr, values, index, calls):
+        for number, eqn in enumerate(jaxpr.eqns):
+            place = number if index is None else index
+            inputs = [value_of(x, values) for x in eqn.invars]
+            name, inner = eqn.primitive.name, jaxprs.inner(eqn)
+            if name in _CALLS:
+                (called,) = inner
+                within = {x: Value(x.aval) for x in called.constvars}
+                within.update(zip(called.invars, inputs, strict=True))
+                enter(called, within, place, (*calls, next(count)))
+                outputs = [value_of(x, within) for x in called.outvars]
+            else:
+                equation = Equation(eqn, name, place, calls, inputs)
+                result.append(equation)
+                is_made = bool(inner) or name in ("dot_general", "conv_general_dilated")
+                is_made = is_made or any(x.is_made for x in inputs)
+                outputs = [Value(x.aval, equation, is_made) for x in eqn.outvars]
+                equation.outputs = outputs
+                for x in inputs:
+                    x.users.append(equation)
+            for variable, value in zip(eqn.outvars, outputs, strict=True):
+                values[variable] = value
+                is_held = index is None and not isinstance(variable, core.DropVar)
+                if is_held and value.variable is None:
+                    value.variable, value.index = variable, place + 1
+
+    values = {x: Value(x.aval, variable=x) for x in (*jaxpr.constvars, *jaxpr.invars)}
+    enter(jaxpr, values, None, ())
+    for x in jaxpr.outvars:
+        value_of(x, values).is_output = True
+    return result
+
+
+def primitives(jaxpr: core.Jaxpr) -> set[str]:
+    """Returns the primitives of a level and of its calls, but for sites' attention."""
+    names = set()
+    for eqn in jaxpr.eqns:
+        if SEEN in jaxprs.path(eqn):
+            continue
+        names.add(eqn.primitive.name)
+        if eqn.primitive.name in _CALLS:
+            names |= primitives(*jaxprs.inner(eqn))
+    return names
 
 
 class Step(NamedTuple):
     """A value on a walk."""
 
-    value: flat.Value
+    value: Value
     axes: list[Axis]
     # Axes that the walk must not lose: the axis of keys, say.
     marks: tuple[Axis, ...] = ()
@@ -63,12 +163,12 @@ class Axes:
     def size(self, axis: Iterable[int]) -> int:
         return math.prod(self._sizes[x] for x in self.of(axis))
 
-    def start(self, value: flat.Value, *marked: int) -> Step:
+    def start(self, value: Value, *marked: int) -> Step:
         """Returns a step to begin with, of which some axes are marked."""
         axes = [self.new(size) for size in value.shape]
         return Step(value, axes, tuple(axes[i] for i in marked))
 
-    def back(self, equation: flat.Equation, position: int, step: Step) -> Step | None:
+    def back(self, equation: Equation, position: int, step: Step) -> Step | None:
         """Returns an input of an equation whose output is a step; None if marks end."""
         value, marks = equation.inputs[position], step.marks
         if equation.name == "reshape":
@@ -89,7 +189,7 @@ class Axes:
         has_marks = set(self.of(*marks)) <= set(self.of(*axes))
         return Step(value, axes, marks) if has_marks else None
 
-    def ahead(self, equation: flat.Equation, position: int, step: Step) -> Step | None:
+    def ahead(self, equation: Equation, position: int, step: Step) -> Step | None:
         """Returns the output of an equation of which an input is a step."""
         value = equation.outputs[position if len(equation.outputs) > 1 else 0]
         if equation.name == "reshape":
@@ -109,9 +209,9 @@ class Axes:
     def walk(
         self,
         step: Step | None,
-        passing: Callable[[flat.Equation, flat.Value], list[int]],
-        goal: Callable[[flat.Equation, Step], Any],
-        seen: set[flat.Value] | None = None,
+        passing: Callable[[Equation, Value], list[int]],
+        goal: Callable[[Equation, Step], Any],
+        seen: set[Value] | None = None,
     ) -> tuple[list[Step], Any] | None:
         """Walks back to a goal, depth first: the steps, and what the goal gives.
 
@@ -154,7 +254,7 @@ class Axes:
         return result
 
 
-def free(product: flat.Equation, side: int) -> list[int]:
+def free(product: Equation, side: int) -> list[int]:
     """Returns the axes of an operand that are neither contracted nor shared."""
     contracted, shared = product.params["dimension_numbers"]
     taken = {*contracted[side], *shared[side]}
