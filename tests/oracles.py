@@ -26,12 +26,14 @@ class Reference(NamedTuple):
     weights: np.ndarray  # [B..., H, T, S]
 
 
-def unseen_and_masked(mask, num_queries, num_keys):
+def unseen_and_masked(mask, num_queries, num_keys, first_query=0):
     """Returns what a mask says of itself: keys unseen `[B..., (H,) S]`, queries masked.
 
     No oracle, but what tests compare with one, in the shape of `mask.array`.
     """
-    array, aligned = mask.array(num_queries, num_keys), mask.aligned(mask.batch_ndim())
+    rows = range(first_query, first_query + num_queries)
+    array, aligned = mask.tile(rows, range(num_keys)), mask.aligned(mask.batch_ndim())
+    sizes = num_queries, num_keys, first_query
 
     def flags(found, wanted, size):
         found = np.full(1, not size) if found is None else np.asarray(found)
@@ -40,8 +42,8 @@ def unseen_and_masked(mask, num_queries, num_keys):
         return np.broadcast_to(found, wanted.shape)
 
     return (
-        flags(aligned.unseen_keys(num_queries, num_keys), array.any(-2), num_queries),
-        flags(aligned.fully_masked(num_queries, num_keys), array.any(-1), num_keys),
+        flags(aligned.unseen_keys(*sizes), array.any(-2), num_queries),
+        flags(aligned.fully_masked(*sizes), array.any(-1), num_keys),
     )
 
 

@@ -21,9 +21,8 @@ MASKS = [
     masks.window(2, 1) & masks.padding([3, 7]),
     (masks.causal() | masks.padding([2, 1])) & ~masks.dilated(2),
     ~(masks.causal() & masks.window(2, None)) | masks.global_tokens([0, 3]),
-    masks.causal().shifted(2),
-    (masks.causal() | masks.dilated(3)).shifted(-1),
-    (~masks.causal()).shifted(1),
+    masks.window(None, 2),
+    masks.causal() | masks.dilated(3),
     masks.valid_lens([1, 2, 0, 5, 4]) | masks.padding(3, 4),
     masks.valid_lens([3, 4]),
 ]

@@ -22,7 +22,7 @@ def _normal(*shape):
 
 
 def _attended(query, key, value, lengths):
-    mask = mh.masks.padding(lengths) & mh.masks.causal().shifted(1)
+    mask = mh.masks.padding(lengths) & mh.masks.window(None, 1)
     return mh.attend(query, key, value, mask=mask)
 
 
@@ -59,7 +59,7 @@ class VariantsTest(chex.TestCase):
     @chex.all_variants
     def test_mask_as_an_array(self):
         def array(lengths):
-            mask = mh.masks.padding(lengths) & mh.masks.causal().shifted(1)
+            mask = mh.masks.padding(lengths) & mh.masks.window(None, 1)
             return mask.array(T, S)
 
         found = self.variant(array)(LENGTHS)

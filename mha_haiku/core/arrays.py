@@ -51,11 +51,7 @@ class Stored(NamedTuple):
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
-    """Reads the arrays of a safetensors file, by name.
-
-    Raises:
-      ConfigError: If the file is cut off or damaged, or holds a name twice.
-    """
+    """Reads the arrays of a safetensors file, by name; refuses a damaged one."""
     content = _mapped(path)
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     if not 8 < start <= min(len(content), _MOST_BYTES):
@@ -86,11 +82,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 
 def read_shards(index: Path) -> dict[str, Stored]:
-    """Reads the arrays of all files that an index (`*.safetensors.index.json`) names.
-
-    Raises:
-      ConfigError: If a file is missing, or holds other arrays than the index says.
-    """
+    """Reads the arrays of all files that a `*.safetensors.index.json` names."""
     file_of = read_json(index).get("weight_map")
     is_map = isinstance(file_of, dict) and file_of
     if not is_map or not all(isinstance(file, str) for file in file_of.values()):
@@ -118,10 +110,6 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
 
     The package `gguf` dequantises. The header is read here: with its tens of thousands
     of texts, a vocabulary takes that package three times as long as the numbers.
-
-    Raises:
-      ConfigError: If the file is cut off, damaged, or of a quantisation that `gguf`
-        cannot read; or that package is missing.
 
     Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
     """
@@ -180,11 +168,7 @@ class _Header:
         self._at = 0
 
     def read(self) -> tuple[dict[str, Any], list[tuple], int]:
-        """Reads the fields, each array's name, shape, type and offset, and their start.
-
-        Raises:
-          ValueError: If the file is not GGUF; or struct.error, at its end.
-        """
+        """Reads the fields, each array's name, shape, type, offset, and their start."""
         if self._bytes(4) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
         version, num_arrays, num_fields = self._numbers("IQQ")
@@ -257,11 +241,7 @@ def write_safetensors(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads the object in a JSON file, which may have no duplicate keys.
-
-    Raises:
-      ConfigError: If it cannot be read or is no object.
-    """
+    """Reads the object in a JSON file, which may have no duplicate keys."""
 
     def once(pairs):
         check_names_once(path, [name for name, _ in pairs])
@@ -296,7 +276,6 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _entry(name, dtype, shape, data_offsets) -> tuple:
-    """Parses name, dtype, shape, first and last byte of an array in a header."""
     first, last = data_offsets
     for number in (*shape, first, last):
         checks.non_negative_integer(name, number)
@@ -316,7 +295,6 @@ def _check_apart(path, spans) -> None:
 
 
 def _view(path, content, name, kind, shape, first, last) -> Stored:
-    """Views bytes `first` to `last` of `content` as an array."""
     if kind not in _DTYPES:
 
         def refuse():

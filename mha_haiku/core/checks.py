@@ -29,7 +29,6 @@ class ConfigError(ValueError):
     """A user's mistake in a config, a flag or a file; scripts print it and exit 2."""
 
     def __init__(self, message: str):
-        """Takes the message, of which long words and quotations are shortened."""
         super().__init__(_LONG.sub(lambda found: _short(found[0]), message))
 
 
@@ -51,11 +50,7 @@ def _short(text: str) -> str:
 
 
 def as_path(value: str | os.PathLike) -> Path:
-    """Converts to a path; `~` is the user's home.
-
-    Raises:
-      ConfigError: If no file can be there: `~name` names no user, say.
-    """
+    """Converts to a path; `~` is the user's home."""
     if "\0" in str(value) or len(str(value)) > _LONGEST_PATH:
         raise ConfigError(
             f"{str(value)!r} must be a path of at most {_LONGEST_PATH} characters "
@@ -68,15 +63,7 @@ def as_path(value: str | os.PathLike) -> Path:
 
 
 def text_of(path: str | os.PathLike, name: str) -> str:
-    """Reads a text file, without its byte order mark.
-
-    Args:
-      path: The file; `~` is the user's home.
-      name: What to call it in messages.
-
-    Raises:
-      ConfigError: If it cannot be read, or is not UTF-8.
-    """
+    """Reads a UTF-8 text file, called `name` in messages, without byte order mark."""
     try:
         return regular_file(as_path(path)).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -88,11 +75,7 @@ def text_of(path: str | os.PathLike, name: str) -> str:
 
 
 def regular_file(path: str | os.PathLike) -> Path:
-    """Checks the path of a file to open, which may be missing.
-
-    Raises:
-      OSError: If it is a pipe, which would wait for ever, or a device.
-    """
+    """Checks the path of a file, which may be missing; a pipe would wait for ever."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return Path(path)
@@ -121,15 +104,8 @@ def write_file(
     A reader sees the old file or the new one, never a part, even after a kill: the
     content goes to another file, which is then renamed.
 
-    Args:
-      path: The file; `~` is the user's home.
-      content: Text (UTF-8), bytes, or a function that writes to the open file.
-
-    Returns:
-      The path.
-
-    Raises:
-      ConfigError: If it cannot be written.
+    `content` is text (UTF-8), bytes, or a function that writes to the open file. A file
+    that cannot be written is a ConfigError.
     """
     path = as_path(path)
     # With the process's id, so that two processes writing the same file do not mix.
@@ -159,18 +135,6 @@ def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
         suggestion = nearest(str(value), map(str, choices))
         raise ValueError(
             f"{name} must be one of {listed}; got {shown(value)}.{suggestion}"
-        )
-    return value
-
-
-def made_by(name: str, value: Any, kind: type, makers: Iterable[Any]) -> Any:
-    """Checks that `value` is a `kind`, such as one of `makers` returns."""
-    if not isinstance(value, kind):
-        names = [maker.__name__ for maker in makers]
-        suggestion = nearest(value, names) if isinstance(value, str) else ""
-        raise TypeError(
-            f"{name} must be None or a {kind.__name__}, as {', '.join(names)} return; "
-            f"got {shown(value)}.{suggestion}"
         )
     return value
 

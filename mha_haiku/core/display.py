@@ -1,12 +1,11 @@
 """Short text for arrays, and the way from an object to the page that shows it.
 
-Each class says what it is in one or two lines of its own; here is what these lines
-share. A class whose objects show themselves says
+A class whose objects show themselves says
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
-Nothing here computes: an array is its dtype and shape, also while it is traced,
-and only a few numbers that are known on the host are shown themselves.
+Nothing here computes: an array is its dtype and shape, also while it is traced, and
+only a few numbers that are known on the host are shown themselves.
 """
 
 import dataclasses
@@ -74,10 +73,7 @@ def value(x: Any) -> str:
 
 
 def record(x: Any) -> str:
-    """Describes a named tuple or a dataclass as `Name(field=float32[2], ...)`.
-
-    Fields that are None or () are left out. Stands as `__repr__` in such classes.
-    """
+    """Describes a named tuple or a dataclass as `Name(field=float32[2], ...)`."""
     names = getattr(x, "_fields", None) or [
         field.name for field in dataclasses.fields(x)
     ]

@@ -29,22 +29,15 @@ Check = Callable[[str, Any], Any]
 
 
 class Field(NamedTuple):
-    """What is declared of a field.
+    """What is declared of a field."""
 
-    Attributes:
-      default: The value of the field unless a config says otherwise.
-      meaning: What it is, in a line.
-      check: Called with the field's whole name and a value that is not None; raises
-        ValueError. None: the annotation alone is checked.
-      kind: The annotation of its values.
-      is_needed: Whether a config must give it, as there is no default.
-    """
-
-    default: Any
-    meaning: str
+    default: Any  # the value of the field unless a config says otherwise
+    meaning: str  # what it is, in a line
+    # Called with the field's whole name and a value that is not None; raises
+    # ValueError. None: the annotation alone is checked.
     check: Check | None = None
-    kind: Any = object
-    is_needed: bool = False
+    kind: Any = object  # the annotation of its values
+    is_needed: bool = False  # whether a config must give it, as there is no default
 
     @property
     def explained(self) -> str:
@@ -63,7 +56,6 @@ class Field(NamedTuple):
 
     @property
     def may_be_none(self) -> bool:
-        """Whether None is one of its values."""
         return type(None) in typing.get_args(self.kind)
 
     def checked(self, name: str, value: Any) -> Any:
@@ -119,10 +111,7 @@ def portion(name: str, value: Any) -> float:
 def field(
     default: Any, meaning: str, check: Check | None = None, *, section: str = "task"
 ) -> Any:
-    """Declares a field of a section, or of a task; see `Field`.
-
-    A task's fields stand in the section "task" or "data" of a config.
-    """
+    """Declares a field of a section, or of a task (of `section` "task" or "data")."""
     declared = Field(default, meaning, check)
     return dataclasses.field(
         default=default, metadata={"declared": declared, "section": section}
@@ -130,10 +119,8 @@ def field(
 
 
 def declared(cls: type) -> dict[str, Field]:
-    """Returns the declarations of a dataclass's fields, without its sections.
-
-    A task of the user's own may have fields with an annotation and a default alone.
-    """
+    """Returns the declarations of a dataclass's fields, without its sections."""
+    # A task of the user's own may have fields with an annotation and a default alone.
     if "_declared" in vars(cls):
         return vars(cls)["_declared"]
     try:
@@ -163,21 +150,18 @@ def declared(cls: type) -> dict[str, Field]:
 class Section:
     """A section of a config: a frozen dataclass of fields and of other sections.
 
-    Lists become tuples, so that sections can be hashed. A value that its field does not
-    take is a `ConfigError`.
+    Lists become tuples, so that sections can be hashed.
     """
 
     _path: ClassVar[str]  # the section's whole name, as "config.model"
 
     def __init_subclass__(cls, *, path: str):
-        """Makes a subclass a dataclass."""
         super().__init_subclass__()
         cls._path = path
         dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)(cls)
 
     @checks.user_mistakes()
     def __post_init__(self):
-        """Checks the values that are set; a default may stand for "must be given"."""
         for name, each in declared(type(self)).items():
             value = _frozen(getattr(self, name))
             if type(value) is int and each.kinds == (float,):
@@ -206,14 +190,10 @@ class Section:
         return name in values(self)
 
     def replace(self, **changes: Any) -> Self:
-        """Replaces values of the section.
+        """Replaces values by name; of a section also by a dictionary of changes.
 
-        Args:
-          **changes: Values by the names of fields; of a section also a dictionary of
-            changes, as in `config.replace(model=dict(num_layers=2))`.
-
-        Raises:
-          ConfigError: If there is no such field, or it does not take the value.
+        As in `config.replace(model=dict(num_layers=2))`. Raises ConfigError where there
+        is no such field, or it does not take the value.
         """
         for name, value in changes.items():
             if name not in self:
@@ -253,10 +233,7 @@ def values(section: Section) -> dict[str, Any]:
 
 
 def flat(section: Section) -> Iterator[tuple[str, Field, Any]]:
-    """Yields the whole name of each field, what is declared of it, and its value.
-
-    They come in the order of declaration.
-    """
+    """Yields each field's whole name, what is declared of it, and its value."""
     fields = declared(type(section))
     for name, value in values(section).items():
         if name in fields:
@@ -267,11 +244,7 @@ def flat(section: Section) -> Iterator[tuple[str, Field, Any]]:
 
 @checks.user_mistakes()
 def check(section: Section) -> None:
-    """Checks every field of a section, also those that must be given.
-
-    Raises:
-      ConfigError: At the first field that does not take its value.
-    """
+    """Checks every field of a section, also those that must be given."""
     for name, each, value in flat(section):
         each.checked(name, value)
 
@@ -312,11 +285,9 @@ def nested(flattened: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns " Did you mean 'x'?" for the whole name of a field that `name` is like.
-
-    The right field of another section is a likelier wish than a similar one of this, so
-    last parts count before whole names.
-    """
+    """Returns " Did you mean 'x'?" for the field whose whole name is like `name`."""
+    # The right field of another section is a likelier wish than a similar one of this,
+    # so last parts count before whole names.
     names = list(names)
     lasts = {each.rpartition(".")[-1]: each for each in reversed(names)}
     near = difflib.get_close_matches(name.rpartition(".")[-1], lasts, n=1)
@@ -331,7 +302,6 @@ def _frozen(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Converts a value of a user's task to JSON."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return os.fspath(value) if isinstance(value, os.PathLike) else repr(value)

@@ -19,10 +19,7 @@ Index = slice | range | np.ndarray | Array
 
 
 def _static_integers(cls):
-    """Makes a frozen dataclass a pytree: arrays in it are leaves, integers are static.
-
-    So what is known of positions while a program is compiled stays known.
-    """
+    """Makes a frozen dataclass a pytree: arrays are leaves, integers are static."""
     cls = dataclasses.dataclass(frozen=True)(cls)
     names = [field.name for field in dataclasses.fields(cls)]
 
@@ -42,10 +39,7 @@ def _static_integers(cls):
 
 @_static_integers
 class Span:
-    """Positions from `start` on, `size` of them.
-
-    Stands for an array of positions, but arrays are sliced by it and not gathered.
-    """
+    """Positions from `start` on, by which arrays are sliced and not gathered."""
 
     start: int | Array  # an integer, or a scalar array that may be traced
     size: int  # an integer
@@ -58,37 +52,28 @@ class Span:
 
     @property
     def stop(self) -> int | Array:
-        """The position after the last."""
         return self.start + self.size
 
     def array(self) -> Array:
-        """Returns the positions, `[size]`."""
         return self.start + lax.iota(jnp.int32, self.size)
 
 
 @_static_integers
 class Origin:
-    """Where a rectangle stands: the positions of its first query and first key.
-
-    Queries and keys in arrays are counted from here; masks and biases are asked at
-    absolute positions, which `rows` and `columns` give.
-    """
+    """Where a rectangle stands: the positions of its first query and first key."""
 
     query: int | Array = 0  # an integer, or a scalar array that may be traced
     key: int | Array = 0  # as the query
 
     def rows(self, rows: Index | Span) -> Index | Span:
-        """Returns the absolute positions of queries."""
         return rows if _is_zero(self.query) else rows + self.query
 
     def columns(self, columns: Index | Span) -> Index | Span:
-        """Returns the absolute positions of keys."""
         return columns if _is_zero(self.key) else columns + self.key
 
     def at(
         self, rows: Index | Span, columns: Index | Span
     ) -> tuple[Index | Span, Index | Span]:
-        """Returns the absolute positions of both."""
         return self.rows(rows), self.columns(columns)
 
     def moved(self, by: "Origin") -> "Origin":
@@ -101,10 +86,7 @@ def _is_zero(position) -> bool:
 
 
 def batch_axes(ndim: int) -> str:
-    """Returns a letter for each batch axis: "B" for the first, "b" for the others.
-
-    The first alone is that which devices share.
-    """
+    """Returns "B" for the first batch axis, which devices share, "b" for each other."""
     return "Bb"[:ndim] + "b" * (ndim - 2)
 
 
@@ -122,11 +104,7 @@ def array(axes: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 def pytree(cls: type) -> type:
-    """Makes a class a frozen dataclass and a pytree, leaves all fields but `static`.
-
-    It shows the shapes of its arrays and none of their numbers, if it does not say
-    otherwise itself.
-    """
+    """Makes a class a frozen dataclass and a pytree, leaves all fields but `static`."""
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = display.record
     cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
@@ -137,14 +115,7 @@ class Part:
     """What masks, biases and scores share: arrays whose axes are known by letters."""
 
     def axes(self) -> Self:
-        """Returns an aligned part with letters of axes in the place of its arrays.
-
-        Each axis has a letter: first from `batch_axes`, then from the field's `array`.
-        What shares arrays among devices goes by it.
-
-        Raises:
-          TypeError: If an array is in another field.
-        """
+        """Returns an aligned part with letters of axes in the place of its arrays."""
         letters = {
             name: batch_axes(jnp.ndim(getattr(self, name)) - len(own)) + own
             for name, own in self._own_axes().items()
@@ -165,8 +136,8 @@ class Part:
             if "axes" in field.metadata and getattr(self, name) is not None
         }
 
-    def _lifted(self, batch_ndim: int) -> Self:
-        """Returns the same with axes B... of size 1 where arrays have none."""
+    def aligned(self, batch_ndim: int) -> Self:
+        """Aligns the part: its arrays get axes B..., of size 1 where they have none."""
         arrays = {
             name: lifted(getattr(self, name), batch_ndim + len(own))
             for name, own in self._own_axes().items()
@@ -175,11 +146,7 @@ class Part:
 
 
 def checked_pytree(name: str, value: Any) -> Any:
-    """Checks that the class of `value` is registered as a pytree.
-
-    Raises:
-      TypeError: If it is not.
-    """
+    """Checks that the class of `value` is registered as a pytree."""
     if jax.tree.structure(value) == jax.tree.structure(0):
         raise TypeError(
             f"{name} must be a pytree, and {type(value).__name__} is not registered as "
@@ -191,15 +158,7 @@ def checked_pytree(name: str, value: Any) -> Any:
 
 
 def positions(index: Index, size: int | None = None) -> Array:
-    """Returns the positions that a slice, a range or an array of integers names.
-
-    Args:
-      index: What to name; a slice needs an end where `size` is not given.
-      size: How many positions there are, where known.
-
-    Raises:
-      ValueError: If a slice has no end, or an array is not of integers in one axis.
-    """
+    """Returns the positions of a slice (with an end, or of `size`), range or array."""
     if isinstance(index, slice):
         if size is not None:
             return np.arange(size)[index]
@@ -250,11 +209,7 @@ def lifted(array: Array, ndim: int) -> Array:
 
 
 def take(array: Array, index: Array | Span, axis: int) -> Array:
-    """Indexes an axis of `array`; an axis of size 1 stands for all positions.
-
-    Raises:
-      ValueError: If a position that is known on the host is outside of the axis.
-    """
+    """Indexes an axis of `array`; an axis of size 1 stands for all positions."""
     size = array.shape[axis]
     if size == 1:
         return jnp.repeat(array, len(index), axis=axis)
@@ -355,11 +310,7 @@ def check_matrix(
 
 
 def checked_first(first_query: Any) -> int | Array:
-    """Returns the position of the first query as an integer, or a traced scalar array.
-
-    Raises:
-      ValueError: If it is not one integer, or below 0 where it is known.
-    """
+    """Checks the position of the first query: an integer, or a traced scalar array."""
     known_ = known(first_query)
     if known_ is not None:
         return checks.non_negative_integer("first_query", known_.tolist())

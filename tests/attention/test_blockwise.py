@@ -19,6 +19,7 @@ from mha_haiku.core.attention import (
     dot_product,
 )
 from mha_haiku.core.attention.tiled import sweep
+from mha_haiku.core.masks import relative
 from tests import everyday, jaxprs
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
@@ -37,7 +38,7 @@ CASES = {
     "nothing": {},
     "causal": {"mask": masks.causal()},
     "causal, offset, and padding": {
-        "mask": masks.causal().shifted(S - T) & masks.padding(LENGTHS)
+        "mask": masks.window(None, S - T) & masks.padding(LENGTHS)
     },
     "padded queries": {"mask": masks.padding(LENGTHS, np.asarray([30, 5]))},
     "window": {"mask": masks.window(9, 4)},
@@ -211,8 +212,8 @@ def test_tiles_have_one_size_and_the_last_overlaps():
 
 MASKS_OF_RANGES = [
     masks.full(),
-    masks.causal().shifted(2),
-    masks.causal().shifted(-3),
+    masks.window(None, 2),
+    relative.Band(None, -3),
     masks.window(2, 1),
     masks.padding(np.asarray(5)),
     masks.padding(np.asarray(5), np.asarray(3)),

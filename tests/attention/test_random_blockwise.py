@@ -55,7 +55,7 @@ def mask_of(kinds, arrays):
     found = None
     for (kind, is_inverted, combine), numbers in zip(kinds, arrays, strict=True):
         mask = {
-            "causal": lambda _: masks.causal().shifted(1),
+            "causal": lambda _: masks.window(None, 1),
             "window": lambda _: masks.window(3, 1),
             "global": lambda _: masks.window(1, 1) | masks.global_tokens([0, 4]),
             "padding": lambda x: masks.padding(*x),

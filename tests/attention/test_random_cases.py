@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mha_haiku import masks, positions
 from mha_haiku.core.attention import additive
 from mha_haiku.core.attention import dot_product as dot_product_score
+from mha_haiku.core.masks import relative
 
 # (batch, T, S, H, G, K, V): few, as each new shape compiles anew.
 SIZES = [
@@ -33,7 +34,7 @@ def random_mask(kind, rng, batch, num_queries, num_keys, num_heads):
     rows, columns = np.arange(num_queries)[:, None], np.arange(num_keys)
     if kind == "causal":
         offset = int(rng.integers(-1, num_keys))
-        return masks.causal().shifted(offset), columns <= rows + offset
+        return relative.Band(None, offset), columns <= rows + offset
     if kind == "window":
         left, right = map(int, rng.integers(0, 3, 2))
         distance = columns - rows

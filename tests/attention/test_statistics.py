@@ -17,6 +17,7 @@ from mha_haiku.core.attention import (
 )
 from mha_haiku.core.attention.statistics import gini
 from mha_haiku.core.attention.tiled import engine, sweep
+from mha_haiku.core.masks import relative
 from tests import jaxprs, oracles
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
@@ -30,7 +31,7 @@ CASES = {
     "everything": (masks.full(), None),
     "causal and padding": (masks.causal() & masks.padding(LENGTHS), None),
     "padded queries": (masks.padding(LENGTHS, np.asarray([30, 0])), None),
-    "window": (masks.window(5, 3).shifted(S - T), None),
+    "window": (relative.Band(T - S + 5, S - T + 3), None),
     "at random, with a bias": (
         masks.dense(rng.random((B, H, T, S)) < 0.3),
         positions.alibi(H),

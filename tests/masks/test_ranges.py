@@ -15,7 +15,7 @@ MASKS = {
     "padding": masks.padding(jnp.array([9, 6])),
     "queries": masks.padding(jnp.array([9, 6]), jnp.array([7, 11])),
     "segments": masks.segments(jnp.arange(T)[None] // 4, jnp.arange(S)[None] // 4),
-    "both": masks.causal().shifted(2) & ~masks.padding(jnp.array([2, 3])),
+    "both": masks.window(None, 2) & ~masks.padding(jnp.array([2, 3])),
     "array": masks.dense(np.random.default_rng(0).random((2, 3, T, S)) < 0.5),
 }
 

@@ -161,7 +161,7 @@ def test_what_is_masked_cannot_be_felt(kind, normal, random_parameters):
     if kind == "dense":
         mask = mask.array(T, S)[:, None]
     if kind == "causal":
-        mask = masks.causal().shifted(S - T) & mask
+        mask = masks.window(None, S - T) & mask
     seen_queries = np.arange(T) < queries[:, None]
     seen_keys = np.arange(S) < keys[:, None]
     model = _model(transforms=HeadTransforms(True, rotary=positions.rotary))

@@ -1,10 +1,8 @@
 """The attention map, kept factored: any part of it is exact on demand.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads,
-K size per head. From queries, keys and the logsumexp of each row of scores, which are
-O(T + S) numbers, any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`. Where
-another normalizer than softmax was used, its log denominator stands in the place of the
-logsumexp, and nothing else changes.
+From queries, keys and the logsumexp of each row of scores, which are O(T + S) numbers,
+any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`. Where another normalizer
+than softmax was used, its log denominator stands in the place of the logsumexp.
 """
 
 from typing import Any
@@ -108,23 +106,15 @@ class AttentionMap:
         return self.tile(slice(None), slice(None))
 
     def scores(self) -> Float[Array, "*B H T S"]:
-        """Computes the scores, of which weights are exponentials; O(T S) memory.
-
-        They are scaled, with the bias, and -inf where a key is masked.
-        """
+        """Computes the scores, with bias, -inf where masked; O(T S) memory."""
         num_queries, num_keys = self.shape[-2:]
         return self._scores(np.arange(num_queries), np.arange(num_keys))
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Float[Array, "*B H R C"]:
         """Computes the weights of some queries on some keys; O(R C) memory.
 
-        Args:
-          rows: R query positions: a slice, a range or an array of integers; negative
-            ones count from the end where they are known.
-          columns: C key positions, in the same forms as `rows`.
-
-        Raises:
-          ValueError: If a known position is outside of the map.
+        Rows and columns are R and C positions, each a slice, a range or an array of
+        integers; negative ones count from the end where they are known.
         """
         num_queries, num_keys = self.shape[-2:]
         rows = tiles.positions(rows, num_queries)
@@ -145,10 +135,7 @@ class AttentionMap:
         )
 
     def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
-        """Returns the map of one head of one example, `[1, T, S]`.
-
-        `example` has an index per batch axis; indices may be traced.
-        """
+        """Returns the map of one head of one example, with an index per batch axis."""
         if len(example) != self.ndim - 3:
             raise ValueError(
                 f"head() takes an index of a head and {self.ndim - 3} of batch axes "
@@ -165,10 +152,9 @@ class AttentionMap:
         )
 
     def row_sums(self) -> Float[Array, "*B H T"]:
-        """Returns what the weights of each query sum to.
+        """Returns what the weights of each query sum to: 1, or 0 if it is fully masked.
 
-        It is 1, or 0 for a fully masked query, but with another normalizer than
-        softmax: what is missing from 1 is what a sink takes. One pass over the tiles.
+        What is missing from 1 with a sink is what the sink takes.
         """
         ones = jnp.ones((*self.shape[:-3], self.shape[-1], 1, 1), self.dtype)
         return jnp.moveaxis(self.apply(ones)[..., 0], -1, -2)
@@ -192,18 +178,14 @@ class AttentionMap:
 
         Args:
           pooled: (P, Q): also the map pooled to that many bins, from the same pass.
-          query_offset: Query t stands at position t + `query_offset`; None: at that
-            of `attend(first_query=)`.
+          query_offset: Query t stands at t + `query_offset`; None: at `first_query`.
           counted: `[B..., T]` booleans: the queries that count; None: all that see.
           positions: `[B..., S]` booleans: positions (separators, say) whose mass is
             asked for.
-          tokens: `[B..., T]` integers, the tokens of the queries, for the mass on equal
-            tokens and the induction score.
+          tokens: `[B..., T]` integers, of the queries: for the mass on equal tokens and
+            the induction score.
           key_tokens: `[B..., S]`, the tokens of the keys; None: the same as `tokens`.
           per_query: Whether queries are kept apart, `[B..., H, T]`.
-
-        Returns:
-          `[B..., H]` each, except statistics of other shapes: see `Statistics`.
 
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
@@ -227,52 +209,31 @@ class AttentionMap:
         queries: slice = slice(None),
         keys: slice = slice(None),
     ) -> Float[Array, "*B H P Q"]:
-        """Pools the map: sums the mass in each cell of a grid.
-
-        Bins are `bin_edges(T, rows)` and `bin_edges(S, columns)`, of the parts
-        `queries` and `keys` where these are given: so a viewer zooms in, down to single
-        tokens. One pass over the tiles of these parts.
+        """Pools the map into `bin_edges(T, rows)` x `bin_edges(S, columns)` cells.
 
         Args:
           rows: The largest number of bins of queries.
           columns: The largest number of bins of keys.
-          queries: Consecutive queries.
-          keys: Consecutive keys.
+          queries: The consecutive queries to pool; so a viewer zooms in.
+          keys: The consecutive keys to pool.
 
         Returns:
-          The mean, over the queries of a bin that see anything, of
-          their weight on the keys of a bin. With all keys a row sums to what rows of
-          the map do, or to 0 if no query sees.
-
-        Raises:
-          ValueError: If a part is empty or has steps, or a number of bins is below 1.
+          The mean, over the queries of a bin that see anything, of their weight on the
+          keys of a bin. With all keys a row sums to what rows of the map do, or to 0 if
+          no query sees.
         """
         return _engine.pooled(self, rows, columns, queries, keys)
 
     def top(self, k: int) -> observation.Top:
-        """Finds the k largest weights of each row, and their keys.
-
-        Raises:
-          ValueError: If k is not from 1 to S.
-        """
+        """Finds the k largest weights of each row, and their keys."""
         return _engine.top(self, k)
 
     def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:
-        """Multiplies the map by `x`: the weighted sum over keys for each query.
-
-        An axis of heads of size 1 is the same for all.
-
-        Raises:
-          ValueError: If `x` does not fit the map.
-        """
+        """Multiplies the map by `x`: the weighted sum over keys for each query."""
         return _engine.apply(self, x)
 
     def outputs(self) -> Float[Array, "*B T H V"]:
-        """Returns what each head passes on: its weights times its values, gated.
-
-        Raises:
-          ValueError: If the values are not known.
-        """
+        """Returns what each head passes on: its weights times its values, gated."""
         value, (*batch, num_heads, length, _) = self.value, self.shape
         if value is None:
             raise ValueError(
@@ -288,13 +249,7 @@ class AttentionMap:
     def apply_transposed(
         self, y: Shaped[Array, "*B T #H V"]
     ) -> Float[Array, "*B S H V"]:
-        """Multiplies the transposed map by `y`: for each key the sum over queries.
-
-        An axis of heads of size 1 is the same for all.
-
-        Raises:
-          ValueError: If `y` does not fit the map.
-        """
+        """Multiplies the transposed map by `y`: for each key the sum over queries."""
         return _engine.apply_transposed(self, y)
 
     def divergence(
@@ -302,15 +257,8 @@ class AttentionMap:
     ) -> Float[Array, "*B H H2"]:
         """Measures how differently heads attend: Jensen-Shannon divergences.
 
-        Args:
-          other: A map of the same batch axes, T and S; None: this map itself.
-
-        Returns:
-          In nats, 0 (the same) to log 2: the mean over queries that see
-          anything in both.
-
-        Raises:
-          ValueError: If the maps differ in batch axes, T or S.
+        In nats, 0 (the same) to log 2: the mean over queries that see anything in both
+        maps; None compares the heads of this map with each other.
 
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """
@@ -321,18 +269,11 @@ class AttentionMap:
         observed: observation.Observation,
         given: observation.Given = observation.NOTHING_GIVEN,
     ) -> observation.Sums:
-        """Runs an observation over the tiles, and returns its sums.
-
-        They are sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`.
-        """
+        """Runs an observation over the tiles: sums of `[B..., H, T, ...]` and so on."""
         return _engine.observe(self, observed, given)
 
     def checked_origin(self) -> tiles.Origin:
-        """Returns the origin.
-
-        Raises:
-          ValueError: If it is of stacked maps whose `first_query` was an array.
-        """
+        """Returns the origin; raises ValueError where stacked maps have several."""
         origin = self.weighting.origin
         if jnp.ndim(origin.query):
             raise ValueError(
@@ -344,10 +285,8 @@ class AttentionMap:
         return origin
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        """Returns the whole map as a NumPy array."""
         del copy
         return np.asarray(self.weights(), dtype)
 
     def __jax_array__(self) -> Array:
-        """Returns the whole map as a JAX array."""
         return self.weights()

@@ -1,7 +1,6 @@
 """Keys and values kept from step to step, so that a new query costs one row of the map.
 
-`B...` batch axes, P positions of a prompt, W slots, H query heads, G key heads, K
-query/key size and V value size per head.
+P positions of a prompt, W slots.
 
 `Prompt` computes attention as usual and leaves a `Cache`; `Cache` takes one new query
 at a time. Both have the same two methods, so that a module calls either in the place of
@@ -33,31 +32,22 @@ _FEWEST_SLOTS = 128  # of which a part is worth a program of its own
 
 @tiles.pytree
 class Cache:
-    """What attention keeps of the tokens so far.
+    """What attention keeps of the tokens so far, as matrix products read it."""
 
-    Axes stand as matrix products read them without a copy.
-
-    Attributes:
-      key: `[B..., G, K, W]`, zeros in slots that nothing was written to.
-      value: `[B..., G, W, V]`, zeros in slots that nothing was written to.
-      query: `[B..., H, W, K]` where queries are kept too, else None.
-      logsumexp: `[B..., H, W]` with them: -inf where there is no query yet.
-      gates: `[B..., H, W, 1]` or `[B..., H, W, V]` with them, where attention is gated.
-      before: `[B..., 1, G, K]`, the last key before it was mixed with the one before
-        it, of modules that mix keys; else None.
-      is_ring: Whether slots are used as a ring buffer.
-      is_source: Whether keys and values belong to a source, all there from the
-        beginning: `[B..., G, K, S]` and `[B..., G, S, V]`. Only queries are of W
-        slots then.
-    """
-
-    key: Array
-    value: Array
+    key: Array  # `[B..., G, K, W]`, zeros in slots that nothing was written to
+    value: Array  # `[B..., G, W, V]`, zeros in slots that nothing was written to
+    # `[B..., H, W, K]` where queries are kept too, else None.
     query: Array | None = None
+    # `[B..., H, W]` with them: -inf where there is no query yet.
     logsumexp: Array | None = None
+    # `[B..., H, W, 1]` or `[B..., H, W, V]` with them, where attention is gated.
     gates: Array | None = None
+    # `[B..., 1, G, K]`, the last key before it was mixed with the one before it, of
+    # modules that mix keys; else None.
     before: Array | None = None
-    is_ring: bool = tiles.static(False)
+    is_ring: bool = tiles.static(False)  # whether slots are used as a ring buffer
+    # Whether keys and values belong to a source, all there from the beginning: `[B...,
+    # G, K, S]` and `[B..., G, S, V]`. Only queries are of W slots then.
     is_source: bool = tiles.static(False)
 
     def mixed(
@@ -78,20 +68,15 @@ class Cache:
     ) -> tuple[Float[Array, "*B 1 H V"], attention_map.AttentionMap, "Cache"]:
         """Attends from one new query to all keys so far, its own included.
 
-        Args:
-          query: The new query.
-          key: The new key, which is added to the cache first; None with a source.
-          value: The value of the token, in the same form as the key.
-          weighting: Mask, score and what else goes with them. Without a source the mask
-            must hide later positions than the query's, as causal masks do: their slots
-            may hold anything finite. `first_query` is at most one after the last that
-            was written; examples whose positions differ are for `jax.vmap`.
-          implementation: Not asked: one row of scores is always held whole.
+        The new key, None with a source, is added to the cache first. Without a source
+        the mask must hide later positions than the query's, as causal masks do: their
+        slots may hold anything finite. `first_query` is at most one after the last that
+        was written; examples whose positions differ are for `jax.vmap`. Any
+        `implementation` is left unasked: one row of scores is always held whole.
 
         Returns:
           Values, the map of shape `(B..., H, 1, W)` (of a source `(B..., H, 1, S)`),
-          whose keys stand in the order of their positions, and the cache with the new
-          key.
+          whose keys stand in the order of their positions, and the cache.
         """
         del implementation
         if query.shape[-3] != 1:
@@ -101,11 +86,14 @@ class Cache:
         num_slots, value_size = self.key.shape[-1], self.value.shape[-1]
         weighting = weighting.aligned(query, num_slots, value_size)
         position = weighting.origin.query
-        rows = tiles.Span(position, 1)
+        rows, slots, first = tiles.Span(position, 1), tiles.Span(0, num_slots), 0
+        if self.is_ring:
+            first = jnp.maximum(position - num_slots + 1, 0)  # that has a slot
+            slots = _positions_of_slots(num_slots, first)
         tile = self._by_reached(
             lambda size: self._scores_of(size, query, weighting.score), position
         )
-        tile = weighting.masked(tile, rows, self._columns(position))
+        tile = weighting.masked(tile, rows, slots)
         is_read = None  # [..., W, 1, 1]; None: all values are
         if self.query is not None and not self.is_source:
             # Without a ring a NaN that a window has left behind is still there.
@@ -127,7 +115,7 @@ class Cache:
             # The new key is not read from the cache, which is written after it is read:
             # so XLA writes in place, where it else copies the whole for each reader.
             own = weighting.scores(query, key, rows, rows)
-            slot = self._slot(position)
+            slot = position % num_slots if self.is_ring else position
             is_own = jnp.arange(num_slots) == slot
             tile = jnp.where(is_own, -jnp.inf, tile)
             if self.is_ring:  # whose slot may hold NaN of long ago
@@ -136,11 +124,14 @@ class Cache:
             attended, logsumexp = _attended([(tile, mixed), (own, of_own)])
             # Adds 0, which XLA cannot know: the write has to wait for all reads.
             slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
-            cache = self._with(key, value, slot)
+            cache = dataclasses.replace(
+                self,
+                key=_written(self.key, jnp.moveaxis(key, -3, -1), slot, -1),
+                value=_written(self.value, jnp.moveaxis(value, -3, -2), slot, -2),
+            )
         attended = attended.astype(self.value.dtype)
         attended, logsumexp = weighting.finished(attended, logsumexp)
         cache = cache._with_query(query, logsumexp, weighting.gates, position)
-        first = self._first(position)
         keys, values = cache._positions_first()
         if self.is_ring:
             keys, values = (jnp.roll(x, -first, -3) for x in (keys, values))
@@ -158,15 +149,8 @@ class Cache:
     ) -> attention_map.AttentionMap:
         """Returns the map of all queries so far on all keys so far.
 
-        Args:
-          row: A map of the same attention, for its mask, bias, score and normalizer.
-          lengths: `[B]`, how many tokens each example has: later rows have no weights.
-
-        Returns:
-          The map of shape `(B, H, W, W)`, of a source `(B, H, W, S)`.
-
-        Raises:
-          ValueError: If queries were not kept.
+        It is `(B, H, W, W)`, of a source `(B, H, W, S)`; rows from `lengths` `[B]` on
+        have no weights. `row` is a map of the same attention.
         """
         if self.query is None:
             raise ValueError(
@@ -192,10 +176,8 @@ class Cache:
         )
 
     def _by_reached(self, function, position) -> Array:
-        """Calls `function(size)` with the fewest slots that hold all keys so far.
-
-        Only a quarter of the slots is read where no text is longer.
-        """
+        # Calls `function(size)` with the fewest slots that hold all keys so far: only a
+        # quarter of the slots is read where no text is longer.
         num_slots = self.key.shape[-1]
         if self.is_ring or self.is_source or num_slots < _FEWEST_SLOTS:
             return function(num_slots)
@@ -205,31 +187,6 @@ class Cache:
             _latest(jnp.asarray(position)) <= num_slots // 4,
             lambda: function(num_slots // 4),
             lambda: function(num_slots),
-        )
-
-    def _first(self, position) -> int | Array:
-        """Returns the earliest position that has a slot."""
-        if not self.is_ring:
-            return 0
-        return jnp.maximum(position - self.key.shape[-1] + 1, 0)
-
-    def _columns(self, position) -> tiles.Span | Array:
-        """Returns the position that each slot stands for, `[W]`."""
-        slots = self.key.shape[-1]
-        if not self.is_ring:
-            return tiles.Span(0, slots)
-        return _positions_of_slots(slots, self._first(position))
-
-    def _slot(self, position) -> int | Array:
-        """Returns where the key of a position is written."""
-        return position % self.key.shape[-1] if self.is_ring else position
-
-    def _with(self, key, value, slot) -> "Cache":
-        """Appends a key and a value, `[B..., 1, G, K]`, to the cache."""
-        return dataclasses.replace(
-            self,
-            key=_written(self.key, jnp.moveaxis(key, -3, -1), slot, -1),
-            value=_written(self.value, jnp.moveaxis(value, -3, -2), slot, -2),
         )
 
     def _with_query(self, query, logsumexp, gates, position) -> "Cache":
@@ -258,24 +215,18 @@ class Cache:
 
 @tiles.pytree
 class Prompt:
-    """Attention among the tokens of prompts, which leaves a cache behind.
+    """Attention among the tokens of prompts, which leaves a cache behind."""
 
-    Attributes:
-      lengths: `[B...]`, at least 1: tokens of each prompt, whose other positions are
-        padding.
-      size: The positions that the text may grow to.
-      window: How many positions before its own a query sees; None: all.
-      keep_queries: Whether the cache keeps queries, and all positions with them.
-      is_source: Whether the prompts attend to a source, see `Cache`.
-      before: The cache before this step; see `Cache`.
-    """
-
+    # `[B...]`, at least 1: tokens of each prompt, whose other positions are padding.
     lengths: Array
-    size: int = tiles.static()
+    size: int = tiles.static()  # the positions that the text may grow to
+    # How many positions before its own a query sees; None: all.
     window: int | None = tiles.static(None)
+    # Whether the cache keeps queries, and all positions with them.
     keep_queries: bool = tiles.static(False)
+    # Whether the prompts attend to a source, see `Cache`.
     is_source: bool = tiles.static(False)
-    before: Array | None = None
+    before: Array | None = None  # the cache before this step; see `Cache`
 
     def mixed(
         self, key: Float[Array, "*B P G K"], mix: Callable[[Array], Array]
@@ -294,11 +245,7 @@ class Prompt:
         *,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, Cache]:
-        """Returns what `attention.attend` does, and the cache; see there.
-
-        The mask hides padding, which comes last, and later positions, as in
-        `Cache.attend`.
-        """
+        """Attends as `attention.attend`, padding masked; also returns the cache."""
         values, whole = implementations.attend_within(
             query, key, value, weighting, implementation=implementation
         )
@@ -344,10 +291,8 @@ class Prompt:
 
 @jax.custom_batching.custom_vmap
 def _latest(position: Array) -> Array:
-    """Returns the largest position of all texts, also of those that `vmap` maps over.
-
-    So it is one number, and what is left out beyond it is left out for all.
-    """
+    # The largest position of all texts, also of those that `vmap` maps over: one
+    # number, so that what is left out beyond it is left out for all.
     return position
 
 
@@ -357,13 +302,8 @@ def _latest_of_all(axis_size, is_mapped, position):
     return (position.max(0) if is_mapped[0] else position), False
 
 
-def _attended(
-    parts: list[tuple[Float[Array, "*B H 1 C"], Callable[[Array], Array]]],
-) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
-    """Returns values and the logsumexp of a row, from parts with some keys each.
-
-    A part is its scores, and a function that mixes its values by their weights.
-    """
+def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
+    """Merges parts with some keys each: their scores, and what mixes their values."""
     largest = functools.reduce(
         jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]
     )

@@ -1,8 +1,4 @@
-"""Attention by the whole matrix of scores: the fastest for short sequences.
-
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head.
-"""
+"""Attention by the whole matrix of scores: the fastest for short sequences."""
 
 import math
 
@@ -20,12 +16,7 @@ Array = jax.Array
 def formula(
     inputs: Inputs, dropout_rate: float
 ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"], tuple]:
-    """Computes attention by plain operations, which JAX differentiates itself.
-
-    Returns:
-      Values of the values' dtype, the logsumexp, both 0 and -inf for a row whose keys
-      are all masked, and what the gradient needs.
-    """
+    """Computes values, logsumexp and scores by operations that JAX differentiates."""
     query, key, value, weighting, nonfinite, _ = inputs.zeroed()
     rows, columns = _spans(inputs)
     tile = weighting.scores(query, key, *weighting.origin.at(rows, columns))
@@ -57,15 +48,15 @@ def formula(
 def _backward(inputs, saved, rows, wants_bias, dropout_rate):
     query, key, value, weighting, *_ = inputs.zeroed()
     (tile,) = saved
-    tile = gradients.tile_gradients(
+    *arrays, score, scores_grad = gradients.tile_gradients(
         query, key, value, weighting.score, tile, _dropout(inputs, dropout_rate), rows
     )
     bias = None
     if wants_bias:
         zeros = jax.tree.map(jnp.zeros_like, weighting.bias)
         at = weighting.origin.at(*_spans(inputs))
-        bias = weighting.bias.add_gradient(zeros, tile.tile, *at)
-    return tile.query, tile.key, tile.value, bias, tile.score
+        bias = weighting.bias.add_gradient(zeros, scores_grad, *at)
+    return *arrays, bias, score
 
 
 attend = gradients.differentiable(formula, _backward)

@@ -1,7 +1,4 @@
-"""Dropout of weights, the same whatever tiles they are computed in.
-
-R of T query positions, C of S key positions.
-"""
+"""Dropout of weights, the same whatever tiles they are computed in."""
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +12,8 @@ Array = jax.Array
 def factors(
     rng: Array, rate: float, head: Array, rows: tiles.Index, columns: tiles.Index
 ) -> Float[Array, "R C"]:
-    """Draws the factor of each weight of a tile: 0 or 1 / (1 - rate).
-
-    Each weight has its PRNG key, folded from its head (counted over all examples),
-    row and column, so that the same weights are dropped whatever tiles they are
-    computed in.
-    """
+    """Draws the factor of each weight of a tile: 0 or 1 / (1 - rate)."""
+    # Each weight has its key, folded from its head (over all examples), row and column.
     if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
         rng = jax.random.wrap_key_data(rng)  # a raw one, as `hk.next_rng_key` gives it
     row_keys = jax.vmap(jax.random.fold_in, (None, 0))(

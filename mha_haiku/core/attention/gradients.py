@@ -1,12 +1,12 @@
 """The hand-written gradient that the implementations of attention share.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head. With weights `P = exp(scores - logsumexp)`
-the gradient of a score is `dS = P (dO V' - shift)`, where a row's `shift` is the
-product of its values and their cotangent, less the cotangent of its logsumexp: so tiles
-of P can be computed again from the scores, and rows need no second pass.
+With weights `P = exp(scores - logsumexp)` the gradient of a score is `dS = P (dO V' -
+shift)`, where a row's `shift` is the product of its values and their cotangent, less
+the cotangent of its logsumexp: so tiles of P can be computed again from the scores, and
+rows need no second pass.
 
-Source: Dao et al. 2022 (FlashAttention), appendix B.2, https://arxiv.org/abs/2205.14135.
+Source: Dao et al. 2022 (FlashAttention), appendix B.2,
+https://arxiv.org/abs/2205.14135.
 """
 
 import functools
@@ -39,16 +39,6 @@ class RowGradients(NamedTuple):
     logsumexp: Float[Array, "*B H T"]
 
 
-class TileGradients(NamedTuple):
-    """What a tile contributes to the gradients; see `tile_gradients`."""
-
-    query: Array
-    key: Array
-    value: Array
-    score: scores.Score
-    tile: Array
-
-
 def tile_gradients(
     query: Float[Array, "*B R H K"],
     key: Float[Array, "*B C G K"],
@@ -57,11 +47,8 @@ def tile_gradients(
     tile: Float[Array, "*B H R C"],
     kept: Float[Array, "*B H R C"] | None,
     rows: RowGradients,
-) -> TileGradients:
-    """Computes what a tile of scores, with bias and mask, adds to the gradients.
-
-    `kept` is what dropout multiplies each weight by; None: by 1.
-    """
+) -> tuple[Array, Array, Array, scores.Score, Array]:
+    """Computes the gradients of query, key, value, score and the tile itself."""
     weights = jnp.exp(tile - rows.logsumexp[..., None])
     weights_grad = products.pair(rows.values, value)
     used = weights
@@ -72,21 +59,16 @@ def tile_gradients(
     scores_grad = jnp.where(weights == 0, 0, scores_grad)
     query_grad, key_grad, score_grad = score.gradients(query, key, scores_grad)
     value_grad = products.gather(used, rows.values, value.shape[-2])
-    return TileGradients(query_grad, key_grad, value_grad, score_grad, scores_grad)
+    return query_grad, key_grad, value_grad, score_grad, scores_grad
 
 
 def differentiable(forward: Callable, backward: Callable) -> Callable:
     """Gives `forward` the gradient `backward`.
 
-    Args:
-      forward: `forward(inputs, options)` returns values `[B..., T, H, V]`, the
-        logsumexp `[B..., H, T]` and a pytree that the gradient needs; options are
-        static.
-      backward: `backward(inputs, saved, rows, wants_bias, options)` returns the
-        gradients of query, key, value, bias (None unless wanted) and score.
-
-    Returns:
-      `attend(inputs, options)`, which returns values and logsumexp.
+    `forward(inputs, options)` returns values `[B..., T, H, V]`, the logsumexp `[B...,
+    H, T]` and a pytree that the gradient needs; options are static.
+    `backward(inputs, saved, rows, wants_bias, options)` returns the gradients of query,
+    key, value, bias (None unless wanted) and score.
     """
     forward = jax.jit(forward, static_argnums=1)
     backward = jax.jit(backward, static_argnums=(3, 4))

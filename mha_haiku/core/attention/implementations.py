@@ -1,8 +1,5 @@
 """Attention of queries to keys, by whichever implementation.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key/value heads
-(G divides H), K query/key size and V value size per head.
-
 An implementation is a function of `Inputs` and the rate of dropout. "dense" and
 "formula" have their names here. The tile engine ("blockwise"), the kernels of
 accelerators ("fused") and meshes of devices live in `tiled/`, `fused/` and `sharded/`,
@@ -57,9 +54,7 @@ def register(
 ) -> None:
     """Makes an implementation known to `attend` by a name.
 
-    `suits` says whether "auto" is to take it for a call, by the shapes, dtypes and
-    kinds of mask, bias and score, and by the platform as `jax.default_backend()` names
-    it; None: never.
+    `suits` says whether "auto" is to take it for a call; None: never.
     """
     IMPLEMENTATIONS[name] = implementation
     if suits is not None:
@@ -121,7 +116,6 @@ def attend(
     Raises:
       ValueError: If shapes do not fit, a mask is of floats, a bias is not, known
         lengths exceed S, dropout has no key, or the implementation cannot do this.
-      TypeError: If the mask, the score or the normalizer is none.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
@@ -172,11 +166,7 @@ def attend_within(
 
 
 def named(implementation: str | Implementation) -> Implementation:
-    """Looks up an implementation by name; a function is returned unchanged.
-
-    Raises:
-      ValueError: If there is no such name.
-    """
+    """Looks up an implementation by name; a function is returned unchanged."""
     if callable(implementation):
         return implementation
     checks.choice("implementation", implementation, IMPLEMENTATIONS)
@@ -186,9 +176,8 @@ def named(implementation: str | Implementation) -> Implementation:
 def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     """Chooses the implementation that "auto" takes for a call, by name.
 
-    It is the first of the registered ones that says it suits; else "dense" where the
-    scores of all heads and examples are few, and "blockwise" where they are many. Only
-    shapes, dtypes and the kinds of mask, bias and score matter.
+    It is the first of the registered ones that says it suits; else "dense" where
+    scores are few, and "blockwise" where they are many.
     """
     for name, suits in _SUITS.items():
         if suits(inputs, dropout_rate, platform):
@@ -197,9 +186,8 @@ def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
 
 
-def _auto(inputs, dropout_rate):
-    name = chosen(inputs, dropout_rate, jax.default_backend())
-    return IMPLEMENTATIONS[name](inputs, dropout_rate)
+def _auto(*call):
+    return IMPLEMENTATIONS[chosen(*call, jax.default_backend())](*call)
 
 
 register("auto", _auto)

@@ -1,8 +1,5 @@
 """What attention is computed from, and how masks hide: -inf, HIDDEN and NaN.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head.
-
 Three numbers say "not this one", and each has its place:
 
 - `-inf` is what callers see. It is the logsumexp of a fully masked query (one that may
@@ -55,7 +52,6 @@ class Nonfinite(NamedTuple):
         key: Float[Array, "*B S G K"],
         value: Float[Array, "*B S G V"],
     ) -> "Nonfinite":
-        """Returns which of these are not finite."""
         query, key, value = (~jnp.isfinite(x).all(-1) for x in (query, key, value))
         return cls(query, key | value)
 

@@ -1,10 +1,10 @@
 """What weights are exponentials of scores over: another denominator than softmax's.
 
-`B...` batch axes, T query positions, H heads, V value size. Implementations of
-attention know softmax alone: they return values and the logsumexp of each row of
-scores, the log of softmax's denominator. A normalizer puts another in its place, behind
-any of them: values are multiplied by the one over the other, and the weights of the map
-are `exp(score - log denominator)` as before. JAX differentiates it by itself.
+Implementations of attention know softmax alone: they return values and the logsumexp of
+each row of scores, the log of softmax's denominator. A normalizer puts another in its
+place, behind any of them: values are multiplied by the one over the other, and the
+weights of the map are `exp(score - log denominator)` as before. JAX differentiates it
+by itself.
 """
 
 import abc
@@ -20,13 +20,9 @@ Array = jax.Array
 
 
 class Normalizer(abc.ABC):
-    """The denominator of the weights of a row; a pytree.
+    """The denominator of the weights of a row; a pytree."""
 
-    Attributes:
-      rows_sum_to: What the weights of a row sum to, in words.
-    """
-
-    rows_sum_to: ClassVar[str]
+    rows_sum_to: ClassVar[str]  # what the weights of a row sum to, in words
 
     @abc.abstractmethod
     def log_denominator(
@@ -59,14 +55,13 @@ class Normalizer(abc.ABC):
 
 
 def as_normalizer(value: Normalizer | None) -> Normalizer | None:
-    """Converts to a normalizer; None stands for softmax.
-
-    Raises:
-      TypeError: If it is neither.
-    """
-    if value is None:
-        return None
-    return checks.made_by("normalizer", value, Normalizer, (sink, unnormalized))
+    """Converts to a normalizer; None stands for softmax."""
+    if value is None or isinstance(value, Normalizer):
+        return value
+    raise TypeError(
+        "normalizer must be None or a Normalizer, as sink, unnormalized return; got "
+        f"{checks.shown(value)}."
+    )
 
 
 def sink(logits: Array | float) -> Normalizer:
@@ -96,8 +91,6 @@ def unnormalized() -> Normalizer:
 
     It is meant for scores that are logs of positive kernels, `scores.sigmoid` and
     `scores.linear`; exponentials of plain dot products soon overflow.
-
-    Source: as these scores.
     """
     return Unnormalized()
 

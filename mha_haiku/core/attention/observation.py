@@ -1,8 +1,7 @@
 """What can be asked of a map tile by tile, so that no `[T, S]` array is ever held.
 
-`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
-in a tile; H heads. An observation says what it carries and what a tile adds; `tiled`
-has the walk that runs it, and its gradient.
+An observation says what it carries and what a tile adds; `tiled` has the walk that runs
+it, and its gradient.
 """
 
 import abc
@@ -73,10 +72,7 @@ class Observation(abc.ABC):
         """
 
     def merge(self, first: Tree, second: Tree) -> Tree:
-        """Merges the sums of queries over the keys of two devices.
-
-        Sums of keys and of the head add up.
-        """
+        """Merges the sums of queries over the keys of two devices."""
         return jax.tree.map(jnp.add, first, second)
 
     def part(self, num_queries: int, num_keys: int) -> tuple[range, range]:
@@ -85,13 +81,10 @@ class Observation(abc.ABC):
 
 
 class Top(NamedTuple):
-    """The largest weights of each row.
+    """The largest weights of each row."""
 
-    Attributes:
-      weights: `[B..., H, T, k]`, falling; 0 where a row sees fewer keys, NaN where it
-        is NaN, without positions.
-      positions: `[B..., H, T, k]` integers, their keys; -1 where a row sees fewer.
-    """
-
+    # `[B..., H, T, k]`, falling; 0 where a row sees fewer keys, NaN where it is NaN,
+    # without positions.
     weights: Array
+    # `[B..., H, T, k]` integers, their keys; -1 where a row sees fewer.
     positions: Array

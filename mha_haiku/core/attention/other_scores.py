@@ -1,8 +1,4 @@
-"""Additive and cosine scores, and scores that are logs of sigmoids and of kernels.
-
-`B...` batch axes, R queries, C keys, H query heads, G key heads (G divides H), K size
-per head. `scores.py` says what a score is.
-"""
+"""Additive and cosine scores, and scores that are logs of sigmoids and of kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -67,10 +63,7 @@ def linear() -> scores.Score:
 
 @tiles.pytree
 class Additive(scores.Score):
-    """`weight . tanh(query + key)`; the weight is `[H, K]` or `[B..., H, K]`.
-
-    A tile of R queries and C keys may take O(R C H K) memory, K times its scores.
-    """
+    """`weight . tanh(query + key)`, in O(R C H K) memory; the weight is `[H, K]`."""
 
     weight: Array = tiles.array("H.")
 
@@ -155,6 +148,5 @@ class Linear(scores.Score):
 
 
 def _features(x: Array) -> Array:
-    """Returns `elu(x) + 1` in the dtype of scores."""
     x = x.astype(products.accumulation_dtype(x.dtype))
     return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))

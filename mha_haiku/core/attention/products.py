@@ -1,8 +1,7 @@
 """The three products that attention and its gradient consist of.
 
-`...` leading axes, T query positions, S key positions, H query heads, G key heads (G
-divides H), K and V sizes per head. Axes are moved before the products, and sums over
-queries have the small operand first, as XLA's own choices are slower on the CPU.
+Axes are moved before the products, and sums over queries have the small operand first,
+as XLA's own choices are slower on the CPU.
 """
 
 import jax
@@ -28,10 +27,7 @@ def pair(
 def mix(
     weights: Float[Array, "*B H T S"], value: Float[Array, "*B S G V"]
 ) -> Float[Array, "*B T H V"]:
-    """Averages values by their weights, for each query.
-
-    Weights are rounded to the dtype of the values; the result is float32 or float64.
-    """
+    """Averages values, to whose dtype weights are rounded; float32 or float64."""
     mixed = jnp.einsum(
         "...grts,...gsv->...grtv",
         _grouped_weights(weights.astype(value.dtype), value.shape[-2]),
@@ -46,10 +42,7 @@ def gather(
     rows: Float[Array, "*B T H V"],
     num_key_heads: int,
 ) -> Float[Array, "*B S G V"]:
-    """Sums over queries what each key receives: `mix`, transposed.
-
-    Weights are rounded to the dtype of the rows; the result is float32 or float64.
-    """
+    """Sums over queries what each key receives: `mix`, transposed."""
     gathered = jnp.einsum(
         "...grtv,...grts->...gvs",
         _grouped_rows(rows, num_key_heads),

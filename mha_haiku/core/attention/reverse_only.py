@@ -20,8 +20,7 @@ def reverse_only(tree: Any, message: str) -> Any:
     """Marks a pytree as differentiable in reverse mode only.
 
     It costs nothing in compiled programs. Floats are guarded one by one, so that those
-    that nothing differentiates stay so; `message` is what the `ValueError` of forward
-    mode says.
+    that nothing differentiates stay so.
     """
 
     def guarded(x):

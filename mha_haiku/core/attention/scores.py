@@ -1,8 +1,7 @@
 """How well a query and a key match: scaled dot products, and any function of both.
 
-`B...` batch axes, R queries, C keys, H query heads, G key heads (G divides H), K size
-per head. A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, K]` to
-`[B..., H, R, C]`, float32 or, for float64 inputs, float64.
+A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, K]` to `[B..., H,
+R, C]`, float32 or, for float64 inputs, float64.
 """
 
 import abc
@@ -64,10 +63,6 @@ class Score(tiles.Part, abc.ABC):
         _, pullback = jax.vjp(lambda q, k, score: score(q, k), query, key, self)
         return pullback(cotangent)
 
-    def aligned(self, batch_ndim: int) -> "Score":
-        """Returns the score with the axes of its arrays as `[B..., H, ...]`."""
-        return self._lifted(batch_ndim)
-
     def check(self, num_heads: int, key_size: int):
         """Raises ValueError where the score does not fit attention of these sizes."""
 
@@ -82,8 +77,6 @@ def as_score(value: Score | ScoreFunction | None) -> Score:
     `[R, C]`. Arrays that it closes over are constants; those to train are fields of a
     class, see `Score`.
 
-    Raises:
-      TypeError: If it is none of them, or a class of the user is no pytree.
     """
     if value is None:
         return dot_product()
@@ -146,7 +139,6 @@ class DotProduct(Score):
         return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
 
     def scale_of(self, size: int) -> float:
-        """Returns the scale of products of vectors `[size]`."""
         return 1 / math.sqrt(size) if self.scale is None else self.scale
 
 

@@ -1,7 +1,4 @@
-"""What `look` and `edit` find of an attention: its scores, map, weights and heads.
-
-`B...` batch axes, T query positions, S key positions, H query heads, V value size.
-"""
+"""What `look` and `edit` find of an attention: its scores, map, weights and heads."""
 
 import dataclasses
 import functools
@@ -65,9 +62,7 @@ def _logarithms(weights) -> tuple[Array, Array]:
     return logs, jnp.where(is_some.any(-1), 0, -jnp.inf).astype(logs.dtype)
 
 
-def _map_of_scores(
-    scores_, logsumexp, *, query, key, value, normalizer, gates
-) -> AttentionMap:
+def _map_of_scores(scores_, logsumexp, *, query, key, value, normalizer, gates):
     """Returns the map of scores, which it holds whole as its bias."""
     *batch, num_heads, num_queries, num_keys = scores_.shape
     is_known = query is not None and key is not None
@@ -111,7 +106,6 @@ def _with_scores(value, changed):
 
 
 def _known(own: AttentionMap) -> dict:
-    """Returns what an edited map keeps."""
     known = {name: getattr(own, name) for name in ("query", "key", "value")}
     return known | {"gates": own.weighting.gates}
 

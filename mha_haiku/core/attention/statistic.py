@@ -1,9 +1,7 @@
 """What a statistic of a head is: what a tile adds for each query, and what follows.
 
-`B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
-of them in a tile. A statistic is one entry of `STATISTICS` in `statistics.py`, which
-makes it an attribute of `Statistics` and a column of tables, CSV files, pages and
-notebooks.
+A statistic is one entry of `STATISTICS` in `statistics.py`, which makes it an attribute
+of `Statistics` and a column of tables, CSV files, pages and notebooks.
 
 Its functions get an `observation.Tile` of one head of one example:
 
@@ -32,25 +30,20 @@ Array = jax.Array
 
 
 class RowSum(NamedTuple):
-    """What adds up over the keys of each query.
+    """What adds up over the keys of each query."""
 
-    Attributes:
-      from_tile: `from_tile(tile, *products)` returns what a tile adds, `[R]`; with
-        `size=n` a tuple of n such arrays. It must be 0 where weights are 0, because
-        tiles may be skipped or overlap. There is a product `[R]` for each of
-        `of_keys`.
-      of_keys: Functions of a tile that return a number for each of its keys, `[C]`. The
-        product is the sum of these numbers, weighted by the query's weights. All
-        products of all statistics are one matrix product, which makes them nearly free.
-      size: How many sums there are, which `Statistic.from_sums` gets as a tuple; None:
-        one.
-      is_largest: Combine tiles by maximum instead of sum. That has no gradient, but for
-        `LARGEST`, which `statistics` gives one.
-    """
-
+    # `from_tile(tile, *products)` returns what a tile adds, `[R]`; with `size=n` a
+    # tuple of n such arrays. It must be 0 where weights are 0, because tiles may be
+    # skipped or overlap. There is a product `[R]` for each of `of_keys`.
     from_tile: Callable[..., Any]
+    # Functions of a tile that return a number for each of its keys, `[C]`. The product
+    # is the sum of these numbers, weighted by the query's weights. All products of all
+    # statistics are one matrix product, which makes them nearly free.
     of_keys: tuple[Callable[[observation.Tile], Array], ...] = ()
+    # How many sums there are, which `Statistic.from_sums` gets as a tuple; None: one.
     size: int | None = None
+    # Combine tiles by maximum instead of sum. That has no gradient, but for `LARGEST`,
+    # which `statistics` gives one.
     is_largest: bool = False
 
 
@@ -82,10 +75,7 @@ class Statistic:
 
 @dataclasses.dataclass(frozen=True)
 class HeadStatistic:
-    """A number of a head that is no mean over its queries.
-
-    Its fields are as in `Statistic`; `from_sums` gives `[B..., H]`.
-    """
+    """A number of a head, `[B..., H]`, that is no mean over its queries."""
 
     name: str
     unit: str

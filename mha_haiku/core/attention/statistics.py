@@ -1,9 +1,4 @@
-"""The statistics of what a head does, one entry each; add another here.
-
-`B...` batch axes, H heads, T query positions, R of them in a block; S key positions, C
-of them in a tile; P bins of queries and Q bins of keys in a pooled map. `statistic.py`
-says what an entry is.
-"""
+"""The statistics of what a head does, one entry each; add another here."""
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +21,6 @@ def gini(
 ) -> Float[Array, "*B"]:
     """Returns the Gini coefficient of amounts of at least 0; 0 where all are 0.
 
-    Some may be left out; None: none is.
-
     Source: Sen 1973, On Economic Inequality, section 2.3.
     """
     if left_out is None:
@@ -43,18 +36,6 @@ def gini(
     unequal = 2 * weighted / (count * jnp.where(has_some, total, 1))
     unequal -= (count + 1) / count
     return jnp.where(has_some, jnp.maximum(unequal, 0), 0)
-
-
-def _entropy(tile):
-    return -(tile.weights * tile.log_weights).sum(-1)
-
-
-def _squared_weights(tile):
-    return (tile.weights * tile.weights).sum(-1)
-
-
-def _largest(tile):
-    return lax.stop_gradient(tile.weights).max(-1)
 
 
 def _ones(tile):
@@ -78,12 +59,10 @@ def _is_left(tile):
 
 
 def _moments(tile, mass, first, second):
-    """Returns the sums of weight times |t - s| and (t - s)^2, `[R]` each.
-
-    In a tile aside of the diagonal |t - s| is the distance from the query to the
-    nearest edge and from there to the key: so both follow from products with powers of
-    the latter, which are exact in float32 where powers of positions would not be.
-    """
+    # The sums of weight times |t - s| and (t - s)^2. In a tile aside of the diagonal
+    # |t - s| is the distance from the query to the nearest edge and from there to the
+    # key: both follow from products with powers of the latter, which are exact in
+    # float32 where powers of positions would not be.
     at_rows, columns = tile.given.queries["position"], tile.columns
 
     def aside():
@@ -136,8 +115,8 @@ def _root(x):
     return jnp.where(jnp.isnan(x), jnp.nan, root)
 
 
-ENTROPY = RowSum(_entropy)
-LARGEST = RowSum(_largest, is_largest=True)
+ENTROPY = RowSum(lambda tile: -(tile.weights * tile.log_weights).sum(-1))
+LARGEST = RowSum(lambda tile: lax.stop_gradient(tile.weights).max(-1), is_largest=True)
 MOMENTS = RowSum(_moments, (_ones, _inward, _inward_squared), size=2)
 AT_OFFSETS = RowSum(_at_offsets, size=3)
 _NEAR = {  # what `_at_offsets` looks at, in its order
@@ -168,7 +147,7 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
             "squared_weights",
             "weight²",
             "sum of squared weights",
-            (RowSum(_squared_weights),),
+            (RowSum(lambda tile: (tile.weights * tile.weights).sum(-1)),),
         ),
         Statistic(
             "largest_weight",
@@ -270,10 +249,10 @@ class Statistics:
     needs an argument that was not given. A query that counts and sees NaN makes its
     head NaN. Positions, distances and tokens refer to the inputs.
 
-    Attributes:
-      values: The statistics by name, without those that are None.
-      received: `[B..., H, S]`, the mass that each key receives from all queries.
-      pooled: `[B..., H, P, Q]`, the map at a coarse grain, or None.
+
+    `values` has those that are not None, by name; `received`, `[B..., H, S]`, is the
+    mass that each key receives from all queries; `pooled`, `[B..., H, P, Q]`, the map
+    at a coarse grain.
     """
 
     values: dict[str, Array]

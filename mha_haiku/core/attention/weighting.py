@@ -1,8 +1,4 @@
-"""How scores become weights: what attention is told besides queries, keys, values.
-
-`B...` batch axes, T query positions, R of them in a tile; S key positions, C of them in
-a tile; H query heads, G key heads, K query/key size and V value size per head.
-"""
+"""How scores become weights: what attention is told besides queries, keys, values."""
 
 from typing import NamedTuple
 
@@ -34,12 +30,7 @@ class Weighting(NamedTuple):
     def aligned(
         self, query: Float[Array, "*B T H K"], num_keys: int, value_size: int
     ) -> "Weighting":
-        """Aligns its parts with the batch axes, once for all.
-
-        Raises:
-          ValueError: If a part does not fit.
-          TypeError: If the score or the normalizer is none.
-        """
+        """Aligns its parts with the batch axes once; refuses one that does not fit."""
         *batch_shape, num_queries, num_heads, key_size = query.shape
         batch_ndim, first_query = len(batch_shape), self.origin.query
         score = scores.as_score(self.score)
@@ -77,10 +68,7 @@ class Weighting(NamedTuple):
         return self._replace(origin=self.origin.moved(by))
 
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
-        """Returns the weighting of one head of one example: H = 1, no batch axes.
-
-        `example` is an index per batch axis; all indices may be traced.
-        """
+        """Returns the weighting of one head of one example: H = 1, no batch axes."""
         bias, score, normalizer = jax.tree.map(
             lambda x: tiles.at_batch(x, (*example, head))[None],
             (self.bias, self.score, self.normalizer),
@@ -100,12 +88,7 @@ class Weighting(NamedTuple):
         *,
         hidden: float = -jnp.inf,
     ) -> Float[Array, "*B H R C"]:
-        """Computes the scores, `hidden` where the mask forbids; float32 or float64.
-
-        Args:
-          rows: `[R]` absolute positions of the queries, for mask and bias.
-          columns: `[C]`, of the keys.
-        """
+        """Computes scores at absolute positions, `hidden` where the mask forbids."""
         return self.masked(self.score(query, key), rows, columns, hidden=hidden)
 
     def masked(
@@ -116,7 +99,6 @@ class Weighting(NamedTuple):
         *,
         hidden: float = -jnp.inf,
     ) -> Float[Array, "*B H R C"]:
-        """Masks scores that are known, as `scores` does."""
         if self.bias is not None:
             bias = tiles.lifted(self.bias.aligned_tile(rows, columns), tile.ndim)
             tile = tile + bias.astype(tile.dtype)
@@ -130,11 +112,7 @@ class Weighting(NamedTuple):
     def finished(
         self, values: Float[Array, "*B T H V"], logsumexp: Float[Array, "*B H T"]
     ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"]]:
-        """Applies the normalizer and the gates to the results of softmax attention.
-
-        Returns:
-          The values, and the log of what their weights are divided by.
-        """
+        """Applies the normalizer and the gates to the results of softmax attention."""
         if self.normalizer is not None:
             values, logsumexp = self.normalizer(values, logsumexp)
         return values if self.gates is None else values * self.gates, logsumexp

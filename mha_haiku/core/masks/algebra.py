@@ -1,7 +1,6 @@
 """What every mask can be asked, and the algebra of masks.
 
-`B...` are the batch axes, T query positions, S key positions, H query heads. A mask
-never holds a T x S array unless it was made from one, but gives any rectangle of
+A mask never holds a T x S array unless it was made from one, but gives any rectangle of
 itself. It is asked at absolute positions of queries and keys: tiles, the parts of a
 device and decoding steps differ only in which positions they ask about, and arrays
 inside a mask are indexed by them. The ranks of these arrays decide their meaning:
@@ -73,24 +72,13 @@ class Mask(tiles.Part, abc.ABC):
             "`or` and `not` cannot do."
         )
 
-    def shifted(self, offset: int) -> "Mask":
-        """Shifts the mask: query t stands at position t + `offset`.
-
-        For a part of a larger mask. Where the queries of a call are the last T of S
-        positions, `attend(first_query=S - T)` says so for mask and bias alike.
-        """
-        return self if offset == 0 else Shifted(self, offset)
-
     def array(self, num_queries: int, num_keys: int) -> Array:
         """Computes the whole mask: boolean `[B..., T, S]`, or `[B..., H, T, S]`."""
         self.check_lengths(num_keys)
         return self.tile(range(num_queries), range(num_keys))
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
-        """Computes the rectangle `rows` x `columns` of the mask, shaped as by `array`.
-
-        Positions are slices with an end, ranges or arrays of integers.
-        """
+        """Computes a rectangle, by slices with an end, ranges or arrays of integers."""
         rows, columns = tiles.positions(rows), tiles.positions(columns)
         batch_ndim = self.batch_ndim()
         aligned = self.aligned(batch_ndim)
@@ -100,10 +88,9 @@ class Mask(tiles.Part, abc.ABC):
         return tile if aligned.has_heads() else tile.squeeze(batch_ndim)
 
     def key_range(self, rows: Range, keys: Range) -> Range:
-        """Returns (start, stop) of the `keys` that the queries `rows` can see.
+        """Returns (start, stop) of the `keys` that the queries `rows` can see at all.
 
-        Keys outside are masked for all these queries; keys inside may be. The ends are
-        Python integers where the mask and the ranges are static, else scalar arrays.
+        They are Python integers where the mask and the ranges are static.
         """
         del rows
         return keys
@@ -114,10 +101,7 @@ class Mask(tiles.Part, abc.ABC):
         return keys[0], keys[0]
 
     def at_head(self, example: tuple, head: Array) -> Self:
-        """Returns an aligned mask of one head of one example, without batch axes.
-
-        `example` is an index per batch axis; all indices may be traced.
-        """
+        """Returns an aligned mask of one head of one example, without batch axes."""
         del head
         return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
 
@@ -163,10 +147,7 @@ class Mask(tiles.Part, abc.ABC):
         """
 
     def aligned(self, batch_ndim: int) -> Self:
-        """Aligns the mask: its arrays get `batch_ndim` batch axes, and one of heads.
-
-        Only a mask that takes arrays of several ranks has something to do for it.
-        """
+        """Aligns the mask: its arrays get `batch_ndim` batch axes, and one of heads."""
         del batch_ndim
         return self
 
@@ -181,10 +162,7 @@ class Mask(tiles.Part, abc.ABC):
         return False
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        """Raises ValueError where an array inside does not fit these sizes.
-
-        Each array must have the axes that its field declares, of these sizes.
-        """
+        """Raises ValueError where an array lacks the axes that its field declares."""
         sizes = {"H": num_heads, "T": num_queries, "S": num_keys}
         for name, own in self._own_axes().items():
             wanted = (*batch_shape, *map(sizes.get, own))
@@ -209,11 +187,7 @@ class Mask(tiles.Part, abc.ABC):
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
-        """Returns the queries that see no key; call it on an aligned mask.
-
-        They are booleans that broadcast to `[B..., H, T]`, or None where every query is
-        known to see a key.
-        """
+        """Returns the queries that see no key, as `unseen_keys`, `[B..., H, T]`."""
         at = tiles.Origin(first_query)
         return ~self._by_query(num_queries, num_keys, at, lambda x: x.any(-1))
 
@@ -224,10 +198,8 @@ class Mask(tiles.Part, abc.ABC):
         return self._by_query(num_queries, num_keys, origin, lambda x: x.sum(-1))
 
     def _by_block(self, num_queries, num_keys, origin, function) -> Array:
-        """Calls `function` with tiles `[..., R, S]` of blocks of queries, and stacks.
-
-        The last block repeats the last query.
-        """
+        # Calls `function` with tiles `[..., R, S]` of blocks of queries, and stacks;
+        # the last block repeats the last query.
         columns = origin.columns(jnp.arange(num_keys))
 
         def of_block(rows):
@@ -372,45 +344,7 @@ class Complement(_Compound):
         return ~self.mask.aligned_tile(rows, columns)
 
 
-@tiles.pytree
-class Shifted(_Compound):
-    """The mask with query t at position t + offset."""
-
-    mask: Mask
-    offset: int = tiles.static()
-
-    def __repr__(self):
-        made = Intersection | Union | Complement
-        return f"{_within(self.mask, made)}.shifted({self.offset})"
-
-    def shifted(self, offset):
-        return self.mask.shifted(self.offset + offset)
-
-    def aligned_tile(self, rows, columns):
-        return self.mask.aligned_tile(rows + self.offset, columns)
-
-    def key_range(self, rows, keys):
-        return self.mask.key_range(self._moved(rows), keys)
-
-    def open_range(self, rows, keys):
-        return self.mask.open_range(self._moved(rows), keys)
-
-    def unseen_keys(self, num_queries, num_keys, first_query=0):
-        return self.mask.unseen_keys(num_queries, num_keys, first_query + self.offset)
-
-    def fully_masked(self, num_queries, num_keys, first_query=0):
-        return self.mask.fully_masked(num_queries, num_keys, first_query + self.offset)
-
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        stop = None if num_queries is None else num_queries + self.offset
-        self.mask.check_shape(batch_shape, num_heads, stop, num_keys)
-
-    def _moved(self, rows):
-        return rows[0] + self.offset, rows[1] + self.offset
-
-
 def _overlap(left: tuple, right: tuple) -> tuple:
-    """Returns the range that two ranges share; an empty one where they do not."""
     start = tiles.largest(left[0], right[0])
     return start, tiles.largest(tiles.smallest(left[1], right[1]), start)
 

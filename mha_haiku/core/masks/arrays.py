@@ -19,9 +19,6 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
     Args:
       query_ids: `[B..., T]` integers.
       key_ids: `[B..., S]` integers; None: the ids of the queries.
-
-    Raises:
-      ValueError: If the ids are not integers or differ in rank.
     """
     query_ids = tiles.integers("query_ids", query_ids, low=None)
     key_ids = (
@@ -36,15 +33,7 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
 
 
 def dense(array: Array) -> Mask:
-    """Makes the mask that an array spells out.
-
-    Args:
-      array: Boolean or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`; an axis may
-        have size 1. Its rank alone decides which of the two it is.
-
-    Raises:
-      ValueError: If it is of floats, of other integers, or of fewer than two axes.
-    """
+    """Makes a mask of booleans or 0/1, `[B..., T, S]` or `[B..., H, T, S]`."""
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     if jnp.issubdtype(array.dtype, jnp.integer):
         known = tiles.known(array)
@@ -70,13 +59,7 @@ def dense(array: Array) -> Mask:
 def as_mask(
     value: Mask | Array | Callable[[Array, Array], Array] | None,
 ) -> Mask:
-    """Converts a mask, an array, a function, or None (everything) to a mask.
-
-    For arrays see `dense`, for functions `where`.
-
-    Raises:
-      TypeError: If it is a mask of a class of the user that is no pytree.
-    """
+    """Converts a mask, an array, a function, or None (everything) to a mask."""
     if isinstance(value, Mask):
         return tiles.checked_pytree("mask", value)
     if value is None:
@@ -161,10 +144,8 @@ class Dense(Mask):
 
 
 def _hull(seen: Array) -> tuple[Array, Array] | None:
-    """Returns (start, stop) of the keys `[B..., S]` that are seen in any example.
-
-    None where it is not known, as one entry stands for all keys.
-    """
+    """Returns (start, stop) of the keys `[B..., S]` that are seen in any example."""
+    # None where it is not known, as one entry stands for all keys.
     num_keys = seen.shape[-1]
     if num_keys == 1:
         return None
@@ -175,7 +156,6 @@ def _hull(seen: Array) -> tuple[Array, Array] | None:
 
 
 def _within(hull: tuple | None, keys: algebra.Range) -> algebra.Range:
-    """Returns the part of a range that is in `keys`."""
     if hull is None:
         return keys
     start, stop = (jnp.clip(x, *keys) for x in hull)

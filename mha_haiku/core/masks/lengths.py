@@ -17,9 +17,6 @@ def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
       lengths: `[B...]` integers in 0..S.
       query_lengths: `[B...]` integers of at least 0; later queries see nothing. None:
         all queries see.
-
-    Raises:
-      ValueError: If a length is negative, not an integer, or the two differ in rank.
     """
     lengths = tiles.integers("lengths", lengths)
     if query_lengths is not None:
@@ -33,11 +30,7 @@ def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
 
 
 def valid_lens(lengths: Array) -> Mask:
-    """Returns the mask of the first `lengths` keys, `[B...]` or `[B..., T]` per query.
-
-    Raises:
-      ValueError: If a length is negative or not an integer.
-    """
+    """Returns the mask of the first keys: `[B...]`, or `[B..., T]` per query."""
     return ValidLens(tiles.integers("lengths", lengths))
 
 
@@ -50,8 +43,6 @@ def prefix(lengths: Array) -> Mask:
 
 
 class _Lengths(Mask):
-    """A mask made of lengths of the keys."""
-
     lengths: Array
 
     def check_lengths(self, num_keys):

@@ -1,7 +1,4 @@
-"""Masks that depend on positions alone.
-
-R and C are the numbers of query and key positions asked for.
-"""
+"""Masks that depend on positions alone."""
 
 import abc
 from collections.abc import Callable, Iterable
@@ -56,10 +53,9 @@ def global_tokens(positions: Iterable[int]) -> Mask:
 def where(function: Callable[[Array, Array], Array]) -> Mask:
     """Returns the mask of a function of positions: `where(lambda t, s: s % 4 <= t)`.
 
-    Args:
-      function: Gets int32 positions of queries `[R, 1]` and of keys `[1, C]`,
-        and returns booleans of them together: whether the query may see the key. It is
-        called for tiles anywhere, so it must be pure and accept any positions.
+    The function gets int32 positions of queries `[R, 1]` and of keys `[1, C]`, and
+    returns booleans of them together: whether the query may see the key. It is called
+    for tiles anywhere, so it must be pure and accept any positions.
     """
     if not callable(function):
         raise TypeError(
@@ -69,8 +65,6 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
 
 
 class _Relative(Mask):
-    """A mask that depends on positions alone."""
-
     def aligned_tile(self, rows, columns):
         return self.allows(tiles.on_rows(rows), tiles.on_columns(columns))
 

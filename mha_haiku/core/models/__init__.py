@@ -2,11 +2,9 @@
 
 from mha_haiku.core.models import decoding
 from mha_haiku.core.models.architecture import (
-    ACTIVATIONS,
     FAMILIES,
     KINDS,
     NORM_PLACES,
-    NORMS,
     POSITIONS,
     PRECISIONS,
     ModelConfig,
@@ -23,7 +21,6 @@ from mha_haiku.core.models.parts import (
     key_size,
     layer_of,
     max_length,
-    num_all_layers,
     num_decoder_layers,
     part_of,
     shared_by_heads,
@@ -32,14 +29,12 @@ from mha_haiku.core.models.parts import (
 from mha_haiku.core.modules import stacked, unstacked
 
 __all__ = [
-    "ACTIVATIONS",
     "FAMILIES",
     "KINDS",
     "LayerHeads",
     "Maps",
     "Model",
     "ModelConfig",
-    "NORMS",
     "NORM_PLACES",
     "Output",
     "POSITIONS",
@@ -54,7 +49,6 @@ __all__ = [
     "key_size",
     "layer_of",
     "max_length",
-    "num_all_layers",
     "num_decoder_layers",
     "of_function",
     "part_of",

@@ -1,8 +1,4 @@
-"""The fields of a model's config: default, meaning, check; and what values stand for.
-
-What they say of layers and heads is in `parts.py`; checks of two fields together are in
-`consistency.py`.
-"""
+"""The fields of a model's config: default, meaning, check; what values stand for."""
 
 import functools
 from collections.abc import Callable
@@ -54,14 +50,9 @@ QK_NORMS = {"head": lambda make_norm: make_norm, "layer": modules.over_all_heads
 POOLS = ("first", "mean")
 
 
-def is_list(value: Any) -> bool:
-    """Returns whether a field has a list, as of one value per layer."""
-    return isinstance(value, tuple)
-
-
 def a_list(name: str, value: Any) -> Any:
     """Returns the value, or raises ConfigError where it is no list."""
-    if not is_list(value):
+    if not isinstance(value, tuple):
         raise checks.ConfigError(f"{name} must be a list, got {value!r}.")
     return value
 
@@ -69,7 +60,7 @@ def a_list(name: str, value: Any) -> Any:
 def _window(name: str, value: Any) -> Any:
     by_layer = (
         {f"{name}[{i}]": each for i, each in enumerate(value)}
-        if is_list(value)
+        if isinstance(value, tuple)
         else {name: value}
     )
     for each, size in by_layer.items():
@@ -88,7 +79,7 @@ def _sinks(name: str, value: Any) -> Any:
 
 
 def _frequencies(name: str, value: Any) -> Any:
-    by_layer = any(map(is_list, a_list(name, value)))
+    by_layer = any(isinstance(row, tuple) for row in a_list(name, value))
     for i, row in enumerate(value if by_layer else [value]):
         row_name = f"{name}[{i}]" if by_layer else name
         for j, each in enumerate(a_list(row_name, row)):

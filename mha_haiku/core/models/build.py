@@ -1,6 +1,5 @@
 """Whole models as pure functions, built from a config.
 
-B batch, T positions, S positions of a source, D width.
 Families differ in their targets: `encoder` classifies each position, `causal` the same
 but from earlier positions only, `set_classifier` chooses one element of a set,
 independent of the order, and `encoder_decoder` predicts another sequence.
@@ -31,15 +30,12 @@ class Model(NamedTuple):
         -> params`.
       apply: `apply(params, rng, inputs, *, lengths=None, segments=None,
         decoder_inputs=None, decoder_lengths=None, is_training) -> Output`. Inputs
-        are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` are the numbers of
-        valid positions; an encoder-decoder takes `[B, S]` of these, and what the
-        decoder reads: tokens `[B, T]`, from the start token on, and their lengths
-        `[B]`; segments `[B, T]` integers, of models that have such (None:
-        all 0). `rng` is for dropout, and may be None without it. Tokens and
-        segments that the model has no row for raise ValueError, but for padding; while
-        they or the lengths are traced, as in a jitted function of them, values cannot
-        be validated, and are clipped to the valid range. `core.sites` looks into it and
-        changes it: `mh.sites(model.apply, ...)` lists what there is.
+        are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` count valid
+        positions; an encoder-decoder takes `[B, S]` of these, and what the decoder
+        reads, tokens `[B, T]` from the start token on; segments are `[B, T]` integers
+        (None: all 0). `rng` is for dropout, and may be None without it. Tokens and
+        segments that the model has no row for raise ValueError, but for padding; under
+        tracing values cannot be validated, and are clipped to the valid range.
       scanned: The same model with scanned layers, whose parameters `modules.stacked`
         makes, for programs that compile one layer instead of L; None where layers
         differ, or are scanned already. Replace it along with `apply`.
@@ -77,9 +73,6 @@ def build(
       num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
         reads; else with tied logits at most `num_tokens`.
       implementation: How attention is computed, as in `attend`; None: the config's.
-
-    Raises:
-      checks.ConfigError: If a field is out of range, or logits cannot be tied.
     """
     consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
@@ -106,11 +99,8 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
     """Wraps any function as a `Model`.
 
     Its attention is what `mh.sites` finds in it; all of `heads` that asks for no config
-    measures it.
-
-    Args:
-      function: A function from parameters and inputs `[B, T, ...]` to logits; also by
-        keyword `lengths`, where examples have lengths. Without dropout.
+    measures it. The function goes from parameters and inputs `[B, T, ...]` to logits,
+    without dropout; where examples have lengths it takes `lengths` by keyword.
     """
 
     def apply(params, rng, inputs, *, is_training=False, **given):
@@ -146,15 +136,9 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
 
     def init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None):
         _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
-        inputs = policy.cast_to_param(inputs)
-        return transformed.init(
-            rng,
-            inputs,
-            lengths,
-            decoder_inputs=decoder_inputs,
-            decoder_lengths=decoder_lengths,
-            is_training=False,
-        )
+        given = policy.cast_to_param(inputs), lengths, None
+        given = *given, decoder_inputs, decoder_lengths
+        return transformed.init(rng, *given, is_training=False)
 
     def apply(
         params,
@@ -176,16 +160,8 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         if has_decoder:
             _check_rows("decoder_inputs", decoder_inputs, num_classes, decoder_lengths)
         params, inputs = policy.cast_to_compute((params, inputs))
-        return transformed.apply(
-            params,
-            rng,
-            inputs,
-            lengths,
-            segments,
-            decoder_inputs=decoder_inputs,
-            decoder_lengths=decoder_lengths,
-            is_training=is_training,
-        )
+        given = inputs, lengths, segments, decoder_inputs, decoder_lengths
+        return transformed.apply(params, rng, *given, is_training=is_training)
 
     vocabulary = num_classes if has_decoder else num_tokens
     return Model(

@@ -41,7 +41,6 @@ def check(config: ModelConfig) -> None:
 
 
 def _check_pattern(section) -> None:
-    """Checks what goes with score, normalizer and gate of `config.model.attention`."""
     name = "config.model.attention"
     for chosen, choices in modules.CHOICES.items():
         read = dict.fromkeys(x for choice in choices.values() for x in choice.fields)
@@ -81,7 +80,6 @@ def _check_positions(config) -> None:
 
 
 def _check_by_layer(config) -> None:
-    """Checks the fields that may have a value per layer."""
     kept, sizes = config.attention.kept_heads, config.feed_forward.hidden_sizes
     window, turns = config.attention.window, config.embedding.frequencies
     for field, given, is_alike in (
@@ -90,15 +88,14 @@ def _check_by_layer(config) -> None:
         ("attention.window", window, len(set(parts.windows(config))) == 1),
         ("embedding.frequencies", turns, len(set(parts.frequencies(config))) == 1),
     ):
-        if not architecture.is_list(given) or (
-            given is turns and not any(map(architecture.is_list, given))
+        if not isinstance(given, tuple) or (
+            given is turns and not any(isinstance(row, tuple) for row in given)
         ):
             continue
         count, of = parts.num_all_layers(config), "layers"
-        if given is kept:
-            count, of = len(parts.places(config)), "layers"
-            if config.family == "encoder_decoder":
-                of = "attention parts (encoder, decoder, cross)"
+        if given is kept and config.family == "encoder_decoder":
+            count = len(parts.places(config))
+            of = "attention parts (encoder, decoder, cross)"
         if len(given) != count:
             raise checks.ConfigError(
                 f"config.model.{field} must have an entry for each of the {count} {of},"
@@ -141,7 +138,6 @@ def _check_frequencies(config) -> None:
 
 
 def _check_parts(config) -> None:
-    """Checks how the parts of a layer are added, and whether norms are any."""
     has_residuals = config.attention.residual and config.feed_forward.residual
     if config.feed_forward.parallel and not has_residuals:
         raise checks.ConfigError(
@@ -171,7 +167,6 @@ def _check_parts(config) -> None:
 
 
 def _check_output(config) -> None:
-    """Checks what stands between the last layer and the logits."""
     output, name = config.output, "config.model.output"
     default = OutputConfig()
     is_set = config.family == "set_classifier"
@@ -193,7 +188,6 @@ def _check_output(config) -> None:
 
 
 def _check_decoder(config) -> None:
-    """Checks what only a model with a decoder may have, or may not."""
     if config.family != "encoder_decoder":
         if config.decoder.num_layers is not None:
             raise checks.ConfigError(
@@ -219,7 +213,6 @@ def _nearest_divisor(number, wanted):
 
 
 def _check_differential(own) -> None:
-    """Checks what goes with differences of maps, of `config.model.attention`."""
     name = "config.model.attention.differential"
     if own.num_heads % 2:
         raise checks.ConfigError(

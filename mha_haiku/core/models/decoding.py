@@ -1,9 +1,11 @@
 """Generating text: prompts in, what the model writes after them out.
 
-B batch, P positions of the prompts, N = max_length, C tokens of the vocabulary, W width
-of a beam. `generate` returns whole texts, `stream` gives tokens as they come.
+P positions of the prompts, N = max_length, W width of a beam. `generate` returns whole
+texts, `stream` gives tokens as they come. How the next token is chosen is a static
+value: a program is compiled for each `Strategy`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,13 +17,92 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.core.models import build, incremental
 from mha_haiku.core.models.incremental import maps
-from mha_haiku.core.models.strategies import Beam, Greedy, Sampled, Strategy
 
 __all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "maps", "stream"]
 
 Array = jax.Array
 _NO_TOKEN = -1
 _SHORTEST = 16  # positions of padded prompts; then times 4
+
+
+class Strategy:
+    """How texts are continued.
+
+    `choose(logits, keys)` gives a token `[B]` for logits `[B, C]` and PRNG keys `[B]`,
+    unless it is a `Beam`, whose choice is not final.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy(Strategy):
+    """The likeliest token, the first of those that are alike."""
+
+    def choose(self, logits: Array, keys: Array) -> Array:
+        del keys
+        return jnp.argmax(logits, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled(Strategy):
+    """A random token, by the model's probabilities.
+
+    Source: Holtzman et al. 2020, section 3.1, https://arxiv.org/abs/1904.09751.
+    """
+
+    # Logits are divided by it; 0 leaves the likeliest token alone.
+    temperature: float = 1.0
+    # Only so many of the likeliest tokens are drawn from; None: all.
+    top_k: int | None = None
+    # Only the likeliest tokens are drawn from that have this share of the probability
+    # together, in (0, 1]; None: all. After temperature and `top_k`.
+    top_p: float | None = None
+
+    def __post_init__(self):
+        checks.non_negative_number("temperature", self.temperature)
+        if self.top_k is not None:
+            checks.positive_integer("top_k", self.top_k)
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be a number in (0, 1], got {self.top_p!r}.")
+
+    def choose(self, logits: Array, keys: Array) -> Array:
+        if not self.temperature:
+            return jnp.argmax(logits, axis=-1)
+        logits = logits / self.temperature
+        if self.top_k is None and self.top_p is None:
+            return jax.vmap(jax.random.categorical)(keys, logits)
+        # Tokens by falling probability, so that those left out are the last.
+        size = logits.shape[-1]
+        kept = size if self.top_k is None else min(self.top_k, size)
+        logits, tokens = jax.lax.top_k(logits, kept)
+        if self.top_p is not None:
+            probabilities = jax.nn.softmax(logits)
+            before = jnp.cumsum(probabilities, axis=-1) - probabilities
+            logits = jnp.where(before < self.top_p, logits, -jnp.inf)
+        chosen = jax.vmap(jax.random.categorical)(keys, logits)
+        return jnp.take_along_axis(tokens, chosen[:, None], axis=-1)[:, 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Beam(Strategy):
+    """The best text of those that a beam of partial texts leads to.
+
+    Texts are compared by their log probability over `((5 + n) / 6) ** length_penalty`,
+    n tokens long. A text that has ended keeps its place in the beam until better ones
+    push it out. With a width of 1 this is `Greedy`.
+
+    Source: Wu et al. 2016, section 7, https://arxiv.org/abs/1609.08144.
+    """
+
+    width: int  # how many texts are kept
+    length_penalty: float = 0.0  # above 0 longer texts are preferred
+
+    def __post_init__(self):
+        checks.positive_integer("width", self.width)
+        checks.non_negative_number("length_penalty", self.length_penalty)
+
+    def penalty(self, count: Array) -> Array:
+        """Returns what log probabilities of so many tokens are divided by."""
+        return ((5 + count) / 6) ** self.length_penalty
 
 
 class Generated(NamedTuple):
@@ -51,8 +132,6 @@ class _Writer(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """What texts begin with."""
-
     prompts: Array  # [B, P]
     lengths: Array  # [B]
     source: Array | None  # [B, S, ...]
@@ -99,8 +178,7 @@ def generate(
         model has positions for, as the last one is not read.
       end_token: A text ends with this token; None: at `max_length`.
       key: PRNG key, needed by random strategies. What is drawn for a text depends on
-        the key, its place in the batch and what stands before, but not on its
-        neighbours.
+        the key, its place in the batch and what stands before.
       source: `[B, S]` tokens or `[B, S, ...]` features, of an encoder-decoder.
       source_lengths: `[B]`, valid positions of each source; None: all S.
       keep_queries: Whether `Generated.cache` is returned; not with a beam.
@@ -108,14 +186,8 @@ def generate(
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
     """
-    writer, given, end = _checked(
-        model,
-        (prompts, lengths, source, source_lengths),
-        strategy,
-        max_length,
-        end_token,
-        key,
-    )
+    given = prompts, lengths, source, source_lengths
+    writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
     params = writer.decoding.prepare(params)
     if isinstance(strategy, Beam):
         if keep_queries:
@@ -154,18 +226,9 @@ def stream(
     beam: its tokens are not final before its end. A text that has ended continues with
     `end_token`, or -1 where there is none. `chunk` tokens are computed at a time; the
     first comes alone.
-
-    Raises:
-      ValueError: As `generate`, before anything is yielded.
     """
-    writer, given, end = _checked(
-        model,
-        (prompts, lengths, source, source_lengths),
-        strategy,
-        max_length,
-        end_token,
-        key,
-    )
+    given = prompts, lengths, source, source_lengths
+    writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
     checks.positive_integer("chunk", chunk)
     if isinstance(strategy, Beam):
         raise ValueError(
@@ -229,7 +292,6 @@ def _finished(writer, params, texts, cache):
 
 @functools.partial(jax.jit, static_argnames=("writer",))
 def _beam(writer, params, given, end):
-    """Searches the best texts with a beam, as `generate` does."""
     _, strategy, max_length = writer
     width, size = strategy.width, len(given.lengths)
     logits, cache = _prefilled(writer, params, given, False)
@@ -339,7 +401,6 @@ def _with_tokens(texts, tokens, end):
 
 
 def _prompted(given, max_length, end):
-    """Returns the prompts as texts."""
     lengths, room = given.lengths, max_length - given.prompts.shape[1]
     tokens = jnp.pad(given.prompts, [(0, 0), (0, room)])
     tokens = _ended(tokens, lengths, end)
@@ -417,7 +478,6 @@ def _checked(model, given, strategy, max_length, end_token, key):
 
 
 def _checked_source(size, source, lengths):
-    """Returns the source as an array."""
     source = source if isinstance(source, jax.Array) else np.asarray(source)
     if source.ndim < 2 or len(source) != size:
         raise ValueError(

@@ -1,7 +1,6 @@
 """A model token by token: what it keeps of earlier tokens, and one step.
 
-B batch, P positions of prompts, S_max positions that a text may grow to, S positions of
-a source, C tokens of the vocabulary, L layers.
+P positions of prompts, S_max positions that a text may grow to.
 """
 
 import dataclasses
@@ -25,26 +24,21 @@ Array = jax.Array
 
 @tiles.pytree
 class DecodingCache:
-    """What a model keeps of the tokens so far, as a pytree.
+    """What a model keeps of the tokens so far, as a pytree."""
 
-    Attributes:
-      layers: A cache per layer, of an encoder-decoder a pair: of self-attention and of
-        cross-attention, which has the keys and values of the source. Of attention
-        without heads the `attention.Prompt`.
-      positions: `[B]`, where the next token of each example stands.
-      source_lengths: `[B]`, valid positions of the source; None: all, or no source.
-      rows: If queries are kept, a map of each attention without its arrays: mask,
-        bias, score and normalizer; else None.
-      encoder_maps: If queries are kept, the maps of the source; () without one.
-      size: S_max.
-    """
-
+    # A cache per layer, of an encoder-decoder a pair: of self-attention and of
+    # cross-attention, which has the keys and values of the source. Of attention without
+    # heads the `attention.Prompt`.
     layers: tuple
-    positions: Array
+    positions: Array  # `[B]`, where the next token of each example stands
+    # `[B]`, valid positions of the source; None: all, or no source.
     source_lengths: Array | None
+    # If queries are kept, a map of each attention without its arrays: mask, bias, score
+    # and normalizer; else None.
     rows: tuple[attention.AttentionMap, ...] | None
+    # If queries are kept, the maps of the source; () without one.
     encoder_maps: tuple[attention.AttentionMap, ...]
-    size: int = tiles.static()
+    size: int = tiles.static()  # S_max
 
     def at(self, positions: Array, layers: tuple | None = None) -> "DecodingCache":
         """Returns the cache at other positions, with other layers if they are given."""
@@ -75,20 +69,15 @@ class Decoding(NamedTuple):
     Attributes:
       prefill: `prefill(params, prompts, lengths, *, max_length, source=None,
         source_lengths=None, keep_queries=False) -> (logits, cache)`. Prompts are tokens
-        `[B, P]`, lengths `[B]` of at least 1 say where each ends; the logits `[B, C]`
-        are for its last token. A text may grow to `max_length` positions, S_max.
-        With `keep_queries` the cache has the maps of the whole text, see `maps`. An
-        encoder-decoder needs a source: tokens `[B, S]` or features `[B, S, ...]`, and
-        lengths of at most S (None: all S are valid). Its prompts are what the decoder
-        reads, so that they begin with the start token.
+        `[B, P]`, of lengths `[B]`; the logits `[B, C]` follow their last tokens. A text
+        may grow to `max_length` positions, S_max. With `keep_queries` the cache has the
+        maps of the whole text, see `maps`. For a source see `decoding.generate`.
       step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
-        put at the cache's positions. The maps, one per layer (of an encoder-decoder
-        `Maps`, without the encoder's), are of shape `(B, H, 1, S_max)`, or as many keys
-        as a window lets anybody see. Examples stand at positions of their own, so that
-        a map is one of many: `jax.vmap(lambda row: row.weights())(maps[0])`, and to
-        `look` and `edit` a value belongs to one example.
-      prepare: A function from the model's parameters to what both of the above take in
-        their place, and read faster where they are called often.
+        put at the cache's positions. The maps, one per layer, are `(B, H, 1, S_max)`,
+        or as many keys as a window lets anybody see; an encoder's are left out.
+        Examples stand at positions of their own, so that a map is one of many:
+        `jax.vmap(lambda row: row.weights())(maps[0])`; sites have one example's value.
+      prepare: Converts the parameters to what both of the above read faster.
       num_tokens: The vocabulary.
       max_length: The longest text that the model has positions for; None: any.
       has_source: Whether a source must be given.
@@ -109,11 +98,8 @@ def decoding(
     policy: jmp.Policy,
     is_scanned: bool,
 ) -> Decoding | None:
-    """Returns a model token by token; None where no token follows from others.
-
-    `forward` is the model's `forward.forward`, with all of its sizes but `stack`; steps
-    of scanned layers, too, are looped.
-    """
+    """Returns a model token by token; None where no token follows from others."""
+    # Steps of scanned layers, too, are looped.
     has_source = config.family == "encoder_decoder"
     has_logits = config.output.logits and config.output.pool is None
     is_causal = config.family in ("causal", "encoder_decoder")
@@ -227,10 +213,6 @@ def maps(cache: DecodingCache) -> tuple[attention.AttentionMap, ...]:
     """Returns the attention maps of whole texts, `(B, H, S_max, S_max)` per layer.
 
     An encoder-decoder returns `Maps`: cross-attention's are `(B, H, S_max, S)`.
-    Rows of positions that no token has been put at have no weights.
-
-    Raises:
-      ValueError: If queries were not kept.
     """
     if cache.rows is None:
         raise ValueError(

@@ -1,7 +1,4 @@
-"""The layers of a model from its config: what they are made of, masks and biases.
-
-B batch, S positions of a source, T of the positions of a decoder, L layers.
-"""
+"""The layers of a model from its config: what they are made of, masks and biases."""
 
 import functools
 import operator
@@ -66,10 +63,7 @@ def cross_mask(
 
 
 def bias(config: ModelConfig, kind: str = "") -> positions.ScoreBias | list | None:
-    """Returns the score bias of all layers, or a list of one per pruned layer.
-
-    `kind` is "encoder" or "decoder" of a model with both.
-    """
+    """Returns the score bias of all layers, or a list of one per pruned layer."""
     make_bias = modules.PositionScheme.of(config.embedding).bias
     if make_bias is None:
         return None
@@ -127,12 +121,12 @@ def _decoder_layer(config, implementation, i) -> modules.DecoderLayer:
 
 
 def _make_attention(config, implementation, heads, name, *, rotary=None):
-    """Returns what makes the attention of a part.
-
-    Only self-attention uses positions, smeared keys included: the distance of a
-    target's position to a source's means nothing.
-    """
+    # Only self-attention uses positions, smeared keys included: the distance of a
+    # target's position to a source's means nothing.
     own = config.attention
+    # Norms of heads take the root mean square, whatever norms the stream has.
+    head_norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
+    qk_norms = architecture.QK_NORMS[own.qk_norm_over]
     if hk.running_init():  # makes parameters from one example, on one device
         implementation = own.implementation
     smears = own.smear_keys and name == "attention"
@@ -154,7 +148,7 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
             transforms=modules.HeadTransforms(
-                own.qk_norm and _qk_norm(config),
+                own.qk_norm and qk_norms(head_norm),
                 modules.smeared_keys if smears else None,
                 rotary,
             ),
@@ -190,17 +184,7 @@ def _parts(config, i) -> dict[str, Any]:
 
 
 def _rotary(config, i):
-    """Returns what turns the queries and keys of layer i among all, or None."""
     rotate = modules.PositionScheme.of(config.embedding).rotate
     if rotate is None:
         return None
     return functools.partial(rotate, frequencies=parts.frequencies(config)[i])
-
-
-def _qk_norm(config):
-    """Returns what makes the norms of queries and keys.
-
-    They take the root mean square, whatever the norms of the residual stream are.
-    """
-    norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
-    return architecture.QK_NORMS[config.attention.qk_norm_over](norm)

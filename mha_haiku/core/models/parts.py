@@ -1,13 +1,11 @@
 """What a model's config says of its layers: their heads, hidden units, windows.
 
-L layers; H heads and G key/value heads of an unpruned layer. The heads of a model
-stand in one list of its P attention parts: each layer of an encoder has one, and in an
-encoder-decoder the encoder's parts come first, then the self-attention of each layer
-of the decoder, then the cross-attention of each. All that is said "per layer" of heads
-(`kept_heads`, gates, importance, attention maps) follows this list. What is said per
-layer of other things (hidden units, windows) follows the layers: the encoder's first,
-then the decoder's. A `config` is `config.model`, a `module` the name of
-one among the parameters.
+The heads of a model stand in one list of its P attention parts: each layer of an
+encoder has one, and in an encoder-decoder the encoder's parts come first, then the
+self-attention of each layer of the decoder, then the cross-attention of each. All that
+is said "per layer" of heads (`kept_heads`, gates, importance, attention maps) follows
+this list. Hidden units and windows follow the layers: the encoder's first, then the
+decoder's.
 """
 
 from typing import NamedTuple
@@ -19,24 +17,17 @@ from mha_haiku.core.modules import POSITION_SCHEMES, anatomy
 
 
 class LayerHeads(NamedTuple):
-    """The heads of a layer.
+    """The heads of a layer."""
 
-    Attributes:
-      names: The indices of the heads in the unpruned layer, ascending.
-      num_key_value_heads: How many key/value heads they read.
-      groups: The key/value head that each head reads; None where each
-        key/value head serves the same number of heads, in order.
-      key_value_names: The indices of the key/value heads in the unpruned layer.
-      kind: One of `architecture.KINDS`; "" in models that have one kind only.
-      layer: Which layer of its kind.
-    """
-
-    names: tuple[int, ...]
-    num_key_value_heads: int
+    names: tuple[int, ...]  # the indices of the heads in the unpruned layer, ascending
+    num_key_value_heads: int  # how many key/value heads they read
+    # The key/value head that each head reads; None where each key/value head serves the
+    # same number of heads, in order.
     groups: tuple[int, ...] | None
+    # The indices of the key/value heads in the unpruned layer.
     key_value_names: tuple[int, ...]
-    kind: str = ""
-    layer: int = 0
+    kind: str = ""  # one of `architecture.KINDS`; "" in models that have one kind only
+    layer: int = 0  # which layer of its kind
 
     @property
     def label(self) -> str:
@@ -57,10 +48,7 @@ class LayerHeads(NamedTuple):
 
 
 def heads_of_layers(config: ModelConfig) -> tuple[LayerHeads, ...]:
-    """Returns the heads of each of the P attention parts that a config describes.
-
-    Where the model has one kind of attention, these are the heads of its L layers.
-    """
+    """Returns the heads of each of the P attention parts that a config describes."""
     kept, own = config.attention.kept_heads, places(config)
     if kept is None:
         kept = [range(config.attention.num_heads)] * len(own)
@@ -81,11 +69,7 @@ def places(config: ModelConfig) -> list[tuple[str, int]]:
 
 
 def find_part(config: ModelConfig, address: str) -> int:
-    """Finds the part with a `LayerHeads.address`: its index, 0 to P - 1.
-
-    Raises:
-      ConfigError: If there is none.
-    """
+    """Finds the part with a `LayerHeads.address`: its index, 0 to P - 1."""
     addresses = [each.address for each in heads_of_layers(config)]
     if address.strip() in addresses:
         return addresses.index(address.strip())
@@ -99,12 +83,7 @@ def find_part(config: ModelConfig, address: str) -> int:
 
 
 def part_of(config: ModelConfig, module: str) -> int | slice | None:
-    """Returns which attention part a module, by its name, is in.
-
-    Returns:
-      Its index; of scanned layers, whose arrays are of all of a kind, the slice of
-      these; None: it is in no layer.
-    """
+    """Returns which attention part, or slice of parts, a module is in, or None."""
     layer = anatomy.layer_of(module)
     if layer is None:
         return None
@@ -177,23 +156,18 @@ def windows(config: ModelConfig) -> tuple[int | None, ...]:
     """Returns the window of each of the L layers, None for one that sees everything."""
     given = config.attention.window
     return (
-        tuple(given)
-        if architecture.is_list(given)
-        else (given,) * num_all_layers(config)
+        tuple(given) if isinstance(given, tuple) else (given,) * num_all_layers(config)
     )
 
 
 def frequencies(
     config: ModelConfig,
 ) -> tuple[tuple[float, ...] | None, ...]:
-    """Returns the rotary frequencies `[K / 2]` of each of the L layers.
-
-    None stands for the frequencies of `embedding.rotary_period`.
-    """
+    """Returns the rotary frequencies `[K / 2]` of each layer; None: the default."""
     given = config.embedding.frequencies
     if given is None:
         return (None,) * num_all_layers(config)
-    if not any(architecture.is_list(each) for each in given):
+    if not any(isinstance(each, tuple) for each in given):
         given = [given] * num_all_layers(config)
     return tuple(map(tuple, given))
 
@@ -227,11 +201,7 @@ def _layer_heads(config, names) -> LayerHeads:
 
 
 def shared_by_heads(config: ModelConfig) -> str | None:
-    """Returns what heads share so that none can be removed, as words; None: nothing.
-
-    Args:
-      config: `config.model`.
-    """
+    """Returns what heads share so that none can be removed, as words; None: nothing."""
     own = config.attention
     if own.qk_norm and own.qk_norm_over != "head":
         return (

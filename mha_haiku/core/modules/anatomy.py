@@ -1,8 +1,7 @@
 """Which axis of which parameter holds heads, hidden units or layers.
 
-D width, H heads, G key/value heads, K query/key and V value size per head, F hidden
-units, L layers. Pruning, sharding and the stacking of layers ask here, by the names of
-a module and of its parameter, and know no names themselves.
+Pruning, sharding and the stacking of layers ask here, by the names of a module and of
+its parameter, and know no names themselves.
 """
 
 import re
@@ -70,7 +69,6 @@ class LayerName(NamedTuple):
     part: str  # what stands behind, with its slash, as `/attention/query`; may be empty
 
     def __str__(self) -> str:
-        """Returns the module's name."""
         stacked = f"{STACKED_SCOPE}/layer_0"
         layer = stacked if self.index is None else f"layer_{self.index}"
         return f"{self.scope}{layer}{self.part}"
@@ -102,11 +100,7 @@ def axis_of(module: str, name: str) -> Axis | None:
 
 
 def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray:
-    """Returns a parameter with the `kept` of `count` heads or units of an axis alone.
-
-    Raises:
-      ValueError: If the axis does not hold so many.
-    """
+    """Takes the `kept` of `count` heads or units out of a parameter."""
     array = np.asarray(array)
     size = _size_of_each(array, axis, count)
     places = np.asarray(kept, int)[:, None] * size + np.arange(size)
@@ -114,13 +108,7 @@ def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray
 
 
 def spread(array: Any, axis: Axis, names: Sequence[int], count: int) -> np.ndarray:
-    """Returns a parameter with `count` heads or units, 0 for those that it has not.
-
-    The inverse of `taken`; `names` are the places of those that it has.
-
-    Raises:
-      ValueError: If the axis does not hold so many.
-    """
+    """Undoes `taken`: puts heads or units at `names` of `count` places, 0 elsewhere."""
     array = np.asarray(array)
     size = _size_of_each(array, axis, len(names))
     shape = list(array.shape)
@@ -134,13 +122,7 @@ def spread(array: Any, axis: Axis, names: Sequence[int], count: int) -> np.ndarr
 
 
 def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
-    """Scales each head or unit of a parameter by its factor.
-
-    Factors are `[X]`, one for each of the X heads or units; `[L, X]` of scanned layers.
-
-    Raises:
-      ValueError: If the axis does not hold so many.
-    """
+    """Scales each head or unit of a parameter by factors `[X]`, or `[L, X]`."""
     array, factors = np.asarray(array), np.asarray(factors)
     size = _size_of_each(array, axis, factors.shape[-1])
     along = np.repeat(factors, size, axis=-1)
@@ -148,7 +130,6 @@ def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
 
 
 def _size_of_each(array, axis, count) -> int:
-    """Returns how many places of its axis a head or unit has."""
     if array.ndim < -axis.place or array.shape[axis.place] % max(count, 1):
         raise ValueError(
             f"params must have {count} {axis.holds} along axis {axis.place}, got an "

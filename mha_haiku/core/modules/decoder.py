@@ -1,7 +1,4 @@
-"""Transformer decoder layers, attending to an encoder too, and their stack.
-
-`B...` batch axes, T positions of the decoder, S of the encoder, D width, L layers.
-"""
+"""Transformer decoder layers, attending to an encoder too, and their stack."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,15 +13,10 @@ Array = jax.Array
 
 
 class DecoderMaps(NamedTuple):
-    """The attention maps of a decoder layer.
+    """The attention maps of a decoder layer."""
 
-    Attributes:
-      own: Shape `(B..., H, T, T)`, the decoder's positions to each other.
-      cross: Shape `(B..., H, T, S)`, the decoder's positions to the encoder's.
-    """
-
-    own: attention.AttentionMap
-    cross: attention.AttentionMap
+    own: attention.AttentionMap  # `(B..., H, T, T)`, of the decoder's positions
+    cross: attention.AttentionMap  # `(B..., H, T, S)`, to the encoder's positions
 
 
 class DecoderLayer(encoder.Layer):
@@ -43,7 +35,6 @@ class DecoderLayer(encoder.Layer):
         make_feed_forward: encoder.MakeFeedForward | None = None,
         **options,
     ):
-        """Initialises the module; arguments as in `EncoderLayer`."""
         super().__init__(make_attention, make_feed_forward, **options)
         self.make_cross_attention = make_cross_attention
         if make_cross_attention is None and make_attention is not None:
@@ -64,9 +55,8 @@ class DecoderLayer(encoder.Layer):
     ) -> tuple[Array, DecoderMaps]:
         """Applies the layer: output `[B..., T, D]` and attention maps.
 
-        Takes the arguments of `EncoderLayer`. What the encoder has returned, `encoded`,
-        is `[B..., S, D]`. The mask, besides causality, and the bias are of the
-        decoder's own positions, the cross-mask of these to the encoder's.
+        Takes the arguments of `EncoderLayer`, and what the encoder returned. The mask,
+        besides causality, and the bias are of the decoder's own positions.
         """
         given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
         return super().__call__(x, encoded, is_training=is_training, **given)[:2]
@@ -113,10 +103,7 @@ class DecoderLayer(encoder.Layer):
 
 
 class Decoder(encoder.Stack):
-    """A stack of decoder layers.
-
-    `Decoder(num_layers=2, num_heads=4, key_size=16, hidden_size=128)` is one.
-    """
+    """A stack of decoder layers: `Decoder(2, num_heads=4, hidden_size=128)` is one."""
 
     make_sized_layer = DecoderLayer
 
@@ -131,13 +118,6 @@ class Decoder(encoder.Stack):
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
     ) -> tuple[Array, tuple[DecoderMaps, ...]]:
-        """Applies all layers: output `[B..., T, D]`, and the maps of each.
-
-        Takes the arguments of `DecoderLayer`. Mask and bias are of all layers, or
-        sequences of L of them, which must be alike where layers are scanned.
-
-        Raises:
-          ValueError: If shapes do not fit, or what is given is not of L layers.
-        """
+        """Applies all layers; takes what `DecoderLayer` does, masks as `Encoder`."""
         given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
         return super().__call__(x, encoded, is_training=is_training, **given)[:2]

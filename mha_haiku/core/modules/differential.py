@@ -1,8 +1,4 @@
-"""Differential attention: two maps a head, whose difference weighs the values.
-
-`B...` batch axes, T query positions, S key positions, H maps (two for each head), K
-query/key size and V value size per map.
-"""
+"""Differential attention: two maps a head, whose difference weighs the values."""
 
 import haiku as hk
 import jax
@@ -29,11 +25,6 @@ class DifferentialAttention(multi_head_attention.MultiHeadAttention):
     """
 
     def __init__(self, num_heads: int, key_size: int, *args, **options):
-        """Initialises the module; arguments as in `MultiHeadAttention`.
-
-        Raises:
-          ValueError: If `num_heads` is odd, or heads are grouped.
-        """
         super().__init__(num_heads, key_size, *args, **options)
         is_grouped = self.num_key_value_heads != num_heads or self.groups is not None
         if num_heads % 2 or is_grouped:

@@ -1,8 +1,7 @@
 """Transformer encoder layers and their stack, and what decoders share with them.
 
-`B...` batch axes, T positions, D width, H heads, K key size per head, F hidden units, L
-layers. Sizes make the parts of a layer; a function that makes a part replaces them, so
-that any module of the same call fits, and layers may differ.
+Sizes make the parts of a layer; a function that makes a part replaces them, so that any
+module of the same call fits, and layers may differ.
 """
 
 import functools
@@ -15,7 +14,6 @@ from jaxtyping import Float
 
 from mha_haiku.core import attention, checks, masks, positions, sites
 from mha_haiku.core.modules import (
-    cached_module,
     feed_forward,
     layer_stacks,
     multi_head_attention,
@@ -30,7 +28,7 @@ MakeNorm = Callable[..., Callable[[Array], Array]]
 LayerCache = attention.Prompt | attention.Cache
 
 
-class Layer(cached_module.CachedModule):
+class Layer(multi_head_attention.CachedModule):
     """What encoder and decoder layers share: their parts, residuals, norms, dropout.
 
     The residual stream `[B..., T, D]` is the site "stream" where it enters a layer, and
@@ -62,20 +60,12 @@ class Layer(cached_module.CachedModule):
           num_heads: H; 0: there is no attention.
           key_size: K; D / H if left out.
           hidden_size: F; 0: there is no feed-forward part.
-          make_norm: Makes a norm from its `name`, as `norms.LayerNorm` and
-            `norms.RMSNorm` do, or `functools.partial`s of them; `norms.no_norm` for
-            none.
-          norm_position: "pre": `x + part(norm(x))`; "post": `norm(x + part(x))`;
-            "both": `x + norm_after(part(norm(x)))`; "reordered":
-            `x + norm_after(part(x))`. Sources: see `norms.PLACES`.
+          make_norm: Makes a norm from its `name`, as `norms.LayerNorm` does.
+          norm_position: A name in `norms.PLACES`, which says what each means.
           attention_residual: Whether the attention's input is added to its output.
           feed_forward_residual: The same of the feed-forward part.
-          dropout_rate: Dropout rate of attention weights, hidden units and all outputs,
-            in [0, 1).
+          dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
           name: The module's name.
-
-        Raises:
-          ValueError: If a part is given twice or not at all, or a size is out of range.
         """
         super().__init__(name=name)
         checks.choice("norm_position", norm_position, norms.PLACES)
@@ -97,24 +87,20 @@ class Layer(cached_module.CachedModule):
     @hk.transparent
     def _attended(
         self,
-        x: Array,
-        encoded: Array | None,
-        mask: masks.Mask | Array | None,
+        x,
+        encoded,
+        mask,
         *,
-        make: MakeAttention | None,
-        names: tuple[str, str],
-        rate: float,
-        cache: LayerCache | None,
-        first_query: int | Array,
-        is_added: bool = True,
+        make,
+        names,
+        rate,
+        cache,
+        first_query,
+        is_added=True,
         **options,
     ) -> tuple[Array, attention.AttentionMap, LayerCache | None]:
-        """Returns `x` after an attention part, its map, and its cache if one is given.
-
-        The attention reads keys from `encoded`, or from x. `names` are the names of the
-        attention and its norm; `options` go to the attention's call. Parallel parts are
-        not added to x here.
-        """
+        """Returns `x` after an attention part, its map, and its cache if it has one."""
+        # `names` are of the attention and its norm. Parallel parts are not added here.
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
             with jax.named_scope(names[0]):
@@ -135,9 +121,7 @@ class Layer(cached_module.CachedModule):
         return self._added(x, attend, names[1], residual)
 
     @hk.transparent
-    def _fed_forward(
-        self, x: Array, *, norm: str, rate: float, is_added: bool = True
-    ) -> Array:
+    def _fed_forward(self, x, *, norm, rate, is_added=True) -> Array:
         make = self.make_feed_forward
         if make is None:
             if not self.hidden_size:
@@ -178,10 +162,7 @@ class Layer(cached_module.CachedModule):
 
 
 class EncoderLayer(Layer):
-    """Self-attention, then a feed-forward part, each with a residual and a norm.
-
-    `EncoderLayer(num_heads=4, key_size=16, hidden_size=128)` is one.
-    """
+    """Self-attention, then a feed-forward part, each with a residual and a norm."""
 
     def __init__(
         self,
@@ -196,9 +177,6 @@ class EncoderLayer(Layer):
         Parallel parts both read what enters the layer, with norms of their own, and
         both are added to it (Wang and Komatsuzaki 2021, GPT-J,
         https://github.com/kingoflolz/mesh-transformer-jax).
-
-        Raises:
-          ValueError: If parallel parts have no residual, or norms after it.
         """
         super().__init__(make_attention, make_feed_forward, **options)
         has_residual = self._attention_residual and self._feed_forward_residual
@@ -218,13 +196,7 @@ class EncoderLayer(Layer):
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
     ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap]:
-        """Applies the layer: output and attention map.
-
-        Args:
-          mask: Which position may attend to which; see `MultiHeadAttention`.
-          is_training: Whether there is dropout.
-          bias: What is added to the scores.
-        """
+        """Applies the layer: output and attention map; see `MultiHeadAttention`."""
         return super().__call__(x, mask, bias=bias, is_training=is_training)[:2]
 
     @hk.transparent
@@ -257,11 +229,8 @@ class EncoderLayer(Layer):
         return sites.site("stream_after_feed_forward", x), own_map, cache
 
 
-class Stack(cached_module.CachedModule):
-    """What encoders and decoders share: a number of layers, then a norm.
-
-    What enters the norm is the site "stream".
-    """
+class Stack(multi_head_attention.CachedModule):
+    """What encoders and decoders share: layers, then a norm of the site "stream"."""
 
     make_sized_layer: type[Layer]  # of a layer from sizes
 
@@ -280,23 +249,24 @@ class Stack(cached_module.CachedModule):
         Args:
           num_layers: L.
           make_layer: Makes layer i, named, say, `f"layer_{i}"`; the same layer for
-            every i where they are scanned. If left out, the layer's own arguments say
-            what all layers are.
+            every i where they are scanned. If left out, `layer` says what all are.
           make_norm: Makes a norm of the last layer's output, from its `name`; None: no
             norm. Stacks of pre-norm layers need one. Without `make_layer` it makes
             the norms of the layers as well, and None is `norms.LayerNorm`.
           stack: How the layers run: `modules.looped`, `modules.scanned`, or either as
             `modules.rematerialized` returns it. Scanned layers have stacked parameters.
           name: The module's name.
-          **layer: Arguments of the layers, in place of `make_layer`, as `num_heads`,
-            `key_size` and `hidden_size`.
+          **layer: Arguments of the layers, as `num_heads`, in place of `make_layer`.
         """
         super().__init__(name=name)
         self.num_layers = checks.positive_integer("num_layers", num_layers)
         if make_layer is None:
             make_norm = make_norm or norms.LayerNorm
             layer["make_norm"] = make_norm
-            make_layer = functools.partial(self._make_layer, layer)
+
+            def make_layer(i):
+                return self.make_sized_layer(**layer, name=f"layer_{i}")
+
             if norms.PLACES[layer.get("norm_position", "pre")].end:
                 make_norm = None  # the last layer ends in one
         elif layer:
@@ -309,23 +279,8 @@ class Stack(cached_module.CachedModule):
         self.stack = stack
 
     @hk.transparent
-    def _make_layer(self, arguments: dict[str, Any], i: int) -> Layer:
-        return self.make_sized_layer(**arguments, name=f"layer_{i}")
-
-    @hk.transparent
-    def _run(
-        self,
-        x: Array,
-        *args,
-        cache: Sequence | None = None,
-        mask: Any = None,
-        bias: Any = None,
-        **shared: Any,
-    ) -> tuple[Array, tuple, tuple]:
-        """Runs the layers: output, maps, and caches or Nones.
-
-        Layers are called with x and `args`, and by name what is given for each.
-        """
+    def _run(self, x, *args, cache=None, mask=None, bias=None, **shared):
+        """Runs the layers: output, maps, and caches or Nones."""
         # What has an entry for each layer, and what all layers share.
         per_layer = {} if cache is None else {"cache": list(cache)}
         for name, value in (("mask", mask), ("bias", bias)):
@@ -357,10 +312,7 @@ class Stack(cached_module.CachedModule):
 
 
 class Encoder(Stack):
-    """A stack of encoder layers.
-
-    `Encoder(num_layers=2, num_heads=4, key_size=16, hidden_size=128)` is one.
-    """
+    """A stack of encoder layers: `Encoder(2, num_heads=4, hidden_size=128)` is one."""
 
     make_sized_layer = EncoderLayer
 
@@ -377,9 +329,6 @@ class Encoder(Stack):
 
         Takes the arguments of `EncoderLayer`. Mask and bias are of all layers, or
         sequences of L of them, which must be alike where layers are scanned.
-
-        Raises:
-          ValueError: If shapes do not fit, or what is given is not of L layers.
         """
         return super().__call__(x, mask=mask, bias=bias, is_training=is_training)[:2]
 

@@ -1,7 +1,4 @@
-"""The feed-forward part of a transformer layer.
-
-`...` leading axes, D width, F hidden width.
-"""
+"""The feed-forward part of a transformer layer."""
 
 import math
 from collections.abc import Callable

@@ -1,8 +1,4 @@
-"""What happens to queries and keys after their projection: norms, smearing, rotation.
-
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size per head.
-"""
+"""What happens to queries and keys after projection: norms, smearing, rotation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,23 +14,19 @@ Array = jax.Array
 
 
 class HeadTransforms(NamedTuple):
-    """What happens to queries and keys between projection and comparison, in order.
+    """What happens to queries and keys between projection and comparison, in order."""
 
-    Attributes:
-      qk_norm: Whether both are normalised by their root mean square, with learned
-        scales (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442); or what makes
-        these norms from a `name`, as `functools.partial(modules.RMSNorm, 1e-6)` does.
-      smear: Mixes keys `[B..., S, G, K]` along S, as `modules.smeared_keys` does.
-      rotary: Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
-        `positions.rotary` does.
-    """
-
+    # Whether both are normalised by their root mean square, with learned scales
+    # (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442); or what makes these
+    # norms from a `name`, as `functools.partial(modules.RMSNorm, 1e-6)` does.
     qk_norm: bool | Callable[..., Callable[[Array], Array]] = False
+    # Mixes keys `[B..., S, G, K]` along S, as `modules.smeared_keys` does.
     smear: Callable[[Array], Array] | None = None
+    # Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
+    # `positions.rotary` does.
     rotary: Callable[[Array, Array], Array] | None = None
 
     def checked(self) -> "HeadTransforms":
-        """Checks the transforms; raises TypeError where one is no function."""
         checks.maker("transforms.smear", self.smear, smeared_keys)
         checks.maker("transforms.rotary", self.rotary, positions.rotary)
         return self

@@ -1,8 +1,7 @@
 """How layers run: one by one, as one compiled loop, or again for the gradients.
 
-T positions, D width, H heads, L layers. A stack strategy is a function that `Encoder`
-takes: it gets the call of a layer, and returns what the last one returns, and the
-attention maps of all.
+A stack strategy is a function that `Encoder` takes: it gets the call of a layer, and
+returns what the last one returns, and the attention maps of all.
 
 Looped layers have parameters `encoder/layer_0/attention/query`, `encoder/layer_1/
 attention/query` and so on; scanned layers have one `encoder/layers/layer_0/attention/
@@ -34,10 +33,7 @@ LayerStack = Callable[[CallLayer, int, Array, Any], tuple[Array, tuple]]
 def looped(
     call_layer: CallLayer, num_layers: int, x: Array, given: Array | Sequence | None
 ) -> tuple[Array, tuple]:
-    """Calls the layers one by one: each is compiled by itself, and they may differ.
-
-    Arguments and results are the same as in `LayerStack`.
-    """
+    """Calls the layers one by one: each is compiled by itself, and they may differ."""
     maps = []
     for i in range(num_layers):
         x, attention_map = call_layer(i, x, None if given is None else given[i])
@@ -54,12 +50,9 @@ def scanned(
     their parameters alone, which are `stacked`. What layers share, such as a mask spelt
     out as an array, is held L times by maps that leave the compiled function.
 
-    Arguments and results are as in `LayerStack`; the call must do the same for every
-    layer, and return x's dtype. Seen at initialisation are parameters of other names,
-    shapes or dtypes; not, say, another activation.
-
-    Raises:
-      ValueError: If what is given, or parameters, show that layers differ.
+    The call must do the same for every layer, and return x's dtype. Seen at
+    initialisation are parameters of other names, shapes or dtypes, which raise
+    ValueError; not, say, another activation.
     """
     given = _stacked(given)
     if hk.running_init():
@@ -70,7 +63,11 @@ def scanned(
         num_layers, with_per_layer_inputs=True, name=anatomy.STACKED_SCOPE
     )
     x, maps = stack(functools.partial(call_layer, 0))(x, given)
-    return x, tuple(_at(maps, i) for i in range(num_layers))
+
+    def at(i):
+        return jax.tree.map(lambda x: jax.lax.index_in_dim(x, i, keepdims=False), maps)
+
+    return x, tuple(map(at, range(num_layers)))
 
 
 def rematerialized(stack: LayerStack) -> LayerStack:
@@ -97,11 +94,9 @@ def rematerialized(stack: LayerStack) -> LayerStack:
 def stacked(params: Params) -> dict[str, dict[str, Any]]:
     """Stacks the parameters of looped layers for scanned ones.
 
-    Trees like the parameters, such as their gradients, convert too.
-
-    Returns:
-      The arrays of `layer_0`, ..., `layer_{L - 1}` as `layers/layer_0` with a leading
-      axis L; what belongs to no layer as it is. NumPy arrays stay such.
+    Trees like the parameters, such as their gradients, convert too. The arrays of
+    `layer_0`, ..., `layer_{L - 1}` become `layers/layer_0` with a leading axis L; what
+    belongs to no layer stays. NumPy arrays stay such.
 
     Raises:
       ValueError: If there are no looped layers, or they are not alike.
@@ -129,13 +124,7 @@ def stacked(params: Params) -> dict[str, dict[str, Any]]:
 
 
 def unstacked(params: Params) -> dict[str, dict[str, Any]]:
-    """Unstacks the parameters of scanned layers for looped ones.
-
-    The inverse of `stacked`.
-
-    Returns:
-      The arrays of `layers/layer_0` as `layer_0`, ..., `layer_{L - 1}`, without their
-      leading axis L; what belongs to no layer as it is.
+    """Unstacks the parameters of scanned layers for looped ones: undoes `stacked`.
 
     Raises:
       ValueError: If there are no scanned layers, or their arrays disagree on L.
@@ -166,13 +155,6 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
             f"are of {_listed(params)}."
         )
     return result
-
-
-def _at(tree: Any, i: int) -> Any:
-    """Returns the tree of layer i from one whose leaves have a leading axis L."""
-    return jax.tree.map(
-        lambda leaf: jax.lax.index_in_dim(leaf, i, keepdims=False), tree
-    )
 
 
 def _stacked(given: Any) -> Any:

@@ -2,13 +2,11 @@
 
 Two objects say what is special about an attention: `pattern.py` has what makes scores,
 weights and gates, `head_transforms.py` what happens to heads after their projection.
-
-`B...` batch axes, T query positions, S key positions, H query heads, G key/value heads,
-K query/key size and V value size per head, D model width.
 """
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import haiku as hk
 import jax
@@ -19,14 +17,46 @@ from jaxtyping import Float
 from mha_haiku.core import attention, checks, masks, positions, sites, tiles
 from mha_haiku.core.attention import implementations
 from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.modules import cached_module, head_transforms
+from mha_haiku.core.modules import head_transforms
 from mha_haiku.core.modules import pattern as patterns
 
 Array = jax.Array
 Initializer = hk.initializers.Initializer
 
 
-class MultiHeadAttention(cached_module.CachedModule):
+class CachedModule(hk.Module):
+    """A module with two public methods, `__call__` and `step`, and one path, `_run`.
+
+    Haiku puts the name of a method into the names of parameters and scopes, and so of
+    sites, unless it is `__call__`. Both methods are therefore transparent to Haiku and
+    enter `_run` by the `__call__` here, so that their names are the same.
+    """
+
+    def __call__(self, *args, **options):
+        return self._run(*args, **options)
+
+    @hk.transparent
+    def step(self, *args, cache: Any, first_query: int | Array = 0, **options):
+        """Runs one step: the output, and the cache of the next step; no dropout.
+
+        `cache` computes attention, and keeps keys and values: an `attention.Prompt` for
+        the tokens of prompts, then the `attention.Cache` that is returned for one new
+        token at a time. Of a decoder layer it is a pair, of self-attention and
+        cross-attention; of a stack one for each layer. Where it has the keys of a
+        source, what they are made of is not read. The first token is at `first_query`.
+        Other arguments and sites are as in a call; masks go by name.
+        """
+        for name in ("is_training", "dropout_rate"):
+            if options.get(name):
+                raise ValueError(
+                    f"{name} must be left out of step, which has no dropout, got "
+                    f"{options[name]!r}."
+                )
+        given = {"cache": cache, "first_query": first_query}
+        return CachedModule.__call__(self, *args, **given, **options)
+
+
+class MultiHeadAttention(CachedModule):
     """Multi-head attention that also returns its attention map.
 
     The constructor and the parameters (`query`, `key`, `value`, `linear`) match
@@ -67,11 +97,9 @@ class MultiHeadAttention(cached_module.CachedModule):
           value_size: V; K if left out.
           model_size: Width of the output; H K if left out.
           num_key_value_heads: G, which divides H; H if left out.
-          groups: `[H]`, which of the G key/value heads each query head reads, where
-            they do not all serve equally many, as after pruning; then G need not
-            divide H.
-          transforms: What happens to queries and keys after projection: norms,
-            smearing, rotation by position; nothing if left out.
+          groups: `[H]`, the key/value head that each query head reads, where they do
+            not all serve equally many, as after pruning; then G need not divide H.
+          transforms: Norms, smearing and rotation of projected queries and keys.
           pattern: What makes the score, the normalizer and the gates; scaled dot
             products, softmax and no gates if left out.
           implementation: The implementation of `attend`.
@@ -90,7 +118,13 @@ class MultiHeadAttention(cached_module.CachedModule):
         )
         self.groups = None if groups is None else np.asarray(groups, np.int32)
         if self.groups is not None:
-            _check_groups(self.groups, num_heads, self.num_key_value_heads)
+            of_all = set(range(self.num_key_value_heads))
+            if self.groups.shape != (num_heads,) or set(self.groups) != of_all:
+                raise ValueError(
+                    f"groups must name, for each of the {num_heads} heads, one of the "
+                    f"{len(of_all)} key/value heads, and leave none out, got "
+                    f"{self.groups.tolist()}."
+                )
         elif num_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_key_value_heads must divide num_heads = {num_heads}, got "
@@ -131,12 +165,8 @@ class MultiHeadAttention(cached_module.CachedModule):
           mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
             `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
           bias: What is added to the scores; see `attend`.
-          first_query: The position of the first query, for rotation, mask and bias;
-            see `attend`.
+          first_query: The position of the first query, for rotation, mask and bias.
           dropout_rate: Dropout rate of the weights, in [0, 1); needs an rng.
-
-        Raises:
-          ValueError: If shapes, dtypes or lengths do not fit; see `attend`.
         """
         given = {"bias": bias, "first_query": first_query, "dropout_rate": dropout_rate}
         return super().__call__(query, key, value, mask, **given)[:2]
@@ -249,17 +279,7 @@ class MultiHeadAttention(cached_module.CachedModule):
         return query, _blanked(key, unseen), _blanked(value, unseen)
 
 
-def _check_groups(groups, num_heads, num_key_value_heads) -> None:
-    if groups.shape != (num_heads,) or set(groups) != set(range(num_key_value_heads)):
-        raise ValueError(
-            f"groups must name, for each of the {num_heads} heads, one of the "
-            f"{num_key_value_heads} key/value heads, and leave none out, got "
-            f"{groups.tolist()}."
-        )
-
-
 def _size(name: str, value: int | None, default: int) -> int:
-    """Returns `value`, which must be a positive integer, or `default` for None."""
     return default if value is None else checks.positive_integer(name, value)
 
 

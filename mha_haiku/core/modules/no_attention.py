@@ -1,9 +1,4 @@
-"""What is left of attention whose heads are all pruned.
-
-`B...` batch axes, T query positions, S key positions, D model width.
-"""
-
-from typing import Any
+"""What is left of attention whose heads are all pruned."""
 
 import haiku as hk
 import jax
@@ -12,12 +7,12 @@ import jax.numpy as jnp
 from mha_haiku.core import attention, masks
 from mha_haiku.core.attention import sited
 from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.modules import cached_module
+from mha_haiku.core.modules import multi_head_attention
 
 Array = jax.Array
 
 
-class NoAttention(cached_module.CachedModule):
+class NoAttention(multi_head_attention.CachedModule):
     """Attention whose heads are all pruned: the bias of its last linear map is left."""
 
     def __init__(
@@ -37,34 +32,16 @@ class NoAttention(cached_module.CachedModule):
         mask: masks.Mask | Array | None = None,
         **options,
     ) -> tuple[Array, attention.AttentionMap]:
-        """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`.
-
-        See `MultiHeadAttention` for arguments; values and options do not matter.
-        """
-        del value, options
-        return super().__call__(query, key, mask)
+        """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`."""
+        return super().__call__(query, key, value, mask, **options)[:2]
 
     @hk.transparent
-    def step(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        mask: masks.Mask | Array | None = None,
-        *,
-        cache: Any,
-        **options,
-    ) -> tuple[Array, attention.AttentionMap, Any]:
-        """Returns the same, and the cache as it came: there is nothing to keep."""
+    def _run(self, query, key, value, mask=None, *, cache=None, **options) -> tuple:
         del value, options
-        return *super().__call__(query, key, mask), cache
-
-    @hk.transparent
-    def _run(self, query, key, mask) -> tuple[Array, attention.AttentionMap]:
         output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
         if self.with_bias:
             output = Bias(name="linear")(output)
-        return output, map_of_no_heads(query, key, mask)
+        return output, map_of_no_heads(query, key, mask), cache
 
 
 class Bias(hk.Module):
@@ -79,10 +56,7 @@ class Bias(hk.Module):
 def map_of_no_heads(
     query: Array, key: Array, mask: masks.Mask | Array | None
 ) -> attention.AttentionMap:
-    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`.
-
-    Its sites are there as in any attention, the heads as `[B..., T, 0, 1]`.
-    """
+    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`."""
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)
     mask = masks.as_mask(mask).aligned(query.ndim - 2)

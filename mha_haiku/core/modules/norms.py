@@ -1,7 +1,7 @@
 """Normalisation of features: layer norm and root-mean-square norm.
 
-D is the number of features. Moments are float32 at least; the output has the dtype of
-the input. Parameters are named as in Haiku.
+Moments are float32 at least; the output has the dtype of the input. Parameters are
+named as in Haiku.
 """
 
 import functools
@@ -45,7 +45,6 @@ class LayerNorm(hk.Module):
     """
 
     def __init__(self, epsilon: float = 1e-5, name: str | None = None):
-        """Initialises the module; `epsilon` is added to the variance."""
         super().__init__(name=name)
         self.epsilon = epsilon
 
@@ -64,7 +63,6 @@ class RMSNorm(hk.Module):
     """
 
     def __init__(self, epsilon: float = 1e-5, name: str | None = None):
-        """Initialises the module; `epsilon` is added to the mean square."""
         super().__init__(name=name)
         self.epsilon = epsilon
 
@@ -149,12 +147,10 @@ def _standardised_by(x, epsilon):
 
 
 def _of_unit_size_by(x, epsilon):
-    """Returns the features at unit size, and what they were multiplied by."""
     factor = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
     factor = sites.site("factor", factor)  # with it held, a norm is linear
     return x * factor, factor
 
 
 def _last(parameter: Array, x: Array, dtype) -> Array:
-    """Reshapes `[D]` to broadcast against `[..., D]`."""
     return parameter.astype(dtype).reshape((1,) * (x.ndim - 1) + (-1,))

@@ -1,9 +1,6 @@
 """What makes the pattern of attention: a score, a normalizer and gates, by their names.
 
 Another one is added here: what makes it, and a call of `register`.
-
-`B...` batch axes, T query positions, H query heads, K query/key size and V value size
-per head, D model width.
 """
 
 import functools
@@ -23,18 +20,15 @@ Array = jax.Array
 
 
 class Pattern(NamedTuple):
-    """What makes how heads weigh, with the parameters that it learns.
+    """What makes how heads weigh, with the parameters that it learns."""
 
-    Attributes:
-      score: A function from H and K to the score; None: scaled dot product.
-      normalizer: A function from H to what weights are over, or None; None: softmax.
-      gates: A function from the query's input `[B..., T, D]`, H and V to what the
-        heads' outputs are multiplied by, `[B..., T, H, V]` or `[B..., T, H, 1]`; None:
-        by nothing.
-    """
-
+    # A function from H and K to the score; None: scaled dot product.
     score: Callable[[int, int], attention.Score] | None = None
+    # A function from H to what weights are over, or None; None: softmax.
     normalizer: Callable[[int], attention.Normalizer | None] | None = None
+    # A function from the query's input `[B..., T, D]`, H and V to what the heads'
+    # outputs are multiplied by, `[B..., T, H, V]` or `[B..., T, H, 1]`; None: by
+    # nothing.
     gates: Callable[[Array, int, int], Array] | None = None
 
     @classmethod
@@ -48,7 +42,6 @@ class Pattern(NamedTuple):
         return cls(*made)
 
     def checked(self) -> "Pattern":
-        """Checks the pattern; raises TypeError where a part is no function."""
         for name, value in zip(self._fields, self, strict=True):
             checks.maker(f"pattern.{name}", value, _EXAMPLES[name])
         return self
@@ -169,10 +162,7 @@ def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
 
 
 def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Returns the same per position, head and channel, `[B..., T, H, V]`.
-
-    Arguments and source as for `head_gates` (there "elementwise").
-    """
+    """Returns the same per position, head and channel, `[B..., T, H, V]`."""
     return _gates(query, num_heads, value_size)
 
 

@@ -1,8 +1,6 @@
 """How the order of positions enters a model: schemes, by their names in configs.
 
 Another one is added here: what it does, and a line in `POSITION_SCHEMES`.
-
-`B...` batch axes, T positions, H heads, K query/key size per head, D model width.
 """
 
 import functools
@@ -23,23 +21,21 @@ class PositionScheme(NamedTuple):
     """Where positions enter a model; a place where they do not is None.
 
     The functions take the config's `fields` by keyword, and make their parameters.
-
-    Attributes:
-      embed: A function from embeddings `[..., T, D]`, the position of the first and the
-        prefix of module names ("decoder_" in a decoder) to embeddings with positions.
-      rotate: A function from queries or keys `[B..., T, H, K]`, their positions `[T]`
-        and `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
-      bias: A function from H, the prefix, and whether later keys are seen,
-        `bidirectional`, to a score bias.
-      fields: The fields of `config.model.embedding` that the functions read.
-      has_pairs: Whether features count in pairs, so that their number must be even: K
-        of a scheme that rotates, else D.
     """
 
+    # A function from embeddings `[..., T, D]`, the position of the first and the prefix
+    # of module names ("decoder_" in a decoder) to embeddings with positions.
     embed: Callable[..., Array] | None = None
+    # A function from queries or keys `[B..., T, H, K]`, their positions `[T]` and
+    # `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
     rotate: Callable[..., Array] | None = None
+    # A function from H, the prefix, and whether later keys are seen, `bidirectional`,
+    # to a score bias.
     bias: Callable[..., positions.ScoreBias] | None = None
+    # The fields of `config.model.embedding` that the functions read.
     fields: tuple[str, ...] = ()
+    # Whether features count in pairs, so that their number must be even: K of a scheme
+    # that rotates, else D.
     has_pairs: bool = False
 
     @classmethod
@@ -60,7 +56,6 @@ class LearnedPositions(hk.Module):
     """
 
     def __init__(self, max_length: int, name: str | None = None):
-        """Initialises the module for positions 0..`max_length` - 1."""
         super().__init__(name=name)
         self.max_length = max_length
 
@@ -93,7 +88,6 @@ class RelativePositions(hk.Module):
         max_distance: int = 128,
         name: str | None = None,
     ):
-        """Initialises the module; see `relative_bias` for its arguments."""
         super().__init__(name=name)
         self.num_heads = num_heads
         self.bidirectional = bidirectional
@@ -101,7 +95,6 @@ class RelativePositions(hk.Module):
         self.max_distance = max_distance
 
     def __call__(self) -> positions.ScoreBias:
-        """Returns the bias."""
         init = hk.initializers.RandomNormal(0.02)
         table = hk.get_parameter("table", (self.num_buckets, self.num_heads), init=init)
         return positions.relative_bias(

@@ -1,9 +1,6 @@
 """Where a token stands: sinusoidal and rotary encodings, ALiBi and T5 score biases."""
 
 from mha_haiku.core.positions.biases import (
-    Alibi,
-    DenseBias,
-    RelativeBias,
     ScoreBias,
     alibi,
     as_bias,
@@ -12,9 +9,6 @@ from mha_haiku.core.positions.biases import (
 from mha_haiku.core.positions.encodings import rotary, sinusoidal
 
 __all__ = [
-    "Alibi",
-    "DenseBias",
-    "RelativeBias",
     "ScoreBias",
     "alibi",
     "as_bias",

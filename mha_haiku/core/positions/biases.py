@@ -1,8 +1,7 @@
 """What is added to the scores: of the distance (ALiBi, T5's), or whole arrays.
 
-`B...` batch axes, T query positions, S key positions, H heads. A score bias is lazy
-like a mask: it gives tiles of itself, `[B..., H, R, C]`, to be added to the scores of R
-queries and C keys, and is asked at absolute positions.
+A score bias is lazy like a mask: it gives tiles of itself, `[B..., H, R, C]`, to be
+added to the scores of R queries and C keys, and is asked at absolute positions.
 """
 
 import abc
@@ -22,15 +21,7 @@ Array = jax.Array
 
 
 def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
-    """Converts a score bias, None or an array to a score bias.
-
-    Args:
-      value: An array is float `[B..., T, S]` or `[B..., H, T, S]`; an axis may have
-        size 1. Its rank alone decides which of the two it is.
-
-    Raises:
-      ValueError: If an array is not of floats.
-    """
+    """Converts a score bias, None, or floats `[B..., T, S]` or `[B..., H, T, S]`."""
     if value is None or isinstance(value, ScoreBias):
         return value
     value = value if isinstance(value, jax.Array) else np.asarray(value)
@@ -60,14 +51,6 @@ class ScoreBias(tiles.Part, abc.ABC):
         num_keys: int,
     ):
         """Raises ValueError where it does not fit these sizes; see `Mask.check`."""
-
-    def aligned(self, batch_ndim: int) -> "ScoreBias":
-        """Aligns the bias: its arrays broadcast against `[B..., H, T, S]`.
-
-        They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that
-        a bias inside a stack of attention maps keeps its meaning.
-        """
-        return self._lifted(batch_ndim)
 
     def add_gradient(
         self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
@@ -138,10 +121,6 @@ def relative_bias(
         they share bucket 0 (for causal masks).
       max_distance: Distances from here on share the last bucket, in positions.
 
-    Raises:
-      ValueError: If the table is not `[buckets, H]`, has fewer than two buckets for a
-        direction, or `max_distance` is below the distances with a bucket of their own.
-
     Source: Raffel et al. 2020 (T5), section 2.1, https://arxiv.org/abs/1910.10683.
     """
     table = jnp.asarray(table)
@@ -158,25 +137,27 @@ def relative_bias(
 
 
 class _DistanceBias(ScoreBias):
-    """A bias of the distance alone, with parameters for each head."""
+    """A bias of the distance alone, with an array of parameters for each head."""
 
     kind: ClassVar[str]
 
-    @property
-    @abc.abstractmethod
-    def num_heads(self) -> int:
-        """H."""
-
-    @abc.abstractmethod
     def at_heads(self, heads: Sequence[int]) -> Self:
         """Returns the bias of some of the heads, in their order."""
+        name, axis, array = self._of_heads()
+        chosen = array.take(np.array(heads, np.int32), axis)
+        return dataclasses.replace(self, **{name: chosen})
 
     def check(self, batch_shape, num_heads, num_queries, num_keys):
-        if self.num_heads != num_heads:
+        _, axis, array = self._of_heads()
+        if array.shape[axis] != num_heads:
             raise ValueError(
-                f"the {self.kind} bias is of {self.num_heads} heads, attention of "
+                f"the {self.kind} bias is of {array.shape[axis]} heads, attention of "
                 f"{num_heads}."
             )
+
+    def _of_heads(self) -> tuple[str, int, Array]:
+        ((name, own),) = self._own_axes().items()
+        return name, own.index("H") - len(own), getattr(self, name)
 
 
 @tiles.pytree
@@ -185,14 +166,6 @@ class Alibi(_DistanceBias):
 
     kind: ClassVar[str] = "ALiBi"
     slopes: Array = tiles.array("H")
-
-    @property
-    def num_heads(self):
-        return self.slopes.shape[-1]
-
-    def at_heads(self, heads):
-        slopes = self.slopes[..., np.array(heads, np.int32)]
-        return dataclasses.replace(self, slopes=slopes)
 
     def aligned_tile(self, rows, columns):
         distance = jnp.abs(tiles.on_rows(rows) - tiles.on_columns(columns))
@@ -209,26 +182,17 @@ class RelativeBias(_DistanceBias):
     bidirectional: bool = tiles.static()
     max_distance: int = tiles.static()
 
-    @property
-    def num_heads(self):
-        return self.table.shape[-2]
-
-    def at_heads(self, heads):
-        table = self.table[..., np.array(heads, np.int32), :]
-        return dataclasses.replace(self, table=table)
-
     def aligned_tile(self, rows, columns):
         if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):
-            return self._contiguous_tile(rows, columns)
+            # One lookup per diagonal in place of one per pair.
+            values = jnp.take(
+                self.table, self._diagonal_buckets(rows, columns), axis=-1
+            )
+            diagonal = jnp.arange(columns.size)[None] - jnp.arange(rows.size)[:, None]
+            return jnp.take(values, diagonal + rows.size - 1, axis=-1, mode="clip")
         rows, columns = tiles.as_array(rows), tiles.as_array(columns)
         distance = columns[None, :] - rows[:, None]
         return jnp.take(self.table, self.buckets(distance), axis=-1)
-
-    def _contiguous_tile(self, rows, columns):
-        """Returns a tile from one lookup per diagonal in place of one per pair."""
-        values = jnp.take(self.table, self._diagonal_buckets(rows, columns), axis=-1)
-        diagonal = jnp.arange(columns.size)[None] - jnp.arange(rows.size)[:, None]
-        return jnp.take(values, diagonal + rows.size - 1, axis=-1, mode="clip")
 
     def add_gradient(self, total, cotangent, rows, columns):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):

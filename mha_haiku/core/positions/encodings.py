@@ -1,8 +1,4 @@
-"""Encodings of where a token stands: sinusoidal and rotary.
-
-T positions, H heads, K size per head, D width. Learned encodings are parameters: see
-`modules.embeddings`.
-"""
+"""Encodings of where a token stands: sinusoidal and rotary."""
 
 from collections.abc import Sequence
 
@@ -52,9 +48,6 @@ def rotary(
       frequencies: `[K / 2]`, radians per position of each pair, in place of
         `max_period`; pairs of 0 do not turn.
 
-    Raises:
-      ValueError: If shapes do not fit.
-
     Source: Su et al. 2021 (RoFormer), eq. 34, https://arxiv.org/abs/2104.09864.
     """
     size = x.shape[-1]
@@ -79,12 +72,10 @@ def rotary(
 
 
 def _frequencies(size: int, max_period: float) -> np.ndarray:
-    """Returns 1 / max_period^(2i / size) for each pair i."""
     return max_period ** (-np.arange(0, size, 2) / size)
 
 
 def _angles(positions: Array, frequencies: Sequence[float], dtype) -> Array:
-    """Returns position * frequency for each pair."""
     frequencies = np.asarray(frequencies, dtype)
     positions = jnp.asarray(positions, dtype)[..., None]
     return positions * frequencies.reshape((1,) * (positions.ndim - 1) + (-1,))

@@ -71,10 +71,7 @@ def _inlined_call(mesh) -> tuple[core.Primitive, dict]:
 
 
 def path(eqn: core.JaxprEqn) -> str:
-    """Returns the path of an equation within its level, from the stack of names.
-
-    `transpose(jvp(encoder))/layer_0` is `encoder/layer_0`.
-    """
+    """Returns a path; of `transpose(jvp(encoder))/layer_0` it is `encoder/layer_0`."""
     return _path(str(eqn.source_info.name_stack))
 
 

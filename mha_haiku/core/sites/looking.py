@@ -27,8 +27,7 @@ def look(
     """Makes a function also return the values at some of its sites.
 
     Args:
-      function: Any function of JAX, of which arrays are the arguments that may be
-        traced; it may be jitted.
+      function: Any function of JAX; arrays are the arguments that may be traced.
       at: Patterns of names, such as `"*/heads"` or `"layer_3/stream"`: a pattern may
         begin at any part of a path, and `*` stands for anything. Or functions by
         pattern, of the value, or of the value and the layer: what they return is
@@ -94,13 +93,7 @@ class Sites(dict):
 
 
 def sites(function: Callable, *args, **kwargs) -> Sites:
-    """Lists a function's sites, with shapes and dtypes; runs nothing.
-
-    Args:
-      function: A JAX function, as for `look`.
-      *args: Arguments of the function, or `jax.ShapeDtypeStruct`s for arrays.
-      **kwargs: Keyword arguments of the function, in the same form.
-    """
+    """Lists a function's sites, with shapes and dtypes; runs nothing."""
     found = Sites()
 
     def note(*args):
@@ -152,11 +145,8 @@ def _walk(function, reads, edits, strict, args, kwargs):
 
 
 def _surveyed(function, args, kwargs):
-    """Traces a function; returns its survey, jaxpr, arrays, and what makes its output.
-
-    What is no array, such as a flag or the activation of an Equinox module, stays what
-    it is.
-    """
+    """Traces a function: its survey, jaxpr, arrays, and what makes its output."""
+    # What is no array, such as a flag or the activation of an Equinox module, stays.
     arrays, arguments_of = _parted((args, kwargs))
     outputs_of = None
 
@@ -189,11 +179,7 @@ def _parted(tree) -> tuple[list, Callable]:
 
 
 def _match(survey, reads, edits, strict) -> None:
-    """Enters in the stops what is to be done there.
-
-    Raises:
-      ValueError: If a pattern names nothing, or what it names cannot be done.
-    """
+    """Enters in the stops what is to be done there; refuses what cannot be."""
     patterns = [pattern for pattern, _ in reads]
     used, names_of_all, groups = set(), [], set()
     stops = list(survey.top.all_stops())

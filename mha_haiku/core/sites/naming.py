@@ -38,10 +38,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 def numbered_by_layer(name: str) -> tuple[str, int | None]:
-    """Returns a name with `*` for the number of its layer, and the number.
-
-    In `encoder/layer_3/attention/heads`, say, the first number counts.
-    """
+    """Returns a name with `*` for its first number, the layer's, and the number."""
     found = _LAYER.search(name)
     if not found:
         return name, None
@@ -92,12 +89,10 @@ def joined(path: str, local: str) -> str:
 
 
 def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
-    """Returns the path of what is in a scan, with a place for the turn.
-
-    Where all that is inside is in one module whose name ends in 0, the turn is to take
-    the place of the 0, once that module is reached: layer 3 has the same name in a loop
-    of Python and in a scan.
-    """
+    """Returns the path of what is in a scan, with a place for the turn."""
+    # Where all that is inside is in one module whose name ends in 0, the turn is to
+    # take the place of the 0, once that module is reached: layer 3 has the same name in
+    # a loop of Python and in a scan.
     heads = _heads(jaxpr)
     (head,) = heads if len(heads) == 1 else ("",)
     if head.endswith("_0"):

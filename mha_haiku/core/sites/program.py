@@ -32,7 +32,6 @@ class Resume:
     value: Any  # what enters it, like the value of the site
 
     def __call__(self, value: Any, layer: int | Array | None) -> Any:
-        """Returns what enters a layer."""
         if isinstance(layer, int) and isinstance(self.layer, int):
             return self.value if layer == self.layer else value
         return jax.tree.map(
@@ -62,11 +61,8 @@ def with_layer(change: Callable) -> Callable:
 def run(
     level: surveying.Level, consts: Sequence, args: Sequence, turns: tuple = ()
 ) -> tuple[list, dict[tuple[str, int], Any]]:
-    """Runs a level: its outputs, and what was seen, by name and pattern.
-
-    Its stops say what is looked at and changed; `turns` has the turn of each scan
-    around, from the outermost.
-    """
+    """Runs a level: its outputs, and what was seen, by name and pattern."""
+    # `turns` has the turn of each scan around, from the outermost.
     jaxpr, seen = level.jaxpr, {}
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
@@ -107,10 +103,8 @@ def run(
 
 
 def _run_plain(jaxpr, begin, end, last_use, values) -> None:
-    """Runs equations in which nothing happens, by JAX itself, which keeps their rules.
-
-    To bind primitives one by one differs between versions of JAX.
-    """
+    # Equations in which nothing happens are run by JAX itself, which keeps their rules:
+    # to bind primitives one by one differs between versions of JAX.
     eqns = jaxpr.eqns[begin:end]
     if not eqns:
         return
@@ -221,7 +215,6 @@ def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
 
 
 def _check(name, before, after) -> None:
-    """Raises ValueError unless an edited view has the form that it had."""
     if _is_other_map(before, after):
         return
     forms = [
@@ -236,7 +229,6 @@ def _check(name, before, after) -> None:
 
 
 def _is_other_map(before, after) -> bool:
-    """Returns whether an edit gives a map of the same shape, of another form."""
     is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(before))
     return (
         not is_array
@@ -260,7 +252,7 @@ def _like(before, after):
 def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
     """Runs an equation that holds levels: its outputs, and what was seen."""
     name, params = eqn.primitive.name, eqn.params
-    if name in jaxprs.CALLS:
+    if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
         (level,), consts = levels, jaxprs.consts(eqn)
         body = lambda *inputs: run(level, consts, inputs, turns)  # noqa: E731
         if name in ("jit", "pjit"):
@@ -268,9 +260,6 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
             is_given = all(isinstance(x, jax.sharding.Sharding) for x in given)
             body = jax.jit(body, **({"in_shardings": given} if is_given else {}))
         return body(*inputs)
-    if name in jaxprs.CUSTOM:
-        (level,), consts = levels, jaxprs.consts(eqn)
-        return run(level, consts, inputs, turns)
     if name in jaxprs.REMAT:
         (level,) = levels
         again = jax.checkpoint(
@@ -360,25 +349,20 @@ def _branched(eqn, levels, inputs, turns):
     ]
     seen = [jax.eval_shape(branch, *inputs)[1] for branch in whole]
 
+    def unseen(x):  # stands for a value of a branch that was not taken
+        is_float = jnp.issubdtype(x.dtype, jnp.inexact)
+        return jnp.full(x.shape, jnp.nan if is_float else 0, x.dtype)
+
     def branch(i):
         def taken(*x):
             outputs, own = whole[i](*x)
-            others = [
-                jax.tree.map(_unseen, each) for j, each in enumerate(seen) if j != i
-            ]
-            for other in others:
-                own = own | other
+            for other in seen[:i] + seen[i + 1 :]:
+                own = own | jax.tree.map(unseen, other)
             return outputs, own
 
         return taken
 
     return jax.lax.switch(index, [branch(i) for i in range(len(calls))], *inputs)
-
-
-def _unseen(x):
-    """Returns what stands for a value of a branch that was not taken: NaN, or 0."""
-    is_float = jnp.issubdtype(x.dtype, jnp.inexact)
-    return jnp.full(x.shape, jnp.nan if is_float else 0, x.dtype)
 
 
 def _repeated(eqn, levels, inputs, turns):

@@ -34,12 +34,11 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from mha_haiku.core.sites import axes as axes_lib
-from mha_haiku.core.sites import canonical, flat, jaxprs
+from mha_haiku.core.sites import graph, jaxprs
 from mha_haiku.core.sites.site import SEEN, Facet, parameters
 
-Axis = axes_lib.Axis
-Step = axes_lib.Step
+Axis = graph.Axis
+Step = graph.Step
 
 
 class Site(NamedTuple):
@@ -51,38 +50,30 @@ class Site(NamedTuple):
     params: dict[str, Any]  # of a site's equation
 
 
-class Attention(NamedTuple):
-    """An attention that was recognised."""
-
-    eqn: core.JaxprEqn  # the equation whose stack of names gives it a name
-    sites: list[Site]  # what can be looked at and changed
-
-
 _make_map: Callable | None = None
 
 
 def register(make_map: Callable) -> None:
-    """Sets what makes the map of an attention that was recognised.
-
-    It goes from weights `[B..., H, T, S]`, any of `query`, `key` and `value` that are
-    known, by name, and whether rows sum to 1, `are_shares`, to the map.
-    """
+    """Sets what makes the map: of weights, known operands by name, and `are_shares`."""
     global _make_map
     _make_map = make_map
 
 
-def attentions(jaxpr: core.Jaxpr) -> list[Attention]:
-    """Finds the attentions of a level, without those inside of its calls."""
-    primitives = flat.primitives(jaxpr)
+def attentions(jaxpr: core.Jaxpr) -> list[tuple[core.JaxprEqn, list[Site]]]:
+    """Finds the attentions of a level, without those inside of its calls.
+
+    Each is the equation whose stack of names gives it a name, and its sites.
+    """
+    primitives = graph.primitives(jaxpr)
     if "dot_general" not in primitives or not primitives & {"exp", "exp2", "logistic"}:
         return []
     found = {}
-    for product in flat.equations(jaxpr):
+    for product in graph.equations(jaxpr):
         for side in (0, 1) if product.name == "dot_general" else ():
             softmax, sites = _Search(product, side).attention()
             # The same weights in a second product belong to a derivative.
             if sites and softmax not in found:
-                found[softmax] = Attention(jaxpr.eqns[softmax.maker.index], sites)
+                found[softmax] = jaxpr.eqns[softmax.maker.index], sites
                 break
     return list(found.values())
 
@@ -106,11 +97,8 @@ def _neutral(equation, value) -> list[int]:
 
 
 def _weighing(equation, value) -> list[int]:
-    """Returns the inputs that may be weights, if the output is.
-
-    What they are multiplied by is a scalar, a parameter or random: backward passes and
-    gated layers multiply them by products.
-    """
+    # What weights are multiplied by is a scalar, a parameter or random: backward passes
+    # and gated layers multiply them by products.
     name, inputs = equation.name, equation.inputs
     if any(facet.name == "weights" for facet in equation.params.get("facets", ())):
         return []  # they are a site already
@@ -141,8 +129,7 @@ def _scoring(equation, value) -> list[int]:
     return [i for i, x in enumerate(equation.inputs) if x.is_made]
 
 
-def _exponential(equation, step) -> flat.Equation | None:
-    """Returns the equation if it is an exponential."""
+def _exponential(equation, step) -> graph.Equation | None:
     del step
     return equation if equation.name in ("exp", "exp2") else None
 
@@ -161,14 +148,12 @@ class _Softmax(NamedTuple):
 class _Scores(NamedTuple):
     """The product of queries and keys, each with its positions and its size marked."""
 
-    product: flat.Equation
+    product: graph.Equation
     query: Step
     key: Step
 
 
 class _Groups(NamedTuple):
-    """Which factors of weights are what."""
-
     batch: list[Axis]
     heads: Axis
     queries: Axis
@@ -177,17 +162,17 @@ class _Groups(NamedTuple):
 class _Search:
     """The search for an attention whose weights are one operand of a product."""
 
-    def __init__(self, product: flat.Equation, side: int):
+    def __init__(self, product: graph.Equation, side: int):
         self.product, self.side = product, side
-        self.axes = axes_lib.Axes()
+        self.axes = graph.Axes()
         self.of = self.axes.of
 
-    def attention(self) -> tuple[flat.Value | None, list[Site]]:
+    def attention(self) -> tuple[graph.Value | None, list[Site]]:
         """Returns the output of the softmax, and the sites; none if it is another."""
         product, side, nothing = self.product, self.side, (None, [])
         contracted, shared = product.params["dimension_numbers"]
         weights, values = product.inputs[side], product.inputs[1 - side]
-        if len(contracted[0]) != 1 or not axes_lib.free(product, side):
+        if len(contracted[0]) != 1 or not graph.free(product, side):
             return nothing  # there is no axis of queries
         if weights.maker is None or 0 in weights.shape + values.shape:
             return nothing
@@ -203,7 +188,7 @@ class _Search:
         if product.calls and product.calls[:1] == output.maker.calls[:1]:
             return nothing
 
-        values = self.axes.start(values, *axes_lib.free(product, 1 - side))
+        values = self.axes.start(values, *graph.free(product, 1 - side))
         size = self.of(*values.marks)
         for i, j in zip(
             (*shared[side], *contracted[side]),
@@ -298,7 +283,7 @@ class _Search:
         """Returns which factors of weights are batches, heads and queries."""
         axes = [self.of(axis) for axis in weights.axes]
         shared = sorted(self.product.params["dimension_numbers"][1][self.side])
-        free = axes_lib.free(self.product, self.side)
+        free = graph.free(self.product, self.side)
         own, merged = self.heads_of(
             heads, {x for i in shared for x in axes[i]}, [axes[i] for i in free]
         )
@@ -334,7 +319,7 @@ class _Search:
         `shared` with values, and one of the `free` axes holds the queries.
         """
         own, merged, waiting, seen = None, [], [heads], set()
-        while waiting and len(seen) < axes_lib.FARTHEST:
+        while waiting and len(seen) < graph.FARTHEST:
             step = waiting.pop(0)
             if step.value in seen:
                 continue
@@ -414,10 +399,7 @@ class _Search:
         return len(axes) != 2 or self.of(axes[-1]) == self.of(size)
 
     def origin(self, step, index: int | None = None) -> Step | None:
-        """Returns the first value with the same numbers.
-
-        With an index it is the last such value, instead, that this equation may read.
-        """
+        """Returns the first value with the same numbers; the last before an index."""
         while index is None or not _is_readable(step.value, index):
             maker = step.value.maker
             positions = _neutral(maker, step.value) if maker else []
@@ -467,7 +449,7 @@ class _Search:
         for name, (place, step, *axes) in wanted.items():
             step = self.origin(step, place.index)
             axes = (*groups.batch, *axes)
-            layout = step and canonical.Layout.of(self.axes, step, axes, groups.heads)
+            layout = step and graph.Layout.of(self.axes, step, axes, groups.heads)
             if layout is None:
                 continue
             variables[name], layouts[name] = step.value.variable, layout
@@ -480,9 +462,9 @@ class _Search:
             sites.append(_site(place.index, variables[name], facet))
         if _make_map is not None:
             is_mixed = any(step.value.maker.name in _MIXING for step in steps)
-            known = canonical.fitting(layouts)
+            known = graph.fitting(layouts)
             are_shares = softmax.are_shares and not is_mixed
-            read = canonical.MapOf(known, are_shares, _make_map)
+            read = graph.MapOf(known, are_shares, _make_map)
             facet = Facet("map", read, None, 'edit "weights"')
             leaves = {name: variables[name] for name in known}
             sites.insert(-1, _site(self.product.index, leaves, facet))
@@ -506,11 +488,8 @@ def _has_sites(equation) -> bool:
     return SEEN in jaxprs.path(equation.eqn)
 
 
-def _have_common_source(*values: flat.Value) -> bool:
-    """Returns whether an array of floats lies behind all values.
-
-    All go back at the same pace: attention's common source is near, and all is far.
-    """
+def _have_common_source(*values: graph.Value) -> bool:
+    # All go back at the same pace: attention's common source is near, and all is far.
     seen = [{value} for value in values]
     fronts = list(seen)
     while any(fronts):

@@ -34,11 +34,9 @@ class Facet(NamedTuple):
 def site(name: str, value: Any) -> Any:
     """Names a value, which `look` and `edit` then find.
 
-    Args:
-      name: What it is called. In front of it stands the path of the modules, or of the
-        `jax.named_scope`s, in which the site is: "heads" in the attention of layer 2
-        is "encoder/layer_2/attention/heads".
-      value: Arrays, in any pytree.
+    In front of the name stands the path of the modules, or of the `jax.named_scope`s,
+    in which the site is: "heads" in the attention of layer 2 is
+    "encoder/layer_2/attention/heads". The value is any pytree of arrays.
     """
     return faceted(value, (Facet(name, _itself, _replaced),))
 
@@ -50,8 +48,8 @@ def faceted(
 ) -> Any:
     """Returns the value of a site that can be looked at in several ways.
 
-    `fit` goes from the value and a changed one of another structure to one of its own,
-    with which the program continues; None: facets keep the structure.
+    `fit` makes of a changed value of another structure one of the value's, with which
+    the program continues; None: facets keep the structure.
     """
     leaves, tree = jax.tree.flatten(value)
     if not leaves:
@@ -63,22 +61,18 @@ def faceted(
 def under_vmaps(
     function: Callable, batched: tuple[tuple, ...], *, own_axes: bool
 ) -> Callable:
-    """Returns a function of a site's leaves as under the vmaps around the site.
-
-    With `own_axes` results have the axes of these vmaps where leaves do; else in front.
-    """
+    """Puts a function of a site's leaves under the vmaps around the site."""
+    # With `own_axes` results have the axes of vmaps where leaves do; else in front.
     for axes in batched:
         function = jax.vmap(function, axes, list(axes) if own_axes else 0)
     return function
 
 
 def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:
-    """Returns the parameters of a site's equation, all of whose leaves are there.
-
-    They are `facets` and `fit`, the `tree` of the value, which of its leaves are `kept`
-    (all, unless a transformation dropped some), and where each vmap around has the axis
-    of each leaf, from the innermost vmap out.
-    """
+    """Returns the parameters of a site's equation, all of whose leaves are there."""
+    # `kept` says which leaves of the value are there (all, unless a transformation
+    # dropped some), `batched` where each vmap around has the axis of each leaf, from
+    # the innermost vmap out.
     kept = tuple(range(tree.num_leaves))
     return {"facets": facets, "fit": fit, "tree": tree, "kept": kept, "batched": ()}
 

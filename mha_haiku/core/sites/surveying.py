@@ -22,8 +22,6 @@ _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|tr
 
 
 class _Around(NamedTuple):
-    """What is around a level."""
-
     path: str = ""  # of modules
     lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
     in_while: bool = False  # whether a while loop is among them
@@ -67,7 +65,6 @@ class Stop:
 
     @property
     def is_active(self) -> bool:
-        """Whether the run must stop here."""
         return bool(self.reads or self.edits or self.is_kept)
 
     def views(self) -> list[Any]:
@@ -104,27 +101,19 @@ class Level:
     inner: dict[int, list["Level"]] = dataclasses.field(default_factory=dict)
 
     def all_stops(self) -> Iterator[Stop]:
-        """Yields the sites of the level and of those inside."""
         yield from self.stops
         for level in itertools.chain.from_iterable(self.inner.values()):
             yield from level.all_stops()
 
     def is_active(self) -> bool:
-        """Whether anything is looked at or changed here or inside."""
         return any(stop.is_active for stop in self.all_stops())
 
     def has_edits(self) -> bool:
-        """Whether anything is changed here or inside."""
         return any(stop.edits for stop in self.all_stops())
 
 
 class Survey:
-    """The sites of a program.
-
-    Attributes:
-      top: The level of the whole program.
-      kernels: The names of kernels that cannot be seen into.
-    """
+    """The sites of a program."""
 
     def __init__(self, jaxpr: core.Jaxpr):
         self.kernels: set[str] = set()
@@ -140,10 +129,7 @@ class Survey:
             )
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
-        """Returns each site and its facets' names, in the order in which it is passed.
-
-        A site of scanned layers is there once for each turn.
-        """
+        """Returns each site and its facets' names, in the order of passing."""
         found = [
             (stop.place_at(turn), stop, names)
             for stop in self.top.all_stops()
@@ -155,15 +141,18 @@ class Survey:
     def _level(self, jaxpr, around) -> Level:
         is_seen = SEEN in around.path.split("/")
         recognised, named = {}, {}
-        for attention in () if is_seen else recognition.attentions(jaxpr):
-            for site in attention.sites:
-                recognised.setdefault(site.index, []).append((attention.eqn, site))
+        for first, sites in () if is_seen else recognition.attentions(jaxpr):
+            for site in sites:
+                recognised.setdefault(site.index, []).append((first, site))
         level = Level(jaxpr)
         # A site may stand behind the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
             for first, site in recognised.get(index, ()):
                 if id(first) not in named:
-                    named[id(first)] = self._local_path(first, around), self._group()
+                    local = jaxprs.path(first)
+                    if naming.is_empty(naming.joined(around.path, local)):
+                        local = next(self._pathless)
+                    named[id(first)] = local, self._group()
                 local, group = named[id(first)]
                 level.stops.append(self._stop(site, local, around, group))
             if eqn is None:
@@ -186,13 +175,6 @@ class Survey:
                 level.inner[index] = inner
         return level
 
-    def _local_path(self, eqn, around) -> str:
-        """Returns the path of an attention within its level, or its number."""
-        local = jaxprs.path(eqn)
-        if naming.is_empty(naming.joined(around.path, local)):
-            return next(self._pathless)
-        return local
-
     def _stop(self, site, local, around, group) -> Stop:
         path = naming.joined(around.path, local)
         given = []
@@ -205,10 +187,7 @@ class Survey:
 
 
 def _pathless(jaxpr) -> Iterator[str]:
-    """Yields names for attentions that have no path.
-
-    An edit inside has made sites of some of these; the others keep their numbers.
-    """
+    # An edit inside has made sites of some of these; the others keep their numbers.
     taken = set(_paths_of_sites(jaxpr))
     for i in itertools.count():
         if f"attention_{i}" not in taken:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.core.models import ends
+from mha_haiku.core.models import forward
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders
 
@@ -82,11 +82,11 @@ def params(
     own = dict(models.unstacked(new) if is_scanned else new)
     its = dict(source.run.params)
     same_classes = _classes(task) == _classes(source.run.task)
-    for module in ends.OUTPUT_MODULES:
+    for module in forward.OUTPUT_MODULES:
         shapes = [jax.tree.map(np.shape, x.get(module)) for x in (own, its)]
         if not same_classes or shapes[0] != shapes[1]:
             its.pop(module, None)
-    fresh = [name for name in ends.OUTPUT_MODULES if name in own and name not in its]
+    fresh = [name for name in forward.OUTPUT_MODULES if name in own and name not in its]
     if source.kept is not None and {"embedding"} <= set(own) & set(its):
         its["embedding"] = _with_rows_of(its["embedding"], own["embedding"])
     _check_alike(source, config, own, its, fresh)

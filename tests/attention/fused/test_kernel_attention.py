@@ -51,7 +51,6 @@ ON_BOTH = {
     "nothing": ({"batch": (0,)}, "at least one score"),
     "no keys": ({"S": 0}, "at least one score"),
     "mask": ({"mask": ~PADDING}, "masks of full(), causal(), window()"),
-    "offset": ({"mask": masks.causal().shifted(1)}, "and not shifted"),
 }
 ON_CUDA = {
     "float32": ({"dtype": "float32"}, "takes float16 or bfloat16, not float32"),

@@ -39,8 +39,6 @@ TRANSLATIONS = {
 NOT_TRANSLATABLE = {
     "union": masks.causal() | masks.padding(LENGTHS),
     "complement": ~masks.causal(),
-    "offset": masks.causal().shifted(1),
-    "shifted": PADDING.shifted(1),
     "dilated": masks.dilated(2),
     "global tokens": masks.global_tokens([0]),
     "segments": masks.segments(*IDS),

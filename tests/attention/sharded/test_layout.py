@@ -28,7 +28,7 @@ SPECS = {
         [(None, None, None, None)],
     ),
     "both": (
-        masks.causal().shifted(1) & masks.padding(ONE) | masks.dilated(2),
+        masks.window(None, 1) & masks.padding(ONE) | masks.dilated(2),
         [("data",)],
     ),
     "slopes": (positions.alibi(N).aligned(1), [(None, "heads")]),
@@ -86,7 +86,7 @@ def test_which_masks_show_more_to_some_queries():
     lengths = np.array([2])
     for mask in (
         masks.causal(),
-        ~masks.causal().shifted(3),
+        ~masks.window(None, 3),
         masks.causal() & masks.padding(lengths),
         masks.prefix(lengths),
         masks.window(None, 3),

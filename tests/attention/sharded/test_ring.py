@@ -85,7 +85,7 @@ def test_examples_heads_and_positions_are_shared(shape):
 @pytest.mark.slow
 def test_other_keys_than_queries():
     shared = attention.Sharded(_mesh(sequence=2))
-    mask = masks.causal().shifted(8)
+    mask = masks.window(None, 8)
     found = _found(shared, mask, num_keys=T + 8)
     _assert_close(found, _found("dense", mask, num_keys=T + 8))
 
@@ -324,7 +324,7 @@ def test_two_chunks_only_where_queries_see_unequally():
     assert ring.Ring.of(masks.full(), 32, 32, 4).chunks == 1
     assert ring.Ring.of(masks.causal(), 36, 36, 4).chunks == 1  # 8 do not divide it
     assert ring.Ring.of(masks.causal() & masks.window(3, 3), 32, 32, 4).chunks == 2
-    assert ring.Ring.of(~masks.causal().shifted(1), 32, 32, 4).chunks == 2
+    assert ring.Ring.of(~masks.window(None, 1), 32, 32, 4).chunks == 2
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """Attention by the kernel that JAX has for the accelerator, with our own guarantees.
 
-`B...` batch axes, N examples of all batch axes, T query positions, S key positions, H
-query heads, G key heads, K query/key size and V value size per head. Kernels know fewer
-masks, dtypes and sizes than we do: `refusal` says why a call is none of theirs. Nor do
-they know fully masked queries and masked NaN, which are handled around them here.
+N examples of all batch axes. Kernels know fewer masks, dtypes and sizes than we do:
+`refusal` says why a call is none of theirs. Nor do they know fully masked queries and
+masked NaN, which are handled around them here.
 """
 
 import math
@@ -60,8 +59,7 @@ def attend(
     returns no logsumexp, so a blockwise pass computes it, which the compiler drops
     where the map is not read. The gradient of a logsumexp is always blockwise.
 
-    Raises:
-      ValueError: If the platform has no kernel, or it cannot do the call.
+    Raises ValueError if no kernel can do the call.
     """
     if kernel is None:
         where = platform_name()
@@ -79,10 +77,7 @@ def attend(
 
 
 def platform_name() -> str:
-    """Returns where computations run.
-
-    `jax.default_backend()` says "gpu" of AMD's and of NVIDIA's oldest too.
-    """
+    """Returns where computations run; JAX calls AMD's and the oldest GPUs "gpu" too."""
     name = jax.default_backend()
     if name != "gpu":
         return name
@@ -123,7 +118,7 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
     if mask is None:
         yield (
             "masks of full(), causal(), window(), padding() and valid_lens() of "
-            "[B...], joined by & and not shifted, and no others"
+            "[B...], joined by &, and no others"
         )
     else:
         yield from kernel.limits(inputs, mask)
@@ -140,26 +135,19 @@ def _differentiable(logsumexp: Array, inputs: Inputs) -> Array:
     return logsumexp
 
 
-def _differentiable_forward(logsumexp, inputs):
-    return logsumexp, inputs
-
-
 def _differentiable_backward(inputs, cotangent):
     _, pullback = jax.vjp(_blockwise_logsumexp, inputs)
     return jnp.zeros_like(cotangent), *pullback(cotangent)
 
 
-_differentiable.defvjp(_differentiable_forward, _differentiable_backward)
+_differentiable.defvjp(lambda *given: given, _differentiable_backward)
 
 
 def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | None]:
-    """Calls the kernel: values `[B..., T, H, V]`, and logsumexp `[B..., H, T]` or None.
-
-    They are 0 and -inf for fully masked queries, NaN for queries that see NaN.
-
-    Rows that are replaced get no cotangent, and what the kernel is to ignore is zero,
-    so that neither its content nor what the kernel makes of it changes anything.
-    """
+    """Calls the kernel: values `[B..., T, H, V]`, and logsumexp or None."""
+    # Fully masked queries get 0 and -inf, queries that see NaN get NaN. Rows that are
+    # replaced get no cotangent, and what the kernel is to ignore is zero, so that
+    # neither its content nor what the kernel makes of it changes anything.
     *batch_shape, _, num_queries, num_keys = inputs.map_shape
     mask = kernel_masks.translated(inputs.weighting.mask)
     mask = mask.collapsed(tuple(batch_shape), num_queries, num_keys)
@@ -191,10 +179,7 @@ def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | N
 
 
 def _sees_nonfinite(nonfinite: Nonfinite, start: Array, stop: Array) -> Array:
-    """Returns which queries are nonfinite or see a nonfinite key, `[N, T, H, 1]`.
-
-    `start` and `stop`, `[N, T]` or `[1, T]`, are the keys that each query sees.
-    """
+    """Returns which queries are nonfinite or see a nonfinite key, `[N, T, H, 1]`."""
     queries, keys = (x.reshape(-1, *x.shape[-2:]) for x in nonfinite)
     before = jnp.cumsum(keys, axis=1, dtype=jnp.int32)
     before = jnp.pad(before, [(0, 0), (1, 0), (0, 0)])  # [N, S + 1, G]

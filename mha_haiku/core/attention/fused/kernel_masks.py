@@ -1,7 +1,4 @@
-"""Masks in the terms that kernels of accelerators know: a band and lengths.
-
-`B...` batch axes, N examples of all batch axes, T query positions, S key positions.
-"""
+"""Masks in the terms that kernels of accelerators know: a band and lengths."""
 
 import functools
 
@@ -57,8 +54,7 @@ class KernelMask:
     def seen_keys(self, num_queries: int, num_keys: int) -> tuple[Array, Array]:
         """Returns (start, stop) of the keys that each query sees, for a collapsed mask.
 
-        Each is `[N, T]`, or `[1, T]` where the examples are alike, in 0..S; both are
-        the same where a query sees nothing.
+        Each is `[N, T]`, or `[1, T]` where the examples are alike.
         """
         queries = jnp.arange(num_queries)[None]
         start, stop = jnp.zeros_like(queries), jnp.full_like(queries, num_keys)
@@ -74,10 +70,7 @@ class KernelMask:
 
 
 def translated(mask: algebra.Mask) -> KernelMask | None:
-    """Translates an aligned mask to a band with lengths; None where it is more.
-
-    Nothing is computed, so the leaves of the mask may be shapes alone.
-    """
+    """Translates an aligned mask, also of shapes alone; None where it is no band."""
     match mask:
         case algebra.Full():
             return KernelMask()

@@ -1,8 +1,4 @@
-"""The attention kernels that JAX has for accelerators, and what each of them can do.
-
-N examples, T query positions, S key positions, H query heads, G key heads (G divides
-H), K size per head.
-"""
+"""The attention kernels that JAX has for accelerators, and what each of them can do."""
 
 import abc
 import dataclasses
@@ -37,8 +33,7 @@ class Kernel(abc.ABC):
         """Computes values and logsumexp; arbitrary where a query sees nothing.
 
         The mask is collapsed to N examples, and its lengths are at least 1. The
-        logsumexp `[N, H, T]` is float32 and has no gradient; None where the kernel does
-        not return it.
+        logsumexp `[N, H, T]` has no gradient; None where the kernel does not return it.
         """
 
     @abc.abstractmethod
@@ -50,13 +45,11 @@ class Kernel(abc.ABC):
 class CuDNN(Kernel):
     """The kernel of NVIDIA's cuDNN.
 
-    Attributes:
-      implementation: "xla" does the same on every platform, by the matrix of scores.
-
     Source: the limits of `check_is_flash_attention` in jax/_src/cudnn and of
     `validate_sdpa_support_surface` in https://github.com/NVIDIA/cudnn-frontend.
     """
 
+    # "xla" does the same on every platform, by the matrix of scores.
     implementation: str = "cudnn"
     name = "cuDNN attention"
     dtypes = ("float16", "bfloat16")
@@ -107,12 +100,9 @@ class CuDNN(Kernel):
 
 
 def _cudnn(arrays, lengths, is_causal, window, scale):
-    """Calls cuDNN: values, and logsumexp `[N, H, T]`.
-
-    `jax.nn.dot_product_attention` calls the same function, which is private, but rounds
-    the logsumexp to the dtype of the values: in bfloat16 weights would be wrong by up
-    to 3 percent where it is below 16, and more above.
-    """
+    # `jax.nn.dot_product_attention` calls the same function, which is private, but
+    # rounds the logsumexp to the dtype of the values: in bfloat16 weights would be
+    # wrong by up to 3 percent where it is below 16, and more above.
     from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
     kind = ["NO_MASK", "CAUSAL"][is_causal]
@@ -137,10 +127,7 @@ def _cudnn(arrays, lengths, is_causal, window, scale):
 
 @dataclasses.dataclass(frozen=True)
 class FlashTPU(Kernel):
-    """The flash attention for TPUs among the Pallas kernels that JAX ships.
-
-    It masks by adding -2.4e38, which hides every score that is not itself near that.
-    """
+    """The flash attention for TPUs among the Pallas kernels that JAX ships."""
 
     name = "the TPU kernel"
     dtypes = ("float32", "bfloat16")

@@ -1,8 +1,4 @@
-"""Which axis of which array of attention is shared along which axis of a mesh.
-
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head.
-"""
+"""Which axis of which array of attention is shared along which axis of a mesh."""
 
 import jax
 
@@ -39,11 +35,7 @@ def input_specs(inputs: Inputs) -> Inputs:
 
 
 def weighting_specs(weighting: Weighting, *, share_heads: bool = True) -> Weighting:
-    """Returns the sharding of the arrays of mask, bias and score.
-
-    By batch and heads, as far as their axes are not of size 1; every device has them
-    for all positions.
-    """
+    """Returns the sharding of mask, bias and score: by batch and heads alone."""
     shared = _SHARED if share_heads else _SHARED | {"H": None}
 
     def spec(letters, x):

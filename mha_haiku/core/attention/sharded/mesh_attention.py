@@ -1,19 +1,26 @@
 """Attention that the devices of a mesh share: by examples, heads and positions.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, V
-value size per head. The mesh has the axes `data`, which shares the first batch axis,
-`heads`, and `sequence`. Where positions are shared, the devices along that axis are a
-ring, and attention is blockwise inside each; else each uses any implementation.
+The mesh has the axes `data`, which shares the first batch axis, `heads`, and
+`sequence`. Where positions are shared, the devices along that axis are a ring: chunks
+of keys and values go round, and in the backward pass their gradients with them, and any
+two chunks attend blockwise. No device holds more than its share of any array but masks
+and biases. Else each device uses any implementation.
+
+Source: Liu et al. 2023, https://arxiv.org/abs/2310.01889.
 """
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
-from mha_haiku.core.attention import implementations
-from mha_haiku.core.attention.inputs import Inputs
-from mha_haiku.core.attention.sharded import layout, ring_attention
+from mha_haiku.core import tiles
+from mha_haiku.core.attention import gradients, implementations, products
+from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.attention.sharded import layout, ring
 from mha_haiku.core.attention.tiled import blockwise, sweep
 
 Array = jax.Array
@@ -22,15 +29,11 @@ IN_A_RING = ("auto", "blockwise")
 
 @dataclasses.dataclass(frozen=True)
 class Sharded(implementations.OnMesh):
-    """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit.
+    """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit."""
 
-    Attributes:
-      mesh: A mesh with the axes `data`, `heads` and `sequence`.
-      implementation: What each device does with its part, as `attend` takes it; "auto",
-        "blockwise" or a `Blockwise` where positions are shared.
-    """
-
-    mesh: jax.sharding.Mesh
+    mesh: jax.sharding.Mesh  # a mesh with the axes `data`, `heads` and `sequence`
+    # What each device does with its part, as `attend` takes it; "auto", "blockwise" or
+    # a `Blockwise` where positions are shared.
     implementation: str | Callable = "auto"
 
     def __post_init__(self):
@@ -39,23 +42,24 @@ class Sharded(implementations.OnMesh):
                 f"the mesh must have the axes {', '.join(layout.AXES)}, got "
                 f"{', '.join(map(str, self.mesh.axis_names))}."
             )
-        if self.mesh.shape["sequence"] > 1:
-            _check_in_a_ring(self.implementation)
+        is_blockwise = isinstance(self.implementation, blockwise.Blockwise)
+        can_go_round = is_blockwise or self.implementation in IN_A_RING
+        if self.mesh.shape["sequence"] > 1 and not can_go_round:
+            raise ValueError(
+                f"implementation must be {' or '.join(IN_A_RING)}, or a Blockwise, "
+                f"where positions are shared, got {self.implementation!r}."
+            )
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
-        """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
-
-        Raises:
-          ValueError: If the mesh does not divide the inputs.
-        """
+        """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         layout.check(inputs, self.mesh)
         if self.mesh.shape["sequence"] > 1:
             chosen = blockwise.Blockwise()
             if isinstance(self.implementation, blockwise.Blockwise):
                 chosen = self.implementation
             sizes = sweep.Sizes(chosen.rows, chosen.columns, chosen.heads)
-            options = ring_attention.Options(self.mesh, sizes, dropout_rate)
-            return ring_attention.attend(inputs, options)
+            options = Options(self.mesh, sizes, dropout_rate)
+            return _attend_in_a_ring(inputs, options)
         alone = implementations.named(self.implementation)
 
         def attend(inputs):
@@ -72,10 +76,164 @@ class Sharded(implementations.OnMesh):
         )(inputs)
 
 
-def _check_in_a_ring(implementation):
-    is_blockwise = isinstance(implementation, blockwise.Blockwise)
-    if not is_blockwise and implementation not in IN_A_RING:
-        raise ValueError(
-            f"implementation must be {' or '.join(IN_A_RING)}, or a Blockwise, where "
-            f"positions are shared, got {implementation!r}."
+class Options(NamedTuple):
+    """What is known before anything is computed."""
+
+    mesh: jax.sharding.Mesh  # the devices
+    sizes: sweep.Sizes  # of the tiles; None among them: what suits the platform
+    dropout_rate: float  # share of the weights set to zero, in [0, 1)
+
+
+def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
+    device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
+    num_keys = inputs.map_shape[-1]
+
+    def local(inputs):
+        inputs = layout.with_own_key(inputs, options.mesh)
+        rows, keys = _spread(inputs, device_ring)
+        dtype = products.accumulation_dtype(inputs.query.dtype)
+        shape = rows[0].shape[:-1]
+        nothing = (
+            jnp.zeros((*shape, inputs.value.shape[-1]), dtype),
+            jnp.full((*shape[:-2], shape[-1], shape[-2]), -jnp.inf, dtype),
         )
+
+        def meet(at, row, key, sums, key_sums, device_sums):
+            part = _part(inputs, num_keys, at, row, key)
+            values, logsumexp, _ = blockwise.forward(part, _blockwise(part, options))
+            return _merged(sums, (values, logsumexp)), key_sums, device_sums
+
+        (values, logsumexp), _, _ = device_ring.around(
+            meet, rows, keys, nothing, (), ()
+        )
+        values = device_ring.from_chunks(values.astype(inputs.value.dtype), -3)
+        return values, device_ring.from_chunks(logsumexp, -1)
+
+    batch_ndim = inputs.query.ndim - 3
+    values, logsumexp = jax.shard_map(
+        local,
+        mesh=options.mesh,
+        in_specs=(specs,),
+        out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
+        check_vma=False,
+    )(inputs)
+    return values, logsumexp, ()
+
+
+def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
+    del saved
+    device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
+    num_keys = inputs.map_shape[-1]
+
+    def local(inputs, rows_grad):
+        inputs = layout.with_own_key(inputs, options.mesh)
+        rows, keys = _spread(inputs, device_ring)
+        rows_grad = gradients.RowGradients(
+            *(
+                device_ring.to_chunks(x, axis)
+                for x, axis in zip(rows_grad, (-3, -1, -1), strict=True)
+            )
+        )
+        dtype = products.accumulation_dtype(inputs.query.dtype)
+        nothing = (
+            jnp.zeros(rows[0].shape, dtype),
+            tuple(jnp.zeros(x.shape, dtype) for x in keys[:2]),
+            jax.tree.map(
+                jnp.zeros_like,
+                (
+                    inputs.weighting.bias if wants_bias else None,
+                    inputs.weighting.score,
+                ),
+            ),
+        )
+
+        def meet(at, row, key, query_grad, key_grad, shared_grads):
+            row, back = row
+            part = _part(inputs, num_keys, at, row, key)
+            query, key, value, bias, score = blockwise.backward(
+                part, (), back, wants_bias, _blockwise(part, options)
+            )
+            return jax.tree.map(
+                jnp.add,
+                (query_grad, key_grad, shared_grads),
+                (query, (key, value), (bias, score)),
+            )
+
+        query_grad, key_grads, shared_grads = device_ring.around(
+            meet, (rows, rows_grad), keys, *nothing
+        )
+        shared_grads = jax.tree.map(
+            lambda x, spec: lax.psum(x, layout.unshared(spec)),
+            shared_grads,
+            shared_specs,
+        )
+        grads = (device_ring.from_chunks(x, -3) for x in (query_grad, *key_grads))
+        return *grads, *shared_grads
+
+    bias_spec = specs.weighting.bias if wants_bias else None
+    shared_specs = bias_spec, specs.weighting.score
+    batch_ndim = inputs.query.ndim - 3
+    rows, logsumexp = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
+    return jax.shard_map(
+        local,
+        mesh=options.mesh,
+        in_specs=(specs, gradients.RowGradients(rows, logsumexp, logsumexp)),
+        out_specs=(rows, rows, rows, *shared_specs),
+        check_vma=False,
+    )(inputs, rows_grad)
+
+
+_attend_in_a_ring = gradients.differentiable(_forward, _backward)
+
+
+def _ring_of(inputs, options) -> ring.Ring:
+    num_queries, num_keys = inputs.map_shape[-2:]
+    size = options.mesh.shape[ring.AXIS]
+    return ring.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
+
+
+def _spread(inputs, device_ring) -> tuple[tuple, tuple]:
+    """Returns what stays on its device, and what goes round, in chunks `[C, ...]`."""
+    query, key, value = (device_ring.to_chunks(x, -3) for x in inputs[:3])
+    query_flags = key_flags = None
+    if inputs.nonfinite is not None:
+        query_flags, key_flags = (
+            device_ring.to_chunks(x, -2) for x in inputs.nonfinite
+        )
+    return (query, query_flags), (key, value, key_flags)
+
+
+def _part(inputs, all_keys, at, row, key) -> Inputs:
+    """Returns what two chunks, of the given numbers, need to attend to each other."""
+    (query, query_flags), (key, value, key_flags) = row, key
+    num_queries, num_keys = query.shape[-3], key.shape[-3]
+    first = tiles.Origin(at[0] * num_queries, at[1] * num_keys)
+    rng = inputs.rng
+    if rng is not None:
+        rng = jax.random.fold_in(rng, first.query * all_keys + first.key)
+    return Inputs(
+        query,
+        key,
+        value,
+        inputs.weighting.moved(first),
+        None if query_flags is None else Nonfinite(query_flags, key_flags),
+        rng,
+    )
+
+
+def _blockwise(part, options) -> blockwise.Options:
+    best = sweep.default_sizes(part.map_shape, part.weighting, jax.default_backend())
+    sizes = (own or other for own, other in zip(options.sizes, best, strict=True))
+    return blockwise.Options(sweep.Sizes(*sizes), options.dropout_rate)
+
+
+def _merged(first, second):
+    """Merges values and logsumexp of a row over two sets of keys."""
+    values, logsumexp = zip(first, second, strict=True)
+    both = jnp.logaddexp(*logsumexp)
+    shares = (jnp.exp(x - jnp.where(both == -jnp.inf, 0, both)) for x in logsumexp)
+    parts = (
+        x * jnp.moveaxis(share, -1, -2)[..., None]
+        for x, share in zip(values, shares, strict=True)
+    )
+    return sum(parts), both

@@ -1,9 +1,9 @@
 """A ring of devices, each with a part of the sequence, past which all keys travel.
 
-`B...` batch axes, T query positions, S key positions. A device keeps its queries; keys
-go round, and what adds up for them goes with them. Where later queries see more keys
-than earlier ones (a causal mask), a device has two chunks of the sequence: of 2 n
-chunks, device i has chunks i and 2 n - 1 - i, so that all have the same work.
+A device keeps its queries; keys go round, and what adds up for them goes with them.
+Where later queries see more keys than earlier ones (a causal mask), a device has two
+chunks of the sequence: of 2 n chunks, device i has chunks i and 2 n - 1 - i, so that
+all have the same work.
 
 Source: Liu et al. 2023 (ring attention), https://arxiv.org/abs/2310.01889; the order of
 the chunks: Brandon et al. 2023, section 3, https://arxiv.org/abs/2311.09431.
@@ -35,18 +35,12 @@ class Ring(NamedTuple):
 
     @classmethod
     def of(cls, mask: masks.Mask, num_queries: int, num_keys: int, size: int) -> "Ring":
-        """Makes a ring of `size` devices, which shares work evenly if it can.
-
-        They divide T and S; two chunks need twice as many to.
-        """
+        """Makes a ring of `size` devices, which shares work evenly if it can."""
         can_halve = not (num_queries % (2 * size) or num_keys % (2 * size))
         return cls(size, 2 if size > 1 and can_halve and _is_lopsided(mask) else 1)
 
     def to_chunks(self, x: Array, axis: int) -> Array:
-        """Splits the device's part of the sequence into chunks `[C, ...]`.
-
-        Device i has positions i T / n to (i + 1) T / n; `axis` counts from the last.
-        """
+        """Splits the device's part of the sequence into chunks `[C, ...]`."""
         if self.chunks == 1:
             return x[None]
         even, odd = jnp.split(x, 2, axis)
@@ -76,13 +70,8 @@ class Ring(NamedTuple):
     ) -> tuple[Any, Any, Any]:
         """Passes keys around the ring until every chunk of queries has met them all.
 
-        Args:
-          meet: Adds what two chunks make together; gets the number of each.
-          rows: The queries' arrays, `[C, ...]` each.
-          keys: The keys' arrays, `[C, ...]` each, which go round.
-          row_sums: Sums for each query, `[C, ...]` each.
-          key_sums: Sums for each key, which go round as well and end where they began.
-          device_sums: Sums over all that this device does.
+        `meet` adds what two chunks make together, and gets the number of each. Arrays
+        and sums are `[C, ...]`; keys and their sums go round, and end where they began.
         """
         index = lax.axis_index(AXIS)
         own = self._chunks_of(index)
@@ -128,12 +117,9 @@ class Ring(NamedTuple):
         return jax.tree.map(lambda x: lax.ppermute(x, AXIS, to_next), tree)
 
     def _moved(self, x, half, back=False):
-        """Sends the first or second halves of all parts to the devices that have them.
-
-        Half `half` of part i is chunk c = 2 i + half, which device min(c, 2 n - 1 - c)
-        works on. Each device has an even chunk and an odd one, so that the first halves
-        alone, as the second ones, go to one device each: a permutation.
-        """
+        # Half `half` of part i is chunk c = 2 i + half, which device
+        # min(c, 2 n - 1 - c) works on. Each device has an even chunk and an odd one, so
+        # that the first halves alone, as the second ones, are a permutation.
         last = 2 * self.size - 1
         places = [(i, min(2 * i + half, last - 2 * i - half)) for i in range(self.size)]
         if back:

@@ -1,12 +1,9 @@
 """The fold over the tiles of a map that devices share; see `fold` and `ring`.
 
-`B...` batch axes, T query positions, S key positions, C chunks on a device, H heads.
-Any two chunks of queries and keys are a part of the map, as the logsumexp of a row is
-known; sums of queries stay, sums of keys go round with the keys, and sums of heads
-are added over the devices in the end.
+C chunks on a device. Any two chunks of queries and keys are a part of the map, as the
+logsumexp of a row is known; sums of queries stay, sums of keys go round with the keys,
+and sums of heads are added over the devices in the end.
 """
-
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +17,6 @@ from mha_haiku.core.attention.tiled import fold, sweep, views
 Array = jax.Array
 
 
-class _Stay(NamedTuple):
-    """What stays: per map `[C, B..., t, H, K]` and `[C, B..., H, t]`; what is given."""
-
-    query: tuple[Array, ...]
-    logsumexp: tuple[Array, ...]
-    given: Any
-
-
-class _GoRound(NamedTuple):
-    """What goes round: per map `[C, B..., s, G, K]`, and what is given of keys."""
-
-    key: tuple[Array, ...]
-    given: Any
-
-
 def forward(
     observation: Observation,
     maps: tuple[views.Factors, ...],
@@ -43,7 +25,9 @@ def forward(
     mesh: jax.sharding.Mesh,
 ) -> Sums:
     """Folds a map on its mesh; see `fold_gradient.fold`."""
-    device_ring = _ring_of(maps, mesh)
+    sizes_of_map = maps[0].query.shape[-3], maps[0].key.shape[-3]
+    mask, num_devices = maps[0].weighting.mask, mesh.shape[ring.AXIS]
+    device_ring = ring.Ring.of(mask, *sizes_of_map, num_devices)
     at_heads = maps[0].query.ndim - 3 + (not observation.side_by_side)
 
     def local(maps, given):
@@ -80,13 +64,8 @@ def forward(
     )(maps, given)
 
 
-def _ring_of(maps, mesh) -> ring.Ring:
-    num_queries, num_keys = maps[0].query.shape[-3], maps[0].key.shape[-3]
-    size = mesh.shape[ring.AXIS]
-    return ring.Ring.of(maps[0].weighting.mask, num_queries, num_keys, size)
-
-
-def _spread(maps, given, device_ring) -> tuple[_Stay, _GoRound]:
+def _spread(maps, given, device_ring) -> tuple[tuple, tuple]:
+    """Returns what stays on its device, and what goes round, in chunks `[C, ...]`."""
     at_positions = maps[0].query.ndim - 3
 
     def chunks(tree):
@@ -95,35 +74,38 @@ def _spread(maps, given, device_ring) -> tuple[_Stay, _GoRound]:
         )
 
     return (
-        _Stay(
+        (
             chunks(tuple(each.query for each in maps)),
             tuple(device_ring.to_chunks(each.logsumexp, -1) for each in maps),
             chunks(given.queries),
         ),
-        _GoRound(chunks(tuple(each.key for each in maps)), chunks(given.keys)),
+        (chunks(tuple(each.key for each in maps)), chunks(given.keys)),
     )
 
 
 def _part(maps, at, row, key):
     """Returns what two chunks, of the given numbers, need to be looked at."""
-    first = tiles.Origin(at[0] * row.query[0].shape[-3], at[1] * key.key[0].shape[-3])
+    queries, logsumexps, of_queries = row
+    keys, of_keys = key
+    first = tiles.Origin(at[0] * queries[0].shape[-3], at[1] * keys[0].shape[-3])
     parts = tuple(
         views.Factors(query, own_key, each.weighting.moved(first), logsumexp)
         for each, query, own_key, logsumexp in zip(
-            maps, row.query, key.key, row.logsumexp, strict=True
+            maps, queries, keys, logsumexps, strict=True
         )
     )
-    return parts, Given(row.given, key.given), first
+    return parts, Given(of_queries, of_keys), first
 
 
 def _nothing(observation, stay, go_round) -> Sums:
     """Returns the sums `[C, B..., H, t, ...]` of chunks that met no other yet."""
-    logsumexp, key = stay.logsumexp[0], go_round.key[0]
+    _, (logsumexp, *_), of_queries = stay
+    (key, *_), of_keys = go_round
     *shape, num_heads, num_queries = logsumexp.shape
     batch_ndim = len(shape) - 1
     given = jax.tree.map(
         lambda x: x[(0,) * (batch_ndim + 1)][:, 0],
-        Given(stay.given, go_round.given),
+        Given(of_queries, of_keys),
     )
     nothing = observation.nothing(num_queries, key.shape[-3], given, logsumexp.dtype)
     heads = () if observation.side_by_side else (num_heads,)

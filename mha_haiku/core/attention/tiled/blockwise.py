@@ -1,9 +1,8 @@
 """Exact attention tile by tile, in O(T + S) memory, forward and backward.
 
-`B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
-query/key size and V value size per head. The softmax of a row is built up over tiles
-of keys; its gradient computes the tiles again from the logsumexp. Tiles that the mask
-rules out for all of their queries are skipped.
+The softmax of a row is built up over tiles of keys; its gradient computes the tiles
+again from the logsumexp. Tiles that the mask rules out for all of their queries are
+skipped.
 
 Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682; Dao et al. 2022
 (FlashAttention), algorithms 1 and 4, https://arxiv.org/abs/2205.14135.
@@ -28,17 +27,11 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise:
-    """Blockwise attention with tiles of chosen sizes, for `attend(implementation=)`.
+    """Attention with tiles of chosen sizes; None stands for what suits the platform."""
 
-    Attributes:
-      rows: Queries in a tile; None: what suits the platform.
-      columns: Keys in a tile; None: what suits the platform.
-      heads: Heads, of any examples, computed together; None: what suits the platform.
-    """
-
-    rows: int | None = None
-    columns: int | None = None
-    heads: int | None = None
+    rows: int | None = None  # queries in a tile
+    columns: int | None = None  # keys in a tile
+    heads: int | None = None  # heads, of any examples, computed together
 
     def __post_init__(self):
         for field, size in dataclasses.asdict(self).items():
@@ -167,7 +160,7 @@ def backward(
 
         def add_tile(rows, row_gradients, columns, seen_from, sums):
             tile = view.scores(rows, columns, seen_from)[None]
-            part = gradients.tile_gradients(
+            *arrays, score, scores_grad = gradients.tile_gradients(
                 tiles.take(view.query, rows, 0)[:, None],
                 tiles.take(view.key, columns, 0)[:, None],
                 tiles.take(value, columns, 0)[:, None],
@@ -179,13 +172,16 @@ def backward(
             query_grad, key_grad, value_grad, bias_grad, score_grad = sums
             if wants_bias:
                 at = view.weighting.origin.at(rows, columns)
-                bias_grad = view.weighting.bias.add_gradient(bias_grad, part.tile, *at)
+                bias_grad = view.weighting.bias.add_gradient(
+                    bias_grad, scores_grad, *at
+                )
+            query, key, tile_value = (x[:, 0] for x in arrays)
             return (
-                query_grad + part.query[:, 0],
-                tiles.add(key_grad, part.key[:, 0].T, columns.start, 1),
-                tiles.add(value_grad, part.value[:, 0].T, columns.start, 1),
+                query_grad + query,
+                tiles.add(key_grad, key.T, columns.start, 1),
+                tiles.add(value_grad, tile_value.T, columns.start, 1),
                 bias_grad,
-                jax.tree.map(jnp.add, score_grad, part.score),
+                jax.tree.map(jnp.add, score_grad, score),
             )
 
         def add_block(rows, fresh_from, sums):
@@ -243,11 +239,9 @@ def _zeros(weighting, wants_bias):
 
 
 def _view(inputs, example, head, *, nonfinite):
-    """Returns a head and its values `[S, V]`, with nonfinite vectors replaced.
-
-    Queries and keys become `nonfinite`: NaN, which reaches their own scores alone, or
-    0. Values become 0, as the sums over keys would spread NaN to rows it is masked for.
-    """
+    # Nonfinite queries and keys become `nonfinite`: NaN, which reaches their own scores
+    # alone, or 0. Values become 0, as the sums over keys would spread NaN to rows it is
+    # masked for.
     whole = views.Factors(inputs.query, inputs.key, inputs.weighting)
     view, num_heads = whole.head(example, head), inputs.query.shape[-2]
     value = views.key_head(inputs.value, example, head, num_heads)

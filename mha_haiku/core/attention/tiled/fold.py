@@ -1,8 +1,7 @@
 """The one walk over the tiles of a map, which runs any observation of it.
 
-`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
-in a tile; H heads. The walk skips tiles that the mask rules out and holds no `[T, S]`
-array. `fold_gradient` has the fold that can be differentiated.
+The walk skips tiles that the mask rules out and holds no `[T, S]` array.
+`fold_gradient` has the fold that can be differentiated.
 """
 
 import dataclasses
@@ -30,10 +29,7 @@ def forward(
     sizes: sweep.Sizes,
     first: tiles.Origin | None = None,
 ) -> Sums:
-    """Folds a map, or the part of one that begins at `first`.
-
-    See `fold_gradient.fold` for arguments and sums.
-    """
+    """Folds a map, or its part that begins at `first`; see `fold_gradient.fold`."""
     *batch_shape, num_heads, _ = maps[0].logsumexp.shape
     if observation.side_by_side:
         num_heads = 1
@@ -85,7 +81,6 @@ class Block(NamedTuple):
         return self.rows + (-self.start)
 
     def put(self, totals: Tree, new: Tree) -> Tree:
-        """Writes the sums of the block to their place in `totals`."""
         if self.is_new is not None:
             old = take(totals, self.at)
             new = jax.tree.map(
@@ -164,7 +159,6 @@ class Walk:
 
     @property
     def num_keys(self) -> int:
-        """S."""
         return self.heads[0].key.shape[-2]
 
     def over_rows(self, function: Callable[[Block, Tree], Tree], carry: Tree) -> Tree:
@@ -204,8 +198,6 @@ class Walk:
         )
 
     def log_weights(self, block: Block, columns: tiles.Span, seen_from: Any) -> tuple:
-        """Returns the log weights of a tile, of each map."""
-
         def normalized(head, normalizer):
             scores = head.scores(block.rows, columns, seen_from)
             return scores - normalizer[:, None]
@@ -215,17 +207,14 @@ class Walk:
         return tuple(map(normalized, self.heads, block.normalizers))
 
     def given_of(self, block: Block, columns: tiles.Span) -> Given:
-        """Returns what was given of a tile's queries and keys."""
         queries = take(self.given.queries, block.rows)
         return Given(queries, take(self.given.keys, columns))
 
     def tile(self, block: Block, columns: tiles.Span, seen_from: Any) -> Tile:
-        """Returns a tile."""
         log_weights = self.log_weights(block, columns, seen_from)
         return self.tile_of(log_weights, block, columns, self.given_of(block, columns))
 
     def tile_of(self, log_weights: tuple, block: Block, columns, given: Given) -> Tile:
-        """Returns the tile that has these log weights."""
         if not self.observation.side_by_side:
             (log_weights,) = log_weights
         rows = block.rows
@@ -250,10 +239,7 @@ def put(tree: Tree, new: Tree, span: tiles.Span) -> Tree:
 
 
 def _normalizer(logsumexp: Array, is_new: Array | None) -> Array:
-    """Returns the logsumexp, but very high where a query is to have no weights.
-
-    Weights are exp(score - normalizer): with 1e30 they are 0 even where the score is
-    HIDDEN, while log weights stay finite, as -inf - -inf would not.
-    """
+    # Weights are exp(score - normalizer): with 1e30 they are 0 even where the score is
+    # HIDDEN, while log weights stay finite, as -inf - -inf would not.
     logsumexp = jnp.where(logsumexp == -jnp.inf, -HIDDEN, logsumexp)
     return logsumexp if is_new is None else jnp.where(is_new, logsumexp, -HIDDEN)

@@ -1,18 +1,16 @@
 """The fold over a map's tiles, differentiable in reverse mode by a second walk.
 
-`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
-in a tile; H heads, K size per head. What a tile adds to the sums is a function of its
-log weights and of what is given, which JAX differentiates. Sums add up over the tiles,
-so every tile has the cotangents of the whole sums, and nothing of size T x S is kept:
-the gradient recomputes log weights from the scores, as attention's gradient does. As a
-log weight is a score less the logsumexp, the gradient takes two paths: to queries, keys
-and bias here, and by the logsumexp into the gradient of the attention that made it.
+What a tile adds to the sums is a function of its log weights and of what is given,
+which JAX differentiates. Sums add up over the tiles, so every tile has the cotangents
+of the whole sums, and nothing of size T x S is kept: the gradient recomputes log
+weights from the scores, as attention's gradient does. As a log weight is a score less
+the logsumexp, the gradient takes two paths: to queries, keys and bias here, and by the
+logsumexp into the gradient of the attention that made it.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +22,7 @@ from mha_haiku.core.attention import reverse_only
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
 from mha_haiku.core.attention.tiled import sweep, views
-from mha_haiku.core.attention.tiled.fold import Block, Walk, forward, take
+from mha_haiku.core.attention.tiled.fold import Walk, forward, take
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
@@ -54,11 +52,8 @@ def fold(
 ) -> Sums:
     """Folds an observation over all tiles; differentiable in reverse mode.
 
-    `maps` is one map; or two, of as many queries and keys, that stand side by side.
-
-    Returns:
-      Sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`; `[B...,
-      ...]` each where heads stand side by side.
+    `maps` is one map; or two, of as many queries and keys, that stand side by side:
+    then sums are of `[B..., ...]`, without heads.
     """
 
     def run(maps, given):
@@ -164,10 +159,7 @@ def backward(
     sizes: sweep.Sizes,
     wanted: Wanted,
 ) -> tuple[tuple[views.Factors, ...], Given]:
-    """Computes the gradients of maps and of what is given, None where not wanted.
-
-    Cotangents are None in place of 0.
-    """
+    """Computes the gradients of maps and of what is given, None where not wanted."""
     # A query without a finite logsumexp has no weights here, and so no gradient.
     finite = tuple(
         each._replace(
@@ -231,14 +223,7 @@ def backward(
     return tuple(map_grads), given_grad
 
 
-def _add_tile(
-    walk: Walk,
-    totals: tuple,
-    cotangents: Sums,
-    block: Block,
-    columns: tiles.Span,
-    seen_from: Any,
-) -> tuple:
+def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
     """Adds a tile to the gradients of a head (of keys `[K, S]`)."""
     map_grads, given_grad = totals
     observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype

@@ -1,8 +1,6 @@
 """What a map can be asked besides statistics: pooled, top, products, divergence.
 
-`B...` batch axes, T query positions, R of them in a block; S key positions, C of them
-in a tile; H heads, V size; P bins of queries and Q bins of keys in a pooled map. Each
-is an observation, which `fold` runs, and a function that finishes its sums.
+Each is an observation, which `fold` runs, and a function that finishes its sums.
 """
 
 import dataclasses
@@ -41,13 +39,11 @@ class Bins(NamedTuple):
 
     @classmethod
     def of(cls, positions: range, most: int) -> "Bins":
-        """Returns at most `most` bins of consecutive positions."""
         edges = bin_edges(len(positions), most)
         return cls(positions.start, positions.stop, int(edges[1]))
 
     @property
     def count(self) -> int:
-        """The number of bins."""
         return -(-(self.stop - self.start) // self.width)
 
     def touched(self, size: int) -> int:
@@ -55,7 +51,6 @@ class Bins(NamedTuple):
         return min(self.count, (size - 1) // self.width + 2)
 
     def first(self, span: tiles.Span) -> Array:
-        """Returns the first of the bins that a span may touch."""
         first = (span.start - self.start) // self.width
         return jnp.clip(first, 0, self.count - self.touched(span.size))
 
@@ -67,10 +62,7 @@ class Bins(NamedTuple):
         return (inside & ((position - self.start) // self.width == bins)).astype(dtype)
 
     def mean(self, total: Array, counts: Array) -> Array:
-        """Returns the mean, of sums `[..., bins, n]`, over positions that count.
-
-        `counts` are `[..., size]`, as `views.counting` has them: a bin with NaN is NaN.
-        """
+        """Returns the mean, of sums `[..., bins, n]`, over positions that count."""
         size = self.stop - self.start
         counted = tiles.take(counts, tiles.Span(self.start, size), -1)
         fill = [(0, 0)] * (counts.ndim - 1) + [(0, self.count * self.width - size)]
@@ -96,7 +88,6 @@ class Grid(NamedTuple):
         queries: slice = slice(None),
         keys: slice = slice(None),
     ) -> "Grid":
-        """Returns the cells of parts of a map; see `AttentionMap.pooled`."""
         checks.positive_integer("rows", rows)
         checks.positive_integer("columns", columns)
         num_queries, num_keys = map_shape[-2:]
@@ -105,14 +96,10 @@ class Grid(NamedTuple):
         return cls(Bins.of(queries, rows), Bins.of(keys, columns))
 
     def zeros(self, dtype: jnp.dtype) -> Array:
-        """Returns cells `[P, Q]` without mass."""
         return jnp.zeros((self.rows.count, self.columns.count), dtype)
 
     def add(self, cells: Array, mass: Array, tile: Tile) -> Array:
-        """Adds a tile to cells `[P, Q]`.
-
-        `mass` is `[R, q]`: of each query on the bins of keys that are touched.
-        """
+        """Adds a tile's mass `[R, q]` on the touched bins to cells `[P, Q]`."""
         part = self.rows.membership(tile.rows, mass.dtype).T @ mass
         at = self.rows.first(tile.rows), self.columns.first(tile.columns)
         part += lax.dynamic_slice(cells, at, part.shape)
@@ -122,12 +109,7 @@ class Grid(NamedTuple):
 def bin_edges(size: int, bins: int) -> np.ndarray:
     """Returns the edges of at most `bins` equal bins of positions; the last may differ.
 
-    Args:
-      size: The number of positions, at least 1.
-      bins: The largest number of bins, at least 1.
-
-    Returns:
-      `[bins + 1]` integers from 0 to `size`; bin i covers `edges[i]:edges[i + 1]`.
+    They are integers from 0 to `size`; bin i covers `edges[i]:edges[i + 1]`.
     """
     checks.positive_integer("the number of positions", size)
     checks.positive_integer("the number of bins", bins)
@@ -137,8 +119,6 @@ def bin_edges(size: int, bins: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Pooled(Observation):
-    """The mass of each cell."""
-
     grid: Grid
 
     def part(self, num_queries, num_keys):
@@ -164,8 +144,6 @@ def pooled(
 
 @dataclasses.dataclass(frozen=True)
 class _Top(Observation):
-    """The largest log weights of each query, and their keys."""
-
     k: int
 
     def nothing(self, num_queries, num_keys, given, dtype):
@@ -233,8 +211,6 @@ def largest(
 
 @dataclasses.dataclass(frozen=True)
 class _Product(Observation):
-    """The map times what is given of the keys, `[S, V]`."""
-
     def nothing(self, num_queries, num_keys, given, dtype):
         return Sums(jnp.zeros((num_queries, given.keys.shape[-1]), dtype))
 
@@ -244,8 +220,6 @@ class _Product(Observation):
 
 @dataclasses.dataclass(frozen=True)
 class _TransposedProduct(Observation):
-    """The transposed map times what is given of the queries, `[T, V]`."""
-
     def nothing(self, num_queries, num_keys, given, dtype):
         size = given.queries.shape[-1]
         return Sums(keys=jnp.zeros((num_keys, size), dtype))
@@ -277,11 +251,7 @@ def apply_transposed(
 
 
 def factor(map_shape: tuple[int, ...], x: Array, axis: int) -> Array:
-    """Returns what a map is to be multiplied by along its axis -1 (S) or -2 (T).
-
-    Raises:
-      ValueError: If it does not fit.
-    """
+    """Checks what a map is to be multiplied by along its axis -1 (S) or -2 (T)."""
     x = jnp.asarray(x)
     *batch_shape, num_heads, _, _ = map_shape
     name = {-2: "T", -1: "S"}[axis]
@@ -344,16 +314,6 @@ def divergence(
     has_nan = in_both(sees[0], sees[-1]) > count
     mean = jnp.maximum(sums.head, 0) / jnp.maximum(count, 1)
     return jnp.where(has_nan, jnp.nan, mean)
-
-
-def check_comparable(map_shape: tuple[int, ...], other_shape: tuple[int, ...]):
-    """Raises ValueError unless two maps agree on batch axes, T and S."""
-    mine, theirs = ((*x[:-3], *x[-2:]) for x in (map_shape, other_shape))
-    if mine != theirs:
-        raise ValueError(
-            "maps that are compared must have the same batch axes, T and S; got "
-            f"shapes {map_shape} and {other_shape}."
-        )
 
 
 def _consecutive(name: str, part: slice, size: int) -> range:

@@ -1,12 +1,11 @@
 """Walks over an attention map: head by head, rows by rows, tile by tile.
 
-T query positions, S key positions, K size per head, N heads of all examples. Whatever
-reads a whole map without holding it consists of these loops: `over_heads` takes one
-head of one example at a time (on the CPU, where two-dimensional tiles are the fastest)
-or several, `over_rows` a block of its queries, `over_keys` a tile of the keys that the
-block may see at all. Tiles have one size, so that one body is compiled for all: the
-last one of a row or column starts earlier, and ignores what it shares with the one
-before.
+Whatever reads a whole map without holding it consists of these loops: `over_heads`
+takes one head of one example at a time (on the CPU, where two-dimensional tiles are the
+fastest) or several, `over_rows` a block of its queries, `over_keys` a tile of the keys
+that the block may see at all. Tiles have one size, so that one body is compiled for
+all: the last one of a row or column starts earlier, and ignores what it shares with the
+one before.
 """
 
 import math
@@ -58,10 +57,7 @@ def default_sizes(
     platform: str,
     largest: int = 2**19,
 ) -> Sizes:
-    """Chooses the tile sizes that walk over a map `(B..., H, T, S)` fastest.
-
-    A tile has at most `largest` scores.
-    """
+    """Chooses the tile sizes, of at most `largest` scores, that walk a map fastest."""
     num_heads, shape = math.prod(map_shape[:-2]), map_shape[-2:]
     most = _SCORES.get(platform, _SCORES_ON_ACCELERATORS)
 
@@ -101,8 +97,7 @@ def over_heads(
 ) -> Any:
     """Calls `function(example, head)` for all heads, and stacks to `[B..., H, ...]`.
 
-    The function takes an integer per batch axis, and the index of a head; at most so
-    many heads are computed `together`.
+    At most so many heads are computed `together`.
     """
     shape = (*batch_shape, num_heads)
 
@@ -127,13 +122,10 @@ def summed_over_heads(
 ) -> tuple:
     """Calls `function(example, head, totals)` for all heads, each at its place.
 
-    Args:
-      function: As in `over_heads`; takes the totals so far, too. Returns a tuple of
-        pytrees like them, but without batch axes and heads.
-      totals: Pytrees with leading axes B.... A batch axis or the head axis may have
-        size 1 for all; the head axis also size G. Heads that share a place add up, on
-        zeros; a place of one head may hold anything, which is written over.
-      axes: Index of the heads' axis in each of them, after B....
+    The function also takes the totals so far, and returns a tuple of pytrees like
+    `totals`, without batch axes and heads. In the totals a batch axis or the axis of
+    heads, `axes` after B..., may have size 1 for all, the latter also G. Heads that
+    share a place add up, on zeros; a place of one head is written over.
     """
     shape = (*batch_shape, num_heads)
     if _divisor(shape, together) > 1:  # few numbers: stacked first, they add up faster
@@ -171,10 +163,7 @@ def summed_over_heads(
 
 
 def placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
-    """Sums `[B..., H, ...]` to `shape`, its heads at `axis` after B....
-
-    In the shape an axis of B... may have size 1, the axis of heads any divisor of H.
-    """
+    """Sums `[B..., H, ...]` to `shape`, its heads at `axis` after B...."""
     size = shape[batch_ndim + axis]
     *batch_shape, heads = stacked.shape[: batch_ndim + 1]
     rest = stacked.shape[batch_ndim + 1 :]
@@ -212,16 +201,9 @@ def over_keys(
 ) -> Any:
     """Calls `body(columns, seen_from, carry)` for the tiles of a row.
 
-    Tiles that no query of the block can see are left out.
-
-    Args:
-      body: Gets `columns`, and `seen_from` as `views.Factors.scores` takes it.
-      carry: A pytree.
-      weighting: The head's mask and origin; None: no tile is left out.
-      rows: The queries of the block.
-      num_keys: S.
-      width: Width of a tile, at most S.
-      keys: (start, stop) of the keys to cover; None: all.
+    Tiles that no query of the block can see are left out (without a weighting, none).
+    `seen_from` is as `views.Factors.scores` takes it; `width` is a tile's, at most S;
+    `keys`, (start, stop), are those to cover.
     """
     count = -(-num_keys // width)
     start, stop = 0, num_keys

@@ -1,8 +1,4 @@
-"""What a map is made from, one head of it at a time, and the scores of its tiles.
-
-`B...` batch axes, R of T query positions, C of S key positions, H query heads, G key
-heads (G divides H), K size per head.
-"""
+"""What a map is made from, one head of it at a time, and the scores of its tiles."""
 
 from typing import NamedTuple
 
@@ -32,7 +28,10 @@ class Factors(NamedTuple):
         if not num_heads:
             # A walk over no heads is traced all the same, to learn the shapes that it
             # returns, and no axis of size 0 can be indexed.
-            whole, num_heads = jax.tree.map(_with_one_head, self), 1
+            def with_one_head(x):
+                return jnp.zeros([size or 1 for size in x.shape], x.dtype)
+
+            whole, num_heads = jax.tree.map(with_one_head, self), 1
         query, key, weighting, logsumexp = whole
         if logsumexp is not None:
             logsumexp = tiles.at_batch(logsumexp, (*example, head))
@@ -66,13 +65,9 @@ def counting(factors: Factors, counted: Array | None = None) -> tuple[Factors, A
     """Returns a map of the rows that can be summed over, and which of its rows count.
 
     What is summed over queries would have NaN in other rows' places too, as 0 x NaN is
-    NaN. So rows of NaN weigh nothing here, and whoever finishes the sums puts NaN where
-    such a row counts.
-
-    Returns:
-      Factors in which rows that do not count (`counted`, `[B..., T]`; None: all that
-      see do), and rows of NaN, have no weights; and `[B..., H, T]`: 1 for a row that
-      counts, 0 for one that does not, NaN for one that counts and is NaN.
+    NaN. So rows of NaN, and rows that do not count (`counted`, `[B..., T]`; None: all
+    that see do), weigh nothing here, and whoever finishes the sums puts NaN where
+    `[B..., H, T]`, what counts, is NaN: it is 1 for a row that counts, else 0.
     """
     logsumexp, is_nan = factors.logsumexp, jnp.isnan(factors.logsumexp)
     counts = jnp.where(is_nan, jnp.nan, logsumexp != -jnp.inf).astype(logsumexp.dtype)
@@ -86,10 +81,6 @@ def counting(factors: Factors, counted: Array | None = None) -> tuple[Factors, A
         query = jnp.where(jnp.moveaxis(has_weights, -1, -2)[..., None], query, 0)
     logsumexp = jnp.where(has_weights, logsumexp, -jnp.inf)
     return factors._replace(query=query, logsumexp=logsumexp), counts
-
-
-def _with_one_head(array: Array) -> Array:
-    return jnp.zeros([size or 1 for size in array.shape], array.dtype)
 
 
 def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
