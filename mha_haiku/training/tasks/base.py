@@ -51,13 +51,8 @@ class Example(NamedTuple):
 
         Axes "B" (batch) and "T" (positions) may be split over devices.
         """
-        letters = ("BTD", "BT", "BT", "B", "BT", "B")
-        return Example(
-            *(
-                None if x is None else axes[: jnp.ndim(x)]
-                for axes, x in zip(letters, self, strict=True)
-            )
-        )
+        pairs = zip(("BTD", "BT", "BT", "B", "BT", "B"), self, strict=True)
+        return Example(*(x if x is None else axes[: jnp.ndim(x)] for axes, x in pairs))
 
 
 class Kept(NamedTuple):
@@ -157,11 +152,9 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def example(self, key: jax.Array, data: Any) -> Example:
-        """Returns one example, a pure function of its arguments, under jit and vmap.
+        """Makes the example of a PRNG key, a pure function under jit and vmap.
 
-        Args:
-          key: The PRNG key that decides the example.
-          data: `train_data` or `held_out_data`, on the device or not.
+        `data` is `train_data` or `held_out_data`, on the device or not.
         """
 
     # To train on, and to evaluate on.
@@ -187,14 +180,10 @@ class Task(abc.ABC):
         return None
 
     def correct(self, logits: jax.Array, example: Example) -> jax.Array:
-        """Returns where the likeliest class is the target, at any weight.
+        """Returns where the likeliest class is the target, shaped like the targets.
 
-        Args:
-          logits: `[..., T, C]`; a set task: `[..., T]`.
-          example: One example or a batch, with the leading axes of `logits`.
-
-        Returns:
-          Boolean, shaped like `example.targets`.
+        `logits` are `[..., T, C]`, or `[..., T]` of a set task, with the leading axes
+        of the example or batch.
         """
         return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
 
@@ -230,11 +219,7 @@ class Task(abc.ABC):
         return " ".join(self.labels(example)[: example.lengths])
 
     def answer(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Returns the readable text of a model's answer.
-
-        Args:
-          tokens: Classes; those from the end token on are left out.
-        """
+        """Returns the text of a model's answer, `[T]` classes up to the end token."""
         pieces = b"".join(map(self.piece, self.until_end(tokens)))
         return pieces.decode("utf-8", errors="replace").removeprefix(" ")
 
@@ -245,24 +230,14 @@ class Task(abc.ABC):
             return tokens[: tokens.index(self.end_token)]
         return tokens
 
-    def alignment(self, example: Example) -> np.ndarray | None:
-        """Returns which source positions a decoder should look at, where it is known.
-
-        Returns:
-          `[T, S]` booleans on the host: in row t, which predicts target t, the source
-          positions that decide it; a row of which nothing is known has none. None:
-          nothing is known of any.
-        """
-        return None
-
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
-        """Returns what cross-attention is measured against, by names; {}: nothing.
+        """Returns what cross-attention is measured against, by name; {}: nothing.
 
-        "aligned" is `alignment`; the others are parts of it that are of interest. The
-        names are the same for all examples of the task.
+        "aligned" are `[T, S]` booleans on the host: in row t, which predicts target t,
+        the source positions that decide it, or none where that is unknown. The others
+        are parts of it. The names are the same for all examples of the task.
         """
-        aligned = self.alignment(example)
-        return {} if aligned is None else {"aligned": aligned}
+        return {}
 
     def right_answers(self, example: Example) -> list[list[int]]:
         """Returns all right answers to one example, without end tokens."""
@@ -272,19 +247,11 @@ class Task(abc.ABC):
     def score(
         self, answers: Sequence[Sequence[int] | np.ndarray], examples: Example
     ) -> dict[str, float]:
-        """Scores the answers that a model has decoded.
+        """Scores the answers that a model has decoded to a batch on the host.
 
-        Args:
-          answers: Classes, for each example; see `answer`.
-          examples: A batch, on the host.
-
-        Returns:
-          "exact_match", the share of answers that are right as a whole, in [0, 1], and
-          "token_error_rate", in which an answer counts by the right one nearest to it;
-          see `edit_distance.error_rate`.
-
-        Raises:
-          ValueError: If there is not one answer for each example.
+        Returns "exact_match", the share of answers that are right as a whole, in [0,
+        1], and "token_error_rate", in which an answer counts by the right one nearest
+        to it; see `edit_distance.error_rate`.
         """
         edits, lengths = self._edits(answers, examples)
         return {
@@ -297,17 +264,10 @@ class Task(abc.ABC):
         return None
 
     def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's text as tokens.
+        """Encodes a user's text as tokens, int32, as many as the text has.
 
-        Args:
-          text: Token ids or token labels, separated by spaces: "3 1 4"; any
-            number of them, not T only.
-
-        Returns:
-          `[t]` int32, t being the number of tokens of the text.
-
-        Raises:
-          ConfigError: If there are none, or one is not a token.
+        The text has token ids or labels, separated by spaces: "3 1 4". ConfigError if
+        there are none, or one is not a token.
         """
         words = text.split()
         if not words:
@@ -329,22 +289,18 @@ class Task(abc.ABC):
         """Encodes a text for a causal model to continue."""
         return self.encode(text)
 
-    def _edits(self, answers, examples) -> tuple[np.ndarray, np.ndarray]:
+    def _edits(self, answers, examples) -> np.ndarray:
         """Returns each answer's distance to the nearest right one, and its length."""
         if len(answers) != len(examples.targets):
             raise ValueError(
                 f"answers must be as many as examples, {len(examples.targets)}, got "
                 f"{len(answers)}."
             )
-        nearest = [
-            edit_distance.nearest(
-                self.until_end(answer),
-                self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples)),
-            )
-            for i, answer in enumerate(answers)
-        ]
-        edits, lengths = np.array(nearest, np.int64).reshape(-1, 2).T
-        return edits, lengths
+        nearest = []
+        for i, answer in enumerate(answers):
+            right = self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples))
+            nearest.append(edit_distance.nearest(self.until_end(answer), right))
+        return np.array(nearest, np.int64).reshape(-1, 2).T
 
 
 class UniformTask(Task):
@@ -413,6 +369,17 @@ def check_parts(
         )
 
 
+def split(
+    data: Any, held_out: np.ndarray, fraction: float, what: str
+) -> tuple[Any, Any]:
+    """Splits a tree of arrays `[N, ...]` by booleans `[N]`; see `check_parts`."""
+    counts = np.sum(~held_out), np.sum(held_out)
+    check_parts("held_out_fraction", fraction, *counts, what)
+    return tuple(
+        jax.tree.map(lambda x, y=chosen: x[y], data) for chosen in (~held_out, held_out)
+    )
+
+
 @contextlib.contextmanager
 def needed(package: str, by: str) -> Iterator[None]:
     """Raises ConfigError where a package of `mha_haiku[data]` cannot be imported."""
@@ -427,9 +394,8 @@ def needed(package: str, by: str) -> Iterator[None]:
 def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
     """Returns the chance level of always giving the frequencies of training targets.
 
-    `learnt` and `met`, `[C]`, are how often each class is a target of the training and
-    of the held-out part. The accuracy is of the commonest class, and the loss of the
-    frequencies, with one added to every count so that none is zero.
+    `learnt` and `met`, `[C]`, count each class as a target of the training and of the
+    held-out part. One is added to every count of the first, so that none is zero.
     """
     log_probabilities = np.log((learnt + 1) / (learnt.sum() + len(learnt)))
     return {
@@ -444,14 +410,12 @@ def all_count(targets: jax.Array) -> jax.Array:
 
 
 def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
-    """Returns the examples of a batch that have the given indices.
+    """Makes the examples of a batch that have the given indices `[B]`.
 
-    An example depends only on `key`, which the batch shares, and its index `[B]`,
-    so that a batch is the same however its indices are spread over devices. `data` is
-    `task.train_data` or `task.held_out_data`.
+    An example depends only on `key`, which the batch shares, and its index, so that a
+    batch is the same however its indices are spread over devices; `data` is as in
+    `Task.example`.
     """
-
-    def one(index):
-        return task.example(jax.random.fold_in(key, index), data)
-
-    return jax.vmap(one)(indices)
+    return jax.vmap(lambda index: task.example(jax.random.fold_in(key, index), data))(
+        indices
+    )

@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -67,20 +66,14 @@ class _Held(base.DataTask):
     def _to_keep(self) -> base.Kept:
         return self._kept
 
+    @property
+    def _data(self) -> Any:
+        return self._kind(*map(self._kept.arrays.get, self._kind._fields))
+
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
-        data, held_out = self._data, self._kept.arrays[_PLACES] < self.held_out_fraction
-        base.check_parts(
-            "held_out_fraction",
-            self.held_out_fraction,
-            np.sum(~held_out),
-            held_out.sum(),
-            "examples",
-        )
-        return tuple(
-            jax.tree.map(operator.itemgetter(chosen), data)
-            for chosen in (~held_out, held_out)
-        )
+        held_out = self._kept.arrays[_PLACES] < self.held_out_fraction
+        return base.split(self._data, held_out, self.held_out_fraction, "examples")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,6 +86,7 @@ class Arrays(_Held):
 
     name: ClassVar[str] = "arrays"
     baseline_name = "unigram"
+    _kind = Rows
     sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
     num_tokens: int | None = fields.field(
         None,
@@ -116,10 +110,6 @@ class Arrays(_Held):
     def example(self, key: jax.Array, data: Rows) -> base.Example:
         index = sampling.integers(sampling.words(key), len(data.inputs))
         return base.Example(*jax.tree.map(lambda x: jnp.asarray(x)[index], data))
-
-    @property
-    def _data(self) -> Rows:
-        return Rows(*(self._kept.arrays.get(name) for name in Rows._fields))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,7 +142,7 @@ class Labels(Arrays):
         """Encodes a user's text, of any length, as tokens."""
         if self._tokenizer is None:
             return super().encode(text)
-        return _encoded(self._tokenizer, text)
+        return tokenization.encoded(self._tokenizer, text)
 
     @functools.cached_property
     def _stored(self) -> dict[str, Any]:
@@ -173,32 +163,15 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
     """
 
     name: ClassVar[str] = "text_pairs"
+    _kind = sequence_to_sequence.Pairs
 
     @property
     def sequence_length(self) -> int:
-        """S, tokens of the longest source."""
         return self._data.sources.shape[1]
 
     @property
     def target_length(self) -> int:
-        """T, tokens of the longest target and the end token."""
         return self._data.targets.shape[1]
-
-    def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's source, at most as long as the longest, as tokens."""
-        return self.fitting(_encoded(self._tokenizers[0], text))
-
-    @functools.cached_property
-    def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
-        stored = json.loads(self._kept.tokenizer)["tokenizers"]
-        return tuple(map(tokenization.from_json, stored))
-
-    @property
-    def _data(self) -> sequence_to_sequence.Pairs:
-        arrays = self._kept.arrays
-        return sequence_to_sequence.Pairs(
-            *(arrays[name] for name in sequence_to_sequence.Pairs._fields)
-        )
 
 
 TASKS = {task.name: task for task in (Arrays, NextTokens, Labels, TextPairs)}
@@ -345,13 +318,6 @@ def _sha256(kept: base.Kept) -> str:
         digest.update(f"{name} {x.dtype} {x.shape}".encode())
         digest.update(np.ascontiguousarray(x).data)
     return digest.hexdigest()
-
-
-def _encoded(tokenizer, text) -> np.ndarray:
-    if not text:
-        raise checks.ConfigError("text must have at least 1 token, got none.")
-    tokenizer.check_known(text)
-    return tokenizer.encode(text)
 
 
 def _pairs(examples) -> list[tuple[str, str | int]]:

@@ -5,7 +5,6 @@ word of 34, in which the words of 4 and of 30 are found at either end.
 """
 
 import functools
-import importlib.metadata
 import os.path
 import random
 import unicodedata
@@ -33,11 +32,6 @@ class Part(NamedTuple):
 def languages() -> tuple[str, ...]:
     """Returns the codes of all languages, such as "en" and "de"."""
     return tuple(_num2words().CONVERTER_CLASSES)
-
-
-def version() -> str:
-    """Returns the version of `num2words`."""
-    return importlib.metadata.version("num2words")
 
 
 @functools.lru_cache(2**16)

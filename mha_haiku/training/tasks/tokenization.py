@@ -364,6 +364,14 @@ def errors_named(file: str) -> Iterator[None]:
             os.close(stderr)
 
 
+def encoded(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Encodes a user's text; ConfigError if it has no token or an unknown part."""
+    if not text:
+        raise checks.ConfigError("text must have at least 1 token, got none.")
+    tokenizer.check_known(text)
+    return tokenizer.encode(text)
+
+
 def library() -> Any:
     """Imports `tokenizers`; raises ConfigError if it is not installed."""
     with base.needed("tokenizers", "This tokenizer"):

@@ -39,12 +39,10 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
 
     @property
     def sequence_length(self) -> int:
-        """S, tokens of the longest source."""
         return self.max_length
 
     @property
     def target_length(self) -> int:
-        """T, with the end token."""
         return self.max_length + 1
 
     @property
@@ -85,17 +83,15 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
         target = source[jnp.clip(places, 0, self.max_length - 1)]
         return self.pair(source, length, target, length)
 
-    def alignment(self, example: base.Example) -> np.ndarray:
-        """Returns where each right token of the target stands in the source."""
+    def alignments(self, example: base.Example) -> dict[str, np.ndarray]:
+        """Returns, as "aligned", where each right token of the target stands."""
         length = int(example.lengths)
+        targets, inputs = np.asarray(example.targets), np.asarray(example.inputs)
         aligned = np.zeros((self.target_length, self.sequence_length), bool)
-        rows = np.arange(min(length, len(example.targets)))
+        rows = np.arange(min(length, len(targets)))
         columns = np.asarray(self.places(rows, length))
-        is_right = (
-            np.asarray(example.targets)[rows] == np.asarray(example.inputs)[columns]
-        )
-        aligned[rows[is_right], columns[is_right]] = True
-        return aligned
+        aligned[rows, columns] = targets[rows] == inputs[columns]
+        return {"aligned": aligned}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
