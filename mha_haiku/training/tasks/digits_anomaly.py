@@ -60,23 +60,17 @@ class DigitsAnomaly(base.Task):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = (images.counts.min() for images in self._split)
-        what = f"{self.sequence_length} images of each digit"
+        counts, count = (x.counts.min() for x in self._split), self.sequence_length
+        what = f"{count} images of each digit"
         base.check_parts(
-            "held_out_fraction",
-            self.held_out_fraction,
-            *counts,
-            what,
-            self.sequence_length,
+            "held_out_fraction", self.held_out_fraction, *counts, what, count
         )
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
         """Chance level: the position is uniform."""
-        return {
-            "accuracy": 1 / self.sequence_length,
-            "loss": math.log(self.sequence_length),
-        }
+        size = self.sequence_length
+        return {"accuracy": 1 / size, "loss": math.log(size)}
 
     def example(self, key: jax.Array, data: Images) -> base.Example:
         pixels, starts, counts = jax.tree.map(jnp.asarray, data)

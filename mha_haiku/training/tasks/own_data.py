@@ -192,13 +192,12 @@ def from_arrays(
     Args:
       inputs: `[N, T]` integer tokens, or `[N, T, D]` features.
       targets: `[N, T]` integers, the class of each position; or `[N]`, the label of
-        each example; or None: the tokens are a text, and each is predicted from those
-        before it.
+        each example; or None: each token is predicted from those before it.
       weights: Shaped like `targets`, how much each counts, 0 or more; None: all the
         same. Targets behind the length of an example do not count.
       lengths: `[N]` integers from 1 to T, valid positions of each; None: all are.
-      num_tokens: Number of different tokens; None: as many as the inputs have.
-      num_classes: Number of classes; None: as many as the targets have.
+      num_tokens: None: as many as the inputs have.
+      num_classes: None: as many as the targets have.
       held_out_fraction: Share of the examples to evaluate on.
 
     Raises:

@@ -16,7 +16,6 @@ from mha_haiku.training.tasks import (
     edit_distance,
     sampling,
     sequence_to_sequence,
-    tokenization,
 )
 
 _LETTERS = "'-.abcdefghijklmnopqrstuvwxyz"
@@ -66,12 +65,10 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     @property
     def sequence_length(self) -> int:
-        """S, letters."""
         return self.longest
 
     @property
     def target_length(self) -> int:
-        """T, phonemes and the end token."""
         return self.longest + 1
 
     @property
@@ -86,12 +83,10 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return _LETTERS[token]
 
     def target_label(self, token: int) -> str:
-        """Returns a phoneme, as "AA" or "AA1"."""
         return self._phonemes[token]
 
     def question(self, example: base.Example) -> str:
-        inputs = np.asarray(example.inputs)[: example.lengths]
-        return "".join(self.token_label(token) for token in inputs.tolist())
+        return "".join(self.labels(example)[: example.lengths])
 
     def encode(self, text: str) -> np.ndarray:
         """Encodes a user's word, in small or capital letters, as letters."""
@@ -155,13 +150,9 @@ class Pronounce(sequence_to_sequence.PairsTask):
         base.check_parts(
             "held_out_fraction", self.held_out_fraction, *map(len, parts), "words"
         )
-        return tuple(map(self._pairs, parts))
-
-    def _pairs(self, pairs) -> sequence_to_sequence.Pairs:
-        words, pronunciations = zip(*pairs, strict=True)
-        return sequence_to_sequence.Pairs(
-            *tokenization.padded(words, self.sequence_length),
-            *tokenization.padded(pronunciations, self.target_length),
+        return tuple(
+            sequence_to_sequence.Pairs.of(*zip(*each, strict=True), self.longest)
+            for each in parts
         )
 
     @functools.cached_property

@@ -30,11 +30,15 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of(
-        cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+        cls,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        longest: int | None = None,
     ) -> "Pairs":
-        """Returns the pairs of some tokens, with room for an end token."""
-        length = 1 + max(map(len, targets))
-        return cls(*tokenization.padded(sources), *tokenization.padded(targets, length))
+        """Pads tokens to the longest, with room for the end token of a target."""
+        length = 1 + (longest or max(map(len, targets)))
+        padded = tokenization.padded
+        return cls(*padded(sources, longest), *padded(targets, length))
 
 
 class SequenceToSequence(base.Task):
@@ -109,7 +113,7 @@ class SequenceToSequence(base.Task):
         target: jax.Array,
         target_length: jax.Array,
     ) -> base.Example:
-        """Returns the example of a source `[S]` and a target `[T]`, without end token.
+        """Makes the example of a source `[S]` and a target `[T]`, without end token.
 
         Lengths are `[]` integers; what stands behind them is ignored.
         """

@@ -20,13 +20,11 @@ _NUM_COMPARED = 300
 class Part(NamedTuple):
     """Letters of a number's word that say one part of the number."""
 
+    # A digit's place, "units", "tens" or "hundreds", or the word "hundred"; of the
+    # thousands "units of thousands" and so on; or the word "thousand".
     meaning: str
-    """A digit's place, "units", "tens" or "hundreds", or the word "hundred"; of the
-    thousands "units of thousands" and so on; or the word "thousand"."""
-    start: int
-    """The first letter."""
-    stop: int
-    """Behind the last letter."""
+    start: int  # the first letter
+    stop: int  # behind the last letter
 
 
 def languages() -> tuple[str, ...]:

@@ -31,10 +31,9 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.min_length > self.max_length:
+        if self.min_length > (most := self.max_length):
             raise ValueError(
-                f"min_length must be at most max_length {self.max_length}, got "
-                f"{self.min_length}."
+                f"min_length must be at most max_length {most}, got {self.min_length}."
             )
 
     @property
