@@ -123,12 +123,8 @@ class RunConfig(Section, path="config"):
 def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
     """Returns the config of a run with the default of every field.
 
-    Args:
-      task: One of `tasks.names()`, or the file and class of your own, as
-        "mine.py:MyTask"; or a task, for which the model gets enough positions.
-
-    Raises:
-      ConfigError: If there is no such task.
+    The task is one of `tasks.names()`, or the file and class of your own, as
+    "mine.py:MyTask"; or a task, for which the model gets enough positions.
     """
     name = task if isinstance(task, str) else _registered(task)
     model = ModelConfig().replace(**fields.nested(tasks.model_defaults(name)))
@@ -146,10 +142,7 @@ def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
 
 
 def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
-    """Returns a config that describes the given task.
-
-    The task's class is registered in this process; see `tasks.register`.
-    """
+    """Returns a config that describes a task, whose class it registers."""
     sections = _sections(_registered(task))
     options = tasks.values(task)
     return config.replace(
@@ -182,8 +175,7 @@ def _registered(task) -> str:
 def validate(config: RunConfig, *, num_devices: int | None = None) -> None:
     """Checks every field of a config, and that so many devices can share its work.
 
-    ConfigError at the first field that is out of its range. `num_devices` None are the
-    devices of this process.
+    `num_devices` None are the devices of this process.
     """
     check_fields(config)
     sharing.shape(config, num_devices or jax.local_device_count())
@@ -288,9 +280,6 @@ def of_json(values: dict[str, Any]) -> RunConfig:
     """Returns the config of values of `to_json`; fields that they lack have defaults.
 
     A new field's default means what was done before there was a choice.
-
-    Raises:
-      ConfigError: If they name no task, or are not the values of a config.
     """
     section = values.get("task", {})
     if not isinstance(section, dict):
@@ -307,11 +296,9 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     reads `absent` on the other.
     """
     old, new = (fields.flattened(values, "config.") for values in (old, new))
-    absent = object()
     lines = []
-    for name in [*old, *(name for name in new if name not in old)]:
-        before, after = old.get(name, absent), new.get(name, absent)
-        if before != after:
-            shown = ["absent" if x is absent else repr(x) for x in (before, after)]
-            lines.append(f"{name}: {shown[0]} -> {shown[1]}")
+    for name in old | new:
+        if name not in old or name not in new or old[name] != new[name]:
+            shown = [repr(x[name]) if name in x else "absent" for x in (old, new)]
+            lines.append(f"{name}: {' -> '.join(shown)}")
     return lines

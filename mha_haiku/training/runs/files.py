@@ -136,12 +136,9 @@ def _parse(content: bytes) -> list[tuple[int, dict[str, Any] | None]]:
 
 def _record(text: bytes) -> dict[str, Any] | None:
     match = _LINE.fullmatch(text)
-    if match is None:
+    if match is None or zlib.crc32(match[1] + b"}") != int(match[2], 16):
         return None
-    body = match[1] + b"}"
-    if zlib.crc32(body) != int(match[2], 16):
-        return None
-    return json.loads(body)
+    return json.loads(match[1] + b"}")
 
 
 def _end_of_kept(content: bytes, last_step: int | None) -> int:

@@ -21,7 +21,9 @@ class MetricsLog(contextlib.AbstractContextManager):
     """Writes the metrics of a run as they arrive.
 
     A line of metrics.jsonl is one report, its step and its metrics by name, or one
-    event, which is a warning too; see `events_of_steps`.
+    event, which is a warning too; see `events_of_steps`. Lines of steps after `start`
+    are dropped; up to there the run has trained `seconds`. Warnings begin with `name`,
+    such as "seed 3".
     """
 
     def __init__(
@@ -33,11 +35,6 @@ class MetricsLog(contextlib.AbstractContextManager):
         seconds: float = 0.0,
         name: str = "",
     ):
-        """Opens the log; call it when compilation is over, as its clock starts.
-
-        Lines of steps after `start` are dropped from `path`, metrics.jsonl. The run has
-        trained `seconds` up to there. Warnings begin with `name`, such as "seed 3".
-        """
         self._lines = files.LineWriter(path, last_step=start)
         self._opened = time.perf_counter() - seconds
         self._tensorboard = None
@@ -76,16 +73,13 @@ class Console(contextlib.AbstractContextManager):
 
     On a terminal a bar on stderr shows the progress, elsewhere each report prints a
     line on stdout with the time left; everywhere each evaluation prints a line on
-    stdout. Of several runs it shows the mean, and the range in brackets.
+    stdout, next to the task's baselines. Of several runs it shows the mean, and the
+    range in brackets.
     """
 
     def __init__(
         self, *, start: int, steps: int, baseline: dict[str, float], baseline_name: str
     ):
-        """Opens the bar from step `start` to `steps`, and starts its clock.
-
-        The baselines are the task's; evaluations are shown next to them.
-        """
         self._steps = steps
         self._baseline = baseline
         self._baseline_name = baseline_name
@@ -195,10 +189,10 @@ def check_tensorboard() -> Any:
 
 def _shown(values: Sequence[float], digits: int) -> str:
     """Returns the mean of numbers, and if they are several their range in brackets."""
-    text = f"{sum(values) / len(values):.{digits}f}"
-    if len(values) == 1:
-        return text
-    return f"{text} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+    mean, low, high = (
+        f"{x:.{digits}f}" for x in (sum(values) / len(values), min(values), max(values))
+    )
+    return mean if len(values) == 1 else f"{mean} [{low}, {high}]"
 
 
 def _sentence(event: dict[str, Any]) -> str:

@@ -55,14 +55,11 @@ class SeedsSummary(NamedTuple):
 class Opened(NamedTuple):
     """A run's folder, open for training."""
 
-    config: configuration.RunConfig  # the run's config
-    folder: folders.Folder  # the folder
-    # Its checkpoints, to be entered; the null object `Elsewhere` on other processes
-    # than the first.
-    stored: checkpoints.Checkpoints | checkpoints.Elsewhere
+    config: configuration.RunConfig
+    folder: folders.Folder
+    stored: checkpoints.Checkpoints | checkpoints.Elsewhere  # to be entered
     finished: Summary | None  # the summary if the run has ended already, else None
-    # What it is called among several that train together: "seed 3"; or "".
-    name: str = ""
+    name: str = ""  # among several that train together: "seed 3"
 
 
 def check_same(config: configuration.RunConfig) -> None:
@@ -113,10 +110,9 @@ def open_run(
     *,
     override_config: bool,
 ) -> Opened:
-    """Opens a run's folder on the first process, which holds its lock.
+    """Opens a run's folder on the first process, and locks it until the stack closes.
 
-    The stack releases the lock when it is closed; `override_config` resumes even if the
-    config differs from the run's. All processes raise ConfigError if it does not fit.
+    All processes raise ConfigError if the config does not fit; see `loop.train`.
     """
     opened = []
 

@@ -34,7 +34,7 @@ class Bar:
 
         `doing` is what happens until the first `advance`, such as "compiling". With
         `leave` the bar stays on the terminal. Without `prints` the caller prints its
-        own lines where there is no terminal, with `times`.
+        own lines where there is no terminal.
         """
         import tqdm
 
@@ -72,12 +72,9 @@ class Bar:
         self.close()
 
     def advance(self, count: int = 1) -> None:
-        """Adds to the count; after `doing` the first is left out of rate and time left.
-
-        It was compiled then, which those to come are not.
-        """
+        """Adds to the count."""
         self.place += count
-        if self._doing:
+        if self._doing:  # the first step, with its compilation, is left out of rates
             self._doing = ""
             self._bar.set_postfix_str("", refresh=False)
             self._bar.n = self.place

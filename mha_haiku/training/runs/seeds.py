@@ -20,17 +20,11 @@ from mha_haiku.training.runs import (
 
 
 class Trained(NamedTuple):
-    """A run that has ended.
+    """A run that has ended."""
 
-    Attributes:
-      seed: The run's `config.seed`.
-      run: The run, with the parameters of its last step.
-      reports: What it reported while it trained, by step; see `MetricsLog.report`.
-    """
-
-    seed: int
-    run: folders.Run
-    reports: list[dict[str, Any]]
+    seed: int  # its `config.seed`
+    run: folders.Run  # with the parameters of its last step
+    reports: list[dict[str, Any]]  # by step; see `MetricsLog.report`
 
 
 def train_seeds(
@@ -46,16 +40,12 @@ def train_seeds(
     """Trains a config with `seeds` seeds, from `config.seed` on, in one program.
 
     Takes the arguments of `loop.train`; in place of a `workdir` None is a temporary
-    folder, of which nothing is left.
-
-    Returns:
-      The runs, by seed. They share one model and one task, so that what is compiled for
-      the model of one serves all.
+    folder, of which nothing is left. The runs share one model and one task, so that
+    what is compiled for the model of one serves all.
 
     Raises:
       KeyboardInterrupt: If training is interrupted; in a `workdir` it is resumed.
       NonFiniteLossError: If a run failed; the others are in `workdir`.
-      ConfigError: See `loop.train`.
     """
     seeds = checks.positive_integer("seeds", seeds)
     config = config.replace(training=dict(seeds=seeds))
@@ -86,8 +76,5 @@ def train_seeds(
             )
             for own, folder in folders.of_runs(root, config)
         ]
-    first = trained[0].run
-    return [
-        each._replace(run=each.run._replace(model=first.model, task=first.task))
-        for each in trained
-    ]
+    shared = dict(model=trained[0].run.model, task=trained[0].run.task)
+    return [each._replace(run=each.run._replace(**shared)) for each in trained]

@@ -144,8 +144,9 @@ class Model:
 class Trainer:
     """Takes steps, reports and saves, of one model or several; `loop.py` decides when.
 
-    Models may be at different steps where a run was killed while it saved: those that
-    are behind catch up. One that fails stays behind; the others continue.
+    Each starts from the newest of its `stored` checkpoints, or else from `source` or
+    its seed. Models may be at different steps where a run was killed while it saved:
+    those that are behind catch up. One that fails stays behind; the others continue.
     """
 
     def __init__(
@@ -157,12 +158,6 @@ class Trainer:
         placement: devices.Placement,
         source: warm_start.Source | None = None,
     ):
-        """Compiles the programs, and puts the states to start from on the devices.
-
-        Each run starts from the newest of its `stored` checkpoints, or anew. Where only
-        parameters are stored, the optimizer starts anew. The states of runs without a
-        checkpoint come from `source`, or from their seeds.
-        """
         training = config.training
         self.together = devices.Together(placement, len(stored))
         placement = self.together.placement
@@ -260,18 +255,11 @@ class Trainer:
         reports = self.together.fetch(report)
         seconds = time.perf_counter() - before
         self.seconds += seconds
-        taken = [
-            model.take(report, state, self._max_skips)
-            for model, report, state in zip(
-                self.models, reports, self._numbers(), strict=True
-            )
-        ]
-        self.affordable_steps = max(
-            1, int(_SECONDS_PER_DISPATCH * max(taken) / seconds)
-        )
-        self.moved = [
-            model for model, count in zip(self.models, taken, strict=True) if count
-        ]
+        each = zip(self.models, reports, self._numbers(), strict=True)
+        taken = [model.take(x, state, self._max_skips) for model, x, state in each]
+        affordable = int(_SECONDS_PER_DISPATCH * max(taken) / seconds)
+        self.affordable_steps = max(1, affordable)
+        self.moved = [x for x, count in zip(self.models, taken, strict=True) if count]
         self._drop_failed()
         self.console.advance(self.step)
 
@@ -329,12 +317,9 @@ class Trainer:
         failed = [model for model in self.moved if model.failure]
         self.moved = [model for model in self.moved if not model.failure]
         if all(model.failure for model in self.models):
-            several = len(self.models) > 1
+            several = [f"Seed {x.seed}: {x.failure}" for x in self.models]
             raise NonFiniteLossError(
-                "\n".join(
-                    f"Seed {x.seed}: {x.failure}" if several else x.failure
-                    for x in self.models
-                )
+                "\n".join(several) if len(several) > 1 else self.models[0].failure
             )
         for model in failed:
             _logger.warning(f"Seed {model.seed} has ended: {model.failure}")

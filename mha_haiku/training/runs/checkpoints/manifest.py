@@ -100,18 +100,14 @@ def _names(folder) -> list[str]:
 
 def _check_types(manifest) -> None:
     loss = manifest.held_out_loss
-    if loss is not None and not math.isfinite(loss):
-        raise ValueError
-    if not isinstance(manifest.step, int):
-        raise ValueError
+    is_right = isinstance(manifest.step, int) and (loss is None or math.isfinite(loss))
     for name, digest in manifest.files.items():
-        if name != os.path.basename(name) or name in ("", ".", "..", NAME):
-            raise ValueError
-        if len(digest) != 64:
-            raise ValueError
+        is_right &= name == os.path.basename(name) and len(digest) == 64
+        is_right &= name not in ("", ".", "..", NAME)
     for described in manifest.arrays.values():
-        if set(described) != {"dtype", "shape"}:
-            raise ValueError
+        is_right &= set(described) == {"dtype", "shape"}
+    if not is_right:
+        raise ValueError
 
 
 def _text(contents) -> str:
