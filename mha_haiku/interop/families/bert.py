@@ -139,7 +139,7 @@ _AFTER_PADDING = changes.rows_from(
 ROBERTA = BERT._replace(
     name="roberta",
     prefix="roberta.",
-    settings=(*_SIZES, rules.positions_after_padding(512)),
+    settings=(*_SIZES, rules.POSITIONS_AFTER_PADDING),
     rows=(*_EMBEDDINGS, _POSITIONS._replace(change=_AFTER_PADDING)),
     heads=_heads(
         "Roberta",

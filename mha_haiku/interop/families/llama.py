@@ -107,13 +107,11 @@ _QUERY_SCALE = tables.Rule(
 )
 _GATE = rules.activation("hidden_act", "silu", rules.GATED_ACTIVATIONS)
 _QWEN_WINDOWS = rules.windows(
-    lambda theirs, i: i >= theirs.get("max_window_layers", 28), 4096, optional=True
+    lambda theirs, i: i >= theirs.get("max_window_layers", 28), optional=True
 )
-_GEMMA_2_WINDOWS = rules.windows(lambda theirs, i: i % 2 == 0, 4096, optional=False)
+_GEMMA_2_WINDOWS = rules.windows(lambda theirs, i: i % 2 == 0)
 _GEMMA_3_WINDOWS = rules.windows(
-    lambda theirs, i: (i + 1) % theirs.get("sliding_window_pattern", 6) != 0,
-    4096,
-    optional=False,
+    lambda theirs, i: (i + 1) % theirs.get("sliding_window_pattern", 6) != 0
 )
 
 LLAMA = _family(
@@ -128,7 +126,7 @@ MISTRAL = _family(
     "mistral",
     "Mistral",
     rules.rotary(),
-    rules.one_window(4096),
+    rules.one_window(),
     _GATE,
     kv_heads=8,
 )
@@ -218,7 +216,7 @@ GEMMA2 = _later_gemma(
 GEMMA3 = _later_gemma(
     "gemma3_text",
     "Gemma3",
-    rules.rotary_by_layer(1e6, 1e4, _GEMMA_3_WINDOWS),
+    rules.rotary_by_layer(_GEMMA_3_WINDOWS),
     _GEMMA_3_WINDOWS,
     tables.Setting("attention.soft_cap", "attn_logit_softcapping", None),
     fields={"norm.position": "both", "attention.qk_norm": True},

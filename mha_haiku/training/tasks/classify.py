@@ -112,14 +112,17 @@ class Classify(text.TextTask):
         return len(self._labels)
 
     @functools.cached_property
-    def _split(self) -> tuple[tuple[np.ndarray, ...], ...]:
-        """Texts of both parts `[N, T]`, lengths `[N]` and labels `[N]`, all int32."""
+    def train_data(self) -> tuple[np.ndarray, ...]:
+        """Texts `[N, T]` to train on, lengths `[N]` and labels `[N]`, all int32."""
+        return self._encoded(self.corpus.train)
 
-        def encoded(pairs):
-            texts, labels = zip(*pairs, strict=True)
-            return *self.padded(texts), np.array(labels, np.int32)
+    @functools.cached_property
+    def held_out_data(self) -> tuple[np.ndarray, ...]:
+        return self._encoded(self.corpus.held_out)
 
-        return encoded(self.corpus.train), encoded(self.corpus.held_out)
+    def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
+        texts, labels = zip(*pairs, strict=True)
+        return *self.padded(texts), np.array(labels, np.int32)
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
