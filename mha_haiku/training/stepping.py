@@ -112,9 +112,9 @@ def gradients(
     placement: devices.Placement,
     measure: Callable[..., losses.Sums] = loss_sums,
 ) -> tuple[Any, losses.Sums]:
-    """Computes the gradient of the mean loss over the global batch, and its sums.
+    """Computes the gradient of a global batch's mean loss, and its sums, in a program.
 
-    Both are summed over all devices. Call it inside a program of the placement only.
+    Both are summed over all devices.
     """
     data_key = jax.random.fold_in(stream(seed, "data"), step)
     example = placement.batch(
@@ -150,8 +150,8 @@ def make_dispatch(
 
     State (donated) and data are what `placement.put_state` and `put` return. A dispatch
     takes at most `max_steps` steps, and ends after more than `max_skips` nonfinite ones
-    in a row. The bits do not depend on how steps are divided into dispatches. `measure`
-    is what is minimized, with the arguments and the result of `loss_sums`.
+    in a row; the bits do not depend on how steps are divided. `measure` is minimized,
+    with the arguments and the result of `loss_sums`.
     """
 
     def take_step(state, data, seed):

@@ -35,14 +35,13 @@ def make_mesh(
 
 
 class Sharded:
-    """A mesh as a placement; `replicas.Replicas` documents the common methods."""
+    """A mesh as a placement; `replicas.Replicas` documents the common methods.
+
+    With `shard_parameters` parameters and the optimizer's state are divided over
+    `data`, and gathered where they are used.
+    """
 
     def __init__(self, mesh: jax.sharding.Mesh, *, shard_parameters: bool = False):
-        """Takes a mesh of `make_mesh`.
-
-        With `shard_parameters` parameters and the optimizer's state are divided over
-        `data`, and gathered where they are used.
-        """
         self.mesh = mesh
         self.devices = tuple(mesh.devices.flat)
         self._shard_parameters = shard_parameters
@@ -55,7 +54,6 @@ class Sharded:
         return attention.Sharded(self.mesh, name)
 
     def put(self, tree: Any) -> Any:
-        """Puts host arrays on every device."""
         return jax.tree.map(functools.partial(_put, sharding=self._everywhere), tree)
 
     def put_state(self, tree: Any) -> Any:
@@ -86,11 +84,8 @@ class Sharded:
             if shape[axis.place] % heads == 0:
                 axes[axis.place] = "heads"
         if self._shard_parameters:
-            free = [
-                i
-                for i, size in enumerate(shape)
-                if axes[i] is None and size and size % data == 0
-            ]
+            sizes = enumerate(shape)
+            free = [i for i, x in sizes if axes[i] is None and x and x % data == 0]
             if free:
                 axes[max(free, key=lambda i: shape[i])] = "data"
         return jax.sharding.NamedSharding(self.mesh, _Spec(*axes))
@@ -109,9 +104,7 @@ class Sharded:
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
     ) -> tasks.Example:
-        """Makes the whole batch, `make(indices)`, divided over the mesh."""
-        examples = make(jnp.arange(batch_size, dtype=jnp.int32))
-        return self.spread(examples)
+        return self.spread(make(jnp.arange(batch_size, dtype=jnp.int32)))
 
     def spread(self, examples: tasks.Example) -> tasks.Example:
         """Divides a batch by examples, and by positions where the mesh can."""
@@ -134,12 +127,10 @@ class Sharded:
         )
 
     def own_key(self, key: jax.Array) -> jax.Array:
-        """Returns the key unchanged: a program of a mesh draws for the whole batch."""
-        return key
+        return key  # a program of a mesh draws for the whole batch
 
     def total(self, tree: Any) -> Any:
-        """Returns the tree unchanged: sums are over the whole batch already."""
-        return tree
+        return tree  # sums are over the whole batch already
 
     @property
     def _everywhere(self) -> jax.sharding.NamedSharding:
@@ -163,12 +154,8 @@ class _Program:
     def _jitted(self, state, *others):
         if not self._returns_state:
             return jax.jit(self._function, out_shardings=self._everywhere)
-        shardings = jax.tree.map(lambda x: x.sharding, state)
-        return jax.jit(
-            self._function,
-            out_shardings=(shardings, self._everywhere),
-            donate_argnums=0,
-        )
+        shardings = jax.tree.map(lambda x: x.sharding, state), self._everywhere
+        return jax.jit(self._function, out_shardings=shardings, donate_argnums=0)
 
 
 def _put(leaf, sharding):

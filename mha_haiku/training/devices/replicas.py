@@ -20,7 +20,6 @@ class Replicas:
     """Devices that divide each batch; one of two placements, see `mesh.Sharded`."""
 
     def __init__(self, devices: Sequence[jax.Device]):
-        """Takes the devices, of one or of several processes."""
         self.devices = tuple(devices)
 
     @property
@@ -51,11 +50,9 @@ class Replicas:
         return self.put(jax.jit(function)(seed))
 
     def fetch(self, tree: Any) -> Any:
-        """Fetches arrays from `put`, or from a program, as host arrays.
-
-        Reads one device of this process only; indexing `x[0]` would gather from all.
-        The arrays are copies, so they outlive the donation of the originals.
-        """
+        """Fetches arrays from `put`, or from a program, as host arrays."""
+        # Of one device of this process only; indexing `x[0]` would gather from all.
+        # Copies outlive the donation of the originals.
         return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data[0]), tree)
 
     def program(
@@ -78,8 +75,7 @@ class Replicas:
     def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
         """Returns this device's part of `make(indices)`; only inside a program.
 
-        `make` makes examples from their indices `[N]` int32 in the global batch, of
-        which every one occurs on exactly one device.
+        The indices `[N]` int32 in the global batch are each on exactly one device.
         """
         size, rest = divmod(batch_size, len(self.devices))
         if rest:
@@ -95,11 +91,9 @@ class Replicas:
         return jax.random.fold_in(key, jax.lax.axis_index(AXIS))
 
     def total(self, tree: Any) -> Any:
-        """Sums every leaf over the parts of the batch; only inside a program.
-
-        A single device's sum is the tree itself: XLA keeps a collective of one, and
-        that would keep the gradient and its update from being fused.
-        """
+        """Sums every leaf over the parts of the batch; only inside a program."""
+        # XLA keeps a collective of one device, and that would keep the gradient and its
+        # update from being fused.
         return tree if len(self.devices) == 1 else jax.lax.psum(tree, AXIS)
 
 
@@ -110,14 +104,11 @@ class Together:
     program; the data are the same for all. Where a `while_loop` ends sooner for one
     model, its state is kept while the others train: a model that is told to stop at the
     step it is at takes no step, and none of another's numbers, NaN included, reach it.
-    One model has no such axis, and runs the placement's own programs.
-
-    Attributes:
-      placement: The placement that programs are made for.
+    One model has no such axis, and runs the placement's own programs. Programs are made
+    for `placement`, which for several models is `Replicas`.
     """
 
     def __init__(self, placement: Replicas | Sharded, count: int):
-        """Takes the placement of each, `Replicas` of several models, and M."""
         self.placement = placement if count == 1 else _Vectorised(placement.devices)
         self._count = count
 

@@ -51,8 +51,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Reads the records of a log, in order; none where there is no file.
 
-    A last line that a kill cut off is left out. So is a line that was changed after it
-    was written, with a warning.
+    A last line that a kill cut off is left out, and with a warning any damaged line.
     """
     lines = _parse(_read_bytes(path))
     damaged = [str(i) for i, (_, record) in enumerate(lines, start=1) if record is None]
@@ -145,8 +144,7 @@ def _end_of_kept(content: bytes, last_step: int | None) -> int:
     """Returns how many bytes stay: those before the first record after `last_step`."""
     kept = 0
     for end, record in _parse(content):
-        step = -1 if record is None else record.get("step", -1)
-        if last_step is not None and step > last_step:
+        if last_step is not None and (record or {}).get("step", -1) > last_step:
             break
         kept = end
     return kept

@@ -18,7 +18,9 @@ from mha_haiku.training.tasks import base, sampling, sequence_to_sequence
 class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
     """A target that holds the tokens of the source at other places.
 
-    The tokens of sources and targets are the same; lengths and tokens are uniform.
+    Lengths are uniform, tokens independent and uniform. Metric: accuracy over the
+    targets and the end token; exact match of all of them. Examples have lengths from 2
+    to 6 and 10 tokens.
     """
 
     min_length: int = fields.field(
@@ -97,15 +99,11 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
 class CopySeq2Seq(UniformSequencesTask):
     """The target is the source.
 
-    Tokens are independent and uniform, lengths are uniform, too. Example, with lengths
-    from 2 to 6 and 10 tokens:
-
         inputs   3 1 4 1
         targets  3 1 4 1 <end> <end> <end>
         weights  1 1 1 1 1     0     0
 
-    Metric: accuracy over the targets and the end token; exact match of all of them.
-    Chance: see `baseline`. A cross head that solves it attends along the diagonal.
+    A cross head that solves it attends along the diagonal.
     """
 
     name: ClassVar[str] = "copy_seq2seq"
@@ -118,16 +116,12 @@ class CopySeq2Seq(UniformSequencesTask):
 class ReverseSeq2Seq(UniformSequencesTask):
     """The target is the source in reverse order.
 
-    Tokens are independent and uniform, lengths are uniform, too. Example, with lengths
-    from 2 to 6 and 10 tokens:
-
         inputs   3 1 4 5
         targets  5 4 1 3 <end> <end> <end>
         weights  1 1 1 1 1     0     0
 
-    Metric: accuracy over the targets and the end token; exact match of all of them.
-    Chance: see `baseline`. A cross head that solves it attends along the anti-diagonal,
-    which begins where the source ends.
+    A cross head that solves it attends along the anti-diagonal, which begins where the
+    source ends.
     """
 
     name: ClassVar[str] = "reverse_seq2seq"
