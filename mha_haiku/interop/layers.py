@@ -50,9 +50,7 @@ _FLAX = tuple(
 _WEIGHTS, _BIASES = (tuple(f"{part}/{leaf}" for part in _PROJECTIONS) for leaf in "wb")
 _TORCH = (
     tables.Row(
-        _WEIGHTS,
-        ("in_proj_weight",),
-        changes.chain(changes.transposed, changes.thirds),
+        _WEIGHTS, ("in_proj_weight",), changes.chain(changes.transposed, changes.thirds)
     ),
     tables.Row(_BIASES, ("in_proj_bias",), changes.thirds),
     *tables.linear("linear", "out_proj"),
@@ -152,7 +150,7 @@ def from_flax(params: Mapping[str, Any], *, name: str = _NAME) -> Params:
     The norms of `normalize_qk`, which subtract the mean, are unknown.
     """
     flat = _flat(params, "params")
-    for (ours,), (theirs,), _ in _FLAX:
+    for (ours,), (theirs,), *_ in _FLAX:
         axis = anatomy.axis_of(*ours.split("/"))
         if theirs in flat and axis is not None:
             flat[theirs] = _joined(theirs, flat[theirs], axis)

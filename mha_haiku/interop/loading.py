@@ -68,7 +68,7 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
         stored, head = dict(found.arrays), tables.Head(OWN, {})
         model = models.build(config, **sizes._asdict())
         expected = flat(shapes(config, model, sizes))
-        rows = [PlacedRow((x,), (x,), changes.as_it_is, 0) for x in expected]
+        rows = [tables.row(name, name) for name in expected]
     else:
         family = family_of(found.config)
         stored = named(family, found)
@@ -128,15 +128,6 @@ def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
         ) from None
 
 
-class PlacedRow(NamedTuple):
-    """A row of a table, at its place: names are whole."""
-
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
-    change: changes.Change
-    layer: int
-
-
 def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
     """Returns the arrays of a file, but for buffers, by the names that rows have."""
     own = {name for head in family.heads for row in head.rows for name in row.theirs}
@@ -177,9 +168,7 @@ def head_of(
     return family.heads[-1]
 
 
-def read_config(
-    theirs: Mapping[str, Any],
-) -> tuple[models.ModelConfig, Sizes]:
+def read_config(theirs: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
     """Reads `config.model`, and the sizes next to it, from a config.json.
 
     Raises:
@@ -238,26 +227,25 @@ def _config(values: Mapping[str, Any]) -> models.ModelConfig:
 
 def rows_of(
     family: tables.Family, head: tables.Head, config: models.ModelConfig, sizes: Sizes
-) -> Iterator[PlacedRow]:
-    """Yields the rows that a model of this config has parameters for."""
+) -> Iterator[tables.Row]:
+    """Yields the rows that a model of this config has parameters for, names whole."""
     wanted = set(one_layer_shapes(config, sizes))
     layer_prefix = family.prefix + family.layer
     placed = [
-        (each.ours, tuple(family.prefix + name for name in each.theirs), each.change)
+        each._replace(theirs=tuple(family.prefix + name for name in each.theirs))
         for each in family.rows
     ]
-    placed += [tuple(each) for each in head.rows]
-    for ours, theirs, change in placed:
-        if wanted.issuperset(ours):
-            wanted -= set(ours)
-            yield PlacedRow(ours, theirs, change, 0)
+    for each in (*placed, *head.rows):
+        if wanted.issuperset(each.ours):
+            wanted -= set(each.ours)
+            yield each
     for each in family.layer_rows:
         first = [_LAYER.format(0) + name for name in each.ours]
         if not wanted.issuperset(first):
             continue
         wanted -= set(first)
         for i in range(config.num_layers):
-            yield PlacedRow(
+            yield tables.Row(
                 tuple(_LAYER.format(i) + name for name in each.ours),
                 tuple(layer_prefix.format(i) + name for name in each.theirs),
                 each.change,

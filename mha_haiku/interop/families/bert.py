@@ -126,10 +126,7 @@ BERT = tables.Family(
     heads=(*_BERT_HEADS, _BERT_HEADS[0]._replace(architecture="BertForPreTraining")),
     supported={**rules.SUPPORTED, "position_embedding_type": ("absolute",)},
     buffers=("embeddings.position_ids",),
-    renamed={
-        "LayerNorm.gamma": "LayerNorm.weight",
-        "LayerNorm.beta": "LayerNorm.bias",
-    },
+    renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
 )
 
 # Positions of RoBERTa count from pad_token_id + 1; those before are unused.

@@ -123,12 +123,7 @@ LLAMA = _family(
     _GATE,
 )
 MISTRAL = _family(
-    "mistral",
-    "Mistral",
-    rules.rotary(),
-    rules.one_window(),
-    _GATE,
-    kv_heads=8,
+    "mistral", "Mistral", rules.rotary(), rules.one_window(), _GATE, kv_heads=8
 )
 QWEN2 = _family(
     "qwen2",

@@ -298,10 +298,7 @@ def _frequencies_field(ropes: list[dict[str, Any]], size: int) -> dict[str, Any]
         frequencies = _frequencies(first, size)
     # Unused next to frequencies, but says where they come from.
     period = max(float(rope["rope_theta"]) for rope in ropes)
-    return {
-        "embedding.rotary_period": period,
-        "embedding.frequencies": frequencies,
-    }
+    return {"embedding.rotary_period": period, "embedding.frequencies": frequencies}
 
 
 def _frequencies(rope: Theirs, size: int) -> list[float]:

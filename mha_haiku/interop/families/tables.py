@@ -23,6 +23,7 @@ class Row(NamedTuple):
     # Names such as `attention.self.query.weight`, without the layer's prefix.
     theirs: tuple[str, ...]
     change: changes.Change  # from theirs to ours
+    layer: int = 0  # once names are whole; 0 outside of layers
 
 
 def row(ours: str, theirs: str, change: changes.Change = changes.as_it_is) -> Row:

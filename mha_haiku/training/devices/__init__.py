@@ -11,11 +11,4 @@ from mha_haiku.training.devices.replicas import Replicas, Together
 
 Placement = Replicas | Sharded
 
-__all__ = [
-    "Placement",
-    "Replicas",
-    "Sharded",
-    "Together",
-    "cluster",
-    "make_mesh",
-]
+__all__ = ["Placement", "Replicas", "Sharded", "Together", "cluster", "make_mesh"]

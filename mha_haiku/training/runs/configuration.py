@@ -92,8 +92,7 @@ class RunConfig(Section, path="config"):
         0, "seed of all random numbers of the run", fields.integer(0, 2**32 - 1)
     )
     init_from: str = field(
-        "",
-        "folder of a run whose parameters this one starts from; empty: random ones",
+        "", "folder of a run whose parameters this one starts from; empty: random ones"
     )
     task: Section
     data: Section

@@ -10,13 +10,7 @@ import jax
 
 from mha_haiku.core import checks
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import (
-    configuration,
-    folders,
-    loop,
-    metrics_log,
-    trainers,
-)
+from mha_haiku.training.runs import configuration, folders, loop, metrics_log, trainers
 
 
 class Trained(NamedTuple):

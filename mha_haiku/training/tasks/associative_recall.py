@@ -34,9 +34,7 @@ class AssociativeRecall(base.UniformTask):
     name: ClassVar[str] = "associative_recall"
     sequence_length: int = fields.field(16, "tokens in an example", sampling.count(3))
     num_pairs: int = fields.field(
-        6,
-        "key-value pairs; the remaining tokens are queries",
-        sampling.count(1),
+        6, "key-value pairs; the remaining tokens are queries", sampling.count(1)
     )
     num_keys: int = fields.field(16, "tokens that can be keys", sampling.count(1))
     num_values: int = fields.field(16, "tokens that can be values", sampling.count(2))

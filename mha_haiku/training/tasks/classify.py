@@ -18,12 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import (
-    base,
-    python_expressions,
-    sampling,
-    text,
-)
+from mha_haiku.training.tasks import base, python_expressions, sampling, text
 
 _COLUMNS = ("text", "label")
 _CLS = "[CLS]"

@@ -89,9 +89,7 @@ class Arrays(_Held):
     _kind = Rows
     sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
     num_tokens: int | None = fields.field(
-        None,
-        "number of different tokens; None: inputs are features",
-        sampling.count(1),
+        None, "number of different tokens; None: inputs are features", sampling.count(1)
     )
     num_classes: int = fields.field(1, "number of classes", sampling.count(1))
 

@@ -11,12 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import (
-    base,
-    edit_distance,
-    sampling,
-    sequence_to_sequence,
-)
+from mha_haiku.training.tasks import base, edit_distance, sampling, sequence_to_sequence
 
 _LETTERS = "'-.abcdefghijklmnopqrstuvwxyz"
 _TOKENS = {letter: token for token, letter in enumerate(_LETTERS)}
@@ -50,8 +45,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
     name: ClassVar[str] = "pronounce"
     num_tokens: ClassVar[int] = len(_LETTERS)
     stress: bool = fields.field(
-        False,
-        "whether vowels have their stress, as AA1: 69 phonemes, not 39",
+        False, "whether vowels have their stress, as AA1: 69 phonemes, not 39"
     )
     longest: int = fields.field(
         20,

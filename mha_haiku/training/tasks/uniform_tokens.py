@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import functools
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -130,18 +129,13 @@ class Histogram(UniformTokensTask):
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
         """Chance level, from the distribution of a count."""
-        trials = self.sequence_length - 1
-        hit, miss = math.log(1 / self.num_tokens), math.log1p(-1 / self.num_tokens)
-        logs = [
-            math.lgamma(trials + 1)
-            - math.lgamma(k + 1)
-            - math.lgamma(trials - k + 1)
-            + k * hit
-            + (trials - k) * miss
-            for k in range(trials + 1)
-        ]
-        loss = -sum(math.exp(log) * log for log in logs)
-        return {"accuracy": math.exp(max(logs)), "loss": loss}
+        from scipy import special
+
+        others = np.arange(self.sequence_length)
+        at_most = special.bdtr(others, self.sequence_length - 1, 1 / self.num_tokens)
+        probabilities = np.maximum(np.diff(at_most, prepend=0.0), 0.0)
+        loss = special.entr(probabilities).sum()
+        return {"accuracy": float(probabilities.max()), "loss": float(loss)}
 
     def targets(self, inputs: jax.Array) -> jax.Array:
         tokens = jnp.arange(self.num_tokens, dtype=jnp.int32)
