@@ -147,9 +147,10 @@ def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
     content = multihost_utils.broadcast_one_to_all(content)
 
     def array(like, x):
-        return np.frombuffer(np.asarray(x).tobytes(), like.dtype).reshape(like.shape)
+        flat = np.frombuffer(np.asarray(x).tobytes(), like.dtype)
+        return flat.reshape(like.shape).copy()
 
-    return jax.tree.map(lambda like, x: array(like, x).copy(), abstract, content)
+    return jax.tree.map(array, abstract, content)
 
 
 def leave() -> bool:

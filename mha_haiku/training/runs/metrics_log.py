@@ -91,7 +91,7 @@ class Console(contextlib.AbstractContextManager):
         self._bar.close()
 
     def start_clock(self) -> None:
-        """Makes the time left count from here, where the first steps are compiled."""
+        """Makes the time left count from here."""
         self._bar.start_clock()
 
     def advance(self, step: int) -> None:

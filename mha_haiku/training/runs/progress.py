@@ -92,7 +92,8 @@ class Bar:
         self._last_line = now
         name = f"{self._name} " if self._name else ""
         doing = "".join(f"{text}, " for text in (self._doing, self._note) if text)
-        _print(f"{name}{self.place}/{self.total}, {doing}{self.times()}")
+        place = f"{name}{self.place}/{self.total}"
+        _print(f"{place}, {doing}{self.times()}", sys.stderr)
 
     def start_clock(self) -> None:
         """Makes rate and time left count from here."""
@@ -106,12 +107,9 @@ class Bar:
         self._note = text
         self._bar.set_postfix_str(text)
 
-    def print(self, line: str, file: TextIO | None = None) -> None:
-        """Prints a line above the bar; on stdout unless `file` is given."""
-        if self.is_drawn:
-            self._bar.write(line, file=file)
-        else:
-            print(line, file=file, flush=True)
+    def print(self, line: str) -> None:
+        """Prints a line on stdout, above the bar."""
+        tell(line)
         self._last_line = time.perf_counter()
 
     def times(self) -> str:
@@ -140,7 +138,7 @@ def over(items: Iterable[Any], *, name: str, unit: str = "step") -> Iterator[Any
 
 def say(what: str) -> None:
     """Prints on stderr what begins now, such as "compiling"."""
-    _print(f"{what} ...")
+    _print(f"{what} ...", sys.stderr)
 
 
 @contextlib.contextmanager
@@ -154,7 +152,7 @@ def during(what: str) -> Iterator[None]:
         now = time.perf_counter()
         if now - last >= _SECONDS_BETWEEN_LINES:
             last = now
-            _print(f"{what}, {_clock(now - began)} elapsed ...")
+            say(f"{what}, {_clock(now - began)} elapsed")
 
     with _repeatedly(still):
         yield
@@ -183,10 +181,9 @@ def _repeatedly(act: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def _print(line: str, file: TextIO | None = None) -> None:
+def _print(line: str, file: TextIO) -> None:
     import tqdm
 
-    file = file or sys.stderr
     tqdm.tqdm.write(line, file=file)  # above a bar that is there
     file.flush()
 

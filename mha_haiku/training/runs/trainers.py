@@ -86,7 +86,7 @@ class Model:
 
     def __post_init__(self):
         self.step = self.start  # the steps it has taken
-        self.open_window(0.0)
+        self._window_start, self._window = (self.start, 0.0), []
 
     def take(self, report: stepping.Report, state: Any, max_skips: int) -> int:
         """Takes note of a dispatch, whose steps it logs and returns the number of."""
@@ -109,17 +109,12 @@ class Model:
         return taken
 
     def close_window(self, seconds: float) -> None:
-        """Sets `metrics` to the means since the window was opened."""
-        self.metrics = {}
-        if self.step > self._window_start[0]:
-            examples = (self.step - self._window_start[0]) * self.batch_size
-            rate = examples / (seconds - self._window_start[1])
+        """Sets `metrics` to the means since the last call, and opens a new window."""
+        (step, began), self.metrics = self._window_start, {}
+        if self.step > step:
+            rate = (self.step - step) * self.batch_size / (seconds - began)
             self.metrics = {**_means(self._window), "examples_per_second": rate}
-
-    def open_window(self, seconds: float) -> None:
-        """Begins to collect the numbers of steps; see `close_window`."""
-        self._window_start = (self.step, seconds)
-        self._window: list[stepping.Report] = []
+        self._window_start, self._window = (self.step, seconds), []
 
     def evaluate(self, sums: losses.Sums) -> None:
         """Adds the means of an evaluation to `metrics`; fails on nonfinite ones."""
@@ -131,9 +126,8 @@ class Model:
 
     def fail(self, what: str) -> None:
         """Sets `failure`."""
-        good = self.stored.latest()
         kept = "no checkpoint has been saved"
-        if good is not None:
+        if (good := self.stored.latest()) is not None:
             kept = f"the last good checkpoint is of step {good}"
         self.failure = (
             f"{what}; {kept}. A smaller config.optimizer.learning_rate or clip_norm, "
@@ -275,13 +269,11 @@ class Trainer:
         learning_rate = float(self._schedule(np.int32(max(self.step - 1, 0))))
         for model in self.moved:
             model.log.report(self.step, model.metrics, learning_rate=learning_rate)
-            model.open_window(self.seconds)
         self.console.report(self.step, [model.metrics for model in self.moved])
 
     def complete(self) -> None:
         """Evaluates the models that have come here without a report."""
-        without = [x for x in self.models if not x.metrics and not x.failure]
-        if without:
+        if without := [x for x in self.models if not (x.metrics or x.failure)]:
             self._evaluate(without)
 
     def params(self) -> list[tuple[Model, Any]]:
@@ -297,16 +289,14 @@ class Trainer:
     def _evaluate(self, of: Sequence[Model]) -> None:
         """Adds the held-out loss and accuracy to the metrics of some models."""
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
-        sums = self.together.fetch(sums)
-        for model, own in zip(self.models, sums, strict=True):
+        for model, own in zip(self.models, self.together.fetch(sums), strict=True):
             if model in of:
                 model.evaluate(own)
         self._drop_failed()
 
     def _numbers(self) -> list[stepping.TrainState]:
         """Returns the states of all models without their arrays, on the host."""
-        small = self.state._replace(params=(), optimizer_state=())
-        return self.together.fetch(small)
+        return self.together.fetch(self.state._replace(params=(), optimizer_state=()))
 
     def _of_moved(self, tree) -> list[tuple[Model, Any]]:
         pairs = zip(self.models, self.together.fetch(tree), strict=True)

@@ -210,7 +210,7 @@ def from_arrays(
         raise ValueError("num_tokens must be None, as inputs are features.")
     counted = None  # the number of targets that count
     if lengths is not None:
-        counted = lengths = _integers("lengths", lengths, ["N"], (count,), 1, length)
+        counted = lengths = _integers("lengths", lengths, "[N]", (count,), 1, length)
     if targets is None:
         if size or length < 2 or weights is not None or num_classes is not None:
             raise ValueError(
@@ -224,16 +224,16 @@ def from_arrays(
     else:
         kind = Labels if np.ndim(targets) == 1 else Arrays
         wanted = (count,) if kind is Labels else (count, length)
-        targets = _integers("targets", targets, ["N", "N, T"], wanted, 0)
+        targets = _integers("targets", targets, "[N] or [N, T]", wanted, 0)
     rows = Rows(inputs, targets, _weights(weights, targets, counted), lengths)
     return _task(
         kind,
         rows,
         places,
+        held_out_fraction,
         sequence_length=inputs.shape[1],
         num_tokens=num_tokens,
         num_classes=_counted("num_classes", num_classes, targets.max()),
-        held_out_fraction=held_out_fraction,
     )
 
 
@@ -281,9 +281,7 @@ def from_examples(
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
     if not labels:
         both = sequence_to_sequence.Pairs.of(*tokens)
-        return _task(
-            TextPairs, both, places, stored, held_out_fraction=held_out_fraction
-        )
+        return _task(TextPairs, both, places, held_out_fraction, stored)
     stored["labels"] = different
     inputs, lengths = tokenization.padded(tokens[0], dtype=np.int32)
     classes = {label: c for c, label in enumerate(different)}
@@ -293,20 +291,21 @@ def from_examples(
         Labels,
         rows,
         places,
+        held_out_fraction,
         stored,
         sequence_length=inputs.shape[1],
         num_tokens=made[0].num_tokens,
         num_classes=len(different),
-        held_out_fraction=held_out_fraction,
     )
 
 
-def _task(kind, data, places, stored=None, **options) -> Any:
+def _task(kind, data, places, held_out_fraction, stored=None, **options) -> Any:
     """Makes a task of a kind with its data, a named tuple of arrays."""
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
-    return kind(sha256=_sha256(kept), kept=kept, **options)
+    options |= {"held_out_fraction": held_out_fraction, "sha256": _sha256(kept)}
+    return kind(kept=kept, **options)
 
 
 def _sha256(kept: base.Kept) -> str:
@@ -326,15 +325,11 @@ def _pairs(examples) -> list[tuple[str, str | int]]:
     for i, pair in enumerate(pairs):
         is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
         if not (is_pair and isinstance(pair[0], str) and pair[0]):
-            raise ValueError(
-                "examples must be pairs of a text and a label or a text, got "
-                f"{checks.shown(pair)} as number {i}."
-            )
+            got = f"got {checks.shown(pair)} as number {i}"
+            raise ValueError(f"examples must be pairs that begin with a text, {got}.")
         if isinstance(pair[1], bool) or not isinstance(pair[1], (str, int, np.integer)):
-            raise ValueError(
-                "examples must end in a text or an integer, got "
-                f"{checks.shown(pair[1])} in number {i}."
-            )
+            got = f"got {checks.shown(pair[1])} in number {i}"
+            raise ValueError(f"examples must end in a text or an integer, {got}.")
     return [(a, b if isinstance(b, str) else int(b)) for a, b in pairs]
 
 
@@ -348,36 +343,28 @@ def _inputs(inputs) -> np.ndarray:
             f"least 2, got {checking.described(inputs)}."
         )
     if is_tokens:
-        return _integers("inputs", inputs, ["N, T"], inputs.shape, 0)
-    if not np.isfinite(inputs).all():
-        raise ValueError(
-            f"inputs must be finite, got {checking.described(inputs)} with "
-            f"{np.sum(~np.isfinite(inputs)):,} that are not."
-        )
+        return _integers("inputs", inputs, "[N, T]", inputs.shape, 0)
+    if bad := np.sum(~np.isfinite(inputs)):
+        got = f"got {checking.described(inputs)} with {bad:,} that are not"
+        raise ValueError(f"inputs must be finite, {got}.")
     return inputs.astype(np.float32)
 
 
 def _integers(name, values, axes, shape, low, high=sampling.LARGEST) -> np.ndarray:
     values = np.asarray(values)
+    got = f"got {checking.described(values)}"
     if not np.issubdtype(values.dtype, np.integer) or values.shape != shape:
-        wanted = " or ".join(f"[{x}]" for x in axes)
-        raise ValueError(
-            f"{name} must be integers {wanted}, here {shape}, got "
-            f"{checking.described(values)}."
-        )
+        raise ValueError(f"{name} must be integers {axes}, here {shape}, {got}.")
     if values.min() < low or values.max() > high:
         raise ValueError(
-            f"{name} must be from {low} to {high}, got "
-            f"{checking.described(values)} from "
-            f"{values.min()} to {values.max()}."
+            f"{name} must be from {low} to {high}, {got} from {values.min()} to "
+            f"{values.max()}."
         )
     return values.astype(np.int32)
 
 
 def _weights(weights, targets, counted) -> np.ndarray:
-    if weights is None:
-        weights = np.ones(targets.shape, np.float32)
-    weights = np.asarray(weights)
+    weights = np.asarray(np.ones(targets.shape) if weights is None else weights)
     if weights.shape != targets.shape:
         raise ValueError(
             f"weights must be shaped like targets, {targets.shape}, got "
