@@ -230,7 +230,6 @@ def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
 
 
 def _read(argument: str, flat: Flat, table: Table, prefix: str = "") -> Flat:
-    """Converts another library's parameters to our names."""
     unknown = {prefix + name for name in flat}
     unknown -= {prefix + row.theirs[0] for row in table}
     names = {ours: prefix + row.theirs[0] for row in table for ours in row.ours}
@@ -251,7 +250,6 @@ def _read(argument: str, flat: Flat, table: Table, prefix: str = "") -> Flat:
 
 
 def _written(own: Flat, table: Table) -> Flat:
-    """Converts our parameters to the names of another library."""
     written = {}
     for row in table:
         if row.ours[0] in own:
@@ -368,7 +366,6 @@ def _split(
 
 
 def _nested(own: Flat, path: str = "", *, separator: str = "/") -> Params:
-    """Returns parameters by module, from names below a path."""
     params = {}
     for name, array in own.items():
         module, _, leaf = name.rpartition(separator)

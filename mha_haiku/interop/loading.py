@@ -119,7 +119,6 @@ def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
 
 
 def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
-    """Reads what `save` wrote in the layout of this package."""
     try:
         return _config(found.config["model"]), Sizes(**found.config["sizes"])
     except (KeyError, TypeError, AttributeError) as error:
@@ -219,7 +218,6 @@ def read_fields(
 
 
 def _config(values: Mapping[str, Any]) -> models.ModelConfig:
-    """Returns `config.model` with fields set, by names such as `norm.epsilon`."""
     config = models.ModelConfig().replace(**fields.nested(values))
     models.check(config)
     return config

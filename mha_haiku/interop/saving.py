@@ -92,7 +92,6 @@ def save(
 
 
 def _with_all_heads(config, params, sizes):
-    """Fills in weights of 0 for pruned heads."""
     whole = config.replace(attention=dict(kept_heads=None))
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
     model = models.build(whole, **sizes._asdict())
@@ -120,7 +119,6 @@ def _with_all_heads(config, params, sizes):
 
 
 def _of_a_family(config, params, sizes, name):
-    """Returns config.json and the arrays in the layout of a family."""
     if name is not None:
         with checks.user_mistakes():
             checks.choice("family", name, (*FAMILIES, loading.OWN))
@@ -205,7 +203,6 @@ def _frequencies(config, given):
 
 
 def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray]:
-    """Returns the arrays by the names of a family."""
     prefix = "" if head.rows or head.has else family.prefix
     result: dict[str, np.ndarray] = {}
     left = loading.flat(params)

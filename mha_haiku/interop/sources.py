@@ -68,7 +68,6 @@ def _open(path: Path) -> Source:
 
 
 def _open_folder(folder: Path, weights: Path | None = None) -> Source:
-    """Opens the model of a folder in the layout of the hub."""
     files = sorted(file.name for file in folder.iterdir())
     config = folder / _CONFIG
     if not config.exists():
@@ -154,7 +153,6 @@ def _files_of_package(name: str) -> list[Path]:
 
 
 def _from_hub(name: str) -> Path:
-    """Downloads a model of the hub to a folder."""
     try:
         import huggingface_hub
     except ImportError:

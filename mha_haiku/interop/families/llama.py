@@ -179,7 +179,6 @@ GEMMA = _family(
 def _later_gemma(
     name: str, title: str, *settings: tables.Setting | tables.Rule, **options: Any
 ) -> tables.Family:
-    """Returns Gemma 2 or 3: norms on both sides of each part."""
     return _family(
         name,
         title,

@@ -172,7 +172,6 @@ def end(status: int) -> None:
 
 
 def _exit(status: int, message: str) -> None:
-    """Ends the process at once, whatever its other threads do."""
     print(message, file=sys.stderr, flush=True)
     os._exit(status)
 
@@ -203,7 +202,6 @@ def _check(coordinator, num_processes, process_id) -> None:
 
 
 def _gathered(array: np.ndarray) -> np.ndarray:
-    """Returns the arrays of all processes, one row each."""
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(array))

@@ -150,7 +150,6 @@ def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
 
 
 def _sections(task_name: str) -> dict[str, Section]:
-    """Returns the sections `task` and `data` of a config, with a task's defaults."""
     options = tasks.options(task_name)
     name = Field("", "task to learn", lambda _, value: tasks.options(value), str)
     task = {"name": name, **options["task"]}
@@ -161,7 +160,6 @@ def _sections(task_name: str) -> dict[str, Section]:
 
 
 def _registered(task) -> str:
-    """Returns the name of a task's class, which is registered in this process."""
     if not isinstance(task, tasks.Task) or not dataclasses.is_dataclass(task):
         what = f"the class {task.__name__}" if isinstance(task, type) else type(task)
         raise TypeError(
@@ -226,7 +224,6 @@ def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
 
 
 def _check_family(model, task, example) -> None:
-    """Checks that the model reads what the task gives, and answers what it asks."""
     wanted, why = ("encoder", "causal"), ""
     if task.continues:
         wanted = ("causal",)
@@ -243,7 +240,6 @@ def _check_family(model, task, example) -> None:
 
 
 def _check_output(model, task, *, has_positions) -> None:
-    """Checks that the logits are of a position, an element or a whole example."""
     pool, wanted = model.output.pool, "None"
     if has_positions:
         has = "a target for each position"

@@ -144,7 +144,6 @@ def train(
 def _run(
     config, root, opened, placement, observers, override_config, given
 ) -> tuple[dict[int, opening.Summary], dict[int, str]]:
-    """Takes the remaining steps; returns by seed the summaries, or why a run failed."""
     training = config.training
     stored = [each.stored for each in opened]
     begun = [each for each in opened if each.stored.latest() is not None]

@@ -196,7 +196,6 @@ def _shown(values: Sequence[float], digits: int) -> str:
 
 
 def _sentence(event: dict[str, Any]) -> str:
-    """Returns the text of the warning for an event."""
     if event["event"] == "not_finite":
         return (
             f"The {event['what']} is not finite at step {event['step']}: it is not "

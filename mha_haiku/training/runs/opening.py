@@ -175,7 +175,6 @@ def whole(
 
 
 def _check_seeds(folder, saved, config) -> None:
-    """Refuses a folder that holds a run of one seed for several, or other ones."""
     if saved is None:
         return
     has, wants = ((x.training.seeds, x.seed) for x in (saved, config))
@@ -188,7 +187,6 @@ def _check_seeds(folder, saved, config) -> None:
 
 
 def _check_start(folder, saved, config) -> None:
-    """Refuses to start from another run where there are parameters already."""
     if saved.init_from != config.init_from:
         raise ConfigError(
             f"config.init_from must be {saved.init_from!r}, from which the run in "
@@ -218,7 +216,6 @@ def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
 
 
 def _finished(folder, config, latest) -> Summary | None:
-    """Returns the summary of a run that has taken all its steps, else None."""
     contents = files.read_json(folder.summary)
     if contents is None or set(contents) != set(Summary._fields):
         return None

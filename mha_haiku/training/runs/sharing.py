@@ -104,7 +104,6 @@ def check_sequence(config: "RunConfig", length: int) -> None:
 
 
 def _is_replicated(config, sizes) -> bool:
-    """Returns whether each device has the whole model."""
     return sizes.heads == sizes.sequence == 1 and not config.devices.shard_parameters
 
 

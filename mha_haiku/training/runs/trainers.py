@@ -52,7 +52,6 @@ def _state_of(params, transformation) -> stepping.TrainState:
 
 
 def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
-    """Raises ConfigError if `count` states are larger than the devices' memory."""
     size = count * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
     if on[0].platform == "cpu":  # whose devices share the memory of a machine
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -287,7 +286,6 @@ class Trainer:
             model.stored.save(self.step, state, held_out_loss=loss)
 
     def _evaluate(self, of: Sequence[Model]) -> None:
-        """Adds the held-out loss and accuracy to the metrics of some models."""
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
         for model, own in zip(self.models, self.together.fetch(sums), strict=True):
             if model in of:
@@ -303,7 +301,6 @@ class Trainer:
         return [(model, own) for model, own in pairs if model in self.moved]
 
     def _drop_failed(self) -> None:
-        """Warns of models that failed; raises an error if no other is left."""
         failed = [model for model in self.moved if model.failure]
         self.moved = [model for model in self.moved if not model.failure]
         if all(model.failure for model in self.models):

@@ -23,20 +23,17 @@ from mha_haiku.training.tasks import edit_distance
 class Example(NamedTuple):
     """One example of a task; a batch of them has leading axes on every array."""
 
+    # `[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source.
     inputs: jax.Array
-    """`[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source."""
+    # `[T]` int32 class of each position; `[]` int32 where there is one: the class of
+    # the whole example, of a set task the index in the set.
     targets: jax.Array
-    """`[T]` int32 class of each position; `[]` int32 where there is one: the class of
-    the whole example, of a set task the index in the set."""
-    weights: jax.Array
-    """Shaped like `targets`, float32: 1 where the target counts, 0 elsewhere."""
-    lengths: jax.Array | None = None
-    """`[]` int32 number of valid inputs; None: all are valid in every example."""
+    weights: jax.Array  # shaped like `targets`, float32: 0 where one does not count
+    lengths: jax.Array | None = None  # `[]` int32, valid inputs; None: all are valid
+    # `[T]` int32 tokens that a decoder reads: the start token, then the target's but
+    # its last one; None: the model has no decoder.
     decoder_inputs: jax.Array | None = None
-    """`[T]` int32 tokens that a decoder reads: the start token, then the target's but
-    its last one; None: the model has no decoder."""
-    decoder_lengths: jax.Array | None = None
-    """`[]` int32 number of valid positions of these; None: all are valid."""
+    decoder_lengths: jax.Array | None = None  # `[]` int32, valid positions of these
 
     def model_inputs(self) -> dict[str, jax.Array | None]:
         """Returns what a model reads of it, as keyword arguments of `Model.apply`."""
@@ -58,14 +55,11 @@ class Example(NamedTuple):
 class Kept(NamedTuple):
     """What a run stores of a task that learns from the user's data."""
 
-    tokenizer: str = ""
-    """The tokenizer, as JSON; empty: there is none."""
+    tokenizer: str = ""  # as JSON; empty: there is none
+    # "name" and "sha256" of the text, and any "labels"; None lets any text be read.
     text: dict[str, Any] | None = None
-    """"name" and "sha256" of the text, and its "labels" where it has some; None lets
-    any text be read."""
+    # The data itself by names, where it was given in Python.
     arrays: Mapping[str, np.ndarray] | None = None
-    """The data itself by names, where it was given in Python; None: it is read from
-    where the config says."""
 
 
 class Task(abc.ABC):
@@ -98,53 +92,42 @@ class Task(abc.ABC):
     own is in arrays or pairs of texts, `from_arrays` and `from_examples` need no class.
     """
 
-    name: ClassVar[str]
-    """The task's name in configs and titles; the name of the class if left out."""
-    sequence_length: int
-    """T, positions of an example's inputs; of a source S."""
-    target_length: int | None = None
-    """T, positions of the decoder; None: there is none, targets are like inputs."""
-    start_token: int | None = None
-    """What a decoder reads first, one of the classes; None: there is no decoder."""
-    end_token: int | None = None
-    """The class that ends an answer; None: an answer has no end."""
-    num_tokens: int | None
-    """Number of different input tokens; None where inputs are features."""
-    feature_size: int | None = None
-    """D, width of the input features; None where inputs are tokens."""
+    name: ClassVar[str]  # in configs and titles; the class's if left out
+    sequence_length: int  # T, positions of an example's inputs; of a source S
+    target_length: int | None = None  # T, positions of the decoder, if there is one
+    start_token: int | None = None  # the class that a decoder reads first
+    end_token: int | None = None  # the class that ends an answer
+    num_tokens: int | None  # of the inputs; None: they are features
+    feature_size: int | None = None  # D, width of the features; None: they are tokens
+    # C, classes of the logits of a position or of the whole example; 1 for a set task,
+    # which has a logit per element.
     num_classes: int
-    """C, classes of the logits of a position or of the whole example; 1 for a set task,
-    which has a logit per element."""
+    # Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
+    # sees the position but no input, so that its answer is the same for every example;
+    # or of the simple predictor that `baseline_name` names.
     baseline: dict[str, float]
-    """Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
-    sees the position but no input, so that its answer is the same for every example; or
-    of the simple predictor that `baseline_name` names."""
+    baseline_name: str = "chance"  # or "unigram", "bag of words"
+    # What studies can measure a model by, its own metric first; without targets there
+    # are no loss and no accuracy, and nothing to train on.
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "drift")
-    """What studies can measure a model by, its own metric first; without targets there
-    are no loss and no accuracy, and nothing to train on."""
+    # Whether a target of shape `[]` is the class of the whole example, which the model
+    # reads from one position or their mean, and not an index in a set.
     labels_whole: ClassVar[bool] = False
-    """Whether a target of shape `[]` is the class of the whole example, which the model
-    reads from one position or their mean, and not an index in a set."""
+    # Whether evaluations also tell `exact_match`, the share of examples of which every
+    # target that counts is predicted.
     counts_exact: ClassVar[bool] = False
-    """Whether evaluations also tell `exact_match`, the share of examples of which every
-    target that counts is predicted."""
-    baseline_name: str = "chance"
-    """What `baseline` is the level of: "chance", "unigram" or "bag of words"."""
+    # Whether a target is the next input: only a causal model does not see it, and can
+    # continue a prompt.
     continues: ClassVar[bool] = False
-    """Whether a target is the next input: only a causal model does not see it, and can
-    continue a prompt."""
+    # What suits this task of `config.model`: values by dotted names.
     model_defaults: ClassVar[Mapping[str, Any]] = {}
-    """What suits this task of `config.model`, where its own defaults do not: values by
-    dotted names."""
 
     def __init_subclass__(cls, **options: Any):
-        """Gives a class without a name its own."""
         super().__init_subclass__(**options)
         if not hasattr(cls, "name"):
             cls.name = cls.__name__
 
     def __post_init__(self):
-        """Checks each field that was declared."""
         known = fields.declared(type(self))
         for field in dataclasses.fields(self):
             if "declared" in field.metadata:

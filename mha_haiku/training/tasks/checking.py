@@ -99,7 +99,6 @@ def _traced(name, task, is_own) -> Example:
 
 
 def _faults_of_shapes(task, example) -> list[str]:
-    """Returns which arrays of an example have another shape or kind than the task's."""
     has_decoder = example.decoder_inputs is not None
     length = task.target_length if has_decoder else task.sequence_length
     shape = () if example.targets.ndim == 0 else (length,)

@@ -143,7 +143,6 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     @functools.cached_property
     def _words(self) -> tuple[list[str], list[str]]:
-        """The words of all numbers in both languages."""
         known = spelling.languages()
         checks.choice("source_language", self.source_language, known)
         checks.choice("target_language", self.target_language, known)
@@ -171,14 +170,12 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     @functools.cached_property
     def _lengths(self) -> tuple[int, int]:
-        """S and T."""
         if self._kept is not None:
             return tuple(json.loads(self._kept.tokenizer)["lengths"])
         return self._pairs.sources.shape[1], self._pairs.targets.shape[1]
 
     @functools.cached_property
     def _pairs(self) -> sequence_to_sequence.Pairs:
-        """The words of all numbers as tokens."""
         sources, targets = (
             tokenizer.encode_each(words)
             for tokenizer, words in zip(self._tokenizers, self._words, strict=True)
@@ -193,7 +190,6 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
 
 def _tokens_of_parts(spans, parts) -> list[tuple[str, np.ndarray]]:
-    """Returns the meaning of each part of a word, and the indices of its tokens."""
     start, stop = np.array(spans).T
     return [
         (part.meaning, np.flatnonzero((start < part.stop) & (part.start < stop)))

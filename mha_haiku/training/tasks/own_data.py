@@ -300,7 +300,6 @@ def from_examples(
 
 
 def _task(kind, data, places, held_out_fraction, stored=None, **options) -> Any:
-    """Makes a task of a kind with its data, a named tuple of arrays."""
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)

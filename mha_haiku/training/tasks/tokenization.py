@@ -265,7 +265,6 @@ class Pretrained(Tokenizer):
 
     @functools.cached_property
     def _unknown(self) -> int | None:
-        """The token of what no other stands for."""
         model = json.loads(self.content)["model"]
         return self._ids.get(model.get("unk_token"), model.get("unk_id"))
 
@@ -278,7 +277,6 @@ class Pretrained(Tokenizer):
 
     @functools.cached_property
     def _anchor(self) -> int:
-        """A token that others can follow."""
         return int(self.encode("a")[-1])
 
     @functools.cached_property

@@ -196,7 +196,6 @@ class Checkpoints(contextlib.AbstractContextManager):
         return self._damage[step]
 
     def _write(self, step, tree, held_out_loss) -> None:
-        """Writes one checkpoint; runs in its own thread."""
         self._failure = None
         try:
             self._write_folder(step, tree, held_out_loss)
