@@ -28,6 +28,7 @@ Table = tuple[tables.Row, ...]  # ours are names below the module
 _NAME = "multi_head_attention"  # what Haiku calls a MultiHeadAttention without a name
 _LAYER_NAME = "encoder_layer"
 _PROJECTIONS = "query", "key", "value"
+_OF_A_NORM = "scale", "offset"
 _OF_OURS_ALONE = "/sinks", "/head_gate/w", "/score", "/smear"  # parameters
 
 _HAIKU = tuple(
@@ -302,13 +303,6 @@ def _check(
         missing = dict.fromkeys(names[ours] for ours in missing)
         raise ValueError(f"{argument} must have {', '.join(missing)}, and has not.")
 
-    def check(ours: str, shape: tuple[int, ...], why: str) -> None:
-        if ours in own and own[ours].shape != shape:
-            raise ValueError(
-                f"{argument} must have {names[ours]} that makes shape {shape} of "
-                f"ours, {why}; got {own[ours].shape}."
-            )
-
     weights = {ours: x for ours, x in own.items() if ours.endswith("/w")}
     for ours, weight in weights.items():
         if weight.ndim != 2:
@@ -316,7 +310,6 @@ def _check(
                 f"{argument} must have a matrix {names[ours]}, got shape "
                 f"{weight.shape}."
             )
-        check(f"{ours[:-1]}b", weight.shape[-1:], f"as {names[ours]} says")
     scope = "attention/" if "attention/query/w" in own else ""
     parts = [f"{scope}{part}/w" for part in (*_PROJECTIONS, "linear")]
     query, key, value, linear = (weights[part].shape for part in parts)
@@ -326,16 +319,19 @@ def _check(
             f"{argument} must have {', '.join(names[part] for part in parts)} of the "
             f"same heads, got, as [in, out], {query}, {key}, {value} and {linear}."
         )
-    if scope:
-        width = (linear[-1],)
-        for part, shape in zip(parts, (query, key, value), strict=False):
-            check(part, (*width, shape[-1]), "the width and heads")
-        for part in ("norm_1", "norm_2"):
-            for leaf in ("scale", "offset"):
-                check(f"{part}/{leaf}", width, "the width")
-        hidden = weights["feed_forward/hidden/w"].shape
-        check("feed_forward/hidden/w", (*width, hidden[-1]), "the width and F")
-        check("feed_forward/output/w", (hidden[-1], *width), "F and the width")
+    wanted = {f"{ours[:-1]}b": x.shape[-1:] for ours, x in weights.items()}
+    if scope:  # an encoder layer
+        width, hidden = linear[-1], weights["feed_forward/hidden/w"].shape[-1]
+        wanted |= {part: (width, own[part].shape[-1]) for part in parts[:3]}
+        wanted |= {f"norm_{i}/{x}": (width,) for i in (1, 2) for x in _OF_A_NORM}
+        wanted["feed_forward/hidden/w"] = width, hidden
+        wanted["feed_forward/output/w"] = hidden, width
+    for ours, shape in wanted.items():
+        if ours in own and own[ours].shape != shape:
+            raise ValueError(
+                f"{argument} must have {names[ours]} that makes shape {shape} of "
+                f"ours, as its other weights say; got {own[ours].shape}."
+            )
 
 
 def _joined(name: str, array: np.ndarray, axis: anatomy.Axis) -> np.ndarray:

@@ -161,10 +161,8 @@ def head_of(
         with checks.user_mistakes():
             checks.choice("config.json's architectures", given[0], heads)
         return heads[given[0]]
-    for head in family.heads:
-        if head.has is None or head.has in stored:
-            return head
-    return family.heads[-1]
+    fitting = (head for head in family.heads if head.has in (None, *stored))
+    return next(fitting, family.heads[-1])
 
 
 def read_config(theirs: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
@@ -195,8 +193,7 @@ def read_fields(
                 f"config.json's {name} = {theirs[name]!r} is not supported: it would "
                 f"change numbers; {' or '.join(map(repr, accepted))} is."
             )
-    values = {"num_tokens": None, "feature_size": None, "num_classes": None}
-    values |= {**family.fields, **head.fields}
+    values = {**dict.fromkeys(Sizes._fields), **family.fields, **head.fields}
     try:
         for setting in (*family.settings, *head.settings):
             values |= setting.read(theirs)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mha_haiku.core import checks
+from mha_haiku.core import arrays, checks
 from mha_haiku.core.checks import ConfigError
 
 _logger = logging.getLogger("mha_haiku")
@@ -35,17 +35,7 @@ def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Reads the object in a JSON file; None where there is no file."""
-    try:
-        contents = json.loads(checks.regular_file(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
-        raise ConfigError(f"{path.parent} must be a folder.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(contents, dict):
-        raise ConfigError(f"{path} must hold a JSON object.")
-    return contents
+    return arrays.read_json(path) if path.exists() else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -33,9 +33,9 @@ class Lock:
                 f"{self._path} is of process {before['pid']} on {before['host']}, "
                 f"which left it without letting go; it is taken over."
             )
+        text = json.dumps({"pid": os.getpid(), "host": host}).encode()
         os.ftruncate(self._descriptor, 0)
-        text = json.dumps({"pid": os.getpid(), "host": host})
-        os.pwrite(self._descriptor, text.encode(), 0)
+        os.pwrite(self._descriptor, text, 0)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -3,13 +3,9 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from mha_haiku.core import checks
-from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders, loop, metrics_log, trainers
 
 
@@ -25,15 +21,11 @@ def train_seeds(
     config: configuration.RunConfig,
     seeds: int,
     workdir: str | os.PathLike | None = None,
-    *,
-    task: tasks.Task | None = None,
-    override_config: bool = False,
-    observers: Sequence[loop.Observer] = (),
-    devices: Sequence[jax.Device] | None = None,
+    **options: Any,
 ) -> list[Trained]:
     """Trains a config with `seeds` seeds, from `config.seed` on, in one program.
 
-    Takes the arguments of `loop.train`; in place of a `workdir` None is a temporary
+    Options are those of `loop.train`; in place of a `workdir` None is a temporary
     folder, of which nothing is left. The runs share one model and one task, so that
     what is compiled for the model of one serves all.
 
@@ -46,14 +38,7 @@ def train_seeds(
     with contextlib.ExitStack() as stack:
         if workdir is None:
             workdir = stack.enter_context(tempfile.TemporaryDirectory())
-        summary = loop.train(
-            config,
-            workdir,
-            task=task,
-            override_config=override_config,
-            observers=observers,
-            devices=devices,
-        )
+        summary = loop.train(config, workdir, **options)
         if summary.interrupted:
             raise KeyboardInterrupt
         root = folders.Folder(checks.as_path(workdir))

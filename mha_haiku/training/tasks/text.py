@@ -166,13 +166,15 @@ class TextTask(base.DataTask):
         tokens = self._tokens(text)
         if not len(tokens):
             raise checks.ConfigError("text must have at least 1 token, got none.")
-        return np.concatenate([self.before, tokens, self.after]).astype(np.int32)
+        return np.concatenate([self.before, tokens, self.encoder.after]).astype(
+            np.int32
+        )
 
     def prompt(self, text: str) -> np.ndarray:
         """Encodes a text to continue, without special tokens after it."""
         tokens = self.encode(text)
         self.encoder.check_known(text)
-        return tokens[: len(tokens) - len(self.after)]
+        return tokens[: len(tokens) - len(self.encoder.after)]
 
     def window(
         self, word: jax.Array, data: np.ndarray, length: int
@@ -181,7 +183,7 @@ class TextTask(base.DataTask):
 
         The second array, booleans, says which are not special.
         """
-        first, last = (np.array(x, np.int32) for x in (self.before, self.after))
+        first, last = (np.array(x, np.int32) for x in (self.before, self.encoder.after))
         room = self._room(length)
         start = sampling.integers(word, len(data) - room + 1)
         tokens = jax.lax.dynamic_slice_in_dim(jnp.asarray(data), start, room)
@@ -193,14 +195,14 @@ class TextTask(base.DataTask):
         """Cuts or pads texts to tokens `[N, T]`; also returns their lengths `[N]`."""
         room = self._room(self.sequence_length)
         rows = [
-            [*self.before, *self.encoder.encode(text)[:room], *self.after]
+            [*self.before, *self.encoder.encode(text)[:room], *self.encoder.after]
             for text in texts
         ]
         return tokenization.padded(rows, self.sequence_length, np.int32)
 
     def _room(self, length: int) -> int:
         """Returns how many tokens of a text have room between special ones."""
-        num_special = len(self.before) + len(self.after)
+        num_special = len(self.before) + len(self.encoder.after)
         if length <= num_special:
             raise checks.ConfigError(
                 f"config.task.sequence_length must be above {num_special}, the "
@@ -212,11 +214,6 @@ class TextTask(base.DataTask):
     def before(self) -> tuple[int, ...]:
         """Special tokens that stand before a text."""
         return self.encoder.before
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        """Special tokens that stand after it."""
-        return self.encoder.after
 
     def _tokens(self, text: str) -> np.ndarray:
         return self.encoder.encode(text)
