@@ -166,11 +166,7 @@ def head_of(
 
 
 def read_config(theirs: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
-    """Reads `config.model`, and the sizes next to it, from a config.json.
-
-    Raises:
-      ConfigError: If its family or an option of it is not supported.
-    """
+    """Reads `config.model`, and the sizes next to it, from a config.json."""
     family = family_of(theirs)
     return read_fields(family, head_of(family, theirs, ()), theirs)
 
@@ -287,13 +283,13 @@ def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
         raise checks.ConfigError(
             f"{found.name} is damaged: {name} must be of floats, got {x.dtype}."
         )
-    is_nan = np.isnan(x)
-    if x.size and is_nan.all():
+    count = np.isnan(x).sum()
+    if count and count == x.size:
         raise checks.ConfigError(f"{found.name} is damaged: {name} is NaN throughout.")
-    if is_nan.any():
+    if count:
         _logger.warning(
-            f"{found.name}: {name} is NaN in {is_nan.sum()} of {x.size} places, and so "
-            "is what they reach."
+            f"{found.name}: {name} is NaN in {count} of {x.size} places, and so is "
+            "what they reach."
         )
     return x
 
@@ -327,14 +323,12 @@ def _check_names(found, head, needed, stored) -> None:
 
 def _check_shapes(found, row, place, expected, stored) -> None:
     """Raises ConfigError unless a row's arrays have the shapes that the model needs."""
-    first = [
-        name.replace(_LAYER.format(row.layer), _LAYER.format(0), 1) for name in row.ours
-    ]
+    layer, first = _LAYER.format(row.layer), _LAYER.format(0)
+    sizes = [expected[name.replace(layer, first, 1)].shape for name in row.ours]
     # The inverse of the change tells the shapes; broadcast zeros take no memory until
     # it touches them.
-    ours = [np.broadcast_to(np.float32(0), expected[name].shape) for name in first]
-    wanted = row.change.to_theirs(ours, place)
-    for name, x in zip(row.theirs, wanted, strict=True):
+    ours = [np.broadcast_to(np.float32(0), size) for size in sizes]
+    for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
         if stored[name].shape != x.shape:
             raise checks.ConfigError(
                 f"{found.name} has {name} of shape {tuple(stored[name].shape)}; the "

@@ -197,10 +197,7 @@ def one_window() -> Rule:
 
 
 def rotary(share: float = 1.0) -> Rule:
-    """Returns the rule of rotary positions of one kind, by which a `share` turns.
-
-    The share of a head's features counts where `config.json` does not say it.
-    """
+    """Returns the rule of rotary positions of one kind, of a `share` by default."""
 
     def read(theirs):
         rope = _rope(theirs, 10_000.0, share)

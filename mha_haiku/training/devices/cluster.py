@@ -89,9 +89,8 @@ def exchange(text: str) -> list[str]:
     own = np.frombuffer(text.encode(), np.uint8)
     sizes = _gathered(np.array([own.size], np.int32))[:, 0]
     rows = _gathered(np.pad(own, (0, int(sizes.max()) - own.size)))
-    return [
-        row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
-    ]
+    rows = zip(rows, sizes, strict=True)
+    return [row[:size].tobytes().decode() for row, size in rows]
 
 
 def agree(stops: bool, steps: int) -> tuple[bool, int]:
@@ -182,8 +181,8 @@ def _is_alone() -> bool:
 
 
 def _check(coordinator, num_processes, process_id) -> None:
-    given = (coordinator, num_processes, process_id)
-    if given == (None, None, None):
+    given = [coordinator, num_processes, process_id]
+    if given == [None] * 3:
         return
     if None in given:
         raise checks.ConfigError(

@@ -272,10 +272,7 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
 
 
 def of_json(values: dict[str, Any]) -> RunConfig:
-    """Returns the config of values of `to_json`; fields that they lack have defaults.
-
-    A new field's default means what was done before there was a choice.
-    """
+    """Returns the config of values of `to_json`, with defaults where they lack some."""
     section = values.get("task", {})
     if not isinstance(section, dict):
         raise ConfigError(f"config.task must be a section of fields, got {section!r}.")

@@ -39,10 +39,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the records of a log, in order; none where there is no file.
-
-    A last line that a kill cut off is left out, and with a warning any damaged line.
-    """
+    """Reads the records of a log, in order; warns of damaged lines, and omits them."""
     lines = _parse(_read_bytes(path))
     damaged = [str(i) for i, (_, record) in enumerate(lines, start=1) if record is None]
     if damaged:

@@ -221,10 +221,7 @@ def abstract_state(
 
 
 def read_config(folder: Folder) -> configuration.RunConfig | None:
-    """Reads the config of the run in the folder; None for a new run.
-
-    Fields that the package got after the run have their defaults.
-    """
+    """Reads the config of the run in the folder; None for a new run."""
     saved = _read_whole(folder)
     if saved is None:
         return None

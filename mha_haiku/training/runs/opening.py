@@ -82,10 +82,7 @@ def open_runs(
     *,
     override_config: bool,
 ) -> list[Opened]:
-    """Opens the folder of each run that a config describes; see `open_run`.
-
-    Of one seed it is `workdir`, of several one for each in `workdir`.
-    """
+    """Opens the folder of each run that a config describes; see `open_run`."""
     if config.training.seeds == 1:
         return [open_run(stack, config, workdir, override_config=override_config)]
 
@@ -209,8 +206,8 @@ def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
         more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
         raise ConfigError(
             f"The run in {folder.root} has another config: "
-            f"{'; '.join(lines[:4] + more)}."
-            "\nTake another workdir, or pass override_config to resume this one."
+            f"{'; '.join(lines[:4] + more)}.\n"
+            "Take another workdir, or pass override_config to resume this one."
         )
     return bool(lines)
 

@@ -44,10 +44,7 @@ class Example(NamedTuple):
         return given
 
     def axes(self) -> "Example":
-        """Returns, in place of each array of a batch, the letters of its axes.
-
-        Axes "B" (batch) and "T" (positions) may be split over devices.
-        """
+        """Returns the axes of each array as letters: "B" batch, "T" positions."""
         pairs = zip(("BTD", "BT", "BT", "B", "BT", "B"), self, strict=True)
         return Example(*(x if x is None else axes[: jnp.ndim(x)] for axes, x in pairs))
 

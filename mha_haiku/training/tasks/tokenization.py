@@ -307,10 +307,7 @@ TRAINERS = {"characters": Characters.train, "bpe": BytePairs.train}
 
 @contextlib.contextmanager
 def errors_named(file: str) -> Iterator[None]:
-    """Raises whatever goes wrong in `tokenizers` inside as ConfigError.
-
-    Keeps the traces off stderr that Rust writes when it panics.
-    """
+    """Raises errors of `tokenizers` as ConfigError, without traces of Rust's panics."""
     with open(os.devnull, "wb") as nowhere:
         stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)

@@ -4,6 +4,7 @@ A checkpoint must match its manifest: no file changed, cut short, missing or add
 no folder or link in place of a file. The manifest contains its own sha256 too.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -83,9 +84,8 @@ def check(folder: Path) -> Manifest:
             if _digest(folder / name) != digest:
                 raise DamageError(f"{name} is not as it was written")
     except OSError as error:
-        raise DamageError(
-            f"{error.filename} cannot be read: {error.strerror}"
-        ) from None
+        why = f"{error.filename} cannot be read: {error.strerror}"
+        raise DamageError(why) from None
     return manifest
 
 
@@ -113,11 +113,9 @@ def _check_types(manifest) -> None:
 def _text(contents) -> str:
     """Returns the canonical text of these contents, with a sha256 of itself."""
     # Canonical, so that any change of the file shows, even one of white space.
-    contents = dict(sorted(contents.items()))
-    body = json.dumps(contents, indent=1, sort_keys=True, allow_nan=False)
-    digest = hashlib.sha256(body.encode()).hexdigest()
-    whole = contents | {"sha256": digest}
-    return json.dumps(whole, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    canonical = functools.partial(json.dumps, indent=1, sort_keys=True, allow_nan=False)
+    digest = hashlib.sha256(canonical(contents).encode()).hexdigest()
+    return canonical({**contents, "sha256": digest}) + "\n"
 
 
 def _digest(path) -> str:

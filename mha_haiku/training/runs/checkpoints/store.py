@@ -107,8 +107,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def fields(self, step: int | None = None) -> set[str]:
         """Returns the fields of what was saved, {".step", ".params"}; see `restore`."""
-        saved = manifest.read(self._path(self._existing(step))).arrays
-        return arrays.fields(saved)
+        return arrays.fields(manifest.read(self._path(self._existing(step))).arrays)
 
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
@@ -234,13 +233,12 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def _prune(self) -> None:
         """Removes all but the newest two and the one with the least held-out loss."""
-        steps, losses = self._steps(), {}
+        steps, known = self._steps(), []
         for step in steps:
-            try:
-                losses[step] = manifest.read(self._path(step)).held_out_loss
-            except manifest.DamageError:
-                losses[step] = None
-        known = [(loss, step) for step, loss in losses.items() if loss is not None]
+            with contextlib.suppress(manifest.DamageError):
+                loss = manifest.read(self._path(step)).held_out_loss
+                if loss is not None:
+                    known.append((loss, step))
         _, best = min(known, default=(None, None))
         for step in steps[:-2]:
             if step != best:
@@ -250,14 +248,12 @@ class Checkpoints(contextlib.AbstractContextManager):
                 self._damage.pop(step, None)
 
 
-class Elsewhere(contextlib.AbstractContextManager):
+class Elsewhere(contextlib.nullcontext):
     """The null object of `Checkpoints`, on processes that do not write them."""
 
     def __init__(self, latest: int | None):
+        super().__init__()
         self._latest = latest
-
-    def __exit__(self, *exception: object) -> None:
-        pass
 
     def latest(self) -> int | None:
         return self._latest
