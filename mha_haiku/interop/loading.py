@@ -66,15 +66,13 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found)
         stored, head = dict(found.arrays), tables.Head(OWN, {})
-        model = models.build(config, **sizes._asdict())
-        expected = flat(shapes(config, model, sizes))
+        expected = flat(shapes(config, sizes))
         rows = [tables.row(name, name) for name in expected]
     else:
         family = family_of(found.config)
         stored = named(family, found)
         head = head_of(family, found.config, stored)
         config, sizes = read_fields(family, head, found.config)
-        model = models.build(config, **sizes._asdict())
         expected = one_layer_shapes(config, sizes)
         rows = list(rows_of(family, head, config, sizes))
     needed = {name for row in rows for name in row.theirs}
@@ -97,6 +95,7 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
             f"{found.name} has a tokenizer of {tokenizer.num_tokens} tokens, and a "
             f"model of {sizes.num_tokens}: it belongs to another model."
         )
+    model = models.build(config, **sizes._asdict())
     return Imported(config, params, tokenizer, model)
 
 
@@ -258,11 +257,12 @@ def one_layer_shapes(config: models.ModelConfig, sizes: Sizes) -> dict[str, Any]
         attention=dict(window=window),
         embedding=dict(frequencies=None if frequencies == (None,) else frequencies),
     )
-    return flat(shapes(config, models.build(config, **sizes._asdict()), sizes))
+    return flat(shapes(config, sizes))
 
 
-def shapes(config: models.ModelConfig, model: models.Model, sizes: Sizes) -> Any:
+def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
     """Returns the tree of shapes of the parameters of a config's model."""
+    model = models.build(config, **sizes._asdict())
     tokens = inputs = jax.ShapeDtypeStruct((1, 1), np.int32)
     if sizes.num_tokens is None:
         inputs = jax.ShapeDtypeStruct((1, 1, sizes.feature_size), np.float32)

@@ -94,20 +94,18 @@ def save(
 def _with_all_heads(config, params, sizes):
     whole = config.replace(attention=dict(kept_heads=None))
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
-    model = models.build(whole, **sizes._asdict())
     result: dict[str, dict[str, np.ndarray]] = {}
-    for module, name, wanted in hk.data_structures.traverse(
-        loading.shapes(whole, model, sizes)
-    ):
+    shapes = loading.shapes(whole, sizes)
+    for module, name, wanted in hk.data_structures.traverse(shapes):
         leaf = params.get(module, {}).get(name)
         part, axis = models.part_of(whole, module), anatomy.axis_of(module, name)
         if leaf is None:  # of a layer whose heads are all gone
             leaf = np.zeros(wanted.shape, wanted.dtype)
         elif part is not None and axis is not None:
-            names = "names" if axis.holds == anatomy.HEADS else "key_value_names"
-            kept, all_names = (getattr(each[part], names) for each in (before, after))
-            if axis.holds in (anatomy.HEADS, anatomy.KEY_VALUE_HEADS):
-                leaf = anatomy.spread(leaf, axis, kept, len(all_names))
+            kinds = {anatomy.HEADS: "names", anatomy.KEY_VALUE_HEADS: "key_value_names"}
+            if names := kinds.get(axis.holds):
+                kept, every = (getattr(each[part], names) for each in (before, after))
+                leaf = anatomy.spread(leaf, axis, kept, len(every))
         result.setdefault(module, {})[name] = leaf
     count = sum(len(y.names) - len(x.names) for x, y in zip(before, after, strict=True))
     _logger.warning(

@@ -130,14 +130,10 @@ def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
     config = RunConfig(**_sections(name), model=model)
     if isinstance(task, str):
         return config
-    lengths = (
-        config.model.embedding.max_length,
-        task.sequence_length,
-        task.target_length or 0,
-    )
-    return with_task(config, task).replace(
-        model=dict(embedding=dict(max_length=max(lengths)))
-    )
+    lengths = task.sequence_length, task.target_length or 0
+    most = max(config.model.embedding.max_length, *lengths)
+    config = with_task(config, task)
+    return config.replace(model=dict(embedding=dict(max_length=most)))
 
 
 def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
@@ -210,7 +206,7 @@ def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
         )
     if "loss" not in task.metrics:
         raise ConfigError(
-            f"config.task.name must be of a task with targets to train, and "
+            "config.task.name must be of a task with targets to train, and "
             f"{task.name!r} has none.\nIts runs serve the studies of heads."
         )
     if not model.output.logits:

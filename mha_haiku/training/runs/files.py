@@ -62,8 +62,12 @@ class LineWriter(contextlib.AbstractContextManager):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = checks.regular_file(path).open("ab", buffering=0)
-            content = _read_bytes(path)
-            end = _end_of_kept(content, last_step)
+            content, end = _read_bytes(path), 0
+            for place, record in _parse(content):
+                step = -1 if record is None else record.get("step", -1)
+                if last_step is not None and step > last_step:
+                    break
+                end = place
             if end < len(content):
                 self._file.truncate(end)
             if end and content[end - 1 : end] != b"\n":
@@ -125,13 +129,3 @@ def _record(text: bytes) -> dict[str, Any] | None:
     if match is None or zlib.crc32(match[1] + b"}") != int(match[2], 16):
         return None
     return json.loads(match[1] + b"}")
-
-
-def _end_of_kept(content: bytes, last_step: int | None) -> int:
-    """Returns how many bytes stay: those before the first record after `last_step`."""
-    kept = 0
-    for end, record in _parse(content):
-        if last_step is not None and (record or {}).get("step", -1) > last_step:
-            break
-        kept = end
-    return kept

@@ -72,10 +72,9 @@ class AssociativeRecall(base.UniformTask):
         queried = sampling.integers(for_queries, self.num_pairs)
         pairs = jnp.stack([keys, values + self.num_keys], axis=1).reshape(-1)
         unasked = jnp.zeros_like(pairs)
+        weights = [unasked.astype(jnp.float32), base.all_count(queried)]
         return base.Example(
             inputs=jnp.concatenate([pairs, keys[queried]]),
             targets=jnp.concatenate([unasked, values[queried]]),
-            weights=jnp.concatenate(
-                [unasked.astype(jnp.float32), base.all_count(queried)]
-            ),
+            weights=jnp.concatenate(weights),
         )

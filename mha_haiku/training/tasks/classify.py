@@ -80,9 +80,8 @@ class Classify(text.TextTask):
         for each, label in rows:
             part = parts[sampling.is_held_out(each, self.held_out_fraction)]
             part.append((each, labels.index(label)))
-        base.check_parts(
-            "held_out_fraction", self.held_out_fraction, *map(len, parts), "texts"
-        )
+        fraction = self.held_out_fraction
+        base.check_parts("held_out_fraction", fraction, *map(len, parts), "texts")
         described = {"name": name, "sha256": sha256, "labels": labels}
         whole = "\n".join(each for each, _ in parts[0])
         return text.Corpus(self.made_tokenizer(whole, described), described, *parts)
@@ -122,8 +121,7 @@ class Classify(text.TextTask):
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
         """A bag of words of the training part, measured on the held-out."""
-        corpus = self.corpus
-        return bag_of_words(corpus.train, corpus.held_out, self.num_classes)
+        return bag_of_words(self.corpus.train, self.corpus.held_out, self.num_classes)
 
     def token_label(self, token: int) -> str:
         is_own = token == self.encoder.num_tokens and not self.encoder.before

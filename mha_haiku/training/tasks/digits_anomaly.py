@@ -62,9 +62,8 @@ class DigitsAnomaly(base.Task):
         super().__post_init__()
         counts, count = (x.counts.min() for x in self._split), self.sequence_length
         what = f"{count} images of each digit"
-        base.check_parts(
-            "held_out_fraction", self.held_out_fraction, *counts, what, count
-        )
+        fraction = self.held_out_fraction
+        base.check_parts("held_out_fraction", fraction, *counts, what, count)
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
@@ -128,8 +127,7 @@ class DigitsAnomaly(base.Task):
 
     @functools.cached_property
     def _digits(self) -> dict[bytes, str]:
-        pixels, digits = _load()
-        named = zip(pixels, digits, strict=True)
+        named = zip(*_load(), strict=True)
         return {image.tobytes(): str(digit) for image, digit in named}
 
 

@@ -29,7 +29,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     Words come from the package `num2words`. German says units before tens, so the
     source words that a target's letters come from are known, and not in order; see
-    `alignment`. Example, 34 from English to German, S = 11, T = 15:
+    `alignments`. Example, 34 from English to German, S = 11, T = 15:
 
         inputs   t h i r t y - f o u r
         targets  v i e r u n d d r e i ß i g <end>

@@ -141,9 +141,8 @@ class Pronounce(sequence_to_sequence.PairsTask):
             held_out = sampling.is_held_out(word, self.held_out_fraction)
             which = pronunciations[:1] if held_out else pronunciations
             parts[held_out].extend((_encoded(word), each) for each in which)
-        base.check_parts(
-            "held_out_fraction", self.held_out_fraction, *map(len, parts), "words"
-        )
+        fraction = self.held_out_fraction
+        base.check_parts("held_out_fraction", fraction, *map(len, parts), "words")
         return tuple(
             sequence_to_sequence.Pairs.of(*zip(*each, strict=True), self.longest)
             for each in parts
