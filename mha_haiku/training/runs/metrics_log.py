@@ -59,7 +59,18 @@ class MetricsLog(contextlib.AbstractContextManager):
     def event(self, event: dict[str, Any]) -> None:
         """Writes one event, at once, and logs a warning."""
         self._lines.append(event)
-        _logger.warning(self._before + _sentence(event))
+        if event["event"] == "not_finite":
+            said = (
+                f"The {event['what']} is not finite at step {event['step']}: it is not "
+                f"applied ({event['skipped']} such so far)."
+            )
+        else:
+            said = (
+                f"The loss jumped to {event['loss']:.4g} at step {event['step']}: "
+                f"{event['deviations']:.1f} standard deviations above the mean of the "
+                f"{health.WINDOW} steps before."
+            )
+        _logger.warning(self._before + said)
 
     def close(self) -> None:
         """Closes the files."""
@@ -193,16 +204,3 @@ def _shown(values: Sequence[float], digits: int) -> str:
         f"{x:.{digits}f}" for x in (sum(values) / len(values), min(values), max(values))
     )
     return mean if len(values) == 1 else f"{mean} [{low}, {high}]"
-
-
-def _sentence(event: dict[str, Any]) -> str:
-    if event["event"] == "not_finite":
-        return (
-            f"The {event['what']} is not finite at step {event['step']}: it is not "
-            f"applied ({event['skipped']} such so far)."
-        )
-    return (
-        f"The loss jumped to {event['loss']:.4g} at step {event['step']}: "
-        f"{event['deviations']:.1f} standard deviations above the mean of the "
-        f"{health.WINDOW} steps before."
-    )
