@@ -78,7 +78,6 @@ class Setting(NamedTuple):
     names: Mapping[Any, Any] | None = None
 
     def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads fields of `config.model` from `config.json`."""
         value = theirs.get(self.theirs, self.default)
         if value is REQUIRED:
             raise checks.ConfigError(f"config.json must have {self.theirs!r}.")
@@ -89,7 +88,6 @@ class Setting(NamedTuple):
         return {self.ours: value}
 
     def write(self, ours: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes fields of `config.model` as `config.json` has them."""
         value = ours[self.ours]
         if self.names is not None:
             backwards = {ours: theirs for theirs, ours in reversed(self.names.items())}

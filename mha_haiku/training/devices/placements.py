@@ -245,7 +245,6 @@ class Together:
         self._count = count
 
     def put_states(self, states: Sequence[Any]) -> Any:
-        """Puts the states of all models, trees of host arrays, on the devices."""
         return self.placement.put_state(self.joined(states))
 
     def fetch(self, tree: Any) -> list[Any]:

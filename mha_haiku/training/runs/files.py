@@ -79,14 +79,12 @@ class LineWriter(contextlib.AbstractContextManager):
         self.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Writes one record of JSON values."""
         text = json.dumps(record).encode()
         end = b', "crc32": "%08x"}\n' % zlib.crc32(text)
         self._pending += text[:-1] + end
         self._write_pending()
 
     def close(self) -> None:
-        """Closes the file."""
         self._write_pending()
         self._file.close()
 

@@ -48,7 +48,6 @@ class MetricsLog(contextlib.AbstractContextManager):
     def report(
         self, step: int, metrics: dict[str, Any], *, learning_rate: float
     ) -> None:
-        """Writes one report, at once, with the seconds that the run has trained."""
         seconds = round(time.perf_counter() - self._opened, 3)
         more = {"learning_rate": learning_rate, "seconds": seconds}
         self._lines.append({"step": step, **metrics, **more})
@@ -57,7 +56,6 @@ class MetricsLog(contextlib.AbstractContextManager):
                 self._tensorboard.add_scalar(name, value, step)
 
     def event(self, event: dict[str, Any]) -> None:
-        """Writes one event, at once, and logs a warning."""
         self._lines.append(event)
         if event["event"] == "not_finite":
             said = (
@@ -73,7 +71,6 @@ class MetricsLog(contextlib.AbstractContextManager):
         _logger.warning(self._before + said)
 
     def close(self) -> None:
-        """Closes the files."""
         self._lines.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
@@ -102,11 +99,9 @@ class Console(contextlib.AbstractContextManager):
         self._bar.close()
 
     def start_clock(self) -> None:
-        """Makes the time left count from here."""
         self._bar.start_clock()
 
     def advance(self, step: int) -> None:
-        """Moves the bar to a step."""
         self._bar.advance(step - self._bar.place)
 
     def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:

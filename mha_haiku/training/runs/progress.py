@@ -72,7 +72,6 @@ class Bar:
         self.close()
 
     def advance(self, count: int = 1) -> None:
-        """Adds to the count."""
         self.place += count
         if self._doing:  # the first step, with its compilation, is left out of rates
             self._doing = ""
@@ -108,7 +107,6 @@ class Bar:
         self._bar.set_postfix_str(text)
 
     def print(self, line: str) -> None:
-        """Prints a line on stdout, above the bar."""
         tell(line)
         self._last_line = time.perf_counter()
 

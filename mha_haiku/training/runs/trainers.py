@@ -116,7 +116,6 @@ class Model:
         self._window_start, self._window = (self.step, seconds), []
 
     def evaluate(self, sums: losses.Sums) -> None:
-        """Adds the means of an evaluation to `metrics`; fails on nonfinite ones."""
         means = evaluation.means(sums)
         if not math.isfinite(means["loss"]):
             self.fail(f"The held-out loss is not finite at step {self.step}")
@@ -124,7 +123,6 @@ class Model:
         self.metrics |= {f"held_out_{name}": value for name, value in means.items()}
 
     def fail(self, what: str) -> None:
-        """Sets `failure`."""
         kept = "no checkpoint has been saved"
         if (good := self.stored.latest()) is not None:
             kept = f"the last good checkpoint is of step {good}"

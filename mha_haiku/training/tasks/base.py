@@ -295,7 +295,6 @@ class UniformTask(Task):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level: a guess among the classes."""
         return {"accuracy": 1 / self.num_classes, "loss": math.log(self.num_classes)}
 
 

@@ -51,7 +51,6 @@ class BigramBackcopy(base.Task):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens: the symbols, and the start token, which is the last."""
         return self.num_symbols + 1
 
     @property
@@ -60,7 +59,6 @@ class BigramBackcopy(base.Task):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level: how often each symbol stands at each position."""
         # Pairs of a symbol and the one before it are a chain of their own.
         is_trigger = np.arange(self.num_symbols) < self.num_triggers
         pairs = np.diag(~is_trigger / (~is_trigger).sum())

@@ -120,7 +120,6 @@ class Classify(text.TextTask):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """A bag of words of the training part, measured on the held-out."""
         return bag_of_words(self.corpus.train, self.corpus.held_out, self.num_classes)
 
     def token_label(self, token: int) -> str:

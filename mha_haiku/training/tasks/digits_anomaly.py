@@ -67,7 +67,6 @@ class DigitsAnomaly(base.Task):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level: the position is uniform."""
         size = self.sequence_length
         return {"accuracy": 1 / size, "loss": math.log(size)}
 
@@ -99,11 +98,9 @@ class DigitsAnomaly(base.Task):
         return pixels.astype(np.uint8).reshape(-1, _SIDE, _SIDE)
 
     def class_label(self, c: int) -> str:
-        """Returns "image 0", "image 1", ...: a class is a position in the set."""
         return f"image {c}"
 
     def encode(self, text: str) -> np.ndarray:
-        """Raises ConfigError: images cannot be given as text."""
         raise checks.ConfigError(
             f"text must be left out for {self.name}, whose inputs are images; "
             f"got {text!r}."

@@ -73,7 +73,6 @@ class MaskedLanguageModel(text.TextTask):
 
     @property
     def mask_token(self) -> int:
-        """The token that replaces a masked one."""
         mask = self.encoder.mask
         return self.num_classes if mask is None else mask[0]
 

@@ -42,7 +42,6 @@ class MaxRetrieval(base.UniformTask):
 
     @property
     def sequence_length(self) -> int:
-        """T, the query and the items."""
         return self.max_items + 1
 
     @property
@@ -50,7 +49,6 @@ class MaxRetrieval(base.UniformTask):
         return 2 + self.num_classes
 
     def labels(self, example: base.Example) -> list[str]:
-        """Returns "query", then the class and priority of each item."""
         items = np.asarray(example.inputs)[1:]
         classes = items[:, 2:].argmax(-1)
         pairs = zip(classes, items[:, 1], strict=True)

@@ -90,7 +90,6 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         }
 
     def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's number, in digits or words of the source, as tokens."""
         words = text.strip()
         if words.isdecimal():
             with checks.user_mistakes():

@@ -137,7 +137,6 @@ class Labels(Arrays):
         return str(self._stored["labels"][c]) if self._stored else str(c)
 
     def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's text, of any length, as tokens."""
         if self._tokenizer is None:
             return super().encode(text)
         return tokenization.encoded(self._tokenizer, text)

@@ -83,7 +83,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return "".join(self.labels(example)[: example.lengths])
 
     def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's word, in small or capital letters, as letters."""
         word = text.strip().lower()
         if not word:
             raise checks.ConfigError(f"text must be a word for {self.name}, got none.")
@@ -96,7 +95,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return self.fitting(np.array(_encoded(word), np.int32))
 
     def right_answers(self, example: base.Example) -> list[list[int]]:
-        """Returns all pronunciations of the example's word that the dictionary has."""
         known = self._pronunciations.get(self.question(example))
         return super().right_answers(example) if known is None else list(known)
 

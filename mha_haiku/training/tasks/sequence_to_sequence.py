@@ -69,7 +69,6 @@ class SequenceToSequence(base.Task):
 
     @property
     def num_classes(self) -> int:
-        """Number of tokens of targets, start and end included."""
         return self.num_target_tokens + 2
 
     @property
@@ -85,7 +84,6 @@ class SequenceToSequence(base.Task):
         return special.get(c) or self.target_label(c)
 
     def target_label(self, token: int) -> str:
-        """Returns the text of a target's token, in [0, V)."""
         return str(token)
 
     def encode(self, text: str) -> np.ndarray:
@@ -139,8 +137,6 @@ class PairsTask(base.DataTask, SequenceToSequence):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """`base.unigram` of the targets, end tokens included."""
-
         def counts(pairs):
             counted = np.arange(pairs.targets.shape[1]) < pairs.target_lengths[:, None]
             tokens = np.bincount(pairs.targets[counted], minlength=self.num_classes)
@@ -175,7 +171,6 @@ class TextPairsTask(PairsTask):
         return tuple(map(tokenization.from_json, stored))
 
     def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's source, at most as long as the longest, as tokens."""
         return self.fitting(tokenization.encoded(self._tokenizers[0], text))
 
     @property

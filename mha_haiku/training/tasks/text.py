@@ -74,7 +74,6 @@ class TextTask(base.DataTask):
 
     @functools.cached_property
     def corpus(self) -> Corpus:
-        """The text of both parts."""
         if self.held_out_fraction == 0:
             raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
         text = read(self.path)
@@ -135,7 +134,6 @@ class TextTask(base.DataTask):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """The unigram predictor; see `base.unigram`."""
         return base.unigram(
             *(np.bincount(tokens, minlength=self.num_classes) for tokens in self._split)
         )
@@ -151,7 +149,6 @@ class TextTask(base.DataTask):
 
     @property
     def end_token(self) -> int | None:
-        """The token with which the tokenizer ends a text; None: it has none."""
         return self.encoder.end
 
     def encode(self, text: str) -> np.ndarray:
@@ -212,7 +209,6 @@ class TextTask(base.DataTask):
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Special tokens that stand before a text."""
         return self.encoder.before
 
     def _tokens(self, text: str) -> np.ndarray:

@@ -91,7 +91,6 @@ class Characters(Tokenizer):
             )
 
     def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Encodes each of several texts."""
         ends = np.cumsum(list(map(len, texts)))
         return np.split(self.encode("".join(texts)), ends[:-1])
 
@@ -100,7 +99,6 @@ class Characters(Tokenizer):
         return [(place, place + 1) for place in range(len(text))]
 
     def label(self, token: int) -> str:
-        """Returns the character, or the replacement character for the unknown ones."""
         return (_UNKNOWN + self.alphabet)[token]
 
     def piece(self, token: int) -> bytes:
@@ -202,7 +200,6 @@ class Pretrained(Tokenizer):
         return next((self._ids[x] for x in _ENDS if x in self._ids), None)
 
     def check_known(self, text: str) -> None:
-        """Raises ConfigError at the first part of a text that is the unknown token."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         if self._unknown in encoding.ids:
             start, stop = encoding.offsets[encoding.ids.index(self._unknown)]

@@ -88,7 +88,6 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
         return self.pair(source, length, target, length)
 
     def alignments(self, example: base.Example) -> dict[str, np.ndarray]:
-        """Returns, as "aligned", where each right token of the target stands."""
         length = int(example.lengths)
         targets, inputs = np.asarray(example.targets), np.asarray(example.inputs)
         aligned = np.zeros((self.target_length, self.sequence_length), bool)

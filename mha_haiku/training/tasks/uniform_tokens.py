@@ -87,7 +87,6 @@ class Sort(UniformTokensTask):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level, of the distribution of the target at each position."""
         from scipy import special  # jax needs scipy; imported late as it is slow
 
         t = np.arange(self.sequence_length)[:, None]
@@ -123,12 +122,10 @@ class Histogram(UniformTokensTask):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes: the counts 0 to T."""
         return self.sequence_length + 1
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level, from the distribution of a count."""
         from scipy import special
 
         others = np.arange(self.sequence_length)
