@@ -280,7 +280,7 @@ def _checked(flat: Flat, path: str, table: Table) -> Flat:
 def _check(
     argument: str, own: Flat, unknown: set[str], names: Mapping[str, str]
 ) -> None:
-    """Raises ValueError unless the parameters are those of a module, and fit."""
+    """Raises ValueError unless the parameters make up a module."""
     # `names` maps all our names to the caller's. Biases may be missing: all of query,
     # key and value, and both of a feed-forward part.
     if unknown:

@@ -3,7 +3,7 @@
 B batch, T positions, D model width, H heads, F hidden units. `Replicas` have the whole
 model, or several, on every device. `Sharded` has a mesh: its axis `data` divides the
 batch, `heads` heads and hidden units, `sequence` positions; the compiler derives the
-shardings of all arrays from those of parameters and examples.
+shardings of all arrays from parameters and examples.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3, https://arxiv.org/abs/1909.08053;
 parameters divided over `data`: Rajbhandari et al. 2020 (ZeRO), section 5,

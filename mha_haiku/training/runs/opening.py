@@ -64,11 +64,9 @@ class Opened(NamedTuple):
 
 def check_same(config: configuration.RunConfig) -> None:
     """Raises ConfigError, on all processes, where they have different configs."""
-    own = config.to_json()
-    texts = cluster.exchange(json.dumps(own))
-    for i, text in enumerate(texts):
-        lines = configuration.difference(json.loads(texts[0]), json.loads(text))
-        if lines:
+    first, *others = map(json.loads, cluster.exchange(json.dumps(config.to_json())))
+    for i, other in enumerate(others, start=1):
+        if lines := configuration.difference(first, other):
             raise ConfigError(
                 f"All processes must have the same config; from process 0 to {i}: "
                 f"{'; '.join(lines[:4])}."
@@ -93,11 +91,11 @@ def open_runs(
 
     cluster.first_does(open_here)
     root = folders.Folder(checks.as_path(workdir))
-    opened = []
-    for own, folder in folders.of_runs(root, config):
-        run = open_run(stack, own, folder.root, override_config=override_config)
-        opened.append(run._replace(name=f"seed {own.seed}"))
-    return opened
+    opened = [
+        open_run(stack, own, folder.root, override_config=override_config)
+        for own, folder in folders.of_runs(root, config)
+    ]
+    return [each._replace(name=f"seed {each.config.seed}") for each in opened]
 
 
 def open_run(

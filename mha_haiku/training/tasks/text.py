@@ -134,9 +134,8 @@ class TextTask(base.DataTask):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        return base.unigram(
-            *(np.bincount(tokens, minlength=self.num_classes) for tokens in self._split)
-        )
+        count = functools.partial(np.bincount, minlength=self.num_classes)
+        return base.unigram(*map(count, self._split))
 
     def token_label(self, token: int) -> str:
         return self.class_label(token)
@@ -163,9 +162,7 @@ class TextTask(base.DataTask):
         tokens = self._tokens(text)
         if not len(tokens):
             raise checks.ConfigError("text must have at least 1 token, got none.")
-        return np.concatenate([self.before, tokens, self.encoder.after]).astype(
-            np.int32
-        )
+        return np.array([*self.before, *tokens, *self.encoder.after], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
         """Encodes a text to continue, without special tokens after it."""
