@@ -39,9 +39,9 @@ def export(
     that the last norm returns, and optionally "weights".
 
     Args:
-      file: The file to write.
-      model: The model.
-      params: Parameters of the model.
+      file: The file to write, which is returned.
+      model: As pure functions.
+      params: Its parameters.
       inputs: An example: tokens `[B, T]` or features `[B, T, D]`; the shape counts.
       decoder_inputs: An example of the inputs of a decoder, `[B, T]`, if there is one;
         the program takes these and their lengths after the first two.
@@ -49,9 +49,6 @@ def export(
         layers must have the same number of heads then. With a decoder they are
         "encoder_weights", "decoder_weights" and "cross_weights".
       platforms: Platforms to run on, of "cpu", "cuda", "rocm" and "tpu"; None: as here.
-
-    Returns:
-      The file.
 
     Raises:
       ConfigError: If the file cannot be written, or flatbuffers is missing.
@@ -88,11 +85,7 @@ def _weights(maps) -> dict[str, jax.Array]:
 
 
 def run_exported(file: str | os.PathLike) -> Callable[..., dict[str, jax.Array]]:
-    """Loads the program in a file of `export`, a function of inputs and lengths.
-
-    Raises:
-      ConfigError: If the file cannot be read.
-    """
+    """Loads the program in a file of `export`, a function of inputs and lengths."""
     _check_flatbuffers()
     try:
         content = checks.regular_file(checks.as_path(file)).read_bytes()

@@ -4,6 +4,7 @@ llama.cpp stores rotary pairs side by side for the architecture "llama", and a b
 tokenizer as lists; all else differs in its names alone.
 """
 
+import functools
 import logging
 import re
 from collections.abc import Mapping
@@ -71,9 +72,9 @@ def translated(
     kind = fields.get("general.architecture")
     with checks.user_mistakes():
         checks.choice(f"{path}: the architecture", kind, _CLASSES)
+        names = f"{kind}.embedding_length", f"{kind}.attention.head_count"
         width, num_heads = (
-            checks.positive_integer(f"{path}: {name}", fields.get(name))
-            for name in (f"{kind}.embedding_length", f"{kind}.attention.head_count")
+            checks.positive_integer(f"{path}: {x}", fields.get(x)) for x in names
         )
     size = fields.get(f"{kind}.attention.key_length", width // num_heads)
     for name, accepted in {**_SUPPORTED, "rope.dimension_count": (size,)}.items():
@@ -126,9 +127,9 @@ def tokenizer(
             f"read, and comes without one; 'gpt2' is, with {', '.join(_SPLITS)}."
         )
         return None
-    for name in ("tokens", "merges"):
-        if not isinstance(fields.get(f"tokenizer.ggml.{name}"), list):
-            raise checks.ConfigError(f"{path} lacks tokenizer.ggml.{name}.")
+    for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
+        if not isinstance(fields.get(name), list):
+            raise checks.ConfigError(f"{path} lacks {name}.")
     tokens = fields["tokenizer.ggml.tokens"]
     kinds = fields.get("tokenizer.ggml.token_type", [])
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
@@ -140,20 +141,16 @@ def tokenizer(
             checks.integer_in(name, first, 0, len(tokens) - 1)
     library = tokenization.library()
     with tokenization.errors_named(str(path)):
-        result = library.Tokenizer(
-            library.models.BPE(
-                {token: i for i, token in enumerate(tokens)},
-                merges,
-                ignore_merges=split == "llama-bpe",
-            )
-        )
-        result.add_tokens(
-            [
-                library.AddedToken(token, normalized=False, special=kind == _CONTROL)
-                for token, kind in zip(tokens, kinds, strict=False)
-                if kind in (_CONTROL, _USER_DEFINED)
-            ]
-        )
+        ids = {token: i for i, token in enumerate(tokens)}
+        is_llama = split == "llama-bpe"
+        model = library.models.BPE(ids, merges, ignore_merges=is_llama)
+        result = library.Tokenizer(model)
+        added = [
+            library.AddedToken(token, normalized=False, special=kind == _CONTROL)
+            for token, kind in zip(tokens, kinds, strict=False)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+        result.add_tokens(added)
         result.pre_tokenizer = _cutting(library, split)
         result.decoder = library.decoders.ByteLevel()
         if first is not None:  # stands before every text
@@ -211,14 +208,13 @@ def _with_halves(config, stored) -> dict[str, arrays.Stored]:
         "q_proj": config["num_attention_heads"],
         "k_proj": config.get("num_key_value_heads", config["num_attention_heads"]),
     }
+
+    def read(array, count):
+        x = array.read()
+        pairs = x.reshape(count, -1, 2, *x.shape[1:])
+        return pairs.swapaxes(1, 2).reshape(x.shape)
+
     for name, array in stored.items():
-        count = counts.get(name.split(".")[-2]) if "." in name else None
-        if count:
-
-            def read(array=array, count=count):
-                x = array.read()
-                pairs = x.reshape(count, -1, 2, *x.shape[1:])
-                return pairs.swapaxes(1, 2).reshape(x.shape)
-
-            result[name] = array._replace(read=read)
+        if count := counts.get(name.split(".")[-2] if "." in name else ""):
+            result[name] = array._replace(read=functools.partial(read, array, count))
     return result

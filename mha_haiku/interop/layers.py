@@ -3,17 +3,15 @@
 D model width, H heads, G key/value heads, K query/key and V value size per head, F
 hidden units. Our parameters are Haiku's, `{"attention/query": {"w": ..., "b": ...}}`,
 of a `MultiHeadAttention` at the path `name`; another library's parameters are a mapping
-of arrays under the names that the library gives them. Values are moved, never
-computed with: there and back is the same bit for bit. A parameter that is missing,
-unknown, or of a shape that does not fit is a ValueError.
+of arrays under the names that the library gives them, and it is not imported. There and
+back is the same bit for bit. A parameter that is missing, unknown, or of a shape that
+does not fit is a ValueError.
 
 What our module does without parameters (another score or temperature, a sink of a
-given number, weights without a denominator) is not moved and not seen here: with its
-parameters another library computes plain softmax attention. No other library is
-imported.
+given number) is not seen here: another library computes plain softmax attention.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -30,6 +28,7 @@ Table = tuple[tables.Row, ...]  # ours are names below the module
 _NAME = "multi_head_attention"  # what Haiku calls a MultiHeadAttention without a name
 _LAYER_NAME = "encoder_layer"
 _PROJECTIONS = "query", "key", "value"
+_OF_A_NORM = "scale", "offset"
 _OF_OURS_ALONE = "/sinks", "/head_gate/w", "/score", "/smear"  # parameters
 
 _HAIKU = tuple(
@@ -52,9 +51,7 @@ _FLAX = tuple(
 _WEIGHTS, _BIASES = (tuple(f"{part}/{leaf}" for part in _PROJECTIONS) for leaf in "wb")
 _TORCH = (
     tables.Row(
-        _WEIGHTS,
-        ("in_proj_weight",),
-        changes.chain(changes.transposed, changes.thirds),
+        _WEIGHTS, ("in_proj_weight",), changes.chain(changes.transposed, changes.thirds)
     ),
     tables.Row(_BIASES, ("in_proj_bias",), changes.thirds),
     *tables.linear("linear", "out_proj"),
@@ -85,10 +82,9 @@ _TORCH_LAYER = (
 def from_haiku(
     params: Mapping[str, Mapping[str, Any]], path: str = _NAME, *, name: str = _NAME
 ) -> Params:
-    """Renames the parameters of one `hk.MultiHeadAttention`.
+    """Renames the parameters of the `hk.MultiHeadAttention` at a path to `name`.
 
-    Both modules name and shape them alike, so that it serves for the way back too. The
-    attention's path in the parameters of a whole Haiku model becomes `name`.
+    Both modules name and shape them alike, so that it serves for the way back too.
     """
     own = _checked(_flat(params, "params", separator="/"), path, _HAIKU)
     return _nested(own, name)
@@ -99,13 +95,11 @@ def from_torch(
 ) -> Params:
     """Converts torch's state dict to a `MultiHeadAttention` or an `EncoderLayer`.
 
-    Args:
-      state_dict: The state of `torch.nn.MultiheadAttention`, or of
-        `torch.nn.TransformerEncoderLayer`, whose equal is `EncoderLayer(...,
-        norm_position="post")` (`"pre"` for `norm_first=True`) with the activation
-        `jax.nn.relu` in its `FeedForward`, unless torch was given another.
-      prefix: What the names begin with, as `encoder.layers.0.`; others are left out.
-      name: The module's path; None: "multi_head_attention" or "encoder_layer".
+    It is of a `torch.nn.MultiheadAttention`, or a `torch.nn.TransformerEncoderLayer`,
+    whose equal is `EncoderLayer(..., norm_position="post")` (`"pre"` for
+    `norm_first=True`) with the activation that torch has, `jax.nn.relu` by default.
+    Names begin with `prefix`, as `encoder.layers.0.`; others are left out. `name` is
+    the module's path; None: "multi_head_attention" or "encoder_layer".
     """
     flat = {
         key.removeprefix(prefix): array
@@ -124,13 +118,9 @@ def to_torch(
 ) -> dict[str, np.ndarray]:
     """Returns the state dict of a `torch.nn.MultiheadAttention` or encoder layer.
 
-    `torch.from_numpy` makes tensors of its arrays. Where queries, keys and values are
-    of one width they are one `in_proj_weight`, as in torch. `name` is as in
-    `from_torch`.
-
-    Raises:
-      ValueError: If torch has no such module: heads whose sizes do not make up the
-        width D, fewer key/value heads, norms of queries and keys.
+    `torch.from_numpy` makes tensors of its arrays. `name` is as in `from_torch`.
+    ValueError if torch has no such module: heads whose sizes do not make up the width
+    D, fewer key/value heads, norms of queries and keys.
     """
     flat = _flat(params, "params", separator="/")
     if name is None:
@@ -154,15 +144,14 @@ def to_torch(
 
 
 def from_flax(params: Mapping[str, Any], *, name: str = _NAME) -> Params:
-    """Returns the parameters of a `MultiHeadAttention`.
+    """Converts parameters of an attention of Flax, kernels `[D, H, K]` and `[H, V, D]`.
 
-    `params` come from `flax.linen.MultiHeadDotProductAttention`
-    (`variables["params"]`) or `flax.nnx.MultiHeadAttention`
-    (`nnx.to_pure_dict(nnx.state(module, nnx.Param))`): kernels `[D, H, K]` and `[H, V,
-    D]`. The norms of `normalize_qk`, which subtract the mean, are unknown.
+    They come from `flax.linen.MultiHeadDotProductAttention` (`variables["params"]`) or
+    `flax.nnx.MultiHeadAttention` (`nnx.to_pure_dict(nnx.state(module, nnx.Param))`).
+    The norms of `normalize_qk`, which subtract the mean, are unknown.
     """
     flat = _flat(params, "params")
-    for (ours,), (theirs,), _ in _FLAX:
+    for (ours,), (theirs,), *_ in _FLAX:
         axis = anatomy.axis_of(*ours.split("/"))
         if theirs in flat and axis is not None:
             flat[theirs] = _joined(theirs, flat[theirs], axis)
@@ -176,16 +165,10 @@ def to_flax(
     num_key_value_heads: int | None = None,
     name: str = _NAME,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Converts parameters to an attention of Flax, linen or nnx.
+    """Converts the attention at a path of `params` to Flax, linen or nnx.
 
-    Args:
-      params: Parameters that include a `MultiHeadAttention`.
-      num_heads: H.
-      num_key_value_heads: G; H if left out, as it must be for linen.
-      name: The module's path in `params`.
-
-    Returns:
-      `{"query": {"kernel": [D, H, K], "bias": [H, K]}, ..., "out": ...}`.
+    Without `num_key_value_heads` there are `num_heads`, as it must be for linen.
+    Returns `{"query": {"kernel": [D, H, K], "bias": [H, K]}, ..., "out": ...}`.
     """
     checks.positive_integer("num_heads", num_heads)
     counts = {
@@ -197,31 +180,18 @@ def to_flax(
         axis = anatomy.axis_of(*ours.split("/"))
         if axis is not None:
             own[ours] = _split(f"{name}/{ours}", array, axis, counts)
-    result = {}
-    for key, array in _written(own, _FLAX).items():
-        module, _, leaf = key.rpartition(".")
-        result.setdefault(module, {})[leaf] = array
-    return result
+    return _nested(_written(own, _FLAX), separator=".")
 
 
 def from_equinox(module: Any, *, name: str = _NAME) -> Params:
-    """Returns the parameters of a `MultiHeadAttention`.
-
-    `module` is an `equinox.nn.MultiheadAttention`, or a mapping of its arrays by name.
-    """
+    """Converts an `equinox.nn.MultiheadAttention`, or a mapping of its arrays."""
     return _nested(_read("module", _flat(module, "module"), _EQUINOX), name)
 
 
 def to_equinox(
     params: Mapping[str, Mapping[str, Any]], module: Any, *, name: str = _NAME
 ) -> Any:
-    """Replaces the parameters of an attention of Equinox.
-
-    Args:
-      params: Parameters that include a `MultiHeadAttention`.
-      module: An `equinox.nn.MultiheadAttention` of the same sizes and biases.
-      name: The attention's path in `params`.
-    """
+    """Replaces the parameters of an Equinox attention of the same sizes and biases."""
     own = _checked(_flat(params, "params", separator="/"), name, _EQUINOX)
     written = _written(own, _EQUINOX)
     there = {key: array.shape for key, array in _flat(module, "module").items()}
@@ -261,15 +231,14 @@ def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
 
 
 def _read(argument: str, flat: Flat, table: Table, prefix: str = "") -> Flat:
-    """Converts another library's parameters to our names."""
-    rows = [row for row in table if row.theirs[0] in flat]
-    unknown = set(flat) - {row.theirs[0] for row in table}
+    unknown = {prefix + name for name in flat}
+    unknown -= {prefix + row.theirs[0] for row in table}
     names = {ours: prefix + row.theirs[0] for row in table for ours in row.ours}
-    found = [ours for row in rows for ours in row.ours]
-    _check_names(argument, found, [prefix + name for name in unknown], names)
     own = {}
-    for row in rows:
-        array = flat[row.theirs[0]]
+    for row in table:
+        array = flat.get(row.theirs[0])
+        if array is None:
+            continue
         if len(row.ours) == 3 and (not array.ndim or len(array) % 3):
             raise ValueError(
                 f"{argument} must have {prefix}{row.theirs[0]} of three equal parts, "
@@ -277,12 +246,11 @@ def _read(argument: str, flat: Flat, table: Table, prefix: str = "") -> Flat:
             )
         parts = map(np.ascontiguousarray, row.change.to_ours([array], None))
         own |= zip(row.ours, parts, strict=True)
-    _check_fit(argument, own, names)
+    _check(argument, own, unknown, names)
     return own
 
 
 def _written(own: Flat, table: Table) -> Flat:
-    """Converts our parameters to the names of another library."""
     written = {}
     for row in table:
         if row.ours[0] in own:
@@ -292,7 +260,7 @@ def _written(own: Flat, table: Table) -> Flat:
 
 
 def _checked(flat: Flat, path: str, table: Table) -> Flat:
-    """Checks that a table knows all parameters below a path."""
+    """Returns the parameters below a path, all of which a table must know."""
     own = {
         name.removeprefix(f"{path}/"): array
         for name, array in flat.items()
@@ -305,19 +273,14 @@ def _checked(flat: Flat, path: str, table: Table) -> Flat:
             f"{checks.nearest(path, sorted(modules))}"
         )
     names = {ours: f"{path}/{ours}" for row in table for ours in row.ours}
-    unknown = [f"{path}/{name}" for name in set(own) - set(names)]
-    _check_names("params", own, unknown, names)
-    _check_fit("params", own, names)
+    _check("params", own, {f"{path}/{name}" for name in set(own) - set(names)}, names)
     return own
 
 
-def _check_names(
-    argument: str,
-    own: Iterable[str],
-    unknown: Iterable[str],
-    names: Mapping[str, str],
+def _check(
+    argument: str, own: Flat, unknown: set[str], names: Mapping[str, str]
 ) -> None:
-    """Raises ValueError where a parameter is unknown, or a needed one is missing."""
+    """Raises ValueError unless the parameters make up a module."""
     # `names` maps all our names to the caller's. Biases may be missing: all of query,
     # key and value, and both of a feed-forward part.
     if unknown:
@@ -340,17 +303,6 @@ def _check_names(
         missing = dict.fromkeys(names[ours] for ours in missing)
         raise ValueError(f"{argument} must have {', '.join(missing)}, and has not.")
 
-
-def _check_fit(argument: str, own: Flat, names: Mapping[str, str]) -> None:
-    """Raises ValueError where shapes do not make up a module."""
-
-    def check(ours: str, shape: tuple[int, ...], why: str) -> None:
-        if ours in own and own[ours].shape != shape:
-            raise ValueError(
-                f"{argument} must have {names[ours]} that makes shape {shape} of "
-                f"ours, {why}; got {own[ours].shape}."
-            )
-
     weights = {ours: x for ours, x in own.items() if ours.endswith("/w")}
     for ours, weight in weights.items():
         if weight.ndim != 2:
@@ -358,7 +310,6 @@ def _check_fit(argument: str, own: Flat, names: Mapping[str, str]) -> None:
                 f"{argument} must have a matrix {names[ours]}, got shape "
                 f"{weight.shape}."
             )
-        check(f"{ours[:-1]}b", weight.shape[-1:], f"as {names[ours]} says")
     scope = "attention/" if "attention/query/w" in own else ""
     parts = [f"{scope}{part}/w" for part in (*_PROJECTIONS, "linear")]
     query, key, value, linear = (weights[part].shape for part in parts)
@@ -368,16 +319,19 @@ def _check_fit(argument: str, own: Flat, names: Mapping[str, str]) -> None:
             f"{argument} must have {', '.join(names[part] for part in parts)} of the "
             f"same heads, got, as [in, out], {query}, {key}, {value} and {linear}."
         )
-    if scope:
-        width = (linear[-1],)
-        for part, shape in zip(parts, (query, key, value), strict=False):
-            check(part, (*width, shape[-1]), "the width and heads")
-        for part in ("norm_1", "norm_2"):
-            for leaf in ("scale", "offset"):
-                check(f"{part}/{leaf}", width, "the width")
-        hidden = weights["feed_forward/hidden/w"].shape
-        check("feed_forward/hidden/w", (*width, hidden[-1]), "the width and F")
-        check("feed_forward/output/w", (hidden[-1], *width), "F and the width")
+    wanted = {f"{ours[:-1]}b": x.shape[-1:] for ours, x in weights.items()}
+    if scope:  # an encoder layer
+        width, hidden = linear[-1], weights["feed_forward/hidden/w"].shape[-1]
+        wanted |= {part: (width, own[part].shape[-1]) for part in parts[:3]}
+        wanted |= {f"norm_{i}/{x}": (width,) for i in (1, 2) for x in _OF_A_NORM}
+        wanted["feed_forward/hidden/w"] = width, hidden
+        wanted["feed_forward/output/w"] = hidden, width
+    for ours, shape in wanted.items():
+        if ours in own and own[ours].shape != shape:
+            raise ValueError(
+                f"{argument} must have {names[ours]} that makes shape {shape} of "
+                f"ours, as its other weights say; got {own[ours].shape}."
+            )
 
 
 def _joined(name: str, array: np.ndarray, axis: anatomy.Axis) -> np.ndarray:
@@ -407,10 +361,10 @@ def _split(
     return array.reshape(*shape[:place], count, -1, *shape[place + 1 :])
 
 
-def _nested(own: Flat, path: str) -> Params:
-    """Returns Haiku's parameters of a module, from names below it."""
+def _nested(own: Flat, path: str = "", *, separator: str = "/") -> Params:
     params = {}
     for name, array in own.items():
-        module, _, leaf = name.rpartition("/")
-        params.setdefault(f"{path}/{module}", {})[leaf] = array
+        module, _, leaf = name.rpartition(separator)
+        module = f"{path}/{module}" if path else module
+        params.setdefault(module, {})[leaf] = array
     return params

@@ -66,15 +66,13 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found)
         stored, head = dict(found.arrays), tables.Head(OWN, {})
-        model = models.build(config, **sizes._asdict())
-        expected = flat(shapes(config, model, sizes))
-        rows = [PlacedRow((x,), (x,), changes.as_it_is, 0) for x in expected]
+        expected = flat(shapes(config, sizes))
+        rows = [tables.row(name, name) for name in expected]
     else:
         family = family_of(found.config)
         stored = named(family, found)
         head = head_of(family, found.config, stored)
         config, sizes = read_fields(family, head, found.config)
-        model = models.build(config, **sizes._asdict())
         expected = one_layer_shapes(config, sizes)
         rows = list(rows_of(family, head, config, sizes))
     needed = {name for row in rows for name in row.theirs}
@@ -97,6 +95,7 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
             f"{found.name} has a tokenizer of {tokenizer.num_tokens} tokens, and a "
             f"model of {sizes.num_tokens}: it belongs to another model."
         )
+    model = models.build(config, **sizes._asdict())
     return Imported(config, params, tokenizer, model)
 
 
@@ -119,22 +118,12 @@ def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
 
 
 def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
-    """Reads what `save` wrote in the layout of this package."""
     try:
         return _config(found.config["model"]), Sizes(**found.config["sizes"])
     except (KeyError, TypeError, AttributeError) as error:
         raise checks.ConfigError(
             f"{found.name}: config.json describes no model of mha_haiku: {error}."
         ) from None
-
-
-class PlacedRow(NamedTuple):
-    """A row of a table, at its place: names are whole."""
-
-    ours: tuple[str, ...]
-    theirs: tuple[str, ...]
-    change: changes.Change
-    layer: int
 
 
 def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
@@ -171,20 +160,12 @@ def head_of(
         with checks.user_mistakes():
             checks.choice("config.json's architectures", given[0], heads)
         return heads[given[0]]
-    for head in family.heads:
-        if head.has is None or head.has in stored:
-            return head
-    return family.heads[-1]
+    fitting = (head for head in family.heads if head.has in (None, *stored))
+    return next(fitting, family.heads[-1])
 
 
-def read_config(
-    theirs: Mapping[str, Any],
-) -> tuple[models.ModelConfig, Sizes]:
-    """Reads `config.model`, and the sizes next to it, from a config.json.
-
-    Raises:
-      ConfigError: If its family or an option of it is not supported.
-    """
+def read_config(theirs: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
+    """Reads `config.model`, and the sizes next to it, from a config.json."""
     family = family_of(theirs)
     return read_fields(family, head_of(family, theirs, ()), theirs)
 
@@ -207,8 +188,7 @@ def read_fields(
                 f"config.json's {name} = {theirs[name]!r} is not supported: it would "
                 f"change numbers; {' or '.join(map(repr, accepted))} is."
             )
-    values = {"num_tokens": None, "feature_size": None, "num_classes": None}
-    values |= {**family.fields, **head.fields}
+    values = {**dict.fromkeys(Sizes._fields), **family.fields, **head.fields}
     try:
         for setting in (*family.settings, *head.settings):
             values |= setting.read(theirs)
@@ -230,7 +210,6 @@ def read_fields(
 
 
 def _config(values: Mapping[str, Any]) -> models.ModelConfig:
-    """Returns `config.model` with fields set, by names such as `norm.epsilon`."""
     config = models.ModelConfig().replace(**fields.nested(values))
     models.check(config)
     return config
@@ -238,26 +217,25 @@ def _config(values: Mapping[str, Any]) -> models.ModelConfig:
 
 def rows_of(
     family: tables.Family, head: tables.Head, config: models.ModelConfig, sizes: Sizes
-) -> Iterator[PlacedRow]:
-    """Yields the rows that a model of this config has parameters for."""
+) -> Iterator[tables.Row]:
+    """Yields the rows that a model of this config has parameters for, names whole."""
     wanted = set(one_layer_shapes(config, sizes))
     layer_prefix = family.prefix + family.layer
     placed = [
-        (each.ours, tuple(family.prefix + name for name in each.theirs), each.change)
+        each._replace(theirs=tuple(family.prefix + name for name in each.theirs))
         for each in family.rows
     ]
-    placed += [tuple(each) for each in head.rows]
-    for ours, theirs, change in placed:
-        if wanted.issuperset(ours):
-            wanted -= set(ours)
-            yield PlacedRow(ours, theirs, change, 0)
+    for each in (*placed, *head.rows):
+        if wanted.issuperset(each.ours):
+            wanted -= set(each.ours)
+            yield each
     for each in family.layer_rows:
         first = [_LAYER.format(0) + name for name in each.ours]
         if not wanted.issuperset(first):
             continue
         wanted -= set(first)
         for i in range(config.num_layers):
-            yield PlacedRow(
+            yield tables.Row(
                 tuple(_LAYER.format(i) + name for name in each.ours),
                 tuple(layer_prefix.format(i) + name for name in each.theirs),
                 each.change,
@@ -279,11 +257,12 @@ def one_layer_shapes(config: models.ModelConfig, sizes: Sizes) -> dict[str, Any]
         attention=dict(window=window),
         embedding=dict(frequencies=None if frequencies == (None,) else frequencies),
     )
-    return flat(shapes(config, models.build(config, **sizes._asdict()), sizes))
+    return flat(shapes(config, sizes))
 
 
-def shapes(config: models.ModelConfig, model: models.Model, sizes: Sizes) -> Any:
+def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
     """Returns the tree of shapes of the parameters of a config's model."""
+    model = models.build(config, **sizes._asdict())
     tokens = inputs = jax.ShapeDtypeStruct((1, 1), np.int32)
     if sizes.num_tokens is None:
         inputs = jax.ShapeDtypeStruct((1, 1, sizes.feature_size), np.float32)
@@ -304,13 +283,13 @@ def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
         raise checks.ConfigError(
             f"{found.name} is damaged: {name} must be of floats, got {x.dtype}."
         )
-    is_nan = np.isnan(x)
-    if x.size and is_nan.all():
+    count = np.isnan(x).sum()
+    if count and count == x.size:
         raise checks.ConfigError(f"{found.name} is damaged: {name} is NaN throughout.")
-    if is_nan.any():
+    if count:
         _logger.warning(
-            f"{found.name}: {name} is NaN in {is_nan.sum()} of {x.size} places, and so "
-            "is what they reach."
+            f"{found.name}: {name} is NaN in {count} of {x.size} places, and so is "
+            "what they reach."
         )
     return x
 
@@ -344,14 +323,12 @@ def _check_names(found, head, needed, stored) -> None:
 
 def _check_shapes(found, row, place, expected, stored) -> None:
     """Raises ConfigError unless a row's arrays have the shapes that the model needs."""
-    first = [
-        name.replace(_LAYER.format(row.layer), _LAYER.format(0), 1) for name in row.ours
-    ]
+    layer, first = _LAYER.format(row.layer), _LAYER.format(0)
+    sizes = [expected[name.replace(layer, first, 1)].shape for name in row.ours]
     # The inverse of the change tells the shapes; broadcast zeros take no memory until
     # it touches them.
-    ours = [np.broadcast_to(np.float32(0), expected[name].shape) for name in first]
-    wanted = row.change.to_theirs(ours, place)
-    for name, x in zip(row.theirs, wanted, strict=True):
+    ours = [np.broadcast_to(np.float32(0), size) for size in sizes]
+    for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
         if stored[name].shape != x.shape:
             raise checks.ConfigError(
                 f"{found.name} has {name} of shape {tuple(stored[name].shape)}; the "

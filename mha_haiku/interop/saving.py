@@ -47,7 +47,7 @@ def save(
     """Writes a model as config.json, model.safetensors and tokenizer.json.
 
     Args:
-      folder: The folder to write; it is made if it is missing.
+      folder: The folder to write, which is returned; it is made if it is missing.
       config: `config.model`.
       params: The model's parameters, looped or stacked. Their dtype is kept.
       tokenizer: The model's tokenizer, if it is one of `tokenizers`.
@@ -56,16 +56,18 @@ def save(
         with weights of 0, and a warning. "mha_haiku" holds every model as it is, and is
         read by `load`.
 
-    Returns:
-      The folder.
-
     Raises:
       ConfigError: If the family cannot hold the model, or none can, and the message
         says why; or if the folder cannot be written.
     """
     sizes = loading.sizes_of(params)
     if family == loading.OWN:
-        contents, stored = _own(config, params, sizes)
+        contents = {
+            "model_type": loading.OWN,
+            "model": fields.flattened(config.to_json()),
+            "sizes": sizes._asdict(),
+        }
+        stored = {name: np.asarray(x) for name, x in loading.flat(params).items()}
     else:
         looped = models.unstacked(params) if config.scan_layers else params
         if config.attention.kept_heads is not None:
@@ -90,23 +92,20 @@ def save(
 
 
 def _with_all_heads(config, params, sizes):
-    """Fills in weights of 0 for pruned heads."""
     whole = config.replace(attention=dict(kept_heads=None))
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
-    model = models.build(whole, **sizes._asdict())
     result: dict[str, dict[str, np.ndarray]] = {}
-    for module, name, wanted in hk.data_structures.traverse(
-        loading.shapes(whole, model, sizes)
-    ):
+    shapes = loading.shapes(whole, sizes)
+    for module, name, wanted in hk.data_structures.traverse(shapes):
         leaf = params.get(module, {}).get(name)
         part, axis = models.part_of(whole, module), anatomy.axis_of(module, name)
         if leaf is None:  # of a layer whose heads are all gone
             leaf = np.zeros(wanted.shape, wanted.dtype)
         elif part is not None and axis is not None:
-            names = "names" if axis.holds == anatomy.HEADS else "key_value_names"
-            kept, all_names = (getattr(each[part], names) for each in (before, after))
-            if axis.holds in (anatomy.HEADS, anatomy.KEY_VALUE_HEADS):
-                leaf = anatomy.spread(leaf, axis, kept, len(all_names))
+            kinds = {anatomy.HEADS: "names", anatomy.KEY_VALUE_HEADS: "key_value_names"}
+            if names := kinds.get(axis.holds):
+                kept, every = (getattr(each[part], names) for each in (before, after))
+                leaf = anatomy.spread(leaf, axis, kept, len(every))
         result.setdefault(module, {})[name] = leaf
     count = sum(len(y.names) - len(x.names) for x, y in zip(before, after, strict=True))
     _logger.warning(
@@ -118,7 +117,6 @@ def _with_all_heads(config, params, sizes):
 
 
 def _of_a_family(config, params, sizes, name):
-    """Returns config.json and the arrays in the layout of a family."""
     if name is not None:
         with checks.user_mistakes():
             checks.choice("family", name, (*FAMILIES, loading.OWN))
@@ -196,24 +194,23 @@ def _said(config, sizes) -> dict[str, Any]:
 
 
 def _frequencies(config, given):
+    if given is not None:
+        return given
     size = models.key_size(config)
-    if given is None:
-        return config.embedding.rotary_period ** (-np.arange(0, size, 2) / size)
-    return given
+    return config.embedding.rotary_period ** (-np.arange(0, size, 2) / size)
 
 
 def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray]:
-    """Returns the arrays by the names of a family."""
     prefix = "" if head.rows or head.has else family.prefix
     result: dict[str, np.ndarray] = {}
     left = loading.flat(params)
     for row in loading.rows_of(family, head, config, sizes):
         place = changes.Place(config, theirs, row.layer)
-        missing = [name for name in row.ours if name not in left]
-        if missing:
-            raise checks.ConfigError(
-                f"params must have {missing[0]}, as the config says."
-            )
+        for name in row.ours:
+            if name not in left:
+                raise checks.ConfigError(
+                    f"params must have {name}, as the config says."
+                )
         ours = [np.asarray(left.pop(name)) for name in row.ours]
         for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
             result[name.removeprefix(prefix)] = x
@@ -223,17 +220,6 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
             f"{checks.listed(sorted(left))}."
         )
     return result
-
-
-def _own(config, params, sizes):
-    """Returns config.json and the arrays in the layout of this package."""
-    contents = {
-        "model_type": loading.OWN,
-        "model": fields.flattened(config.to_json()),
-        "sizes": sizes._asdict(),
-    }
-    stored = {name: np.asarray(x) for name, x in loading.flat(params).items()}
-    return contents, stored
 
 
 def _tokenizer_file(tokenizer: tokenization.Tokenizer) -> str:

@@ -4,6 +4,8 @@ Whatever the place, a source is the same: the fields of a `config.json`, arrays 
 read when asked for, and a tokenizer.
 """
 
+import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -58,15 +60,14 @@ def _open(path: Path) -> Source:
     _refuse_pickled([path])
     if path.is_dir():
         return _open_folder(path)
-    if path.suffix != ".safetensors":
-        raise checks.ConfigError(
-            f"source must be a folder, a .safetensors or a .gguf file, got {path}."
-        )
-    return _open_folder(path.parent, path)
+    if path.suffix == ".safetensors":
+        return _open_folder(path.parent, path)
+    raise checks.ConfigError(
+        f"source must be a folder, a .safetensors or a .gguf file, got {path}."
+    )
 
 
 def _open_folder(folder: Path, weights: Path | None = None) -> Source:
-    """Opens the model of a folder in the layout of the hub."""
     files = sorted(file.name for file in folder.iterdir())
     config = folder / _CONFIG
     if not config.exists():
@@ -77,10 +78,8 @@ def _open_folder(folder: Path, weights: Path | None = None) -> Source:
             f"{folder} has no config.json, which says what model it is; it has "
             f"{checks.listed(files) or 'no files'}."
         )
-    if weights is not None:
-        stored = arrays.read_safetensors(weights)
-    elif (folder / _WEIGHTS).exists():
-        stored = arrays.read_safetensors(folder / _WEIGHTS)
+    if weights is not None or (folder / _WEIGHTS).exists():
+        stored = arrays.read_safetensors(weights or folder / _WEIGHTS)
     elif (folder / _INDEX).exists():
         stored = arrays.read_shards(folder / _INDEX)
     else:
@@ -100,9 +99,7 @@ def _open_gguf(path: Path) -> Source:
     fields, stored = arrays.read_gguf(path)
     config, stored = gguf_files.translated(path, fields, stored)
 
-    def read_tokenizer(least_tokens):
-        return gguf_files.tokenizer(path, fields, least_tokens)
-
+    read_tokenizer = functools.partial(gguf_files.tokenizer, path, fields)
     return Source(str(path), config, stored, read_tokenizer)
 
 
@@ -121,11 +118,8 @@ def _in_package(name: str) -> Path:
     files = _files_of_package(name)
     folders = {file.parent for file in files if file.name == _CONFIG}
     found = {file for file in files if file.suffix == ".gguf"}
-    found |= {
-        file.parent
-        for file in files
-        if file.name in (_WEIGHTS, _INDEX) and file.parent in folders
-    }
+    stored = {file.parent for file in files if file.name in (_WEIGHTS, _INDEX)}
+    found |= stored & folders
     if not found:
         # Pickled files without a config.json are data of another kind.
         _refuse_pickled([file for file in files if file.parent in folders])
@@ -143,12 +137,9 @@ def _in_package(name: str) -> Path:
 
 
 def _files_of_package(name: str) -> list[Path]:
-    try:
-        distribution = importlib.metadata.distribution(name)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        distribution = None
-    if distribution is not None:
-        return [Path(str(file.locate())) for file in distribution.files or ()]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        files = importlib.metadata.distribution(name).files or ()
+        return [Path(str(file.locate())) for file in files]
     module = name.replace("-", "_")
     spec = importlib.util.find_spec(module) if module.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
@@ -162,7 +153,6 @@ def _files_of_package(name: str) -> list[Path]:
 
 
 def _from_hub(name: str) -> Path:
-    """Downloads a model of the hub to a folder."""
     try:
         import huggingface_hub
     except ImportError:

@@ -29,10 +29,9 @@ def make_evaluation(
 ) -> Callable[[Any, Any, np.uint32], losses.Sums]:
     """Makes the program that evaluates on the first `num_examples` held-out examples.
 
-    They come in whole batches; surplus examples of the last batch get weight 0, so that
-    the result does not depend on the number of devices. `evaluate(params, data, seed)`,
-    with what `placement.put_state` and `put` return and a scalar, returns the sums over
-    all examples, on every device.
+    Surplus examples of the last batch get weight 0, so that the result does not depend
+    on the number of devices. `evaluate(params, data, seed)`, with what
+    `placement.put_state` and `put` return, returns the sums on every device.
     """
     num_batches = -(-num_examples // batch_size)
 

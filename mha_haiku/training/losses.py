@@ -28,9 +28,6 @@ def zeros(shape: tuple[int, ...] = (), *, counts_exact: bool = False) -> Sums:
 def cross_entropy(logits: Array, targets: Array) -> Array:
     """Computes the cross-entropy in nats of each target, in float32 at least.
 
-    The target's logit is picked by comparison, not by indexing: the gradient of
-    indexing is a scatter, which XLA runs one element at a time, while this one fuses.
-
     `logits` are `[..., C]`, `targets` `[...]` integers; the result is `[...]`.
     """
     if logits.shape[:-1] != targets.shape:
@@ -41,6 +38,8 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     shifted = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
     log_total = jnp.log(jnp.exp(shifted).sum(axis=-1))
+    # The target's logit is picked by comparison, not by indexing: the gradient of that
+    # is a scatter, which XLA runs one element at a time, while this one fuses.
     classes = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
     chosen = jnp.where(classes == targets[..., None], shifted, 0).sum(axis=-1)
     return log_total - chosen
@@ -56,25 +55,17 @@ def sums(
 ) -> Sums:
     """Sums loss, right answers and weights.
 
-    A position of weight zero adds exactly 0, even if its logits are nonfinite.
-
-    `logits` are `[B, T, C]` with a target per position, or `[B, T]` for a task over
-    sets, whose target is one of the T elements. `weights` and `correct` (booleans) are
-    shaped like `targets`, `[B, T]` or `[B]`. With `counts_exact` examples are counted,
-    and those without a mistake.
+    A position of weight zero adds exactly 0, even if its logits are nonfinite. `logits`
+    are `[B, T, C]`, or `[B, T]` for a task over sets, whose target is one of the T
+    elements; `weights` and `correct` (booleans) are shaped like `targets`, `[B, T]` or
+    `[B]`. With `counts_exact` examples are counted, and those without a mistake.
     """
     counts = weights > 0
     logits = jnp.where(counts[..., None], logits, 0)
     loss = jnp.where(counts, cross_entropy(logits, targets) * weights, 0)
-    right = jnp.where(correct, weights, 0)
-    means = (
-        loss.sum(dtype=jnp.float32),
-        right.sum(dtype=jnp.float32),
-        weights.sum(dtype=jnp.float32),
-    )
-    if not counts_exact:
-        return Sums(*means)
-    positions = tuple(range(1, counts.ndim))
-    asked = counts.any(positions)
-    exact = asked & (correct | ~counts).all(positions)
-    return Sums(*means, exact.sum(dtype=jnp.float32), asked.sum(dtype=jnp.float32))
+    parts = [loss, jnp.where(correct, weights, 0), weights]
+    if counts_exact:
+        positions = tuple(range(1, counts.ndim))
+        asked = counts.any(positions)
+        parts += [asked & (correct | ~counts).all(positions), asked]
+    return Sums(*(x.sum(dtype=jnp.float32) for x in parts))

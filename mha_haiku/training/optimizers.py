@@ -61,11 +61,9 @@ class OptimizerConfig(Section, path="config.optimizer"):
 
 
 def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
-    """Returns the learning rate of each step.
+    """Returns the learning rate of each step: a linear rise, then half a cosine.
 
-    It rises linearly from 0 at step 0 to `learning_rate` at `warmup_steps`, or at
-    `steps` if these are fewer, then falls along half a cosine to `learning_rate *
-    final_learning_rate_fraction` at `steps`.
+    The rise ends at `warmup_steps`, or at `steps` if these are fewer.
     """
     warmup_steps = min(config.warmup_steps, steps)
     return optax.warmup_cosine_decay_schedule(
@@ -146,11 +144,7 @@ def _matrices(params):
 
 
 def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model:
-    """Sets the gradients of frozen parameters to 0.
-
-    They are not computed: below the first layer that is trained there is no backward
-    pass at all.
-    """
+    """Sets gradients of frozen parameters to 0, which spares their backward pass."""
     if not config.frozen:
         return model
 
@@ -168,8 +162,7 @@ def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model
 def are_frozen(config: OptimizerConfig, params: Any) -> Any:
     """Returns the tree of `params` with True where `config.frozen` names the module.
 
-    Raises:
-      ConfigError: If a name is of no module, or no parameter is left to train.
+    ConfigError if a name is of no module, or no parameter is left to train.
     """
     names = [name.strip().strip("/") for name in config.frozen.split(",")]
 

@@ -90,14 +90,9 @@ def loss_sums(
     given = example.model_inputs()
     inputs = given.pop("inputs")
     output = model.apply(params, rng, inputs, **given, is_training=is_training)
-    correct = task.correct(output.logits, example)
-    return losses.sums(
-        output.logits,
-        example.targets,
-        example.weights,
-        correct,
-        counts_exact=task.counts_exact,
-    )
+    logits, correct = output.logits, task.correct(output.logits, example)
+    targets = example.targets, example.weights
+    return losses.sums(logits, *targets, correct, counts_exact=task.counts_exact)
 
 
 def gradients(
@@ -112,9 +107,9 @@ def gradients(
     placement: devices.Placement,
     measure: Callable[..., losses.Sums] = loss_sums,
 ) -> tuple[Any, losses.Sums]:
-    """Computes the gradient of the mean loss over the global batch, and its sums.
+    """Computes the gradient of a global batch's mean loss, and its sums, in a program.
 
-    Both are summed over all devices. Call it inside a program of the placement only.
+    Both are summed over all devices.
     """
     data_key = jax.random.fold_in(stream(seed, "data"), step)
     example = placement.batch(
@@ -150,8 +145,8 @@ def make_dispatch(
 
     State (donated) and data are what `placement.put_state` and `put` return. A dispatch
     takes at most `max_steps` steps, and ends after more than `max_skips` nonfinite ones
-    in a row. The bits do not depend on how steps are divided into dispatches. `measure`
-    is what is minimized, with the arguments and the result of `loss_sums`.
+    in a row; the bits do not depend on how steps are divided. `measure` is minimized,
+    with the arguments and the result of `loss_sums`.
     """
 
     def take_step(state, data, seed):
@@ -170,11 +165,10 @@ def make_dispatch(
         updates, optimizer_state = optimizer.update(
             gradient, state.optimizer_state, state.params
         )
-        params = optax.apply_updates(state.params, updates)
         finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
         params, optimizer_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
-            (params, optimizer_state),
+            (optax.apply_updates(state.params, updates), optimizer_state),
             (state.params, state.optimizer_state),
         )
         mean = sums.loss / jnp.where(sums.weight > 0, sums.weight, 1)
@@ -195,14 +189,9 @@ def make_dispatch(
             reports = jax.tree.map(lambda x, new: x.at[index].set(new), reports, report)
             return index + 1, state, reports
 
-        zeros = jnp.zeros(max_steps, jnp.float32)
-        init = Report(
-            losses.zeros((max_steps,), counts_exact=task.counts_exact),
-            zeros,
-            jnp.ones(max_steps, bool),
-            zeros,
-            zeros,
-        )
+        zeros, ones = jnp.zeros(max_steps, jnp.float32), jnp.ones(max_steps, bool)
+        sums = losses.zeros((max_steps,), counts_exact=task.counts_exact)
+        init = Report(sums, zeros, ones, zeros, zeros)
         start = jnp.zeros((), jnp.int32)
         _, state, reports = jax.lax.while_loop(continues, take, (start, state, init))
         return state, reports

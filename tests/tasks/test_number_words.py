@@ -62,9 +62,9 @@ def test_alignment_of_thirty_four_by_hand():
     found = example(task, 34)
     units = [("vier", "four")]
     tens = [("dreißig", "thirty")]
-    assert looks_at(task, found, task.alignment(found)) == units + tens
-    assert looks_at(task, found, task.inverted_alignment(found)) == units + tens
-    aligned = task.alignment(found)
+    assert looks_at(task, found, task.alignments(found)["aligned"]) == units + tens
+    assert looks_at(task, found, task.alignments(found)["inverted"]) == units + tens
+    aligned = task.alignments(found)["aligned"]
     assert aligned.shape == (task.target_length, task.sequence_length)
     assert aligned[:4, 7:11].all() and aligned[7:14, :6].all()
     assert aligned.sum() == 4 * 4 + 7 * 6
@@ -75,35 +75,35 @@ def test_alignment_has_hundreds_which_are_not_inverted():
     found = example(task, 121)
     inverted = [("ein", "one"), ("zwanzig", "twenty")]
     hundreds = [("ein", "one"), ("hundert", "hundred")]
-    assert looks_at(task, found, task.alignment(found)) == hundreds + inverted
-    assert looks_at(task, found, task.inverted_alignment(found)) == inverted
-    known = task.alignments(found)
-    assert list(known) == ["aligned", "inverted"]
-    np.testing.assert_array_equal(known["aligned"], task.alignment(found))
-    np.testing.assert_array_equal(known["inverted"], task.inverted_alignment(found))
+    assert (
+        looks_at(task, found, task.alignments(found)["aligned"]) == hundreds + inverted
+    )
+    assert looks_at(task, found, task.alignments(found)["inverted"]) == inverted
+    assert list(task.alignments(found)) == ["aligned", "inverted"]
 
 
 @pytest.mark.parametrize("number", [13, 20])
 def test_one_word_of_tens_and_units_is_not_inverted(number):
     task = make()
     found = example(task, number)
-    assert task.alignment(found).any() and not task.inverted_alignment(found).any()
+    known = task.alignments(found)
+    assert known["aligned"].any() and not known["inverted"].any()
 
 
 def test_languages_of_one_order_have_nothing_inverted():
     task = make(target_language="fr")
     found = example(task, 34)
-    assert looks_at(task, found, task.alignment(found)) == [
+    assert looks_at(task, found, task.alignments(found)["aligned"]) == [
         ("trente", "thirty"),
         ("quatre", "four"),
     ]
-    assert not task.inverted_alignment(found).any()
+    assert not task.alignments(found)["inverted"].any()
 
 
 def test_alignment_of_byte_pairs_has_the_tokens_of_the_letters():
     task = make(tokenizer="bpe", vocabulary_size=300)
     found = example(task, 34)
-    aligned, inverted = task.alignment(found), task.inverted_alignment(found)
+    aligned, inverted = task.alignments(found).values()
     np.testing.assert_array_equal(aligned, inverted)
     for word, source in (("vier", "four"), ("dreißig", "thirty")):
         rows = aligned[:, [source in label for label in task.labels(found)]].all(1)
@@ -115,7 +115,6 @@ def test_source_that_is_no_number_has_no_alignment():
     task = make()
     found = example(task, 34)
     other = found._replace(inputs=found.inputs[::-1])
-    assert task.alignment(other) is None and task.inverted_alignment(other) is None
     assert task.alignments(other) == {}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import language_model, masked_language_model, text
+from mha_haiku.training.tasks import language_model, text
 
 ENGLISH = "It was the best of times, it was the worst of times. " * 10
 
@@ -77,7 +77,7 @@ def test_home_is_understood(file, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "kind", [language_model.LanguageModel, masked_language_model.MaskedLanguageModel]
+    "kind", [language_model.LanguageModel, language_model.MaskedLanguageModel]
 )
 def test_baseline_is_that_of_the_training_parts_counts(file, kind):
     task = make(file, kind)

@@ -87,7 +87,7 @@ def test_aligned_source_token_is_the_target(kind, sampled):
     task, batch = make(kind), sampled(make(kind))
     for i in range(20):
         example = tasks.Example(*(each[i] for each in batch))
-        rows, columns = np.nonzero(task.alignment(example))
+        rows, columns = np.nonzero(task.alignments(example)["aligned"])
         assert rows.tolist() == list(range(example.lengths))
         np.testing.assert_array_equal(example.inputs[columns], example.targets[rows])
 

@@ -41,18 +41,14 @@ def _heads(
     classifier: str = "classifier",
     unused: tuple[str, ...] = (),
 ) -> tuple[tables.Head, ...]:
-    """Returns the heads for masked words, texts and positions, and one without logits.
-
-    `hidden`, `norm`, `decoder` and `bias` are arrays for masked words, and `activation`
-    is the field of `config.json` for the activation in between; None: it is gelu.
-    `pooled` and `classifier` are arrays for texts.
-    """
+    # For masked words, with arrays `hidden`, `norm`, `decoder`, `bias` and the field of
+    # `config.json` for the `activation` in between (None: it is gelu); for texts, with
+    # arrays `pooled` and `classifier`; for positions; and without logits.
     table = f"{name.lower()}.embeddings.word_embeddings.weight"
-    settings = [tables.Setting("output.tied", "tie_word_embeddings", True)]
+    settings = (tables.Setting("output.tied", "tie_word_embeddings", True),)
     if activation is not None:
-        settings.append(
-            tables.Setting("output.hidden", activation, "gelu", rules.HIDDEN)
-        )
+        hidden_by = "output.hidden", activation, "gelu", rules.HIDDEN
+        settings = (*settings, tables.Setting(*hidden_by))
     return (
         tables.Head(
             f"{name}ForMaskedLM",
@@ -66,7 +62,7 @@ def _heads(
             has=bias,
             unused=unused,
             copies={f"{decoder}.weight": table, f"{decoder}.bias": bias},
-            settings=tuple(settings),
+            settings=settings,
         ),
         tables.Head(
             f"{name}ForSequenceClassification",
@@ -126,10 +122,7 @@ BERT = tables.Family(
     heads=(*_BERT_HEADS, _BERT_HEADS[0]._replace(architecture="BertForPreTraining")),
     supported={**rules.SUPPORTED, "position_embedding_type": ("absolute",)},
     buffers=("embeddings.position_ids",),
-    renamed={
-        "LayerNorm.gamma": "LayerNorm.weight",
-        "LayerNorm.beta": "LayerNorm.bias",
-    },
+    renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
 )
 
 # Positions of RoBERTa count from pad_token_id + 1; those before are unused.
@@ -139,7 +132,7 @@ _AFTER_PADDING = changes.rows_from(
 ROBERTA = BERT._replace(
     name="roberta",
     prefix="roberta.",
-    settings=(*_SIZES, rules.positions_after_padding(512)),
+    settings=(*_SIZES, rules.POSITIONS_AFTER_PADDING),
     rows=(*_EMBEDDINGS, _POSITIONS._replace(change=_AFTER_PADDING)),
     heads=_heads(
         "Roberta",

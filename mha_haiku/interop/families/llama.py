@@ -107,13 +107,11 @@ _QUERY_SCALE = tables.Rule(
 )
 _GATE = rules.activation("hidden_act", "silu", rules.GATED_ACTIVATIONS)
 _QWEN_WINDOWS = rules.windows(
-    lambda theirs, i: i >= theirs.get("max_window_layers", 28), 4096, optional=True
+    lambda theirs, i: i >= theirs.get("max_window_layers", 28), optional=True
 )
-_GEMMA_2_WINDOWS = rules.windows(lambda theirs, i: i % 2 == 0, 4096, optional=False)
+_GEMMA_2_WINDOWS = rules.windows(lambda theirs, i: i % 2 == 0)
 _GEMMA_3_WINDOWS = rules.windows(
-    lambda theirs, i: (i + 1) % theirs.get("sliding_window_pattern", 6) != 0,
-    4096,
-    optional=False,
+    lambda theirs, i: (i + 1) % theirs.get("sliding_window_pattern", 6) != 0
 )
 
 LLAMA = _family(
@@ -125,12 +123,7 @@ LLAMA = _family(
     _GATE,
 )
 MISTRAL = _family(
-    "mistral",
-    "Mistral",
-    rules.rotary(),
-    rules.one_window(4096),
-    _GATE,
-    kv_heads=8,
+    "mistral", "Mistral", rules.rotary(), rules.one_window(), _GATE, kv_heads=8
 )
 QWEN2 = _family(
     "qwen2",
@@ -186,7 +179,6 @@ GEMMA = _family(
 def _later_gemma(
     name: str, title: str, *settings: tables.Setting | tables.Rule, **options: Any
 ) -> tables.Family:
-    """Returns Gemma 2 or 3: norms on both sides of each part."""
     return _family(
         name,
         title,
@@ -218,7 +210,7 @@ GEMMA2 = _later_gemma(
 GEMMA3 = _later_gemma(
     "gemma3_text",
     "Gemma3",
-    rules.rotary_by_layer(1e6, 1e4, _GEMMA_3_WINDOWS),
+    rules.rotary_by_layer(_GEMMA_3_WINDOWS),
     _GEMMA_3_WINDOWS,
     tables.Setting("attention.soft_cap", "attn_logit_softcapping", None),
     fields={"norm.position": "both", "attention.qk_norm": True},

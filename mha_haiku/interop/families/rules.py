@@ -49,6 +49,7 @@ SUPPORTED = {
     "use_bidirectional_attention": (None, False),
 }
 _ROTARY_KINDS = ("default", "linear", "llama3")
+_WINDOW = 4096  # where `sliding_window` is left out, including the query
 
 
 def _labels(theirs: Theirs) -> dict[str, Any]:
@@ -104,18 +105,18 @@ def next_token(
     )
 
 
-def positions_after_padding(default: int) -> Rule:
-    """Returns the rule of a table of positions whose first rows are unused."""
-
-    def read(theirs):
-        rows = theirs.get("max_position_embeddings", default)
-        return {"embedding.max_length": rows - theirs.get("pad_token_id", 1) - 1}
-
-    def write(ours):
-        rows = ours["embedding.max_length"] + 2
-        return {"max_position_embeddings": rows, "pad_token_id": 1}
-
-    return Rule(read, write)
+# A table of positions whose first rows are unused.
+POSITIONS_AFTER_PADDING = Rule(
+    lambda theirs: {
+        "embedding.max_length": theirs.get("max_position_embeddings", 512)
+        - theirs.get("pad_token_id", 1)
+        - 1
+    },
+    lambda ours: {
+        "max_position_embeddings": ours["embedding.max_length"] + 2,
+        "pad_token_id": 1,
+    },
+)
 
 
 def biases(default: bool) -> Rule:
@@ -133,16 +134,12 @@ def biases(default: bool) -> Rule:
     )
 
 
-def windows(
-    is_local: Callable[[Theirs, int], bool], default: int | None, *, optional: bool
-) -> Rule:
+def windows(is_local: Callable[[Theirs, int], bool], *, optional: bool = False) -> Rule:
     """Returns the rule of the positions that each layer's queries see.
 
-    Args:
-      is_local: Whether a layer has a window, where `layer_types` does not say it.
-      default: The window where `sliding_window` is left out, including the query.
-      optional: Whether the window counts only with `use_sliding_window`: Qwen's configs
-        have one that most models do not use.
+    `is_local` says whether a layer has a window where `layer_types` does not. With
+    `optional` it counts only with `use_sliding_window`: Qwen's configs have a window
+    that most models do not use.
     """
 
     def read(theirs):
@@ -165,11 +162,11 @@ def windows(
     def sliding_window(theirs):
         if optional and not theirs.get("use_sliding_window", False):
             return None
-        return theirs.get("sliding_window", default)
+        return theirs.get("sliding_window", _WINDOW)
 
     def write(ours):
         num_layers, window = ours["num_layers"], ours["attention.window"]
-        each = window if isinstance(window, list | tuple) else [window] * num_layers
+        each = _of_layers(window, num_layers)
         sizes = {size for size in each if size is not None}
         if len(sizes) > 1:
             raise CannotSayError(f"windows of {len(sizes)} sizes")
@@ -187,9 +184,9 @@ def windows(
     return Rule(read, write)
 
 
-def one_window(default: int | None) -> Rule:
+def one_window() -> Rule:
     """Returns the rule of Mistral: one window for all layers, or none."""
-    rule = windows(lambda theirs, i: True, default, optional=False)
+    rule = windows(lambda theirs, i: True)
 
     def write(ours):
         if isinstance(ours["attention.window"], list | tuple):
@@ -200,10 +197,7 @@ def one_window(default: int | None) -> Rule:
 
 
 def rotary(share: float = 1.0) -> Rule:
-    """Returns the rule of rotary positions of one kind, by which a `share` turns.
-
-    The share of a head's features counts where `config.json` does not say it.
-    """
+    """Returns the rule of rotary positions of one kind, of a `share` by default."""
 
     def read(theirs):
         rope = _rope(theirs, 10_000.0, share)
@@ -218,12 +212,9 @@ def rotary(share: float = 1.0) -> Rule:
     return Rule(read, write)
 
 
-def rotary_by_layer(theta: float, local_theta: float, kinds: Rule) -> Rule:
-    """Returns the rule of Gemma 3: layers with a window have another base.
-
-    The bases count where `config.json` does not say them; `kinds` is the rule of
-    windows, which tells the layers apart.
-    """
+def rotary_by_layer(kinds: Rule) -> Rule:
+    """Returns the rule of Gemma 3: layers with a window, by `kinds`, differ."""
+    theta, local_theta = 1e6, 1e4  # where `config.json` does not say them
 
     def read(theirs):
         given = theirs.get("rope_parameters") or {}
@@ -232,21 +223,18 @@ def rotary_by_layer(theta: float, local_theta: float, kinds: Rule) -> Rule:
             "rope_theta": theirs.get("rope_local_base_freq", local_theta)
         }
         local = _rope({"rope_parameters": local}, local_theta)
-        window = kinds.read(theirs)["attention.window"]
-        if not isinstance(window, list):
-            window = [window] * theirs["num_hidden_layers"]
-        ropes = [full if w is None else local for w in window]
+        windows = kinds.read(theirs)["attention.window"]
+        windows = _of_layers(windows, theirs["num_hidden_layers"])
+        ropes = [full if w is None else local for w in windows]
         return _frequencies_field(ropes, head_size(theirs))
 
     def write(ours):
         num_layers, frequencies = ours["num_layers"], ours["embedding.frequencies"]
         if frequencies is None or not isinstance(frequencies[0], list | tuple):
             frequencies = [frequencies] * num_layers
-        window = ours["attention.window"]
-        if not isinstance(window, list | tuple):
-            window = [window] * num_layers
+        windows = _of_layers(ours["attention.window"], num_layers)
         ropes: dict[str, Any] = {}
-        for each, w in zip(frequencies, window, strict=True):
+        for each, w in zip(frequencies, windows, strict=True):
             kind = "full_attention" if w is None else "sliding_attention"
             rope = _written_rope(each, ours["embedding.rotary_period"])
             if ropes.setdefault(kind, rope) != rope:
@@ -260,6 +248,10 @@ def rotary_by_layer(theta: float, local_theta: float, kinds: Rule) -> Rule:
         }
 
     return Rule(read, write)
+
+
+def _of_layers(given: Any, num_layers: int) -> Sequence[Any]:
+    return given if isinstance(given, list | tuple) else [given] * num_layers
 
 
 def head_size(theirs: Theirs) -> int:
@@ -303,10 +295,7 @@ def _frequencies_field(ropes: list[dict[str, Any]], size: int) -> dict[str, Any]
         frequencies = _frequencies(first, size)
     # Unused next to frequencies, but says where they come from.
     period = max(float(rope["rope_theta"]) for rope in ropes)
-    return {
-        "embedding.rotary_period": period,
-        "embedding.frequencies": frequencies,
-    }
+    return {"embedding.rotary_period": period, "embedding.frequencies": frequencies}
 
 
 def _frequencies(rope: Theirs, size: int) -> list[float]:

@@ -23,6 +23,7 @@ class Row(NamedTuple):
     # Names such as `attention.self.query.weight`, without the layer's prefix.
     theirs: tuple[str, ...]
     change: changes.Change  # from theirs to ours
+    layer: int = 0  # once names are whole; 0 outside of layers
 
 
 def row(ours: str, theirs: str, change: changes.Change = changes.as_it_is) -> Row:
@@ -77,7 +78,6 @@ class Setting(NamedTuple):
     names: Mapping[Any, Any] | None = None
 
     def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads fields of `config.model` from `config.json`."""
         value = theirs.get(self.theirs, self.default)
         if value is REQUIRED:
             raise checks.ConfigError(f"config.json must have {self.theirs!r}.")
@@ -88,7 +88,6 @@ class Setting(NamedTuple):
         return {self.ours: value}
 
     def write(self, ours: Mapping[str, Any]) -> dict[str, Any]:
-        """Writes fields of `config.model` as `config.json` has them."""
         value = ours[self.ours]
         if self.names is not None:
             backwards = {ours: theirs for theirs, ours in reversed(self.names.items())}

@@ -39,7 +39,6 @@ def join(
     `coordinator` is "host:port" of process 0; None: all three are taken from Slurm,
     Open MPI or the TPU pod. If the processes do not all come in `timeout` seconds, this
     one ends with status 2 and two lines on stderr; JAX would abort with a stack trace.
-    ConfigError if some of the three are given, or none and there is no such cluster.
     """
     _check(coordinator, num_processes, process_id)
     where = coordinator or "the cluster's coordinator"
@@ -47,15 +46,13 @@ def join(
 
     def watch():
         if not met.wait(timeout):
-            print(
+            _exit(
+                2,
                 f"error: not all processes met at {where} within {timeout:g} s; this "
                 f"is process {'?' if process_id is None else process_id}.\n"
-                f"Start all of them, process 0 on the coordinator's host, with the "
-                f"same coordinator and number of processes.",
-                file=sys.stderr,
-                flush=True,
+                "Start all of them, process 0 on the coordinator's host, with the same "
+                "coordinator and number of processes.",
             )
-            os._exit(2)
 
     threading.Thread(target=watch, daemon=True, name="join").start()
     try:
@@ -92,9 +89,8 @@ def exchange(text: str) -> list[str]:
     own = np.frombuffer(text.encode(), np.uint8)
     sizes = _gathered(np.array([own.size], np.int32))[:, 0]
     rows = _gathered(np.pad(own, (0, int(sizes.max()) - own.size)))
-    return [
-        row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)
-    ]
+    rows = zip(rows, sizes, strict=True)
+    return [row[:size].tobytes().decode() for row, size in rows]
 
 
 def agree(stops: bool, steps: int) -> tuple[bool, int]:
@@ -150,16 +146,14 @@ def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
     content = multihost_utils.broadcast_one_to_all(content)
 
     def array(like, x):
-        return np.frombuffer(np.asarray(x).tobytes(), like.dtype).reshape(like.shape)
+        flat = np.frombuffer(np.asarray(x).tobytes(), like.dtype)
+        return flat.reshape(like.shape).copy()
 
-    return jax.tree.map(lambda like, x: array(like, x).copy(), abstract, content)
+    return jax.tree.map(array, abstract, content)
 
 
 def leave() -> bool:
-    """Disconnects from the other processes; returns whether this is the first.
-
-    Afterwards no program may run on devices of other processes.
-    """
+    """Disconnects from the other processes; returns whether this is the first."""
     if jax.distributed.is_initialized():
         _lifelines.leave()
         jax.distributed.shutdown()
@@ -167,16 +161,18 @@ def leave() -> bool:
 
 
 def end(status: int) -> None:
-    """Ends a failed process at once; Python's own exit would wait for the others.
-
-    Status 2 is for mistakes that all processes notice themselves.
-    """
+    """Ends a failed process at once; Python's own exit would wait for the others."""
     if status and jax.distributed.is_initialized():
-        if status == 2:
+        if status == 2:  # a mistake, which all processes notice themselves
             _lifelines.leave()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def _exit(status: int, message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+    os._exit(status)
 
 
 def _is_alone() -> bool:
@@ -185,8 +181,8 @@ def _is_alone() -> bool:
 
 
 def _check(coordinator, num_processes, process_id) -> None:
-    given = (coordinator, num_processes, process_id)
-    if given == (None, None, None):
+    given = [coordinator, num_processes, process_id]
+    if given == [None] * 3:
         return
     if None in given:
         raise checks.ConfigError(
@@ -205,7 +201,6 @@ def _check(coordinator, num_processes, process_id) -> None:
 
 
 def _gathered(array: np.ndarray) -> np.ndarray:
-    """Returns the arrays of all processes, one row each."""
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(array))
@@ -216,8 +211,7 @@ class _Lifelines:
 
     JAX notices a death by missing heartbeats, tens of seconds later, and aborts. Here
     every process holds a connection to the first, watched by a thread; the operating
-    system closes it when either dies. Then the process ends with status 1 and two lines
-    on stderr.
+    system closes it when either dies.
     """
 
     def __init__(self):
@@ -225,7 +219,6 @@ class _Lifelines:
         self._left = False
 
     def connect(self, coordinator: str | None) -> None:
-        """Connects all to the first, on the coordinator's host where it is given."""
         listening = []
 
         def listen():
@@ -271,13 +264,11 @@ class _Lifelines:
             said = b""
         if said == _GOODBYE or self._left:
             return
-        print(
+        _exit(
+            1,
             "fault: another process has died; training cannot continue without it.\n"
             "The same command on all of them resumes from the newest checkpoint.",
-            file=sys.stderr,
-            flush=True,
         )
-        os._exit(1)
 
 
 _lifelines = _Lifelines()

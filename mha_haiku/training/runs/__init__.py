@@ -2,9 +2,8 @@
 
 from mha_haiku.training.runs.configuration import RunConfig, default_config
 from mha_haiku.training.runs.folders import Run, load_run
-from mha_haiku.training.runs.loop import Observer, train
+from mha_haiku.training.runs.loop import Observer, Trained, train, train_seeds
 from mha_haiku.training.runs.opening import SeedsSummary, Summary
-from mha_haiku.training.runs.seeds import Trained, train_seeds
 from mha_haiku.training.runs.trainers import NonFiniteLossError
 
 load = load_run

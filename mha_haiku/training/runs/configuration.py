@@ -92,8 +92,7 @@ class RunConfig(Section, path="config"):
         0, "seed of all random numbers of the run", fields.integer(0, 2**32 - 1)
     )
     init_from: str = field(
-        "",
-        "folder of a run whose parameters this one starts from; empty: random ones",
+        "", "folder of a run whose parameters this one starts from; empty: random ones"
     )
     task: Section
     data: Section
@@ -123,33 +122,22 @@ class RunConfig(Section, path="config"):
 def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
     """Returns the config of a run with the default of every field.
 
-    Args:
-      task: One of `tasks.names()`, or the file and class of your own, as
-        "mine.py:MyTask"; or a task, for which the model gets enough positions.
-
-    Raises:
-      ConfigError: If there is no such task.
+    The task is one of `tasks.names()`, or the file and class of your own, as
+    "mine.py:MyTask"; or a task, for which the model gets enough positions.
     """
     name = task if isinstance(task, str) else _registered(task)
     model = ModelConfig().replace(**fields.nested(tasks.model_defaults(name)))
     config = RunConfig(**_sections(name), model=model)
     if isinstance(task, str):
         return config
-    lengths = (
-        config.model.embedding.max_length,
-        task.sequence_length,
-        task.target_length or 0,
-    )
-    return with_task(config, task).replace(
-        model=dict(embedding=dict(max_length=max(lengths)))
-    )
+    lengths = task.sequence_length, task.target_length or 0
+    most = max(config.model.embedding.max_length, *lengths)
+    config = with_task(config, task)
+    return config.replace(model=dict(embedding=dict(max_length=most)))
 
 
 def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
-    """Returns a config that describes the given task.
-
-    The task's class is registered in this process; see `tasks.register`.
-    """
+    """Returns a config that describes a task, whose class it registers."""
     sections = _sections(_registered(task))
     options = tasks.values(task)
     return config.replace(
@@ -158,7 +146,6 @@ def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
 
 
 def _sections(task_name: str) -> dict[str, Section]:
-    """Returns the sections `task` and `data` of a config, with a task's defaults."""
     options = tasks.options(task_name)
     name = Field("", "task to learn", lambda _, value: tasks.options(value), str)
     task = {"name": name, **options["task"]}
@@ -169,7 +156,6 @@ def _sections(task_name: str) -> dict[str, Section]:
 
 
 def _registered(task) -> str:
-    """Returns the name of a task's class, which is registered in this process."""
     if not isinstance(task, tasks.Task) or not dataclasses.is_dataclass(task):
         what = f"the class {task.__name__}" if isinstance(task, type) else type(task)
         raise TypeError(
@@ -182,8 +168,7 @@ def _registered(task) -> str:
 def validate(config: RunConfig, *, num_devices: int | None = None) -> None:
     """Checks every field of a config, and that so many devices can share its work.
 
-    ConfigError at the first field that is out of its range. `num_devices` None are the
-    devices of this process.
+    `num_devices` None are the devices of this process.
     """
     check_fields(config)
     sharing.shape(config, num_devices or jax.local_device_count())
@@ -221,7 +206,7 @@ def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
         )
     if "loss" not in task.metrics:
         raise ConfigError(
-            f"config.task.name must be of a task with targets to train, and "
+            "config.task.name must be of a task with targets to train, and "
             f"{task.name!r} has none.\nIts runs serve the studies of heads."
         )
     if not model.output.logits:
@@ -235,7 +220,6 @@ def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
 
 
 def _check_family(model, task, example) -> None:
-    """Checks that the model reads what the task gives, and answers what it asks."""
     wanted, why = ("encoder", "causal"), ""
     if task.continues:
         wanted = ("causal",)
@@ -252,7 +236,6 @@ def _check_family(model, task, example) -> None:
 
 
 def _check_output(model, task, *, has_positions) -> None:
-    """Checks that the logits are of a position, an element or a whole example."""
     pool, wanted = model.output.pool, "None"
     if has_positions:
         has = "a target for each position"
@@ -285,13 +268,7 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
 
 
 def of_json(values: dict[str, Any]) -> RunConfig:
-    """Returns the config of values of `to_json`; fields that they lack have defaults.
-
-    A new field's default means what was done before there was a choice.
-
-    Raises:
-      ConfigError: If they name no task, or are not the values of a config.
-    """
+    """Returns the config of values of `to_json`, with defaults where they lack some."""
     section = values.get("task", {})
     if not isinstance(section, dict):
         raise ConfigError(f"config.task must be a section of fields, got {section!r}.")
@@ -307,11 +284,9 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     reads `absent` on the other.
     """
     old, new = (fields.flattened(values, "config.") for values in (old, new))
-    absent = object()
     lines = []
-    for name in [*old, *(name for name in new if name not in old)]:
-        before, after = old.get(name, absent), new.get(name, absent)
-        if before != after:
-            shown = ["absent" if x is absent else repr(x) for x in (before, after)]
-            lines.append(f"{name}: {shown[0]} -> {shown[1]}")
+    for name in old | new:
+        if name not in old or name not in new or old[name] != new[name]:
+            shown = [repr(x[name]) if name in x else "absent" for x in (old, new)]
+            lines.append(f"{name}: {' -> '.join(shown)}")
     return lines

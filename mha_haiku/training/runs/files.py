@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mha_haiku.core import checks
+from mha_haiku.core import arrays, checks
 from mha_haiku.core.checks import ConfigError
 
 _logger = logging.getLogger("mha_haiku")
@@ -35,25 +35,11 @@ def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Reads the object in a JSON file; None where there is no file."""
-    try:
-        contents = json.loads(checks.regular_file(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
-        raise ConfigError(f"{path.parent} must be a folder.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(contents, dict):
-        raise ConfigError(f"{path} must hold a JSON object.")
-    return contents
+    return arrays.read_json(path) if path.exists() else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the records of a log, in order; none where there is no file.
-
-    A last line that a kill cut off is left out. So is a line that was changed after it
-    was written, with a warning.
-    """
+    """Reads the records of a log, in order; warns of damaged lines, and omits them."""
     lines = _parse(_read_bytes(path))
     damaged = [str(i) for i, (_, record) in enumerate(lines, start=1) if record is None]
     if damaged:
@@ -76,8 +62,12 @@ class LineWriter(contextlib.AbstractContextManager):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = checks.regular_file(path).open("ab", buffering=0)
-            content = _read_bytes(path)
-            end = _end_of_kept(content, last_step)
+            content, end = _read_bytes(path), 0
+            for place, record in _parse(content):
+                step = -1 if record is None else record.get("step", -1)
+                if last_step is not None and step > last_step:
+                    break
+                end = place
             if end < len(content):
                 self._file.truncate(end)
             if end and content[end - 1 : end] != b"\n":
@@ -89,14 +79,12 @@ class LineWriter(contextlib.AbstractContextManager):
         self.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Writes one record of JSON values."""
         text = json.dumps(record).encode()
         end = b', "crc32": "%08x"}\n' % zlib.crc32(text)
         self._pending += text[:-1] + end
         self._write_pending()
 
     def close(self) -> None:
-        """Closes the file."""
         self._write_pending()
         self._file.close()
 
@@ -136,20 +124,6 @@ def _parse(content: bytes) -> list[tuple[int, dict[str, Any] | None]]:
 
 def _record(text: bytes) -> dict[str, Any] | None:
     match = _LINE.fullmatch(text)
-    if match is None:
+    if match is None or zlib.crc32(match[1] + b"}") != int(match[2], 16):
         return None
-    body = match[1] + b"}"
-    if zlib.crc32(body) != int(match[2], 16):
-        return None
-    return json.loads(body)
-
-
-def _end_of_kept(content: bytes, last_step: int | None) -> int:
-    """Returns how many bytes stay: those before the first record after `last_step`."""
-    kept = 0
-    for end, record in _parse(content):
-        step = -1 if record is None else record.get("step", -1)
-        if last_step is not None and step > last_step:
-            break
-        kept = end
-    return kept
+    return json.loads(match[1] + b"}")

@@ -109,8 +109,8 @@ def of_runs(
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     """Opens the folder to train in; creates it if it is missing.
 
-    Where a new run is to begin at step 0, a checkpoint of that step without a
-    config.json, as a kill leaves it, may be there.
+    For a new run (`is_new`) it may have a checkpoint of step 0 without a config.json,
+    as a kill leaves it.
     """
     root = checks.as_path(workdir)
     try:
@@ -133,15 +133,10 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
 
 
 def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
-    """Loads config, task, model and parameters of a run.
+    """Loads config, task, model and parameters of a run, of its newest step by default.
 
-    Args:
-      workdir: The run's folder.
-      step: Which checkpoint; None means the newest.
-
-    Raises:
-      ConfigError: If there is no run, or no checkpoint of that step, or there are runs
-        of several seeds, each in a folder of its own.
+    ConfigError if there is no run, or no checkpoint of that step, or there are runs of
+    several seeds, each in a folder of its own.
     """
     folder = Folder(checks.as_path(workdir))
     saved = cluster.first_does(
@@ -186,10 +181,8 @@ def shared_kept(folder: Folder) -> tasks.Kept | None:
         return kept._replace(arrays=shapes)
 
     kept = cluster.first_does(described)
-    if kept is None:
-        return None
-    kept = tasks.Kept(*kept)
-    if kept.arrays is None:
+    kept = kept and tasks.Kept(*kept)
+    if kept is None or kept.arrays is None:
         return kept
     abstract = {
         name: jax.ShapeDtypeStruct(tuple(shape), dtype)
@@ -228,10 +221,7 @@ def abstract_state(
 
 
 def read_config(folder: Folder) -> configuration.RunConfig | None:
-    """Reads the config of the run in the folder; None for a new run.
-
-    Fields that the package got after the run have their defaults.
-    """
+    """Reads the config of the run in the folder; None for a new run."""
     saved = _read_whole(folder)
     if saved is None:
         return None
@@ -250,10 +240,7 @@ def read_kept(folder: Folder) -> tasks.Kept | None:
     data = _verified(folder.data, saved.get("data_sha256"))
     if tokenizer is None and data is None:
         return None
-    arrays = None
-    if data is not None:
-        with np.load(io.BytesIO(data)) as stored:
-            arrays = dict(stored)
+    arrays = None if data is None else dict(np.load(io.BytesIO(data)))
     return tasks.Kept((tokenizer or b"").decode(), saved["text"], arrays)
 
 
@@ -273,8 +260,7 @@ def _verified(path, sha256) -> bytes | None:
 def changed_task(folder: Folder) -> str | None:
     """Returns a message if the file of the run's task has changed, else None."""
     saved = _read_whole(folder) or {}
-    before = saved.get("task_sha256")
-    if before is None:
+    if (before := saved.get("task_sha256")) is None:
         return None
     name = saved["config"]["task"]["name"]
     is_same = tasks.digest(name) == before
@@ -287,10 +273,7 @@ def write_config(
     used: Sequence[jax.Device],
     task: tasks.Task | None = None,
 ) -> None:
-    """Writes config.json: the resolved config, versions and devices.
-
-    What the task keeps is written to tokenizer.json and data.npz.
-    """
+    """Writes config.json, and what the task keeps to tokenizer.json and data.npz."""
     import haiku
     import jaxlib
 
@@ -337,9 +320,8 @@ def write_run(
 ) -> Path:
     """Writes parameters as a new run at step 0, ready for training; returns its folder.
 
-    No state of an optimizer is stored; the task's tokenizer is kept. Where it fails or
-    is interrupted, nothing of it is left. What a killed process has left is replaced:
-    config.json is written last.
+    Where it fails or is interrupted, nothing of it is left. What a killed process has
+    left is replaced: config.json is written last.
     """
     check_free(workdir)
     folder = open_folder(workdir, is_new=True)
@@ -390,15 +372,10 @@ def _git_commit() -> str | None:
     repository = Path(__file__).parents[3]
     if not (repository / ".git").exists():
         return None
+    command = ["git", "-C", str(repository), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=repository,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()

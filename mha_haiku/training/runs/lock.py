@@ -17,11 +17,7 @@ _logger = logging.getLogger("mha_haiku")
 
 
 class Lock:
-    """A lock on `path.parent`, held while entered.
-
-    Raises:
-      ConfigError: On entering, if another process holds it; it names its id and host.
-    """
+    """A lock on `path.parent`, held while entered; ConfigError if it is in use."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -37,9 +33,9 @@ class Lock:
                 f"{self._path} is of process {before['pid']} on {before['host']}, "
                 f"which left it without letting go; it is taken over."
             )
+        text = json.dumps({"pid": os.getpid(), "host": host}).encode()
         os.ftruncate(self._descriptor, 0)
-        text = json.dumps({"pid": os.getpid(), "host": host})
-        os.pwrite(self._descriptor, text.encode(), 0)
+        os.pwrite(self._descriptor, text, 0)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -49,8 +45,8 @@ class Lock:
         if descriptor is not None:
             os.close(descriptor)
 
+    # None: the file was removed in between.
     def _try(self) -> int | None:
-        """Tries to lock the file; None where it was removed in between."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

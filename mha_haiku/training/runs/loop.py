@@ -9,10 +9,11 @@ import copy
 import logging
 import os
 import signal
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -37,15 +38,12 @@ _logger = logging.getLogger("mha_haiku")
 class Observer:
     """Is called with the parameters of a run while it trains; meant for subclasses too.
 
-    Of runs that train together each has a copy of its own, made before `begin`.
-
-    Attributes:
-      every: Steps between two calls of `look`; 0: none. It is also called before the
-        first step and after the last, but at most once at each step.
+    `look`, or a function given in its place, is called every `every` steps (0: never),
+    before the first step and after the last. Of runs that train together each has a
+    copy of its own, made before `begin`.
     """
 
     def __init__(self, every: int, look: Callable[[int, Any], None] | None = None):
-        """Takes the steps between calls, and a function of step and parameters."""
         self.every = checks.non_negative_integer("every", every)
         self._look = look
 
@@ -59,10 +57,7 @@ class Observer:
         """Is called before the first `look`, with the step at which the run starts."""
 
     def wants(self, step: int) -> bool:
-        """Returns whether `look` is called at a step at which it could be.
-
-        It must be the same in all processes.
-        """
+        """Returns whether `look` is called at a due step; the same in all processes."""
         return True
 
     def look(self, step: int, params: Any) -> None:
@@ -83,7 +78,7 @@ def train(
     observers: Sequence[Observer] = (),
     devices: Sequence[jax.Device] | None = None,
 ) -> opening.Summary | opening.SeedsSummary:
-    """Trains a model, or resumes the run in `workdir`.
+    """Trains a model, or resumes the run in `workdir`; returns its summary.json.
 
     With several `config.training.seeds` it trains as many, in one program and each in
     a folder of its own, `seed_0` and so on. One that fails does not stop the others.
@@ -98,16 +93,12 @@ def train(
       task: The task, in place of the one that `config.task` and `config.data` describe.
       override_config: Whether to resume even if the config, or the text that it names,
         differs from the run's.
-      observers: Called with the parameters; with several processes the same on all.
+      observers: With several processes the same on all.
       devices: The devices that divide the work; None: all devices of all processes.
-
-    Returns:
-      The summary, which is also in summary.json; of several runs, one of all.
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
-      NonFiniteLossError: If more steps in a row are nonfinite than the config allows,
-        in all runs.
+      NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
       SaveError: If the last checkpoint cannot be written.
     """
     started = time.perf_counter()
@@ -151,10 +142,59 @@ def train(
     return summary
 
 
+class Trained(NamedTuple):
+    """A run that has ended."""
+
+    seed: int  # its `config.seed`
+    run: folders.Run  # with the parameters of its last step
+    reports: list[dict[str, Any]]  # by step; see `MetricsLog.report`
+
+
+def train_seeds(
+    config: configuration.RunConfig,
+    seeds: int,
+    workdir: str | os.PathLike | None = None,
+    **options: Any,
+) -> list[Trained]:
+    """Trains a config with `seeds` seeds, from `config.seed` on, in one program.
+
+    Options are those of `train`; in place of a `workdir` None is a temporary
+    folder, of which nothing is left. The runs share one model and one task, so that
+    what is compiled for the model of one serves all.
+
+    Raises:
+      KeyboardInterrupt: If training is interrupted; in a `workdir` it is resumed.
+      NonFiniteLossError: If a run failed; the others are in `workdir`.
+    """
+    seeds = checks.positive_integer("seeds", seeds)
+    config = config.replace(training=dict(seeds=seeds))
+    with contextlib.ExitStack() as stack:
+        if workdir is None:
+            workdir = stack.enter_context(tempfile.TemporaryDirectory())
+        summary = train(config, workdir, **options)
+        if summary.interrupted:
+            raise KeyboardInterrupt
+        root = folders.Folder(checks.as_path(workdir))
+        failed = {} if seeds == 1 else summary.failed
+        if failed:
+            raise trainers.NonFiniteLossError(
+                "\n".join(f"Seed {seed}: {why}" for seed, why in failed.items())
+            )
+        trained = [
+            Trained(
+                own.seed,
+                folders.load_run(folder.root),
+                metrics_log.read(folder.metrics),
+            )
+            for own, folder in folders.of_runs(root, config)
+        ]
+    shared = dict(model=trained[0].run.model, task=trained[0].run.task)
+    return [each._replace(run=each.run._replace(**shared)) for each in trained]
+
+
 def _run(
     config, root, opened, placement, observers, override_config, given
 ) -> tuple[dict[int, opening.Summary], dict[int, str]]:
-    """Takes the remaining steps; returns by seed the summaries, or why a run failed."""
     training = config.training
     stored = [each.stored for each in opened]
     begun = [each for each in opened if each.stored.latest() is not None]
@@ -185,7 +225,7 @@ def _run(
     compile_seconds = time.perf_counter() - before
     with (
         contextlib.ExitStack() as stack,
-        _Interruption() as interruption,
+        _interruption() as is_requested,
         contextlib.ExitStack() as watching,
     ):
         if is_first:
@@ -219,7 +259,7 @@ def _run(
                 watching.callback(observer.end)
         _look(trainer)  # observers compile here
         console.start_clock()
-        _take_steps(trainer, training, interruption)
+        _take_steps(trainer, training, is_requested)
         for each in stored:
             each.close()  # signals are still deferred here, so that saving completes
         if trainer.step < training.steps:
@@ -273,21 +313,17 @@ def _summary(model, trainer, training, task, compile_seconds) -> opening.Summary
     )
 
 
-def _take_steps(trainer, training, interruption) -> None:
-    """Trains to the end or to an interruption; in both cases the last step is saved.
-
-    What is due depends only on the step, so that a resumed run reports, evaluates and
-    saves at the same steps as an uninterrupted one. Every due checkpoint is evaluated.
-    """
+def _take_steps(trainer, training, is_requested) -> None:
+    """Trains to the end or to an interruption; in both cases the last step is saved."""
+    # What is due depends only on the step, so that a resumed run reports, evaluates and
+    # saves at the same steps as an uninterrupted one.
     saved = reported = trainer.step
 
     def is_due(every):
         return trainer.step % every == 0 or trainer.step == training.steps
 
     while trainer.step < training.steps:
-        stops, steps = cluster.agree(
-            interruption.is_requested, trainer.affordable_steps
-        )
+        stops, steps = cluster.agree(bool(is_requested), trainer.affordable_steps)
         if stops:
             break
         trainer.take_steps(_next_stop(trainer, steps, training))
@@ -312,9 +348,7 @@ def _look(trainer, is_due: Callable[[int], bool] = bool) -> None:
     """Calls the observers of the models that moved, on the first process."""
     looks = {
         model.seed: [
-            each
-            for each in model.observers
-            if is_due(each.every) and each.wants(model.step)
+            x for x in model.observers if is_due(x.every) and x.wants(model.step)
         ]
         for model in trainer.moved
     }
@@ -333,9 +367,8 @@ def _next_stop(trainer, most, training) -> int:
         training.checkpoint_every,
         *(each.every for model in trainer.models for each in model.observers),
     )
-    step = trainer.step
+    step, most = trainer.step, min(training.steps_per_dispatch, most)
     due = min((step // every + 1) * every for every in marks)
-    most = min(training.steps_per_dispatch, most)
     return min(due, step + most, training.steps)
 
 
@@ -352,31 +385,24 @@ def _opening_line(config, trainer, placement, compile_seconds) -> str:
     )
 
 
-class _Interruption:
-    """While entered, notes the first SIGINT or SIGTERM in `is_requested`.
+@contextlib.contextmanager
+def _interruption() -> Iterator[list[int]]:
+    """Collects the first SIGINT or SIGTERM; the second raises KeyboardInterrupt."""
+    received, before = [], {}
 
-    The second raises KeyboardInterrupt. The former handlers are restored on
-    leaving. Outside the main thread, where Python allows no handlers, nothing changes.
-    """
+    def handle(number, frame):
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
 
-    def __init__(self):
-        self.is_requested = False
-        self._before = {}
-
-    def __enter__(self) -> "_Interruption":
+    try:
+        # Elsewhere Python allows no handlers, and nothing changes.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
+                before[number] = signal.signal(number, handle)
+        yield received
+    finally:
+        for number, handler in before.items():
             # None: the handler was not installed from Python and cannot be put back.
             if handler is not None:
                 signal.signal(number, handler)
-        self._before = {}
-
-    def _handle(self, number, frame) -> None:
-        if self.is_requested:
-            raise KeyboardInterrupt
-        self.is_requested = True

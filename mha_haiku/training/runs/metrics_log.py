@@ -21,7 +21,9 @@ class MetricsLog(contextlib.AbstractContextManager):
     """Writes the metrics of a run as they arrive.
 
     A line of metrics.jsonl is one report, its step and its metrics by name, or one
-    event, which is a warning too; see `events_of_steps`.
+    event, which is a warning too; see `events_of_steps`. Lines of steps after `start`
+    are dropped; up to there the run has trained `seconds`. Warnings begin with `name`,
+    such as "seed 3".
     """
 
     def __init__(
@@ -33,11 +35,6 @@ class MetricsLog(contextlib.AbstractContextManager):
         seconds: float = 0.0,
         name: str = "",
     ):
-        """Opens the log; call it when compilation is over, as its clock starts.
-
-        Lines of steps after `start` are dropped from `path`, metrics.jsonl. The run has
-        trained `seconds` up to there. Warnings begin with `name`, such as "seed 3".
-        """
         self._lines = files.LineWriter(path, last_step=start)
         self._opened = time.perf_counter() - seconds
         self._tensorboard = None
@@ -51,7 +48,6 @@ class MetricsLog(contextlib.AbstractContextManager):
     def report(
         self, step: int, metrics: dict[str, Any], *, learning_rate: float
     ) -> None:
-        """Writes one report, at once, with the seconds that the run has trained."""
         seconds = round(time.perf_counter() - self._opened, 3)
         more = {"learning_rate": learning_rate, "seconds": seconds}
         self._lines.append({"step": step, **metrics, **more})
@@ -60,12 +56,21 @@ class MetricsLog(contextlib.AbstractContextManager):
                 self._tensorboard.add_scalar(name, value, step)
 
     def event(self, event: dict[str, Any]) -> None:
-        """Writes one event, at once, and logs a warning."""
         self._lines.append(event)
-        _logger.warning(self._before + _sentence(event))
+        if event["event"] == "not_finite":
+            said = (
+                f"The {event['what']} is not finite at step {event['step']}: it is not "
+                f"applied ({event['skipped']} such so far)."
+            )
+        else:
+            said = (
+                f"The loss jumped to {event['loss']:.4g} at step {event['step']}: "
+                f"{event['deviations']:.1f} standard deviations above the mean of the "
+                f"{health.WINDOW} steps before."
+            )
+        _logger.warning(self._before + said)
 
     def close(self) -> None:
-        """Closes the files."""
         self._lines.close()
         if self._tensorboard is not None:
             self._tensorboard.close()
@@ -76,16 +81,13 @@ class Console(contextlib.AbstractContextManager):
 
     On a terminal a bar on stderr shows the progress, elsewhere each report prints a
     line on stdout with the time left; everywhere each evaluation prints a line on
-    stdout. Of several runs it shows the mean, and the range in brackets.
+    stdout, next to the task's baselines. Of several runs it shows the mean, and the
+    range in brackets.
     """
 
     def __init__(
         self, *, start: int, steps: int, baseline: dict[str, float], baseline_name: str
     ):
-        """Opens the bar from step `start` to `steps`, and starts its clock.
-
-        The baselines are the task's; evaluations are shown next to them.
-        """
         self._steps = steps
         self._baseline = baseline
         self._baseline_name = baseline_name
@@ -97,11 +99,9 @@ class Console(contextlib.AbstractContextManager):
         self._bar.close()
 
     def start_clock(self) -> None:
-        """Makes the time left count from here, where the first steps are compiled."""
         self._bar.start_clock()
 
     def advance(self, step: int) -> None:
-        """Moves the bar to a step."""
         self._bar.advance(step - self._bar.place)
 
     def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:
@@ -195,21 +195,7 @@ def check_tensorboard() -> Any:
 
 def _shown(values: Sequence[float], digits: int) -> str:
     """Returns the mean of numbers, and if they are several their range in brackets."""
-    text = f"{sum(values) / len(values):.{digits}f}"
-    if len(values) == 1:
-        return text
-    return f"{text} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
-
-
-def _sentence(event: dict[str, Any]) -> str:
-    """Returns the text of the warning for an event."""
-    if event["event"] == "not_finite":
-        return (
-            f"The {event['what']} is not finite at step {event['step']}: it is not "
-            f"applied ({event['skipped']} such so far)."
-        )
-    return (
-        f"The loss jumped to {event['loss']:.4g} at step {event['step']}: "
-        f"{event['deviations']:.1f} standard deviations above the mean of the "
-        f"{health.WINDOW} steps before."
+    mean, low, high = (
+        f"{x:.{digits}f}" for x in (sum(values) / len(values), min(values), max(values))
     )
+    return mean if len(values) == 1 else f"{mean} [{low}, {high}]"

@@ -55,23 +55,18 @@ class SeedsSummary(NamedTuple):
 class Opened(NamedTuple):
     """A run's folder, open for training."""
 
-    config: configuration.RunConfig  # the run's config
-    folder: folders.Folder  # the folder
-    # Its checkpoints, to be entered; the null object `Elsewhere` on other processes
-    # than the first.
-    stored: checkpoints.Checkpoints | checkpoints.Elsewhere
+    config: configuration.RunConfig
+    folder: folders.Folder
+    stored: checkpoints.Checkpoints | checkpoints.Elsewhere  # to be entered
     finished: Summary | None  # the summary if the run has ended already, else None
-    # What it is called among several that train together: "seed 3"; or "".
-    name: str = ""
+    name: str = ""  # among several that train together: "seed 3"
 
 
 def check_same(config: configuration.RunConfig) -> None:
     """Raises ConfigError, on all processes, where they have different configs."""
-    own = config.to_json()
-    texts = cluster.exchange(json.dumps(own))
-    for i, text in enumerate(texts):
-        lines = configuration.difference(json.loads(texts[0]), json.loads(text))
-        if lines:
+    first, *others = map(json.loads, cluster.exchange(json.dumps(config.to_json())))
+    for i, other in enumerate(others, start=1):
+        if lines := configuration.difference(first, other):
             raise ConfigError(
                 f"All processes must have the same config; from process 0 to {i}: "
                 f"{'; '.join(lines[:4])}."
@@ -85,10 +80,7 @@ def open_runs(
     *,
     override_config: bool,
 ) -> list[Opened]:
-    """Opens the folder of each run that a config describes; see `open_run`.
-
-    Of one seed it is `workdir`, of several one for each in `workdir`.
-    """
+    """Opens the folder of each run that a config describes; see `open_run`."""
     if config.training.seeds == 1:
         return [open_run(stack, config, workdir, override_config=override_config)]
 
@@ -99,11 +91,11 @@ def open_runs(
 
     cluster.first_does(open_here)
     root = folders.Folder(checks.as_path(workdir))
-    opened = []
-    for own, folder in folders.of_runs(root, config):
-        run = open_run(stack, own, folder.root, override_config=override_config)
-        opened.append(run._replace(name=f"seed {own.seed}"))
-    return opened
+    opened = [
+        open_run(stack, own, folder.root, override_config=override_config)
+        for own, folder in folders.of_runs(root, config)
+    ]
+    return [each._replace(name=f"seed {each.config.seed}") for each in opened]
 
 
 def open_run(
@@ -113,10 +105,9 @@ def open_run(
     *,
     override_config: bool,
 ) -> Opened:
-    """Opens a run's folder on the first process, which holds its lock.
+    """Opens a run's folder on the first process, and locks it until the stack closes.
 
-    The stack releases the lock when it is closed; `override_config` resumes even if the
-    config differs from the run's. All processes raise ConfigError if it does not fit.
+    All processes raise ConfigError if the config does not fit; see `loop.train`.
     """
     opened = []
 
@@ -179,7 +170,6 @@ def whole(
 
 
 def _check_seeds(folder, saved, config) -> None:
-    """Refuses a folder that holds a run of one seed for several, or other ones."""
     if saved is None:
         return
     has, wants = ((x.training.seeds, x.seed) for x in (saved, config))
@@ -192,7 +182,6 @@ def _check_seeds(folder, saved, config) -> None:
 
 
 def _check_start(folder, saved, config) -> None:
-    """Refuses to start from another run where there are parameters already."""
     if saved.init_from != config.init_from:
         raise ConfigError(
             f"config.init_from must be {saved.init_from!r}, from which the run in "
@@ -215,14 +204,13 @@ def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
         more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
         raise ConfigError(
             f"The run in {folder.root} has another config: "
-            f"{'; '.join(lines[:4] + more)}."
-            "\nTake another workdir, or pass override_config to resume this one."
+            f"{'; '.join(lines[:4] + more)}.\n"
+            "Take another workdir, or pass override_config to resume this one."
         )
     return bool(lines)
 
 
 def _finished(folder, config, latest) -> Summary | None:
-    """Returns the summary of a run that has taken all its steps, else None."""
     contents = files.read_json(folder.summary)
     if contents is None or set(contents) != set(Summary._fields):
         return None

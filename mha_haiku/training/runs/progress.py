@@ -34,7 +34,7 @@ class Bar:
 
         `doing` is what happens until the first `advance`, such as "compiling". With
         `leave` the bar stays on the terminal. Without `prints` the caller prints its
-        own lines where there is no terminal, with `times`.
+        own lines where there is no terminal.
         """
         import tqdm
 
@@ -72,12 +72,8 @@ class Bar:
         self.close()
 
     def advance(self, count: int = 1) -> None:
-        """Adds to the count; after `doing` the first is left out of rate and time left.
-
-        It was compiled then, which those to come are not.
-        """
         self.place += count
-        if self._doing:
+        if self._doing:  # the first step, with its compilation, is left out of rates
             self._doing = ""
             self._bar.set_postfix_str("", refresh=False)
             self._bar.n = self.place
@@ -95,7 +91,8 @@ class Bar:
         self._last_line = now
         name = f"{self._name} " if self._name else ""
         doing = "".join(f"{text}, " for text in (self._doing, self._note) if text)
-        _print(f"{name}{self.place}/{self.total}, {doing}{self.times()}")
+        place = f"{name}{self.place}/{self.total}"
+        _print(f"{place}, {doing}{self.times()}", sys.stderr)
 
     def start_clock(self) -> None:
         """Makes rate and time left count from here."""
@@ -109,12 +106,8 @@ class Bar:
         self._note = text
         self._bar.set_postfix_str(text)
 
-    def print(self, line: str, file: TextIO | None = None) -> None:
-        """Prints a line above the bar; on stdout unless `file` is given."""
-        if self.is_drawn:
-            self._bar.write(line, file=file)
-        else:
-            print(line, file=file, flush=True)
+    def print(self, line: str) -> None:
+        tell(line)
         self._last_line = time.perf_counter()
 
     def times(self) -> str:
@@ -133,9 +126,9 @@ class Bar:
         self._bar.close()
 
 
-def over(items: Iterable[Any], *, name: str, unit: str = "step") -> Iterator[Any]:
+def over(items: Iterable[Any], *, name: str) -> Iterator[Any]:
     """Yields items of known number, and shows how many are done; see `Bar`."""
-    with Bar(len(items), unit=unit, name=name, doing="compiling") as bar:
+    with Bar(len(items), unit="step", name=name, doing="compiling") as bar:
         for item in items:
             yield item
             bar.advance()
@@ -143,7 +136,7 @@ def over(items: Iterable[Any], *, name: str, unit: str = "step") -> Iterator[Any
 
 def say(what: str) -> None:
     """Prints on stderr what begins now, such as "compiling"."""
-    _print(f"{what} ...")
+    _print(f"{what} ...", sys.stderr)
 
 
 @contextlib.contextmanager
@@ -157,7 +150,7 @@ def during(what: str) -> Iterator[None]:
         now = time.perf_counter()
         if now - last >= _SECONDS_BETWEEN_LINES:
             last = now
-            _print(f"{what}, {_clock(now - began)} elapsed ...")
+            say(f"{what}, {_clock(now - began)} elapsed")
 
     with _repeatedly(still):
         yield
@@ -186,10 +179,9 @@ def _repeatedly(act: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def _print(line: str, file: TextIO | None = None) -> None:
+def _print(line: str, file: TextIO) -> None:
     import tqdm
 
-    file = file or sys.stderr
     tqdm.tqdm.write(line, file=file)  # above a bar that is there
     file.flush()
 

@@ -88,7 +88,14 @@ def shape(config: "RunConfig", num_devices: int) -> Shape:
             "Several seeds share the devices by their batches: config.devices.data."
         )
     _check_heads(config.model, heads)
-    _check_batch(config.training.batch_size, data)
+    size = config.training.batch_size
+    if rest := size % data:
+        below, above = size - rest, size - rest + data
+        raise ConfigError(
+            f"config.training.batch_size must be a multiple of the {data} devices that "
+            f"share it, got {size}; the nearest: "
+            f"{f'{below} and {above}' if below else above}."
+        )
     return sizes
 
 
@@ -104,7 +111,6 @@ def check_sequence(config: "RunConfig", length: int) -> None:
 
 
 def _is_replicated(config, sizes) -> bool:
-    """Returns whether each device has the whole model."""
     return sizes.heads == sizes.sequence == 1 and not config.devices.shard_parameters
 
 
@@ -113,8 +119,8 @@ def _check_heads(model, parts) -> None:
     for layer in models.heads_of_layers(model):
         counts.append((len(layer.names), "heads", layer.label))
         if layer.names and layer.groups is None:
-            own = layer.num_key_value_heads, "key/value heads", layer.label
-            counts.append(own)
+            count = layer.num_key_value_heads
+            counts.append((count, "key/value heads", layer.label))
     for i, size in enumerate(models.hidden_sizes(model)):
         counts.append((size, "hidden units", f"layer {i}"))
     for count, what, layer in counts:
@@ -123,14 +129,3 @@ def _check_heads(model, parts) -> None:
                 f"config.devices.heads must divide the {count} {what} of {layer}, got "
                 f"{parts}."
             )
-
-
-def _check_batch(size, parts) -> None:
-    rest = size % parts
-    if rest:
-        below, above = size - rest, size - rest + parts
-        nearest = f"{below} and {above}" if below else f"{above}"
-        raise ConfigError(
-            f"config.training.batch_size must be a multiple of the {parts} devices "
-            f"that share it, got {size}; the nearest: {nearest}."
-        )

@@ -52,7 +52,6 @@ def _state_of(params, transformation) -> stepping.TrainState:
 
 
 def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
-    """Raises ConfigError if `count` states are larger than the devices' memory."""
     size = count * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
     if on[0].platform == "cpu":  # whose devices share the memory of a machine
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -86,7 +85,7 @@ class Model:
 
     def __post_init__(self):
         self.step = self.start  # the steps it has taken
-        self.open_window(0.0)
+        self._window_start, self._window = (self.start, 0.0), []
 
     def take(self, report: stepping.Report, state: Any, max_skips: int) -> int:
         """Takes note of a dispatch, whose steps it logs and returns the number of."""
@@ -109,20 +108,14 @@ class Model:
         return taken
 
     def close_window(self, seconds: float) -> None:
-        """Sets `metrics` to the means since the window was opened."""
-        self.metrics = {}
-        if self.step > self._window_start[0]:
-            examples = (self.step - self._window_start[0]) * self.batch_size
-            rate = examples / (seconds - self._window_start[1])
+        """Sets `metrics` to the means since the last call, and opens a new window."""
+        (step, began), self.metrics = self._window_start, {}
+        if self.step > step:
+            rate = (self.step - step) * self.batch_size / (seconds - began)
             self.metrics = {**_means(self._window), "examples_per_second": rate}
-
-    def open_window(self, seconds: float) -> None:
-        """Begins to collect the numbers of steps; see `close_window`."""
-        self._window_start = (self.step, seconds)
-        self._window: list[stepping.Report] = []
+        self._window_start, self._window = (self.step, seconds), []
 
     def evaluate(self, sums: losses.Sums) -> None:
-        """Adds the means of an evaluation to `metrics`; fails on nonfinite ones."""
         means = evaluation.means(sums)
         if not math.isfinite(means["loss"]):
             self.fail(f"The held-out loss is not finite at step {self.step}")
@@ -130,10 +123,8 @@ class Model:
         self.metrics |= {f"held_out_{name}": value for name, value in means.items()}
 
     def fail(self, what: str) -> None:
-        """Sets `failure`."""
-        good = self.stored.latest()
         kept = "no checkpoint has been saved"
-        if good is not None:
+        if (good := self.stored.latest()) is not None:
             kept = f"the last good checkpoint is of step {good}"
         self.failure = (
             f"{what}; {kept}. A smaller config.optimizer.learning_rate or clip_norm, "
@@ -144,8 +135,9 @@ class Model:
 class Trainer:
     """Takes steps, reports and saves, of one model or several; `loop.py` decides when.
 
-    Models may be at different steps where a run was killed while it saved: those that
-    are behind catch up. One that fails stays behind; the others continue.
+    Each starts from the newest of its `stored` checkpoints, or else from `source` or
+    its seed. Models may be at different steps where a run was killed while it saved:
+    those that are behind catch up. One that fails stays behind; the others continue.
     """
 
     def __init__(
@@ -157,12 +149,6 @@ class Trainer:
         placement: devices.Placement,
         source: warm_start.Source | None = None,
     ):
-        """Compiles the programs, and puts the states to start from on the devices.
-
-        Each run starts from the newest of its `stored` checkpoints, or anew. Where only
-        parameters are stored, the optimizer starts anew. The states of runs without a
-        checkpoint come from `source`, or from their seeds.
-        """
         training = config.training
         self.together = devices.Together(placement, len(stored))
         placement = self.together.placement
@@ -260,18 +246,11 @@ class Trainer:
         reports = self.together.fetch(report)
         seconds = time.perf_counter() - before
         self.seconds += seconds
-        taken = [
-            model.take(report, state, self._max_skips)
-            for model, report, state in zip(
-                self.models, reports, self._numbers(), strict=True
-            )
-        ]
-        self.affordable_steps = max(
-            1, int(_SECONDS_PER_DISPATCH * max(taken) / seconds)
-        )
-        self.moved = [
-            model for model, count in zip(self.models, taken, strict=True) if count
-        ]
+        each = zip(self.models, reports, self._numbers(), strict=True)
+        taken = [model.take(x, state, self._max_skips) for model, x, state in each]
+        affordable = int(_SECONDS_PER_DISPATCH * max(taken) / seconds)
+        self.affordable_steps = max(1, affordable)
+        self.moved = [x for x, count in zip(self.models, taken, strict=True) if count]
         self._drop_failed()
         self.console.advance(self.step)
 
@@ -287,13 +266,11 @@ class Trainer:
         learning_rate = float(self._schedule(np.int32(max(self.step - 1, 0))))
         for model in self.moved:
             model.log.report(self.step, model.metrics, learning_rate=learning_rate)
-            model.open_window(self.seconds)
         self.console.report(self.step, [model.metrics for model in self.moved])
 
     def complete(self) -> None:
         """Evaluates the models that have come here without a report."""
-        without = [x for x in self.models if not x.metrics and not x.failure]
-        if without:
+        if without := [x for x in self.models if not (x.metrics or x.failure)]:
             self._evaluate(without)
 
     def params(self) -> list[tuple[Model, Any]]:
@@ -307,34 +284,27 @@ class Trainer:
             model.stored.save(self.step, state, held_out_loss=loss)
 
     def _evaluate(self, of: Sequence[Model]) -> None:
-        """Adds the held-out loss and accuracy to the metrics of some models."""
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
-        sums = self.together.fetch(sums)
-        for model, own in zip(self.models, sums, strict=True):
+        for model, own in zip(self.models, self.together.fetch(sums), strict=True):
             if model in of:
                 model.evaluate(own)
         self._drop_failed()
 
     def _numbers(self) -> list[stepping.TrainState]:
         """Returns the states of all models without their arrays, on the host."""
-        small = self.state._replace(params=(), optimizer_state=())
-        return self.together.fetch(small)
+        return self.together.fetch(self.state._replace(params=(), optimizer_state=()))
 
     def _of_moved(self, tree) -> list[tuple[Model, Any]]:
         pairs = zip(self.models, self.together.fetch(tree), strict=True)
         return [(model, own) for model, own in pairs if model in self.moved]
 
     def _drop_failed(self) -> None:
-        """Warns of models that failed; raises an error if no other is left."""
         failed = [model for model in self.moved if model.failure]
         self.moved = [model for model in self.moved if not model.failure]
         if all(model.failure for model in self.models):
-            several = len(self.models) > 1
+            several = [f"Seed {x.seed}: {x.failure}" for x in self.models]
             raise NonFiniteLossError(
-                "\n".join(
-                    f"Seed {x.seed}: {x.failure}" if several else x.failure
-                    for x in self.models
-                )
+                "\n".join(several) if len(several) > 1 else self.models[0].failure
             )
         for model in failed:
             _logger.warning(f"Seed {model.seed} has ended: {model.failure}")

@@ -43,8 +43,8 @@ class Source(NamedTuple):
     """The run to start from."""
 
     path: str  # `config.init_from`
-    run: folders.Run  # the run, with looped layers
-    kept: tasks.Kept | None  # its tokenizer, for any text; None: it has none
+    run: folders.Run  # with looped layers
+    kept: tasks.Kept | None  # its tokenizer, for any text
 
     def __str__(self) -> str:
         return f"Embeddings and layers are from {self.path}, step {self.run.step}."
@@ -56,9 +56,9 @@ def load(config: configuration.RunConfig) -> Source:
     run = folders.load_run(path).looped()
     kept = folders.shared_kept(folders.Folder(checks.as_path(path)))
     own, its = (getattr(x.data, "tokenizer", None) for x in (config, run.config))
-    has = None
-    if kept is not None and its is None and config.task.name != run.config.task.name:
-        has = f"those of the task {run.config.task.name!r} alone"
+    has, name = None, run.config.task.name
+    if kept is not None and its is None and config.task.name != name:
+        has = f"those of the task {name!r} alone"
     elif own != its:
         has = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
         has += f", and this run has {repr(own) if own else 'none'}"
@@ -109,9 +109,8 @@ def _shapes(params, left_out) -> dict[str, tuple[int, ...]]:
 
 def _with_rows_of(its, own) -> dict[str, np.ndarray]:
     """Returns tables with as many rows as `own`: the rows of `its`, then of `own`."""
-    if set(own) != set(its) or any(
-        np.shape(own[name])[1:] != np.shape(its[name])[1:] for name in own
-    ):
+    widths, other = ({k: np.shape(x)[1:] for k, x in y.items()} for y in (own, its))
+    if widths != other:
         return its
     return {
         name: np.concatenate([its[name][: len(x)], x[len(its[name]) :]])
@@ -129,18 +128,13 @@ def _check_alike(source, config, own, its, fresh) -> None:
     there, here = ({"model": x.model.to_json()} for x in (source.run.config, config))
     fields = configuration.difference(there, here)
     fields = [field for field in fields if not field.startswith(_FREE)]
-    if not differ and not fields:
-        return
-    what = (
-        f"in {checks.listed(differ, _MOST_SHOWN)}"
-        if differ
-        else "in what its parameters mean"
-    )
-    raise ConfigError(
-        f"config.init_from must be a run of the same model; {source.path} differs "
-        f"{what}.\nFields there and here: "
-        f"{checks.listed(fields, _MOST_SHOWN) or 'the same'}."
-    )
+    if differ or fields:
+        what = checks.listed(differ, _MOST_SHOWN) or "what its parameters mean"
+        raise ConfigError(
+            f"config.init_from must be a run of the same model; {source.path} differs "
+            f"in {what}.\nFields there and here: "
+            f"{checks.listed(fields, _MOST_SHOWN) or 'the same'}."
+        )
 
 
 def _size(shape) -> str:

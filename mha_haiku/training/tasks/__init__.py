@@ -14,7 +14,6 @@ from mha_haiku.training.tasks import (
     induction,
     language_model,
     markov_chains,
-    masked_language_model,
     max_retrieval,
     modular_addition,
     number_words,
@@ -64,7 +63,7 @@ _TASKS = {
         modular_addition.ModularAddition,
         parity.Parity,
         digits_anomaly.DigitsAnomaly,
-        masked_language_model.MaskedLanguageModel,
+        language_model.MaskedLanguageModel,
         language_model.LanguageModel,
         sentences.Sentences,
         uniform_sequences.ReverseSeq2Seq,
@@ -90,23 +89,17 @@ def names() -> tuple[str, ...]:
 def options(name: str) -> dict[str, dict[str, fields.Field]]:
     """Returns the fields that a task has in `config.task` and in `config.data`.
 
-    Args:
-      name: One of `names()`, or the file and class of a task of your own,
-        "mine.py:MyTask".
-
-    Raises:
-      ConfigError: If there is no such task.
+    The name is one of `names()`, or the file and class of a task of your own,
+    "mine.py:MyTask"; ConfigError if there is no such task.
     """
     return _declared(_task(name))
 
 
 def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
     declared: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
-    known = fields.declared(task)
-    for field in dataclasses.fields(task):
-        if field.name in known:
-            section = field.metadata.get("section", "task")
-            declared[section][field.name] = known[field.name]
+    metadata = {field.name: field.metadata for field in dataclasses.fields(task)}
+    for name, field in fields.declared(task).items():
+        declared[metadata[name].get("section", "task")][name] = field
     return declared
 
 
@@ -129,17 +122,11 @@ def model_defaults(name: str) -> dict[str, Any]:
 
 
 def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
-    """Makes the task of that name.
+    """Makes the task of that name, with options that differ from their defaults.
 
-    Args:
-      name: Name of the task; see `options`.
-      kept: What `Task.keep` returned when a run with this task began.
-      **given: Options of the task that differ from their defaults: the fields of
-        `config.task` except the name, and the fields of `config.data`.
-
-    Raises:
-      ConfigError: If there is no such task, an option is unknown, or has a value that
-        the task refuses.
+    They are the fields of `config.task`, except the name, and of `config.data`; `kept`
+    is what `Task.keep` returned when a run with this task began. ConfigError if there
+    is no such task or option, or the task refuses a value.
     """
     task = _task(name)
     known = [field.name for field in dataclasses.fields(task) if field.init]
@@ -165,25 +152,18 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
 def from_text(path: str | os.PathLike, **options: Any) -> Task:
     """Makes the task to predict the next token of a text, for `mha_haiku.train`.
 
-    Args:
-      path: A UTF-8 file or a folder of them.
-      **options: Options of the task "language_model", such as `sequence_length`,
-        `tokenizer` and `vocabulary_size`; see `options`.
-
-    Raises:
-      ConfigError: If it cannot be read or is too short, or there is no such option.
+    The path is a UTF-8 file or a folder of them; options are those of the task
+    "language_model", such as `sequence_length`, `tokenizer` and `vocabulary_size`.
+    ConfigError if the text cannot be read or is too short.
     """
     return make("language_model", path=os.fspath(path), **options)
 
 
 def register(task: type[Task]) -> str:
-    """Registers a task class in this process and returns its name.
+    """Registers a task class in this process; returns its `config.task.name`.
 
-    The name serves as `config.task.name`. A class in a file is named "mine.py:MyTask"
-    and needs no registration.
-
-    Raises:
-      ConfigError: If it is not a frozen dataclass with all that a task needs.
+    A class in a file is named "mine.py:MyTask" and needs no registration. ConfigError
+    unless it is a frozen dataclass with all that a task needs.
     """
     if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", None)) is task:
         return task.name

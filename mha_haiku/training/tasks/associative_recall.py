@@ -34,9 +34,7 @@ class AssociativeRecall(base.UniformTask):
     name: ClassVar[str] = "associative_recall"
     sequence_length: int = fields.field(16, "tokens in an example", sampling.count(3))
     num_pairs: int = fields.field(
-        6,
-        "key-value pairs; the remaining tokens are queries",
-        sampling.count(1),
+        6, "key-value pairs; the remaining tokens are queries", sampling.count(1)
     )
     num_keys: int = fields.field(16, "tokens that can be keys", sampling.count(1))
     num_values: int = fields.field(16, "tokens that can be values", sampling.count(2))
@@ -74,10 +72,9 @@ class AssociativeRecall(base.UniformTask):
         queried = sampling.integers(for_queries, self.num_pairs)
         pairs = jnp.stack([keys, values + self.num_keys], axis=1).reshape(-1)
         unasked = jnp.zeros_like(pairs)
+        weights = [unasked.astype(jnp.float32), base.all_count(queried)]
         return base.Example(
             inputs=jnp.concatenate([pairs, keys[queried]]),
             targets=jnp.concatenate([unasked, values[queried]]),
-            weights=jnp.concatenate(
-                [unasked.astype(jnp.float32), base.all_count(queried)]
-            ),
+            weights=jnp.concatenate(weights),
         )

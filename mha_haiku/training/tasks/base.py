@@ -23,20 +23,17 @@ from mha_haiku.training.tasks import edit_distance
 class Example(NamedTuple):
     """One example of a task; a batch of them has leading axes on every array."""
 
+    # `[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source.
     inputs: jax.Array
-    """`[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source."""
+    # `[T]` int32 class of each position; `[]` int32 where there is one: the class of
+    # the whole example, of a set task the index in the set.
     targets: jax.Array
-    """`[T]` int32 class of each position; `[]` int32 where there is one: the class of
-    the whole example, of a set task the index in the set."""
-    weights: jax.Array
-    """Shaped like `targets`, float32: 1 where the target counts, 0 elsewhere."""
-    lengths: jax.Array | None = None
-    """`[]` int32 number of valid inputs; None: all are valid in every example."""
+    weights: jax.Array  # shaped like `targets`, float32: 0 where one does not count
+    lengths: jax.Array | None = None  # `[]` int32, valid inputs; None: all are valid
+    # `[T]` int32 tokens that a decoder reads: the start token, then the target's but
+    # its last one; None: the model has no decoder.
     decoder_inputs: jax.Array | None = None
-    """`[T]` int32 tokens that a decoder reads: the start token, then the target's but
-    its last one; None: the model has no decoder."""
-    decoder_lengths: jax.Array | None = None
-    """`[]` int32 number of valid positions of these; None: all are valid."""
+    decoder_lengths: jax.Array | None = None  # `[]` int32, valid positions of these
 
     def model_inputs(self) -> dict[str, jax.Array | None]:
         """Returns what a model reads of it, as keyword arguments of `Model.apply`."""
@@ -47,30 +44,19 @@ class Example(NamedTuple):
         return given
 
     def axes(self) -> "Example":
-        """Returns, in place of each array of a batch, the letters of its axes.
-
-        Axes "B" (batch) and "T" (positions) may be split over devices.
-        """
-        letters = ("BTD", "BT", "BT", "B", "BT", "B")
-        return Example(
-            *(
-                None if x is None else axes[: jnp.ndim(x)]
-                for axes, x in zip(letters, self, strict=True)
-            )
-        )
+        """Returns the axes of each array as letters: "B" batch, "T" positions."""
+        pairs = zip(("BTD", "BT", "BT", "B", "BT", "B"), self, strict=True)
+        return Example(*(x if x is None else axes[: jnp.ndim(x)] for axes, x in pairs))
 
 
 class Kept(NamedTuple):
     """What a run stores of a task that learns from the user's data."""
 
-    tokenizer: str = ""
-    """The tokenizer, as JSON; empty: there is none."""
+    tokenizer: str = ""  # as JSON; empty: there is none
+    # "name" and "sha256" of the text, and any "labels"; None lets any text be read.
     text: dict[str, Any] | None = None
-    """"name" and "sha256" of the text, and its "labels" where it has some; None lets
-    any text be read."""
+    # The data itself by names, where it was given in Python.
     arrays: Mapping[str, np.ndarray] | None = None
-    """The data itself by names, where it was given in Python; None: it is read from
-    where the config says."""
 
 
 class Task(abc.ABC):
@@ -103,53 +89,42 @@ class Task(abc.ABC):
     own is in arrays or pairs of texts, `from_arrays` and `from_examples` need no class.
     """
 
-    name: ClassVar[str]
-    """The task's name in configs and titles; the name of the class if left out."""
-    sequence_length: int
-    """T, positions of an example's inputs; of a source S."""
-    target_length: int | None = None
-    """T, positions of the decoder; None: there is none, targets are like inputs."""
-    start_token: int | None = None
-    """What a decoder reads first, one of the classes; None: there is no decoder."""
-    end_token: int | None = None
-    """The class that ends an answer; None: an answer has no end."""
-    num_tokens: int | None
-    """Number of different input tokens; None where inputs are features."""
-    feature_size: int | None = None
-    """D, width of the input features; None where inputs are tokens."""
+    name: ClassVar[str]  # in configs and titles; the class's if left out
+    sequence_length: int  # T, positions of an example's inputs; of a source S
+    target_length: int | None = None  # T, positions of the decoder, if there is one
+    start_token: int | None = None  # the class that a decoder reads first
+    end_token: int | None = None  # the class that ends an answer
+    num_tokens: int | None  # of the inputs; None: they are features
+    feature_size: int | None = None  # D, width of the features; None: they are tokens
+    # C, classes of the logits of a position or of the whole example; 1 for a set task,
+    # which has a logit per element.
     num_classes: int
-    """C, classes of the logits of a position or of the whole example; 1 for a set task,
-    which has a logit per element."""
+    # Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
+    # sees the position but no input, so that its answer is the same for every example;
+    # or of the simple predictor that `baseline_name` names.
     baseline: dict[str, float]
-    """Chance level: "accuracy" and "loss" (nats per target) of the best predictor that
-    sees the position but no input, so that its answer is the same for every example; or
-    of the simple predictor that `baseline_name` names."""
+    baseline_name: str = "chance"  # or "unigram", "bag of words"
+    # What studies can measure a model by, its own metric first; without targets there
+    # are no loss and no accuracy, and nothing to train on.
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "drift")
-    """What studies can measure a model by, its own metric first; without targets there
-    are no loss and no accuracy, and nothing to train on."""
+    # Whether a target of shape `[]` is the class of the whole example, which the model
+    # reads from one position or their mean, and not an index in a set.
     labels_whole: ClassVar[bool] = False
-    """Whether a target of shape `[]` is the class of the whole example, which the model
-    reads from one position or their mean, and not an index in a set."""
+    # Whether evaluations also tell `exact_match`, the share of examples of which every
+    # target that counts is predicted.
     counts_exact: ClassVar[bool] = False
-    """Whether evaluations also tell `exact_match`, the share of examples of which every
-    target that counts is predicted."""
-    baseline_name: str = "chance"
-    """What `baseline` is the level of: "chance", "unigram" or "bag of words"."""
+    # Whether a target is the next input: only a causal model does not see it, and can
+    # continue a prompt.
     continues: ClassVar[bool] = False
-    """Whether a target is the next input: only a causal model does not see it, and can
-    continue a prompt."""
+    # What suits this task of `config.model`: values by dotted names.
     model_defaults: ClassVar[Mapping[str, Any]] = {}
-    """What suits this task of `config.model`, where its own defaults do not: values by
-    dotted names."""
 
     def __init_subclass__(cls, **options: Any):
-        """Gives a class without a name its own."""
         super().__init_subclass__(**options)
         if not hasattr(cls, "name"):
             cls.name = cls.__name__
 
     def __post_init__(self):
-        """Checks each field that was declared."""
         known = fields.declared(type(self))
         for field in dataclasses.fields(self):
             if "declared" in field.metadata:
@@ -157,11 +132,9 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def example(self, key: jax.Array, data: Any) -> Example:
-        """Returns one example, a pure function of its arguments, under jit and vmap.
+        """Makes the example of a PRNG key, a pure function under jit and vmap.
 
-        Args:
-          key: The PRNG key that decides the example.
-          data: `train_data` or `held_out_data`, on the device or not.
+        `data` is `train_data` or `held_out_data`, on the device or not.
         """
 
     # To train on, and to evaluate on.
@@ -187,14 +160,10 @@ class Task(abc.ABC):
         return None
 
     def correct(self, logits: jax.Array, example: Example) -> jax.Array:
-        """Returns where the likeliest class is the target, at any weight.
+        """Returns where the likeliest class is the target, shaped like the targets.
 
-        Args:
-          logits: `[..., T, C]`; a set task: `[..., T]`.
-          example: One example or a batch, with the leading axes of `logits`.
-
-        Returns:
-          Boolean, shaped like `example.targets`.
+        `logits` are `[..., T, C]`, or `[..., T]` of a set task, with the leading axes
+        of the example or batch.
         """
         return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
 
@@ -230,11 +199,7 @@ class Task(abc.ABC):
         return " ".join(self.labels(example)[: example.lengths])
 
     def answer(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Returns the readable text of a model's answer.
-
-        Args:
-          tokens: Classes; those from the end token on are left out.
-        """
+        """Returns the text of a model's answer, `[T]` classes up to the end token."""
         pieces = b"".join(map(self.piece, self.until_end(tokens)))
         return pieces.decode("utf-8", errors="replace").removeprefix(" ")
 
@@ -245,24 +210,14 @@ class Task(abc.ABC):
             return tokens[: tokens.index(self.end_token)]
         return tokens
 
-    def alignment(self, example: Example) -> np.ndarray | None:
-        """Returns which source positions a decoder should look at, where it is known.
-
-        Returns:
-          `[T, S]` booleans on the host: in row t, which predicts target t, the source
-          positions that decide it; a row of which nothing is known has none. None:
-          nothing is known of any.
-        """
-        return None
-
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
-        """Returns what cross-attention is measured against, by names; {}: nothing.
+        """Returns what cross-attention is measured against, by name; {}: nothing.
 
-        "aligned" is `alignment`; the others are parts of it that are of interest. The
-        names are the same for all examples of the task.
+        "aligned" are `[T, S]` booleans on the host: in row t, which predicts target t,
+        the source positions that decide it, or none where that is unknown. The others
+        are parts of it. The names are the same for all examples of the task.
         """
-        aligned = self.alignment(example)
-        return {} if aligned is None else {"aligned": aligned}
+        return {}
 
     def right_answers(self, example: Example) -> list[list[int]]:
         """Returns all right answers to one example, without end tokens."""
@@ -272,19 +227,11 @@ class Task(abc.ABC):
     def score(
         self, answers: Sequence[Sequence[int] | np.ndarray], examples: Example
     ) -> dict[str, float]:
-        """Scores the answers that a model has decoded.
+        """Scores the answers that a model has decoded to a batch on the host.
 
-        Args:
-          answers: Classes, for each example; see `answer`.
-          examples: A batch, on the host.
-
-        Returns:
-          "exact_match", the share of answers that are right as a whole, in [0, 1], and
-          "token_error_rate", in which an answer counts by the right one nearest to it;
-          see `edit_distance.error_rate`.
-
-        Raises:
-          ValueError: If there is not one answer for each example.
+        Returns "exact_match", the share of answers that are right as a whole, in [0,
+        1], and "token_error_rate", in which an answer counts by the right one nearest
+        to it; see `edit_distance.error_rate`.
         """
         edits, lengths = self._edits(answers, examples)
         return {
@@ -297,17 +244,10 @@ class Task(abc.ABC):
         return None
 
     def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's text as tokens.
+        """Encodes a user's text as tokens, int32, as many as the text has.
 
-        Args:
-          text: Token ids or token labels, separated by spaces: "3 1 4"; any
-            number of them, not T only.
-
-        Returns:
-          `[t]` int32, t being the number of tokens of the text.
-
-        Raises:
-          ConfigError: If there are none, or one is not a token.
+        The text has token ids or labels, separated by spaces: "3 1 4". ConfigError if
+        there are none, or one is not a token.
         """
         words = text.split()
         if not words:
@@ -329,22 +269,18 @@ class Task(abc.ABC):
         """Encodes a text for a causal model to continue."""
         return self.encode(text)
 
-    def _edits(self, answers, examples) -> tuple[np.ndarray, np.ndarray]:
+    def _edits(self, answers, examples) -> np.ndarray:
         """Returns each answer's distance to the nearest right one, and its length."""
         if len(answers) != len(examples.targets):
             raise ValueError(
                 f"answers must be as many as examples, {len(examples.targets)}, got "
                 f"{len(answers)}."
             )
-        nearest = [
-            edit_distance.nearest(
-                self.until_end(answer),
-                self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples)),
-            )
-            for i, answer in enumerate(answers)
-        ]
-        edits, lengths = np.array(nearest, np.int64).reshape(-1, 2).T
-        return edits, lengths
+        nearest = []
+        for i, answer in enumerate(answers):
+            right = self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples))
+            nearest.append(edit_distance.nearest(self.until_end(answer), right))
+        return np.array(nearest, np.int64).reshape(-1, 2).T
 
 
 class UniformTask(Task):
@@ -359,7 +295,6 @@ class UniformTask(Task):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level: a guess among the classes."""
         return {"accuracy": 1 / self.num_classes, "loss": math.log(self.num_classes)}
 
 
@@ -413,6 +348,17 @@ def check_parts(
         )
 
 
+def split(
+    data: Any, held_out: np.ndarray, fraction: float, what: str
+) -> tuple[Any, Any]:
+    """Splits a tree of arrays `[N, ...]` by booleans `[N]`; see `check_parts`."""
+    counts = np.sum(~held_out), np.sum(held_out)
+    check_parts("held_out_fraction", fraction, *counts, what)
+    return tuple(
+        jax.tree.map(lambda x, y=chosen: x[y], data) for chosen in (~held_out, held_out)
+    )
+
+
 @contextlib.contextmanager
 def needed(package: str, by: str) -> Iterator[None]:
     """Raises ConfigError where a package of `mha_haiku[data]` cannot be imported."""
@@ -427,9 +373,8 @@ def needed(package: str, by: str) -> Iterator[None]:
 def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
     """Returns the chance level of always giving the frequencies of training targets.
 
-    `learnt` and `met`, `[C]`, are how often each class is a target of the training and
-    of the held-out part. The accuracy is of the commonest class, and the loss of the
-    frequencies, with one added to every count so that none is zero.
+    `learnt` and `met`, `[C]`, count each class as a target of the training and of the
+    held-out part. One is added to every count of the first, so that none is zero.
     """
     log_probabilities = np.log((learnt + 1) / (learnt.sum() + len(learnt)))
     return {
@@ -444,14 +389,12 @@ def all_count(targets: jax.Array) -> jax.Array:
 
 
 def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
-    """Returns the examples of a batch that have the given indices.
+    """Makes the examples of a batch that have the given indices `[B]`.
 
-    An example depends only on `key`, which the batch shares, and its index `[B]`,
-    so that a batch is the same however its indices are spread over devices. `data` is
-    `task.train_data` or `task.held_out_data`.
+    An example depends only on `key`, which the batch shares, and its index, so that a
+    batch is the same however its indices are spread over devices; `data` is as in
+    `Task.example`.
     """
-
-    def one(index):
-        return task.example(jax.random.fold_in(key, index), data)
-
-    return jax.vmap(one)(indices)
+    return jax.vmap(lambda index: task.example(jax.random.fold_in(key, index), data))(
+        indices
+    )

@@ -42,9 +42,7 @@ class BigramBackcopy(base.Task):
         16, "number of different symbols", fields.integer(2, 256)
     )
     num_triggers: int = fields.field(
-        3,
-        "symbols after which the one before them comes again",
-        fields.integer(0, 255),
+        3, "symbols after which the one before them comes again", fields.integer(0, 255)
     )
 
     def __post_init__(self):
@@ -53,7 +51,6 @@ class BigramBackcopy(base.Task):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens: the symbols, and the start token, which is the last."""
         return self.num_symbols + 1
 
     @property
@@ -62,7 +59,6 @@ class BigramBackcopy(base.Task):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level: how often each symbol stands at each position."""
         # Pairs of a symbol and the one before it are a chain of their own.
         is_trigger = np.arange(self.num_symbols) < self.num_triggers
         pairs = np.diag(~is_trigger / (~is_trigger).sum())

@@ -33,19 +33,11 @@ def check_class(name: str, task: Any) -> None:
 
 
 def check(name: str, task: Task, *, is_own: bool = True) -> Example:
-    """Checks a task's attributes and one example against each other.
+    """Checks a task's attributes against an example, of which it returns the shapes.
 
-    Args:
-      name: What the message calls the task.
-      task: The task.
-      is_own: Whether the user wrote the task: then its errors are told as the user's,
-        and some examples are made to look at their integers, too.
-
-    Returns:
-      The shapes and dtypes of the example.
-
-    Raises:
-      ConfigError: With all that does not fit, in one message.
+    Of a task that `is_own`, the user's, errors are told as the user's, and the integers
+    of some examples are checked, too. ConfigError has all that does not fit; `name` is
+    what it calls the task.
     """
     faults = _faults_of_attributes(task)
     example = None
@@ -63,26 +55,24 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
 
 
 def _faults_of_attributes(task) -> list[str]:
-    faults = []
-    for attribute in ("sequence_length", "num_classes"):
-        value = getattr(task, attribute)
-        if not _is_count(value):
-            faults.append(
-                f"{attribute} must be an integer above 0, not {described(value)}"
-            )
-    sizes = {x: getattr(task, x) for x in ("num_tokens", "feature_size")}
-    given = [x for x, value in sizes.items() if value is not None]
-    if len(given) != 1 or not _is_count(sizes[given[0]]):
+    faults = [
+        f"{name} must be an integer above 0, not {described(getattr(task, name))}"
+        for name in ("sequence_length", "num_classes")
+        if not _is_count(getattr(task, name))
+    ]
+    sizes = task.num_tokens, task.feature_size
+    given = [size for size in sizes if size is not None]
+    if len(given) != 1 or not _is_count(given[0]):
         faults.append(
             "either num_tokens or feature_size must be an integer above 0 and the "
-            f"other None, not {described(sizes['num_tokens'])} and "
-            f"{described(sizes['feature_size'])}"
+            f"other None, not {described(sizes[0])} and {described(sizes[1])}"
         )
     levels = task.baseline
     wanted = [x for x in ("accuracy", "loss") if x in task.metrics]
-    if not isinstance(levels, dict) or not all(
+    has_levels = isinstance(levels, dict) and all(
         isinstance(levels.get(x), (int, float)) for x in wanted
-    ):
+    )
+    if not has_levels:
         faults.append(
             f"baseline must have numbers for {' and '.join(wanted)}, not "
             f"{described(levels)}"
@@ -109,35 +99,29 @@ def _traced(name, task, is_own) -> Example:
 
 
 def _faults_of_shapes(task, example) -> list[str]:
-    """Returns which arrays of an example have another shape or kind than the task's."""
     has_decoder = example.decoder_inputs is not None
     length = task.target_length if has_decoder else task.sequence_length
     shape = () if example.targets.ndim == 0 else (length,)
     features = () if task.num_tokens is not None else (task.feature_size,)
-    parts = {
-        "inputs": ((task.sequence_length, *features), not features),
-        "targets": (shape, True),
-        "weights": (shape, False),
-        "lengths": ((), True),
-        "decoder_inputs": (shape, True),
-        "decoder_lengths": ((), True),
-    }
+    inputs = (task.sequence_length, *features)
+    wanted = Example(inputs, shape, shape, (), shape, ())
+    floats = {"weights", "inputs"} if features else {"weights"}
     faults = []
-    for part, (wanted, is_integer) in parts.items():
-        x = getattr(example, part)
-        if x is None and part not in ("inputs", "targets", "weights"):
+    for part, x in example._asdict().items():
+        if x is None and part in Example._field_defaults:
             continue
-        kind = np.integer if is_integer else np.floating
-        if x is None or x.shape != wanted or not np.issubdtype(x.dtype, kind):
-            called = "integers" if is_integer else "floats"
+        kind, called = np.integer, "integers"
+        if part in floats:
+            kind, called = np.floating, "floats"
+        size = getattr(wanted, part)
+        if x is None or x.shape != size or not np.issubdtype(x.dtype, kind):
             faults.append(
-                f"{part} must be {called} of shape {wanted}, got {described(x)}"
+                f"{part} must be {called} of shape {size}, got {described(x)}"
             )
     return faults
 
 
 def _faults_of_values(task) -> list[str]:
-    """Returns which integers of the first examples are outside of their range."""
     keys = jax.random.split(jax.random.key(0), 8)
     examples = jax.vmap(lambda key: task.example(key, task.train_data))(keys)
     is_set = examples.targets.ndim == 1 and not task.labels_whole

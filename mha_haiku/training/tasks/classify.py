@@ -18,12 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import (
-    base,
-    python_expressions,
-    sampling,
-    text,
-)
+from mha_haiku.training.tasks import base, python_expressions, sampling, text
 
 _COLUMNS = ("text", "label")
 _CLS = "[CLS]"
@@ -85,9 +80,8 @@ class Classify(text.TextTask):
         for each, label in rows:
             part = parts[sampling.is_held_out(each, self.held_out_fraction)]
             part.append((each, labels.index(label)))
-        base.check_parts(
-            "held_out_fraction", self.held_out_fraction, *map(len, parts), "texts"
-        )
+        fraction = self.held_out_fraction
+        base.check_parts("held_out_fraction", fraction, *map(len, parts), "texts")
         described = {"name": name, "sha256": sha256, "labels": labels}
         whole = "\n".join(each for each, _ in parts[0])
         return text.Corpus(self.made_tokenizer(whole, described), described, *parts)
@@ -121,14 +115,12 @@ class Classify(text.TextTask):
         return self._encoded(self.corpus.held_out)
 
     def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
-        rows = self.padded([each for each, _ in pairs])
-        return *rows, np.array([label for _, label in pairs], np.int32)
+        texts, labels = zip(*pairs, strict=True)
+        return *self.padded(texts), np.array(labels, np.int32)
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """A bag of words of the training part, measured on the held-out."""
-        corpus = self.corpus
-        return bag_of_words(corpus.train, corpus.held_out, self.num_classes)
+        return bag_of_words(self.corpus.train, self.corpus.held_out, self.num_classes)
 
     def token_label(self, token: int) -> str:
         is_own = token == self.encoder.num_tokens and not self.encoder.before

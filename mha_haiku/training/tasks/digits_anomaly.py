@@ -60,23 +60,15 @@ class DigitsAnomaly(base.Task):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = (images.counts.min() for images in self._split)
-        what = f"{self.sequence_length} images of each digit"
-        base.check_parts(
-            "held_out_fraction",
-            self.held_out_fraction,
-            *counts,
-            what,
-            self.sequence_length,
-        )
+        counts, count = (x.counts.min() for x in self._split), self.sequence_length
+        what = f"{count} images of each digit"
+        fraction = self.held_out_fraction
+        base.check_parts("held_out_fraction", fraction, *counts, what, count)
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level: the position is uniform."""
-        return {
-            "accuracy": 1 / self.sequence_length,
-            "loss": math.log(self.sequence_length),
-        }
+        size = self.sequence_length
+        return {"accuracy": 1 / size, "loss": math.log(size)}
 
     def example(self, key: jax.Array, data: Images) -> base.Example:
         pixels, starts, counts = jax.tree.map(jnp.asarray, data)
@@ -106,11 +98,9 @@ class DigitsAnomaly(base.Task):
         return pixels.astype(np.uint8).reshape(-1, _SIDE, _SIDE)
 
     def class_label(self, c: int) -> str:
-        """Returns "image 0", "image 1", ...: a class is a position in the set."""
         return f"image {c}"
 
     def encode(self, text: str) -> np.ndarray:
-        """Raises ConfigError: images cannot be given as text."""
         raise checks.ConfigError(
             f"text must be left out for {self.name}, whose inputs are images; "
             f"got {text!r}."
@@ -134,8 +124,7 @@ class DigitsAnomaly(base.Task):
 
     @functools.cached_property
     def _digits(self) -> dict[bytes, str]:
-        pixels, digits = _load()
-        named = zip(pixels, digits, strict=True)
+        named = zip(*_load(), strict=True)
         return {image.tobytes(): str(digit) for image, digit in named}
 
 

@@ -31,9 +31,6 @@ def nearest(
 
 
 def error_rate(edits: np.ndarray, lengths: np.ndarray) -> float:
-    """Returns edits per token of right answers, of `[N]` distances to these.
-
-    It may be above 1, and is nan where the right answers have no token.
-    """
+    """Returns edits per token of right answers; nan where these have no token."""
     total = int(np.sum(lengths))
     return float(np.sum(edits)) / total if total else float("nan")

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import base, sampling
@@ -41,7 +42,6 @@ class MaxRetrieval(base.UniformTask):
 
     @property
     def sequence_length(self) -> int:
-        """T, the query and the items."""
         return self.max_items + 1
 
     @property
@@ -49,14 +49,10 @@ class MaxRetrieval(base.UniformTask):
         return 2 + self.num_classes
 
     def labels(self, example: base.Example) -> list[str]:
-        """Returns "query", then the class and priority of each item."""
-        items = jnp.asarray(example.inputs)[1:]
-        classes = jnp.argmax(items[:, 2:], axis=-1).tolist()
-        priorities = items[:, 1].tolist()
-        return ["query"] + [
-            f"{c}: {priority:.3f}"
-            for c, priority in zip(classes, priorities, strict=True)
-        ]
+        items = np.asarray(example.inputs)[1:]
+        classes = items[:, 2:].argmax(-1)
+        pairs = zip(classes, items[:, 1], strict=True)
+        return ["query", *(f"{c}: {priority:.3f}" for c, priority in pairs)]
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
         random = sampling.words(key, 2 * self.max_items + 1)
@@ -68,14 +64,9 @@ class MaxRetrieval(base.UniformTask):
         priorities = bits.astype(jnp.float32) / 2**24
         is_item = jnp.arange(self.max_items) < count
         largest = jnp.argmax(jnp.where(is_item, priorities, -1.0))
-        items = jnp.concatenate(
-            [
-                jnp.zeros((self.max_items, 1), jnp.float32),
-                priorities[:, None],
-                jax.nn.one_hot(classes, self.num_classes),
-            ],
-            axis=1,
-        )
+        one_hot = jax.nn.one_hot(classes, self.num_classes)
+        none = jnp.zeros((self.max_items, 1), jnp.float32)
+        items = jnp.concatenate([none, priorities[:, None], one_hot], axis=1)
         query = jax.nn.one_hot(0, self.feature_size)[None]
         return base.Example(
             inputs=jnp.concatenate([query, jnp.where(is_item[:, None], items, 0.0)]),

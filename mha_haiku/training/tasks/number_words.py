@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import itertools
 import json
 import random
@@ -28,7 +29,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     Words come from the package `num2words`. German says units before tens, so the
     source words that a target's letters come from are known, and not in order; see
-    `alignment`. Example, 34 from English to German, S = 11, T = 15:
+    `alignments`. Example, 34 from English to German, S = 11, T = 15:
 
         inputs   t h i r t y - f o u r
         targets  v i e r u n d d r e i ß i g <end>
@@ -67,12 +68,10 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     @property
     def sequence_length(self) -> int:
-        """S, tokens of the longest source."""
         return self._lengths[0]
 
     @property
     def target_length(self) -> int:
-        """T, tokens of the longest target and the end token."""
         return self._lengths[1]
 
     def _to_keep(self) -> base.Kept:
@@ -86,12 +85,11 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         languages = " to ".join(self._languages)
         text = "\n".join(itertools.chain(*words))
         return {
-            "name": f"num2words {spelling.version()}, {languages}",
+            "name": f"num2words {importlib.metadata.version('num2words')}, {languages}",
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
         }
 
     def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's number, in digits or words of the source, as tokens."""
         words = text.strip()
         if words.isdecimal():
             with checks.user_mistakes():
@@ -101,64 +99,42 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
             raise checks.ConfigError(
                 f"text must be a number in words for {self.name}, got {text!r}."
             )
-        self._tokenizers[0].check_known(words)
-        return self.fitting(self._tokenizers[0].encode(words))
-
-    def alignment(self, example: base.Example) -> np.ndarray | None:
-        """Returns which letters of the source say what a target's letters say.
-
-        Letters of units, tens, hundreds and thousands, and of the words "hundred" and
-        "thousand" belong together in both languages; "and" and the end token belong to
-        none. See `spelling.parts`.
-
-        Returns:
-          `[T, S]` booleans; None: the source is not a number of this task, or the
-          target is not its word.
-        """
-        return self._aligned(example, lambda meaning: True)
-
-    def inverted_alignment(self, example: base.Example) -> np.ndarray | None:
-        """Returns `alignment` of units and tens alone, where they change their order.
-
-        As in twenty-one, "einundzwanzig"; units and tens of the thousands count, too.
-        The matrix is empty where there are none, as in twenty and in thirteen.
-        """
-        number = self._number(example)
-        if number is None:
-            return None
-        wanted = set()
-        for of in ("", " of thousands"):
-            pair = (f"units{of}", f"tens{of}")
-            distances = [_distance(each, number, *pair) for each in self._languages]
-            if np.prod(distances) < 0:
-                wanted.update(pair)
-        return self._aligned(example, wanted.__contains__)
+        return super().encode(words)
 
     def alignments(self, example: base.Example) -> dict[str, np.ndarray]:
-        """Returns `alignment` as "aligned", `inverted_alignment` as "inverted"."""
-        found = super().alignments(example)
-        return found and found | {"inverted": self.inverted_alignment(example)}
+        """Returns which letters of the source say what a target's letters say.
 
-    def _aligned(self, example, is_wanted) -> np.ndarray | None:
-        number = self._number(example)
+        "aligned" has units, tens, hundreds and thousands, and the words "hundred" and
+        "thousand"; "and" and the end token belong to none; see `spelling.parts`.
+        "inverted" has only units and tens, also of the thousands, that change their
+        order, as in twenty-one, "einundzwanzig". {}: the source is not a number of this
+        task, or the target is not its word.
+        """
+        number = self._numbers.get(self.question(example))
         if number is None or self.answer(example.targets) != self._words[1][number]:
-            return None
-        aligned = np.zeros((self.target_length, self.sequence_length), bool)
-        source, target = (
-            _tokens_of_parts(tokenizer, language, number)
-            for tokenizer, language in zip(
-                self._tokenizers, self._languages, strict=True
+            return {}
+        parts = [spelling.parts(language, number) for language in self._languages]
+        starts = [{part.meaning: part.start for part in each} for each in parts]
+        turned = set()
+        for of in ("", " of thousands"):
+            units, tens = f"units{of}", f"tens{of}"
+            if all(units in each and tens in each for each in starts):
+                if np.prod([each[units] - each[tens] for each in starts]) < 0:
+                    turned |= {units, tens}
+        columns, rows = (
+            _tokens_of_parts(tokenizer.spans(spelling.word(language, number)), each)
+            for tokenizer, language, each in zip(
+                self._tokenizers, self._languages, parts, strict=True
             )
         )
-        for meaning, rows in target:
-            for other, columns in source:
-                if meaning == other and is_wanted(meaning):
-                    aligned[np.ix_(rows, columns)] = True
-        return aligned
-
-    def _number(self, example) -> int | None:
-        """Returns the number that an example's source says; None: it says none."""
-        return self._numbers.get(self.question(example))
+        aligned = np.zeros((self.target_length, self.sequence_length), bool)
+        inverted = np.zeros_like(aligned)
+        for meaning, row in rows:
+            for other, column in columns:
+                if meaning == other:
+                    aligned[np.ix_(row, column)] = True
+                    inverted[np.ix_(row, column)] |= meaning in turned
+        return {"aligned": aligned, "inverted": inverted}
 
     @property
     def _languages(self) -> tuple[str, str]:
@@ -166,7 +142,6 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     @functools.cached_property
     def _words(self) -> tuple[list[str], list[str]]:
-        """The words of all numbers in both languages."""
         known = spelling.languages()
         checks.choice("source_language", self.source_language, known)
         checks.choice("target_language", self.target_language, known)
@@ -181,8 +156,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     @functools.cached_property
     def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
         if self._kept is not None:
-            stored = json.loads(self._kept.tokenizer)["tokenizers"]
-            return tuple(map(tokenization.from_json, stored))
+            return super()._tokenizers
         train = tokenization.TRAINERS[self.tokenizer]
         if self.tokenizer == "characters":
             texts = map("".join, self._words)
@@ -195,14 +169,12 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     @functools.cached_property
     def _lengths(self) -> tuple[int, int]:
-        """S and T."""
         if self._kept is not None:
             return tuple(json.loads(self._kept.tokenizer)["lengths"])
         return self._pairs.sources.shape[1], self._pairs.targets.shape[1]
 
     @functools.cached_property
     def _pairs(self) -> sequence_to_sequence.Pairs:
-        """The words of all numbers as tokens."""
         sources, targets = (
             tokenizer.encode_each(words)
             for tokenizer, words in zip(self._tokenizers, self._words, strict=True)
@@ -211,28 +183,14 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     @functools.cached_property
     def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
-        fraction, count = self.held_out_fraction, self.largest + 1
-        held_out = np.array(
-            [sampling.is_held_out(str(number), fraction) for number in range(count)]
-        )
-        num_held_out = held_out.sum()
-        base.check_parts(
-            "held_out_fraction", fraction, count - num_held_out, num_held_out, "numbers"
-        )
-        return self._pairs.at(~held_out), self._pairs.at(held_out)
+        fraction, numbers = self.held_out_fraction, range(self.largest + 1)
+        held_out = [sampling.is_held_out(str(number), fraction) for number in numbers]
+        return base.split(self._pairs, np.array(held_out), fraction, "numbers")
 
 
-def _distance(language: str, number: int, one: str, other: str) -> int:
-    """Returns how far one part begins behind the other; 0 unless both are there."""
-    start = {part.meaning: part.start for part in spelling.parts(language, number)}
-    return start[one] - start[other] if one in start and other in start else 0
-
-
-def _tokens_of_parts(tokenizer, language, number) -> list[tuple[str, np.ndarray]]:
-    """Returns the meanings of a number's parts, each with the indices of its tokens."""
-    spans = np.array(tokenizer.spans(spelling.word(language, number)))
-    start, stop = spans.T
+def _tokens_of_parts(spans, parts) -> list[tuple[str, np.ndarray]]:
+    start, stop = np.array(spans).T
     return [
         (part.meaning, np.flatnonzero((start < part.stop) & (part.start < stop)))
-        for part in spelling.parts(language, number)
+        for part in parts
     ]

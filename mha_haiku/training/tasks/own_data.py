@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -67,20 +66,14 @@ class _Held(base.DataTask):
     def _to_keep(self) -> base.Kept:
         return self._kept
 
+    @property
+    def _data(self) -> Any:
+        return self._kind(*map(self._kept.arrays.get, self._kind._fields))
+
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
-        data, held_out = self._data, self._kept.arrays[_PLACES] < self.held_out_fraction
-        base.check_parts(
-            "held_out_fraction",
-            self.held_out_fraction,
-            np.sum(~held_out),
-            held_out.sum(),
-            "examples",
-        )
-        return tuple(
-            jax.tree.map(operator.itemgetter(chosen), data)
-            for chosen in (~held_out, held_out)
-        )
+        held_out = self._kept.arrays[_PLACES] < self.held_out_fraction
+        return base.split(self._data, held_out, self.held_out_fraction, "examples")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,11 +86,10 @@ class Arrays(_Held):
 
     name: ClassVar[str] = "arrays"
     baseline_name = "unigram"
+    _kind = Rows
     sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
     num_tokens: int | None = fields.field(
-        None,
-        "number of different tokens; None: inputs are features",
-        sampling.count(1),
+        None, "number of different tokens; None: inputs are features", sampling.count(1)
     )
     num_classes: int = fields.field(1, "number of classes", sampling.count(1))
 
@@ -116,10 +108,6 @@ class Arrays(_Held):
     def example(self, key: jax.Array, data: Rows) -> base.Example:
         index = sampling.integers(sampling.words(key), len(data.inputs))
         return base.Example(*jax.tree.map(lambda x: jnp.asarray(x)[index], data))
-
-    @property
-    def _data(self) -> Rows:
-        return Rows(*(self._kept.arrays.get(name) for name in Rows._fields))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,10 +137,9 @@ class Labels(Arrays):
         return str(self._stored["labels"][c]) if self._stored else str(c)
 
     def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's text, of any length, as tokens."""
         if self._tokenizer is None:
             return super().encode(text)
-        return _encoded(self._tokenizer, text)
+        return tokenization.encoded(self._tokenizer, text)
 
     @functools.cached_property
     def _stored(self) -> dict[str, Any]:
@@ -173,32 +160,15 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
     """
 
     name: ClassVar[str] = "text_pairs"
+    _kind = sequence_to_sequence.Pairs
 
     @property
     def sequence_length(self) -> int:
-        """S, tokens of the longest source."""
         return self._data.sources.shape[1]
 
     @property
     def target_length(self) -> int:
-        """T, tokens of the longest target and the end token."""
         return self._data.targets.shape[1]
-
-    def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's source, at most as long as the longest, as tokens."""
-        return self.fitting(_encoded(self._tokenizers[0], text))
-
-    @functools.cached_property
-    def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
-        stored = json.loads(self._kept.tokenizer)["tokenizers"]
-        return tuple(map(tokenization.from_json, stored))
-
-    @property
-    def _data(self) -> sequence_to_sequence.Pairs:
-        arrays = self._kept.arrays
-        return sequence_to_sequence.Pairs(
-            *(arrays[name] for name in sequence_to_sequence.Pairs._fields)
-        )
 
 
 TASKS = {task.name: task for task in (Arrays, NextTokens, Labels, TextPairs)}
@@ -219,13 +189,12 @@ def from_arrays(
     Args:
       inputs: `[N, T]` integer tokens, or `[N, T, D]` features.
       targets: `[N, T]` integers, the class of each position; or `[N]`, the label of
-        each example; or None: the tokens are a text, and each is predicted from those
-        before it.
+        each example; or None: each token is predicted from those before it.
       weights: Shaped like `targets`, how much each counts, 0 or more; None: all the
         same. Targets behind the length of an example do not count.
       lengths: `[N]` integers from 1 to T, valid positions of each; None: all are.
-      num_tokens: Number of different tokens; None: as many as the inputs have.
-      num_classes: Number of classes; None: as many as the targets have.
+      num_tokens: None: as many as the inputs have.
+      num_classes: None: as many as the targets have.
       held_out_fraction: Share of the examples to evaluate on.
 
     Raises:
@@ -240,7 +209,7 @@ def from_arrays(
         raise ValueError("num_tokens must be None, as inputs are features.")
     counted = None  # the number of targets that count
     if lengths is not None:
-        counted = lengths = _integers("lengths", lengths, ["N"], (count,), 1, length)
+        counted = lengths = _integers("lengths", lengths, "[N]", (count,), 1, length)
     if targets is None:
         if size or length < 2 or weights is not None or num_classes is not None:
             raise ValueError(
@@ -254,16 +223,16 @@ def from_arrays(
     else:
         kind = Labels if np.ndim(targets) == 1 else Arrays
         wanted = (count,) if kind is Labels else (count, length)
-        targets = _integers("targets", targets, ["N", "N, T"], wanted, 0)
+        targets = _integers("targets", targets, "[N] or [N, T]", wanted, 0)
     rows = Rows(inputs, targets, _weights(weights, targets, counted), lengths)
     return _task(
         kind,
         rows,
         places,
+        held_out_fraction,
         sequence_length=inputs.shape[1],
         num_tokens=num_tokens,
         num_classes=_counted("num_classes", num_classes, targets.max()),
-        held_out_fraction=held_out_fraction,
     )
 
 
@@ -311,9 +280,7 @@ def from_examples(
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
     if not labels:
         both = sequence_to_sequence.Pairs.of(*tokens)
-        return _task(
-            TextPairs, both, places, stored, held_out_fraction=held_out_fraction
-        )
+        return _task(TextPairs, both, places, held_out_fraction, stored)
     stored["labels"] = different
     inputs, lengths = tokenization.padded(tokens[0], dtype=np.int32)
     classes = {label: c for c, label in enumerate(different)}
@@ -323,20 +290,20 @@ def from_examples(
         Labels,
         rows,
         places,
+        held_out_fraction,
         stored,
         sequence_length=inputs.shape[1],
         num_tokens=made[0].num_tokens,
         num_classes=len(different),
-        held_out_fraction=held_out_fraction,
     )
 
 
-def _task(kind, data, places, stored=None, **options) -> Any:
-    """Makes a task of a kind with its data, a named tuple of arrays."""
+def _task(kind, data, places, held_out_fraction, stored=None, **options) -> Any:
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
-    return kind(sha256=_sha256(kept), kept=kept, **options)
+    options |= {"held_out_fraction": held_out_fraction, "sha256": _sha256(kept)}
+    return kind(kept=kept, **options)
 
 
 def _sha256(kept: base.Kept) -> str:
@@ -345,13 +312,6 @@ def _sha256(kept: base.Kept) -> str:
         digest.update(f"{name} {x.dtype} {x.shape}".encode())
         digest.update(np.ascontiguousarray(x).data)
     return digest.hexdigest()
-
-
-def _encoded(tokenizer, text) -> np.ndarray:
-    if not text:
-        raise checks.ConfigError("text must have at least 1 token, got none.")
-    tokenizer.check_known(text)
-    return tokenizer.encode(text)
 
 
 def _pairs(examples) -> list[tuple[str, str | int]]:
@@ -363,15 +323,11 @@ def _pairs(examples) -> list[tuple[str, str | int]]:
     for i, pair in enumerate(pairs):
         is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
         if not (is_pair and isinstance(pair[0], str) and pair[0]):
-            raise ValueError(
-                "examples must be pairs of a text and a label or a text, got "
-                f"{checks.shown(pair)} as number {i}."
-            )
+            got = f"got {checks.shown(pair)} as number {i}"
+            raise ValueError(f"examples must be pairs that begin with a text, {got}.")
         if isinstance(pair[1], bool) or not isinstance(pair[1], (str, int, np.integer)):
-            raise ValueError(
-                "examples must end in a text or an integer, got "
-                f"{checks.shown(pair[1])} in number {i}."
-            )
+            got = f"got {checks.shown(pair[1])} in number {i}"
+            raise ValueError(f"examples must end in a text or an integer, {got}.")
     return [(a, b if isinstance(b, str) else int(b)) for a, b in pairs]
 
 
@@ -385,36 +341,28 @@ def _inputs(inputs) -> np.ndarray:
             f"least 2, got {checking.described(inputs)}."
         )
     if is_tokens:
-        return _integers("inputs", inputs, ["N, T"], inputs.shape, 0)
-    if not np.isfinite(inputs).all():
-        raise ValueError(
-            f"inputs must be finite, got {checking.described(inputs)} with "
-            f"{np.sum(~np.isfinite(inputs)):,} that are not."
-        )
+        return _integers("inputs", inputs, "[N, T]", inputs.shape, 0)
+    if bad := np.sum(~np.isfinite(inputs)):
+        got = f"got {checking.described(inputs)} with {bad:,} that are not"
+        raise ValueError(f"inputs must be finite, {got}.")
     return inputs.astype(np.float32)
 
 
 def _integers(name, values, axes, shape, low, high=sampling.LARGEST) -> np.ndarray:
     values = np.asarray(values)
+    got = f"got {checking.described(values)}"
     if not np.issubdtype(values.dtype, np.integer) or values.shape != shape:
-        wanted = " or ".join(f"[{x}]" for x in axes)
-        raise ValueError(
-            f"{name} must be integers {wanted}, here {shape}, got "
-            f"{checking.described(values)}."
-        )
+        raise ValueError(f"{name} must be integers {axes}, here {shape}, {got}.")
     if values.min() < low or values.max() > high:
         raise ValueError(
-            f"{name} must be from {low} to {high}, got "
-            f"{checking.described(values)} from "
-            f"{values.min()} to {values.max()}."
+            f"{name} must be from {low} to {high}, {got} from {values.min()} to "
+            f"{values.max()}."
         )
     return values.astype(np.int32)
 
 
 def _weights(weights, targets, counted) -> np.ndarray:
-    if weights is None:
-        weights = np.ones(targets.shape, np.float32)
-    weights = np.asarray(weights)
+    weights = np.asarray(np.ones(targets.shape) if weights is None else weights)
     if weights.shape != targets.shape:
         raise ValueError(
             f"weights must be shaped like targets, {targets.shape}, got "

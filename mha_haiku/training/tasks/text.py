@@ -7,7 +7,7 @@ import os
 import pathlib
 import platform
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,16 @@ from mha_haiku.training.tasks import base, sampling, tokenization
 
 
 def _tokenizer_name(name: str, value: Any) -> str:
-    """Checks that a value names a kind of tokenizer or a file."""
     if isinstance(value, str) and value.endswith(".json"):
         return value
     return checks.choice(name, value, (*tokenization.TRAINERS, "tokenizer.json"))
 
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """A text as tokens, or texts with labels; a part to train on and one held out."""
 
     tokenizer: tokenization.Tokenizer  # trained on the first part, or of a file
-    text: dict[str, Any]  # the "name" and "sha256"; of texts with labels "labels" too
+    text: dict[str, Any]  # see `base.Kept`
     # Tokens `[N]` int32, or pairs of a text and the number of its label.
     train: np.ndarray | list[tuple[str, int]]
     held_out: np.ndarray | list[tuple[str, int]]
@@ -40,11 +38,9 @@ class TextTask(base.DataTask):
     """What the tasks over text share: the corpus, its labels, the unigram baseline.
 
     Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
-    tokenizer come first, 0 to num_classes - 1; they are the classes as well.
-
-    A tokenizer is trained on the training part alone; or it is of a file, whose special
-    tokens go around every window and are no targets. Models may have more classes than
-    a file names.
+    tokenizer come first, 0 to num_classes - 1; they are the classes as well. The
+    tokenizer is trained on the training part alone; or it is of a file, whose special
+    tokens go around every window and are no targets.
     """
 
     baseline_name = "unigram"
@@ -78,7 +74,6 @@ class TextTask(base.DataTask):
 
     @functools.cached_property
     def corpus(self) -> Corpus:
-        """The text of both parts."""
         if self.held_out_fraction == 0:
             raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
         text = read(self.path)
@@ -89,17 +84,20 @@ class TextTask(base.DataTask):
         topics = f"pydoc_data.topics of Python {platform.python_version()}"
         described = {"name": self.path or topics, "sha256": sha256}
         tokenizer = self.made_tokenizer(parts[0], described)
-        corpus = Corpus(tokenizer, described, *map(tokenizer.encode, parts))
-        self._check_lengths(corpus)
-        return corpus
+        parts = tuple(map(tokenizer.encode, parts))
+        for part, tokens in zip(("training", "held-out"), parts, strict=True):
+            if len(tokens) <= self.sequence_length:
+                raise checks.ConfigError(
+                    f"path must have at least {self.sequence_length + 1} tokens in its "
+                    f"{part} part (sequence_length + 1), got {len(tokens)} from "
+                    f"{self.path!r} with held_out_fraction {self.held_out_fraction!r}."
+                )
+        return Corpus(tokenizer, described, *parts)
 
     def made_tokenizer(
         self, text: str, described: dict[str, Any]
     ) -> tokenization.Tokenizer:
-        """Returns the tokenizer of the run, of a file, or one trained on a text.
-
-        `described` has the "name" and "sha256" of all the text of the task.
-        """
+        """Returns the tokenizer of the run, of a file, or one trained on a text."""
         if self._kept is not None:
             self._check_same(described)
             return self.encoder
@@ -136,10 +134,8 @@ class TextTask(base.DataTask):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """The unigram predictor; see `base.unigram`."""
-        return base.unigram(
-            *(np.bincount(tokens, minlength=self.num_classes) for tokens in self._split)
-        )
+        count = functools.partial(np.bincount, minlength=self.num_classes)
+        return base.unigram(*map(count, self._split))
 
     def token_label(self, token: int) -> str:
         return self.class_label(token)
@@ -152,7 +148,6 @@ class TextTask(base.DataTask):
 
     @property
     def end_token(self) -> int | None:
-        """The token with which the tokenizer ends a text; None: it has none."""
         return self.encoder.end
 
     def encode(self, text: str) -> np.ndarray:
@@ -167,13 +162,13 @@ class TextTask(base.DataTask):
         tokens = self._tokens(text)
         if not len(tokens):
             raise checks.ConfigError("text must have at least 1 token, got none.")
-        return np.concatenate([self.before, tokens, self.after]).astype(np.int32)
+        return np.array([*self.before, *tokens, *self.encoder.after], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
         """Encodes a text to continue, without special tokens after it."""
         tokens = self.encode(text)
         self.encoder.check_known(text)
-        return tokens[: len(tokens) - len(self.after)]
+        return tokens[: len(tokens) - len(self.encoder.after)]
 
     def window(
         self, word: jax.Array, data: np.ndarray, length: int
@@ -182,58 +177,36 @@ class TextTask(base.DataTask):
 
         The second array, booleans, says which are not special.
         """
-        before, after, room = self.before, self.after, self._room(length)
+        first, last = (np.array(x, np.int32) for x in (self.before, self.encoder.after))
+        room = self._room(length)
         start = sampling.integers(word, len(data) - room + 1)
         tokens = jax.lax.dynamic_slice_in_dim(jnp.asarray(data), start, room)
-        if self._num_special:
-            first, last = (np.array(each, np.int32) for each in (before, after))
+        if room < length:
             tokens = jnp.concatenate([first, tokens, last])
-        is_text = np.zeros(length, bool)
-        is_text[len(before) : length - len(after)] = True
-        return tokens, is_text
+        return tokens, np.pad(np.ones(room, bool), (len(first), len(last)))
 
     def padded(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Cuts or pads texts to tokens `[N, T]`; also returns their lengths `[N]`."""
         room = self._room(self.sequence_length)
         rows = [
-            [*self.before, *self.encoder.encode(text)[:room], *self.after]
+            [*self.before, *self.encoder.encode(text)[:room], *self.encoder.after]
             for text in texts
         ]
         return tokenization.padded(rows, self.sequence_length, np.int32)
 
     def _room(self, length: int) -> int:
         """Returns how many tokens of a text have room between special ones."""
-        if length <= self._num_special:
+        num_special = len(self.before) + len(self.encoder.after)
+        if length <= num_special:
             raise checks.ConfigError(
-                f"config.task.sequence_length must be above {self._num_special}, the "
+                f"config.task.sequence_length must be above {num_special}, the "
                 f"number of special tokens around a text, got {self.sequence_length}."
             )
-        return length - self._num_special
+        return length - num_special
 
     @property
     def before(self) -> tuple[int, ...]:
-        """Special tokens that stand before a text."""
         return self.encoder.before
-
-    @property
-    def after(self) -> tuple[int, ...]:
-        """Special tokens that stand after it."""
-        return self.encoder.after
-
-    @property
-    def _num_special(self) -> int:
-        return len(self.before) + len(self.after)
-
-    def _check_lengths(self, corpus) -> None:
-        needed = self.sequence_length + 1
-        parts = {"training": corpus.train, "held-out": corpus.held_out}
-        for part, tokens in parts.items():
-            if len(tokens) < needed:
-                raise checks.ConfigError(
-                    f"path must have at least {needed} tokens in its {part} part "
-                    f"(sequence_length + 1), got {len(tokens)} from {self.path!r} "
-                    f"with held_out_fraction {self.held_out_fraction!r}."
-                )
 
     def _tokens(self, text: str) -> np.ndarray:
         return self.encoder.encode(text)

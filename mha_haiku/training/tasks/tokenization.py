@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -21,28 +22,17 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _MASKS = ("[MASK]", "<mask>")  # what tokenizers call the token that hides another
 # What they call the token that ends a text, the commonest first.
 _ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
-_MOST_LISTED = 300  # characters
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
 
 
 class Tokenizer(Protocol):
-    """Encodes any text, and labels each of its tokens.
+    """Encodes any text, and labels each of its tokens, 0 to num_tokens - 1."""
 
-    Attributes:
-      before: Special tokens that stand before every text.
-      after: Special tokens that stand after it.
-      mask: The token that hides another, and its text; None: there is none.
-      end: The token that ends a text; None: there is none.
-    """
-
-    before: tuple[int, ...] = ()
-    after: tuple[int, ...] = ()
-    mask: tuple[int, str] | None = None
-    end: int | None = None
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens, 0 to num_tokens - 1."""
+    num_tokens: int
+    before: tuple[int, ...] = ()  # special tokens before every text
+    after: tuple[int, ...] = ()  # special tokens after it
+    mask: tuple[int, str] | None = None  # the token that hides another, and its text
+    end: int | None = None  # the token that ends a text
 
     def encode(self, text: str) -> np.ndarray:
         """Encodes `text` as tokens `[T]`, int32."""
@@ -65,13 +55,9 @@ class Tokenizer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Characters(Tokenizer):
-    """A token is a character; token 0 stands for all unknown characters.
+    """A token is a character; token 0 stands for all unknown characters."""
 
-    Attributes:
-      alphabet: The known characters, in the order of their tokens 1, 2, ...
-    """
-
-    alphabet: str
+    alphabet: str  # the known characters, in the order of their tokens 1, 2, ...
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "Characters":
@@ -86,7 +72,6 @@ class Characters(Tokenizer):
 
     @property
     def num_tokens(self) -> int:
-        """Number of known characters, and one for the unknown."""
         return len(self.alphabet) + 1
 
     def encode(self, text: str) -> np.ndarray:
@@ -99,16 +84,13 @@ class Characters(Tokenizer):
     def check_known(self, text: str) -> None:
         unknown = np.flatnonzero(self.encode(text) == 0)
         if len(unknown):
-            known = repr(self.alphabet)
-            if len(known) > _MOST_LISTED:
-                known = f"{known[:_MOST_LISTED]}..."
             raise checks.ConfigError(
                 f"text must have characters that the tokenizer knows, got "
-                f"{text[unknown[0]]!r} at character {unknown[0]}.\nIt knows {known}."
+                f"{text[unknown[0]]!r} at character {unknown[0]}.\n"
+                f"It knows {checks.shown(self.alphabet)}."
             )
 
     def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Encodes each of several texts."""
         ends = np.cumsum(list(map(len, texts)))
         return np.split(self.encode("".join(texts)), ends[:-1])
 
@@ -117,7 +99,6 @@ class Characters(Tokenizer):
         return [(place, place + 1) for place in range(len(text))]
 
     def label(self, token: int) -> str:
-        """Returns the character, or the replacement character for the unknown ones."""
         return (_UNKNOWN + self.alphabet)[token]
 
     def piece(self, token: int) -> bytes:
@@ -130,15 +111,9 @@ class Characters(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class BytePairs(Tokenizer):
-    """A token is a run of bytes: a single byte, or a run merged from shorter ones.
+    """A token is a byte or a run of bytes, merged from shorter ones."""
 
-    As every byte is a token, no text is unknown.
-
-    Attributes:
-      tokenizer: A `tokenizers.Tokenizer` of byte-level BPE.
-    """
-
-    tokenizer: Any
+    tokenizer: Any  # a `tokenizers.Tokenizer` of byte-level BPE
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "BytePairs":
@@ -164,14 +139,11 @@ class BytePairs(Tokenizer):
 
     @functools.cached_property
     def num_tokens(self) -> int:
-        """Number of bytes and of merges."""
         return self.tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> np.ndarray:
-        encodings = self.tokenizer.encode_batch(_lines(text))
-        return np.concatenate([np.zeros(0), *(e.ids for e in encodings)]).astype(
-            np.int32
-        )
+        ids = itertools.chain.from_iterable(self.encode_each(_lines(text)))
+        return np.fromiter(ids, np.int32)
 
     def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
         return [each.ids for each in self.tokenizer.encode_batch(list(texts))]
@@ -196,19 +168,11 @@ class Pretrained(Tokenizer):
     """A tokenizer that others have trained, as a file of `tokenizers` describes it.
 
     Its special tokens, `before` and `after`, go around a whole text; `encode` leaves
-    them out.
-
-    Attributes:
-      content: The contents of a tokenizer.json.
-      least_tokens: The vocabulary of the model that it belongs to, which may be larger
-        than its own.
-
-    Raises:
-      ConfigError: If the contents do not describe a tokenizer.
+    them out. ConfigError if the contents do not describe a tokenizer.
     """
 
-    content: str
-    least_tokens: int = 0
+    content: str  # of a tokenizer.json
+    least_tokens: int = 0  # vocabulary of its model, which may be larger than its own
 
     def __post_init__(self):
         """Reads the contents and tries them, so that errors show now."""
@@ -236,7 +200,6 @@ class Pretrained(Tokenizer):
         return next((self._ids[x] for x in _ENDS if x in self._ids), None)
 
     def check_known(self, text: str) -> None:
-        """Raises ConfigError at the first part of a text that is the unknown token."""
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         if self._unknown in encoding.ids:
             start, stop = encoding.offsets[encoding.ids.index(self._unknown)]
@@ -299,7 +262,6 @@ class Pretrained(Tokenizer):
 
     @functools.cached_property
     def _unknown(self) -> int | None:
-        """The token of what no other stands for."""
         model = json.loads(self.content)["model"]
         return self._ids.get(model.get("unk_token"), model.get("unk_id"))
 
@@ -312,7 +274,6 @@ class Pretrained(Tokenizer):
 
     @functools.cached_property
     def _anchor(self) -> int:
-        """A token that others can follow."""
         return int(self.encode("a")[-1])
 
     @functools.cached_property
@@ -343,10 +304,7 @@ TRAINERS = {"characters": Characters.train, "bpe": BytePairs.train}
 
 @contextlib.contextmanager
 def errors_named(file: str) -> Iterator[None]:
-    """Raises whatever goes wrong in `tokenizers` inside as ConfigError.
-
-    Keeps the traces off stderr that Rust writes when it panics.
-    """
+    """Raises errors of `tokenizers` as ConfigError, without traces of Rust's panics."""
     with open(os.devnull, "wb") as nowhere:
         stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
@@ -362,6 +320,14 @@ def errors_named(file: str) -> Iterator[None]:
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    """Encodes a user's text; ConfigError if it has no token or an unknown part."""
+    if not text:
+        raise checks.ConfigError("text must have at least 1 token, got none.")
+    tokenizer.check_known(text)
+    return tokenizer.encode(text)
 
 
 def library() -> Any:
@@ -385,8 +351,8 @@ def padded(
     return filled, lengths
 
 
+# The bytes that letters of byte-level BPE stand for.
 def _bytes_of_letters(letters: str) -> bytes:
-    """Returns the bytes that letters of byte-level BPE stand for."""
     byte_of = _byte_of_letter()
     if not all(letter in byte_of for letter in letters):  # added as it is
         return letters.encode()
@@ -403,12 +369,9 @@ def _lines(text: str) -> list[str]:
 
 @functools.cache
 def _byte_of_letter() -> dict[str, int]:
-    """Returns the byte that each letter of byte-level BPE stands for.
-
-    Printable bytes stand for themselves, the others are moved to U+0100 and after.
-
-    Source: Radford et al. 2019, https://github.com/openai/gpt-2 (bytes_to_unicode).
-    """
+    # The byte of each letter: printable bytes stand for themselves, the others are
+    # moved to U+0100 and after. Source: Radford et al. 2019,
+    # https://github.com/openai/gpt-2 (bytes_to_unicode).
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(_NUM_BYTES) if byte not in printable]
     moved = {chr(_NUM_BYTES + place): byte for place, byte in enumerate(others)}

@@ -18,7 +18,9 @@ from mha_haiku.training.tasks import base, sampling, sequence_to_sequence
 class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
     """A target that holds the tokens of the source at other places.
 
-    The tokens of sources and targets are the same; lengths and tokens are uniform.
+    Lengths are uniform, tokens independent and uniform. Metric: accuracy over the
+    targets and the end token; exact match of all of them. Examples have lengths from 2
+    to 6 and 10 tokens.
     """
 
     min_length: int = fields.field(
@@ -31,20 +33,17 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.min_length > self.max_length:
+        if self.min_length > (most := self.max_length):
             raise ValueError(
-                f"min_length must be at most max_length {self.max_length}, got "
-                f"{self.min_length}."
+                f"min_length must be at most max_length {most}, got {self.min_length}."
             )
 
     @property
     def sequence_length(self) -> int:
-        """S, tokens of the longest source."""
         return self.max_length
 
     @property
     def target_length(self) -> int:
-        """T, with the end token."""
         return self.max_length + 1
 
     @property
@@ -58,12 +57,15 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
         A position counts where the length is at least its own; there it is the end
         token in one of the lengths that are left, else any token.
         """
+        from scipy import special  # imported late as it is slow
+
         position = np.arange(self.target_length)
         num_lengths = self.max_length - self.min_length + 1
         left = np.minimum(num_lengths, self.max_length - position + 1)
         end = np.where(position < self.min_length, 0, 1 / left)
         accuracy = np.maximum(end, (1 - end) / self.num_tokens)
-        loss = (1 - end) * math.log(self.num_tokens) + _entropy(end)
+        loss = (1 - end) * math.log(self.num_tokens)
+        loss += special.entr(end) + special.entr(1 - end)
         return {
             "accuracy": float(np.average(accuracy, weights=left)),
             "loss": float(np.average(loss, weights=left)),
@@ -85,32 +87,25 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
         target = source[jnp.clip(places, 0, self.max_length - 1)]
         return self.pair(source, length, target, length)
 
-    def alignment(self, example: base.Example) -> np.ndarray:
-        """Returns where each right token of the target stands in the source."""
+    def alignments(self, example: base.Example) -> dict[str, np.ndarray]:
         length = int(example.lengths)
+        targets, inputs = np.asarray(example.targets), np.asarray(example.inputs)
         aligned = np.zeros((self.target_length, self.sequence_length), bool)
-        rows = np.arange(min(length, len(example.targets)))
+        rows = np.arange(min(length, len(targets)))
         columns = np.asarray(self.places(rows, length))
-        is_right = (
-            np.asarray(example.targets)[rows] == np.asarray(example.inputs)[columns]
-        )
-        aligned[rows[is_right], columns[is_right]] = True
-        return aligned
+        aligned[rows, columns] = targets[rows] == inputs[columns]
+        return {"aligned": aligned}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CopySeq2Seq(UniformSequencesTask):
     """The target is the source.
 
-    Tokens are independent and uniform, lengths are uniform, too. Example, with lengths
-    from 2 to 6 and 10 tokens:
-
         inputs   3 1 4 1
         targets  3 1 4 1 <end> <end> <end>
         weights  1 1 1 1 1     0     0
 
-    Metric: accuracy over the targets and the end token; exact match of all of them.
-    Chance: see `baseline`. A cross head that solves it attends along the diagonal.
+    A cross head that solves it attends along the diagonal.
     """
 
     name: ClassVar[str] = "copy_seq2seq"
@@ -123,25 +118,15 @@ class CopySeq2Seq(UniformSequencesTask):
 class ReverseSeq2Seq(UniformSequencesTask):
     """The target is the source in reverse order.
 
-    Tokens are independent and uniform, lengths are uniform, too. Example, with lengths
-    from 2 to 6 and 10 tokens:
-
         inputs   3 1 4 5
         targets  5 4 1 3 <end> <end> <end>
         weights  1 1 1 1 1     0     0
 
-    Metric: accuracy over the targets and the end token; exact match of all of them.
-    Chance: see `baseline`. A cross head that solves it attends along the anti-diagonal,
-    which begins where the source ends.
+    A cross head that solves it attends along the anti-diagonal, which begins where the
+    source ends.
     """
 
     name: ClassVar[str] = "reverse_seq2seq"
 
     def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
         return length - 1 - position
-
-
-def _entropy(probability: np.ndarray) -> np.ndarray:
-    """Returns the entropy in nats of yes or no."""
-    inside = np.clip(probability, 1e-30, 1 - 1e-16)
-    return -inside * np.log(inside) - (1 - inside) * np.log1p(-inside)

@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import functools
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -19,7 +18,8 @@ class UniformTokensTask(base.UniformTask):
     """A target at each position of a sequence of independent, uniform tokens.
 
     All positions count. Unless a subclass says otherwise, the targets are tokens, and
-    each is uniform on its own.
+    each is uniform on its own. Metric: accuracy over all positions. Chance: accuracy
+    1 / num_tokens, loss log(num_tokens) nats. Examples have T = 5 and 10 tokens.
     """
 
     sequence_length: int = fields.field(16, "tokens in an example", sampling.count(1))
@@ -39,15 +39,12 @@ class UniformTokensTask(base.UniformTask):
 class Copy(UniformTokensTask):
     """The target at position t is the token at position t.
 
-    Tokens are independent and uniform. Example, T = 5 and 10 tokens:
-
         inputs   3 1 4 1 5
         targets  3 1 4 1 5
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance: accuracy 1 / num_tokens, loss
-    log(num_tokens) nats. A head that solves it attends along the diagonal; a residual
-    connection alone solves it too.
+    A head that solves it attends along the diagonal; a residual connection alone solves
+    it too.
     """
 
     name: ClassVar[str] = "copy"
@@ -60,14 +57,11 @@ class Copy(UniformTokensTask):
 class Reverse(UniformTokensTask):
     """The target at position t is the token at position T - 1 - t.
 
-    Tokens are independent and uniform. Example, T = 5 and 10 tokens:
-
         inputs   3 1 4 1 5
         targets  5 1 4 1 3
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance: accuracy 1 / num_tokens, loss
-    log(num_tokens) nats. A head that solves it attends along the anti-diagonal.
+    A head that solves it attends along the anti-diagonal.
     """
 
     name: ClassVar[str] = "reverse"
@@ -80,22 +74,19 @@ class Reverse(UniformTokensTask):
 class Sort(UniformTokensTask):
     """The target at position t is the t-th smallest token, counted with repeats.
 
-    Tokens are independent and uniform. Example, T = 5 and 10 tokens:
-
         inputs   3 1 4 1 5
         targets  1 1 3 4 5
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance: the likeliest token at each
-    position, since small tokens come first. That is well above 1 / num_tokens; computed
-    exactly, from the binomial distribution of the number of tokens that are at most c.
+    Chance: the likeliest token at each position, since small tokens come first. That is
+    well above 1 / num_tokens; computed exactly, from the binomial distribution of the
+    number of tokens that are at most c.
     """
 
     name: ClassVar[str] = "sort"
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level, of the distribution of the target at each position."""
         from scipy import special  # jax needs scipy; imported late as it is slow
 
         t = np.arange(self.sequence_length)[:, None]
@@ -117,17 +108,12 @@ class Sort(UniformTokensTask):
 class Histogram(UniformTokensTask):
     """The target at position t is how often the token at t occurs in the sequence.
 
-    Tokens are independent and uniform. Example, T = 5 and 10 tokens:
-
         inputs   3 1 4 1 5
         targets  1 2 1 2 1
         weights  1 1 1 1 1
 
-    Metric: accuracy over all positions. Chance: the likeliest count. A count is 1
-    plus a binomial variable of T - 1 trials with probability 1 / num_tokens, whose
-    largest probability and entropy are computed exactly.
-
-    Class c is the count c (0 never occurs).
+    Chance: the likeliest count, which is 1 plus a binomial variable of T - 1 trials
+    with probability 1 / num_tokens. Class c is the count c (0 never occurs).
 
     Source: Weiss et al. 2021, https://arxiv.org/abs/2106.06981.
     """
@@ -136,24 +122,17 @@ class Histogram(UniformTokensTask):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes: the counts 0 to T."""
         return self.sequence_length + 1
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        """Chance level, from the distribution of a count."""
-        trials = self.sequence_length - 1
-        hit, miss = math.log(1 / self.num_tokens), math.log1p(-1 / self.num_tokens)
-        logs = [
-            math.lgamma(trials + 1)
-            - math.lgamma(k + 1)
-            - math.lgamma(trials - k + 1)
-            + k * hit
-            + (trials - k) * miss
-            for k in range(trials + 1)
-        ]
-        loss = -sum(math.exp(log) * log for log in logs)
-        return {"accuracy": math.exp(max(logs)), "loss": loss}
+        from scipy import special
+
+        others = np.arange(self.sequence_length)
+        at_most = special.bdtr(others, self.sequence_length - 1, 1 / self.num_tokens)
+        probabilities = np.maximum(np.diff(at_most, prepend=0.0), 0.0)
+        loss = special.entr(probabilities).sum()
+        return {"accuracy": float(probabilities.max()), "loss": float(loss)}
 
     def targets(self, inputs: jax.Array) -> jax.Array:
         tokens = jnp.arange(self.num_tokens, dtype=jnp.int32)

@@ -4,6 +4,7 @@ A checkpoint must match its manifest: no file changed, cut short, missing or add
 no folder or link in place of a file. The manifest contains its own sha256 too.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -83,9 +84,8 @@ def check(folder: Path) -> Manifest:
             if _digest(folder / name) != digest:
                 raise DamageError(f"{name} is not as it was written")
     except OSError as error:
-        raise DamageError(
-            f"{error.filename} cannot be read: {error.strerror}"
-        ) from None
+        why = f"{error.filename} cannot be read: {error.strerror}"
+        raise DamageError(why) from None
     return manifest
 
 
@@ -100,28 +100,22 @@ def _names(folder) -> list[str]:
 
 def _check_types(manifest) -> None:
     loss = manifest.held_out_loss
-    if loss is not None and not math.isfinite(loss):
-        raise ValueError
-    if not isinstance(manifest.step, int):
-        raise ValueError
+    is_right = isinstance(manifest.step, int) and (loss is None or math.isfinite(loss))
     for name, digest in manifest.files.items():
-        if name != os.path.basename(name) or name in ("", ".", "..", NAME):
-            raise ValueError
-        if len(digest) != 64:
-            raise ValueError
+        is_right &= name == os.path.basename(name) and len(digest) == 64
+        is_right &= name not in ("", ".", "..", NAME)
     for described in manifest.arrays.values():
-        if set(described) != {"dtype", "shape"}:
-            raise ValueError
+        is_right &= set(described) == {"dtype", "shape"}
+    if not is_right:
+        raise ValueError
 
 
 def _text(contents) -> str:
     """Returns the canonical text of these contents, with a sha256 of itself."""
     # Canonical, so that any change of the file shows, even one of white space.
-    contents = dict(sorted(contents.items()))
-    body = json.dumps(contents, indent=1, sort_keys=True, allow_nan=False)
-    digest = hashlib.sha256(body.encode()).hexdigest()
-    whole = contents | {"sha256": digest}
-    return json.dumps(whole, indent=1, sort_keys=True, allow_nan=False) + "\n"
+    canonical = functools.partial(json.dumps, indent=1, sort_keys=True, allow_nan=False)
+    digest = hashlib.sha256(canonical(contents).encode()).hexdigest()
+    return canonical({**contents, "sha256": digest}) + "\n"
 
 
 def _digest(path) -> str:

@@ -35,15 +35,11 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     Saving runs in the background; `close` (or leaving the `with`) waits for it, and so
     does the end of the process. A checkpoint that cannot be written causes a warning
-    and leaves the others unchanged. Trees are host arrays.
+    and leaves the others unchanged. Trees are host arrays. The first save creates the
+    folder; a `read_only` one must exist.
     """
 
     def __init__(self, folder: str | Path, *, read_only: bool = False):
-        """Opens the folder of the steps, which the first save creates.
-
-        A `read_only` one must exist (ConfigError). Otherwise no other process may write
-        to it; the lock of the run's folder sees to that.
-        """
         self._root = Path(folder).absolute()
         self._damage: dict[int, str | None] = {}  # of the steps that were checked
         self._read_only = read_only
@@ -94,7 +90,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Starts to save a tree of host arrays; waits for the save before it.
 
         The arrays must not be changed afterwards. A good checkpoint of this step is
-        kept as it is. The smallest `held_out_loss` marks the best step.
+        kept as it is. The smallest `held_out_loss`, which is finite, marks the best.
         """
         if held_out_loss is not None and not math.isfinite(held_out_loss):
             raise ValueError(f"held_out_loss must be finite, got {held_out_loss}.")
@@ -111,8 +107,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def fields(self, step: int | None = None) -> set[str]:
         """Returns the fields of what was saved, {".step", ".params"}; see `restore`."""
-        saved = manifest.read(self._path(self._existing(step))).arrays
-        return arrays.fields(saved)
+        return arrays.fields(manifest.read(self._path(self._existing(step))).arrays)
 
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
@@ -150,16 +145,13 @@ class Checkpoints(contextlib.AbstractContextManager):
     def _existing(self, step) -> int:
         steps, root = self.steps(), self._root
         listed = ", ".join(map(str, steps))
-        if step is None:
-            step = self.latest()
-        if step is None:
+        if step is None and (step := self.latest()) is None:
             raise ConfigError(f"There are no checkpoints in {root}.")
         if step not in steps:
             raise ConfigError(
                 f"There is no checkpoint of step {step} in {root}; there are: {listed}."
             )
-        damage = self._damage_of(step)
-        if damage is not None:
+        if damage := self._damage_of(step):
             raise ConfigError(
                 f"The checkpoint of step {step} in {root} is damaged: {damage}.\n"
                 f"There are: {listed}."
@@ -203,15 +195,13 @@ class Checkpoints(contextlib.AbstractContextManager):
         return self._damage[step]
 
     def _write(self, step, tree, held_out_loss) -> None:
-        """Writes one checkpoint; runs in its own thread."""
         self._failure = None
         try:
             self._write_folder(step, tree, held_out_loss)
         except Exception as error:
             good = [step for step, damage in self._damage.items() if damage is None]
-            kept = "there is no good one before it"
-            if good:
-                kept = f"the newest good one is of step {max(good)}"
+            kept = f"the newest good one is of step {max(good)}" if good else ""
+            kept = kept or "there is no good one before it"
             self._failure = SaveError(
                 f"The checkpoint of step {step} could not be written in "
                 f"{self._root} ({_reason(error)}); {kept}"
@@ -243,13 +233,12 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def _prune(self) -> None:
         """Removes all but the newest two and the one with the least held-out loss."""
-        steps, losses = self._steps(), {}
+        steps, known = self._steps(), []
         for step in steps:
-            try:
-                losses[step] = manifest.read(self._path(step)).held_out_loss
-            except manifest.DamageError:
-                losses[step] = None
-        known = [(loss, step) for step, loss in losses.items() if loss is not None]
+            with contextlib.suppress(manifest.DamageError):
+                loss = manifest.read(self._path(step)).held_out_loss
+                if loss is not None:
+                    known.append((loss, step))
         _, best = min(known, default=(None, None))
         for step in steps[:-2]:
             if step != best:
@@ -259,26 +248,21 @@ class Checkpoints(contextlib.AbstractContextManager):
                 self._damage.pop(step, None)
 
 
-class Elsewhere(contextlib.AbstractContextManager):
+class Elsewhere(contextlib.nullcontext):
     """The null object of `Checkpoints`, on processes that do not write them."""
 
     def __init__(self, latest: int | None):
-        """Takes the newest good step."""
+        super().__init__()
         self._latest = latest
 
-    def __exit__(self, *exception: object) -> None:
-        pass
-
     def latest(self) -> int | None:
-        """Returns the newest step, as far as this process knows."""
         return self._latest
 
     def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
-        """Remembers the step."""
         self._latest = step
 
     def close(self) -> None:
-        """Does nothing."""
+        pass
 
 
 def _remove(path) -> None:
