@@ -106,7 +106,7 @@ def test_gradients_are_those_of_the_formula(of):
     assert min(sizes) > 5e-4  # heads of each kind matter
 
 
-def _closed(of, name):
+def _ablated(of, name):
     """Returns an ablation value, and what ablated heads of each part pass on."""
     (example,) = of.batches
     outputs = {}
@@ -130,7 +130,7 @@ SLOW = pytest.mark.slow
 @SLOW
 @pytest.mark.parametrize("name", ["mean", "zero", "resample"])
 def test_ablated_heads_of_each_kind_pass_on_the_ablation_value(of, name):
-    ablation_value, passed = _closed(of, name)
+    ablation_value, passed = _ablated(of, name)
     found = heads.ablation(of, ablation_value=ablation_value).per_example
     before = _loss(of, np.ones((PARTS, H)))
     sizes = []
@@ -146,7 +146,7 @@ def test_ablated_heads_of_each_kind_pass_on_the_ablation_value(of, name):
 @SLOW
 @pytest.mark.parametrize("name", ["mean", "resample"])
 def test_attribution_of_each_kind_is_the_integral_of_slopes(of, name):
-    ablation_value, passed = _closed(of, name)
+    ablation_value, passed = _ablated(of, name)
     points, step = 3, 1e-4
     found = heads.attribution(
         of, ablation_value=ablation_value, points=points

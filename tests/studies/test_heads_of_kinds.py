@@ -276,9 +276,9 @@ def test_gates_close_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_pat
         pruned.keep
     )
     gates = heads.open_gates(bench.run.config.model, pruned.keep)
-    metric = heads.closed(bench.measured(8), np.stack(gates)[None]).mean()
+    metric = heads.gated_metric(bench.measured(8), np.stack(gates)[None]).mean()
     of = bench.with_run(result.run).measured(8)
-    assert heads.closed(of, np.ones((1, 5, H))).mean() == pytest.approx(
+    assert heads.gated_metric(of, np.ones((1, 5, H))).mean() == pytest.approx(
         metric, abs=1e-5
     )
     assert set(pruned.metrics) == {"loss", "accuracy", "exact_match"}

@@ -224,7 +224,7 @@ def test_what_is_no_request_is_refused(trained, fields, message):
 def test_gates_say_what_pruned_models_do(trained):
     bench = Bench.load(trained()).looped()
     order, counts = [(1, 0), (0, 1), (1, 1), (0, 0)], [4, 3, 1]
-    found = pruned_runs.closed_in_order(bench, order, counts)
+    found = pruned_runs.ablated_in_order(bench, order, counts)
     metric = pruned_runs.decisive(bench.run.task)
     for count, value in zip(counts, found, strict=True):
         keep = pruned_runs.kept_after(bench.run, order, count)

@@ -234,13 +234,13 @@ def _numbers(model, params, example, *, name):
     return result.at[:, exists].set(jnp.concatenate([*found.values()], axis=-1))
 
 
-def closed(
+def gated_metric(
     subject: running.Measured,
     gates: np.ndarray,
     *,
     ablation_value: AblationValue = zero,
 ) -> np.ndarray:
-    """Returns the metric of each example under each pattern of gates, `[N, P]`.
+    """Measures the metric of each example with each pattern of gates, `[N, P]`.
 
     `gates` are `[P, L, H]`; entries beyond the heads of a layer are ignored.
     """
@@ -267,7 +267,7 @@ def _warn_if_flat(found, subject, ablation_value) -> None:
     if largest > _SMALL_SLOPE:
         return
     gates = np.stack([np.ones_like(found.mean), np.zeros_like(found.mean)])
-    metric = closed(subject, gates, ablation_value=ablation_value)
+    metric = gated_metric(subject, gates, ablation_value=ablation_value)
     change = np.abs(metric[:, 1] - metric[:, 0]).max()
     if largest < _FLAT * change:
         _logger.warning(

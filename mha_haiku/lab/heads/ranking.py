@@ -94,7 +94,9 @@ def pairs(
     rows = np.arange(1, len(gates))
     for which in (firsts, seconds):
         gates[(rows, *heads[which].T)] = 0
-    metric = importance.closed(subject, gates, ablation_value=ablation_value).mean(0)
+    metric = importance.gated_metric(
+        subject, gates, ablation_value=ablation_value
+    ).mean(0)
     change = np.full((*exists.shape, *exists.shape), np.nan)
     for one, other in ((firsts, seconds), (seconds, firsts)):
         change[(*heads[one].T, *heads[other].T)] = metric[1:] - metric[0]
@@ -176,7 +178,9 @@ def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
         own = heads[start : start + size]
         patterns = np.repeat(gates[None], size, axis=0)
         patterns[(np.arange(len(own)), *own.T)] = 0
-        metric = importance.closed(subject, patterns, ablation_value=ablation_value)
+        metric = importance.gated_metric(
+            subject, patterns, ablation_value=ablation_value
+        )
         found.append(metric.mean(0)[: len(own)])
     return np.concatenate(found)
 

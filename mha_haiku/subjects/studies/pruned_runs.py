@@ -109,7 +109,7 @@ def _heads(run) -> list[tuple[int, int]]:
     return [(i, place) for i, x in layers for place in range(len(x.names))]
 
 
-def closed_in_order(
+def ablated_in_order(
     bench: Bench, order: Sequence[tuple[int, int]], counts: Sequence[int]
 ) -> list[float]:
     """Returns the `decisive` metric with the last heads of an order, by their number.
@@ -121,7 +121,7 @@ def closed_in_order(
     shape = len(layers), max(len(layer.names) for layer in layers)
     metric = decisive(bench.run.task)
     examples = bench.run.config.training.evaluation_examples
-    of = bench.measured(examples, metric=metric, name="heads closed")
+    of = bench.measured(examples, metric=metric, name="heads ablated")
     (found,) = ablated(of, [order], [len(order) - count for count in counts], shape)
     return (found if metric == "drift" else 1 - found).tolist()
 
@@ -141,7 +141,7 @@ def ablated(
         for pattern, count in zip(patterns, counts, strict=True):
             for head in order[:count]:
                 pattern[tuple(head)] = 0
-    found = heads.closed(of, gates.reshape(-1, *shape)).mean(0)
+    found = heads.gated_metric(of, gates.reshape(-1, *shape)).mean(0)
     return found.reshape(gates.shape[:2])
 
 

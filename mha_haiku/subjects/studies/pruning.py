@@ -112,7 +112,7 @@ def prune(bench: Bench, request: Request) -> Pruned:
     if request.baseline is None:
         return result
     other, kept = order_of(by=request.baseline), [point.kept for point in result.points]
-    baseline = pruned_runs.closed_in_order(bench.with_run(run), other, kept)
+    baseline = pruned_runs.ablated_in_order(bench.with_run(run), other, kept)
     return result._replace(baseline=tuple(baseline), baseline_name=request.baseline)
 
 
@@ -262,7 +262,7 @@ def _fewest(bench, run, order, drop) -> int:
     whole = bench.run
     if "loss" not in whole.task.metrics:
         counts = list(range(len(order), -1, -1))
-        drifts = pruned_runs.closed_in_order(bench, order, counts)
+        drifts = pruned_runs.ablated_in_order(bench, order, counts)
         above = [x for x, drift in zip(counts, drifts, strict=True) if drift > drop]
         return min(len(order), 1 + above[0]) if above else 0
     metric, least = pruned_runs.decisive(whole.task), None
