@@ -98,7 +98,7 @@ def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
             request.getfixturevalue("deep")
         model = fresh(config())
         mean = heads.ablation_values.mean(model, own.params, own.batches)(None)
-        measured.append((mean, heads.statistic(own._replace(model=model)).per_example))
+        measured.append((mean, heads.confidence(own._replace(model=model)).per_example))
     jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), *measured)
 
 

@@ -162,8 +162,8 @@ def test_attribution_is_the_integral_of_slopes(subject):
         np.testing.assert_allclose(found.per_example[:B, i, h], share, atol=3e-5)
 
 
-def test_statistic_is_that_of_the_maps(subject):
-    found = heads.statistic(subject)
+def test_confidence_is_the_mean_largest_weight(subject):
+    found = heads.confidence(subject)
     for b, batch in enumerate(subject.batches):
         output = subject.model.apply(
             subject.params, None, batch.inputs, is_training=False
@@ -172,20 +172,6 @@ def test_statistic_is_that_of_the_maps(subject):
             wanted = np.asarray(each.weights()).max(-1).mean(-1)
             rows = found.per_example[b * B : (b + 1) * B, i]
             np.testing.assert_allclose(rows, wanted, rtol=1e-5)
-
-
-def test_statistic_sees_the_tokens(subject):
-    batch = subject.batches[0]
-    found = heads.statistic(subject._replace(batches=[batch]), name="induction")
-    output = subject.model.apply(subject.params, None, batch.inputs, is_training=False)
-    wanted = output.maps[1].statistics(tokens=batch.inputs).induction
-    np.testing.assert_allclose(found.per_example[:, 1], wanted, rtol=1e-5, atol=1e-7)
-    assert found.mean.max() > 0
-
-
-def test_statistic_that_is_no_number_per_head_is_refused(subject):
-    with pytest.raises(ValueError, match="'received' is not one number per head"):
-        heads.statistic(subject, name="received")
 
 
 @pytest.mark.parametrize("name", ["zero", "mean"])

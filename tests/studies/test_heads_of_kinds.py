@@ -91,7 +91,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(bench):
     for part in (3, 4):
         weights = np.float64(maps[part].weights())
         wanted = oracles.map_statistics(weights, unseen=padding[:, None])
-        wanted["aligned"] = heads.alignment.scores(weights, aligned)
+        wanted["aligned"] = heads.alignment.shares(weights.argmax(-1), aligned)
         assert not np.isnan(wanted["aligned"]).any()
         for name, each in found.numbers.items():
             row = each.mean[part][~np.isnan(each.mean[part])]

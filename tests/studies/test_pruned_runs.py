@@ -97,7 +97,7 @@ def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(trained, tmp_path):
     assert pruned_runs.kept_after(run, order, 2) == [[], [0, 1]]
     assert pruned_runs.kept_after(run, order, 1) == [[], [0]]
     of = bench.measured(4)
-    least_first = heads.order(heads.statistic(of).mean)
+    least_first = heads.order(heads.confidence(of).mean)
     options = {"ablation_value": "zero", "examples": 4}
     assert pruned_runs.order_of(bench, by="confidence", **options) == least_first
     steps = heads.greedy_order(of)

@@ -49,7 +49,6 @@ from mha_haiku.lab.heads.importance import (
     confidence,
     gated_metric,
     gradient,
-    statistic,
     unit_gradient,
 )
 from mha_haiku.lab.heads.matching import Matching, match
@@ -155,7 +154,6 @@ __all__ = [
     "roles_of_evidence",
     "rollout",
     "scaled",
-    "statistic",
     "strongest",
     "token_embedding",
     "unembedding",

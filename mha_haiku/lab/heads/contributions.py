@@ -50,9 +50,9 @@ def logit_attribution(
       model: A model of `models.build` or `interop.load`.
       params: Its parameters.
       example: A batch.
-      classes: `[B, T]` integers (`[B]` where positions are pooled), the class of which
-        the logit is asked for, such as `example.targets`: memory does not grow with C.
-        None: all.
+      classes: `[B, T]` integers (`[B]` where positions are pooled), the class whose
+        logit is split, such as `example.targets`; memory does not grow with C. None:
+        all.
 
     Raises:
       ValueError: If logits are not such a sum: norms come after the parts, parts are
@@ -86,21 +86,11 @@ def logit_lens(
     *,
     of: Callable[[Array, tasks.Example], Any] | None = None,
 ) -> Any:
-    """Returns the logits that each layer's input would give, as if it were the last.
+    """Computes the logits that each layer's input would give, as if it were the last.
 
-    Args:
-      model: A model of one stack of layers, of `models.build` or `interop.load`.
-      params: Its parameters.
-      example: A batch.
-      of: Reduces the logits of a layer, as a function of logits and batch, such as a
-        metric of `heads.metrics`; None: all are returned, `[B, T, C]`.
-
-    Returns:
-      Arrays with a leading axis L + 1: what enters layer 0, 1, ..., L - 1, and what
-      leaves the last one, which are the model's own logits.
-
-    Raises:
-      ValueError: If the model has several stacks of layers, or no logits.
+    The model must be of one stack of layers, and have logits. The result is `[L + 1, B,
+    T, C]`: of what enters layer 0, 1, ..., L - 1, and the model's own logits; or of
+    each of these `of(logits, example)`, such as a metric of `heads.metrics`.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru.
     """

@@ -32,8 +32,7 @@ def measured_by_drift(
     """Returns the subject whose metric is `metrics.drift`.
 
     The model's `Output` must have `output`, and targets do not matter. `whole` are the
-    model and parameters to compare with, such as before pruning; None: the same,
-    without edits.
+    model and parameters to compare with, such as before pruning; None: the same.
     """
     compared = _Compared(batches, *(whole or (model, params)))
     return running.Measured(mean_pooled(model), metrics.drift, params, compared)
@@ -43,8 +42,8 @@ def measured_by_drift(
 def mean_pooled(model: models.Model) -> models.Model:
     """Returns the model with vectors `[B, D]` in place of logits.
 
-    A vector is the mean of an example's outputs over its valid positions; in an
-    encoder-decoder, of the decoder's outputs. The model's `Output` must have `output`.
+    A vector is the mean of an example's outputs, in an encoder-decoder the decoder's,
+    over its valid positions.
     """
 
     def apply(params, rng, inputs, *, lengths=None, **options):

@@ -141,9 +141,9 @@ class Clean(NamedTuple):
 
 
 def over(function: Callable, rows: Any, example: tasks.Example) -> Any:
-    """Returns a function of each row, running as many at once as is fastest.
+    """Maps a function over rows `[X, ...]`, as many at once as is fastest.
 
-    `rows` is a tree of arrays `[X, ...]`, and each row runs a batch like `example`.
+    Each row runs a batch like `example`.
     """
     inputs = example.inputs, example.decoder_inputs
     length = max(x.shape[1] for x in inputs if x is not None)

@@ -21,17 +21,11 @@ def rank_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> np.ndarray:
-    """Returns bootstrap intervals of the ranks of heads by their importance.
+    """Computes bootstrap intervals of the ranks of heads by their importance.
 
-    Args:
-      found: The importance; its examples are drawn with replacement.
-      level: The share of resamples that an interval holds, in (0, 1).
-      resamples: The number of draws.
-      seed: The seed of the draws.
-
-    Returns:
-      `[L, H, 2]`: lowest and highest rank, 1 for the most important head; NaN where
-      there is no head.
+    An interval holds the share `level` of resamples, which draw the examples with
+    replacement. The result is `[L, H, 2]`: lowest and highest rank, 1 for the most
+    important head; NaN where there is no head.
 
     Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
     """
@@ -55,8 +49,7 @@ def rank_intervals(
 def rank_correlation(first: Importance, second: Importance) -> float:
     """Returns Spearman's correlation, in [-1, 1], of the means of two importances.
 
-    They are of the same heads, by two measures or with two sets of parameters; else a
-    ValueError. NaN where one of them is constant over the heads.
+    These must be of the same heads. NaN where one is constant over the heads.
     """
     import scipy.stats
 
@@ -72,8 +65,7 @@ def rank_correlation(first: Importance, second: Importance) -> float:
 def order(values: np.ndarray) -> list[tuple[int, int]]:
     """Returns (layer, index in the layer) of heads, the least important first.
 
-    Args:
-      values: `[L, H]`, NaN where there is no head.
+    Values are `[L, H]`, NaN where there is no head.
     """
     heads = np.argwhere(~np.isnan(values))
     ranks = np.argsort(values[tuple(heads.T)], kind="stable")
@@ -133,9 +125,6 @@ def greedy_order(
         does now: ablating more seldom makes a head harmless. None: each step tries all
         remaining heads.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
-
-    Returns:
-      A step per head, in the order of ablation.
     """
     for name, value in (("steps", steps), ("tries", tries)):
         if value is not None:

@@ -47,15 +47,9 @@ class Units(NamedTuple):
 class Layout:
     """The parts of a program, and where they are in a model.
 
-    Attributes:
-      program: The program.
-      heads: Its heads, each after the heads that it reads.
-      slots: The slice of the stream of each stored sequence.
-      stream_size: D.
-      num_layers: L.
-      domain: A function from a sequence to its values.
-      senders: A function from a sequence to the heads whose output it is made of,
-        through no other head.
+    `heads` are each after the heads that it reads; `slots` have the slice of the stream
+    of each stored sequence; `domain(sequence)` are its values; and `senders(sequence)`
+    the heads whose output it is made of, through no other head.
     """
 
     def __init__(self, program: Program):
@@ -219,11 +213,9 @@ class Layout:
                 yield 4 * code, -3.0, -writes[value]
 
     def _steps(self, part, writes):
-        """Yields two units for each change of a function of a number.
-
-        They make a step from 0 to 1, halfway between the two numbers; none is taken at
-        the first position.
-        """
+        """Yields two units for each change of a function of a number."""
+        # They make a step from 0 to 1, halfway between the two numbers; none is taken
+        # at the first position.
         (source,) = part.inputs
         domain = [float(x) for x in self.domain(source)]
         results = [part.function(x) for x in self.domain(source)]
