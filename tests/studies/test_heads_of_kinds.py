@@ -21,6 +21,7 @@ from mha_haiku.subjects.studies import (
     pruning,
     rollouts,
     timeline,
+    workbench,
 )
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import stepping
@@ -194,7 +195,7 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
         for keep in keeps
     ]
     result = pruning.Pruned("a run", None, points)
-    path, picture = pruning.write(result, tmp_path)
+    path, picture = workbench.write(result, tmp_path)
     rows = _rows(path.read_text())
     counts = [[int(row[kind]) for kind in NAMES] for row in rows]
     assert counts == [[2, 4, 4], [0, 3, 1]]
@@ -204,7 +205,7 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     assert curve == drawn._replace(baseline_name="")
     assert curve.metric_name == "held-out exact match"
     assert curve.kinds == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
-    assert "| between encoder, decoder, cross" in pruning.text(result)
+    assert "| between encoder, decoder, cross" in result.text()
     assert picture.read_bytes().startswith(b"\x89PNG")
     lines = [
         gate_learning.Line("whole", points[0].layers, {"loss": 1.0}),

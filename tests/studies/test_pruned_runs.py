@@ -15,6 +15,7 @@ from mha_haiku.subjects.studies import (
     head_statistics,
     pruned_runs,
     pruning,
+    workbench,
 )
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training.runs import folders
@@ -137,10 +138,10 @@ def test_points_are_the_models_that_they_name(trained, tmp_path, monkeypatch):
     assert found.points[2].metrics == wanted
     assert found.points[3].speed_up == 4
     assert found.points[3].examples_per_second == 8 / 0.5
-    path, _ = pruning.write(found, tmp_path)
+    path, _ = workbench.write(found, tmp_path)
     with path.open(newline="") as file:
         assert [int(line["kept"]) for line in csv.DictReader(file)] == [4, 3, 2, 1, 0]
-    assert pruning.text(found).startswith(f"{found.title}\n\n")
+    assert found.text().startswith(f"{found.title}\n\n")
 
 
 @pytest.fixture
