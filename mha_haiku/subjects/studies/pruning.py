@@ -90,7 +90,7 @@ class Pruned(NamedTuple):
         between_kinds = f", and | between {', '.join(kinds)}" if kinds else ""
         if metric == "drift":
             own = (
-                "drift: one minus the cosine of a sentence's vectors, whole and pruned\n"
+                "drift: 1 - cosine of a sentence's vectors, whole and pruned\n"
                 "neighbours: the share of sentences whose nearest other one stays\n"
             )
         if self.baseline:
