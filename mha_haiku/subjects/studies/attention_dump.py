@@ -57,19 +57,12 @@ _PICTURE = re.compile(
 
 
 class Own(NamedTuple):
-    """Inputs to run on instead of held-out examples: one of the first three.
-
-    Attributes:
-      text: A text, as the task encodes it.
-      tokens: Token ids.
-      batch: N examples, on the host.
-      names: Names of the N examples.
-    """
+    """Inputs to run on instead of held-out examples: one of the first three."""
 
     text: str | None = None
     tokens: Sequence[int] | None = None
-    batch: tasks.Example | None = None
-    names: Sequence[str] = ()
+    batch: tasks.Example | None = None  # N examples, on the host
+    names: Sequence[str] = ()  # of the N examples
 
 
 def dump(
@@ -118,8 +111,8 @@ def measured(
     Args:
       bench: The run.
       layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
-      heads: Which heads of every layer; None means all.
-      examples: How many held-out examples; None means `config.attention.examples`.
+      heads: Which heads of every layer; None: all.
+      examples: How many held-out examples; None: `config.attention.examples`.
       indices: Indices of held-out examples, in place of the first.
       own: Inputs to run on instead.
       weights: Whether maps are whole at any length.
@@ -131,9 +124,6 @@ def measured(
       The set, with statistics and, where maps are whole, with roles and for each of
       `Task.alignments` the share of `heads.alignment` (over the examples of the mean if
       there is one; NaN but for cross-attention).
-
-    Raises:
-      ConfigError: If there is no such layer, head, example or token.
     """
     run = bench.run
     length, target_length = run.task.sequence_length, run.task.target_length or 0
@@ -228,13 +218,10 @@ def write_report(
 ) -> list[Path]:
     """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
 
-    Pictures of layers that `maps.npz` no longer has are removed, so that the folder
-    never mixes two runs. Without matplotlib a warning is logged and only the page is
-    written. `compare` is the folder of another run; see `dossiers`.
-
-    Returns:
-      The written files: `layer_00.png`, `layer_01.png`, ... (`encoder_00.png`,
-      `cross_00.png`, ... where layers are of several kinds), then `index.html`.
+    Pictures (`layer_00.png`, or `cross_00.png`) of layers that `maps.npz` no longer has
+    are removed, so that the folder never mixes two runs. Without matplotlib only the
+    page is written. `compare` is the folder of another run; see `dossiers`. Returns the
+    written paths, the page last.
     """
     folder = checks.as_path(folder)
     maps = MapSet.load(folder / "maps.npz")

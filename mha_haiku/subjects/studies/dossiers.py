@@ -44,10 +44,9 @@ def of_folder(
 def of_maps(
     folder: str | os.PathLike, *, compare: str | os.PathLike | None = None
 ) -> dossier.Dossier:
-    """Returns a dossier of the `maps.npz` of a folder.
+    """Returns a dossier of the `maps.npz` of a folder, in a run or anywhere.
 
-    That may be a run's attention, one inside of it, or any. Heads of another run to
-    `compare` are matched with the heads of the run in which the maps are.
+    Heads of another run to `compare` are matched with the heads of the maps' run.
     """
     folder = checks.as_path(folder)
     own = MapSet.load(folder / "maps.npz")

@@ -30,17 +30,12 @@ _FIRST_LOGIT = 2.0  # of the gates, which are open with probability 0.97
 
 
 class Learned(NamedTuple):
-    """The result of learning gates.
+    """The result of learning gates."""
 
-    Attributes:
-      params: The model's parameters, trained with the gates.
-      log_alpha: L arrays `[H]`, the logits of the gates.
-      loss: `[steps]`, the mean loss of each step's batch (without targets the drift),
-        without the penalty.
-    """
-
-    params: Any
-    log_alpha: list[np.ndarray]
+    params: Any  # the model's parameters, trained with the gates
+    log_alpha: list[np.ndarray]  # L arrays `[H]`, the logits of the gates
+    # `[steps]`, the mean loss of each step's batch (without targets the drift), without
+    # the penalty.
     loss: np.ndarray
 
     @property
@@ -55,17 +50,11 @@ class Learned(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A model at the end of its training.
-
-    Attributes:
-      name: What it is called in the table.
-      layers: Heads of each layer.
-      metrics: Metrics on held-out examples; see `pruned_runs.held_out`.
-    """
+    """A model at the end of its training."""
 
     name: str
     layers: Sequence[models.LayerHeads]
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # see `pruned_runs.held_out`
 
     @property
     def kept(self) -> int:

@@ -29,13 +29,7 @@ _IN_PYTHON = "mh.interop.load reads it in Python."
 
 
 class ImportedRun(NamedTuple):
-    """A run that `write` wrote.
-
-    Attributes:
-      folder: Folder of the run.
-      config: Config of the run.
-      num_parameters: The number of the model's parameters.
-    """
+    """A run that `write` wrote."""
 
     folder: Path
     config: configuration.RunConfig

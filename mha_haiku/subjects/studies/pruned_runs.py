@@ -30,26 +30,16 @@ Keep = list[list[int]]
 
 
 class Point(NamedTuple):
-    """A pruned model.
+    """A pruned model."""
 
-    Attributes:
-      layers: The heads that are left.
-      units: How many hidden units are left, of all layers.
-      metrics: What `held_out` returns.
-      parameters: The number of the model's parameters.
-      examples_per_second: Speed of the forward pass, measured: the median of runs that
-        alternate with runs of the whole model.
-      speed_up: Measured seconds of the whole model over this one's.
-      ideal_speed_up: Operations of the whole model over this one's.
-    """
-
-    layers: Sequence[models.LayerHeads]
-    units: int
-    metrics: dict[str, float]
+    layers: Sequence[models.LayerHeads]  # with the heads that are left
+    units: int  # how many hidden units are left, of all layers
+    metrics: dict[str, float]  # see `held_out`
     parameters: int
+    # Of the forward pass: the median of runs that alternate with the whole model's.
     examples_per_second: float
-    speed_up: float
-    ideal_speed_up: float
+    speed_up: float  # measured seconds of the whole model over this one's
+    ideal_speed_up: float  # operations of the whole model over this one's
 
     @property
     def keep(self) -> Keep:
@@ -78,7 +68,7 @@ def order_of(
 
     The order is one of `ORDERS`, on some held-out examples. Layers of the run must be
     unstacked. The greedy order need not go past the `worst` mean metric: heads that
-    would are last, in no particular order. None: it goes to the end.
+    would are last, in no particular order.
     """
     with checks.user_mistakes():
         checks.choice("order", by, ORDERS)
@@ -112,10 +102,9 @@ def _heads(run) -> list[tuple[int, int]]:
 def ablated_in_order(
     bench: Bench, order: Sequence[tuple[int, int]], counts: Sequence[int]
 ) -> list[float]:
-    """Returns the `decisive` metric with the last heads of an order, by their number.
+    """Measures the `decisive` metric with the last heads of an order, by their number.
 
-    It is from one compiled program. Layers of the run must be unstacked; `order` is as
-    of `order_of`.
+    Layers of the run must be unstacked; the order is from `order_of`.
     """
     layers = models.heads_of_layers(bench.run.config.model)
     shape = len(layers), max(len(layer.names) for layer in layers)
@@ -170,8 +159,7 @@ def prune(run: folders.Run, keep: Keep) -> folders.Run:
 def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
     """Keeps a share of the hidden units of each layer.
 
-    The units that stay, at least one, have the largest mean absolute gradient of the
-    loss with respect to their gates; see `heads.unit_gradient` and `heads.prune_units`.
+    The units that stay, at least one, are those of the largest `heads.unit_gradient`.
     Layers of the run must be unstacked.
     """
     run = bench.run
@@ -268,7 +256,7 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
 def vectors_of(run: folders.Run) -> np.ndarray | None:
     """Returns the mean-pooled outputs of held-out examples, `[N, D]`.
 
-    Of a task with targets there are none.
+    None for a task with targets.
     """
     if "loss" in run.task.metrics:
         return None
