@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import rollout_study
 from mha_haiku import heads, models, runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing.map_set import MapSet
@@ -19,7 +20,6 @@ from mha_haiku.subjects.studies import (
     head_statistics,
     pruned_runs,
     pruning,
-    rollouts,
     timeline,
     workbench,
 )
@@ -220,7 +220,7 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
 @pytest.mark.slow
 def test_rollout_of_two_stacks_is_refused_in_two_lines(bench):
     with pytest.raises(ConfigError, match="needs a model of one stack") as refused:
-        rollouts.measure(bench, examples=2, flow_examples=1)
+        rollout_study.measure(bench, examples=2, flow_examples=1)
     assert len(str(refused.value).splitlines()) == 2
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments import rollout_study as rollouts
 from mha_haiku import tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads.rollout import flow, rollout
-from mha_haiku.subjects.studies import rollouts, workbench
+from mha_haiku.subjects.studies import workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation
 from mha_haiku.training.runs import folders
