@@ -46,13 +46,8 @@ def logit_attribution(
     through other heads and feed-forward parts are not included. A `soft_cap` of logits
     comes after the sum.
 
-    Args:
-      model: A model of `models.build` or `interop.load`.
-      params: Its parameters.
-      example: A batch.
-      classes: `[B, T]` integers (`[B]` where positions are pooled), the class whose
-        logit is split, such as `example.targets`; memory does not grow with C. None:
-        all.
+    `classes` are `[B, T]` integers (`[B]` where positions are pooled), whose logits are
+    split, such as `example.targets`; memory does not grow with C. None: all.
 
     Raises:
       ValueError: If logits are not such a sum: norms come after the parts, parts are

@@ -128,11 +128,10 @@ def activation_patching(
     Args:
       subject: The model to measure, with the clean examples.
       corrupted: The other examples of the pairs.
-      what: "heads": the output of a head; "layers": the residual stream in front of a
-        layer, of a model with one stack of layers.
+      what: "heads" or "layers": a head's output, or the input of a layer of one stack.
       per_position: Whether each position is patched alone; else all at once.
-      into: Which run is patched, "clean" or "corrupted", with activations of the other:
-        what breaks the answer, or what mends it.
+      into: Which run is patched with activations of the other: "clean", what breaks the
+        answer, or "corrupted", what mends it.
 
     Source: Meng et al. 2022, section 2.1, https://arxiv.org/abs/2202.05262; Vig et al.
     2020, https://arxiv.org/abs/2004.12265, for heads.

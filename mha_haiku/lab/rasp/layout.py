@@ -2,13 +2,12 @@
 
 The residual stream is made of slots: one for each sequence that is stored, the one-hot
 code of its value, or the number itself. A head of the program reads slots and writes
-one; a map of one code is a linear map, so that whoever reads it has it in its weights;
-any other map is hidden units that look its result up. There are no norms. Entry 0 of
-the stream is 1 at the first position, whose token is not the program's: codes are 0
-there, and heads that select nothing attend to it.
+one; a map of one code is linear, and in the weights of what reads it; any other map is
+hidden units that look its result up. There are no norms. Entry 0 of the stream is 1 at
+the first position, whose token is not the program's: codes are 0 there, and heads that
+select nothing attend to it.
 
-D entries of the stream, K key and V value size, F hidden units. Everything is float64
-NumPy; `compiler` puts it into parameters.
+D entries of the stream, K key and V value size, F hidden units; all float64 NumPy.
 
 Source: Weiss et al. 2021, https://arxiv.org/abs/2106.06981; Lindner et al. 2023,
 https://arxiv.org/abs/2301.05062.

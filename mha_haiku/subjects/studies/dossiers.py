@@ -134,12 +134,9 @@ def _run_of(folder: Path) -> Path | None:
     return next(near, None)
 
 
-def _same_inputs(first: Path, second: Path) -> bool:
-    configs = [folders.read_config(folders.Folder(root)) for root in (first, second)]
-    if None in configs:
-        return False
-    one, other = configs
-    return one.task == other.task and one.data == other.data
+def _same_inputs(*roots: Path) -> bool:
+    one, other = (folders.read_config(folders.Folder(root)) for root in roots)
+    return bool(one and other) and (one.task, one.data) == (other.task, other.data)
 
 
 def _matches(first: Path, second: Path, maps: MapSet, other: MapSet) -> np.ndarray:

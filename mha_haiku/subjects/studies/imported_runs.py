@@ -55,15 +55,14 @@ def write(
     sequence_length: int | None = None,
     path: str = "",
 ) -> ImportedRun:
-    """Makes a run of a pretrained model.
+    """Makes a run of a pretrained model, in a folder that must not hold one.
 
     Args:
       source: The model; see `interop.load`.
-      workdir: The folder of the run, which must not hold one.
+      workdir: Folder of the run.
       sequence_length: T of the task's examples; None: 128 (of sentences 64), or fewer
-        if the model has fewer positions. Own text may be as long as the model allows.
-      path: The text that examples are from, as `config.data.path`; "": Python's own
-        documentation.
+        if the model has fewer positions.
+      path: The text that examples are from, see `config.data.path`.
     """
     folders.check_free(workdir)  # before the work
     run = in_memory(
