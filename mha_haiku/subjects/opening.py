@@ -24,7 +24,7 @@ def load(
     """Loads a trained model, wherever it is from.
 
     Args:
-      source: The folder of a run; or, as of `interop.load`, a folder in the layout of
+      source: The folder of a run; or, as in `interop.load`, a folder in the layout of
         the hub, a `.safetensors` or `.gguf` file, `package:NAME` of an installed
         package that holds either, or a name on the hub, `owner/name`.
       step: Checkpoint of a run; None: the newest.

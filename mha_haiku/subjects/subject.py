@@ -123,7 +123,7 @@ class Subject:
     def look(self, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
         """Runs the model: its `Output`, and what is at its sites, by name.
 
-        `at` has patterns, or functions by pattern, as of `mh.look`.
+        `at` has patterns, or functions by pattern, as in `mh.look`.
         """
         batch, _ = self._batch(inputs)
         return running.look(self.model, self.params, batch, at)
@@ -323,7 +323,7 @@ class Subject:
 
         Inputs are one text, or one row of tokens. A key of None is the one with the
         largest weight. Without a layer the largest pairs of all heads are returned.
-        Options are those of `heads.why.pairs`, or of `heads.why.cells`.
+        Options are as in `heads.why.pairs`, or in `heads.why.cells`.
         """
         batch, labels = self._one(inputs)
         given = self.model, self.params, batch
@@ -456,7 +456,7 @@ class Subject:
     def show(self, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
         """Shows the page of the maps of inputs; None: of held-out examples.
 
-        `why` is as of `maps`.
+        `why` is as in `maps`.
         """
         if inputs is None and self.run is not None:
             return display.show(self, **options)

@@ -5,7 +5,6 @@ layers, C classes.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -74,18 +73,11 @@ def logit_attribution(
     return running.fetched(program(params, example, weights, classes))
 
 
-def logit_lens(
-    model: models.Model,
-    params: Any,
-    example: tasks.Example,
-    *,
-    of: Callable[[Array, tasks.Example], Any] | None = None,
-) -> Any:
+def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Array:
     """Computes the logits that each layer's input would give, as if it were the last.
 
     The model must be of one stack of layers, and have logits. The result is `[L + 1, B,
-    T, C]`: of what enters layer 0, 1, ..., L - 1, and the model's own logits; or of
-    each of these `of(logits, example)`, such as a metric of `heads.metrics`.
+    T, C]`: of what enters layer 0, 1, ..., L - 1, and the model's own logits.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru.
     """
@@ -95,17 +87,17 @@ def logit_lens(
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
         )
-    return running.fetched(_lens(model, of=of)(params, example))
+    return running.fetched(_lens(model)(params, example))
 
 
 @running.compiled
-def _lens(model, params, example, *, of):
+def _lens(model, params, example):
     _, streams = running.look(model, params, example, ["stream"])
     last = next(reversed(streams))
 
     def read(stream):
-        output = running.run_edited(model, params, example, {last: lambda _: stream})
-        return output.logits if of is None else of(output.logits, example)
+        edits = {last: lambda _: stream}
+        return running.run_edited(model, params, example, edits).logits
 
     return jax.lax.map(read, jnp.stack(list(streams.values())))
 

@@ -23,18 +23,13 @@ Array = jax.Array
 
 
 def measured_by_drift(
-    model: models.Model,
-    params: Any,
-    batches: Iterable[tasks.Example],
-    *,
-    whole: tuple[models.Model, Any] | None = None,
+    model: models.Model, params: Any, batches: Iterable[tasks.Example]
 ) -> running.Measured:
-    """Returns the subject whose metric is `metrics.drift`.
+    """Returns the subject whose metric is `metrics.drift` from the model as it is.
 
-    The model's `Output` must have `output`, and targets do not matter. `whole` are the
-    model and parameters to compare with, such as before pruning; None: the same.
+    The model's `Output` must have `output`, and targets do not matter.
     """
-    compared = _Compared(batches, *(whole or (model, params)))
+    compared = _Compared(batches, model, params)
     return running.Measured(mean_pooled(model), metrics.drift, params, compared)
 
 

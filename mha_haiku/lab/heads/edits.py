@@ -54,7 +54,7 @@ def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
 def patch(name: str, value: Any, positions: Array | None = None) -> Edits:
     """Returns the edit that sets the sites of a pattern to a value `[B..., T, ...]`.
 
-    `positions` are those of the T positions to set; None: all. For heads, T is the
+    `positions` says which of the T positions to set; None: all. For heads, T is the
     third axis from the end; for all else the second.
     """
 

@@ -289,7 +289,7 @@ def roles_of_evidence(
 ) -> Roles:
     """Returns roles from sums over examples of `role_evidence`, `[H, ...]` per layer.
 
-    `columns` are, for each layer, those of its heads in the result; None: in order.
+    `columns` has, for each layer, its heads' columns in the result; None: in order.
     """
     if columns is None:
         columns = [range(len(each["positional"])) for each in found]

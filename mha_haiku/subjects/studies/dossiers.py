@@ -1,8 +1,7 @@
 """Joins what lies in a run's folder to the dossier of a page: maps, numbers, roles.
 
-Beside the maps these are statistics, importance where it was measured, snapshots of the
-training, and another run to compare with. Nothing is run, but to match heads with the
-heads of another run.
+These are statistics, importance where it was measured, snapshots of the training, and
+another run to compare with. Nothing is run, but to match heads with another run's.
 
 N examples, L layers, H heads, T positions.
 """

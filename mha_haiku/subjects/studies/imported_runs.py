@@ -83,7 +83,7 @@ def in_memory(
     sequence_length: int | None = None,
     path: str = "",
 ) -> folders.Run:
-    """Loads a pretrained model as a run at step 0; other arguments as of `write`."""
+    """Loads a pretrained model as a run at step 0; other arguments as in `write`."""
     name = _task_name(imported, source)
     config = _config(imported, name, sequence_length, path)
     configuration.check_fields(config)

@@ -159,7 +159,7 @@ def prune(run: folders.Run, keep: Keep) -> folders.Run:
 def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
     """Keeps a share of the hidden units of each layer.
 
-    The units that stay, at least one, are those of the largest `heads.unit_gradient`.
+    The units that stay, at least one, have the largest `heads.unit_gradient`.
     Layers of the run must be unstacked.
     """
     run = bench.run

@@ -57,7 +57,10 @@ class Timeline(workbench.TrainingStudy):
                 "step": step,
                 **self._named,
                 "roles": roles.names.tolist(),
-                "scores": {name: _plain(values) for name, values in scores.items()},
+                "scores": {
+                    name: np.where(np.isnan(x), None, x).tolist()
+                    for name, x in scores.items()
+                },
             }
         )
         self._last = step
@@ -97,7 +100,7 @@ def picture(path: Path) -> functools.partial:
 
 
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path | None:
-    """Writes `timeline.png` into a run's folder of heads; returns its path, if drawn."""
+    """Writes `timeline.png` into a run's folder of heads; returns its path or None."""
     folder = folders.Folder(checks.as_path(workdir))
     if not files.read_lines(folder.timeline):
         return None
@@ -109,7 +112,7 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
 def draw_metrics(
     workdir: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> Path | None:
-    """Writes `learning_curve.png` next to the run's maps; returns its path, if drawn."""
+    """Writes `learning_curve.png` next to the run's maps; returns its path or None."""
     folder = folders.Folder(checks.as_path(workdir))
     reports = metrics_log.read(folder.metrics)
     if not reports:
@@ -125,7 +128,3 @@ def draw_metrics(
     )
     path = folder.attention / "learning_curve.png"
     return next(iter(workbench.write_pictures(path, picture, formats)), None)
-
-
-def _plain(values: np.ndarray) -> list:
-    return [[None if np.isnan(x) else float(x) for x in row] for row in values]
