@@ -303,7 +303,7 @@ def _by_sizes(attention_map, weights, residual, columns) -> Array:
 
     def observed(columns):
         queries = gates.astype(values.dtype), columns[..., None, :]
-        sums = attention_map.observe(_GatedSizes(), observation.Given(queries, parts))
+        sums = attention_map.observe(_Scaled(_norms), observation.Given(queries, parts))
         return jax.tree.map(lambda x: x.sum(len(values.shape) - 3), sums)
 
     totals = observed(columns[..., :1]).queries
@@ -323,7 +323,7 @@ def _by_gradients(attention_map, gradient, columns) -> Array:
     if attention_map.weighting.gates is not None:
         gradient = gradient * attention_map.weighting.gates.astype(gradient.dtype)
     given = observation.Given((gradient, columns[..., None, :]), values)
-    received = attention_map.observe(_GradientWeighted(), given).keys
+    received = attention_map.observe(_Scaled(_gains), given).keys
     return columns + received.sum(-3) / attention_map.shape[-3]
 
 
@@ -344,12 +344,12 @@ def _upper(weights, values):
 
 
 @dataclasses.dataclass(frozen=True)
-class _GatedSizes(observation.Observation):
-    """Weights times the norms of gated values: sums of rows, and transposed products.
+class _Scaled(observation.Observation):
+    """Weights times a factor: sums of rows, and the transposed product with columns."""
 
-    Queries bring their gates `[T, V]` and columns `[T, R]`. Keys bring `[S, V, U]`, the
-    part of their U projected numbers that each of the V values makes.
-    """
+    # `factor(x, y)` is `[T, S]`, from the `x` that queries bring next to the columns
+    # `[T, R]`, and from the `y` that keys bring.
+    factor: Callable[[Array, Array], Array]
 
     def nothing(self, num_queries, num_keys, given, dtype):
         _, columns = given.queries
@@ -357,36 +357,26 @@ class _GatedSizes(observation.Observation):
         return observation.Sums(jnp.zeros(num_queries, dtype), keys)
 
     def add(self, tile, sums):
-        gates, columns = tile.given.queries
-
-        def square(total, part):  # one of U at a time: no [R, C, U] is held
-            return total + jnp.square(gates @ part.T), None
-
-        nothing = jnp.zeros_like(tile.weights)
-        squares, _ = jax.lax.scan(square, nothing, jnp.moveaxis(tile.given.keys, -1, 0))
-        moved = tile.weights * jnp.sqrt(squares)
+        brought, columns = tile.given.queries
+        scaled = tile.weights * self.factor(brought, tile.given.keys)
         return sums._replace(
-            queries=sums.queries + moved.sum(-1), keys=sums.keys + moved.T @ columns
+            queries=sums.queries + scaled.sum(-1), keys=sums.keys + scaled.T @ columns
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _GradientWeighted(observation.Observation):
-    """The transposed map, with `max(a g, 0)` for the weight a, times columns `[T, R]`.
+def _norms(gates, parts) -> Array:
+    """Returns norms of gated values; `parts` `[S, V, U]` are what each value makes."""
 
-    Queries bring the gradients of the head's output `[T, V]` and the columns, keys the
-    values `[S, V]`; gradients times values are g.
-    """
+    def square(total, part):  # one of U at a time: no [T, S, U] is held
+        return total + jnp.square(gates @ part.T), None
 
-    def nothing(self, num_queries, num_keys, given, dtype):
-        _, columns = given.queries
-        return observation.Sums(keys=jnp.zeros((num_keys, columns.shape[-1]), dtype))
+    init = jnp.zeros((len(gates), len(parts)), gates.dtype)
+    return jnp.sqrt(jax.lax.scan(square, init, jnp.moveaxis(parts, -1, 0))[0])
 
-    def add(self, tile, sums):
-        output_gradients, columns = tile.given.queries
-        gradients = output_gradients @ tile.given.keys.T
-        weights = tile.weights * jnp.maximum(gradients, 0)
-        return sums._replace(keys=sums.keys + weights.T @ columns)
+
+def _gains(gradients, values) -> Array:
+    """Returns what weights gain, from gradients of outputs `[T, V]` and `[S, V]`."""
+    return jnp.maximum(gradients @ values.T, 0)
 
 
 @functools.partial(jax.jit, static_argnums=1)
