@@ -121,10 +121,7 @@ class Subject:
         return answers.TextMaps(maps, *self._labels(batch), cells)
 
     def look(self, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
-        """Runs the model: its `Output`, and what is at its sites, by name.
-
-        `at` has patterns, or functions by pattern, as in `mh.look`.
-        """
+        """Runs the model: its `Output`, and what is at its sites; see `mh.look`."""
         batch, _ = self._batch(inputs)
         return running.look(self.model, self.params, batch, at)
 
@@ -199,10 +196,7 @@ class Subject:
     def measured(
         self, examples: int = EXAMPLES, metric: str | None = None
     ) -> heads.Measured:
-        """Returns model, metric and batches, which the measures of `mh.heads` take.
-
-        The arguments are as in `importance`.
-        """
+        """Returns what measures of `mh.heads` take; arguments as in `importance`."""
         if self.batches is not None:
             own = self.metric or heads.metrics.loss
             return heads.Measured(self.model, own, self.params, self.batches)
@@ -427,10 +421,7 @@ class Subject:
         return dataclasses.replace(self, model=run.model, params=run.params, run=run)
 
     def train(self, workdir: str | os.PathLike, *, steps: int) -> "Subject":
-        """Trains the subject further, as a run in a new folder.
-
-        The same call resumes it.
-        """
+        """Trains further, as a run in a new folder; the same call resumes it."""
         if _is_edited(self.model):
             self._refuse("train", "has edits, which are no parameters")
         folder = pruning.save(self._bench("train").run, workdir, steps=steps)
@@ -454,10 +445,7 @@ class Subject:
     # --- Pictures
 
     def show(self, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
-        """Shows the page of the maps of inputs; None: of held-out examples.
-
-        `why` is as in `maps`.
-        """
+        """Shows the page of `maps` of inputs; None: of held-out examples."""
         if inputs is None and self.run is not None:
             return display.show(self, **options)
         if inputs is None:

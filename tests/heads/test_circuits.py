@@ -12,7 +12,6 @@ from tests import oracles
 from tests.heads import test_kinds
 from tests.heads.conftest import (
     NUM_TOKENS,
-    B,
     C,
     D,
     H,

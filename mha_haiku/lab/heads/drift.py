@@ -60,10 +60,7 @@ def vectors(
 
 
 def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
-    """Returns the share of vectors `[N, D]` whose nearest, by cosine, stays the same.
-
-    N is at least 2, and no two vectors are alike.
-    """
+    """Returns the share of vectors `[N, D]` whose nearest by cosine is the same."""
     nearest = []
     for each in (before, after):
         unit = each / np.linalg.norm(each, axis=-1, keepdims=True)

@@ -96,11 +96,7 @@ def weights(
 
 
 def token_embedding(model: models.Model, params: Any) -> np.ndarray:
-    """Returns the embeddings of tokens in the residual stream, `[N, D]` float64.
-
-    Without positions, segments and a norm of embeddings. ValueError if the model's
-    inputs are no tokens.
-    """
+    """Returns token embeddings (no positions, segments or norm), `[N, D]` float64."""
     config, leaves = config_of(model), params.get("embedding", {})
     if "embeddings" not in leaves:
         raise ValueError("params must have embeddings of tokens, got none.")

@@ -48,10 +48,7 @@ class Changes(means.PerExample):
 
     @property
     def share(self) -> np.ndarray:
-        """`[...]`, the mean over the change by patching all: 0 none of it, 1 all of it.
-
-        Not finite where patching all changes nothing.
-        """
+        """`[...]`, the mean over the change by patching all: 0 is none, 1 all of it."""
         return self.mean / (self.other - self.base).mean()
 
     def _numbers(self, place: tuple[int, ...]) -> dict[str, float]:

@@ -63,10 +63,7 @@ def rank_correlation(first: Importance, second: Importance) -> float:
 
 
 def order(values: np.ndarray) -> list[tuple[int, int]]:
-    """Returns (layer, index in the layer) of heads, the least important first.
-
-    Values are `[L, H]`, NaN where there is no head.
-    """
+    """Returns (layer, index in the layer) of values `[L, H]`, the least first."""
     heads = np.argwhere(~np.isnan(values))
     ranks = np.argsort(values[tuple(heads.T)], kind="stable")
     return [tuple(head) for head in heads[ranks].tolist()]

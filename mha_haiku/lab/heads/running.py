@@ -118,10 +118,7 @@ def kind_of(name: str) -> str:
 
 
 def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
-    """Returns a model of the same numbers that compiles fast, and its parameters.
-
-    A model of many layers that are alike becomes the one that scans them.
-    """
+    """Returns a model that scans its layers, if many are alike, and parameters."""
     if model.scanned is None:
         return model, params
     is_deep = any(f"layer_{FEW_LAYERS}/" in module for module in params)

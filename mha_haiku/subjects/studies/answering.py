@@ -47,10 +47,7 @@ def score(
     tokens: int | None = None,
     seed: int = 0,
 ) -> Score:
-    """Answers held-out sources, and scores the answers as the task does.
-
-    Arguments are as in `generation.of_held_out`.
-    """
+    """Scores answers to held-out sources; arguments as in `generation.of_held_out`."""
     generation.check_given(bench, "source")
     with checks.user_mistakes():
         checks.integer_in("examples", examples, 1, 2**20)

@@ -229,10 +229,7 @@ class Stream:
 
 
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
-    """Yields the texts in turn; some are written together, and then ready at once.
-
-    With a name there is a progress bar.
-    """
+    """Yields the texts in turn; with a name there is a progress bar."""
     run, is_prompt = job.bench.run, job.kind == "prompt"
     task = run.task
     size = min(len(job.given), BATCH)

@@ -254,10 +254,7 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
 
 
 def vectors_of(run: folders.Run) -> np.ndarray | None:
-    """Returns the mean-pooled outputs of held-out examples, `[N, D]`.
-
-    None for a task with targets.
-    """
+    """Returns mean-pooled outputs of held-out examples, `[N, D]`; None with targets."""
     if "loss" in run.task.metrics:
         return None
     training = run.config.training

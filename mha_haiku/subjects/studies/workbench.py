@@ -230,10 +230,7 @@ class Bench:
         return name or own[0]
 
     def ablation_value(self, name: str, examples: int) -> heads.AblationValue:
-        """Returns what ablated heads pass on, by a name of `ABLATION_VALUES`.
-
-        A mean is over that many held-out examples.
-        """
+        """Returns an ablation value by its name; a mean is over that many examples."""
         with checks.user_mistakes():
             checks.choice("ablation_value", name, ABLATION_VALUES)
         if name == "mean":
@@ -307,10 +304,7 @@ class Result(Protocol):
 def write(
     result: Result, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
-    """Writes the table of a result as .csv, and its picture next to it.
-
-    Returns the paths of the table and, where matplotlib is installed, of the pictures.
-    """
+    """Writes the table of a result as .csv and its pictures; returns their paths."""
     path = files.write(Path(folder) / f"{result.file_name}.csv", result.table().csv())
     return [path, *write_pictures(path, result.picture, formats)]
 
