@@ -29,15 +29,9 @@ _logger = logging.getLogger("mha_haiku")
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Importance(means.PerExample):
-    """How much each head matters; from `unit_gradient`, each hidden unit (F for H).
+    """How much each head matters, `[N, L, H]`; of `unit_gradient` each hidden unit."""
 
-    Attributes:
-      per_example: `[N, L, H]` float64, in units of the metric; NaN where a layer has
-        fewer heads.
-      kinds: The kind of each of the L layers; () where there is one kind.
-    """
-
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # of each layer; () where there is one kind
 
     def __repr__(self) -> str:
         shown, mean = f"{display.array(self.per_example)} [N, L, H]", self.mean

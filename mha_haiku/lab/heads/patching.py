@@ -231,8 +231,7 @@ def path_patching(
 
     Returns:
       All edges that there are among these: to layers above, and from an encoder to keys
-      and values of cross-attention. `base` is of the clean run, `other` of the
-      corrupted one.
+      and values of cross-attention.
 
     Raises:
       ValueError: If there is no such head, kind or edge.
