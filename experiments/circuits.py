@@ -38,14 +38,13 @@ FLAGS = command_line.flag_values(
 
 def main() -> None:
     from mha_haiku.core import checks
-    from mha_haiku.subjects.studies import circuits
-    from mha_haiku.subjects.studies.workbench import Bench
+    from mha_haiku.subjects.studies import circuits, workbench
     from mha_haiku.subjects.subject import Subject
 
     formats = shared_flags.formats(FLAGS)
     if (FLAGS.text is None) != (FLAGS.corrupted is None):
         raise checks.ConfigError("--text and --corrupted must be given together.")
-    bench = Bench.load(FLAGS.workdir, FLAGS.step)
+    bench = workbench.Bench.load(FLAGS.workdir, FLAGS.step)
     how = {"edges": FLAGS.edges, "measure": FLAGS.measure}
     if FLAGS.text is None:
         result = circuits.measure(
@@ -58,7 +57,7 @@ def main() -> None:
         title = f"{bench.title}, {FLAGS.text!r} and {FLAGS.corrupted!r}"
         result = circuits.StudiedCircuit(title, found)
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "heads")
-    written = circuits.write(result, folder, formats)
+    written = workbench.write(result, folder, formats)
     print(result.title, result.text(), sep="\n\n")
     print("\nEdges, and the graph:", *written, sep="\n  ")
 

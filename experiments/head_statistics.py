@@ -25,20 +25,19 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.subjects.studies import head_statistics
-    from mha_haiku.subjects.studies.workbench import Bench
+    from mha_haiku.subjects.studies import head_statistics, workbench
     from mha_haiku.training.devices import cluster
 
     formats = shared_flags.formats(FLAGS)
     result = head_statistics.measure(
-        Bench.load(FLAGS.workdir, FLAGS.step),
+        workbench.Bench.load(FLAGS.workdir, FLAGS.step),
         examples=FLAGS.examples,
         layers=FLAGS.layers,
     )
     if not cluster.leave():
         return
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
-    written = head_statistics.write(result, folder, formats)
+    written = workbench.write(result, folder, formats)
     print(result.title, result.text(), sep="\n\n")
     print(
         "\nAll statistics with standard errors, and heads by layer:",

@@ -40,8 +40,7 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.subjects.studies import pruning
-    from mha_haiku.subjects.studies.workbench import Bench
+    from mha_haiku.subjects.studies import pruning, workbench
 
     formats = shared_flags.formats(FLAGS)
     asked = pruning.Request(*(FLAGS[x].value for x in pruning.Request._fields))
@@ -49,10 +48,10 @@ def main() -> None:
     if not FLAGS.sweep:
         pruning.check_free(out, steps=FLAGS.steps)  # before the work
     pruning.check(asked)
-    result = pruning.prune(Bench.load(FLAGS.workdir, FLAGS.step), asked)
-    print(pruning.text(result))
+    result = pruning.prune(workbench.Bench.load(FLAGS.workdir, FLAGS.step), asked)
+    print(result.text())
     if FLAGS.sweep:
-        written = pruning.write(result, pathlib.Path(FLAGS.workdir, "heads"), formats)
+        written = workbench.write(result, pathlib.Path(FLAGS.workdir, "heads"), formats)
         print("\nNumbers, and the curve:", *written, sep="\n  ")
         return
     print(f"\nPruned run: {pruning.save(result.run, out, steps=FLAGS.steps)}")

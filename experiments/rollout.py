@@ -28,27 +28,28 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.subjects.studies import rollouts
-    from mha_haiku.subjects.studies.workbench import Bench
+    from mha_haiku.subjects.studies import workbench
     from mha_haiku.training.runs import loop
+
+    from . import rollout_study
 
     formats = shared_flags.formats(FLAGS)
     paper = config_files.load("configs/papers/rollout.py")
     if FLAGS.train:
         loop.train(paper, FLAGS.workdir)
-    bench = Bench.load(FLAGS.workdir, FLAGS.step)
+    bench = workbench.Bench.load(FLAGS.workdir, FLAGS.step)
     config = bench.run.config
     is_paper = (config.task, config.model) == (paper.task, paper.model)
-    study = rollouts.measure(
+    study = rollout_study.measure(
         bench,
         examples=FLAGS.examples,
         flow_examples=FLAGS.flow_examples,
-        published=rollouts.PUBLISHED if is_paper else None,
+        published=rollout_study.PUBLISHED if is_paper else None,
     )
     folder = FLAGS.out or pathlib.Path(FLAGS.workdir, "attention")
-    written = rollouts.write(study, folder, formats)
-    table = rollouts.table(study).text()
-    print(study.title, table, rollouts.verdict(study), sep="\n\n")
+    written = workbench.write(study, folder, formats)
+    table = study.table().text()
+    print(study.title, table, rollout_study.verdict(study), sep="\n\n")
     print("\nNumbers, and their curves:", *written, sep="\n  ")
 
 

@@ -179,7 +179,7 @@ class _Laboratory:
         gates = np.ones((1, *_SHAPE), np.float32)
         for head in gone:
             gates[(0, *head)] = 0
-        return 1 - float(heads.closed(of, gates).mean())
+        return 1 - float(heads.gated_metric(of, gates).mean())
 
 
 _MISTAKES = heads.metrics.mistakes()

@@ -175,7 +175,7 @@ class _Laboratory:
             pattern[tuple(np.transpose(chosen))] = 0
         run = self.bench.run
         of = heads.Measured(run.model, heads.metrics.loss, run.params, [example])
-        return heads.closed(of, gates).mean(0).tolist()
+        return heads.gated_metric(of, gates).mean(0).tolist()
 
 
 def _scores(model, params, example):

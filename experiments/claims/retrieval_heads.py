@@ -206,4 +206,4 @@ class _Laboratory:
         gates[list(closed)] = 0
         run = self.bench.run
         of = heads.Measured(run.model, self._metric, run.params, [example])
-        return heads.closed(of, gates.reshape(1, *self._shape))[:, 0] == 0
+        return heads.gated_metric(of, gates.reshape(1, *self._shape))[:, 0] == 0

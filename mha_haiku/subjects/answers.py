@@ -17,19 +17,12 @@ class TextMaps(Sequence):
     """Attention maps, one for each layer, with the tokens along their sides.
 
     `maps[2].weights()[0, 3]` is the map of head 3 in layer 2, `[T, S]`.
-
-    Attributes:
-      maps: The maps: `models.Output.maps`, or by name where a function has no layers
-        that are known.
-      tokens: Text, for each of B examples, of its T queries; () of features.
-      key_tokens: The text of its S keys; (): as the queries.
-      why: Of one text, `heads.why.Cells`, which the page shows.
     """
 
-    maps: Any
-    tokens: tuple[tuple[str, ...], ...] = ()
-    key_tokens: tuple[tuple[str, ...], ...] = ()
-    why: tuple[Any, ...] = ()
+    maps: Any  # `models.Output.maps`, or by name of a function without known layers
+    tokens: tuple[tuple[str, ...], ...] = ()  # the T queries of each; () of features
+    key_tokens: tuple[tuple[str, ...], ...] = ()  # the S keys; (): as the queries
+    why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
@@ -41,9 +34,8 @@ class TextMaps(Sequence):
         return [f"layer {i}" for i in range(len(self.maps))]
 
     def __getitem__(self, layer: Any) -> attention.AttentionMap:
-        if isinstance(self.maps, Mapping):
-            return self.maps[layer] if isinstance(layer, str) else self._list()[layer]
-        return self.maps[layer]
+        is_name = isinstance(layer, str) and isinstance(self.maps, Mapping)
+        return self.maps[layer] if is_name else self._list()[layer]
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -62,20 +54,14 @@ class TextMaps(Sequence):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Lens:
-    """What each layer would answer, were it the last: the logit lens of one text.
+    """What each layer would answer, were it the last: the logit lens of one text."""
 
-    Attributes:
-      tokens: The text of the T tokens that are read.
-      texts: `[L + 1, T]`, the likeliest token after each position: of what enters
-        layer 0, 1, ..., L - 1, and of what leaves the last one.
-      probabilities: `[L + 1, T]`, their probabilities.
-      logits: `[L + 1, T, C]`.
-    """
-
-    tokens: tuple[str, ...]
+    tokens: tuple[str, ...]  # the text of the T tokens that are read
+    # `[L + 1, T]`, the likeliest token after each position: of what enters layer 0, 1,
+    # ..., L - 1, and of what leaves the last one.
     texts: np.ndarray
-    probabilities: np.ndarray
-    logits: np.ndarray
+    probabilities: np.ndarray  # `[L + 1, T]`
+    logits: np.ndarray  # `[L + 1, T, C]`
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
@@ -96,15 +82,11 @@ class Lens:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Circuits:
-    """How much each head reads of each other one, from weights alone.
+    """How much each head reads of each other one, from weights alone."""
 
-    Attributes:
-      kind: Through which a head reads: "q", "k" or "v".
-      scores: `[L, H, L, H]`, the writing head first, composition scores in [0, 1]; NaN
-        where a head cannot read another.
-    """
-
-    kind: str
+    kind: str  # through which a head reads: "q", "k" or "v"
+    # `[L, H, L, H]`, the writing head first, in [0, 1]; NaN where a head cannot read
+    # another.
     scores: np.ndarray
 
     _repr_html_, show, plot = display.html, display.show, display.plot
@@ -127,28 +109,17 @@ class Circuits:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Strongest:
-    """Where a head attends most, or writes most, in the examples of a data set.
-
-    Attributes:
-      layer: The layer.
-      head: The head.
-      by: "weight", the largest weight of a query, or "size", the Euclidean norm of what
-        the head passes on.
-      examples: `[N]`, the number of each example.
-      queries: `[N]`, its position.
-      keys: `[N]`, the position with the largest weight.
-      values: `[N]`, from the largest on.
-      tokens: The text of each example's tokens; () of features.
-    """
+    """Where a head attends most, or writes most, in the examples of a data set."""
 
     layer: int
     head: int
+    # "weight", the largest weight of a query, or "size", the norm of the head's output.
     by: str
-    examples: np.ndarray
-    queries: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
-    tokens: tuple[tuple[str, ...], ...] = ()
+    examples: np.ndarray  # `[N]`, their numbers
+    queries: np.ndarray  # `[N]`, positions
+    keys: np.ndarray  # `[N]`, the positions with the largest weights
+    values: np.ndarray  # `[N]`, from the largest on
+    tokens: tuple[tuple[str, ...], ...] = ()  # of each example; () of features
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 

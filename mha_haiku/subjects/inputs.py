@@ -14,19 +14,12 @@ from mha_haiku.training import tasks
 
 
 class Codec(NamedTuple):
-    """Text to tokens and back.
+    """Text to tokens and back."""
 
-    Attributes:
-      encode: A function from a text to its tokens, `[T]` integers.
-      decode: A function from tokens to their text.
-      label: A function from a token to its text.
-      prompt: A function like `encode`, without the special tokens that end a text.
-    """
-
-    encode: Callable[[str], Any]
+    encode: Callable[[str], Any]  # to `[T]` integers
     decode: Callable[[Sequence[int]], str]
-    label: Callable[[int], str]
-    prompt: Callable[[str], Any]
+    label: Callable[[int], str]  # of one token
+    prompt: Callable[[str], Any]  # encodes without special tokens that end a text
 
 
 def of_task(task: tasks.Task) -> Codec:

@@ -24,7 +24,7 @@ def load(
     """Loads a trained model, wherever it is from.
 
     Args:
-      source: The folder of a run; or, as of `interop.load`, a folder in the layout of
+      source: The folder of a run; or, as in `interop.load`, a folder in the layout of
         the hub, a `.safetensors` or `.gguf` file, `package:NAME` of an installed
         package that holds either, or a name on the hub, `owner/name`.
       step: Checkpoint of a run; None: the newest.
@@ -32,7 +32,6 @@ def load(
 
     Raises:
       ConfigError: If there is no such model, or it cannot be read.
-      ValueError: If `step` is not for this source, or `dtype` is not.
     """
     path, name = checks.as_path(source), os.fspath(source)
     if path.exists():
@@ -71,9 +70,6 @@ def wrap(
         better; None: the loss of the targets.
       examples: Batches that importance and roles are measured on.
       name: What it is called; "": the function's name.
-
-    Raises:
-      TypeError: If the tokenizer has no `encode` or no `decode`.
     """
     arrays, others = _parted(params)
     takes_lengths = _takes_lengths(function)
@@ -108,10 +104,8 @@ def _takes_lengths(function) -> bool:
 
 
 def _parted(params) -> tuple[Any, Any]:
-    """Returns the arrays of a tree, and what else is in it, such as activations.
-
-    Modules of Equinox have both; only arrays may be traced.
-    """
+    """Returns the arrays of a tree, and what else is in it, such as activations."""
+    # Modules of Equinox have both; only arrays may be traced.
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
     return (
         jax.tree.map(lambda x: x if is_array(x) else None, params),

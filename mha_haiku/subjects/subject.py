@@ -41,25 +41,15 @@ class Subject:
 
     `mh.load` and `mh.wrap` make one. Every verb takes texts, lists of texts, token ids
     or arrays, or a batch of examples. `measured` is what `mh.heads` takes.
-
-    Attributes:
-      model: The model as pure functions.
-      params: Parameters of the model.
-      name: What it is called.
-      run: Config, task and step of a run, and of pretrained weights that have a
-        tokenizer; None: there are none.
-      codec: What encodes texts; None: inputs are arrays.
-      metric: A function from logits and examples to a number per example, the lower the
-        better; None: the task's own.
-      batches: Examples that measures are of; None: held-out examples of the task.
     """
 
     model: models.Model
     params: Any
     name: str
-    run: folders.Run | None = None
-    codec: inputs.Codec | None = None
-    metric: heads.Metric | None = None
+    run: folders.Run | None = None  # also of pretrained weights that have a tokenizer
+    codec: inputs.Codec | None = None  # what encodes texts; None: inputs are arrays
+    metric: heads.Metric | None = None  # None: the task's own
+    # Examples that measures are of; None: held-out examples of the task.
     batches: Sequence[tasks.Example] | None = None
 
     @classmethod
@@ -118,12 +108,10 @@ class Subject:
     def maps(self, inputs: Any, *, why: int = 0) -> answers.TextMaps:
         """Computes the attention map of each layer, with its tokens.
 
-        `why` is, of one text, for how many keys of each query, those with the largest
-        weights, the page says why they are looked at; it takes seconds.
+        Of one text, the page says for the `why` largest weights of each query why these
+        keys are looked at; it takes seconds.
         """
-        batch, _ = self._batch(inputs)
-        if why:
-            batch, _ = self._one(inputs)
+        batch, _ = self._one(inputs) if why else self._batch(inputs)
         given = self.model, self.params, batch
         cells = tuple(heads.why.cells(*given, key=-1 - i) for i in range(why))
         if self.model.config is None:
@@ -133,10 +121,7 @@ class Subject:
         return answers.TextMaps(maps, *self._labels(batch), cells)
 
     def look(self, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
-        """Runs the model: its `Output`, and what is at its sites, by name.
-
-        `at` has patterns, or functions by pattern, as of `mh.look`.
-        """
+        """Runs the model: its `Output`, and what is at its sites; see `mh.look`."""
         batch, _ = self._batch(inputs)
         return running.look(self.model, self.params, batch, at)
 
@@ -173,17 +158,10 @@ class Subject:
     def generate(
         self, prompt: str, *, tokens: int | None = None, seed: int = 0, **strategy: Any
     ) -> str:
-        """Generates a text after a prompt, or for a source.
+        """Continues a prompt, or answers a source, with at most so many tokens.
 
-        Args:
-          prompt: The text.
-          tokens: The most tokens to write.
-          seed: Seed of the sampling.
-          **strategy: `temperature`, `top_k`, `top_p`, `beam` and `length_penalty` of
-            `studies.generation.strategy`.
-
-        Raises:
-          ConfigError: If the model continues no text, or the prompt is too long.
+        The strategy is by keywords of `studies.generation.strategy`: `temperature`,
+        `top_k`, `top_p`, `beam` and `length_penalty`.
         """
         bench = self._bench("generate")
         kind = generation.given(bench.run.config)
@@ -197,10 +175,8 @@ class Subject:
     def metrics(self, whole: "Subject | None" = None) -> dict[str, float]:
         """Measures loss and accuracy on held-out examples, over all queries.
 
-        Args:
-          whole: The subject to compare with, if the task has no targets. There is
-            `drift`, a mean over examples, and `neighbours`, the share of examples whose
-            nearest other example stays the same.
+        If the task has no targets: the drift from the `whole` subject and `neighbours`,
+        the share of examples whose nearest other example stays the same.
         """
         before = whole and pruned_runs.vectors_of(whole._bench("metrics").run)
         return pruned_runs.held_out(self._bench("metrics").run, before)
@@ -220,10 +196,7 @@ class Subject:
     def measured(
         self, examples: int = EXAMPLES, metric: str | None = None
     ) -> heads.Measured:
-        """Returns model, metric and batches, which the measures of `mh.heads` take.
-
-        The arguments are as in `importance`.
-        """
+        """Returns what measures of `mh.heads` take; arguments as in `importance`."""
         if self.batches is not None:
             own = self.metric or heads.metrics.loss
             return heads.Measured(self.model, own, self.params, self.batches)
@@ -239,12 +212,10 @@ class Subject:
         *,
         metric: str | None = None,
     ) -> heads.Importance:
-        """Measures how much each head matters.
+        """Measures how much each head matters, by a name of `heads.MEASURES`.
 
-        Args:
-          measure: A name of `heads.MEASURES`.
-          examples: The number of held-out examples; a wrapped function has its own.
-          metric: "loss", "accuracy", "exact_match" or "drift"; None: the task's own.
+        The metric is "loss", "accuracy", "exact_match" or "drift"; None: the first of
+        the task. A wrapped function has its own, and its own examples.
         """
         checks.choice("measure", measure, heads.MEASURES)
         return heads.MEASURES[measure].measure(self.measured(examples, metric))
@@ -270,9 +241,6 @@ class Subject:
             None: what the model answers to the clean and to the corrupted text.
           into: Which run is patched, "clean" or "corrupted".
           **options: `what` and `per_position` of `heads.activation_patching`.
-
-        Raises:
-          ValueError: If the texts differ in length, or the answers are the same.
         """
         pair, tokens = self._pair(clean, corrupted, answers)
         found = heads.activation_patching(
@@ -288,9 +256,9 @@ class Subject:
         answers: tuple[Any, Any] | None = None,
         **options: Any,
     ) -> heads.Edges:
-        """Returns what changes when one head reads of another what the other text has.
+        """Measures what changes when a head reads of another what the other text has.
 
-        Arguments are as of `patch`, and by keyword as of `heads.path_patching`.
+        Arguments are as in `patch`, and by keyword as in `heads.path_patching`.
         """
         pair, _ = self._pair(clean, corrupted, answers)
         if self.model.config is None:
@@ -308,41 +276,31 @@ class Subject:
         measure: str = "integrated_edge_attribution",
         **options: Any,
     ) -> heads.Circuit:
-        """Returns the edges that carry the answer, and how much of it they carry.
+        """Finds the edges that carry the answer, and how much of it they carry.
 
-        Arguments are as of `patch`, and `edges`, `measure` and options as of
-        `heads.circuit`.
+        Arguments are as in `patch` and in `heads.circuit`.
         """
         pair, _ = self._pair(clean, corrupted, answers)
         given = {"edges": edges, "measure": measure, **options}
         return heads.circuit(self._on(pair[0]), [pair[1]], **given)
 
     def lens(self, inputs: Any) -> answers.Lens:
-        """Reads what each layer would answer to a text, were it the last.
-
-        Raises:
-          ValueError: If the model is of several stacks of layers, or has no logits.
-        """
-        batch, is_one = self._batch(inputs)
-        if not is_one:
-            raise ValueError("inputs must be one text or one row of tokens.")
+        """Reads what each layer would answer to a text, were it the last."""
+        batch, (tokens, _) = self._one(inputs)
         logits = heads.logit_lens(self.model, self.params, batch)[:, 0]
         chances = np.asarray(jax.nn.softmax(logits))
         best = chances.argmax(-1)
         label = str if self.run is None else self.run.task.class_label
         texts = np.array([[label(c) for c in row] for row in best.tolist()])
-        (tokens,) = self._labels(batch)[0] or (("",) * logits.shape[1],)
+        tokens = tokens or ("",) * len(logits[0])
         return answers.Lens(tokens, texts, chances.max(-1), logits)
 
-    def circuits(self, kind: str = "k", *, folded: bool = False) -> answers.Circuits:
+    def circuits(self, kind: str = "k") -> answers.Circuits:
         """Measures how much each head reads from each other one, by weights alone.
 
-        It reads by its "q", "k" or "v", as `kind` says; `folded` is an argument of
-        `heads.circuits.compositions`.
+        It reads by its "q", "k" or "v", as `kind` says.
         """
-        scores = heads.circuits.compositions(
-            self.model, self.params, kind, folded=folded
-        )
+        scores = heads.circuits.compositions(self.model, self.params, kind)
         return answers.Circuits(kind, scores)
 
     def why(
@@ -355,12 +313,11 @@ class Subject:
         key: int | None = None,
         **options: Any,
     ) -> heads.why.Pairs | heads.why.Cells:
-        """Returns why a head looks there: its score by pairs of components.
+        """Splits why a head looks there: its score by pairs of components.
 
-        Inputs are one text, or one row of tokens; layers are of all attention parts. A
-        key of None is the one with the largest weight. Without a layer the largest
-        pairs of all heads are returned. Options are those of `heads.why.pairs`, or of
-        `heads.why.cells`, and so are errors.
+        Inputs are one text, or one row of tokens. A key of None is the one with the
+        largest weight. Without a layer the largest pairs of all heads are returned.
+        Options are as in `heads.why.pairs`, or in `heads.why.cells`.
         """
         batch, labels = self._one(inputs)
         given = self.model, self.params, batch
@@ -376,24 +333,25 @@ class Subject:
     def writes(
         self, inputs: Any, *, layer: int, head: int, query: int = -1, answer: Any = None
     ) -> heads.why.Terms:
-        """Returns what a head writes, by source position and component.
+        """Splits what a head writes, by source position and component.
 
-        Arguments are as of `why`; `answer`, a token or its text, asks for its logit.
+        Arguments are as in `why`; `answer`, a token or its text, asks for its logit.
         """
         batch, (_, texts) = self._one(inputs)
+        if answer is not None:
+            answer = inputs.one_token(self.codec, answer)
         given = self.model, self.params, batch, layer, head, query
-        found = heads.why.written(*given, answer=self._token(answer))
+        found = heads.why.written(*given, answer=answer)
         sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
         labels = sources or found.labels[0], found.labels[1]
         return dataclasses.replace(found, labels=labels)
 
     def reads(self, examples: Any = EXAMPLES) -> heads.why.Reads:
-        """Returns what each head's queries, keys and values read, over examples.
+        """Measures what each head's queries, keys and values read, over examples.
 
-        These are as of `strongest`; next to it stands the composition from weights.
+        These are as in `strongest`; next to it stands the composition from weights.
         """
-        is_count = isinstance(examples, int)
-        batch = self.examples(examples) if is_count else self._batch(examples)[0]
+        batch = self._searched(examples)
         return heads.why.reads(self.model, self.params, [batch])
 
     def strongest(
@@ -414,13 +372,9 @@ class Subject:
           by: "weight": the largest weight of a query, of queries that see another key;
             "size": the Euclidean norm of what the head passes on.
           count: How many places to return, each from another example.
-
-        Raises:
-          ValueError: If there is no such layer or head.
         """
         checks.choice("by", by, ("weight", "size"))
-        is_count = isinstance(examples, int)
-        batch = self.examples(examples) if is_count else self._batch(examples)[0]
+        batch = self._searched(examples)
         names = self._parts(batch)
         checks.integer_in("layer", layer, 0, len(names) - 1)
         path = names[layer].removesuffix("/heads")
@@ -467,13 +421,7 @@ class Subject:
         return dataclasses.replace(self, model=run.model, params=run.params, run=run)
 
     def train(self, workdir: str | os.PathLike, *, steps: int) -> "Subject":
-        """Trains the subject further, as a run in a new folder.
-
-        The same call resumes it.
-
-        Raises:
-          ConfigError: If the folder holds another run, or cannot be written to.
-        """
+        """Trains further, as a run in a new folder; the same call resumes it."""
         if _is_edited(self.model):
             self._refuse("train", "has edits, which are no parameters")
         folder = pruning.save(self._bench("train").run, workdir, steps=steps)
@@ -497,10 +445,7 @@ class Subject:
     # --- Pictures
 
     def show(self, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
-        """Shows the page of the maps of inputs; None: of held-out examples.
-
-        `why` is as of `maps`.
-        """
+        """Shows the page of `maps` of inputs; None: of held-out examples."""
         if inputs is None and self.run is not None:
             return display.show(self, **options)
         if inputs is None:
@@ -512,6 +457,12 @@ class Subject:
         return self.maps(inputs).plot(**options)
 
     # --- Parts of the above
+
+    def _searched(self, examples) -> tasks.Example:
+        """Returns so many held-out examples, or a batch of inputs."""
+        if isinstance(examples, int):
+            return self.examples(examples)
+        return self._batch(examples)[0]
 
     def _codec(self, verb) -> inputs.Codec:
         if self.codec is None:
@@ -537,9 +488,6 @@ class Subject:
         own, keys = self._labels(batch)
         own = own[0] if own else ()
         return batch, (own, keys[0] if keys else own)
-
-    def _token(self, answer) -> int | None:
-        return None if answer is None else inputs.one_token(self.codec, answer)
 
     def _labels(self, batch) -> tuple[tuple, tuple]:
         """Returns the texts at queries and keys of each example; (): unknown."""

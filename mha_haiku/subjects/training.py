@@ -25,16 +25,14 @@ def train(
     page. After an interrupt there are no maps; the same call resumes.
 
     Args:
-      what: A task, such as `tasks.from_arrays` returns; or a whole config, as of
-        `runs.default_config`, which of a task gives what a task alone stands for here.
+      what: A task, such as `tasks.from_arrays` returns; or a whole config, such as
+        `runs.default_config(task)`, which a task alone stands for.
       workdir: The run's folder.
       task: The task, in place of the one that a config describes.
       steps: Number of steps, instead of `config.training.steps`.
       override_config: Whether to resume even if the config differs from the run's.
 
     Raises:
-      TypeError: If `what` is neither.
-      ValueError: If the config asks for several seeds, which `runs.train` trains.
       ConfigError: If the config, the folder or both together are not usable.
       NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
       SaveError: If the last checkpoint cannot be written.

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments import config_files, rollout
-from mha_haiku.subjects.studies import rollouts
+from experiments import config_files, rollout, rollout_study
 from mha_haiku.training.runs import folders, loop
 
 CONFIG = "configs/papers/rollout.py"
@@ -20,10 +19,10 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(tmp_path, monkeypatch, capsys, t
 
     def measure(bench, *, published, **options):
         asked.append((bench.run, options))
-        return rollouts.Study("title", correlations, correlations, published or {})
+        return rollout_study.Study("title", correlations, correlations, published or {})
 
     monkeypatch.setattr(folders, "load_run", lambda *_: run)
-    monkeypatch.setattr(rollouts, "measure", measure)
+    monkeypatch.setattr(rollout_study, "measure", measure)
     monkeypatch.setattr(loop, "train", lambda *arguments: trained.append(arguments))
     workdir = str(tmp_path / "run")
     flags = [f"--workdir={workdir}", "--examples=3", "--flow_examples=1", "--train"]

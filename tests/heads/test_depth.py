@@ -79,7 +79,7 @@ def test_patterns_of_gates_in_many_layers_at_once(subject):
     gates = np.random.default_rng(0).integers(0, 2, (3, L, H))
     one_by_one = fresh(config())._replace(scanned=None)
     wanted, found = (
-        heads.closed(
+        heads.gated_metric(
             subject._replace(model=model),
             gates,
             ablation_value=heads.ablation_values.resample,
@@ -98,7 +98,7 @@ def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
             request.getfixturevalue("deep")
         model = fresh(config())
         mean = heads.ablation_values.mean(model, own.params, own.batches)(None)
-        measured.append((mean, heads.statistic(own._replace(model=model)).per_example))
+        measured.append((mean, heads.confidence(own._replace(model=model)).per_example))
     jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), *measured)
 
 
@@ -131,13 +131,13 @@ def test_greedy_order_stops_where_asked(subject):
 
 def test_greedy_order_tries_open_heads_and_the_likeliest_first(subject, monkeypatch):
     tried = []
-    closed = heads.importance.closed
+    gated_metric = heads.importance.gated_metric
 
     def noted(of, gates, *, ablation_value):
         tried.append(len(np.unique(gates, axis=0)))
-        return closed(of, gates, ablation_value=ablation_value)
+        return gated_metric(of, gates, ablation_value=ablation_value)
 
-    monkeypatch.setattr(heads.importance, "closed", noted)
+    monkeypatch.setattr(heads.importance, "gated_metric", noted)
     # Patterns are filled up to one number with what is ablated already: not a try.
     subject = subject._replace(batches=subject.batches[:1])
     whole = heads.greedy_order(subject, steps=3)

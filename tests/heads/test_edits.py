@@ -120,13 +120,6 @@ def test_ablated_heads_may_pass_on_a_value(shape, cases):
     case.check(edits.ablate(1, 2, value), {HEADS: _with_heads([2], value)})
 
 
-def test_heads_are_replaced(case):
-    values = _normal(B, case.length, H, K)
-    case.check(
-        edits.replace(HEADS.removesuffix("/heads"), values), {HEADS: lambda _: values}
-    )
-
-
 @pytest.mark.parametrize("kind", ["looped", "scanned"])
 @pytest.mark.parametrize("shape", [(), (B,), (B, T)])
 def test_gates_multiply_heads(kind, shape, cases):

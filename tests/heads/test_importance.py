@@ -136,7 +136,7 @@ def test_unit_gradient_is_the_slope_at_open_gates(subject):
 
 def test_attributions_add_up_to_ablating_all(subject):
     found = heads.attribution(subject, points=24)
-    ends = heads.closed(subject, np.stack([np.ones((L, H)), np.zeros((L, H))]))
+    ends = heads.gated_metric(subject, np.stack([np.ones((L, H)), np.zeros((L, H))]))
     total = found.per_example.sum((1, 2))
     np.testing.assert_allclose(total, ends[:, 1] - ends[:, 0], atol=2e-3)
     assert np.abs(found.per_example.mean(0)).max() > 0.01
@@ -162,8 +162,8 @@ def test_attribution_is_the_integral_of_slopes(subject):
         np.testing.assert_allclose(found.per_example[:B, i, h], share, atol=3e-5)
 
 
-def test_statistic_is_that_of_the_maps(subject):
-    found = heads.statistic(subject)
+def test_confidence_is_the_mean_largest_weight(subject):
+    found = heads.confidence(subject)
     for b, batch in enumerate(subject.batches):
         output = subject.model.apply(
             subject.params, None, batch.inputs, is_training=False
@@ -174,25 +174,13 @@ def test_statistic_is_that_of_the_maps(subject):
             np.testing.assert_allclose(rows, wanted, rtol=1e-5)
 
 
-def test_statistic_sees_the_tokens(subject):
-    batch = subject.batches[0]
-    found = heads.statistic(subject._replace(batches=[batch]), name="induction")
-    output = subject.model.apply(subject.params, None, batch.inputs, is_training=False)
-    wanted = output.maps[1].statistics(tokens=batch.inputs).induction
-    np.testing.assert_allclose(found.per_example[:, 1], wanted, rtol=1e-5, atol=1e-7)
-    assert found.mean.max() > 0
-
-
-def test_statistic_that_is_no_number_per_head_is_refused(subject):
-    with pytest.raises(ValueError, match="'received' is not one number per head"):
-        heads.statistic(subject, name="received")
-
-
 @pytest.mark.parametrize("name", ["zero", "mean"])
 def test_patterns_of_gates_are_those_of_the_oracle(subject, name):
     generator = np.random.default_rng(3)
     gates = (generator.uniform(size=(5, L, H)) < 0.5).astype(np.float32)
-    found = heads.closed(subject, gates, ablation_value=_ablation_value(subject, name))
+    found = heads.gated_metric(
+        subject, gates, ablation_value=_ablation_value(subject, name)
+    )
     replacements = _replacements(subject, name)
     wanted = np.concatenate(
         [
@@ -240,14 +228,16 @@ def test_layers_with_fewer_heads_leave_places_empty(subject, measure, ablation_v
     if measure is heads.ablation:
         # The same as gates of zero from the start, and one more ablated.
         gates = np.stack(heads.open_gates(config(), keep))
-        closed = gates.copy()
-        closed[0, 0] = 0
-        sides = heads.closed(subject, np.stack([gates, closed]))
+        ablated = gates.copy()
+        ablated[0, 0] = 0
+        sides = heads.gated_metric(subject, np.stack([gates, ablated]))
         change = sides[:, 1] - sides[:, 0]
         np.testing.assert_allclose(found.per_example[:, 0, 0], change, atol=1e-5)
         # Gates beyond a layer's own heads are not looked at.
         own = np.float32([[0, 1, 9], [9, 9, 9], [1, 1, 1]])
-        np.testing.assert_allclose(heads.closed(of, own[None])[:, 0], sides[:, 1], 1e-5)
+        np.testing.assert_allclose(
+            heads.gated_metric(of, own[None])[:, 0], sides[:, 1], 1e-5
+        )
 
 
 @pytest.mark.slow
@@ -352,7 +342,7 @@ def test_parameters_of_a_function_may_be_any_tree():
         return logits[:, 0, 0]
 
     of = heads.Measured(models.of_function(forward), first, params, [example()])
-    found, both = heads.ablation(of), heads.closed(of, np.ones((1, 2, 1)))
+    found, both = heads.ablation(of), heads.gated_metric(of, np.ones((1, 2, 1)))
     wanted = []
     for name in ("block_3/heads", "block_5/heads"):
         run = sites.edit(forward, {name: lambda x: 0 * x})

@@ -10,7 +10,6 @@ import pytest
 
 from mha_haiku import attention, heads, masks, models, tasks
 from mha_haiku.lab.heads import running
-from tests import oracles
 from tests.heads.conftest import oracle
 from tests.tiny_runs import model_config
 
@@ -106,7 +105,7 @@ def test_gradients_are_those_of_the_formula(of):
     assert min(sizes) > 5e-4  # heads of each kind matter
 
 
-def _closed(of, name):
+def _ablated(of, name):
     """Returns an ablation value, and what ablated heads of each part pass on."""
     (example,) = of.batches
     outputs = {}
@@ -130,7 +129,7 @@ SLOW = pytest.mark.slow
 @SLOW
 @pytest.mark.parametrize("name", ["mean", "zero", "resample"])
 def test_ablated_heads_of_each_kind_pass_on_the_ablation_value(of, name):
-    ablation_value, passed = _closed(of, name)
+    ablation_value, passed = _ablated(of, name)
     found = heads.ablation(of, ablation_value=ablation_value).per_example
     before = _loss(of, np.ones((PARTS, H)))
     sizes = []
@@ -146,7 +145,7 @@ def test_ablated_heads_of_each_kind_pass_on_the_ablation_value(of, name):
 @SLOW
 @pytest.mark.parametrize("name", ["mean", "resample"])
 def test_attribution_of_each_kind_is_the_integral_of_slopes(of, name):
-    ablation_value, passed = _closed(of, name)
+    ablation_value, passed = _ablated(of, name)
     points, step = 3, 1e-4
     found = heads.attribution(
         of, ablation_value=ablation_value, points=points
@@ -211,20 +210,6 @@ def test_ablation_of_scanned_layers_is_that_of_looped_ones(of):
     found, wanted = (heads.ablation(each).per_example for each in (own, of))
     assert np.abs(wanted).max() > 1e-3
     np.testing.assert_allclose(found, wanted, atol=1e-6)
-
-
-def test_statistics_of_tokens_are_of_one_text(of, clean):
-    (example,) = of.batches
-    found = heads.statistic(of, name="same_token").per_example
-    kinds = [each.kind for each in models.heads_of_layers(CONFIG)]
-    tokens = {"encoder": example.inputs, "decoder": example.decoder_inputs}
-    for part, (each, kind) in enumerate(zip(clean.maps, kinds, strict=True)):
-        if kind == "cross":
-            assert np.isnan(found[:, part]).all()
-            continue
-        weights = np.float64(each.weights())
-        wanted = oracles.map_statistics(weights, tokens=tokens[kind])["same_token"]
-        np.testing.assert_allclose(found[:, part], wanted, atol=1e-6)
 
 
 def test_vectors_of_texts_are_means_over_the_decoder(of, clean):

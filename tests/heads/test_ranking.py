@@ -73,7 +73,9 @@ def test_pairs_are_what_ablating_both_costs(subject):
     np.testing.assert_array_equal(found, found.transpose(2, 3, 0, 1))
     gates = np.ones((2, L, H))
     gates[1, 0, 2] = gates[1, 2, 1] = 0
-    before, after = heads.closed(subject, gates, ablation_value=ablation_value).mean(0)
+    before, after = heads.gated_metric(
+        subject, gates, ablation_value=ablation_value
+    ).mean(0)
     assert found[0, 2, 2, 1] == pytest.approx(after - before, abs=1e-5)
 
 
@@ -101,7 +103,7 @@ def test_each_greedy_step_is_the_best_one(subject):
         if i in (0, 1, 6):
             patterns = np.repeat(gates[None], len(open_heads), 0)
             patterns[(np.arange(len(open_heads)), *open_heads.T)] = 0
-            metrics = heads.closed(
+            metrics = heads.gated_metric(
                 subject, patterns, ablation_value=ablation_value
             ).mean(0)
             assert step.metric == pytest.approx(metrics.min(), abs=1e-5)

@@ -182,17 +182,17 @@ def test_nan_in_padding_changes_no_bit_of_a_gradient():
     assert np.abs(wanted[1]).max() > 0
 
 
-def test_with_all_heads_closed_no_position_feels_another():
+def test_with_all_heads_ablated_no_position_feels_another():
     inputs = _inputs("encoder")
     other = inputs.copy()
     other[:, 2] = (other[:, 2] + 1) % NUM_TOKENS
     run = _run("encoder", "rotary")
-    closed, _ = run(inputs, gates=np.zeros((1, H)))
+    ablated, _ = run(inputs, gates=np.zeros((1, H)))
     changed, _ = run(other, gates=np.zeros((1, H)))
     alike = np.arange(T) != 2
-    assert_equal(changed[:, alike], closed[:, alike])
-    one_closed, _ = run(inputs, gates=np.array([[1, 0, 1]]))
-    assert np.abs(one_closed - run(inputs)[0]).max() > 1e-3
+    assert_equal(changed[:, alike], ablated[:, alike])
+    one_ablated, _ = run(inputs, gates=np.array([[1, 0, 1]]))
+    assert np.abs(one_ablated - run(inputs)[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize("family", ["encoder", "set_classifier"])

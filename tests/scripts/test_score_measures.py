@@ -34,7 +34,7 @@ def test_slopes_do_not_see_what_is_read_by_steps():
 
 @pytest.mark.slow
 def test_confidence_takes_heads_that_are_sure_of_nothing_for_real_ones():
-    scores = [_score(heads.statistic, name) for name in ("induction", "histogram")]
+    scores = [_score(heads.confidence, name) for name in ("induction", "histogram")]
     assert min(scores) < 0.9
 
 

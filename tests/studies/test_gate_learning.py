@@ -90,11 +90,11 @@ def test_learning_closes_the_heads_that_are_not_needed(make_config):
         )
 
     found = learned(0.05)
-    np.testing.assert_array_equal(found.keep[0], known.is_real[0])
+    np.testing.assert_array_equal(found.gates[0] > 0, known.is_real[0])
     assert found.loss.shape == (130,)
     # At no price all stay as good as open, at a high one even the real head goes.
-    assert learned(0.0).keep[0].sum() >= 3
-    assert not learned(100.0).keep[0].any()
+    assert (learned(0.0).gates[0] > 0).sum() >= 3
+    assert not learned(100.0).gates[0].any()
 
 
 @pytest.mark.slow
@@ -110,7 +110,7 @@ def test_parameters_learn_together_with_gates(make_config, monkeypatch):
 
 def test_heads_whose_gates_are_open_a_crack_are_kept():
     learned = gate_learning.Learned({}, [np.float32([-9, -1, 0, 9])], None)
-    np.testing.assert_array_equal(learned.keep, [[False, True, True, True]])
+    np.testing.assert_array_equal(learned.gates[0] > 0, [False, True, True, True])
     assert 0 < learned.gates[0][1] < 0.5
 
 
@@ -131,7 +131,7 @@ def test_gates_close_heads_of_a_run(trained, tmp_path):
         gate_learning.learn(
             Bench.load(folder), tmp_path / "gates", penalty=0.3, steps=1, tuning_steps=1
         )
-    with pytest.raises(ConfigError, match="closes every head; give a smaller one"):
+    with pytest.raises(ConfigError, match="ablates all heads; give a smaller one"):
         gate_learning.learn(
             Bench.load(folder), tmp_path / "none", penalty=1e3, steps=40, tuning_steps=1
         )

@@ -15,7 +15,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
 from mha_haiku.showing import collecting
 from mha_haiku.showing.map_set import Layer
-from mha_haiku.subjects.studies import head_statistics
+from mha_haiku.subjects.studies import head_statistics, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation
 from mha_haiku.training.runs import folders
@@ -90,7 +90,7 @@ def _oracle(loaded, count):
 @pytest.mark.slow
 def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
     table = head_statistics.measure(Bench.load(untrained), examples=N)
-    path, picture = head_statistics.write(table, tmp_path / "new" / "folder")
+    path, picture = workbench.write(table, tmp_path / "new" / "folder")
     assert picture.name == "head_statistics.png"
     assert path == tmp_path / "new" / "folder" / "head_statistics.csv"
     expected, _ = _oracle(folders.load_run(untrained), N)
@@ -168,7 +168,7 @@ def test_one_example_has_no_standard_error(of_task, tmp_path):
     of_task(Features())
     table = head_statistics.measure(Bench.load("anywhere"), examples=1, layers=[1])
     assert all(np.isnan(x.standard_error).all() for x in table.numbers.values())
-    path, _ = head_statistics.write(table, tmp_path)
+    path, _ = workbench.write(table, tmp_path)
     with path.open(newline="") as file:
         first = next(csv.DictReader(file))
     assert first["layer"] == "1"
@@ -244,4 +244,4 @@ def test_missing_run_and_unusable_folder_are_refused(of_task, tmp_path):
     table = head_statistics.measure(Bench.load("anywhere"), examples=1)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        head_statistics.write(table, tmp_path / "file")
+        workbench.write(table, tmp_path / "file")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import rollout_study
 from mha_haiku import heads, models, runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing.map_set import MapSet
@@ -19,8 +20,8 @@ from mha_haiku.subjects.studies import (
     head_statistics,
     pruned_runs,
     pruning,
-    rollouts,
     timeline,
+    workbench,
 )
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import stepping
@@ -91,7 +92,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(bench):
     for part in (3, 4):
         weights = np.float64(maps[part].weights())
         wanted = oracles.map_statistics(weights, unseen=padding[:, None])
-        wanted["aligned"] = heads.alignment.scores(weights, aligned)
+        wanted["aligned"] = heads.alignment.shares(weights.argmax(-1), aligned)
         assert not np.isnan(wanted["aligned"]).any()
         for name, each in found.numbers.items():
             row = each.mean[part][~np.isnan(each.mean[part])]
@@ -194,7 +195,7 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
         for keep in keeps
     ]
     result = pruning.Pruned("a run", None, points)
-    path, picture = pruning.write(result, tmp_path)
+    path, picture = workbench.write(result, tmp_path)
     rows = _rows(path.read_text())
     counts = [[int(row[kind]) for kind in NAMES] for row in rows]
     assert counts == [[2, 4, 4], [0, 3, 1]]
@@ -204,7 +205,7 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     assert curve == drawn._replace(baseline_name="")
     assert curve.metric_name == "held-out exact match"
     assert curve.kinds == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
-    assert "| between encoder, decoder, cross" in pruning.text(result)
+    assert "| between encoder, decoder, cross" in result.text()
     assert picture.read_bytes().startswith(b"\x89PNG")
     lines = [
         gate_learning.Line("whole", points[0].layers, {"loss": 1.0}),
@@ -219,7 +220,7 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
 @pytest.mark.slow
 def test_rollout_of_two_stacks_is_refused_in_two_lines(bench):
     with pytest.raises(ConfigError, match="needs a model of one stack") as refused:
-        rollouts.measure(bench, examples=2, flow_examples=1)
+        rollout_study.measure(bench, examples=2, flow_examples=1)
     assert len(str(refused.value).splitlines()) == 2
 
 
@@ -276,9 +277,9 @@ def test_gates_close_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_pat
         pruned.keep
     )
     gates = heads.open_gates(bench.run.config.model, pruned.keep)
-    metric = heads.closed(bench.measured(8), np.stack(gates)[None]).mean()
+    metric = heads.gated_metric(bench.measured(8), np.stack(gates)[None]).mean()
     of = bench.with_run(result.run).measured(8)
-    assert heads.closed(of, np.ones((1, 5, H))).mean() == pytest.approx(
+    assert heads.gated_metric(of, np.ones((1, 5, H))).mean() == pytest.approx(
         metric, abs=1e-5
     )
     assert set(pruned.metrics) == {"loss", "accuracy", "exact_match"}

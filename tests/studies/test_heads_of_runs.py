@@ -116,7 +116,7 @@ def test_batches_are_the_held_out_examples_in_turn(trained, task, monkeypatch):
 
 
 @pytest.mark.slow
-def test_closed_heads_pass_on_what_is_asked_for(trained):
+def test_ablated_heads_pass_on_what_is_asked_for(trained):
     folder = trained()
     bench = Bench.load(folder)
     run, of = bench.run, bench.measured(4)

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import rollout_study
 from mha_haiku import subjects, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import metrics
 from mha_haiku.showing.map_set import MapSet
-from mha_haiku.subjects.studies import attention_dump, rollouts
+from mha_haiku.subjects.studies import attention_dump
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import losses
 from mha_haiku.training.runs import configuration
@@ -114,4 +115,4 @@ def test_maps_and_importance_of_a_run(of_task, tmp_path):
     importance = subjects.Subject.of_run(loaded, "run").importance("gradient", B)
     assert importance.mean.shape == (2, 2) and np.isfinite(importance.mean).all()
     with pytest.raises(ConfigError, match="needs a task with tokens and an answer at"):
-        rollouts._check(loaded)
+        rollout_study._check(loaded)

@@ -134,7 +134,7 @@ def test_rows_without_an_aligned_key_do_not_count():
     aligned = np.zeros((2, 3, 4), bool)
     aligned[0, 0, [2, 3]] = True
     aligned[0, 1, 2] = True
-    scores = alignment.scores(weights, aligned)
+    scores = alignment.shares(weights.argmax(-1), aligned)
     np.testing.assert_array_equal(scores, [[0.5], [np.nan]])
 
 

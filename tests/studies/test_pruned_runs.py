@@ -15,6 +15,7 @@ from mha_haiku.subjects.studies import (
     head_statistics,
     pruned_runs,
     pruning,
+    workbench,
 )
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training.runs import folders
@@ -97,7 +98,7 @@ def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(trained, tmp_path):
     assert pruned_runs.kept_after(run, order, 2) == [[], [0, 1]]
     assert pruned_runs.kept_after(run, order, 1) == [[], [0]]
     of = bench.measured(4)
-    least_first = heads.order(heads.statistic(of).mean)
+    least_first = heads.order(heads.confidence(of).mean)
     options = {"ablation_value": "zero", "examples": 4}
     assert pruned_runs.order_of(bench, by="confidence", **options) == least_first
     steps = heads.greedy_order(of)
@@ -137,10 +138,10 @@ def test_points_are_the_models_that_they_name(trained, tmp_path, monkeypatch):
     assert found.points[2].metrics == wanted
     assert found.points[3].speed_up == 4
     assert found.points[3].examples_per_second == 8 / 0.5
-    path, _ = pruning.write(found, tmp_path)
+    path, _ = workbench.write(found, tmp_path)
     with path.open(newline="") as file:
         assert [int(line["kept"]) for line in csv.DictReader(file)] == [4, 3, 2, 1, 0]
-    assert pruning.text(found).startswith(f"{found.title}\n\n")
+    assert found.text().startswith(f"{found.title}\n\n")
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def test_what_is_no_request_is_refused(trained, fields, message):
 def test_gates_say_what_pruned_models_do(trained):
     bench = Bench.load(trained()).looped()
     order, counts = [(1, 0), (0, 1), (1, 1), (0, 0)], [4, 3, 1]
-    found = pruned_runs.closed_in_order(bench, order, counts)
+    found = pruned_runs.ablated_in_order(bench, order, counts)
     metric = pruned_runs.decisive(bench.run.task)
     for count, value in zip(counts, found, strict=True):
         keep = pruned_runs.kept_after(bench.run, order, count)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments import rollout_study as rollouts
 from mha_haiku import tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads.rollout import flow, rollout
-from mha_haiku.subjects.studies import rollouts
+from mha_haiku.subjects.studies import workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation
 from mha_haiku.training.runs import folders
@@ -261,12 +262,12 @@ def test_no_run_but_the_papers_is_judged_by_the_papers_numbers():
     changes, drops = rollouts.verdict(study).split("\n")
     assert changes.endswith("difference 0.267 ± 0.033: roll-out ranks better.")
     assert drops.endswith("difference -0.267 ± 0.033: raw attention ranks better.")
-    assert all(row["published"] is None for row in rollouts.table(study).rows)
+    assert all(row["published"] is None for row in study.table().rows)
 
 
 def test_the_csv_has_a_line_per_measure_and_layer(tmp_path):
     study = _study([[0.25, 0.5], [0.75, 0.5]], [[1, 0], [0, 0]])
-    path, _ = rollouts.write(study, tmp_path / "new")
+    path, _ = workbench.write(study, tmp_path / "new")
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [(x["measure"], x["layer"], x["published"]) for x in lines] == [
@@ -280,7 +281,7 @@ def test_the_csv_has_a_line_per_measure_and_layer(tmp_path):
     assert [float(x["standard_error"]) for x in lines] == [0.25, 0, 0.5, 0]
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        rollouts.write(study, tmp_path / "file")
+        workbench.write(study, tmp_path / "file")
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,7 @@ def resample(heads: Sequence[Array]) -> list[Array]:
 def mean(
     model: models.Model, params: Any, batches: Iterable[tasks.Example]
 ) -> AblationValue:
-    """Returns the values where heads pass on their mean over data and positions.
-
-    Padding positions are left out of the mean.
+    """Computes each head's mean over data and positions without padding.
 
     Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
     """

@@ -23,10 +23,8 @@ Align = Callable[[tasks.Example], Mapping[str, np.ndarray]]
 
 def label(name: str) -> str:
     """Returns what the share of an alignment is, by its name in `Task.alignments`."""
-    which = (
-        "those that have an aligned key" if name == "aligned" else f"the {name} ones"
-    )
-    return f"rows whose largest weight is aligned, of {which}"
+    which = "rows that have an aligned key" if name == "aligned" else f"{name} rows"
+    return f"share of {which} whose largest weight is aligned"
 
 
 def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
@@ -46,11 +44,6 @@ def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
             x = x[: shape[0], : shape[1]]
             aligned[name][i, : x.shape[0], : x.shape[1]] = x
     return aligned
-
-
-def scores(weights: np.ndarray, alignment: np.ndarray) -> np.ndarray:
-    """Returns `shares` from weights `[N, H, T, S]`."""
-    return shares(np.asarray(weights).argmax(-1), alignment)
 
 
 def shares(places: Array, alignment: Array) -> Array:

@@ -34,17 +34,10 @@ def copying_score(
     """Returns the sum of the OV circuit's eigenvalues over the sum of their sizes.
 
     In [-1, 1]: 1 where the head copies, -1 where it takes away what it looks at, about
-    0 for random weights. With both ends it is the circuit from tokens to logits,
-    `embedding OV unembedding` `[N, C]`: a positive eigenvalue is a direction of tokens
-    that makes the same tokens likelier.
-
-    Args:
-      weights: Weights of one head; of several, the result has their leading axis.
-      embedding: `[N, D]`, such as from `token_embedding`; None: no end.
-      unembedding: `[D, C]`, such as from `unembedding`; C is N.
-
-    Raises:
-      ValueError: If only one end is given, or tokens and classes are not the same.
+    0 for random weights. With both ends, `[N, D]` of `token_embedding` and `[D, N]` of
+    `unembedding`, it is of the circuit from tokens to logits: a positive eigenvalue is
+    a direction of tokens that makes the same tokens likelier. With weights of several
+    heads the result has their leading axis.
 
     Source: Elhage et al. 2021, "Detecting copying behavior".
     """
@@ -70,14 +63,10 @@ def matching_score(
 ) -> np.ndarray:
     """Returns `copying_score` of the QK circuit: 1 where a head looks for equal tokens.
 
-    With an earlier head, of a layer below, keys are made of what that head has written:
-    1 where the head looks for positions at which the earlier head has read the query's
-    token, which is induction where the earlier head looks one back.
-
-    Args:
-      weights: Weights of one head; of several, the result has their leading axis.
-      embedding: `[N, D]`, tokens as both sides read them; None: the whole stream.
-      earlier: Weights of an earlier head.
+    These are as both sides read them, `[N, D]`; None: of the whole stream. With an
+    earlier head, of a layer below, keys are made of what that head has written: 1 where
+    the head looks for positions at which the earlier head has read the query's token,
+    which is induction where the earlier head looks one back.
 
     Source: Elhage et al. 2021, "Checking the mechanistic theory".
     """
@@ -94,17 +83,10 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     """Returns how much of what one head reads is what another has written, in [0, 1].
 
     The Frobenius norm of the product of the two circuits over the product of their
-    norms: of `OV` of the earlier head with `QK` (kind q), its transpose (k), or `OV`
-    (v) of the later head. Random weights do not give 0, but about one over the root of
-    D: compare heads with each other.
-
-    Args:
-      kind: Whether it is read for queries "q", keys "k" or values "v".
-      earlier: Weights of the head that writes, or of H of them.
-      later: Weights of the head that reads, of a layer above, or of H' of them.
-
-    Returns:
-      `[H, H']`, without an axis for a single head; 0 for one that writes nothing.
+    norms: of `OV` of the earlier head with `QK` (kind "q"), its transpose ("k"), or
+    `OV` ("v") of the later head. Random weights do not give 0, but about one over the
+    root of D: compare heads with each other. The result is `[H, H']`, without an axis
+    for a single head; 0 for one that writes nothing.
 
     Source: Elhage et al. 2021, "Three kinds of composition".
     """
@@ -132,11 +114,11 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
 def compositions(
     model: models.Model, params: Any, kind: str, *, folded: bool = False
 ) -> np.ndarray:
-    """Returns `composition` of all heads with all heads that can read them.
+    """Computes `composition` of all heads with all heads that can read them.
 
     Model and `folded` are as in `heads.weights`. The result is `[P, H, P, H]` for P
-    attention parts, the earlier head first; NaN where there is no such head, or the
-    second does not read the first without other heads in between.
+    attention parts, the earlier head first; NaN where the second does not read the
+    first without other heads in between.
     """
     checks.choice("kind", kind, KINDS)
     places = models.heads_of_layers(head_weights.config_of(model))

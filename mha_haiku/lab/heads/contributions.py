@@ -5,7 +5,6 @@ layers, C classes.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -46,13 +45,8 @@ def logit_attribution(
     through other heads and feed-forward parts are not included. A `soft_cap` of logits
     comes after the sum.
 
-    Args:
-      model: A model of `models.build` or `interop.load`.
-      params: Its parameters.
-      example: A batch.
-      classes: `[B, T]` integers (`[B]` where positions are pooled), the class of which
-        the logit is asked for, such as `example.targets`: memory does not grow with C.
-        None: all.
+    `classes` are `[B, T]` integers (`[B]` where positions are pooled), whose logits are
+    split, such as `example.targets`; memory does not grow with C. None: all.
 
     Raises:
       ValueError: If logits are not such a sum: norms come after the parts, parts are
@@ -79,28 +73,11 @@ def logit_attribution(
     return running.fetched(program(params, example, weights, classes))
 
 
-def logit_lens(
-    model: models.Model,
-    params: Any,
-    example: tasks.Example,
-    *,
-    of: Callable[[Array, tasks.Example], Any] | None = None,
-) -> Any:
-    """Returns the logits that each layer's input would give, as if it were the last.
+def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Array:
+    """Computes the logits that each layer's input would give, as if it were the last.
 
-    Args:
-      model: A model of one stack of layers, of `models.build` or `interop.load`.
-      params: Its parameters.
-      example: A batch.
-      of: Reduces the logits of a layer, as a function of logits and batch, such as a
-        metric of `heads.metrics`; None: all are returned, `[B, T, C]`.
-
-    Returns:
-      Arrays with a leading axis L + 1: what enters layer 0, 1, ..., L - 1, and what
-      leaves the last one, which are the model's own logits.
-
-    Raises:
-      ValueError: If the model has several stacks of layers, or no logits.
+    The model must be of one stack of layers, and have logits. The result is `[L + 1, B,
+    T, C]`: of what enters layer 0, 1, ..., L - 1, and the model's own logits.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru.
     """
@@ -110,17 +87,17 @@ def logit_lens(
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
         )
-    return running.fetched(_lens(model, of=of)(params, example))
+    return running.fetched(_lens(model)(params, example))
 
 
 @running.compiled
-def _lens(model, params, example, *, of):
+def _lens(model, params, example):
     _, streams = running.look(model, params, example, ["stream"])
     last = next(reversed(streams))
 
     def read(stream):
-        output = running.run_edited(model, params, example, {last: lambda _: stream})
-        return output.logits if of is None else of(output.logits, example)
+        edits = {last: lambda _: stream}
+        return running.run_edited(model, params, example, edits).logits
 
     return jax.lax.map(read, jnp.stack(list(streams.values())))
 

@@ -23,19 +23,13 @@ Array = jax.Array
 
 
 def measured_by_drift(
-    model: models.Model,
-    params: Any,
-    batches: Iterable[tasks.Example],
-    *,
-    whole: tuple[models.Model, Any] | None = None,
+    model: models.Model, params: Any, batches: Iterable[tasks.Example]
 ) -> running.Measured:
-    """Returns the subject whose metric is `metrics.drift`.
+    """Returns the subject whose metric is `metrics.drift` from the model as it is.
 
-    The model's `Output` must have `output`, and targets do not matter. `whole` are the
-    model and parameters to compare with, such as before pruning; None: the same,
-    without edits.
+    The model's `Output` must have `output`, and targets do not matter.
     """
-    compared = _Compared(batches, *(whole or (model, params)))
+    compared = _Compared(batches, model, params)
     return running.Measured(mean_pooled(model), metrics.drift, params, compared)
 
 
@@ -43,8 +37,8 @@ def measured_by_drift(
 def mean_pooled(model: models.Model) -> models.Model:
     """Returns the model with vectors `[B, D]` in place of logits.
 
-    A vector is the mean of an example's outputs over its valid positions; in an
-    encoder-decoder, of the decoder's outputs. The model's `Output` must have `output`.
+    A vector is the mean of an example's outputs, in an encoder-decoder the decoder's,
+    over its valid positions.
     """
 
     def apply(params, rng, inputs, *, lengths=None, **options):
@@ -66,10 +60,7 @@ def vectors(
 
 
 def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
-    """Returns the share of vectors `[N, D]` whose nearest, by cosine, stays the same.
-
-    N is at least 2, and no two vectors are alike.
-    """
+    """Returns the share of vectors `[N, D]` whose nearest by cosine is the same."""
     nearest = []
     for each in (before, after):
         unit = each / np.linalg.norm(each, axis=-1, keepdims=True)

@@ -24,14 +24,13 @@ Edits = dict[str, Callable]
 def ablate(
     at: int | str, heads: int | Sequence[int], value: Array | float = 0
 ) -> Edits:
-    """Returns the edit that ablates heads: they pass on a value without information.
+    """Returns the edit that ablates a head, or several.
 
     Args:
       at: The layer; or the path of the attention, such as "decoder/layer_0/attention",
-        or "attention_0" in a function of which the attention was recognised.
-      heads: A head, or several.
-      value: What they pass on instead: a number, `[V]`, or `[B..., T, X, V]` for X
-        heads, such as their mean.
+        or "attention_0" in a function whose attention was recognised.
+      heads: Numbers of the heads.
+      value: The ablation value: a number, `[V]`, or `[B..., T, X, V]` for X heads.
 
     Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
     """
@@ -40,34 +39,23 @@ def ablate(
     def change(values):
         return values.at[..., heads, :].set(jnp.asarray(value, values.dtype))
 
-    return {_heads(at): change}
-
-
-def replace(at: int | str, values: Array) -> Edits:
-    """Returns the edit that replaces the heads' outputs, `[B..., T, H, V]`, of a part.
-
-    `at` is as in `ablate`.
-    """
-    return {_heads(at): lambda _: values}
+    return {f"{_path(at)}/heads": change}
 
 
 def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
     """Returns the edit that multiplies the heads of each of L layers by its gates.
 
-    These are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays; `at`
-    are the paths of the attentions, of which the first number is the layer.
+    Gates are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays; `at`
+    is a pattern of attention paths, whose first number is the layer.
     """
     return {f"{at}/heads": _of_layers(dict(enumerate(gates)), gated)}
 
 
 def patch(name: str, value: Any, positions: Array | None = None) -> Edits:
-    """Returns the edit that sets a site to a value, such as from another run.
+    """Returns the edit that sets the sites of a pattern to a value `[B..., T, ...]`.
 
-    Args:
-      name: The name of the site, or a pattern.
-      value: `[B..., T, ...]`, as the site has it.
-      positions: Which of the T positions to set; None: all. For heads, T is the third
-        axis from the end; for all else the second.
+    `positions` says which of the T positions to set; None: all. For heads, T is the
+    third axis from the end; for all else the second.
     """
 
     def change(own):
@@ -82,12 +70,9 @@ def patch(name: str, value: Any, positions: Array | None = None) -> Edits:
 
 
 def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
-    """Returns the edit that adds a vector to the stream that enters a layer.
+    """Returns the edit that adds `scale` times a vector to the input of a layer.
 
-    Args:
-      layer: The layer, or a path such as "decoder/layer_0".
-      vector: `[D]`, or `[B..., T, D]`.
-      scale: The factor of the vector.
+    The vector is `[D]` or `[B..., T, D]`; `layer` may be a path ("decoder/layer_0").
 
     Source: Turner et al. 2023, https://arxiv.org/abs/2308.10248.
     """
@@ -101,10 +86,9 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
 
 
 def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edits:
-    """Returns the edit that sets the weights of an attention to another run's.
+    """Returns the edit that sets attention weights to a map's, or `[B..., H, T, S]`.
 
-    They are applied to the values of the edited run, and come from a map or as an
-    array `[B..., H, T, S]`. `at` is as in `ablate`.
+    They are applied to the values of the edited run. `at` is as in `ablate`.
     """
     is_map = isinstance(attention_map, attention.AttentionMap)
     weights = attention_map.weights() if is_map else attention_map
@@ -173,7 +157,3 @@ def _of_layers(given, change):
 
 def _path(at: int | str) -> str:
     return f"layer_{at}/attention" if isinstance(at, int) else at
-
-
-def _heads(at: int | str) -> str:
-    return f"{_path(at)}/heads"

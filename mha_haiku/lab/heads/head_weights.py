@@ -47,14 +47,13 @@ def weights(
       params: Its parameters, looped or stacked, pruned or not.
       layer: The attention part: its index, or its address such as "cross.3".
       head: The head's place in the layer, as gates count them; None: all H of them.
-      folded: Whether the norm in front of the layer is in the weights: its scale times
-        the rows of query, key and value, its offset in their biases, and layer norm's
-        subtraction of the mean. What is left of the norm is a factor per position. Keys
-        and values of cross-attention are read through the norm at the encoder's end.
+      folded: Whether the norm in front of the layer (for keys and values of
+        cross-attention, the norm at the encoder's end) is in the weights: its scale,
+        its offset, and layer norm's subtraction of the mean. What is left of the norm
+        is a factor per position.
 
     Raises:
-      ValueError: If the model is not of `models.build`, there is no such layer or head,
-        or `folded` finds no norm in front.
+      ValueError: If there is no such layer or head, or `folded` finds no norm in front.
 
     Source: Elhage et al. 2021, "Virtual weights and the residual stream",
     https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix
@@ -97,11 +96,7 @@ def weights(
 
 
 def token_embedding(model: models.Model, params: Any) -> np.ndarray:
-    """Returns the embeddings of tokens in the residual stream, `[N, D]` float64.
-
-    Without positions, segments and a norm of embeddings. ValueError if the model's
-    inputs are no tokens.
-    """
+    """Returns token embeddings (no positions, segments or norm), `[N, D]` float64."""
     config, leaves = config_of(model), params.get("embedding", {})
     if "embeddings" not in leaves:
         raise ValueError("params must have embeddings of tokens, got none.")
@@ -114,10 +109,6 @@ def unembedding(
     """Returns the linear map from the residual stream to logits, `[D, C]` float64.
 
     With `folded` the norms after the last layer are in it, as in `weights`.
-
-    Raises:
-      ValueError: If something that is not linear stands in between
-        (`config.model.output.hidden`), or there are no logits.
     """
     config = config_of(model)
     output = config.output
@@ -178,10 +169,7 @@ def norm_name(place: models.LayerHeads) -> str:
 
 
 def leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
-    """Returns the arrays of a module of looped layers, float64 by name, or {}.
-
-    The parameters may be looped or stacked.
-    """
+    """Returns a module's arrays, float64 by name, or {}; layers may be stacked."""
     leaves, layer = params.get(module), anatomy.layer_of(module)
     if leaves is None and layer is not None:
         stacked = params.get(str(layer._replace(index=None)), {})

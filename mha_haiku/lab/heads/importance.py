@@ -1,13 +1,12 @@
 """How much a trained model needs each of its heads: measures of one signature.
 
-A measure is a function below `_offered`, which names its unit; scripts, tables and
-pictures find it in `MEASURES`. It stands next to the program that it compiles.
+A measure is a function below `_offered`; scripts, tables and pictures find it in
+`MEASURES`. It takes a `Measured` and returns an `Importance`: a number per example and
+head, the larger the more the head matters to the metric. `ablation_value` is the value
+that ablated heads pass on.
 
 B batch, L layers (attention parts), H heads of a layer, F hidden units of a layer, N
-examples, P patterns of gates. Each measure takes a `Measured` and returns an
-`Importance`: a number per example and head, the larger the more the head matters to the
-metric (`statistic`: the more the statistic shows). `ablation_value` is the value that
-ablated heads pass on.
+examples, P patterns of gates.
 """
 
 import dataclasses
@@ -30,26 +29,18 @@ _logger = logging.getLogger("mha_haiku")
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Importance(means.PerExample):
-    """How much each head matters; from `unit_gradient`, each hidden unit (F for H).
+    """How much each head matters, `[N, L, H]`; of `unit_gradient` each hidden unit."""
 
-    Attributes:
-      per_example: `[N, L, H]` float64, in units of the metric; NaN where a layer has
-        fewer heads.
-      kinds: The kind of each of the L layers; () where there is one kind.
-    """
-
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # of each layer; () where there is one kind
 
     def __repr__(self) -> str:
-        shown = f"{display.array(self.per_example)} [N, L, H]"
-        if isinstance(self.per_example, np.ndarray) and self.per_example.size:
-            mean = self.mean
-            if not np.isnan(mean).all():
-                layer, head = np.unravel_index(np.nanargmax(mean), mean.shape)
-                shown += (
-                    f", means from {np.nanmin(mean):.3g} to {np.nanmax(mean):.3g}, the "
-                    f"largest of {running.label(self.kinds, layer)}, head {head}"
-                )
+        shown, mean = f"{display.array(self.per_example)} [N, L, H]", self.mean
+        if mean.size and not np.isnan(mean).all():
+            layer, head = np.unravel_index(np.nanargmax(mean), mean.shape)
+            shown += (
+                f", means from {np.nanmin(mean):.3g} to {np.nanmax(mean):.3g}, the "
+                f"largest of {running.label(self.kinds, layer)}, head {head}"
+            )
         return f"Importance({shown})"
 
 
@@ -67,10 +58,7 @@ MEASURES: dict[str, Measure] = {}
 
 
 def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
-    """Enters the function below in `MEASURES`, from which all lists of measures come.
-
-    It takes a `Measured` and, by keyword, `ablation_value`, even if it ablates no head.
-    """
+    """Enters the function below in `MEASURES`, the source of all lists of measures."""
 
     def offer(function):
         MEASURES[function.__name__] = Measure(function, unit, label)
@@ -83,9 +71,7 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
 def ablation(
     subject: running.Measured, *, ablation_value: AblationValue = zero
 ) -> Importance:
-    """Returns the change of the metric when one head is ablated, for each head.
-
-    The layers below the ablated head run once for all heads.
+    """Measures the change of the metric when one head is ablated, for each head.
 
     Source: Michel et al. 2019, section 3.2, https://arxiv.org/abs/1905.10650.
     """
@@ -104,13 +90,10 @@ def changes(model, params, example, *, metric, ablation_value) -> Array:
 def gradient(
     subject: running.Measured, *, ablation_value: AblationValue = zero
 ) -> Importance:
-    """Returns the absolute derivative of the metric with respect to each head's gate.
+    """Computes the absolute derivative of the metric by each head's gate.
 
-    A metric that is at its best with all heads open, such as a distance to the whole
-    model's output, has slopes of 0 but for rounding, and logs a warning.
-
-    Raises:
-      ValueError: If the metric is the drift, which has no slope at the whole model.
+    A metric that is at its best with all heads open has slopes of 0 but for rounding,
+    and logs a warning; the drift, which is such a metric, is a ValueError.
 
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
     """
@@ -129,7 +112,7 @@ def _slopes(model, params, example, *, metric, ablation_value):
 
 
 def unit_gradient(subject: running.Measured) -> Importance:
-    """Returns the absolute derivative of the metric by each hidden unit's gate.
+    """Computes the absolute derivative of the metric by each hidden unit's gate.
 
     A gate multiplies a unit at all positions of an example, and the importance is
     `[N, L, F]`. The metric must have slopes, as for `gradient`.
@@ -165,7 +148,7 @@ def _unit_slopes(model, params, example, *, metric):
 def attribution(
     subject: running.Measured, *, ablation_value: AblationValue = zero, points: int = 16
 ) -> Importance:
-    """Returns integrated gradients: each head's share of the cost of ablating all.
+    """Integrates gradients: each head's share of the cost of ablating all.
 
     The gradients of the gates are integrated along the straight line from all gates
     at 1 to all gates at 0, by Gauss-Legendre quadrature of `points` points. For each
@@ -199,50 +182,34 @@ def _shares(model, params, example, *, metric, ablation_value, points):
 def confidence(
     subject: running.Measured, *, ablation_value: AblationValue = zero
 ) -> Importance:
-    """Returns the confidence of each head: the mean largest weight of a query.
+    """Measures the confidence of each head: the mean largest weight of a query.
 
     No head is ablated, and the metric is not used.
 
     Source: Voita et al. 2019, section 4, https://arxiv.org/abs/1905.09418.
     """
     del ablation_value
-    return statistic(subject, name="largest_weight")
-
-
-def statistic(subject: running.Measured, *, name: str = "largest_weight") -> Importance:
-    """Returns a field of `attention.Statistics` that is one number per head.
-
-    No head is ablated, and the metric is not used.
-    """
-    return _measured(subject, _numbers, name=name)
+    return _measured(subject, _largest_weights)
 
 
 @running.compiled
-def _numbers(model, params, example, *, name):
-    def number(attention_map, kind):
-        tokens = running.tokens(example, kind)
-        values = getattr(attention_map.statistics(tokens=tokens), name)
-        if values is None and kind == "cross":  # two texts have no equal tokens
-            return jnp.full(attention_map.shape[:-2], jnp.nan)
-        if values is None or values.shape != attention_map.shape[:-2]:
-            raise ValueError(f"{name!r} is not one number per head.")
-        return values
-
-    _, found = running.look(model, params, example, running.by_kind(number, model))
+def _largest_weights(model, params, example):
+    at = {"*/map": lambda attention_map: attention_map.statistics().largest_weight}
+    _, found = running.look(model, params, example, at)
     exists = running.exists([x.shape[-1] for x in found.values()])
     result = jnp.full((len(example.inputs), *exists.shape), jnp.nan)
     return result.at[:, exists].set(jnp.concatenate([*found.values()], axis=-1))
 
 
-def closed(
+def gated_metric(
     subject: running.Measured,
     gates: np.ndarray,
     *,
     ablation_value: AblationValue = zero,
 ) -> np.ndarray:
-    """Returns the metric of each example under each pattern of gates, `[N, P]`.
+    """Measures the metric `[N, P]` of each example with each pattern of gates.
 
-    `gates` are `[P, L, H]`; entries beyond the heads of a layer are ignored.
+    These are `[P, L, H]`; entries beyond the heads of a layer are ignored.
     """
     known = {"metric": subject.metric, "ablation_value": ablation_value}
     return _results(subject, gated, jnp.asarray(gates, jnp.float32), **known)
@@ -267,7 +234,7 @@ def _warn_if_flat(found, subject, ablation_value) -> None:
     if largest > _SMALL_SLOPE:
         return
     gates = np.stack([np.ones_like(found.mean), np.zeros_like(found.mean)])
-    metric = closed(subject, gates, ablation_value=ablation_value)
+    metric = gated_metric(subject, gates, ablation_value=ablation_value)
     change = np.abs(metric[:, 1] - metric[:, 0]).max()
     if largest < _FLAT * change:
         _logger.warning(

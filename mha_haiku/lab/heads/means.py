@@ -15,10 +15,7 @@ def mean(values: np.ndarray) -> np.ndarray:
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Returns the standard error of `mean`, from the spread of independent values.
-
-    NaN where fewer than two values are not NaN.
-    """
+    """Returns the standard error of `mean`; NaN of fewer than two values."""
     values = np.asarray(values, np.float64)
     known = ~np.isnan(values)
     count = known.sum(0)
@@ -29,13 +26,9 @@ def standard_error(values: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class PerExample:
-    """Numbers of N examples, with their means.
+    """Numbers of N examples, with their means."""
 
-    Attributes:
-      per_example: `[N, ...]` float64; NaN where there is no such number.
-    """
-
-    per_example: np.ndarray
+    per_example: np.ndarray  # `[N, ...]` float64; NaN where there is no such number
 
     def __repr__(self) -> str:
         return display.record(self)

@@ -37,9 +37,8 @@ def mistakes(
 ) -> "Metric":
     """Returns the metric that is the share of wrong answers of each example.
 
-    Args:
-      correct: From logits and batch to booleans like the targets, such as a task's
-        `correct`; None: whether the likeliest class is the target.
+    `correct` gives booleans like the targets from logits and batch, as a task's does;
+    None: whether the likeliest class is the target.
     """
     correct = correct or _likeliest
 

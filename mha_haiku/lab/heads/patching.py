@@ -40,24 +40,15 @@ LOGITS = (-1, -1)  # stands for the logits among receiving heads
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Changes(means.PerExample):
-    """The changes of the metric by each patched thing; arrays of the host.
+    """The changes of the metric by each patched thing."""
 
-    Attributes:
-      base: `[N]`, the metric of the run that is changed.
-      other: `[N]`, the metric of the run where the patches come from.
-      unit: The unit of the changes.
-    """
-
-    base: np.ndarray
-    other: np.ndarray
+    base: np.ndarray  # `[N]`, the metric of the run that is changed
+    other: np.ndarray  # `[N]`, the metric of the run where the patches come from
     unit: str = dataclasses.field(default="change of the metric", kw_only=True)
 
     @property
     def share(self) -> np.ndarray:
-        """`[...]`, the mean over the change by patching all: 0 none of it, 1 all of it.
-
-        Not finite where patching all changes nothing.
-        """
+        """`[...]`, the mean over the change by patching all: 0 is none, 1 all of it."""
         return self.mean / (self.other - self.base).mean()
 
     def _numbers(self, place: tuple[int, ...]) -> dict[str, float]:
@@ -68,18 +59,13 @@ class Changes(means.PerExample):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Patched(Changes):
-    """The change of the metric by patching each place.
+    """The change of the metric by patching each place."""
 
-    Attributes:
-      axes: The axes of `per_example` after N: of "layer" (which part, for heads),
-        "head" and "position".
-      kinds: The kind of each part; () where there is one kind.
-      tokens: The text at each position, where one pair of texts was patched.
-    """
-
+    # The axes of `per_example` after N: of "layer" (which part, for heads), "head" and
+    # "position".
     axes: tuple[str, ...]
-    kinds: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # of each part; () where there is one kind
+    tokens: tuple[str, ...] = ()  # at each position, of one pair of texts
 
     def rows(self) -> list[dict[str, int | float]]:
         """Returns a row for each patched place, by `axes` and its numbers."""
@@ -98,29 +84,18 @@ class Cost(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Edges(Changes):
-    """What each edge is worth: the change of the clean run's metric by patching it.
+    """What each edge is worth: the change of the clean run's metric by patching it."""
 
-    Attributes:
-      senders: `[E, 2]`, part and head that write; other nodes are as in
-        `heads.graph`.
-      receivers: `[E, 2]`, part and head that read; -1 and -1 for the logits.
-      kinds: `[E]`, through which they read: "q", "k", "v", "feed_forward" or "logits".
-      cost: What it took.
-      kept: `[E]` booleans, of a measure that chooses edges itself.
-    """
-
-    senders: np.ndarray
-    receivers: np.ndarray
-    kinds: np.ndarray
+    senders: np.ndarray  # `[E, 2]`, part and head that write; see also `heads.graph`
+    receivers: np.ndarray  # `[E, 2]`, part and head that read; `LOGITS` for the logits
+    kinds: np.ndarray  # `[E]`: "q", "k", "v", "feed_forward" or "logits"
     cost: Cost = dataclasses.field(default=Cost(0), kw_only=True)
+    # `[E]` booleans, of a measure that chooses edges itself
     kept: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def strength(self) -> np.ndarray:
-        """`[E]`, by which edges are ranked: the size of the mean change.
-
-        The mean itself, of a measure that chooses edges.
-        """
+        """`[E]`: the size of the mean change; the mean, if the measure chose edges."""
         return np.abs(self.mean) if self.kept is None else self.mean
 
     def rows(self) -> list[dict[str, int | float | str]]:
@@ -143,22 +118,17 @@ def activation_patching(
     per_position: bool = False,
     into: str = "clean",
 ) -> Patched:
-    """Returns what changes when one activation is taken from the other run.
+    """Measures what changes when one activation is taken from the other run.
 
     All that follows the patched activation is computed anew.
 
     Args:
       subject: The model to measure, with the clean examples.
       corrupted: The other examples of the pairs.
-      what: "heads": the output of a head; "layers": the residual stream in front of a
-        layer, of a model with one stack of layers.
+      what: "heads" or "layers": a head's output, or the input of a layer of one stack.
       per_position: Whether each position is patched alone; else all at once.
-      into: Which run is patched, "clean" or "corrupted", with activations of the other:
-        what breaks the answer, or what mends it.
-
-    Raises:
-      TypeError: If batches can be iterated over only once.
-      ValueError: If batches do not pair, or the model has no such streams.
+      into: Which run is patched with activations of the other: "clean", what breaks the
+        answer, or "corrupted", what mends it.
 
     Source: Meng et al. 2022, section 2.1, https://arxiv.org/abs/2202.05262; Vig et al.
     2020, https://arxiv.org/abs/2004.12265, for heads.
@@ -236,7 +206,7 @@ def path_patching(
     kinds: Sequence[str] = KINDS,
     through_units: bool = False,
 ) -> Edges:
-    """Returns what changes when one head reads another as it is in the other run.
+    """Measures what changes when one head reads another as it is in the other run.
 
     An edge goes from a head to the queries, keys or values of a later head, or to the
     logits. In the clean run the sender passes on its output of the corrupted run, and
@@ -247,27 +217,24 @@ def path_patching(
     is computed anew. For the logits the metric is taken of the held run. Gates of
     attention are read with the queries.
 
-    Each edge takes two runs of the model, in the first of which what is held is not
-    computed. Memory does not grow with the number of edges.
+    Each edge takes two runs of the model. Memory does not grow with their number.
 
     Args:
       subject: The model to measure, with the clean examples.
       corrupted: The other examples of the pairs.
       senders: Pairs of a part's index and a head; None: all.
-      receivers: Pairs of a part's index and a head; None: all.
+      receivers: Pairs like the senders; None: all.
       kinds: Of "q", "k", "v" and "logits".
       through_units: Whether feed-forward parts in between pass the change on instead of
-        being held: a path through them is direct, as in Wang et al.
+        being held: a path through them is direct, as in Wang et al. It must be True for
+        a model that `models.build` did not make.
 
     Returns:
       All edges that there are among these: to layers above, and from an encoder to keys
-      and values of cross-attention. `base` is of the clean run, `other` of the
-      corrupted one.
+      and values of cross-attention.
 
     Raises:
-      TypeError: If batches can be iterated over only once.
-      ValueError: If batches do not pair, there is no such head, kind or edge, or
-        feed-forward parts of a model that `models.build` did not make should be held.
+      ValueError: If there is no such head, kind or edge.
 
     Source: Wang et al. 2022, section 3.1, https://arxiv.org/abs/2211.00593; Goldowsky-
     Dill et al. 2023, section 2, https://arxiv.org/abs/2304.05969.
@@ -309,10 +276,8 @@ def path_patching(
 
 @running.compiled
 def _edges(model, params, clean, corrupted, edges, *, metric, through_units):
-    """Returns changes `[B, E]` by edges `[E, 5]`, and both metrics.
-
-    An edge is part and head of its sender and of its receiver, and the kind.
-    """
+    """Returns changes `[B, E]`, and both metrics."""
+    # An edge `[5]` is part and head of its sender and of its receiver, and the kind.
     at = ["*/heads", *(f"*/{name}" for names in _READ.values() for name in names)]
     if not through_units:
         at.append("feed_forward/output")

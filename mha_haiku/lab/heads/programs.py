@@ -141,10 +141,7 @@ class Clean(NamedTuple):
 
 
 def over(function: Callable, rows: Any, example: tasks.Example) -> Any:
-    """Returns a function of each row, running as many at once as is fastest.
-
-    `rows` is a tree of arrays `[X, ...]`, and each row runs a batch like `example`.
-    """
+    """Maps a function over rows `[X, ...]`, each of which runs such a batch."""
     inputs = example.inputs, example.decoder_inputs
     length = max(x.shape[1] for x in inputs if x is not None)
     positions = example.inputs.shape[0] * length

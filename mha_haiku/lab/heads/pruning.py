@@ -27,15 +27,9 @@ def prune(
     heads keeps the bias of its output projection. Parameters that layers share (the
     table of T5's position biases) stay whole.
 
-    Args:
-      params: The parameters.
-      config: Their config.
-      keep: The heads that each of the L layers keeps, by their names; or `[L, H]`
-        booleans, True for these.
-
-    Returns:
-      The parameters, unstacked, and their config, whose `attention.kept_heads` is
-      `keep`.
+    `keep` names the heads that each of the L layers keeps, or is `[L, H]` booleans. The
+    result is the parameters, unstacked, and their config, with its
+    `attention.kept_heads`.
 
     Raises:
       ValueError: If a head is kept that is not there, or parameters have other names
@@ -74,19 +68,13 @@ def prune_units(
 ) -> tuple[dict[str, dict[str, Any]], models.ModelConfig]:
     """Removes hidden units of the feed-forward parts.
 
-    Args:
-      params: The parameters.
-      config: Their config.
-      keep: The indices of the hidden units that each of the L layers keeps, at least
-        one; or `[L, F]` booleans.
-
-    Returns:
-      The parameters, unstacked, and their config, with the sizes in its
-      `feed_forward.hidden_sizes`.
+    `keep` has the indices of the hidden units that each of the L layers keeps, at least
+    one; or it is `[L, F]` booleans. The result is the parameters, unstacked, and their
+    config, with its `feed_forward.hidden_sizes`.
 
     Raises:
-      ValueError: If a layer has no feed-forward part, a unit is kept that is not there,
-        or none is kept, or parameters have other names than `modules.anatomy` knows.
+      ValueError: If a layer has no feed-forward part, or parameters have other names
+        than `modules.anatomy` knows.
     """
     keep, sizes = [_indices(row) for row in keep], models.hidden_sizes(config)
     for i, (units, size) in enumerate(zip(keep, sizes, strict=True)):
@@ -125,13 +113,7 @@ def open_gates(
 def scaled(
     params: Params, config: models.ModelConfig, gates: Sequence[np.ndarray]
 ) -> dict[str, dict[str, Any]]:
-    """Returns the parameters with gates, L arrays `[H]`, multiplied into them.
-
-    A gate multiplies the rows of its head in the output projection.
-
-    Raises:
-      ValueError: If parameters have other names than `modules.anatomy` knows.
-    """
+    """Multiplies gates, L arrays `[H]`, into the rows of the output projections."""
 
     def with_gates(i, axis, leaf):
         if not axis.is_read:

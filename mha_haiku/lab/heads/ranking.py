@@ -21,17 +21,11 @@ def rank_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> np.ndarray:
-    """Returns bootstrap intervals of the ranks of heads by their importance.
+    """Computes bootstrap intervals of the ranks of heads by their importance.
 
-    Args:
-      found: The importance; its examples are drawn with replacement.
-      level: The share of resamples that an interval holds, in (0, 1).
-      resamples: The number of draws.
-      seed: The seed of the draws.
-
-    Returns:
-      `[L, H, 2]`: lowest and highest rank, 1 for the most important head; NaN where
-      there is no head.
+    An interval holds the share `level` of resamples, which draw the examples with
+    replacement. The result is `[L, H, 2]`: lowest and highest rank, 1 for the most
+    important head; NaN where there is no head.
 
     Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
     """
@@ -55,8 +49,7 @@ def rank_intervals(
 def rank_correlation(first: Importance, second: Importance) -> float:
     """Returns Spearman's correlation, in [-1, 1], of the means of two importances.
 
-    They are of the same heads, by two measures or with two sets of parameters; else a
-    ValueError. NaN where one of them is constant over the heads.
+    These must be of the same heads. NaN where one is constant over the heads.
     """
     import scipy.stats
 
@@ -70,11 +63,7 @@ def rank_correlation(first: Importance, second: Importance) -> float:
 
 
 def order(values: np.ndarray) -> list[tuple[int, int]]:
-    """Returns (layer, index in the layer) of heads, the least important first.
-
-    Args:
-      values: `[L, H]`, NaN where there is no head.
-    """
+    """Returns (layer, index in the layer) of values `[L, H]`, the least first."""
     heads = np.argwhere(~np.isnan(values))
     ranks = np.argsort(values[tuple(heads.T)], kind="stable")
     return [tuple(head) for head in heads[ranks].tolist()]
@@ -94,7 +83,9 @@ def pairs(
     rows = np.arange(1, len(gates))
     for which in (firsts, seconds):
         gates[(rows, *heads[which].T)] = 0
-    metric = importance.closed(subject, gates, ablation_value=ablation_value).mean(0)
+    metric = importance.gated_metric(
+        subject, gates, ablation_value=ablation_value
+    ).mean(0)
     change = np.full((*exists.shape, *exists.shape), np.nan)
     for one, other in ((firsts, seconds), (seconds, firsts)):
         change[(*heads[one].T, *heads[other].T)] = metric[1:] - metric[0]
@@ -131,9 +122,6 @@ def greedy_order(
         does now: ablating more seldom makes a head harmless. None: each step tries all
         remaining heads.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
-
-    Returns:
-      A step per head, in the order of ablation.
     """
     for name, value in (("steps", steps), ("tries", tries)):
         if value is not None:
@@ -176,7 +164,9 @@ def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
         own = heads[start : start + size]
         patterns = np.repeat(gates[None], size, axis=0)
         patterns[(np.arange(len(own)), *own.T)] = 0
-        metric = importance.closed(subject, patterns, ablation_value=ablation_value)
+        metric = importance.gated_metric(
+            subject, patterns, ablation_value=ablation_value
+        )
         found.append(metric.mean(0)[: len(own)])
     return np.concatenate(found)
 

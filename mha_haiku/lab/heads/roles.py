@@ -70,22 +70,16 @@ SCORES = {role.score or name: role.label for name, role in ROLES.items()}
 
 
 class Roles(NamedTuple):
-    """The roles of heads.
+    """The roles of heads."""
 
-    Attributes:
-      names: `[L, H]` strings, see `role_of`; "" where there is no head.
-      scores: By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head,
-        or its kind has no such score; without "separator" if none are given, and
-        without scores of tokens if inputs are features.
-      offsets: `[L, H]` integers, the most frequent t - s of a query t and the key s
-        with its largest weight; up to 128 positions.
-      kinds: The kind of each of the L layers; () where there is one kind.
-    """
-
-    names: np.ndarray
+    names: np.ndarray  # `[L, H]` strings, see `role_of`; "" where there is no head
+    # By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head, or its
+    # kind has no such score; without scores that no layer has.
     scores: dict[str, np.ndarray]
+    # `[L, H]` integers, the most frequent t - s of a query t and the key s with its
+    # largest weight; up to 128 positions.
     offsets: np.ndarray
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # of each layer; () where there is one kind
 
     def __repr__(self) -> str:
         counts = collections.Counter(name for name in np.ravel(self.names) if name)
@@ -114,9 +108,9 @@ def roles(
     separators: Sequence[int] = (),
     align: alignment.Align | None = None,
 ) -> Roles:
-    """Returns the role of each head on some data.
+    """Finds the role of each head on some data.
 
-    `separators` are tokens (of an encoder-decoder, of its source), and `align` says
+    `separators` are tokens (in an encoder-decoder, of its source), and `align` says
     where cross heads should look, as a task's `alignments` do.
 
     Source: positional heads (0.9) Voita et al. 2019, section 5.1,
@@ -187,7 +181,7 @@ def role_evidence(
     lengths: Array | None = None,
     aligned: Array | None = None,
 ) -> dict[str, Array]:
-    """Returns what tells the roles of the heads of a map; sums over examples add up.
+    """Measures what tells the roles of the heads of a map; sums over examples add up.
 
     Args:
       attention_map: A map of N examples in all.
@@ -198,9 +192,9 @@ def role_evidence(
       aligned: Booleans `[N, T, S]`, where rows of cross-attention should look.
 
     Returns:
-      By the names of `SCORES`: `[N, H, 2]` the score, and what to divide by, which is
-      0 for an example that does not count; or, of scores that are the share of the
-      commonest offset or sum of positions, `[N, H, 258]` counts, the last of others.
+      By the names of `SCORES`: `[N, H, 2]`, the score and what to divide by, which is 0
+      for an example that does not count; or, for shares of the most frequent offset or
+      sum of positions, `[N, H, 258]` counts, the last of all others.
     """
     *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
     lines = math.prod(batch_shape), num_heads
@@ -264,10 +258,7 @@ def _repeated(tokens, counted) -> Array:
 
 
 def _correlations(rows, places, seen) -> Array:
-    """Returns correlations `[B, H]` of positions of seen queries and of their keys.
-
-    They are 0 where all keys or all queries are at one position.
-    """
+    """Returns correlations `[B, H]` of seen queries' and keys' positions; 0 for one."""
     count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
 
     def centered(x):
@@ -298,10 +289,7 @@ def roles_of_evidence(
 ) -> Roles:
     """Returns roles from sums over examples of `role_evidence`, `[H, ...]` per layer.
 
-    Args:
-      found: A dictionary for each layer; layers may differ in H.
-      columns: For each layer the column of each head in the result; None: in order.
-      kinds: The kind of each layer.
+    `columns` has, for each layer, its heads' columns in the result; None: in order.
     """
     if columns is None:
         columns = [range(len(each["positional"])) for each in found]

@@ -47,7 +47,7 @@ def rollout(
     residual: float = 0.5,
     per_layer: bool = False,
 ) -> Array:
-    """Returns attention roll-out: rows of the product of the layers' mean attention.
+    """Rolls attention out: rows of the product of the layers' mean attention.
 
     A layer's matrix is `residual I + (1 - residual) A`, with A the mean of its heads;
     it is I in rows where the query is fully masked in all heads (padding), and in a
@@ -58,17 +58,14 @@ def rollout(
 
     Args:
       maps: One per layer, of shape (B..., H, T, T); H may differ.
-      rows: Which of the T positions of the last layer, `slice(None)` for all; see
-        `positions_of`.
+      rows: Which of the T positions of the last layer: one, or R as a slice, a range or
+        integers `[R]`, or `[B..., R]`, different for each example.
       residual: Share of the residual connection, in [0, 1).
       per_layer: Whether to return the roll-outs up to each layer too; one pass in all.
 
     Returns:
       `[B..., R, T]`, the share of each input in each row; with `per_layer` `[L, B...,
       R, T]`, entry l being the roll-out through layers 0 to l.
-
-    Raises:
-      ValueError: If maps are not of self-attention, or a row is outside of them.
 
     Source: Abnar and Zuidema 2020, eq. 1, https://arxiv.org/abs/2005.00928.
     """
@@ -85,16 +82,16 @@ def value_rollout(
     residual: float = 0.5,
     per_layer: bool = False,
 ) -> Array:
-    """Returns the roll-out of attention weighted by the norms of the values.
+    """Rolls out attention weighted by the norms of the values.
 
     Head h's weight `a[t, s]` is replaced by `a[t, s] |v_s W_h|`, the norm of what the
     head adds to t from s (with `v_s` times t's gates where attention is gated); the sum
     over heads is divided by its sum over s. Norms are added per head, so that heads
     which cancel each other count in full.
 
-    Arguments, result and errors are as in `rollout`; maps must have values.
-    `output_weights` are the output projections W of the heads, `[H, V, D]` per layer;
-    None: the norms are of the values themselves.
+    Arguments and result are as in `rollout`. `output_weights` are the output
+    projections W of the heads, `[H, V, D]` per layer; None: the norms are of the values
+    themselves.
 
     Source: Kobayashi et al. 2020, eq. 4 and 8, https://arxiv.org/abs/2004.10102.
     """
@@ -116,14 +113,13 @@ def gradient_rollout(
     *,
     per_layer: bool = False,
 ) -> Array:
-    """Returns the roll-out of attention weighted by the gradient of an answer.
+    """Rolls out attention weighted by the gradient of an answer.
 
     A layer's matrix is `I + A`, with A the mean over heads of `max(a g, 0)`, where g is
     the gradient of the answer with respect to the weight a. Rows do not sum to 1.
 
-    Arguments, result and errors are as in `rollout`; maps must have values. `gradients`
-    are `[B..., T, H, V]` per layer, from `output_gradients`; a layer without heads does
-    not read them.
+    Arguments and result are as in `rollout`. `gradients` are `[B..., T, H, V]` per
+    layer, from `output_gradients`.
 
     Source: Chefer et al. 2021, eq. 5 and 6, https://arxiv.org/abs/2103.15679.
     """
@@ -135,11 +131,10 @@ def gradient_rollout(
 def output_gradients(
     model: models.Model, params: Any, example: tasks.Example, answer: Answer
 ) -> tuple[models.Output, tuple[Array, ...]]:
-    """Returns the model's output and the answer's gradients of the heads' outputs.
+    """Computes the model's output and the answer's gradients of the heads' outputs.
 
-    The gradients are `[B, T, H, V]` for each layer (H is 0 for a layer without heads),
-    as `gradient_rollout` takes them. The answer of an example may depend on the logits
-    of that example only. One backward pass for all layers; call it under jit.
+    The gradients are `[B, T, H, V]` for each layer, as `gradient_rollout` takes them.
+    The answer of an example may depend on the logits of that example only.
     """
     output, heads = running.look(model, params, example, ["*/heads"])
 
@@ -158,24 +153,21 @@ _UNIT = 2**30
 
 
 def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
-    """Returns attention flow: the largest flows from positions to single inputs.
+    """Computes attention flow: the largest flows from positions to single inputs.
 
     The graph has T nodes below each layer and T above the last. Entry (t, s) of a
     layer's matrix, as `rollout` multiplies them, is the capacity of the edge from
     position s below the layer to position t above it. SciPy computes each flow on the
     host, one per row and input, in a graph of L T^2 edges: for short inputs.
 
-    Arguments and errors are as in `rollout`.
-
-    Returns:
-      `[B..., R, T]` float64, in [0, 1]; a row may sum to more than 1. Capacities are
-      rounded to 2^-30.
+    Arguments are as in `rollout`. The result is `[B..., R, T]` float64, in [0, 1]; rows
+    may sum to more than 1.
 
     Source: Abnar and Zuidema 2020, section 3, https://arxiv.org/abs/2005.00928.
     """
     from scipy.sparse import csgraph
 
-    positions = np.asarray(positions_of(maps, rows))
+    positions = np.asarray(_positions(maps, rows))
     matrices = [_matrix(layer, residual) for layer in maps]
     matrices = np.stack(jax.device_get(matrices)).astype(np.float64)
     num_layers, size = matrices.shape[0], matrices.shape[-1]
@@ -189,16 +181,8 @@ def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
     return flows
 
 
-def positions_of(maps: Maps, rows: Rows) -> Array:
-    """Returns the positions `[B..., R]` that `rows` choose.
-
-    They are a position; or R of them as a slice, a range or integers `[R]`; or integers
-    `[B..., R]`, different for each example. Negative ones count from the end if they
-    are known when tracing.
-
-    Raises:
-      ValueError: If maps are not of self-attention, or rows do not fit.
-    """
+def _positions(maps: Maps, rows: Rows) -> Array:
+    """Returns the positions `[B..., R]` that `rows` choose."""
     _check_maps(maps)
     *batch_shape, _, size, _ = maps[0].shape
     shape = (-1,)
@@ -244,7 +228,7 @@ def _check_layers(name, given, maps) -> None:
 
 def _chained(layers: Sequence[Layer], maps: Maps, rows: Rows, per_layer: bool) -> Array:
     """Returns rows of the product of the layers' matrices, see `rollout`."""
-    rows = jnp.asarray(positions_of(maps, rows))
+    rows = jnp.asarray(_positions(maps, rows))
     size, dtype = maps[0].shape[-1], maps[0].dtype
     start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column for each row
 
@@ -265,11 +249,9 @@ def _chained(layers: Sequence[Layer], maps: Maps, rows: Rows, per_layer: bool) -
 
 
 def _with_residual(totals, gather, residual, columns) -> Array:
-    """Multiplies columns by the transposed `residual I + (1 - residual) A`.
-
-    Rows of A are divided by their sums `totals` `[B..., T]`; where a sum is 0, the row
-    is taken from I. `gather` multiplies columns by A transposed, before that division.
-    """
+    """Multiplies columns by the transposed `residual I + (1 - residual) A`."""
+    # Rows of A are divided by their sums `totals` `[B..., T]`; where one is 0, the row
+    # is taken from I. `gather` multiplies columns by A transposed, before the division.
     share = jnp.where(totals == 0, 0, 1 - residual)
     scaled = columns * (share / jnp.where(totals == 0, 1, totals))[..., None]
     return columns * (1 - share)[..., None] + gather(scaled)
@@ -321,7 +303,7 @@ def _by_sizes(attention_map, weights, residual, columns) -> Array:
 
     def observed(columns):
         queries = gates.astype(values.dtype), columns[..., None, :]
-        sums = attention_map.observe(_GatedSizes(), observation.Given(queries, parts))
+        sums = attention_map.observe(_Scaled(_norms), observation.Given(queries, parts))
         return jax.tree.map(lambda x: x.sum(len(values.shape) - 3), sums)
 
     totals = observed(columns[..., :1]).queries
@@ -341,15 +323,13 @@ def _by_gradients(attention_map, gradient, columns) -> Array:
     if attention_map.weighting.gates is not None:
         gradient = gradient * attention_map.weighting.gates.astype(gradient.dtype)
     given = observation.Given((gradient, columns[..., None, :]), values)
-    received = attention_map.observe(_GradientWeighted(), given).keys
+    received = attention_map.observe(_Scaled(_gains), given).keys
     return columns + received.sum(-3) / attention_map.shape[-3]
 
 
 def _upper(weights, values):
-    """Returns U `[H, V, V]` or smaller, with `|v W| = |U v|`: V numbers instead of D.
-
-    W^T = Q U with orthonormal columns in Q. Without weights U is the identity.
-    """
+    """Returns U `[H, V, V]` or smaller, with `|v W| = |U v|`."""
+    # V numbers instead of D: W^T = Q U with orthonormal columns in Q.
     if weights is None:
         *_, num_heads, size = values.shape
         return jnp.broadcast_to(jnp.eye(size), (num_heads, size, size))
@@ -364,12 +344,12 @@ def _upper(weights, values):
 
 
 @dataclasses.dataclass(frozen=True)
-class _GatedSizes(observation.Observation):
-    """Weights times the norms of gated values: sums of rows, and transposed products.
+class _Scaled(observation.Observation):
+    """Weights times a factor: sums of rows, and the transposed product with columns."""
 
-    Queries bring their gates `[T, V]` and columns `[T, R]`. Keys bring `[S, V, U]`, the
-    part of their U projected numbers that each of the V values makes.
-    """
+    # `factor(x, y)` is `[T, S]`, from the `x` that queries bring next to the columns
+    # `[T, R]`, and from the `y` that keys bring.
+    factor: Callable[[Array, Array], Array]
 
     def nothing(self, num_queries, num_keys, given, dtype):
         _, columns = given.queries
@@ -377,36 +357,26 @@ class _GatedSizes(observation.Observation):
         return observation.Sums(jnp.zeros(num_queries, dtype), keys)
 
     def add(self, tile, sums):
-        gates, columns = tile.given.queries
-
-        def square(total, part):  # one of U at a time: no [R, C, U] is held
-            return total + jnp.square(gates @ part.T), None
-
-        nothing = jnp.zeros_like(tile.weights)
-        squares, _ = jax.lax.scan(square, nothing, jnp.moveaxis(tile.given.keys, -1, 0))
-        moved = tile.weights * jnp.sqrt(squares)
+        brought, columns = tile.given.queries
+        scaled = tile.weights * self.factor(brought, tile.given.keys)
         return sums._replace(
-            queries=sums.queries + moved.sum(-1), keys=sums.keys + moved.T @ columns
+            queries=sums.queries + scaled.sum(-1), keys=sums.keys + scaled.T @ columns
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _GradientWeighted(observation.Observation):
-    """The transposed map, with `max(a g, 0)` for the weight a, times columns `[T, R]`.
+def _norms(gates, parts) -> Array:
+    """Returns norms of gated values; `parts` `[S, V, U]` are what each value makes."""
 
-    Queries bring the gradients of the head's output `[T, V]` and the columns, keys the
-    values `[S, V]`; gradients times values are g.
-    """
+    def square(total, part):  # one of U at a time: no [T, S, U] is held
+        return total + jnp.square(gates @ part.T), None
 
-    def nothing(self, num_queries, num_keys, given, dtype):
-        _, columns = given.queries
-        return observation.Sums(keys=jnp.zeros((num_keys, columns.shape[-1]), dtype))
+    init = jnp.zeros((len(gates), len(parts)), gates.dtype)
+    return jnp.sqrt(jax.lax.scan(square, init, jnp.moveaxis(parts, -1, 0))[0])
 
-    def add(self, tile, sums):
-        output_gradients, columns = tile.given.queries
-        gradients = output_gradients @ tile.given.keys.T
-        weights = tile.weights * jnp.maximum(gradients, 0)
-        return sums._replace(keys=sums.keys + weights.T @ columns)
+
+def _gains(gradients, values) -> Array:
+    """Returns what weights gain, from gradients of outputs `[T, V]` and `[S, V]`."""
+    return jnp.maximum(gradients @ values.T, 0)
 
 
 @functools.partial(jax.jit, static_argnums=1)

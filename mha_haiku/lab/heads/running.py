@@ -27,21 +27,13 @@ Metric = Callable[[Array, tasks.Example], Array]
 
 
 class Measured(NamedTuple):
-    """The subject of a measure: a model, its data, and a metric of the two.
+    """The subject of a measure: a model, its data, and a metric of the two."""
 
-    Attributes:
-      model: The model, of `models.build` or any other pure functions of the same
-        arguments.
-      metric: How badly the model does on each example of a batch. Measures that
-        differentiate it want a loss, which is differentiable.
-      params: The model's parameters.
-      batches: Batches of examples, all of one size, that can be iterated over more
-        than once: a list, say, but no generator. A `tqdm` around a list shows progress.
-    """
-
-    model: models.Model
-    metric: Metric
+    model: models.Model  # of `models.build`, or any pure functions of these arguments
+    metric: Metric  # how badly the model does; some measures differentiate it
     params: Any
+    # All of one size, and to be iterated over more than once: a list, but no generator.
+    # A `tqdm` around a list shows progress.
     batches: Iterable[tasks.Example]
 
 
@@ -68,9 +60,8 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
 
     The decorated function takes the model, its parameters, a batch and other arrays,
     and by keyword what is known when compiling, such as a metric; its program takes
-    all from the parameters on. Programs are kept, so that measuring again, for instance
-    at each evaluation of a training, compiles nothing. Without `compacts` the function
-    gets the model as it is, and may call `compact` itself.
+    all from the parameters on. Programs are kept, so that measuring again compiles
+    nothing. Without `compacts` the function may call `compact` itself.
     """
 
     @functools.lru_cache(maxsize=8)
@@ -127,11 +118,7 @@ def kind_of(name: str) -> str:
 
 
 def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
-    """Returns a model of the same numbers that compiles fast, and its parameters.
-
-    A model of many layers that are alike becomes the one that scans them: one layer is
-    compiled for all. For programs, which call it once: parameters are copied.
-    """
+    """Returns a model that scans its layers, if many are alike, and parameters."""
     if model.scanned is None:
         return model, params
     is_deep = any(f"layer_{FEW_LAYERS}/" in module for module in params)
@@ -208,10 +195,9 @@ def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[
 def by_kind(
     function: Callable[[Any, str], Any], model: models.Model
 ) -> dict[str, Callable]:
-    """Returns the `at` of `look` that calls a function of each map and its kind.
+    """Returns the `at` of `look` that calls `function(map, kind=...)` of each map.
 
-    The keyword `kind` is one of `models.KINDS`, or "" in models of one kind; the inputs
-    at queries and keys depend on it.
+    The kind is one of `models.KINDS`, or "" in models of one kind.
     """
     if not kinds_of(model):
         return {"*/map": functools.partial(function, kind="")}

@@ -42,30 +42,20 @@ class Sizes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compiled:
-    """A model that computes a program.
-
-    Attributes:
-      program: The program.
-      config: `config.model` of the model, of the family encoder or causal.
-      model: The model. Its tokens are the places in the program's vocabulary, followed
-        by the one that stands first in each input. Its classes are the places in
-        `answers`.
-      params: Its parameters, as host arrays.
-      answers: The values of the output, the last one None.
-      heads: What the heads of the program do, by (layer, head).
-      edges: (sender, receiver, "q" | "k" | "v"): the sender's output is read by the
-        receiver's queries, keys or values, through no other head.
-      senders: The heads whose output the logits read, through no other head.
-    """
+    """A model that computes a program."""
 
     program: Program
-    config: models.ModelConfig
+    config: models.ModelConfig  # of the family encoder or causal
+    # Its tokens are the places in the program's vocabulary, followed by the one that
+    # stands first in each input. Its classes are the places in `answers`.
     model: models.Model
     params: dict[str, dict[str, np.ndarray]]
-    answers: tuple[Any, ...]
-    heads: dict[Place, str]
+    answers: tuple[Any, ...]  # the values of the output, the last one None
+    heads: dict[Place, str]  # what the heads of the program do
+    # (sender, receiver, "q" | "k" | "v"): the sender's output is read by the receiver's
+    # queries, keys or values, through no other head.
     edges: frozenset[tuple[Place, Place, str]]
-    senders: frozenset[Place]
+    senders: frozenset[Place]  # whose output the logits read, through no other head
 
     def __repr__(self) -> str:
         return (
@@ -112,7 +102,7 @@ def compile(
     sizes: Sizes | None = None,
     seed: int = 0,
 ) -> Compiled:
-    """Returns a model that computes a program.
+    """Makes a model that computes a program.
 
     Heads stand in the first layer that can read their inputs.
 
@@ -125,11 +115,7 @@ def compile(
       sizes: The least sizes, so that what is jitted of one program serves others of the
         same length and kind: `functools.reduce(operator.or_, map(sizes, programs))`.
         None: no larger than the program needs.
-      seed: The seed of the random heads, and of the program's places among them.
-
-    Raises:
-      ValueError: If a layer needs more heads, the program needs none, or its output is
-        a mean.
+      seed: Seed of the random heads, and of the program's places among them.
     """
     checks.positive_integer("num_heads", num_heads)
     checks.non_negative_number("noise", noise)

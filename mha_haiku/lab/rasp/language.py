@@ -128,19 +128,13 @@ def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
 def select(
     keys: Sequence, queries: Sequence, predicate: Callable[[Any, Any], bool]
 ) -> Selector:
-    """Returns the selector of keys of which `predicate(key, query)` holds.
-
-    The sequences are not means, which have no code to compare.
-    """
+    """Returns the selector of keys of which `predicate(key, query)` holds."""
     _refuse_numbers("keys and queries", keys, queries)
     return Selector((Condition(keys, queries, predicate),))
 
 
 def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
-    """Returns the value on which selected keys agree, None where none is selected.
-
-    `name` says what the head does.
-    """
+    """Returns the value on which selected keys agree, None where none is selected."""
     _refuse_numbers("values", values)
     return Head(selector, values, name, "value")
 
@@ -148,7 +142,7 @@ def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
 def mean(selector: Selector, values: Sequence, *, name: str) -> Head:
     """Returns the mean of the numbers of the selected keys, 0 where none is selected.
 
-    No selected key may hold None. `name` says what the head does.
+    No selected key may hold None.
     """
     _refuse_numbers("values", values)
     return Head(selector, values, name, "mean")
@@ -175,11 +169,7 @@ class Program:
     sample: Callable[[np.random.Generator, int], np.ndarray]
 
     def __call__(self, inputs: Values[Any]) -> list[Any]:
-        """Returns the output's value at each position of n inputs.
-
-        Raises:
-          ValueError: If keys that a head selects do not agree on their value.
-        """
+        """Computes the output's value at each position of n inputs."""
         if len(inputs) != self.length:
             raise ValueError(f"inputs must be {self.length} tokens, got {len(inputs)}.")
         known = {tokens: list(inputs), indices: list(range(self.length))}

@@ -2,13 +2,12 @@
 
 The residual stream is made of slots: one for each sequence that is stored, the one-hot
 code of its value, or the number itself. A head of the program reads slots and writes
-one; a map of one code is a linear map, so that whoever reads it has it in its weights;
-any other map is hidden units that look its result up. There are no norms. Entry 0 of
-the stream is 1 at the first position, whose token is not the program's: codes are 0
-there, and heads that select nothing attend to it.
+one; a map of one code is linear, and in the weights of what reads it; any other map is
+hidden units that look its result up. There are no norms. Entry 0 of the stream is 1 at
+the first position, whose token is not the program's: codes are 0 there, and heads that
+select nothing attend to it.
 
-D entries of the stream, K key and V value size, F hidden units. Everything is float64
-NumPy; `compiler` puts it into parameters.
+D entries of the stream, K key and V value size, F hidden units; all float64 NumPy.
 
 Source: Weiss et al. 2021, https://arxiv.org/abs/2106.06981; Lindner et al. 2023,
 https://arxiv.org/abs/2301.05062.
@@ -47,15 +46,9 @@ class Units(NamedTuple):
 class Layout:
     """The parts of a program, and where they are in a model.
 
-    Attributes:
-      program: The program.
-      heads: Its heads, each after the heads that it reads.
-      slots: The slice of the stream of each stored sequence.
-      stream_size: D.
-      num_layers: L.
-      domain: A function from a sequence to its values.
-      senders: A function from a sequence to the heads whose output it is made of,
-        through no other head.
+    `heads` are each after the heads that it reads; `slots` have the slice of the stream
+    of each stored sequence; `domain(sequence)` are its values; and `senders(sequence)`
+    the heads whose output it is made of, through no other head.
     """
 
     def __init__(self, program: Program):
@@ -219,11 +212,9 @@ class Layout:
                 yield 4 * code, -3.0, -writes[value]
 
     def _steps(self, part, writes):
-        """Yields two units for each change of a function of a number.
-
-        They make a step from 0 to 1, halfway between the two numbers; none is taken at
-        the first position.
-        """
+        """Yields two units for each change of a function of a number."""
+        # They make a step from 0 to 1, halfway between the two numbers; none is taken
+        # at the first position.
         (source,) = part.inputs
         domain = [float(x) for x in self.domain(source)]
         results = [part.function(x) for x in self.domain(source)]

@@ -64,11 +64,9 @@ def _offered(
     is_causal: bool = False,
     sample: Callable[..., np.ndarray] = _uniform,
 ) -> Callable[[Callable[[int], Sequence]], Callable[..., Program]]:
-    """Enters the function below in `PROGRAMS`, as one that returns its program.
-
-    Without a vocabulary the tokens are 0 to n - 1, which name positions. `sample(
-    generator, count, n, size of the vocabulary)` returns inputs.
-    """
+    """Enters the function below in `PROGRAMS`, as one that returns its program."""
+    # Without a vocabulary the tokens are 0 to n - 1, which name positions. `sample(
+    # generator, count, n, size of the vocabulary)` returns inputs.
 
     def offer(make):
         def program(length: int = 8) -> Program:

@@ -6,12 +6,9 @@ import numpy as np
 def auroc(values: np.ndarray, is_real: np.ndarray) -> float:
     """Returns the probability that a real head or edge is ranked above another.
 
-    1 where all real ones are above all others, 0.5 for chance; ties count half.
-
-    Args:
-      values: Of heads or edges, any shape, the larger the more important; NaN where
-        there is none.
-      is_real: Booleans of the same shape, not all equal.
+    1 where all real ones are above all others, 0.5 for chance; ties count half. Values
+    are the larger the more important, NaN where there is no head; `is_real` are
+    booleans of the same shape, not all equal.
 
     Source: Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747.
     """

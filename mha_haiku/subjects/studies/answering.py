@@ -14,20 +14,13 @@ from mha_haiku.subjects.studies.workbench import Bench
 
 
 class Score(NamedTuple):
-    """How good a run's answers to held-out examples are.
-
-    Attributes:
-      job: What was answered.
-      texts: N answers.
-      right: N texts, of right answers.
-      is_right: `[N]` booleans.
-      values: The value of each score, and the ends of its 95 percent interval.
-    """
+    """How good a run's answers to held-out examples are."""
 
     job: generation.Job
-    texts: list[generation.Text]
-    right: list[str]
-    is_right: np.ndarray
+    texts: list[generation.Text]  # N answers
+    right: list[str]  # N right answers
+    is_right: np.ndarray  # `[N]` booleans
+    # The value of each score, and the ends of its 95 percent interval.
     values: dict[str, tuple[float, float, float]]
 
     def text(self, shown: int = 5) -> str:
@@ -54,13 +47,7 @@ def score(
     tokens: int | None = None,
     seed: int = 0,
 ) -> Score:
-    """Answers held-out sources, and scores the answers as the task does.
-
-    Arguments are as of `generation.of_held_out`.
-
-    Raises:
-      ConfigError: If the run answers no sources, or a number is out of range.
-    """
+    """Scores answers to held-out sources; arguments as in `generation.of_held_out`."""
     generation.check_given(bench, "source")
     with checks.user_mistakes():
         checks.integer_in("examples", examples, 1, 2**20)
@@ -89,12 +76,10 @@ def score(
 
 
 def _interval(value: float, alone: np.ndarray) -> tuple[float, float]:
-    """Returns the ends of the 95 % interval of a score, from scores of single answers.
-
-    Source: of a share Wilson 1927, doi:10.1080/01621459.1927.10502953.
-    """
+    """Returns the 95 % interval of a score, from scores of single answers."""
     count, z = len(alone), 1.96
-    if np.isin(alone, (0, 1)).all():  # a share of the examples
+    # A share of the examples: Wilson 1927, doi:10.1080/01621459.1927.10502953.
+    if np.isin(alone, (0, 1)).all():
         middle = (value + z**2 / (2 * count)) / (1 + z**2 / count)
         spread = value * (1 - value) / count + z**2 / (4 * count**2)
         half = z * np.sqrt(spread) / (1 + z**2 / count)

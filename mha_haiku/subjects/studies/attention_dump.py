@@ -27,15 +27,6 @@ from mha_haiku.showing import (
     map_set,
     page,
 )
-from mha_haiku.showing.map_set import (
-    Answers,
-    Axes,
-    Axis,
-    Example,
-    Images,
-    Layer,
-    MapSet,
-)
 from mha_haiku.subjects.studies import (
     dossiers,
     head_statistics,
@@ -57,19 +48,12 @@ _PICTURE = re.compile(
 
 
 class Own(NamedTuple):
-    """Inputs to run on instead of held-out examples: one of the first three.
-
-    Attributes:
-      text: A text, as the task encodes it.
-      tokens: Token ids.
-      batch: N examples, on the host.
-      names: Names of the N examples.
-    """
+    """Inputs to run on instead of held-out examples: one of the first three."""
 
     text: str | None = None
     tokens: Sequence[int] | None = None
-    batch: tasks.Example | None = None
-    names: Sequence[str] = ()
+    batch: tasks.Example | None = None  # N examples, on the host
+    names: Sequence[str] = ()  # of the N examples
 
 
 def dump(
@@ -108,7 +92,7 @@ def measured(
     means: bool = True,
     channels: bool = False,
     devices: Sequence[jax.Device] | None = None,
-) -> MapSet:
+) -> map_set.MapSet:
     """Collects the maps of a run, and what its heads do on the same examples.
 
     Up to `config.attention.full_length` positions the maps are whole; longer ones are
@@ -118,8 +102,8 @@ def measured(
     Args:
       bench: The run.
       layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
-      heads: Which heads of every layer; None means all.
-      examples: How many held-out examples; None means `config.attention.examples`.
+      heads: Which heads of every layer; None: all.
+      examples: How many held-out examples; None: `config.attention.examples`.
       indices: Indices of held-out examples, in place of the first.
       own: Inputs to run on instead.
       weights: Whether maps are whole at any length.
@@ -131,9 +115,6 @@ def measured(
       The set, with statistics and, where maps are whole, with roles and for each of
       `Task.alignments` the share of `heads.alignment` (over the examples of the mean if
       there is one; NaN but for cross-attention).
-
-    Raises:
-      ConfigError: If there is no such layer, head, example or token.
     """
     run = bench.run
     length, target_length = run.task.sequence_length, run.task.target_length or 0
@@ -179,7 +160,7 @@ def measured(
     )
     example, answers, seen = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     shown = [
-        Layer.of_model(layer_heads[i].kind, layer_heads[i].layer, i, names)
+        map_set.Layer.of_model(layer_heads[i].kind, layer_heads[i].layer, i, names)
         for i, names in zip(layers, chosen, strict=True)
     ]
     alignments = alignment.of_batch(run.task.alignments, example)
@@ -228,16 +209,13 @@ def write_report(
 ) -> list[Path]:
     """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
 
-    Pictures of layers that `maps.npz` no longer has are removed, so that the folder
-    never mixes two runs. Without matplotlib a warning is logged and only the page is
-    written. `compare` is the folder of another run; see `dossiers`.
-
-    Returns:
-      The written files: `layer_00.png`, `layer_01.png`, ... (`encoder_00.png`,
-      `cross_00.png`, ... where layers are of several kinds), then `index.html`.
+    Pictures (`layer_00.png`, or `cross_00.png`) of layers that `maps.npz` no longer has
+    are removed, so that the folder never mixes two runs. Without matplotlib only the
+    page is written. `compare` is the folder of another run; see `dossiers`. Returns the
+    written paths, the page last.
     """
     folder = checks.as_path(folder)
-    maps = MapSet.load(folder / "maps.npz")
+    maps = map_set.MapSet.load(folder / "maps.npz")
     shown = dossiers.of_maps(folder, compare=compare)
     _, html = fitting.fitted(shown, _PAGE_BYTES, page.render)
     written = []
@@ -355,7 +333,7 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
 
 def _examples(
     task, names, example, answers, aligned, *, num_bins, is_own
-) -> list[Example]:
+) -> list[map_set.Example]:
     """Returns the examples of a batch on the host, without their maps."""
     # A user's text has predictions everywhere and targets nowhere.
     classes = np.asarray(example.targets).reshape(len(names), -1)
@@ -397,23 +375,23 @@ def _examples(
         padded = zip(sides, sizes, lengths, strict=True)
         said = [f"its last {x - y} {side}positions" for side, x, y in padded if x > y]
         examples.append(
-            Example(
+            map_set.Example(
                 name,
                 queries,
                 keys,
                 (),
                 note=f"{' and '.join(said)} are padding" if said else "",
-                answers=Answers(
+                answers=map_set.Answers(
                     tuple(targets), tuple(map(likeliest_at, places)), whole
                 ),
-                images=None if images is None else Images(images[: lengths[0]]),
+                images=None if images is None else map_set.Images(images[: lengths[0]]),
                 kinds=kinds,
             )
         )
     return examples
 
 
-def _mean(name, example, maps) -> Example:
+def _mean(name, example, maps) -> map_set.Example:
     """Returns the mean of whole maps, whose tokens are not known."""
     tokens, *decoder = (
         [""] * each.shape[1]
@@ -423,12 +401,12 @@ def _mean(name, example, maps) -> Example:
     read = decoder[0] if decoder else None
     lengths = [len(each) for each in (tokens, *decoder)]
     queries, keys, kinds = _axes(None, lengths, tokens, read, read)
-    return Example(name, queries, keys, tuple(maps), is_mean=True, kinds=kinds)
+    return map_set.Example(name, queries, keys, tuple(maps), is_mean=True, kinds=kinds)
 
 
 def _axes(
     num_bins, lengths, tokens, read=None, predicted=None, aligned=None
-) -> tuple[Axis, Axis, dict[str, Axes]]:
+) -> tuple[map_set.Axis, map_set.Axis, dict[str, map_set.Axes]]:
     """Returns the queries, the keys, and what layers of a kind have in their place."""
     # Valid positions have `lengths`; `tokens` are the input tokens. A decoder has
     # `read` tokens and should predict others. Answers are the decoder's, whose axes are
@@ -438,7 +416,7 @@ def _axes(
         edges = attention.bin_edges(len(texts), min(len(texts), num_bins or len(texts)))
         bins = int(np.searchsorted(edges[:-1], length))
         edges = np.minimum(edges[: bins + 1], length)
-        return Axis(tuple(texts[:length]), edges, label, tuple(notes[:length]))
+        return map_set.Axis(tuple(texts[:length]), edges, label, tuple(notes[:length]))
 
     def said(verb, texts):
         return [f"{verb} “{labels.visible(x)}”" if x else "" for x in texts]
@@ -453,7 +431,7 @@ def _axes(
     if aligned is not None:
         aligned = aligned[:target_length, :length]
     kinds = {
-        "encoder": Axes(source, source, has_answers=False),
-        "cross": Axes(predicting, source, aligned),
+        "encoder": map_set.Axes(source, source, has_answers=False),
+        "cross": map_set.Axes(predicting, source, aligned),
     }
     return reading, reading, kinds

@@ -1,9 +1,6 @@
 """Which edges of a run carry its answers, and how faithful they are alone."""
 
 import functools
-import os
-from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -12,7 +9,6 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.lab import heads
 from mha_haiku.showing import graphs, tables
-from mha_haiku.subjects.studies import workbench
 from mha_haiku.subjects.studies.workbench import Bench
 
 
@@ -21,6 +17,7 @@ class StudiedCircuit(NamedTuple):
 
     title: str
     circuit: heads.Circuit
+    file_name = "circuit"
 
     def table(self) -> tables.Table:
         """Returns a row per edge, the strongest first."""
@@ -56,16 +53,10 @@ def measure(
     edges: int = 50,
     measure: str = "integrated_edge_attribution",
 ) -> StudiedCircuit:
-    """Finds the circuit of a run on held-out examples.
+    """Finds the circuit of a run on held-out examples; see `heads.circuit`.
 
-    The corrupted example of a pair is the next one of the batch.
-
-    Args:
-      bench: The run.
-      examples: N.
-      metric: "loss", or "drift"; None: the first that the task has.
-      edges: The most edges of the circuit.
-      measure: A name of `heads.EDGE_MEASURES`.
+    The corrupted example of a pair is the next one of the batch. The metric is "loss"
+    or "drift"; None: the first that the task has.
     """
     with checks.user_mistakes():
         bench = bench.looped()
@@ -77,13 +68,3 @@ def measure(
 
 def _next(values):
     return np.roll(values, -1, axis=0)
-
-
-def write(
-    result: StudiedCircuit,
-    folder: str | os.PathLike,
-    formats: Sequence[str] = ("png",),
-) -> list[Path]:
-    """Writes circuit.csv and a picture of the graph."""
-    table, picture = result.table(), result.picture
-    return workbench.write(folder, "circuit", table, picture, formats)

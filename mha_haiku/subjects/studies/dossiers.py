@@ -1,8 +1,7 @@
 """Joins what lies in a run's folder to the dossier of a page: maps, numbers, roles.
 
-Beside the maps these are statistics, importance where it was measured, snapshots of the
-training, and another run to compare with. Nothing is run, but to match heads with the
-heads of another run.
+These are statistics, importance where it was measured, snapshots of the training, and
+another run to compare with. Nothing is run, but to match heads with another run's.
 
 N examples, L layers, H heads, T positions.
 """
@@ -44,10 +43,9 @@ def of_folder(
 def of_maps(
     folder: str | os.PathLike, *, compare: str | os.PathLike | None = None
 ) -> dossier.Dossier:
-    """Returns a dossier of the `maps.npz` of a folder.
+    """Returns a dossier of the `maps.npz` of a folder, in a run or anywhere.
 
-    That may be a run's attention, one inside of it, or any. Heads of another run to
-    `compare` are matched with the heads of the run in which the maps are.
+    Heads of another run to `compare` are matched with the heads of the maps' run.
     """
     folder = checks.as_path(folder)
     own = MapSet.load(folder / "maps.npz")
@@ -135,12 +133,9 @@ def _run_of(folder: Path) -> Path | None:
     return next(near, None)
 
 
-def _same_inputs(first: Path, second: Path) -> bool:
-    configs = [folders.read_config(folders.Folder(root)) for root in (first, second)]
-    if None in configs:
-        return False
-    one, other = configs
-    return one.task == other.task and one.data == other.data
+def _same_inputs(*roots: Path) -> bool:
+    one, other = (folders.read_config(folders.Folder(root)) for root in roots)
+    return bool(one and other) and (one.task, one.data) == (other.task, other.data)
 
 
 def _matches(first: Path, second: Path, maps: MapSet, other: MapSet) -> np.ndarray:

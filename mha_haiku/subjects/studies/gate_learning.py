@@ -1,4 +1,4 @@
-"""Gates learned on a trained run, with a penalty per open head, so that heads close.
+"""Gates learned on a trained run, with a penalty per open head.
 
 The gates are parameters next to the model's; the training step is the usual one.
 L layers, H heads of a layer.
@@ -30,17 +30,12 @@ _FIRST_LOGIT = 2.0  # of the gates, which are open with probability 0.97
 
 
 class Learned(NamedTuple):
-    """The result of learning gates.
+    """The result of learning gates."""
 
-    Attributes:
-      params: The model's parameters, trained with the gates.
-      log_alpha: L arrays `[H]`, the logits of the gates.
-      loss: `[steps]`, the mean loss of each step's batch (without targets the drift),
-        without the penalty.
-    """
-
-    params: Any
-    log_alpha: list[np.ndarray]
+    params: Any  # the model's parameters, trained with the gates
+    log_alpha: list[np.ndarray]  # L arrays `[H]`, the logits of the gates
+    # `[steps]`, the mean loss of each step's batch (without targets the drift), without
+    # the penalty.
     loss: np.ndarray
 
     @property
@@ -48,24 +43,13 @@ class Learned(NamedTuple):
         """L arrays `[H]` in [0, 1]: the gates without noise, 0 for ablated heads."""
         return [np.asarray(hard_concrete.settled(x)) for x in self.log_alpha]
 
-    @property
-    def keep(self) -> list[np.ndarray]:
-        """L arrays `[H]` of booleans: the heads whose gates are open."""
-        return [gate > 0 for gate in self.gates]
-
 
 class Line(NamedTuple):
-    """A model at the end of its training.
-
-    Attributes:
-      name: What it is called in the table.
-      layers: Heads of each layer.
-      metrics: Metrics on held-out examples; see `pruned_runs.held_out`.
-    """
+    """A model at the end of its training."""
 
     name: str
     layers: Sequence[models.LayerHeads]
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # see `pruned_runs.held_out`
 
     @property
     def kept(self) -> int:
@@ -82,18 +66,12 @@ def learn_gates(
 ) -> Learned:
     """Continues training with hard-concrete gates on heads and a penalty on open ones.
 
-    The loss of a step is the model's plus `penalty` times the expected number of open
-    heads: a larger penalty leaves fewer of them. The batches are those that would
-    follow in the run, without dropout; the parameters learn by Adam at a tenth of the
-    run's learning rate, as the run has converged. Without targets the loss is the drift
-    from the whole model.
-
-    Args:
-      bench: The run, with unstacked layers; a converged one, as in the source.
-      penalty: Nats per open head.
-      steps: The number of training steps.
-      gate_learning_rate: Adam's, for the logits of the gates; larger than for the
-        parameters, as the logits change by several units.
+    The loss of a step is the model's plus `penalty`, in nats, times the expected number
+    of open heads. The batches are those that would follow in the run, without dropout;
+    the parameters learn by Adam at a tenth of the run's learning rate, as the run has
+    converged, and the logits of gates, which change by several units, at
+    `gate_learning_rate`. Without targets the loss is the drift from the whole model.
+    Layers of the run must be unstacked.
 
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
     """
@@ -180,17 +158,13 @@ def learn(
     tuning_steps: int,
     from_scratch: bool = True,
 ) -> list[Line]:
-    """Learns gates, prunes the heads that they close, and trains the rest further.
+    """Learns gates, prunes the heads that they ablate, and trains the rest further.
 
     The pruned model takes `tuning_steps` as the run `out/pruned`. A model of the same
     architecture, trained from scratch for as many steps as the run, the gates and the
     tuning took together, becomes the run `out/scratch`. Without targets neither is
     trained; of a model that had learnt elsewhere, or started from another run, only the
-    first.
-
-    Returns:
-      The run, the pruned model before and after tuning, and the one from scratch; the
-      first two without targets.
+    first. The lines are in this order, after the run itself.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
@@ -205,8 +179,8 @@ def learn(
             raise ConfigError(f"{Path(out) / name} is there; give a folder without it.")
 
     learned = learn_gates(bench, penalty=penalty, steps=steps)
-    if not any(row.any() for row in learned.keep):
-        raise ConfigError(f"penalty {penalty:g} closes every head; give a smaller one.")
+    if not any(gates.any() for gates in learned.gates):
+        raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")
     pruned = prune(run, learned.params, learned.gates)
     whole, kept = (models.heads_of_layers(x.config.model) for x in (run, pruned))
     before = _held_out(bench, pruned, run)
@@ -241,7 +215,7 @@ def _held_out(bench, run, whole=None) -> dict[str, float]:
 
 
 def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders.Run:
-    """Prunes heads whose gates are closed; the open ones scale their outputs."""
+    """Prunes heads whose gates are 0; other gates scale the outputs of their heads."""
     scaled = run._replace(params=heads.scaled(params, run.config.model, gates))
     layers = models.heads_of_layers(run.config.model)
     keep = [

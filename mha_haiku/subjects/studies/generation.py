@@ -37,24 +37,15 @@ Strategy = decoding.Greedy | decoding.Sampled | decoding.Beam
 
 
 class Text(NamedTuple):
-    """One text that a run wrote.
+    """One text that a run wrote."""
 
-    Attributes:
-      given: The prompt, or the source.
-      text: What was written.
-      given_tokens: `[t]` int32, of the prompt or the source.
-      tokens: `[n]` int32, of what was written, without the end token.
-      is_ended: Whether the end token came; else there was no more room.
-      log_probability: Log-probability of the tokens and the end token, in nats; NaN
-        where it is not known: of streamed texts, and of those cut behind a shorter
-        prompt than others'.
-    """
-
-    given: str
-    text: str
-    given_tokens: np.ndarray
-    tokens: np.ndarray
-    is_ended: bool
+    given: str  # the prompt, or the source
+    text: str  # what was written
+    given_tokens: np.ndarray  # `[t]` int32
+    tokens: np.ndarray  # `[n]` int32, of what was written, without the end token
+    is_ended: bool  # whether the end token came; else there was no more room
+    # Of the tokens and the end token, in nats; NaN where it is not known: of streamed
+    # texts, and where a text was cut behind a shorter prompt than others have.
     log_probability: float
 
     def record(self) -> dict[str, Any]:
@@ -107,16 +98,12 @@ def strategy(
     """Makes the strategy by which tokens are chosen.
 
     Args:
-      kind: "prompt" or "source", which tells the default temperature: `TEMPERATURE`, or
-        0.
+      kind: "prompt" or "source", with a default temperature of `TEMPERATURE` or 0.
       temperature: 0 takes the likeliest token (greedy).
       top_k: The number of likeliest tokens that are drawn from.
       top_p: The probability of the likeliest tokens that are drawn from.
       beam: Width of a beam search, which draws nothing.
       length_penalty: The power of the length that scores of a beam are divided by.
-
-    Raises:
-      ConfigError: If one is out of its range, or two exclude each other.
     """
     with checks.user_mistakes():
         cuts = {"top_k": top_k, "top_p": top_p}
@@ -138,21 +125,12 @@ def strategy(
 
 
 class Job(NamedTuple):
-    """Texts to write, checked and encoded.
+    """Texts to write, checked and encoded."""
 
-    Attributes:
-      bench: The run, with a model for texts of this length.
-      given: B prompts or sources.
-      given_tokens: B arrays `[t]` int32.
-      tokens: The most tokens of what is written, n.
-      strategy: How they are chosen.
-      seed: Seed of the sampling.
-    """
-
-    bench: Bench
-    given: tuple[str, ...]
-    given_tokens: tuple[np.ndarray, ...]
-    tokens: int
+    bench: Bench  # with a model for texts of this length
+    given: tuple[str, ...]  # B prompts or sources
+    given_tokens: tuple[np.ndarray, ...]  # B arrays `[t]` int32
+    tokens: int  # n, the most tokens of what is written
     strategy: Strategy
     seed: int
 
@@ -176,10 +154,10 @@ def job(
     tokens: int | None = None,
     seed: int = 0,
 ) -> Job:
-    """Returns the texts to write, checked: from prompts or sources, as `kind` says.
+    """Checks and encodes texts to write: from prompts or sources, as `kind` says.
 
-    Other arguments are as of `Job`; without `tokens` there are `TOKENS`, or as many as
-    the model has positions; for sources as many as the task's targets have.
+    Without `tokens` there are `TOKENS`, or as many as the model has positions; for
+    sources as many as the task's targets have.
     """
     check_given(bench, kind)
     task = bench.run.task
@@ -212,8 +190,7 @@ def job(
 class Stream:
     """Writes the text of a job of one prompt while it is iterated over.
 
-    It yields the parts of the text as they come, "" where a token has only begun a
-    character; a beam search yields its text when it is done.
+    It yields the parts of the text as they come; a beam search yields all at the end.
     """
 
     def __init__(self, job: Job):
@@ -252,10 +229,7 @@ class Stream:
 
 
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
-    """Yields the texts in turn; some are written together, and then ready at once.
-
-    With a name there is a progress bar.
-    """
+    """Yields the texts in turn; with a name there is a progress bar."""
     run, is_prompt = job.bench.run, job.kind == "prompt"
     task = run.task
     size = min(len(job.given), BATCH)
@@ -314,8 +288,7 @@ def of_held_out(
     """Returns the job to write from held-out examples, and the examples.
 
     A source is answered with at most `tokens` tokens; the first half of a text is
-    continued, and both are of at most `most` tokens. The run's parameters are not
-    needed yet.
+    continued, and both are of at most `most` tokens.
     """
     run, task = bench.run, bench.run.task
     examples = jax.device_get(bench.held_out(indices))
@@ -335,10 +308,7 @@ def of_held_out(
 def write_attention(
     job: Job, texts: Sequence[Text], formats: Sequence[str] = ("png",)
 ) -> Path:
-    """Writes the maps of up to 64 texts into attention/generated in the run's folder.
-
-    Returns the path of the page.
-    """
+    """Writes the maps of up to 64 texts into attention/generated; returns the page."""
     folder, texts = job.bench.folder.attention / "generated", texts[:_MOST_SHOWN]
     names = [f"text {i}" for i in range(len(texts))]
     own = attention_dump.Own(batch=_example(job, texts), names=names)

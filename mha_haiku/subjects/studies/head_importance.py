@@ -29,23 +29,16 @@ _PASSED = {"zero": "zeros", "mean": "their mean", "resample": "another example's
 
 
 class HeadImportance(NamedTuple):
-    """How much a run needs each of its heads.
+    """How much a run needs each of its heads."""
 
-    Attributes:
-      title: Which run and step, and what is measured.
-      layers: The L layers with their heads.
-      measures: The importance by each measure, by its name in `heads.MEASURES`.
-      numbers: Means `[L, H]`, standard errors and ranks of these, with unit and label.
-      agreement: `[M, M]`, Spearman's rank correlation of the measures.
-      step: The step of the run.
-    """
-
-    title: str
+    title: str  # which run and step, and what is measured
     layers: tuple[Layer, ...]
-    measures: dict[str, heads.Importance]
+    measures: dict[str, heads.Importance]  # by the names of `heads.MEASURES`
+    # Means `[L, H]`, standard errors and ranks of these, with unit and label.
     numbers: dict[str, PerHead]
-    agreement: np.ndarray
+    agreement: np.ndarray  # `[M, M]`, Spearman's rank correlation of the measures
     step: int
+    file_name = "head_importance"
 
     def table(self) -> tables.Table:
         """Returns a row per head."""
@@ -85,7 +78,7 @@ def measure(
     ablation_value: str = "zero",
     measures: Sequence[str] | None = None,
 ) -> HeadImportance:
-    """Runs a trained model on held-out examples and measures its heads.
+    """Measures how much each head of a run matters on held-out examples.
 
     Args:
       bench: The run.
@@ -94,8 +87,7 @@ def measure(
         the "exact_match", or the "drift"; None: the first that the task has. The
         measures by gradients are of the loss, or of the drift if that is asked for;
         `gradient` is left out then, as the drift has no slope at the whole model.
-      ablation_value: What an ablated head passes on: a name of
-        `workbench.ABLATION_VALUES`.
+      ablation_value: A name of `workbench.ABLATION_VALUES`.
       measures: Names of `heads.MEASURES`; None means all.
     """
     wanted = list(heads.MEASURES) if measures is None else list(measures)
@@ -153,7 +145,5 @@ def write(
 ) -> list[Path]:
     """Writes head_importance.csv, a picture, and a `MapSet` of the numbers as .npz."""
     maps = MapSet(result.title, result.layers, (), result.step, result.numbers)
-    maps.save(Path(folder) / "head_importance.npz")
-    return workbench.write(
-        folder, "head_importance", result.table(), result.picture, formats
-    )
+    maps.save(Path(folder) / f"{result.file_name}.npz")
+    return workbench.write(result, folder, formats)

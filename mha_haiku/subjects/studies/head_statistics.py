@@ -4,9 +4,7 @@ Dimensions: N examples, L layers, H heads, T positions.
 """
 
 import functools
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -18,7 +16,6 @@ from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.showing import collecting, per_head, tables
 from mha_haiku.showing.map_set import Layer, PerHead
-from mha_haiku.subjects.studies import workbench
 from mha_haiku.subjects.studies.workbench import Bench
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
@@ -26,21 +23,16 @@ _WIDTH_OF_ROLES = max(map(len, heads.ROLES))
 
 
 class HeadStatistics(NamedTuple):
-    """What the heads of a run do.
+    """What the heads of a run do."""
 
-    Attributes:
-      title: The run, its step, and what means are over.
-      layers: The L layers, each with the heads of the unpruned layer.
-      numbers: Arrays by the names of `attention.STATISTICS`, `[L, H]` each, NaN where a
-        head was pruned. Statistics that need tokens are left out where inputs are
-        features, and NaN for cross-attention, whose queries and keys are of two texts.
-      roles: What each head does, `[L, H]` like the numbers; None: not known.
-    """
-
-    title: str
-    layers: tuple[Layer, ...]
+    title: str  # the run, its step, and what means are over
+    layers: tuple[Layer, ...]  # each with the heads of the unpruned layer
+    # By the names of `attention.STATISTICS`, `[L, H]`, NaN where a head was pruned.
+    # Statistics that need tokens are left out where inputs are features, and NaN for
+    # cross-attention, whose queries and keys are of two texts.
     numbers: dict[str, PerHead]
     roles: heads.Roles | None = None
+    file_name = "head_statistics"
 
     def __repr__(self) -> str:
         return f"HeadStatistics({self.title})"
@@ -82,7 +74,7 @@ class HeadStatistics(NamedTuple):
 def measure(
     bench: Bench, *, examples: int = 64, layers: Sequence[int | str] | None = None
 ) -> HeadStatistics:
-    """Runs a trained model on held-out examples and returns what its heads do.
+    """Measures what the heads of a run do on held-out examples.
 
     No map is stored, so inputs may have any length. Padding is left out, and all
     examples have the same weight. Where the task says where the rows of cross-attention
@@ -157,14 +149,3 @@ def chosen_layers(
         is_text = isinstance(each, str)
         result += own or [models.find_part(config, each) if is_text else each]
     return chosen("layers", result, len(layers))
-
-
-def write(
-    result: HeadStatistics,
-    folder: str | os.PathLike,
-    formats: Sequence[str] = ("png",),
-) -> list[Path]:
-    """Writes head_statistics.csv, a line per head; see `workbench.write`."""
-    return workbench.write(
-        folder, "head_statistics", result.table(), result.picture, formats
-    )

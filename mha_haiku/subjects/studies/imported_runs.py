@@ -29,13 +29,7 @@ _IN_PYTHON = "mh.interop.load reads it in Python."
 
 
 class ImportedRun(NamedTuple):
-    """A run that `write` wrote.
-
-    Attributes:
-      folder: Folder of the run.
-      config: Config of the run.
-      num_parameters: The number of the model's parameters.
-    """
+    """A run that `write` wrote."""
 
     folder: Path
     config: configuration.RunConfig
@@ -61,15 +55,14 @@ def write(
     sequence_length: int | None = None,
     path: str = "",
 ) -> ImportedRun:
-    """Makes a run of a pretrained model.
+    """Makes a run of a pretrained model, in a folder that must not hold one.
 
     Args:
       source: The model; see `interop.load`.
-      workdir: The folder of the run, which must not hold one.
+      workdir: Folder of the run.
       sequence_length: T of the task's examples; None: 128 (of sentences 64), or fewer
-        if the model has fewer positions. Own text may be as long as the model allows.
-      path: The text that examples are from, as `config.data.path`; "": Python's own
-        documentation.
+        if the model has fewer positions.
+      path: The text that examples are from, see `config.data.path`.
     """
     folders.check_free(workdir)  # before the work
     run = in_memory(
@@ -90,7 +83,7 @@ def in_memory(
     sequence_length: int | None = None,
     path: str = "",
 ) -> folders.Run:
-    """Loads a pretrained model as a run at step 0; other arguments as of `write`."""
+    """Loads a pretrained model as a run at step 0; other arguments as in `write`."""
     name = _task_name(imported, source)
     config = _config(imported, name, sequence_length, path)
     configuration.check_fields(config)

@@ -30,26 +30,16 @@ Keep = list[list[int]]
 
 
 class Point(NamedTuple):
-    """A pruned model.
+    """A pruned model."""
 
-    Attributes:
-      layers: The heads that are left.
-      units: How many hidden units are left, of all layers.
-      metrics: What `held_out` returns.
-      parameters: The number of the model's parameters.
-      examples_per_second: Speed of the forward pass, measured: the median of runs that
-        alternate with runs of the whole model.
-      speed_up: Measured seconds of the whole model over this one's.
-      ideal_speed_up: Operations of the whole model over this one's.
-    """
-
-    layers: Sequence[models.LayerHeads]
-    units: int
-    metrics: dict[str, float]
+    layers: Sequence[models.LayerHeads]  # with the heads that are left
+    units: int  # how many hidden units are left, of all layers
+    metrics: dict[str, float]  # see `held_out`
     parameters: int
+    # Of the forward pass: the median of runs that alternate with the whole model's.
     examples_per_second: float
-    speed_up: float
-    ideal_speed_up: float
+    speed_up: float  # measured seconds of the whole model over this one's
+    ideal_speed_up: float  # operations of the whole model over this one's
 
     @property
     def keep(self) -> Keep:
@@ -78,7 +68,7 @@ def order_of(
 
     The order is one of `ORDERS`, on some held-out examples. Layers of the run must be
     unstacked. The greedy order need not go past the `worst` mean metric: heads that
-    would are last, in no particular order. None: it goes to the end.
+    would are last, in no particular order.
     """
     with checks.user_mistakes():
         checks.choice("order", by, ORDERS)
@@ -109,19 +99,18 @@ def _heads(run) -> list[tuple[int, int]]:
     return [(i, place) for i, x in layers for place in range(len(x.names))]
 
 
-def closed_in_order(
+def ablated_in_order(
     bench: Bench, order: Sequence[tuple[int, int]], counts: Sequence[int]
 ) -> list[float]:
-    """Returns the `decisive` metric with the last heads of an order, by their number.
+    """Measures the `decisive` metric with the last heads of an order, by their number.
 
-    It is from one compiled program. Layers of the run must be unstacked; `order` is as
-    of `order_of`.
+    Layers of the run must be unstacked; the order is from `order_of`.
     """
     layers = models.heads_of_layers(bench.run.config.model)
     shape = len(layers), max(len(layer.names) for layer in layers)
     metric = decisive(bench.run.task)
     examples = bench.run.config.training.evaluation_examples
-    of = bench.measured(examples, metric=metric, name="heads closed")
+    of = bench.measured(examples, metric=metric, name="heads ablated")
     (found,) = ablated(of, [order], [len(order) - count for count in counts], shape)
     return (found if metric == "drift" else 1 - found).tolist()
 
@@ -141,7 +130,7 @@ def ablated(
         for pattern, count in zip(patterns, counts, strict=True):
             for head in order[:count]:
                 pattern[tuple(head)] = 0
-    found = heads.closed(of, gates.reshape(-1, *shape)).mean(0)
+    found = heads.gated_metric(of, gates.reshape(-1, *shape)).mean(0)
     return found.reshape(gates.shape[:2])
 
 
@@ -170,8 +159,7 @@ def prune(run: folders.Run, keep: Keep) -> folders.Run:
 def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
     """Keeps a share of the hidden units of each layer.
 
-    The units that stay, at least one, have the largest mean absolute gradient of the
-    loss with respect to their gates; see `heads.unit_gradient` and `heads.prune_units`.
+    The units that stay, at least one, have the largest `heads.unit_gradient`.
     Layers of the run must be unstacked.
     """
     run = bench.run
@@ -266,10 +254,7 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
 
 
 def vectors_of(run: folders.Run) -> np.ndarray | None:
-    """Returns the mean-pooled outputs of held-out examples, `[N, D]`.
-
-    Of a task with targets there are none.
-    """
+    """Returns mean-pooled outputs of held-out examples, `[N, D]`; None with targets."""
     if "loss" in run.task.metrics:
         return None
     training = run.config.training

@@ -7,7 +7,6 @@ import csv
 import functools
 import itertools
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import curves
 from mha_haiku.showing.tables import Column, Table
-from mha_haiku.subjects.studies import pruned_runs, workbench
+from mha_haiku.subjects.studies import pruned_runs
 from mha_haiku.subjects.studies.workbench import ABLATION_VALUES, Bench
 from mha_haiku.training.runs import folders, loop
 
@@ -26,53 +25,89 @@ _METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is d
 
 
 class Request(NamedTuple):
-    """What to prune; a sweep, or one of the next two, or a sweep that ends there.
+    """What to prune: a sweep, one of the next two, or a sweep that ends there."""
 
-    Attributes:
-      sweep: Models of every size, up to twelve of them.
-      keep: The share of the heads to keep, in [0, 1].
-      metric_drop: How far the held-out accuracy or exact match may fall, or the drift
-        rise, in [0, 1]; see `pruned_runs.decisive`.
-      keep_units: The share of each layer's hidden units to keep, in (0, 1].
-      order: A name of `pruned_runs.ORDERS`: which heads go first.
-      ablation_value: What replaces ablated heads while the order is determined.
-      examples: How many held-out examples determine the order of heads and units.
-      baseline: Another of these orders, whose curve a sweep draws for comparison.
-    """
-
-    sweep: bool = False
-    keep: float | None = None
+    sweep: bool = False  # models of every size, up to twelve of them
+    keep: float | None = None  # the share of the heads to keep, in [0, 1]
+    # How far the held-out accuracy or exact match may fall, or the drift rise, in
+    # [0, 1]; see `pruned_runs.decisive`.
     metric_drop: float | None = None
-    keep_units: float = 1.0
-    order: str = "ablation"
-    ablation_value: str = "zero"
-    examples: int = 256
-    baseline: str | None = None
+    keep_units: float = 1.0  # the share of each layer's hidden units, in (0, 1]
+    order: str = "ablation"  # a name of `pruned_runs.ORDERS`: which heads go first
+    ablation_value: str = "zero"  # while the order is determined
+    examples: int = 256  # held-out, which determine the order of heads and units
+    baseline: str | None = None  # another order, whose curve a sweep draws too
 
 
 class Pruned(NamedTuple):
-    """The result of pruning.
+    """The result of pruning."""
 
-    Attributes:
-      title: The run and the order.
-      run: The smallest pruned run.
-      points: The whole model, and pruned ones of falling size; the first of these has
-        all heads where hidden units went.
-      baseline: What another order of heads gives at each point, in the metric that is
-        drawn; empty where none was asked for.
-      baseline_name: The name of that order.
-    """
-
-    title: str
-    run: folders.Run
+    title: str  # the run and the order
+    run: folders.Run  # the smallest pruned run
+    # The whole model, and pruned ones of falling size; the first of these has all heads
+    # where hidden units went.
     points: list[pruned_runs.Point]
+    # What another order of heads gives at each point, in the metric that is drawn; ()
+    # where none was asked for.
     baseline: tuple[float, ...] = ()
-    baseline_name: str = ""
+    baseline_name: str = ""  # the name of that order
+    file_name = "pruning"
+
+    def table(self) -> Table:
+        """Returns a row per model."""
+        own = pruned_runs.columns(self.points[0].metrics)
+        if self.baseline:
+            own.append(Column(self.baseline_name, "", "{:.4f}"))
+        columns = [
+            Column("heads", csv=("kept",)),
+            *map(Column, pruned_runs.kinds(self.points[0].layers)),
+            Column("units"),
+            *own,
+            Column("parameters", shown="{:,}"),
+            Column("examples/s", shown="{:,.0f}", csv=("examples_per_second",)),
+            Column("faster", shown="{:.2f}x"),
+            Column("ideal", shown="{:.2f}x"),
+            Column("kept", csv=("keep",)),
+        ]
+        rows = [
+            {
+                **pruned_runs.cells(point.layers, point.metrics),
+                "units": point.units,
+                **({self.baseline_name: baseline} if self.baseline else {}),
+                "parameters": point.parameters,
+                "examples/s": point.examples_per_second,
+                "faster": point.speed_up,
+                "ideal": point.ideal_speed_up,
+            }
+            for point, baseline in itertools.zip_longest(self.points, self.baseline)
+        ]
+        return Table(columns, rows)
+
+    def text(self) -> str:
+        """Returns the table as text, with a legend of its columns."""
+        metric, own = next(x for x in _METRICS if x in self.points[0].metrics), ""
+        kinds = pruned_runs.kinds(self.points[0].layers)
+        between_kinds = f", and | between {', '.join(kinds)}" if kinds else ""
+        if metric == "drift":
+            own = (
+                "drift: 1 - cosine of a sentence's vectors, whole and pruned\n"
+                "neighbours: the share of sentences whose nearest other one stays\n"
+            )
+        if self.baseline:
+            spoken = metric.replace("_", " ")
+            own += f"{self.baseline_name}: the {spoken} with heads in that order\n"
+        return (
+            f"{self.title}\n\n{self.table().text()}\n\n{own}"
+            "faster: the forward pass, alternating with the whole model\n"
+            "ideal: by the number of operations\n"
+            "units: the hidden units of all layers\n"
+            f"kept: the heads of each layer, with ; between layers{between_kinds}"
+        )
 
     @property
     def picture(self) -> functools.partial:
         """Gives the curve of a sweep, as the bytes of a file."""
-        curve = _curve(table(self).csv())
+        curve = _curve(self.table().csv())
         return functools.partial(curves.pruning, curve, title=self.title)
 
 
@@ -112,7 +147,7 @@ def prune(bench: Bench, request: Request) -> Pruned:
     if request.baseline is None:
         return result
     other, kept = order_of(by=request.baseline), [point.kept for point in result.points]
-    baseline = pruned_runs.closed_in_order(bench.with_run(run), other, kept)
+    baseline = pruned_runs.ablated_in_order(bench.with_run(run), other, kept)
     return result._replace(baseline=tuple(baseline), baseline_name=request.baseline)
 
 
@@ -134,68 +169,8 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     return folder
 
 
-def table(result: Pruned) -> Table:
-    """Returns a row per model."""
-    own = pruned_runs.columns(result.points[0].metrics)
-    if result.baseline:
-        own.append(Column(result.baseline_name, "", "{:.4f}"))
-    columns = [
-        Column("heads", csv=("kept",)),
-        *map(Column, pruned_runs.kinds(result.points[0].layers)),
-        Column("units"),
-        *own,
-        Column("parameters", shown="{:,}"),
-        Column("examples/s", shown="{:,.0f}", csv=("examples_per_second",)),
-        Column("faster", shown="{:.2f}x"),
-        Column("ideal", shown="{:.2f}x"),
-        Column("kept", csv=("keep",)),
-    ]
-    rows = [
-        {
-            **pruned_runs.cells(point.layers, point.metrics),
-            "units": point.units,
-            **({result.baseline_name: baseline} if result.baseline else {}),
-            "parameters": point.parameters,
-            "examples/s": point.examples_per_second,
-            "faster": point.speed_up,
-            "ideal": point.ideal_speed_up,
-        }
-        for point, baseline in itertools.zip_longest(result.points, result.baseline)
-    ]
-    return Table(columns, rows)
-
-
-def text(result: Pruned) -> str:
-    """Returns the table as text, with a legend of its columns."""
-    metric, own = next(x for x in _METRICS if x in result.points[0].metrics), ""
-    kinds = pruned_runs.kinds(result.points[0].layers)
-    between_kinds = f", and | between {', '.join(kinds)}" if kinds else ""
-    if metric == "drift":
-        own = (
-            "drift: one minus the cosine of a sentence's vectors, whole and pruned\n"
-            "neighbours: the share of sentences whose nearest other one stays\n"
-        )
-    if result.baseline:
-        spoken = metric.replace("_", " ")
-        own += f"{result.baseline_name}: the {spoken} with heads in that order\n"
-    return (
-        f"{result.title}\n\n{table(result).text()}\n\n{own}"
-        "faster: the forward pass, alternating with the whole model\n"
-        "ideal: by the number of operations\n"
-        "units: the hidden units of all layers\n"
-        f"kept: the heads of each layer, with ; between layers{between_kinds}"
-    )
-
-
-def write(
-    result: Pruned, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
-) -> list[Path]:
-    """Writes pruning.csv, a line per model, and the curve; see `workbench.write`."""
-    return workbench.write(folder, "pruning", table(result), result.picture, formats)
-
-
 def read_curve(path: str | os.PathLike) -> curves.Pruning:
-    """Reads the curve in a pruning.csv that `write` wrote."""
+    """Reads the curve in a pruning.csv that `workbench.write` wrote."""
     text = checks.text_of(path, path)
     try:
         return _curve(text)
@@ -262,7 +237,7 @@ def _fewest(bench, run, order, drop) -> int:
     whole = bench.run
     if "loss" not in whole.task.metrics:
         counts = list(range(len(order), -1, -1))
-        drifts = pruned_runs.closed_in_order(bench, order, counts)
+        drifts = pruned_runs.ablated_in_order(bench, order, counts)
         above = [x for x, drift in zip(counts, drifts, strict=True) if drift > drop]
         return min(len(order), 1 + above[0]) if above else 0
     metric, least = pruned_runs.decisive(whole.task), None

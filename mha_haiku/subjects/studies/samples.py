@@ -15,8 +15,7 @@ class Samples(workbench.TrainingStudy):
 
     Causal models continue the first half of held-out examples, encoder-decoders
     answer their sources: the same at every step, with the same seed. A line of
-    samples.jsonl has the `step` and a `generation.Text`, of an answer the `right` one.
-    Models that write no text, and `config.training.samples` of 0, make none.
+    samples.jsonl has the `step`, a `generation.Text`, and the `right` answer.
     """
 
     def __init__(self, config: configuration.RunConfig):

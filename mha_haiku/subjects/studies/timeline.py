@@ -26,10 +26,9 @@ _GRADIENT = heads.MEASURES["gradient"]
 class Timeline(workbench.TrainingStudy):
     """Appends to `timeline.jsonl` in a run's folder of heads.
 
-    A line has `step`, the `roles` of all heads, and `scores`: the scores of roles by
-    their names, and the `gradient` importance. Each is a list of L lists, with None
-    where a layer has fewer heads. Where heads are of several kinds, `layers` has what
-    each of the L is called: "cross 0".
+    A line has `step`, the `roles` of all heads, and `scores`: of roles by their names,
+    and the `gradient` importance. Each is a list of L lists, with None where a layer
+    has fewer heads. With several kinds of heads `layers` has labels such as "cross 0".
     """
 
     def start(self, step: int) -> None:
@@ -58,7 +57,10 @@ class Timeline(workbench.TrainingStudy):
                 "step": step,
                 **self._named,
                 "roles": roles.names.tolist(),
-                "scores": {name: _plain(values) for name, values in scores.items()},
+                "scores": {
+                    name: np.where(np.isnan(x), None, x).tolist()
+                    for name, x in scores.items()
+                },
             }
         )
         self._last = step
@@ -98,10 +100,7 @@ def picture(path: Path) -> functools.partial:
 
 
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path | None:
-    """Writes `timeline.png` into a run's folder of heads, and returns its path.
-
-    That is None without a timeline or without matplotlib.
-    """
+    """Writes `timeline.png` into a run's folder of heads; returns its path or None."""
     folder = folders.Folder(checks.as_path(workdir))
     if not files.read_lines(folder.timeline):
         return None
@@ -113,10 +112,7 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> Path 
 def draw_metrics(
     workdir: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> Path | None:
-    """Writes `learning_curve.png` next to the run's maps, and returns its path.
-
-    That is None without reports or without matplotlib.
-    """
+    """Writes `learning_curve.png` next to the run's maps; returns its path or None."""
     folder = folders.Folder(checks.as_path(workdir))
     reports = metrics_log.read(folder.metrics)
     if not reports:
@@ -132,7 +128,3 @@ def draw_metrics(
     )
     path = folder.attention / "learning_curve.png"
     return next(iter(workbench.write_pictures(path, picture, formats)), None)
-
-
-def _plain(values: np.ndarray) -> list:
-    return [[None if np.isnan(x) else float(x) for x in row] for row in values]

@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -37,18 +37,12 @@ _MOST_EXAMPLES = 2**31 - 1  # an index is an int32
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """A trained run, and what studies need to measure it.
+    """A trained run, and what studies need to measure it."""
 
-    Attributes:
-      run: The run; `placed` spreads it over devices.
-      folder: The folder of the run.
-      progress: Wraps an iterable to show progress, like `runs.progress.over`.
-      programs: What `once` has made; benches made from one another share it.
-    """
-
-    run: folders.Run
+    run: folders.Run  # `placed` spreads it over devices
     folder: folders.Folder = folders.Folder(Path())
-    progress: Callable[..., Iterator] = progress.over
+    progress: Callable[..., Iterator] = progress.over  # wraps an iterable
+    # What `once` has made; benches made from one another share it.
     programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -86,7 +80,7 @@ class Bench:
         *,
         length: int | None = None,
     ) -> "Bench":
-        """Returns the bench with model and parameters spread over devices; None: all.
+        """Spreads model and parameters over devices; None: over all.
 
         Heads and positions are split as the config says, if the number of devices
         allows; else each device has the whole model and a part of the examples. These
@@ -110,10 +104,7 @@ class Bench:
         return self.with_run(run._replace(model=model, params=params, placement=shared))
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Calls `make` once for the run's model and a key.
-
-        For programs that parameters are handed to, which compile but once so.
-        """
+        """Calls `make` once for the run's model and a key."""
         key = self.run.model, self.run.placement, key
         if key not in self.programs:
             self.programs[key] = make()
@@ -149,11 +140,10 @@ class Bench:
         function: Callable[[attention.AttentionMap, str], Any],
         layers: Sequence[int],
     ) -> tuple[models.Output, list[Any]]:
-        """Returns the output on a batch, and a function of the maps of some layers.
+        """Computes the output on a batch, and a function of the maps of some layers.
 
         Inside a program. The function, of a map and the kind of its layer, runs where
-        the map is made, so that no map outlives its layer. Layers are counted over all
-        kinds.
+        the map is made, so that no map outlives its layer.
         """
         run = self.run
         parts = models.heads_of_layers(run.config.model)
@@ -209,10 +199,10 @@ class Bench:
         """Returns the run as what measures of heads take.
 
         Args:
-          examples: How many held-out examples, rounded up to whole batches.
+          examples: The number of held-out examples, rounded up to whole batches.
           metric: "loss", "accuracy" for the share of wrong answers, "exact_match" for
             the share of examples with any, or "drift"; None: the first of the task.
-          name: The name of the progress bar; "": no bar.
+          name: Name of the progress bar; "": no bar.
         """
         run, metric = self.run, self.metric(metric)
         batches = self.batches(examples, name=name)
@@ -240,10 +230,7 @@ class Bench:
         return name or own[0]
 
     def ablation_value(self, name: str, examples: int) -> heads.AblationValue:
-        """Returns what ablated heads pass on, by a name of `ABLATION_VALUES`.
-
-        A mean is over that many held-out examples.
-        """
+        """Returns an ablation value by its name; a mean is over that many examples."""
         with checks.user_mistakes():
             checks.choice("ablation_value", name, ABLATION_VALUES)
         if name == "mean":
@@ -267,7 +254,7 @@ class Bench:
           indices: The indices of the examples.
           batch_size: The size of all batches: the last is filled up by repeating its
             last example, and the repetitions are dropped from the result.
-          name: The name of the progress bar.
+          name: Name of the progress bar.
           examples_at: A function from indices to a batch; None: `held_out`.
         """
         examples_at = examples_at or self.held_out
@@ -295,11 +282,8 @@ def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def command(script: str, root: str | os.PathLike) -> str:
-    """Returns the command line of a script for the run in a folder, for a message.
-
-    It begins with `scripts/run` where the user came by it, who may have no other
-    environment.
-    """
+    """Returns the command line of a script for the run in a folder, for a message."""
+    # With `scripts/run`, if the user came by it, who may have no other environment.
     root = Path(root)
     if root.is_relative_to(Path.cwd()):
         root = root.relative_to(Path.cwd())
@@ -307,20 +291,22 @@ def command(script: str, root: str | os.PathLike) -> str:
     return f"{runner} {checks.command(script)} --workdir={root}".strip()
 
 
-def write(
-    folder: str | os.PathLike,
-    name: str,
-    table: tables.Table,
-    picture: Callable[..., bytes],
-    formats: Sequence[str] = ("png",),
-) -> list[Path]:
-    """Writes a study's table as NAME.csv, and its picture next to it.
+class Result(Protocol):
+    """What a study found: a table, and a picture of it."""
 
-    `picture` gives a file's bytes in a `format`; see `drawing.picture`. Returns the
-    paths of the table and, where matplotlib is installed, of the pictures.
-    """
-    path = Path(folder) / f"{name}.csv"
-    return [files.write(path, table.csv()), *write_pictures(path, picture, formats)]
+    file_name: str  # without a suffix
+    picture: Callable[..., bytes]  # a file's bytes in a `format`
+
+    def table(self) -> tables.Table:
+        """Returns the numbers in rows."""
+
+
+def write(
+    result: Result, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+) -> list[Path]:
+    """Writes the table of a result as .csv and its pictures; returns their paths."""
+    path = files.write(Path(folder) / f"{result.file_name}.csv", result.table().csv())
+    return [path, *write_pictures(path, result.picture, formats)]
 
 
 def write_pictures(

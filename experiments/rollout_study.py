@@ -10,9 +10,7 @@ Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 """
 
 import functools
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -30,7 +28,6 @@ from mha_haiku.lab.heads.rollout import (
 )
 from mha_haiku.showing import curves
 from mha_haiku.showing.tables import Column, Table
-from mha_haiku.subjects.studies import workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation, stepping, tasks
 from mha_haiku.training.runs import folders
@@ -52,22 +49,45 @@ _QUESTIONS = 2**32 - 1
 
 
 class Study(NamedTuple):
-    """How well measures rank the inputs, Spearman's rank correlations.
+    """How well measures rank the inputs, Spearman's rank correlations."""
 
-    Attributes:
-      title: The run, its step, and what means are over.
-      changes: `[N, L]` float64 by the measure's name: the correlation with the absolute
-        changes of probability, for the measure over the first 1 to L layers. NaN where
-        all inputs are equal. Flow is of fewer examples.
-      drops: The same with the signed fall of the probability: an input that misleads
-        ranks below one without effect.
-      published: Numbers of a paper for the same model and data, by name; may be empty.
-    """
-
-    title: str
+    title: str  # the run, its step, and what means are over
+    # `[N, L]` float64 by the measure's name: the correlation with the absolute changes
+    # of probability, for the measure over the first 1 to L layers. NaN where all inputs
+    # are equal. Flow is of fewer examples.
     changes: dict[str, np.ndarray]
+    # The same with the signed fall of the probability: an input that misleads ranks
+    # below one without effect.
     drops: dict[str, np.ndarray]
-    published: Mapping[str, Sequence[float]]
+    published: Mapping[str, Sequence[float]]  # of a paper for the same model and data
+    file_name = "rollout"
+
+    def table(self) -> Table:
+        """Returns a row per measure and layer, which counts from 1."""
+        shown = "{:.2f} ± {:.2f}"
+        drop = ("drop_correlation", "drop_standard_error")
+        columns = [
+            Column("measure"),
+            Column("layer"),
+            Column("with the change", "", shown, ("correlation", "standard_error")),
+            Column("with the drop", "", shown, drop),
+            Column("examples"),
+            Column("published"),
+        ]
+        drops = summary(self.drops)
+        rows = [
+            {
+                "measure": name,
+                "layer": i + 1,
+                "with the change": tuple(map(float, numbers)),
+                "with the drop": tuple(map(float, drops[name][i])),
+                "examples": len(self.changes[name]),
+                "published": dict(enumerate(self.published.get(name, ()))).get(i),
+            }
+            for name, layers in summary(self.changes).items()
+            for i, numbers in enumerate(layers)
+        ]
+        return Table(columns, rows, num_keys=2)
 
     @property
     def picture(self) -> functools.partial:
@@ -86,10 +106,8 @@ def measure(
 ) -> Study:
     """Runs a trained model on held-out examples, whole and with inputs replaced.
 
-    Where the task has a mask token, it replaces inputs, and the answers are those at
-    masked positions; other tasks use random other tokens, one after the other. Inputs
-    that are masked already, in padding or, in causal models, after the position of the
-    answer are not ranked.
+    Inputs that are masked already, in padding or, in causal models, after the position
+    of the answer are not ranked.
 
     Args:
       bench: The run.
@@ -174,43 +192,6 @@ def verdict(study: Study) -> str:
     return "\n".join(lines)
 
 
-def table(study: Study) -> Table:
-    """Returns a row per measure and layer."""
-    shown = "{:.2f} ± {:.2f}"
-    columns = [
-        Column("measure"),
-        Column("layer"),
-        Column("with the change", "", shown, ("correlation", "standard_error")),
-        Column("with the drop", "", shown, ("drop_correlation", "drop_standard_error")),
-        Column("examples"),
-        Column("published"),
-    ]
-    drops = summary(study.drops)
-    rows = [
-        {
-            "measure": name,
-            "layer": i + 1,
-            "with the change": tuple(map(float, numbers)),
-            "with the drop": tuple(map(float, drops[name][i])),
-            "examples": len(study.changes[name]),
-            "published": dict(enumerate(study.published.get(name, ()))).get(i),
-        }
-        for name, layers in summary(study.changes).items()
-        for i, numbers in enumerate(layers)
-    ]
-    return Table(columns, rows, num_keys=2)
-
-
-def write(
-    study: Study, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
-) -> list[Path]:
-    """Writes rollout.csv and the picture next to it; see `workbench.write`.
-
-    Layers count from 1; `correlation` is with the sizes of changes.
-    """
-    return workbench.write(folder, "rollout", table(study), study.picture, formats)
-
-
 def _check(run) -> None:
     if run.config.model.family == "encoder_decoder":
         raise ConfigError(
@@ -257,7 +238,7 @@ def _correlations(scores, importance, counted) -> np.ndarray:
 def look(
     run: folders.Run, draws: int, params: Any, data: Any, indices: Array
 ) -> dict[str, Any]:
-    """Returns the effect of each input and the measures, for a batch; under jit.
+    """Computes the effect of each input and the measures, for a batch; under jit.
 
     These are `row [N]`, the position of the answer; `asks [N]`, whether there is one;
     `counted [N, T]`, the inputs to rank; `drop [N, T]`; and `measures`, `[N, L, T]` by
