@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku.showing import map_set
-from mha_haiku.showing.dossier import Dossier
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.showing.map_set import Dossier, MapSet
 
 # To what multiples weights are rounded, and what share of the bytes is left then: of
 # maps of a pretrained model with 6 layers of 12 heads, 128 positions.

@@ -24,9 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku.showing import dossier, labels, map_set
-from mha_haiku.showing.dossier import Dossier
-from mha_haiku.showing.map_set import Axes, Axis, Example, MapSet, PerHead
+from mha_haiku.showing import labels, map_set
+from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet, PerHead
 
 VERSION = 2
 Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options
@@ -90,7 +89,7 @@ def contents(shown: Dossier) -> dict[str, Any]:
       (`queries`, `keys`, `images`, and `answers` if there are none), and `alignment`,
       pairs of positions.
     """
-    dossier.check(shown)
+    shown.check()
     cells = sum(
         sum(weights.size for weights in example.weights)
         + sum(patch.weights.size for patch in example.patches)

@@ -14,8 +14,7 @@ import numpy as np
 
 from mha_haiku.core import attention, checks
 from mha_haiku.core.attention import sited
-from mha_haiku.showing.dossier import Dossier
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.showing.map_set import Dossier, MapSet
 
 
 class Given(NamedTuple):

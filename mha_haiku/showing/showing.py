@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.showing import dossier, fitting, given_maps, markup, page, sets, shown
+from mha_haiku.showing import fitting, given_maps, map_set, markup, page, sets, shown
 from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
@@ -87,7 +87,7 @@ def show(
     return of_dossier(whole, budget=budget)
 
 
-def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
+def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
     """Returns the view of a dossier, of which as much is shown as fits."""
     pages = {}
 
@@ -97,7 +97,7 @@ def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
         pages[inline] = html
         return inline
 
-    _, inline = fitting.fitted(dossier.check(whole), budget, render)
+    _, inline = fitting.fitted(whole.check(), budget, render)
     return View(whole.title, pages[inline], inline)
 
 
@@ -107,7 +107,7 @@ def _of_maps(value, *, tokens, key_tokens, images, names, compare):
     sides = given_maps.sides(list(maps.values())[-1], tokens, key_tokens, images)
     title = _title(maps, kinds)
     if compare is None:
-        return dossier.Dossier(title, (given_maps.map_set(maps, sides, kinds=kinds),))
+        return map_set.Dossier(title, (given_maps.map_set(maps, sides, kinds=kinds),))
     name, other = sets.named(compare)
     others, _ = given_maps.named_maps(sets.maps_of(other).maps, names)
     given_maps.check_same_sizes(maps, others)
@@ -115,7 +115,7 @@ def _of_maps(value, *, tokens, key_tokens, images, names, compare):
         given_maps.map_set(maps, sides, name="first", kinds=kinds),
         given_maps.map_set(others, sides, name=name or "second", kinds=kinds),
     )
-    return dossier.Dossier(title, both)
+    return map_set.Dossier(title, both)
 
 
 def _title(maps, kinds) -> str:
@@ -130,7 +130,7 @@ def _title(maps, kinds) -> str:
     return f"{name.capitalize()}, {shape}, mask {first.weighting.mask}"
 
 
-def _inline(whole: dossier.Dossier, html: str) -> str:
+def _inline(whole: map_set.Dossier, html: str) -> str:
     """Returns a page for a notebook: a frame above a picture, seen without frames."""
     # The frame has its document inside, so that it is alive after the notebook was
     # saved and opened again, and no rights of the page around it. Picture and frame
@@ -147,7 +147,7 @@ def _inline(whole: dossier.Dossier, html: str) -> str:
     return f'<div style="display:grid">{below}{frame}</div>'
 
 
-def _thumbnails(whole: dossier.Dossier) -> markup.Html:
+def _thumbnails(whole: map_set.Dossier) -> markup.Html:
     """Returns small pictures of the first example's heads; of kinds, the last one's."""
     example = whole.sets[0].examples[0]
     kind = whole.sets[0].layers[-1].kind

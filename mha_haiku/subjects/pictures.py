@@ -22,8 +22,7 @@ from mha_haiku.showing import (
     shown,
 )
 from mha_haiku.showing.answers import visible
-from mha_haiku.showing.dossier import Dossier
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
 from mha_haiku.subjects.studies import (
     attention_dump,

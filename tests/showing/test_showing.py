@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.showing import dossier, fitting, given_maps, map_set
+from mha_haiku.showing import fitting, given_maps, map_set
 
 from .small_maps import B, H, S, T, make_empty, make_map
 
@@ -194,7 +194,7 @@ def test_a_view_keeps_to_its_budget_and_says_what_it_leaves_out(budget):
 def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
     queries, keys = 39, 45
     attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
-    whole = dossier.Dossier("one", (given_maps.map_set({"one": attention_map}),))
+    whole = map_set.Dossier("one", (given_maps.map_set({"one": attention_map}),))
 
     def render(shown):  # as if a page fitted with half of the bins
         return " " * shown.sets[0].examples[0].queries.bins
