@@ -48,7 +48,7 @@ def show(
         or `[S, h, w, 3]`, or a list of N of these; or `showing.map_set.Images`, whose
         positions may be the patches of one picture.
       names: The names of the maps.
-      heads: Which heads of each layer; None: all. Of parameters the names of all.
+      heads: Which heads of each layer; None: all.
       compare: Something else of the same kind and sizes, such as maps after training;
         or a dict of one such thing by its name.
       budget: The largest number of bytes.
