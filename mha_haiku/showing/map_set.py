@@ -239,6 +239,11 @@ class Layer(NamedTuple):
         name = f"{kind or 'layer'} {number}"
         return cls(name, tuple(map(str, heads)), kind, index, number)
 
+    @classmethod
+    def names(cls, kinds: Sequence[str]) -> list[str]:
+        """Returns the names of layers of these kinds, each counted among its kind."""
+        return [f"{x or 'layer'} {i - kinds.index(x)}" for i, x in enumerate(kinds)]
+
     @property
     def address(self) -> str:
         """How a flag names it: "3", or "cross.3" where there are kinds."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from mha_haiku.core import attention, checks
 from mha_haiku.lab import heads
-from mha_haiku.showing import drawing, figures, given_maps, per_head, sets, shown
+from mha_haiku.showing import drawing, figures, per_head, sets, shown
 from mha_haiku.showing.map_set import Layer, MapSet, PerHead
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def plot(
     given = sets.given(what, tokens, key_tokens)
     what = given.maps
     with drawing.style():
-        if given_maps.is_maps(what):
+        if sets.is_maps(what):
             whole = _of_maps(given, layer, example)
         elif _is_saved(what) or (sets.has_own(what) and not _is_file(what)):
             if not (given.tokens is None and given.key_tokens is None):
@@ -107,14 +107,14 @@ def plot(
 
 def _of_maps(given: sets.Given, layer, example) -> MapSet:
     """Returns an example of some layers of maps that are in memory."""
-    maps, kinds = given_maps.named_maps(given.maps)
+    maps, kinds = sets.named_maps(given.maps)
     last = list(maps.values())[-1]
-    sides = given_maps.sides(last, given.tokens, given.key_tokens)
+    sides = sets.sides(last, given.tokens, given.key_tokens)
     checks.integer_in("example", example, 0, int(np.prod(last.shape[:-3])) - 1)
-    chosen = _chosen_layers(list(maps), kinds or ("",) * len(maps), layer)
+    chosen = _chosen_layers(list(maps), kinds, layer)
     maps = dict(list(maps.items())[i] for i in chosen)
-    kinds = [kinds[i] for i in chosen] if kinds else ()
-    return given_maps.map_set(maps, sides, only=example, kinds=kinds, has_numbers=False)
+    kinds = [kinds[i] for i in chosen]
+    return sets.map_set(maps, sides, only=example, kinds=kinds, has_numbers=False)
 
 
 def _chosen_layers(names, kinds, layer) -> list[int]:

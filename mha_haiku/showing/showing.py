@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.showing import fitting, given_maps, map_set, markup, page, sets, shown
+from mha_haiku.showing import fitting, map_set, markup, page, sets, shown
 from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
@@ -67,10 +67,10 @@ def show(
         "images": images,
         "names": names,
     }
-    if given_maps.is_maps(value):
+    if sets.is_maps(value):
         whole = _of_maps(value, compare=compare, **sides)
         first, *others = whole.sets
-        whole = whole._replace(sets=(given_maps.with_why(first, why), *others))
+        whole = whole._replace(sets=(sets.with_why(first, why), *others))
     elif not sets.has_own(value):
         return shown.view(value, **sides, heads=heads, compare=compare)
     else:
@@ -102,25 +102,25 @@ def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
 
 
 def _of_maps(value, *, tokens, key_tokens, images, names, compare):
-    maps, kinds = given_maps.named_maps(value, names)
+    maps, kinds = sets.named_maps(value, names)
     # The last: with a decoder that is a cross map, which has both texts.
-    sides = given_maps.sides(list(maps.values())[-1], tokens, key_tokens, images)
+    sides = sets.sides(list(maps.values())[-1], tokens, key_tokens, images)
     title = _title(maps, kinds)
     if compare is None:
-        return map_set.Dossier(title, (given_maps.map_set(maps, sides, kinds=kinds),))
+        return map_set.Dossier(title, (sets.map_set(maps, sides, kinds=kinds),))
     name, other = sets.named(compare)
-    others, _ = given_maps.named_maps(sets.maps_of(other).maps, names)
-    given_maps.check_same_sizes(maps, others)
+    others, _ = sets.named_maps(sets.maps_of(other).maps, names)
+    sets.check_same_sizes(maps, others)
     both = (
-        given_maps.map_set(maps, sides, name="first", kinds=kinds),
-        given_maps.map_set(others, sides, name=name or "second", kinds=kinds),
+        sets.map_set(maps, sides, name="first", kinds=kinds),
+        sets.map_set(others, sides, name=name or "second", kinds=kinds),
     )
     return map_set.Dossier(title, both)
 
 
 def _title(maps, kinds) -> str:
     (name, first), *others = maps.items()
-    if kinds:
+    if any(kinds):
         counts = collections.Counter(kinds)
         said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         return f"Attention of {said} layers, {first.shape[-3]} heads"

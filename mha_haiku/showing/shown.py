@@ -18,7 +18,7 @@ import numpy as np
 from mha_haiku.core import attention, display, masks, models
 from mha_haiku.core.modules import anatomy
 from mha_haiku.lab import heads
-from mha_haiku.showing import collecting, drawing, given_maps, markup, sets
+from mha_haiku.showing import collecting, drawing, markup, sets
 from mha_haiku.showing.map_set import MapSet, PerHead
 from mha_haiku.training.runs import files
 
@@ -64,7 +64,7 @@ def html(value: Any) -> str:
     if display.is_traced(value):
         return markup.preformatted(repr(value))
     try:
-        if isinstance(value, MapSet) or given_maps.is_maps(sets.maps_of(value).maps):
+        if isinstance(value, MapSet) or sets.is_maps(sets.maps_of(value).maps):
             return display.show(value).inline
         return fragment(value)
     except ValueError as error:

@@ -11,16 +11,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.showing import (
-    answers,
-    curves,
-    drawing,
-    given_maps,
-    markup,
-    plotting,
-    sets,
-    shown,
-)
+from mha_haiku.showing import answers, curves, drawing, markup, plotting, sets, shown
 from mha_haiku.showing.answers import visible
 from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
@@ -77,7 +68,7 @@ def _measured(run, name) -> MapSet:
     return attention_dump.measured(
         bench,
         means=False,
-        weights=run.task.sequence_length <= given_maps.WHOLE,
+        weights=run.task.sequence_length <= sets.WHOLE,
         channels=True,
         devices=jax.local_devices()[:1],
     )

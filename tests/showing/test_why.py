@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.lab import heads
-from mha_haiku.showing import fitting, given_maps, map_set, page, plotting
+from mha_haiku.showing import fitting, map_set, page, plotting, sets
 from mha_haiku.showing import shown as shown_
 
 T = 3
@@ -33,7 +33,7 @@ def maps():
 
 
 def with_why():
-    return given_maps.with_why(maps(), [cells(key=0), cells(key=1)])
+    return sets.with_why(maps(), [cells(key=0), cells(key=1)])
 
 
 def test_cells_that_are_seen_reach_the_page():

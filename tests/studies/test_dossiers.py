@@ -7,7 +7,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.showing import given_maps, map_set
+from mha_haiku.showing import map_set, sets
 from mha_haiku.showing.map_set import Layer, MapSet
 from mha_haiku.subjects.studies import (
     attention_dump,
@@ -54,8 +54,8 @@ def test_equal_texts_tell_induction_and_images_do_not():
     _, found = mh.attend(query, key, key)
     images = np.zeros((8, 2, 2), np.uint8)
     for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
-        sides = given_maps.sides(found, "aaaaaaaa", **options)
-        shown = given_maps.map_set({"layer 0": found}, sides)
+        sides = sets.sides(found, "aaaaaaaa", **options)
+        shown = sets.map_set({"layer 0": found}, sides)
         assert shown.roles.names.tolist() == [[expected]]
     assert np.isnan(shown.roles.scores).all()
 
