@@ -347,8 +347,8 @@ def _check_fit(argument: str, own: Flat, names: Mapping[str, str]) -> None:
     def check(ours: str, shape: tuple[int, ...], why: str) -> None:
         if ours in own and own[ours].shape != shape:
             raise ValueError(
-                f"{argument} must have {names[ours]} that makes shape {shape} of "
-                f"ours, {why}; got {own[ours].shape}."
+                f"{argument} must have {names[ours]} that gives our module shape "
+                f"{shape}, {why}; got {own[ours].shape}."
             )
 
     weights = {ours: x for ours, x in own.items() if ours.endswith("/w")}

@@ -121,7 +121,7 @@ def closed_in_order(
     shape = len(layers), max(len(layer.names) for layer in layers)
     metric = decisive(bench.run.task)
     examples = bench.run.config.training.evaluation_examples
-    of = bench.measured(examples, metric=metric, name="heads closed")
+    of = bench.measured(examples, metric=metric, name="heads ablated")
     (found,) = ablated(of, [order], [len(order) - count for count in counts], shape)
     return (found if metric == "drift" else 1 - found).tolist()
 
