@@ -126,20 +126,15 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
-    """Turns a function that draws a figure into one that returns a file's bytes.
+    """Makes a function that draws a figure return a file's bytes, of a `format`.
 
-    That takes the argument `format`, "png" where it is left out. The original function
-    is its `__wrapped__`.
+    The original function is its `__wrapped__`.
     """
 
     @functools.wraps(draw)
     def drawn(*args: object, format: str = "png", **options: object) -> bytes:
         with style():
-            content = io.BytesIO()
-            draw(*args, **options).savefig(
-                content, format=format, metadata=_METADATA.get(format)
-            )
-        return content.getvalue()
+            return _content(draw(*args, **options), format)
 
     return drawn
 
@@ -211,11 +206,15 @@ def figure_class() -> type["Figure"]:
                 super().savefig(*args, **options)
 
         def _repr_png_(self):
-            content = io.BytesIO()
-            self.savefig(content, format="png", metadata=_METADATA["png"])
-            return content.getvalue()
+            return _content(self, "png")
 
     return Figure
+
+
+def _content(figure: "Figure", kind: str) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, metadata=_METADATA.get(kind))
+    return content.getvalue()
 
 
 def heat_map(

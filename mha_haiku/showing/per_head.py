@@ -130,18 +130,12 @@ def _draw_bars(
     cells = np.argwhere(~np.isnan(numbers.mean))
     order = cells[np.argsort(-numbers.mean[tuple(cells.T)], kind="stable")]
     places = tuple(order.T)
-    spread = None
-    if numbers.standard_error is not None:
-        spread = np.nan_to_num(numbers.standard_error[places])
+    errors = numbers.standard_error
     kinds = list(dict.fromkeys(layer.kind for layer in layers if layer.kind))
     colours = [drawing.KINDS.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
-    axes.bar(
-        range(len(order)),
-        numbers.mean[places],
-        yerr=spread,
-        color=colours,
-        capsize=2,
-    )
+    spread = None if errors is None else np.nan_to_num(errors[places])
+    heights = numbers.mean[places]
+    axes.bar(range(len(order)), heights, yerr=spread, color=colours, capsize=2)
     if kinds:
         legend = [patches.Patch(color=drawing.KINDS[x], label=x) for x in kinds]
         axes.legend(handles=legend, fontsize=7)

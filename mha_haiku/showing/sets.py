@@ -183,7 +183,7 @@ def is_maps(value: Any) -> bool:
 
 
 def named_maps(
-    value: Any, names: Sequence[str] | None = None
+    value: Any,
 ) -> tuple[dict[str, attention.AttentionMap], tuple[str, ...]]:
     """Returns the map of each layer by its name, and its kind: "" where there is one.
 
@@ -220,14 +220,6 @@ def named_maps(
     kind_of = dict(zip(found, kinds, strict=True))
     for kind in dict.fromkeys(kinds):
         _check_sizes({x: y for x, y in found.items() if kind_of[x] == kind})
-    if names is not None:
-        names = [names] if isinstance(names, str) else list(map(str, names))
-        if len(set(names)) != len(found) or len(names) != len(found):
-            raise ValueError(
-                f"names must be {len(found)} different ones, a name for each map, got "
-                f"{names!r}."
-            )
-        found = dict(zip(names, found.values(), strict=True))
     return found, kinds
 
 
@@ -393,9 +385,8 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
     """Returns N tuples of T strings; () where the tokens are None."""
     if tokens is None:
         return ()
-    if isinstance(tokens, jax.Array):
-        tokens = np.asarray(tokens)
-    tokens = tokens.tolist() if isinstance(tokens, np.ndarray) else list(tokens)
+    is_array = isinstance(tokens, np.ndarray | jax.Array)
+    tokens = tokens.tolist() if is_array else list(tokens)
     is_nested = bool(tokens) and all(
         isinstance(x, list | tuple | np.ndarray | jax.Array) for x in tokens
     )
@@ -438,17 +429,11 @@ def _images(images: Any) -> Images:
     if isinstance(images, Images):
         return images
     pixels = np.asarray(images)
-    if pixels.dtype.kind == "f":
-        if not (pixels.min(initial=0) >= 0 and pixels.max(initial=0) <= 1):
-            raise ValueError(
-                "images of floats must be from 0 to 1, got "
-                f"{pixels.min()} to {pixels.max()}."
-            )
-        pixels = np.round(255 * pixels)
-    elif (
-        pixels.dtype.kind not in "iub"
-        or pixels.min(initial=0) < 0
-        or pixels.max(initial=0) > 255
-    ):
-        raise ValueError(f"images must be integers from 0 to 255, got {pixels.dtype}.")
-    return Images(pixels.astype(np.uint8))
+    low, high = pixels.min(initial=0), pixels.max(initial=0)
+    is_share = pixels.dtype.kind == "f"
+    top = 1 if is_share else 255
+    if pixels.dtype.kind not in "fiub" or not 0 <= low <= high <= top:
+        wanted = "be integers from 0 to 255, or floats from 0 to 1"
+        got = f"{pixels.dtype} from {low} to {high}"
+        raise ValueError(f"images must {wanted}, got {got}.")
+    return Images(np.round(255 * pixels if is_share else pixels).astype(np.uint8))

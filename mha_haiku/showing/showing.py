@@ -23,7 +23,6 @@ def show(
     tokens: Any = None,
     key_tokens: Any = None,
     images: Any = None,
-    names: Sequence[str] | None = None,
     heads: Sequence[int] | None = None,
     compare: Any = None,
     budget: int = BUDGET,
@@ -47,7 +46,6 @@ def show(
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
         or `[S, h, w, 3]`, or a list of N of these; or `showing.map_set.Images`, whose
         positions may be the patches of one picture.
-      names: The names of the maps.
       heads: Which heads of each layer; None: all.
       compare: Something else of the same kind and sizes, such as maps after training;
         or a dict of one such thing by its name.
@@ -55,18 +53,13 @@ def show(
 
     Raises:
       TypeError: If it is nothing that can be shown.
-      ValueError: If tokens, images or names do not fit the maps, maps in one view
-        differ in size or are being traced, there are no heads, queries or keys, or the
-        budget is below what an empty page takes.
+      ValueError: If tokens or images do not fit the maps, maps in one view differ in
+        size or are being traced, there are no heads, queries or keys, or the budget is
+        below what an empty page takes.
     """
     checks.positive_integer("budget", budget)
     value, tokens, key_tokens, why = sets.given(maps_or_run, tokens, key_tokens)
-    sides = {
-        "tokens": tokens,
-        "key_tokens": key_tokens,
-        "images": images,
-        "names": names,
-    }
+    sides = {"tokens": tokens, "key_tokens": key_tokens, "images": images}
     if sets.is_maps(value):
         whole = _of_maps(value, compare=compare, **sides)
         first, *others = whole.sets
@@ -101,15 +94,15 @@ def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
     return View(whole.title, pages[inline], inline)
 
 
-def _of_maps(value, *, tokens, key_tokens, images, names, compare):
-    maps, kinds = sets.named_maps(value, names)
+def _of_maps(value, *, compare, **texts):
+    maps, kinds = sets.named_maps(value)
     # The last: with a decoder that is a cross map, which has both texts.
-    sides = sets.sides(list(maps.values())[-1], tokens, key_tokens, images)
+    sides = sets.sides(list(maps.values())[-1], **texts)
     title = _title(maps, kinds)
     if compare is None:
         return map_set.Dossier(title, (sets.map_set(maps, sides, kinds=kinds),))
     name, other = sets.named(compare)
-    others, _ = sets.named_maps(sets.maps_of(other).maps, names)
+    others, _ = sets.named_maps(sets.maps_of(other).maps)
     sets.check_same_sizes(maps, others)
     both = (
         sets.map_set(maps, sides, name="first", kinds=kinds),

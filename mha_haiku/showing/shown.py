@@ -222,16 +222,10 @@ def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
 
 def _is_parameters(value: Any) -> bool:
     """Returns whether a value looks like Haiku's parameters: arrays by two names."""
-    return (
-        isinstance(value, Mapping)
-        and bool(value)
-        and all(isinstance(module, Mapping) for module in value.values())
-        and all(
-            hasattr(array, "shape") and hasattr(array, "dtype")
-            for module in value.values()
-            for array in module.values()
-        )
-    )
+    modules = list(value.values()) if isinstance(value, Mapping) else []
+    if not modules or not all(isinstance(each, Mapping) for each in modules):
+        return False
+    return all(hasattr(x, "dtype") for each in modules for x in each.values())
 
 
 def of_parameters(
@@ -313,18 +307,17 @@ def _heads_table(params, config) -> list[str]:
 
 def _mask_sizes(mask) -> tuple[int, int]:
     """Returns how many queries and keys of a mask are drawn."""
-    known = [x for x in jax.tree.leaves(mask) if np.ndim(x)]
     sizes = [0, 0]
     for leaf in _parts(mask):
         if isinstance(leaf, masks.arrays.Dense):
             sizes = np.maximum(sizes, np.shape(leaf.values)[-2:])
         elif isinstance(leaf, masks.arrays.Segments):
-            own = leaf.query_ids.shape[-1], leaf.key_ids.shape[-1]
-            sizes = np.maximum(sizes, own)
+            ids = leaf.query_ids.shape[-1], leaf.key_ids.shape[-1]
+            sizes = np.maximum(sizes, ids)
     if not max(sizes):
-        longest = max((int(np.max(x, initial=0)) for x in known), default=16)
-        sizes = [max(16, longest)] * 2
-    return tuple(min(_MOST_MASK_CELLS, max(1, int(size))) for size in sizes)
+        arrays = (np.max(x, initial=0) for x in jax.tree.leaves(mask) if np.ndim(x))
+        sizes = [max(16, *map(int, arrays), 0)] * 2
+    return tuple(np.clip(sizes, 1, _MOST_MASK_CELLS).tolist())
 
 
 def _parts(mask):
