@@ -48,7 +48,7 @@ class Grid(NamedTuple):
     texts: np.ndarray | None = None
 
     def html(self) -> markup.Html:
-        """Returns the table that a notebook shows."""
+        """Renders the table that a notebook shows."""
         scale = self._scale()
         table = markup.heat_table(
             self.values,
@@ -60,7 +60,7 @@ class Grid(NamedTuple):
         return markup.block(self.caption, table, note=self.note)
 
     def figure(self, title: str | None) -> "Figure":
-        """Returns the figure that `mh.plot` gives; None: with its own title."""
+        """Draws the figure that `mh.plot` returns; None: with the grid's title."""
         width = (0.4 if self.texts is None else 0.75) * len(self.columns) + 2
         height = max(2.0, 0.3 * len(self.rows) + 1.4)
         sheet = drawing.sheet(max(4.0, width), height, title=title or self.title)
@@ -74,7 +74,6 @@ class Grid(NamedTuple):
         return sheet
 
     def draw(self, axes) -> None:
-        """Draws the cells."""
         scale = self._scale()
         image = axes.imshow(
             self.values,
@@ -93,13 +92,13 @@ class Grid(NamedTuple):
 
 
 def visible(text: str) -> str:
-    """Returns the text of a token, of which spaces alone are to be seen too."""
+    """Strips a token, or shows its spaces where there is nothing else."""
     text = str(text)
     return text.strip() or repr(text)[1:-1].replace(" ", "␣")
 
 
 def rows_table(rows: Iterable[Mapping[str, Any]], digits: int) -> markup.Html:
-    """Returns a table of rows, numbers to so many digits, texts as tokens."""
+    """Renders rows as a table, numbers to so many digits and texts as tokens."""
     rows = list(rows)
     cells = [
         [
@@ -118,7 +117,6 @@ def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
 
 
 def _of_patched(patched: heads.Patched) -> Grid:
-    """Returns the means."""
     mean, axes = patched.mean, patched.axes
     layers = [heads.running.label(patched.kinds, i) for i in range(len(mean))]
     rows, columns = layers, list(map(visible, patched.tokens))
@@ -144,7 +142,6 @@ def _of_patched(patched: heads.Patched) -> Grid:
 
 
 def _of_edges(edges: heads.Edges) -> Grid:
-    """Returns the means by sender and by receiver with its kind."""
     senders = list(dict.fromkeys(map(tuple, edges.senders.tolist())))
     pairs = zip(edges.receivers.tolist(), edges.kinds.tolist(), strict=True)
     receivers = [(*receiver, kind) for receiver, kind in pairs]

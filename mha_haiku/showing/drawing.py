@@ -174,7 +174,7 @@ def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "F
 
 
 def dark() -> None:
-    """Makes all figures from here on light on dark, as `matplotlib.style.use` does."""
+    """Gives all figures from here on a dark background."""
     from matplotlib import style
 
     ground = dict.fromkeys(
@@ -184,7 +184,7 @@ def dark() -> None:
 
 
 def absent() -> str:
-    """Returns the grey of cells that are not there, on the figures' ground."""
+    """Returns the grey of absent cells, on the background of figures."""
     import matplotlib
     from matplotlib import colors
 

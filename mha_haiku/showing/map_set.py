@@ -365,7 +365,7 @@ class MapSet:
         )
 
     def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
-        """Returns a set with the heads at some places of each layer, in that order."""
+        """Keeps the heads at some places of each layer, in that order."""
         pairs = [[(i, h) for h in each] for i, each in enumerate(places)]
         roles = self.roles
         if roles is not None:

@@ -73,7 +73,7 @@ def to_json(value: Any) -> str:
 
 
 def contents(shown: Dossier) -> dict[str, Any]:
-    """Returns what the page shows, as values that JSON knows.
+    """Converts a dossier to the JSON values of its page.
 
     NaN is None, and what is packed is base64 of zlib. `keys` are None where they are
     the same as `queries`. Where layers are of several kinds, an example has `kinds`:
@@ -262,7 +262,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 
 def _texts(texts: Sequence[str], shown_as: Callable[[str], str]) -> list[str] | str:
-    """Returns texts as they can be shown, packed if they are many."""
+    """Makes texts visible, and packs them if they are many."""
     shown = [shown_as(text) if text else "" for text in texts]
     if len(shown) <= _MOST_PLAIN_TOKENS:
         return shown
@@ -338,7 +338,7 @@ def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
 
 
 def _why(why: map_set.Why) -> dict[str, Any]:
-    """Returns the terms of scores, to four digits."""
+    """Rounds the terms of scores to four digits."""
     shown = {name: getattr(why, name).tolist() for name in ("cells", "pairs")}
     for name in ("scores", "terms"):
         shown[name] = [
@@ -349,7 +349,7 @@ def _why(why: map_set.Why) -> dict[str, Any]:
 
 
 def _kinds(shown: Dossier) -> list[str]:
-    """Returns how to read the maps of a decoder, where there are any."""
+    """Says how to read the maps of a decoder, where there are any."""
     kinds = {layer.kind for each in shown.sets for layer in each.layers}
     if not kinds & {"decoder", "cross"}:
         return []
@@ -361,7 +361,7 @@ def _kinds(shown: Dossier) -> list[str]:
 
 
 def _faults(shown: Dossier) -> list[str]:
-    """Returns a note for each set in which weights are NaN."""
+    """Notes each set in which weights are NaN."""
     notes = []
     for each in shown.sets:
         places = [
@@ -383,7 +383,7 @@ def _token(text: str) -> str:
 
 
 def _plain(values: np.ndarray) -> list:
-    """Returns nested lists, to six digits, with None for what is not finite."""
+    """Converts to nested lists, to six digits, with None for what is not finite."""
     if values.ndim:
         return [_plain(row) for row in values]
     return float(f"{values:.6g}") if np.isfinite(values) else None

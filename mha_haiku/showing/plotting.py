@@ -106,7 +106,7 @@ def plot(
 
 
 def _of_maps(given: sets.Given, layer, example) -> MapSet:
-    """Returns an example of some layers of maps that are in memory."""
+    """Reads an example of some layers from maps in memory."""
     maps, kinds = sets.named_maps(given.maps)
     last = list(maps.values())[-1]
     sides = sets.sides(last, given.tokens, given.key_tokens)
@@ -118,7 +118,7 @@ def _of_maps(given: sets.Given, layer, example) -> MapSet:
 
 
 def _chosen_layers(names, kinds, layer) -> list[int]:
-    """Returns the places of the wanted layers, which are of one kind."""
+    """Returns the indices of the chosen layers, which are of one kind."""
     if layer is None:
         return [i for i, kind in enumerate(kinds) if kind == kinds[-1]]
     if not isinstance(layer, str):
@@ -140,7 +140,7 @@ def _is_saved(what: Any) -> bool:
 
 
 def _of_set(what, layer, example) -> MapSet:
-    """Returns an example of some layers of a set, or of what has one."""
+    """Takes an example of some layers from a set, or from what has one."""
     whole = MapSet.load(what) if _is_saved(what) else sets.map_set_of(what)
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
     names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
@@ -155,7 +155,7 @@ def _of_set(what, layer, example) -> MapSet:
 
 @functools.singledispatch
 def figure_of(what: Any, *, title: str | None) -> "Figure":
-    """Returns the figure of what is no map."""
+    """Draws what is no map."""
     if isinstance(picture := getattr(what, "picture", None), functools.partial):
         return drawn(picture, title)
     raise TypeError(
@@ -214,6 +214,6 @@ def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
 
 
 def drawn(picture: functools.partial, title: str | None) -> "Figure":
-    """Returns the figure of a picture."""
+    """Draws a picture with a title, as a figure."""
     titled = {} if title is None else {"title": title}
     return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)

@@ -54,7 +54,7 @@ class Given(NamedTuple):
 
 @functools.singledispatch
 def maps_of(value: Any) -> Given:
-    """Returns the maps in a value, which is returned itself where there are none.
+    """Finds the maps in a value; a value without any is returned itself.
 
     Plain arrays of weights `[B, H, T, S]`, such as `outputs.attentions` of
     transformers, become maps.
@@ -67,7 +67,7 @@ def maps_of(value: Any) -> Given:
 
 
 def given(value: Any, tokens: Any = None, key_tokens: Any = None) -> Given:
-    """Returns the maps in a value; tokens that are given replace those that it has."""
+    """Finds the maps in a value; given tokens replace its own."""
     maps, own, own_keys, why = maps_of(value)
     return Given(
         maps,
@@ -90,7 +90,7 @@ def _(value: MapSet) -> MapSet:
 
 @functools.singledispatch
 def dossier_of(value: Any, compare: Any = None) -> Dossier:
-    """Returns what the page of something shows that has maps by itself.
+    """Makes the dossier of something that has maps by itself.
 
     `compare` is another such thing, or a dict of one by its name; None: nothing.
     """
@@ -119,7 +119,7 @@ def has_own(value: Any) -> bool:
 
 
 def with_heads(maps: MapSet, heads: Any) -> MapSet:
-    """Returns the set of some heads, by their names in the unpruned model."""
+    """Keeps some heads, by their names in the unpruned model."""
     if not np.ndim(heads) or not len(heads):
         raise ValueError(f"heads must be a list of heads, as [0, 2], got {heads!r}.")
     known = sorted({name for layer in maps.layers for name in layer.heads}, key=int)
@@ -280,7 +280,7 @@ def map_set(
 
 
 def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
-    """Returns a set whose first example says why its heads look there."""
+    """Adds to the first example why its heads look where they do."""
     if not why:
         return shown
     cells, scores, pairs, terms = [], [], [], []

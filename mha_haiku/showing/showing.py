@@ -81,7 +81,7 @@ def show(
 
 
 def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
-    """Returns the view of a dossier, of which as much is shown as fits."""
+    """Renders as much of a dossier as fits the budget."""
     pages = {}
 
     def render(shown):
@@ -124,7 +124,7 @@ def _title(maps, kinds) -> str:
 
 
 def _inline(whole: map_set.Dossier, html: str) -> str:
-    """Returns a page for a notebook: a frame above a picture, seen without frames."""
+    """Embeds a page: a frame above a picture, which is seen without frames."""
     # The frame has its document inside, so that it is alive after the notebook was
     # saved and opened again, and no rights of the page around it. Picture and frame
     # are in one place of a grid: whoever strips frames leaves the picture.
@@ -141,7 +141,7 @@ def _inline(whole: map_set.Dossier, html: str) -> str:
 
 
 def _thumbnails(whole: map_set.Dossier) -> markup.Html:
-    """Returns small pictures of the first example's heads; of kinds, the last one's."""
+    """Draws small maps of the first example; where there are kinds, of the last."""
     example = whole.sets[0].examples[0]
     kind = whole.sets[0].layers[-1].kind
     maps, layers = [], []

@@ -73,7 +73,7 @@ def html(value: Any) -> str:
 
 
 def view(value: Any, **given: Any) -> View:
-    """Returns the view of what has no attention maps; arguments as of `show`."""
+    """Shows what has no attention maps; arguments as of `show`."""
     given = {name: each for name, each in given.items() if each is not None}
     if _is_parameters(value):
         content, title = of_parameters(value), "Parameters"
@@ -88,7 +88,7 @@ def view(value: Any, **given: Any) -> View:
 
 
 def _document(title: str, fragment: str) -> str:
-    """Returns a whole HTML document around a fragment that has no script."""
+    """Wraps a fragment without scripts in an HTML document."""
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
@@ -193,7 +193,7 @@ def _of_some_heads(values: Any) -> np.ndarray:
 
 
 def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
-    """Returns means of each statistic over examples, `[1, H]`, and standard errors."""
+    """Averages each statistic over examples, `[1, H]`, with standard errors."""
     count = np.asarray(statistics.num_queries)
     if not count.size:
         raise ValueError(f"there are no examples or no heads: {statistics!r}.")
@@ -211,7 +211,7 @@ def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
 
 
 def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Returns the text of each number, with its standard error where that is known."""
+    """Formats each number, with its standard error where that is known."""
     text = [
         drawing.number(value)
         + ("" if np.isnan(error) else f" ± {drawing.number(error)}")
@@ -231,7 +231,7 @@ def _is_parameters(value: Any) -> bool:
 def of_parameters(
     params: Mapping[str, Mapping[str, Any]], config: models.ModelConfig | None = None
 ) -> markup.Html:
-    """Returns the sizes of all parameters, and with a config how large heads are."""
+    """Renders the sizes of all parameters, and with a config the norms of heads."""
     arrays = [array for module in params.values() for array in module.values()]
     total = sum(map(_size, arrays))
     nbytes = sum(_size(array) * np.dtype(array.dtype).itemsize for array in arrays)
