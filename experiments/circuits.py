@@ -20,17 +20,17 @@ from . import command_line, shared_flags
 FLAGS = command_line.flag_values(
     {
         **shared_flags.RUN,
-        "edges": (int, 50, "The most edges of the circuit."),
+        "edges": (int, 50, "Maximum number of edges in the circuit."),
         "measure": (
             str,
             "integrated_edge_attribution",
-            "What edges are ranked by: a name of mh.heads.EDGE_MEASURES.",
+            "Measure that ranks edges, of mh.heads.EDGE_MEASURES.",
         ),
         "examples": (int, 32, "Number of held-out examples to average over."),
-        "metric": (str, None, "loss or drift; the run's own if left out."),
+        "metric": (str, None, "loss or drift; the run's own by default."),
         "text": (str, None, "A clean text, in place of held-out examples."),
-        "corrupted": (str, None, "The text of as many tokens that it is paired with."),
-        "out": (str, None, "Folder to write to; <workdir>/heads if left out."),
+        "corrupted": (str, None, "A corrupted text of as many tokens."),
+        "out": (str, None, "Folder to write to; <workdir>/heads by default."),
         **shared_flags.PICTURES,
     }
 )

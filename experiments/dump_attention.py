@@ -19,19 +19,11 @@ FLAGS = command_line.flag_values(
         **shared_flags.RUN,
         **shared_flags.LAYERS,
         "heads": (list, None, "Heads of each layer, as 0,2; all if left out."),
-        "examples": (
-            int,
-            None,
-            "Number of held-out examples, the first; the config's if left out.",
-        ),
-        "indices": (
-            list,
-            None,
-            "Indices of held-out examples in place of these, as 0,2.",
-        ),
-        "text": (str, None, "Text to show in place of held-out examples."),
+        "examples": (int, None, "Number of held-out examples; default: the config's."),
+        "indices": (list, None, "Indices of held-out examples instead, as 0,2."),
+        "text": (str, None, "Text to show instead of held-out examples."),
         "text_file": (str, None, "File with the text to show."),
-        "tokens": (list, None, "Token ids to show in place of examples, as 4,1,2."),
+        "tokens": (list, None, "Token ids to show instead of examples, as 4,1,2."),
         "out": (
             str,
             None,

@@ -24,26 +24,25 @@ FLAGS = command_line.flag_values(
         "tokens": (
             int,
             None,
-            "Most tokens of a text; 200 behind a prompt and the task's longest target "
-            "behind a source, if left out.",
+            "Maximum length; default: 200 after a prompt, the task's longest target "
+            "after a source.",
         ),
-        "samples": (int, 1, "Texts of each prompt or source; drawn, so they differ."),
+        "samples": (int, 1, "Number of texts to sample for each prompt or source."),
         "temperature": (
             float,
             None,
-            "How freely tokens are drawn: 1 as the model says, 0 the likeliest always "
-            "(greedy); of prompts 0.8 and of sources 0 if left out.",
+            "Sampling temperature; 0 is greedy. Default: 0.8 for prompts, 0 for "
+            "sources.",
         ),
-        "top_k": (int, None, "Draw from this many of the likeliest tokens only."),
-        "top_p": (float, None, "Draw from the likeliest with this much probability."),
-        "beam": (int, None, "Width of a beam search, in place of drawing."),
+        "top_k": (int, None, "Sample from this many of the likeliest tokens."),
+        "top_p": (float, None, "Sample from the likeliest tokens of this probability."),
+        "beam": (int, None, "Width of a beam search, instead of sampling."),
         "length_penalty": (
             float,
             None,
-            "Of a beam search: the power of the length that scores are divided by; 0 "
-            "if left out.",
+            "Power of the length by which a beam search divides scores; default: 0.",
         ),
-        "seed": (int, 0, "Seed of what is drawn."),
+        "seed": (int, 0, "Seed of the samples."),
         "attention": (bool, False, "Write the attention maps of the texts."),
         **shared_flags.COMPILATION_CACHE,
         **shared_flags.PICTURES,
@@ -68,7 +67,7 @@ def main() -> None:
     )
     generation.check_samples(FLAGS.samples, strategy)
     if FLAGS.examples is not None and FLAGS.samples > 1:
-        raise ConfigError("samples is of prompts and sources: leave it out.")
+        raise ConfigError("--samples needs --prompt or --source: leave it out.")
     formats = shared_flags.formats(FLAGS)
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     bench = Bench.load(FLAGS.workdir, FLAGS.step)

@@ -20,11 +20,11 @@ FLAGS = command_line.flag_values(
         "metric": (
             str,
             None,
-            "Ablation measures the change of this: loss, accuracy, exact_match or "
-            "drift; the run's own if left out.",
+            "Metric whose change ablation measures: loss, accuracy, exact_match or "
+            "drift; default: the run's.",
         ),
         **shared_flags.ABLATION_VALUE,
-        "out": (str, None, "Folder to write to; <workdir>/heads if left out."),
+        "out": (str, None, "Folder to write to; <workdir>/heads by default."),
         **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,
     }

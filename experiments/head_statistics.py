@@ -17,7 +17,7 @@ FLAGS = command_line.flag_values(
         **shared_flags.RUN,
         "examples": (int, 64, "Number of held-out examples to average over."),
         **shared_flags.LAYERS,
-        "out": (str, None, "Folder to write to; <workdir>/attention if left out."),
+        "out": (str, None, "Folder to write to; <workdir>/attention by default."),
         **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,
     }

@@ -28,13 +28,13 @@ FLAGS = command_line.flag_values(
         "sequence_length": (
             int,
             None,
-            "Tokens in an example of the studies; 128 (of sentences 64) if left out.",
+            "Tokens in an example of the studies; default: 128, 64 for sentences.",
         ),
         "path": (
             str,
             "",
-            "UTF-8 file or folder of them with the text of the examples; Python's own "
-            "documentation if left out.",
+            "UTF-8 file, or folder of files, with the text of the examples; default: "
+            "Python's documentation.",
         ),
     }
 )

@@ -1,4 +1,4 @@
-"""Closes heads of a trained run by learned gates; compares with training from scratch.
+"""Removes heads of a trained run by learned gates; compares with training from scratch.
 
 Run: python -m experiments.learn_gates --workdir=runs/induction_two_layers --penalty=0.1
 
@@ -17,11 +17,11 @@ from . import command_line, shared_flags
 FLAGS = command_line.flag_values(
     {
         **shared_flags.WORKDIR,
-        "penalty": (float, 0.01, "Penalty per open head, in nats."),
+        "penalty": (float, 0.01, "Penalty per open gate, in nats."),
         "steps": (int, 500, "Training steps with gates."),
         "tuning_steps": (int, 500, "Training steps of the pruned model."),
         "scratch": (bool, True, "Whether to train the same model from scratch too."),
-        "out": (str, None, "Folder of the new runs; <workdir>_gates if left out."),
+        "out": (str, None, "Folder of the new runs; <workdir>_gates by default."),
     }
 )
 

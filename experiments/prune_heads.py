@@ -20,20 +20,20 @@ from . import command_line, shared_flags
 FLAGS = command_line.flag_values(
     {
         **shared_flags.RUN,
-        "sweep": (bool, False, "Measure models of falling size, and save none."),
+        "sweep": (bool, False, "Measure models of decreasing size without saving any."),
         "keep": (float, None, "Share of the heads to keep, in [0, 1]."),
         "metric_drop": (
             float,
             None,
-            "How far the held-out accuracy or exact match may fall, or the drift rise.",
+            "Tolerated fall of held-out accuracy or exact match, or rise of the drift.",
         ),
         "keep_units": (float, 1.0, "Share of each layer's hidden units to keep."),
         "order": (str, "ablation", "Order of removal: greedy, random, or a measure."),
         **shared_flags.ABLATION_VALUE,
         "examples": (int, 256, "Number of held-out examples that determine the order."),
-        "baseline": (str, None, "Another order to draw in a sweep, too: random."),
+        "baseline": (str, None, "Another order to compare with in a sweep: random."),
         "steps": (int, 0, "Further training steps of the pruned model."),
-        "out": (str, None, "Folder of the pruned run; <workdir>_pruned if left out."),
+        "out": (str, None, "Folder of the pruned run; <workdir>_pruned by default."),
         **shared_flags.PICTURES,
     }
 )

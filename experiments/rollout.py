@@ -18,10 +18,10 @@ FLAGS = command_line.flag_values(
     {
         **shared_flags.WORKDIR,
         "train": (bool, False, "Train configs/papers/rollout.py there first."),
-        "step": (int, None, "Step of a checkpoint; the newest if left out."),
+        "step": (int, None, "Step of a checkpoint; the newest by default."),
         "examples": (int, 256, "Number of held-out examples."),
         "flow_examples": (int, 32, "Number of these for which flow is computed."),
-        "out": (str, None, "Folder to write to; <workdir>/attention if left out."),
+        "out": (str, None, "Folder to write to; <workdir>/attention by default."),
         **shared_flags.PICTURES,
     }
 )

@@ -196,7 +196,7 @@ def _check(run) -> None:
     if run.config.model.family == "encoder_decoder":
         raise ConfigError(
             "A study of roll-out needs a model of one stack of layers, got an "
-            "encoder_decoder.\nThat of its encoder alone is "
+            "encoder_decoder.\nFor the encoder alone there is "
             "mha_haiku.heads.rollout(output.maps.encoder, rows)."
         )
     model = run.config.model

@@ -11,15 +11,12 @@ from absl import flags
 
 REQUIRED = object()  # the default of a flag that has none
 WORKDIR = {"workdir": (str, REQUIRED, "Folder of a trained run.")}
-RUN = {
-    **WORKDIR,
-    "step": (int, None, "Step of a checkpoint; the newest if left out."),
-}
+RUN = WORKDIR | {"step": (int, None, "Step of a checkpoint; default: the newest.")}
 LAYERS = {
     "layers": (
         "addresses",
         None,
-        "Layers, as 0,2 or, where there are kinds, cross.0,decoder; default: all.",
+        "Layers, as 0,2 or, of an encoder-decoder, cross.0,decoder; default: all.",
     )
 }
 # For scripts that several processes can run together; see `devices.cluster.join`.
@@ -30,24 +27,20 @@ DISTRIBUTED = {
         None,
         "host:port of process 0; if left out, from Slurm, Open MPI or the TPU pod.",
     ),
-    "num_processes": (
-        int,
-        None,
-        "Number of processes; if left out, the cluster's.",
-    ),
-    "process_id": (
-        int,
-        None,
-        "Index of this process; if left out, the cluster's.",
-    ),
+    "num_processes": (int, None, "Number of processes; if left out, the cluster's."),
+    "process_id": (int, None, "Index of this process; if left out, the cluster's."),
     "join_seconds": (int, 60, "Seconds to wait for the other processes at the start."),
 }
 PICTURES = {
-    "format": (str, "png", "Formats of pictures, as png,svg,pdf; each a file."),
-    "dark": (bool, False, "Draw pictures light on dark."),
+    "format": (str, "png", "Formats of pictures, as png,svg,pdf."),
+    "dark": (bool, False, "Draw pictures on a dark background."),
 }
 ABLATION_VALUE = {
-    "ablation_value": (str, "zero", "What ablated heads pass on: zero, mean, resample.")
+    "ablation_value": (
+        str,
+        "zero",
+        "Output of ablated heads: zero, mean, resample.",
+    )
 }
 COMPILATION_CACHE = {
     "compilation_cache": (

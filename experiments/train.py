@@ -33,7 +33,7 @@ FLAGS = command_line.flag_values(
         "workdir": (
             str,
             None,
-            "Folder of the run; runs/<name of the config> if left out.",
+            "Folder of the run; runs/<name of the config> by default.",
         ),
         "init_from": (
             str,

@@ -91,36 +91,33 @@ __all__ = [
     "wrap",
 ]
 
-# Imported when first asked for: whoever only attends does not wait for them.
-_LATER = {
-    "devices": "training",
-    "interop": "",
-    "rasp": "lab",
-    "runs": "training",
-    "studies": "subjects",
-    "subjects": "",
-}
+# Where names are that are imported when first asked for: whoever only attends does not
+# wait for them.
 _PLACES = {
     "MapSet": "showing",
     "Subject": "subjects",
+    "devices": "training.devices",
+    "interop": "interop",
     "load": "subjects",
     "plot": "showing",
+    "rasp": "lab.rasp",
+    "runs": "training.runs",
     "show": "showing",
+    "studies": "subjects.studies",
+    "subjects": "subjects",
     "train": "subjects",
     "wrap": "subjects",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        place = ".".join(filter(None, (_LATER[name], name)))
-        return importlib.import_module(f"{__name__}.{place}")
-    if name in _PLACES:
-        # Subjects and runs make themselves known to what shows them.
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = _PLACES[name]
+    if place == "showing":  # subjects and runs make themselves known to it
         importlib.import_module(f"{__name__}.subjects")
-        module = importlib.import_module(f"{__name__}.{_PLACES[name]}")
-        return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{place}")
+    return module if place.split(".")[-1] == name else getattr(module, name)
 
 
 def __dir__() -> list[str]:

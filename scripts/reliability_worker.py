@@ -23,7 +23,7 @@ FLAGS = command_line.flag_values(
     {
         "config": (str, None, "File with the config of the run."),
         "workdir": (str, None, "Folder of the run."),
-        "override_config": (bool, False, "Go on with a run that had another config."),
+        "override_config": (bool, False, "Resume a run that had another config."),
         "compilation_cache": (str, "", "Folder that keeps compiled programs."),
         "fault": (str, "{}", "What happens, as JSON."),
     }

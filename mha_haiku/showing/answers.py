@@ -1,9 +1,10 @@
-"""What notebooks and papers get of patching and of paths: tables of numbers.
+"""What notebooks and papers get of patching, paths and circuits: tables and graphs.
 
 L layers, H heads of a layer, T positions.
 """
 
-from collections.abc import Callable, Sequence
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 _MOST_NODES = 64
 _MOST_ROWS = 20
+_COLOURS = {"q": "C0", "k": "C1", "v": "C2", "feed_forward": "C7", "logits": "C3"}
+# Edges between the same two nodes are drawn side by side.
+_BENDS = {"q": -0.12, "k": 0.0, "v": 0.12, "feed_forward": 0.0, "logits": 0.0}
+_THICKEST = 4.0  # points of the strongest edge
 
 
 class Grid(NamedTuple):
@@ -43,7 +48,7 @@ class Grid(NamedTuple):
     texts: np.ndarray | None = None
 
     def html(self) -> markup.Html:
-        """Returns the table that a notebook shows."""
+        """Renders the table that a notebook shows."""
         scale = self._scale()
         table = markup.heat_table(
             self.values,
@@ -55,7 +60,7 @@ class Grid(NamedTuple):
         return markup.block(self.caption, table, note=self.note)
 
     def figure(self, title: str | None) -> "Figure":
-        """Returns the figure that `mh.plot` gives; None: with its own title."""
+        """Draws the figure that `mh.plot` returns; None: with the grid's title."""
         width = (0.4 if self.texts is None else 0.75) * len(self.columns) + 2
         height = max(2.0, 0.3 * len(self.rows) + 1.4)
         sheet = drawing.sheet(max(4.0, width), height, title=title or self.title)
@@ -64,17 +69,11 @@ class Grid(NamedTuple):
         if self.texts is not None:
             for (i, j), text in np.ndenumerate(self.texts):
                 colour = "white" if self.values[i, j] < 0.6 else "black"
-                axes.text(
-                    *(j, i, text),
-                    ha="center",
-                    va="center",
-                    fontsize="x-small",
-                    color=colour,
-                )
+                style = {"ha": "center", "va": "center", "fontsize": "x-small"}
+                axes.text(j, i, text, color=colour, **style)
         return sheet
 
     def draw(self, axes) -> None:
-        """Draws the cells."""
         scale = self._scale()
         image = axes.imshow(
             self.values,
@@ -93,9 +92,22 @@ class Grid(NamedTuple):
 
 
 def visible(text: str) -> str:
-    """Returns the text of a token, of which spaces alone are to be seen too."""
+    """Strips a token, or shows its spaces where there is nothing else."""
     text = str(text)
     return text.strip() or repr(text)[1:-1].replace(" ", "␣")
+
+
+def rows_table(rows: Iterable[Mapping[str, Any]], digits: int) -> markup.Html:
+    """Renders rows as a table, numbers to so many digits and texts as tokens."""
+    rows = list(rows)
+    cells = [
+        [
+            f"{x:.{digits}g}" if isinstance(x, float) else visible(x)
+            for x in row.values()
+        ]
+        for row in rows
+    ]
+    return markup.plain_table(cells, columns=list(rows[0]) if rows else [])
 
 
 def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
@@ -105,7 +117,6 @@ def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
 
 
 def _of_patched(patched: heads.Patched) -> Grid:
-    """Returns the means."""
     mean, axes = patched.mean, patched.axes
     layers = [heads.running.label(patched.kinds, i) for i in range(len(mean))]
     rows, columns = layers, list(map(visible, patched.tokens))
@@ -131,7 +142,6 @@ def _of_patched(patched: heads.Patched) -> Grid:
 
 
 def _of_edges(edges: heads.Edges) -> Grid:
-    """Returns the means by sender and by receiver with its kind."""
     senders = list(dict.fromkeys(map(tuple, edges.senders.tolist())))
     pairs = zip(edges.receivers.tolist(), edges.kinds.tolist(), strict=True)
     receivers = [(*receiver, kind) for receiver, kind in pairs]
@@ -153,13 +163,7 @@ def _of_edges(edges: heads.Edges) -> Grid:
 
 @shown.fragment.register
 def _(answer: heads.why.Answer) -> markup.Html:
-    rows = answer.rows(_MOST_ROWS)
-    table = [
-        [f"{x:.4g}" if isinstance(x, float) else visible(x) for x in row.values()]
-        for row in rows
-    ]
-    columns = list(rows[0]) if rows else []
-    table = markup.plain_table(table, columns=columns)
+    table = rows_table(answer.rows(_MOST_ROWS), digits=4)
     return markup.block(answer.title, table, note=heads.why.HELD)
 
 
@@ -222,3 +226,88 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
     drawn.set_title("red raises the metric, blue lowers it")
     grid.draw(cells)
     return sheet
+
+
+@plotting.figure_of.register(heads.Circuit)
+def _circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
+    from matplotlib.lines import Line2D
+
+    places, edges = _places(what), what.edges
+    across, up = np.max(list(places.values()), axis=0)
+    width = max(4.5, 1.2 * across + 2)
+    sheet = drawing.sheet(width, 0.9 * up + 2, title=title or headline(what))
+    axes = sheet.subplots()
+    axes.set_axis_off()
+    strengths = edges.strength / max(edges.strength[what.kept].max(initial=0), 1e-30)
+    for i in np.flatnonzero(what.kept):
+        ends = (places[tuple(x[i])] for x in (edges.receivers, edges.senders))
+        axes.annotate(
+            "",
+            *ends,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": _COLOURS[str(edges.kinds[i])],
+                "linewidth": max(0.5, _THICKEST * strengths[i]),
+                "connectionstyle": f"arc3,rad={_BENDS[str(edges.kinds[i])]}",
+            },
+        )
+    for node, place in places.items():
+        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
+        style = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
+        axes.text(*place, graph.label(node), bbox=box, parse_math=False, **style)
+    axes.set_xlim(-1, across + 1)
+    axes.set_ylim(-0.6, up + 0.6)
+    kinds = [kind for kind in _COLOURS if kind in edges.kinds[what.kept]]
+    lines = [Line2D([], [], color=_COLOURS[kind]) for kind in kinds]
+    names = [kind.replace("_", "-") for kind in kinds]
+    axes.legend(lines, names, loc="upper right", fontsize=7, title="read as")
+    return sheet
+
+
+def _places(circuit) -> dict[tuple[int, int], tuple[float, float]]:
+    """Returns where the nodes are drawn: above all that they read."""
+    ends = [
+        x[circuit.kept].tolist()
+        for x in (circuit.edges.senders, circuit.edges.receivers)
+    ]
+    heights: dict[tuple[int, int], int] = {}
+    for sender, receiver in zip(*ends, strict=True):  # in the order of the model
+        below = heights.setdefault(tuple(sender), 0) + 1
+        heights[tuple(receiver)] = max(heights.get(tuple(receiver), 0), below)
+    rows: dict[int, list] = {}
+    for node, height in sorted(heights.items()):
+        rows.setdefault(height, []).append(node)
+    widest = max(map(len, rows.values()), default=1)
+    return {
+        node: ((i + 0.5) * widest / len(row) - 0.5, float(height))
+        for height, row in rows.items()
+        for i, node in enumerate(row)
+    } or {graph.LOGITS: (0.0, 0.0)}
+
+
+def headline(circuit: heads.Circuit) -> str:
+    """Returns how many edges a circuit has, and how faithful they are."""
+    return (
+        f"{circuit.kept.sum():,} of {len(circuit.kept):,} edges: "
+        f"{circuit.faithfulness:.0%} of the metric remains with these alone, "
+        f"{circuit.rest:.0%} without them"
+    )
+
+
+picture = drawing.picture(_circuit)
+"""From a circuit to the bytes of a file; see `drawing.picture`."""
+
+
+@shown.fragment.register
+def _(what: heads.Circuit) -> markup.Html:
+    names = {"sender": "sender", "receiver": "receiver", "kind": "read as"}
+    names["value"] = what.edges.unit
+    rows = ({names[x]: row[x] for x in names} for row in what.rows())
+    parts = [rows_table(rows, digits=3)]
+    if drawing.is_possible():
+        image = picture(what, title=" ")
+        source = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+        image = f'<img alt="The graph" style="max-width:100%" src="{source}">'
+        parts.insert(0, markup.Html(image))
+    note = f"Edges by {what.measure}, the strongest first."
+    return markup.block(headline(what), *parts, note=note)

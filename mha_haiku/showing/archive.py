@@ -1,10 +1,9 @@
 """Records of arrays as one `.npz` file: an array per array, and JSON for the rest.
 
-A record is a named tuple or a dataclass, whose annotations say what its fields are:
-text, numbers, arrays, records, and tuples and mappings of these. The file has each
-array by its place in the record (`examples.0.weights.1`), and as the text `fields`
-everything else. Nothing is pickled, and a field that is added with a default can be
-missing from a file.
+A record is a named tuple or a dataclass of text, numbers, arrays, records, and tuples
+and mappings of these. The file has each array by its place in the record
+(`examples.0.weights.1`), and everything else in the text `fields`. Nothing is pickled,
+and a field that is added with a default can be missing from a file.
 """
 
 import dataclasses

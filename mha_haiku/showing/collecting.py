@@ -49,7 +49,7 @@ class Known(NamedTuple):
     places: Any = None
 
     def aligned(self, alignments: Mapping[str, np.ndarray]) -> "Known":
-        """Returns also how often heads look where they should, `[N, T, S]` by name."""
+        """Adds how often heads look where they should, `[N, T, S]` by name."""
         if self.places is None:
             return self
         shares = {x: alignment.shares(self.places, y) for x, y in alignments.items()}
@@ -64,7 +64,7 @@ def known(
     tokens: Array | None = None,
     lengths: Array | None = None,
 ) -> Known:
-    """Returns what is known of the heads of a whole map; arguments as of `see`."""
+    """Measures the heads of a whole map; arguments as of `see`."""
     statistics = attention_map.statistics(tokens=tokens)
     evidence = heads.role_evidence(
         attention_map, statistics, kind, tokens=tokens, lengths=lengths
@@ -94,7 +94,7 @@ class Seen(NamedTuple):
     channels: tuple[Any, Any, Any] | None
 
     def of_heads(self, chosen: Any) -> "Seen":
-        """Returns what is shown of some heads."""
+        """Keeps some heads."""
         masked = self.masked
         if masked is not None and masked.shape[1] > 1:
             masked = masked[:, chosen]
@@ -194,7 +194,6 @@ def map_set(
 
 
 def _filled(example, n, layers, seen, dtype) -> Example:
-    """Returns an example with its maps."""
     weights, masked, channels, patches = [], [], [], []
     for i, (layer, each) in enumerate(zip(layers, seen, strict=True)):
         axes = example.axes(layer)

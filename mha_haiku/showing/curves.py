@@ -51,10 +51,10 @@ def learning(
     baseline: Mapping[str, float] | None = None,
     baseline_name: str = "",
 ) -> "Figure":
-    """Returns a PNG: loss and accuracy over the steps of a training.
+    """Draws loss and accuracy over the steps of a training.
 
     `reports` are the lines of metrics.jsonl, and `baseline` has "loss" and "accuracy"
-    of the best answer without the input, or of another simple one.
+    of the best answer without the input, or of another simple baseline.
     """
     units = {"loss": "loss, nats per target", "accuracy": "accuracy"}
 
@@ -89,7 +89,7 @@ def timeline(
     title: str,
     labels: Sequence[str] = (),
 ) -> "Figure":
-    """Returns a PNG: a panel per score with a line per head, coloured by layer.
+    """Draws a panel per score with a line per head, coloured by layer.
 
     Steps are `[P]`, and the mean of each score `[P, L, H]`, NaN where there is no head;
     a score without a unit is a share, from 0 to 1. Where heads are of several kinds,
@@ -134,9 +134,9 @@ def timeline(
 
 @drawing.picture
 def pruning(curve: Pruning, *, title: str) -> "Figure":
-    """Returns a PNG of the metric, and of speed, against how many heads are kept.
+    """Draws the metric and the speed against the number of heads kept.
 
-    Where heads are of kinds, a third panel has how many of each are.
+    Where heads are of several kinds, a third panel has the number of each.
     """
     sheet = drawing.sheet(12.5 if curve.kinds else 8.5, 3.6, title=title)
     left, *third, right = sheet.subplots(1, 3 if curve.kinds else 2)
@@ -173,10 +173,10 @@ def rollout(
     *,
     title: str,
 ) -> "Figure":
-    """Returns a PNG of the correlations of each measure, by layer.
+    """Draws the correlations of each measure, by layer.
 
-    They are means and standard errors `[L, 2]` by the name of the measure; `published`
-    has numbers of a paper for the same model and data.
+    These are means and standard errors `[L, 2]` by the name of the measure; `published`
+    has the numbers of a paper for the same model and data.
     """
     sheet = drawing.sheet(
         8.0,

@@ -126,20 +126,15 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
-    """Turns a function that draws a figure into one that returns a file's bytes.
+    """Makes a function that draws a figure return a file's bytes, of a `format`.
 
-    That takes the argument `format`, "png" where it is left out. The original function
-    is its `__wrapped__`.
+    The original function is its `__wrapped__`.
     """
 
     @functools.wraps(draw)
     def drawn(*args: object, format: str = "png", **options: object) -> bytes:
         with style():
-            content = io.BytesIO()
-            draw(*args, **options).savefig(
-                content, format=format, metadata=_METADATA.get(format)
-            )
-        return content.getvalue()
+            return _content(draw(*args, **options), format)
 
     return drawn
 
@@ -179,7 +174,7 @@ def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "F
 
 
 def dark() -> None:
-    """Makes all figures from here on light on dark, as `matplotlib.style.use` does."""
+    """Gives all figures from here on a dark background."""
     from matplotlib import style
 
     ground = dict.fromkeys(
@@ -189,7 +184,7 @@ def dark() -> None:
 
 
 def absent() -> str:
-    """Returns the grey of cells that are not there, on the figures' ground."""
+    """Returns the grey of absent cells, on the background of figures."""
     import matplotlib
     from matplotlib import colors
 
@@ -211,11 +206,15 @@ def figure_class() -> type["Figure"]:
                 super().savefig(*args, **options)
 
         def _repr_png_(self):
-            content = io.BytesIO()
-            self.savefig(content, format="png", metadata=_METADATA["png"])
-            return content.getvalue()
+            return _content(self, "png")
 
     return Figure
+
+
+def _content(figure: "Figure", kind: str) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, metadata=_METADATA.get(kind))
+    return content.getvalue()
 
 
 def heat_map(

@@ -109,7 +109,7 @@ def layer_figure(maps: MapSet, layer: int, scale: "Normalize") -> "Figure":
 
 
 def _heading(maps: MapSet, layer: int, width: float) -> list[str]:
-    """Returns the lines above the panels, wrapped to a figure `width` inches wide."""
+    """Wraps the lines above the panels to a figure `width` inches wide."""
     example, count = maps.examples[0], len(maps.inputs)
     which = f"{maps.layers[layer].name}, {example.name}"
     if count > 1:
@@ -156,7 +156,6 @@ def _draw(
 
 
 def _has_tokens(sides: Sequence[Axis]) -> bool:
-    """Returns whether tokens are legible on both sides."""
     return all(not x.is_pooled and x.bins <= _MOST_TOKENS for x in sides)
 
 
@@ -170,13 +169,12 @@ def _number_axis(set_ticks: Callable, axis: Axis, sides: Sequence[Axis]) -> None
 
 
 def _step(cells: int) -> int:
-    """Returns every which cell is named by its position: at most nine of them."""
+    """Returns the distance of the cells that are named by position, at most nine."""
     steps = (step * 10**power for power in range(9) for step in (1, 2, 5))
     return next(step for step in steps if cells / step <= 9)
 
 
 def _literal(text: str, longest: int = 200) -> str:
-    """Returns text as it can be drawn."""
     return labels.drawable(labels.one_line(text), drawing.fonts()[1], longest)
 
 
@@ -185,7 +183,7 @@ def _tokens(side: Axis) -> list[str]:
 
 
 def _grid(num_heads: int) -> tuple[int, int]:
-    """Returns the rows and columns of a grid near a square, or of one row up to 4."""
+    """Returns the rows and columns of a near-square grid, or of one row up to 4."""
     if num_heads <= 4:
         return 1, max(1, num_heads)
     near = math.ceil(math.sqrt(num_heads))
@@ -359,5 +357,5 @@ def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
 
 
 def _word(token: str) -> str:
-    """Returns a token as a label that has its own place: no space marks its start."""
+    """Labels a token, without the space that marks its start."""
     return labels.visible(token[1:] if token[:1] == " " and token[1:] else token)

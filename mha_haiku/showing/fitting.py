@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku.showing import map_set
-from mha_haiku.showing.dossier import Dossier
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.showing.map_set import Dossier, MapSet
 
 # To what multiples weights are rounded, and what share of the bytes is left then: of
 # maps of a pretrained model with 6 layers of 12 heads, 128 positions.
@@ -47,11 +46,10 @@ def fitted(
 ) -> tuple[Dossier, str]:
     """Cuts a dossier to what fits; also returns what was rendered of it.
 
-    Queries and keys go first; then weights are rounded, down to 0.016, of which the
-    page says its precision; then all examples go but one (a mean of examples stays),
-    and finer parts, of which there are never more than take a third of the room; then
-    the grain becomes coarser, and last there are fewer heads. Notes say so. The budget
-    is in bytes.
+    Queries and keys go first. Then weights are rounded, to 0.016 at most; examples are
+    left out, all but one and the mean; and finer parts, which never take more than a
+    third of the budget, in bytes. Then the grain becomes coarser, and last there are
+    fewer heads. The page says so.
     """
     cut = _guess(whole, budget)
     for _ in range(_STEPS):
@@ -69,7 +67,7 @@ def fitted(
 
 
 def _guess(whole, budget) -> Cut:
-    """Returns what may fit, so that a page is not made many times over."""
+    """Guesses what may fit, so that a page is not rendered many times."""
     num_examples = _num_examples(whole)
     num_heads = max(len(layer.heads) for each in whole.sets for layer in each.layers)
     cells = sum(
@@ -87,7 +85,7 @@ def _guess(whole, budget) -> Cut:
 
 
 def _smaller(whole, cut, excess) -> Cut | None:
-    """Returns a cut that takes less room, by about a factor `excess`; None: none."""
+    """Returns a cut that is smaller by about a factor `excess`; None: there is none."""
     examples = [example for each in whole.sets for example in each.examples]
     if cut.channels and any(each.channels or each.why for each in examples):
         return cut._replace(channels=False)
@@ -153,7 +151,7 @@ def _with(whole, cut, budget) -> Dossier:
 
 
 def _notes(whole, cut, budget) -> list[str]:
-    """Returns what a page says of what it leaves out."""
+    """Says what a page leaves out."""
     notes = []
     first, layers = whole.sets[0].examples[0], whole.sets[0].layers
     widths = [

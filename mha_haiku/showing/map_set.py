@@ -12,7 +12,7 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -239,6 +239,11 @@ class Layer(NamedTuple):
         name = f"{kind or 'layer'} {number}"
         return cls(name, tuple(map(str, heads)), kind, index, number)
 
+    @classmethod
+    def names(cls, kinds: Sequence[str]) -> list[str]:
+        """Returns the names of layers of these kinds, each counted among its kind."""
+        return [f"{x or 'layer'} {i - kinds.index(x)}" for i, x in enumerate(kinds)]
+
     @property
     def address(self) -> str:
         """How a flag names it: "3", or "cross.3" where there are kinds."""
@@ -360,7 +365,7 @@ class MapSet:
         )
 
     def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
-        """Returns a set with the heads at some places of each layer, in that order."""
+        """Keeps the heads at some places of each layer, in that order."""
         pairs = [[(i, h) for h in each] for i, each in enumerate(places)]
         roles = self.roles
         if roles is not None:
@@ -400,11 +405,8 @@ class MapSet:
         _check_set(self)
         for example in self.examples if is_finite else ():
             for layer, weights in zip(self.layers, example.weights, strict=True):
-                if np.isnan(weights).any():
-                    raise ValueError(
-                        f"weights of {layer.name} of {example.name!r} must be finite, "
-                        "got NaN."
-                    )
+                name = f"weights of {layer.name} of {example.name!r}"
+                _require(not np.isnan(weights).any(), name, "be finite", "NaN")
         return self
 
 
@@ -462,20 +464,50 @@ def _why_of_heads(why: Why, places: Sequence[Sequence[int]]) -> Why:
     return Why(why.components, cells, *(x[kept] for x in why[2:]))
 
 
+class Dossier(NamedTuple):
+    """All that one page shows: sets of maps that belong together.
+
+    Attributes:
+      title: What it is about.
+      sets: One map set or more. Sets with a step are shown one after the other, others
+        side by side.
+      matches: `[L, H, 2]` integers: for each head of the first set (layer, head) of the
+        head of the second set that attends most alike, -1 where there is none; or None.
+      notes: What has to be said of all of it.
+      rounding: Weights may be rounded to multiples of this, to need less room.
+    """
+
+    title: str
+    sets: tuple[MapSet, ...]
+    matches: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+    rounding: float = 0.0
+
+    def check(self) -> "Dossier":
+        """Checks that all sizes fit together, as `MapSet.check` does."""
+        _require(self.sets, "sets", "not be empty")
+        for each in self.sets:
+            each.check()
+            _require(each.examples, f"examples of {each.name!r}", "not be empty")
+        if self.matches is not None:
+            wanted = "be None where there is one set of maps"
+            _require(len(self.sets) > 1, "matches", wanted)
+            _has_shape("matches", self.matches, (*self.sets[0].shape, 2), kinds="iu")
+        return self
+
+
 def _check_set(shown: MapSet) -> None:
     where = f"of {shown.name!r}" if shown.name else "of the maps"
-    if not shown.layers:
-        raise ValueError(f"layers {where} must not be empty.")
+    _require(shown.layers, f"layers {where}", "not be empty")
     for name, each in shown.numbers.items():
         of = f"of {name} {where}"
-        has_shape(f"{name} {where}", each.mean, shown.shape, kinds="f")
-        errors = each.standard_error
-        has_shape(f"standard errors {of}", errors, shown.shape, kinds="f")
-        has_shape(f"ranks {of}", each.ranks, (*shown.shape, 2), kinds="f")
+        _has_shape(f"{name} {where}", each.mean, shown.shape)
+        _has_shape(f"standard errors {of}", each.standard_error, shown.shape)
+        _has_shape(f"ranks {of}", each.ranks, (*shown.shape, 2))
     if shown.roles is not None:
         names, scores = shown.roles
-        has_shape(f"names of roles {where}", names, shown.shape, kinds="UO")
-        has_shape(f"scores of roles {where}", scores, shown.shape, kinds="f")
+        _has_shape(f"names of roles {where}", names, shown.shape, kinds="UO")
+        _has_shape(f"scores of roles {where}", scores, shown.shape)
     for example in shown.examples:
         _check_example(example, shown.layers)
 
@@ -483,134 +515,118 @@ def _check_set(shown: MapSet) -> None:
 def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
     of = f"of {example.name!r}"
     for each in (Axes(example.queries, example.keys), *example.kinds.values()):
-        _check_axes(each, of)
+        sizes = len(each.queries.tokens), len(each.keys.tokens)
+        for side, axis, size in zip(("queries", "keys"), each, sizes, strict=False):
+            _rises(f"edges of the {side} {of}", axis.edges, size)
+            if axis.notes:
+                _has_length(f"notes of the {side} {of}", axis.notes, size)
+        _has_shape(f"alignment {of}", each.alignment, sizes, kinds="b")
     for name in ("weights", "masked", "channels"):
         parts = getattr(example, name)
         if isinstance(parts, tuple) or name == "weights":
             _has_length(f"{name} {of}", parts, len(layers), "layers")
-    for i, (layer, weights) in enumerate(zip(layers, example.weights, strict=True)):
-        heads, axes = len(layer.heads), example.axes(layer)
+    for i, layer in enumerate(layers):
+        of_layer, axes = f"of {layer.name} {of}", example.axes(layer)
         cells = axes.queries.bins, axes.keys.bins
-        _are_weights(f"weights of {layer.name} {of}", weights, (heads, *cells))
-        shapes = (cells, (heads, *cells))
-        name = f"masked of {layer.name} {of}"
-        has_shape(name, example.masked_cells(i), *shapes, kinds="b")
+        shape = len(layer.heads), *cells
+        _are_weights(f"weights {of_layer}", example.weights[i], shape)
+        masked = example.masked_cells(i)
+        _has_shape(f"masked {of_layer}", masked, cells, shape, kinds="b")
         if channels := example.channels and example.channels[i]:
             size = np.shape(channels.query)[-1:]
             for name, axis in (("query", axes.queries), ("key", axes.keys)):
-                shape = (heads, len(axis.tokens), *size)
-                label = f"{name} channels of {layer.name} {of}"
-                has_shape(label, getattr(channels, name), shape, kinds="f")
+                shape = (len(layer.heads), len(axis.tokens), *size)
+                values = getattr(channels, name)
+                _has_shape(f"{name} channels {of_layer}", values, shape)
     for patch in example.patches:
-        _check_patch(patch, example, layers, of)
+        _check_patch(patch, example, layers, f"of a patch {of}")
     if example.answers is not None:
-        answers = example.answers
-        wanted = 1 if answers.whole else len(example.queries.tokens)
-        for name in ("targets", "likeliest"):
-            _has_length(f"{name} {of}", getattr(answers, name), wanted, "positions")
-        most = max(map(len, answers.likeliest), default=0)
-        if most > MOST_LIKELIEST:
-            raise ValueError(
-                f"likeliest {of} must have at most {MOST_LIKELIEST} answers for each "
-                f"position, got {most}."
-            )
+        targets, likeliest, is_whole = example.answers
+        count = 1 if is_whole else len(example.queries.tokens)
+        _has_length(f"targets {of}", targets, count)
+        _has_length(f"likeliest {of}", likeliest, count)
+        most = max(map(len, likeliest), default=0)
+        wanted = f"have at most {MOST_LIKELIEST} answers for each position"
+        _require(most <= MOST_LIKELIEST, f"likeliest {of}", wanted, most)
     if example.images is not None:
-        _check_images(example.images, example.keys, of)
-
-
-def _check_axes(axes: Axes, of: str) -> None:
-    for side, axis in (("queries", axes.queries), ("keys", axes.keys)):
-        _rises(f"edges of the {side} {of}", axis.edges, len(axis.tokens))
-        if axis.notes:
-            name, count = f"notes of the {side} {of}", len(axis.tokens)
-            _has_length(name, axis.notes, count, "positions")
-    shape = len(axes.queries.tokens), len(axes.keys.tokens)
-    has_shape(f"alignment {of}", axes.alignment, shape, kinds="b")
+        _check_images(example.images, len(example.keys.tokens), of)
 
 
 def _check_patch(patch, example, layers, of) -> None:
-    checks.integer_in(f"layer of a patch {of}", patch.layer, 0, len(layers) - 1)
-    last = len(layers[patch.layer].heads) - 1
-    checks.integer_in(f"head of a patch {of}", patch.head, 0, last)
-    _rises(f"query_edges of a patch {of}", patch.query_edges)
-    _rises(f"key_edges of a patch {of}", patch.key_edges)
-    axes = example.axes(layers[patch.layer])
-    sides = ((patch.query_edges, axes.queries), (patch.key_edges, axes.keys))
-    for edges, axis in sides:
-        if edges[0] < 0 or edges[-1] > len(axis.tokens):
-            raise ValueError(
-                f"a patch {of} must lie in its {len(axis.tokens)} positions, got "
-                f"{edges[0]} to {edges[-1]}."
-            )
+    checks.integer_in(f"layer {of}", patch.layer, 0, len(layers) - 1)
+    layer = layers[patch.layer]
+    checks.integer_in(f"head {of}", patch.head, 0, len(layer.heads) - 1)
+    axes = example.axes(layer)
+    for name, axis in (("query_edges", axes.queries), ("key_edges", axes.keys)):
+        edges, size = getattr(patch, name), len(axis.tokens)
+        _rises(f"{name} {of}", edges)
+        is_inside = edges[0] >= 0 and edges[-1] <= size
+        wanted = f"lie in its {size} positions"
+        _require(is_inside, f"{name} {of}", wanted, f"{edges[0]} to {edges[-1]}")
     cells = len(patch.query_edges) - 1, len(patch.key_edges) - 1
-    _are_weights(f"weights of a patch {of}", patch.weights, cells)
+    _are_weights(f"weights {of}", patch.weights, cells)
 
 
-def _check_images(images: Images, keys: Axis, of: str) -> None:
+def _check_images(images: Images, count: int, of: str) -> None:
     checks.choice(f"kind of images {of}", images.kind, IMAGE_KINDS)
-    pixels, count = np.asarray(images.pixels), len(keys.tokens)
-    if pixels.dtype != np.uint8:
-        raise ValueError(f"images {of} must be uint8, got {pixels.dtype}.")
-    is_grid = images.kind == "grid"
+    pixels, is_grid = np.asarray(images.pixels), images.kind == "grid"
+    _require(pixels.dtype == np.uint8, f"images {of}", "be uint8", pixels.dtype)
     shape = pixels.shape if is_grid else pixels.shape[1:]
-    if len(shape) not in (2, 3) or shape[2:] not in ((), (3,)) or 0 in shape:
-        wanted = "[h, w] or [h, w, 3]" if is_grid else "[S, h, w] or [S, h, w, 3]"
-        raise ValueError(f"images {of} must be {wanted}, got {pixels.shape}.")
+    is_right = len(shape) in (2, 3) and shape[2:] in ((), (3,)) and 0 not in shape
+    wanted = "[h, w] or [h, w, 3]" if is_grid else "[S, h, w] or [S, h, w, 3]"
+    _require(is_right, f"images {of}", f"be {wanted}", pixels.shape)
     if not is_grid:
-        _has_length(f"images {of}", pixels, count, "positions")
-    else:
-        patches = images.rows * images.columns
-        if min(images.rows, images.columns, images.first + 1) < 1:
-            raise ValueError(
-                f"a grid {of} must have rows and columns, got {images.rows} x "
-                f"{images.columns} from position {images.first}."
-            )
-        if images.first + patches > count:
-            raise ValueError(
-                f"a grid {of} must have at most {count - images.first} patches from "
-                f"position {images.first}, got {images.rows} x {images.columns}."
-            )
+        _has_length(f"images {of}", pixels, count)
+        return
+    sizes = f"{images.rows} x {images.columns}"
+    is_right = min(images.rows, images.columns, images.first + 1) > 0
+    got = f"{sizes} from position {images.first}"
+    _require(is_right, f"a grid {of}", "have rows and columns", got)
+    most = count - images.first
+    wanted = f"have at most {most} patches from position {images.first}"
+    _require(images.rows * images.columns <= most, f"a grid {of}", wanted, sizes)
 
 
 def _rises(name: str, edges: np.ndarray, last: int | None = None) -> None:
     edges = np.asarray(edges)
-    is_rising = (
+    is_right = (
         edges.ndim == 1
         and edges.size > (last is None)
         and edges.dtype.kind in "iu"
         and (np.diff(edges.astype(np.int64)) > 0).all()
+        and (last is None or (edges[0], edges[-1]) == (0, last))
     )
-    if not is_rising or (last is not None and (edges[0], edges[-1]) != (0, last)):
-        wanted = "rise" if last is None else f"rise from 0 to {last}"
-        raise ValueError(f"{name} must be integers that {wanted}, got {edges}.")
+    wanted = "rise" if last is None else f"rise from 0 to {last}"
+    _require(is_right, name, f"be integers that {wanted}", edges)
 
 
 def _are_weights(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> None:
-    weights = np.asarray(weights)
-    has_shape(name, weights, shape, kinds="f")
+    _has_shape(name, weights, shape)
     # Written so that NaN passes.
     if (weights < 0).any() or np.isinf(weights).any():
-        raise ValueError(
-            f"{name} must be finite and at least 0 (or NaN), got values from "
-            f"{np.nanmin(weights)} to {np.nanmax(weights)}."
-        )
+        got = f"values from {np.nanmin(weights)} to {np.nanmax(weights)}"
+        _require(False, name, "be finite and at least 0 (or NaN)", got)
 
 
-def _has_length(name: str, parts: Sequence, count: int, of_what: str) -> None:
-    if len(parts) != count:
-        wanted = f"one for each of {count} {of_what}"
-        raise ValueError(f"{name} must be {wanted}, got {len(parts)}.")
+def _has_length(
+    name: str, parts: Sequence, count: int, of_what: str = "positions"
+) -> None:
+    wanted = f"be one for each of {count} {of_what}"
+    _require(len(parts) == count, name, wanted, len(parts))
 
 
-def has_shape(
-    name: str, values: np.ndarray | None, *shapes: tuple[int, ...], kinds: str
+def _has_shape(
+    name: str, values: np.ndarray | None, *shapes: tuple[int, ...], kinds: str = "f"
 ) -> None:
     """Raises ValueError if an array is of no kind of NumPy's, or has no such shape."""
-    if values is None:
-        return
-    values = np.asarray(values)
-    if values.dtype.kind not in kinds:
-        raise ValueError(f"{name} must be {_KINDS[kinds]}, got {values.dtype}.")
-    if values.shape not in shapes:
-        wanted = " or ".join(map(str, shapes))
-        raise ValueError(f"{name} must have shape {wanted}, got {values.shape}.")
+    if values is not None:
+        values = np.asarray(values)
+        _require(values.dtype.kind in kinds, name, f"be {_KINDS[kinds]}", values.dtype)
+        wanted = f"have shape {' or '.join(map(str, shapes))}"
+        _require(values.shape in shapes, name, wanted, values.shape)
+
+
+def _require(is_right: Any, name: str, wanted: str, got: Any = None) -> None:
+    if not is_right:
+        got = "" if got is None else f", got {got}"
+        raise ValueError(f"{name} must {wanted}{got}.")

@@ -69,7 +69,7 @@ def escaped(text: str) -> str:
 
 
 def block(title: str, *parts: str, note: str = "") -> Html:
-    """Returns what a notebook shows: a title, the parts below it, and a note."""
+    """Puts a title, parts and a note below each other, for a notebook."""
     lines = [tag("div", title, style="font-weight:bold;margin-bottom:4px"), *parts]
     if note:
         lines.append(tag("div", note, style="font-size:smaller;margin-top:4px"))
@@ -77,7 +77,7 @@ def block(title: str, *parts: str, note: str = "") -> Html:
 
 
 def preformatted(text: str) -> Html:
-    """Returns text as it is, such as a short `repr`."""
+    """Renders text as it is, such as a short `repr`."""
     return tag("pre", text, style="margin:0;white-space:pre-wrap")
 
 
@@ -91,11 +91,11 @@ def heat_table(
     titles: np.ndarray | None = None,
     shown: np.ndarray | None = None,
 ) -> Html:
-    """Returns a table whose cells have the colours of their numbers `[R, H]`.
+    """Renders a table whose cells have the colours of their numbers `[R, H]`.
 
-    Columns without names are heads. Where one points at a row's name its meaning is
-    shown, and at a cell its title (None: its number). `shown` is the text in the cells
-    (None: their numbers, where there is room); cells of NaN are empty.
+    Columns without names are heads. Tooltips have the meaning of a row and the title of
+    a cell (None: its number). `shown` is the text in the cells (None: their numbers,
+    unless columns are many); cells of NaN are empty.
     """
     has_room = values.shape[1] <= _MOST_COLUMNS
     head = [tag("th", "head" if columns is None else "", style=_NAME)]
@@ -120,7 +120,7 @@ def heat_table(
 
 
 def plain_table(rows: Sequence[Sequence[str]], *, columns: Sequence[str] = ()) -> Html:
-    """Returns a table of text, its first column to the left and others to the right."""
+    """Renders a table of text, the first column aligned left and the others right."""
     lines = (
         [tag("tr", *(tag("th", x, style=_CELL) for x in columns))] if columns else []
     )
@@ -132,7 +132,7 @@ def plain_table(rows: Sequence[Sequence[str]], *, columns: Sequence[str] = ()) -
 
 
 def picture(image: np.ndarray, *, alt: str) -> Html:
-    """Returns `[height, width, 3]` uint8 inside the HTML, its pixels kept sharp."""
+    """Embeds `[height, width, 3]` uint8 in the HTML, with sharp pixels."""
     height, width, _ = image.shape
     content = base64.b64encode(png(image)).decode()
     return Html(
@@ -211,7 +211,7 @@ def png(image: np.ndarray) -> bytes:
 
 
 def _shrunk(values: np.ndarray, side: int) -> np.ndarray:
-    """Returns a map of at most `side` cells a side: the largest of those that join."""
+    """Shrinks a map to at most `side` cells a side, by the largest of joined cells."""
     for axis in (0, 1):
         step = -(-values.shape[axis] // side)
         starts = np.arange(0, values.shape[axis], step)

@@ -24,9 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku.showing import dossier, labels, map_set
-from mha_haiku.showing.dossier import Dossier
-from mha_haiku.showing.map_set import Axes, Axis, Example, MapSet, PerHead
+from mha_haiku.showing import labels, map_set
+from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet, PerHead
 
 VERSION = 2
 Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options
@@ -74,23 +73,13 @@ def to_json(value: Any) -> str:
 
 
 def contents(shown: Dossier) -> dict[str, Any]:
-    """Returns what the page shows, as values that JSON knows.
+    """Converts a dossier to the JSON values of its page.
 
-    Numbers that are NaN are None. Where a text or a list of codes is "packed", it is
-    base64 of zlib.
-
-    Returns:
-      `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, the `largest`
-      weight and the `precision`, both of all maps; `matches`; and `sets`, each with
-      `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
-      has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
-      (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`,
-      `channels` and `why`; where layers are of several kinds they have their `kind`,
-      and an example `kinds`: what layers of a kind have in place of these
-      (`queries`, `keys`, `images`, and `answers` if there are none), and `alignment`,
-      pairs of positions.
+    NaN is None, and what is packed is base64 of zlib. `keys` are None where they are
+    the same as `queries`. Where layers are of several kinds, an example has `kinds`:
+    what layers of a kind have in place of the example's axes, images and answers.
     """
-    dossier.check(shown)
+    shown.check()
     cells = sum(
         sum(weights.size for weights in example.weights)
         + sum(patch.weights.size for patch in example.patches)
@@ -273,7 +262,7 @@ def _axis(axis: Axis) -> dict[str, Any]:
 
 
 def _texts(texts: Sequence[str], shown_as: Callable[[str], str]) -> list[str] | str:
-    """Returns texts as they can be shown, packed if they are many."""
+    """Makes texts visible, and packs them if they are many."""
     shown = [shown_as(text) if text else "" for text in texts]
     if len(shown) <= _MOST_PLAIN_TOKENS:
         return shown
@@ -349,7 +338,7 @@ def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
 
 
 def _why(why: map_set.Why) -> dict[str, Any]:
-    """Returns the terms of scores, to four digits."""
+    """Rounds the terms of scores to four digits."""
     shown = {name: getattr(why, name).tolist() for name in ("cells", "pairs")}
     for name in ("scores", "terms"):
         shown[name] = [
@@ -360,7 +349,7 @@ def _why(why: map_set.Why) -> dict[str, Any]:
 
 
 def _kinds(shown: Dossier) -> list[str]:
-    """Returns how to read the maps of a decoder, where there are any."""
+    """Says how to read the maps of a decoder, where there are any."""
     kinds = {layer.kind for each in shown.sets for layer in each.layers}
     if not kinds & {"decoder", "cross"}:
         return []
@@ -372,7 +361,7 @@ def _kinds(shown: Dossier) -> list[str]:
 
 
 def _faults(shown: Dossier) -> list[str]:
-    """Returns a note for each set in which weights are NaN."""
+    """Notes each set in which weights are NaN."""
     notes = []
     for each in shown.sets:
         places = [
@@ -394,7 +383,7 @@ def _token(text: str) -> str:
 
 
 def _plain(values: np.ndarray) -> list:
-    """Returns nested lists, to six digits, with None for what is not finite."""
+    """Converts to nested lists, to six digits, with None for what is not finite."""
     if values.ndim:
         return [_plain(row) for row in values]
     return float(f"{values:.6g}") if np.isfinite(values) else None

@@ -31,7 +31,7 @@ def table(
     roles: np.ndarray | None = None,
     shown: str = tables.WITH_ERROR,
 ) -> tables.Table:
-    """Returns a row per head, with its numbers, their standard errors and ranks.
+    """Makes a row per head, with its numbers, their standard errors and ranks.
 
     There is a column of roles `[L, H]` where they are given. `shown` is the format of a
     number and its standard error in text.
@@ -63,7 +63,7 @@ def table(
 
 
 def legend(numbers: Numbers) -> str:
-    """Returns a line of text per number: what it is, and its unit."""
+    """Writes a line of text per number: what it is, and its unit."""
     size = max(map(len, numbers), default=0)
     return "\n".join(
         f"{name:<{size}}  {each.label}, {each.unit}" for name, each in numbers.items()
@@ -74,7 +74,7 @@ def legend(numbers: Numbers) -> str:
 def statistics_picture(
     numbers: Numbers, layers: Sequence[Layer], *, title: str
 ) -> "Figure":
-    """Returns a heat map of each number, heads by layer, as the bytes of a PNG file."""
+    """Draws a heat map of each number, heads by layer."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     rows = math.ceil(len(numbers) / _COLUMNS)
     columns = min(_COLUMNS, len(numbers))
@@ -99,7 +99,7 @@ def statistics_picture(
 def importance_picture(
     numbers: Numbers, layers: Sequence[Layer], *, title: str
 ) -> "Figure":
-    """Returns a PNG: a row per measure, heads by layer and next to it in order."""
+    """Draws a row per measure: heads by layer, and next to it in order."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     across = (max(2.6, 0.35 * num_heads), max(4.0, 0.16 * num_layers * num_heads))
 
@@ -130,18 +130,12 @@ def _draw_bars(
     cells = np.argwhere(~np.isnan(numbers.mean))
     order = cells[np.argsort(-numbers.mean[tuple(cells.T)], kind="stable")]
     places = tuple(order.T)
-    spread = None
-    if numbers.standard_error is not None:
-        spread = np.nan_to_num(numbers.standard_error[places])
+    errors = numbers.standard_error
     kinds = list(dict.fromkeys(layer.kind for layer in layers if layer.kind))
     colours = [drawing.KINDS.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
-    axes.bar(
-        range(len(order)),
-        numbers.mean[places],
-        yerr=spread,
-        color=colours,
-        capsize=2,
-    )
+    spread = None if errors is None else np.nan_to_num(errors[places])
+    heights = numbers.mean[places]
+    axes.bar(range(len(order)), heights, yerr=spread, color=colours, capsize=2)
     if kinds:
         legend = [patches.Patch(color=drawing.KINDS[x], label=x) for x in kinds]
         axes.legend(handles=legend, fontsize=7)

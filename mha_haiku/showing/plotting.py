@@ -13,7 +13,7 @@ import numpy as np
 
 from mha_haiku.core import attention, checks
 from mha_haiku.lab import heads
-from mha_haiku.showing import drawing, figures, given_maps, per_head, sets, shown
+from mha_haiku.showing import drawing, figures, per_head, sets, shown
 from mha_haiku.showing.map_set import Layer, MapSet, PerHead
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def plot(
     given = sets.given(what, tokens, key_tokens)
     what = given.maps
     with drawing.style():
-        if given_maps.is_maps(what):
+        if sets.is_maps(what):
             whole = _of_maps(given, layer, example)
         elif _is_saved(what) or (sets.has_own(what) and not _is_file(what)):
             if not (given.tokens is None and given.key_tokens is None):
@@ -106,19 +106,19 @@ def plot(
 
 
 def _of_maps(given: sets.Given, layer, example) -> MapSet:
-    """Returns an example of some layers of maps that are in memory."""
-    maps, kinds = given_maps.named_maps(given.maps)
+    """Reads an example of some layers from maps in memory."""
+    maps, kinds = sets.named_maps(given.maps)
     last = list(maps.values())[-1]
-    sides = given_maps.sides(last, given.tokens, given.key_tokens)
+    sides = sets.sides(last, given.tokens, given.key_tokens)
     checks.integer_in("example", example, 0, int(np.prod(last.shape[:-3])) - 1)
-    chosen = _chosen_layers(list(maps), kinds or ("",) * len(maps), layer)
+    chosen = _chosen_layers(list(maps), kinds, layer)
     maps = dict(list(maps.items())[i] for i in chosen)
-    kinds = [kinds[i] for i in chosen] if kinds else ()
-    return given_maps.map_set(maps, sides, only=example, kinds=kinds, has_numbers=False)
+    kinds = [kinds[i] for i in chosen]
+    return sets.map_set(maps, sides, only=example, kinds=kinds, has_numbers=False)
 
 
 def _chosen_layers(names, kinds, layer) -> list[int]:
-    """Returns the places of the wanted layers, which are of one kind."""
+    """Returns the indices of the chosen layers, which are of one kind."""
     if layer is None:
         return [i for i, kind in enumerate(kinds) if kind == kinds[-1]]
     if not isinstance(layer, str):
@@ -140,7 +140,7 @@ def _is_saved(what: Any) -> bool:
 
 
 def _of_set(what, layer, example) -> MapSet:
-    """Returns an example of some layers of a set, or of what has one."""
+    """Takes an example of some layers from a set, or from what has one."""
     whole = MapSet.load(what) if _is_saved(what) else sets.map_set_of(what)
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
     names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
@@ -155,7 +155,7 @@ def _of_set(what, layer, example) -> MapSet:
 
 @functools.singledispatch
 def figure_of(what: Any, *, title: str | None) -> "Figure":
-    """Returns the figure of what is no map."""
+    """Draws what is no map."""
     if isinstance(picture := getattr(what, "picture", None), functools.partial):
         return drawn(picture, title)
     raise TypeError(
@@ -214,6 +214,6 @@ def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
 
 
 def drawn(picture: functools.partial, title: str | None) -> "Figure":
-    """Returns the figure of a picture."""
+    """Draws a picture with a title, as a figure."""
     titled = {} if title is None else {"title": title}
     return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.showing import dossier, fitting, given_maps, markup, page, sets, shown
+from mha_haiku.showing import fitting, map_set, markup, page, sets, shown
 from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
@@ -23,7 +23,6 @@ def show(
     tokens: Any = None,
     key_tokens: Any = None,
     images: Any = None,
-    names: Sequence[str] | None = None,
     heads: Sequence[int] | None = None,
     compare: Any = None,
     budget: int = BUDGET,
@@ -47,30 +46,24 @@ def show(
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
         or `[S, h, w, 3]`, or a list of N of these; or `showing.map_set.Images`, whose
         positions may be the patches of one picture.
-      names: The names of the maps.
-      heads: Which heads of each layer; None: all. Of parameters the names of all.
+      heads: Which heads of each layer; None: all.
       compare: Something else of the same kind and sizes, such as maps after training;
         or a dict of one such thing by its name.
       budget: The largest number of bytes.
 
     Raises:
       TypeError: If it is nothing that can be shown.
-      ValueError: If tokens, images or names do not fit the maps, maps in one view
-        differ in size or are being traced, there are no heads, queries or keys, or the
-        budget is below what an empty page takes.
+      ValueError: If tokens or images do not fit the maps, maps in one view differ in
+        size or are being traced, there are no heads, queries or keys, or the budget is
+        below what an empty page takes.
     """
     checks.positive_integer("budget", budget)
     value, tokens, key_tokens, why = sets.given(maps_or_run, tokens, key_tokens)
-    sides = {
-        "tokens": tokens,
-        "key_tokens": key_tokens,
-        "images": images,
-        "names": names,
-    }
-    if given_maps.is_maps(value):
+    sides = {"tokens": tokens, "key_tokens": key_tokens, "images": images}
+    if sets.is_maps(value):
         whole = _of_maps(value, compare=compare, **sides)
         first, *others = whole.sets
-        whole = whole._replace(sets=(given_maps.with_why(first, why), *others))
+        whole = whole._replace(sets=(sets.with_why(first, why), *others))
     elif not sets.has_own(value):
         return shown.view(value, **sides, heads=heads, compare=compare)
     else:
@@ -87,8 +80,8 @@ def show(
     return of_dossier(whole, budget=budget)
 
 
-def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
-    """Returns the view of a dossier, of which as much is shown as fits."""
+def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
+    """Renders as much of a dossier as fits the budget."""
     pages = {}
 
     def render(shown):
@@ -97,30 +90,30 @@ def of_dossier(whole: dossier.Dossier, *, budget: int) -> View:
         pages[inline] = html
         return inline
 
-    _, inline = fitting.fitted(dossier.check(whole), budget, render)
+    _, inline = fitting.fitted(whole.check(), budget, render)
     return View(whole.title, pages[inline], inline)
 
 
-def _of_maps(value, *, tokens, key_tokens, images, names, compare):
-    maps, kinds = given_maps.named_maps(value, names)
+def _of_maps(value, *, compare, **texts):
+    maps, kinds = sets.named_maps(value)
     # The last: with a decoder that is a cross map, which has both texts.
-    sides = given_maps.sides(list(maps.values())[-1], tokens, key_tokens, images)
+    sides = sets.sides(list(maps.values())[-1], **texts)
     title = _title(maps, kinds)
     if compare is None:
-        return dossier.Dossier(title, (given_maps.map_set(maps, sides, kinds=kinds),))
+        return map_set.Dossier(title, (sets.map_set(maps, sides, kinds=kinds),))
     name, other = sets.named(compare)
-    others, _ = given_maps.named_maps(sets.maps_of(other).maps, names)
-    given_maps.check_same_sizes(maps, others)
+    others, _ = sets.named_maps(sets.maps_of(other).maps)
+    sets.check_same_sizes(maps, others)
     both = (
-        given_maps.map_set(maps, sides, name="first", kinds=kinds),
-        given_maps.map_set(others, sides, name=name or "second", kinds=kinds),
+        sets.map_set(maps, sides, name="first", kinds=kinds),
+        sets.map_set(others, sides, name=name or "second", kinds=kinds),
     )
-    return dossier.Dossier(title, both)
+    return map_set.Dossier(title, both)
 
 
 def _title(maps, kinds) -> str:
     (name, first), *others = maps.items()
-    if kinds:
+    if any(kinds):
         counts = collections.Counter(kinds)
         said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         return f"Attention of {said} layers, {first.shape[-3]} heads"
@@ -130,8 +123,8 @@ def _title(maps, kinds) -> str:
     return f"{name.capitalize()}, {shape}, mask {first.weighting.mask}"
 
 
-def _inline(whole: dossier.Dossier, html: str) -> str:
-    """Returns a page for a notebook: a frame above a picture, seen without frames."""
+def _inline(whole: map_set.Dossier, html: str) -> str:
+    """Embeds a page: a frame above a picture, which is seen without frames."""
     # The frame has its document inside, so that it is alive after the notebook was
     # saved and opened again, and no rights of the page around it. Picture and frame
     # are in one place of a grid: whoever strips frames leaves the picture.
@@ -147,8 +140,8 @@ def _inline(whole: dossier.Dossier, html: str) -> str:
     return f'<div style="display:grid">{below}{frame}</div>'
 
 
-def _thumbnails(whole: dossier.Dossier) -> markup.Html:
-    """Returns small pictures of the first example's heads; of kinds, the last one's."""
+def _thumbnails(whole: map_set.Dossier) -> markup.Html:
+    """Draws small maps of the first example; where there are kinds, of the last."""
     example = whole.sets[0].examples[0]
     kind = whole.sets[0].layers[-1].kind
     maps, layers = [], []

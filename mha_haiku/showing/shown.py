@@ -8,17 +8,17 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, display, masks
+from mha_haiku.core import attention, display, masks, models
 from mha_haiku.core.modules import anatomy
 from mha_haiku.lab import heads
-from mha_haiku.showing import collecting, drawing, given_maps, markup, sets
+from mha_haiku.showing import collecting, drawing, markup, sets
 from mha_haiku.showing.map_set import MapSet, PerHead
 from mha_haiku.training.runs import files
 
@@ -64,7 +64,7 @@ def html(value: Any) -> str:
     if display.is_traced(value):
         return markup.preformatted(repr(value))
     try:
-        if isinstance(value, MapSet) or given_maps.is_maps(sets.maps_of(value).maps):
+        if isinstance(value, MapSet) or sets.is_maps(sets.maps_of(value).maps):
             return display.show(value).inline
         return fragment(value)
     except ValueError as error:
@@ -73,12 +73,10 @@ def html(value: Any) -> str:
 
 
 def view(value: Any, **given: Any) -> View:
-    """Returns the view of what has no attention maps; arguments as of `show`."""
+    """Shows what has no attention maps; arguments as of `show`."""
     given = {name: each for name, each in given.items() if each is not None}
     if _is_parameters(value):
-        names = given.pop("heads", None)
-        content = of_parameters(value, names)
-        title = "Parameters"
+        content, title = of_parameters(value), "Parameters"
     else:
         content, title = fragment(value), type(value).__name__
     if given:
@@ -90,7 +88,7 @@ def view(value: Any, **given: Any) -> View:
 
 
 def _document(title: str, fragment: str) -> str:
-    """Returns a whole HTML document around a fragment that has no script."""
+    """Wraps a fragment without scripts in an HTML document."""
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
@@ -195,7 +193,7 @@ def _of_some_heads(values: Any) -> np.ndarray:
 
 
 def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
-    """Returns means of each statistic over examples, `[1, H]`, and standard errors."""
+    """Averages each statistic over examples, `[1, H]`, with standard errors."""
     count = np.asarray(statistics.num_queries)
     if not count.size:
         raise ValueError(f"there are no examples or no heads: {statistics!r}.")
@@ -213,7 +211,7 @@ def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
 
 
 def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
-    """Returns the text of each number, with its standard error where that is known."""
+    """Formats each number, with its standard error where that is known."""
     text = [
         drawing.number(value)
         + ("" if np.isnan(error) else f" ± {drawing.number(error)}")
@@ -224,77 +222,49 @@ def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
 
 def _is_parameters(value: Any) -> bool:
     """Returns whether a value looks like Haiku's parameters: arrays by two names."""
-    return (
-        isinstance(value, Mapping)
-        and bool(value)
-        and all(isinstance(module, Mapping) for module in value.values())
-        and all(
-            hasattr(array, "shape") and hasattr(array, "dtype")
-            for module in value.values()
-            for array in module.values()
-        )
-    )
+    modules = list(value.values()) if isinstance(value, Mapping) else []
+    if not modules or not all(isinstance(each, Mapping) for each in modules):
+        return False
+    return all(hasattr(x, "dtype") for each in modules for x in each.values())
 
 
 def of_parameters(
-    params: Mapping[str, Mapping[str, Any]],
-    heads: Sequence[Any] | Sequence[Sequence[Any]] | None = None,
+    params: Mapping[str, Mapping[str, Any]], config: models.ModelConfig | None = None
 ) -> markup.Html:
-    """Returns the sizes of all parameters, and of each head how large they are.
-
-    `heads` names the heads of a layer, or in a list the heads of each layer: parameters
-    do not tell how many there are. None: sizes alone.
-    """
+    """Renders the sizes of all parameters, and with a config the norms of heads."""
     arrays = [array for module in params.values() for array in module.values()]
     total = sum(map(_size, arrays))
     nbytes = sum(_size(array) * np.dtype(array.dtype).itemsize for array in arrays)
     parts = [_sizes_table(params)]
-    if heads is not None:
-        parts.append(_heads_table(params, heads))
+    if config is not None:
+        parts += _heads_table(params, config)
     title = f"{total:,} parameters, {nbytes / 1e6:,.1f} MB"
     return markup.block(title, *parts)
 
 
 def head_norms(
-    params: Mapping[str, Mapping[str, Any]], heads: Sequence[Sequence[Any]]
+    params: Mapping[str, Mapping[str, Any]], config: models.ModelConfig
 ) -> np.ndarray:
-    """Returns the norm of each head's own parameters, `[L, H]`.
+    """Returns the norm of each head's own parameters, `[L, H]`; NaN where none is.
 
-    Those are the weights of queries and of the output (and biases and scores) that
-    belong to the head alone; NaN where a layer has fewer heads.
+    These are the weights of queries and of the output (and biases and scores) that
+    belong to the head alone.
     """
-    squares = np.zeros((len(heads), max(map(len, heads), default=0)))
+    counts = [len(layer.names) for layer in models.heads_of_layers(config)]
+    squares = np.zeros((len(counts), max(counts)))
+    if any(map(anatomy.is_stacked, params)):
+        params = models.unstacked(params)
     for module, arrays in params.items():
-        layer = anatomy.layer_of(module)
-        for name, array in arrays.items() if layer else ():
+        place = models.part_of(config, module)
+        for name, array in arrays.items() if place is not None else ():
             axis = anatomy.axis_of(module, name)
-            if axis is None or axis.holds != anatomy.HEADS:
-                continue
-            stacked = layer.index is None
-            values = np.asarray(array, np.float64)
-            for i, each in enumerate(values if stacked else [values]):
-                place = i if stacked else layer.index
-                if place >= len(heads):
-                    raise ValueError(
-                        f"heads must be a list for each layer, got {len(heads)} lists "
-                        f"and a layer {place}."
-                    )
-                count = len(heads[place])
-                if count:
-                    squares[place, :count] += _of_heads(each, axis, count, module)
-    for row, names in zip(squares, heads, strict=True):
-        row[len(names) :] = np.nan
+            if axis is not None and axis.holds == anatomy.HEADS and counts[place]:
+                values = np.moveaxis(np.asarray(array, np.float64), axis.place, 0)
+                own = (values.reshape(counts[place], -1) ** 2).sum(-1)
+                squares[place, : counts[place]] += own
+    for row, count in zip(squares, counts, strict=True):
+        row[count:] = np.nan
     return np.sqrt(squares)
-
-
-def _of_heads(values, axis, count, module) -> np.ndarray:
-    size = values.shape[axis.place]
-    if size % count:
-        raise ValueError(
-            f"heads must divide the axis of {size} of {module!r}, got {count} heads."
-        )
-    values = np.moveaxis(values, axis.place, 0).reshape(count, -1)
-    return (values**2).sum(-1)
 
 
 def _size(array) -> int:
@@ -319,51 +289,35 @@ def _sizes_table(params) -> markup.Html:
     return markup.tag("details", summary, table)
 
 
-def _heads_table(params, heads) -> markup.Html:
-    if not len(heads):
-        raise ValueError("heads must not be empty.")
-    if not isinstance(heads[0], Sequence) or isinstance(heads[0], str):
-        heads = [list(heads)] * _num_layers(params)
-    norms = head_norms(params, heads)
+def _heads_table(params, config) -> list[str]:
+    norms, layers = head_norms(params, config), models.heads_of_layers(config)
     names = np.full(norms.shape, "", object)
-    for i, row in enumerate(heads):
-        for j, name in enumerate(row):
+    for i, layer in enumerate(layers):
+        for j, name in enumerate(layer.names):
             names[i, j] = f"head {name}: {norms[i, j]:.3g}"
     table = markup.heat_table(
         norms,
-        rows=[f"layer {i}" for i in range(len(norms))],
+        rows=[f"{layer.kind or 'layer'} {layer.layer}" for layer in layers],
         scales=[drawing.Scale.of(norms)] * len(norms),
         titles=names,
     )
     note = "Norm of each head's own weights: query and output projections."
-    return markup.tag("div", markup.tag("div", note), table)
-
-
-def _num_layers(params) -> int:
-    counts = [0]
-    for module, arrays in params.items():
-        if layer := anatomy.layer_of(module):
-            if layer.index is None:  # stacked
-                counts.append(next(iter(arrays.values())).shape[0])
-            else:
-                counts.append(layer.index + 1)
-    return max(counts)
+    return [markup.tag("div", note), table]
 
 
 def _mask_sizes(mask) -> tuple[int, int]:
     """Returns how many queries and keys of a mask are drawn."""
-    known = [x for x in jax.tree.leaves(mask) if np.ndim(x)]
     sizes = [0, 0]
     for leaf in _parts(mask):
         if isinstance(leaf, masks.arrays.Dense):
             sizes = np.maximum(sizes, np.shape(leaf.values)[-2:])
         elif isinstance(leaf, masks.arrays.Segments):
-            own = leaf.query_ids.shape[-1], leaf.key_ids.shape[-1]
-            sizes = np.maximum(sizes, own)
+            ids = leaf.query_ids.shape[-1], leaf.key_ids.shape[-1]
+            sizes = np.maximum(sizes, ids)
     if not max(sizes):
-        longest = max((int(np.max(x, initial=0)) for x in known), default=16)
-        sizes = [max(16, longest)] * 2
-    return tuple(min(_MOST_MASK_CELLS, max(1, int(size))) for size in sizes)
+        arrays = (np.max(x, initial=0) for x in jax.tree.leaves(mask) if np.ndim(x))
+        sizes = [max(16, *map(int, arrays), 0)] * 2
+    return tuple(np.clip(sizes, 1, _MOST_MASK_CELLS).tolist())
 
 
 def _parts(mask):

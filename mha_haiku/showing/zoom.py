@@ -102,7 +102,7 @@ def patches(
     counts: Sequence[int] = PATCHES,
     side: int = SIDE,
 ) -> Patches | None:
-    """Returns finer parts of a pooled map, down to single tokens where the mass lies.
+    """Computes finer parts of a pooled map, down to single tokens where the mass lies.
 
     At each level a head has the parts with the most mass: of the pooled map first, then
     of the parts that the level before has chosen, at a grain that is 8 times as fine.

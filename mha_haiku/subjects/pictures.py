@@ -10,20 +10,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mha_haiku.core import checks, models
-from mha_haiku.showing import (
-    answers,
-    curves,
-    drawing,
-    given_maps,
-    markup,
-    plotting,
-    sets,
-    shown,
-)
+from mha_haiku.core import checks
+from mha_haiku.showing import answers, curves, drawing, markup, plotting, sets, shown
 from mha_haiku.showing.answers import visible
-from mha_haiku.showing.dossier import Dossier
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
 from mha_haiku.subjects.studies import (
     attention_dump,
@@ -78,7 +68,7 @@ def _measured(run, name) -> MapSet:
     return attention_dump.measured(
         bench,
         means=False,
-        weights=run.task.sequence_length <= given_maps.WHOLE,
+        weights=run.task.sequence_length <= sets.WHOLE,
         channels=True,
         devices=jax.local_devices()[:1],
     )
@@ -121,7 +111,7 @@ def _(subject: Subject) -> markup.Html:
     rows = [("model", subject.model.description), ("parameters", f"{count:,}")]
     parts = [markup.plain_table(rows)]
     if subject.model.config is not None:
-        parts.append(_parameters(subject.model.config, subject.params))
+        parts.append(shown.of_parameters(subject.params, subject.model.config))
     return markup.block(
         subject.name, *parts, note="subject.show(text) shows its maps of a text."
     )
@@ -136,14 +126,9 @@ def _of_run(title, run) -> markup.Html:
         ("step", f"{run.step:,} of {config.training.steps:,}"),
         ("precision", config.model.precision),
     ]
-    parts = markup.plain_table(rows), _parameters(config.model, run.params)
+    parts = markup.plain_table(rows), shown.of_parameters(run.params, config.model)
     note = "mh.show of it shows its maps on held-out examples."
     return markup.block(title, *parts, note=note)
-
-
-def _parameters(config, params) -> markup.Html:
-    names = [layer.names for layer in models.heads_of_layers(config)]
-    return shown.of_parameters(params, names)
 
 
 @shown.fragment.register
@@ -153,15 +138,9 @@ def _(statistics: head_statistics.HeadStatistics) -> markup.Html:
 
 @shown.fragment.register
 def _(strongest: Strongest) -> markup.Html:
-    rows = strongest.rows()
-    columns = list(rows[0]) if rows else []
-    table = [
-        [f"{x:.3g}" if isinstance(x, float) else visible(str(x)) for x in row.values()]
-        for row in rows
-    ]
     return markup.block(
         f"Layer {strongest.layer}, head {strongest.head}: largest {strongest.by}",
-        markup.plain_table(table, columns=columns),
+        answers.rows_table(strongest.rows(), digits=3),
         note="Positions count from 0; the text ends at the query.",
     )
 

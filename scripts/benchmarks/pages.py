@@ -24,7 +24,7 @@ import numpy as np
 
 from experiments import command_line
 from mha_haiku.core import checks
-from mha_haiku.showing import dossier, fitting, map_set, page
+from mha_haiku.showing import fitting, map_set, page
 from mha_haiku.showing.map_set import PerHead
 from scripts.benchmarks import command, duel, results, worker
 
@@ -115,7 +115,7 @@ def main() -> int:
     return int(any("BROKEN" in line for line in verdicts))
 
 
-def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:
+def of_size(num_layers, num_heads, length, num_examples=1) -> map_set.Dossier:
     """Returns causal maps of heads that are alike to trained ones.
 
     They look back at the previous position, the first one, near ones, or, by content,
@@ -146,7 +146,7 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:
     maps = map_set.MapSet(
         "", layers, tuple(examples), numbers={"importance": importance}
     )
-    return dossier.Dossier("a trained model", (maps,))
+    return map_set.Dossier("a trained model", (maps,))
 
 
 def _of_training(browser, folder, rounds) -> Iterator:

@@ -68,7 +68,7 @@ def _edges(case, is_quick) -> list[command.Duel]:
         for use in ("forward", "edges")
     )
     title = (
-        f"{case}: smollm2, attribution of all edges of 270 heads beside the forward "
+        f"{case}: smollm2, attribution of all edges of 270 heads against the forward "
         f"pass; {batch} x {length} tokens"
     )
     promises = (

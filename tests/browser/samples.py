@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mha_haiku.showing import dossier, map_set
+from mha_haiku.showing import map_set
 from mha_haiku.showing.map_set import PerHead
 
 L, H, T, S = 2, 3, 5, 7
@@ -53,17 +53,17 @@ def maps(*examples: map_set.Example, name: str = "", step: int | None = None):
     return map_set.MapSet(name, layers(), examples or (example(),), step)
 
 
-def show(*sets: map_set.MapSet, title: str = "a title", **more) -> dossier.Dossier:
-    return dossier.Dossier(title, sets or (maps(),), **more)
+def show(*sets: map_set.MapSet, title: str = "a title", **more) -> map_set.Dossier:
+    return map_set.Dossier(title, sets or (maps(),), **more)
 
 
-def steps() -> dossier.Dossier:
+def steps() -> map_set.Dossier:
     """Returns three steps of a training."""
     sets = [maps(example(seed=10 * s), name=f"step {s}", step=s) for s in (1, 30, 200)]
     return show(*sets)
 
 
-def hostile() -> dossier.Dossier:
+def hostile() -> map_set.Dossier:
     """Returns maps in which every text wants to run."""
     tokens = map_set.Axis.whole(HOSTILE)
     names = [HOSTILE[i % len(HOSTILE)] for i in range(L * (H + 1))]
@@ -80,7 +80,7 @@ def hostile() -> dossier.Dossier:
     return show(*sets, title=HOSTILE[0], notes=tuple(HOSTILE))
 
 
-def long(num_bins: int = 32) -> dossier.Dossier:
+def long(num_bins: int = 32) -> map_set.Dossier:
     """Returns a pooled map of 1,024 positions, with 16 x 16 of them whole."""
     count = 1024
     edges = np.arange(num_bins + 1) * (count // num_bins)
@@ -92,7 +92,7 @@ def long(num_bins: int = 32) -> dossier.Dossier:
     return show(maps(one))
 
 
-def kinds() -> dossier.Dossier:
+def kinds() -> map_set.Dossier:
     """Returns maps of an encoder, a decoder and cross-attention, which is aligned."""
     source = map_set.Axis.whole("34 Birnen")._replace(label="source token")
     read = ("<start>", *"drei", "und")
@@ -133,7 +133,7 @@ def kinds() -> dossier.Dossier:
     return show(map_set.MapSet("", own, (one,), numbers={"aligned": number}))
 
 
-def of_size(num_layers, num_heads, length, num_examples=1) -> dossier.Dossier:
+def of_size(num_layers, num_heads, length, num_examples=1) -> map_set.Dossier:
     """Returns causal maps of this many layers, heads, positions and examples."""
     generator = np.random.default_rng(0)
     axis = words(length)

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from mha_haiku.showing import dossier, map_set
+from mha_haiku.showing import map_set
 
 
 def shown():
@@ -20,7 +20,7 @@ def shown():
     )
     layers = tuple(map_set.Layer(f"layer {i}", ("0", "1")) for i in range(2))
     example = map_set.Example("example 0", axis, axis, (weights, weights), why=why)
-    return dossier.Dossier("Why", (map_set.MapSet("", layers, (example,)),))
+    return map_set.Dossier("Why", (map_set.MapSet("", layers, (example,)),))
 
 
 def test_a_cell_opens_its_pairs_and_a_pair_goes_to_its_head(open_page):

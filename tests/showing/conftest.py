@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.showing import dossier, map_set
+from mha_haiku.showing import map_set
 from tests.showing.small_maps import make_map
 
 HOSTILE = (
@@ -229,7 +229,7 @@ def whole(rng):
     first = map_set.MapSet("one", layers, (example,), 4, {"ablation": ablation}, roles)
     second = map_set.MapSet("two", layers, (example,))
     matches = np.array([[[1, 0], [-1, -1]], [[0, 1], [-1, -1]]])
-    return dossier.Dossier("both", (first, second), matches, ("a note",))
+    return map_set.Dossier("both", (first, second), matches, ("a note",))
 
 
 @pytest.fixture(scope="session")

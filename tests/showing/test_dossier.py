@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from mha_haiku.showing import dossier, map_set
+from mha_haiku.showing import map_set
 from tests.showing.conftest import make_maps_of_kinds
 
 
@@ -17,18 +17,18 @@ def _changed(whole, **changes):
 
 
 def test_a_whole_dossier_fits(whole):
-    assert dossier.check(whole) is whole
+    assert whole.check() is whole
 
 
 def test_maps_without_heads_or_queries_fit():
     axis = map_set.Axis.whole(())
     example = map_set.Example("", axis, axis, (np.zeros((2, 0, 0)),))
     layer = map_set.Layer("", ("0", "1"))
-    dossier.check(dossier.Dossier("", (map_set.MapSet("", (layer,), (example,)),)))
+    map_set.Dossier("", (map_set.MapSet("", (layer,), (example,)),)).check()
     axis = map_set.Axis.whole("ab")
     example = map_set.Example("", axis, axis, (np.zeros((0, 2, 2)),))
     layer = map_set.Layer("", ())
-    dossier.check(dossier.Dossier("", (map_set.MapSet("", (layer,), (example,)),)))
+    map_set.Dossier("", (map_set.MapSet("", (layer,), (example,)),)).check()
 
 
 _AXIS = map_set.Axis.whole("abcdef")
@@ -88,7 +88,7 @@ _GRID = map_set.Images(np.zeros((8, 8), np.uint8), "grid", 2, 2, 1)
 )
 def test_parts_of_an_example_that_do_not_fit_are_refused(whole, changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        dossier.check(_changed(whole, **changes))
+        _changed(whole, **changes).check()
 
 
 def test_numbers_and_matches_that_do_not_fit_are_refused(whole):
@@ -101,22 +101,22 @@ def test_numbers_and_matches_that_do_not_fit_are_refused(whole):
     ):
         shown = dataclasses.replace(first, numbers={"ablation": wrong})
         with pytest.raises(ValueError, match=re.escape(message)):
-            dossier.check(whole._replace(sets=(shown, second)))
+            whole._replace(sets=(shown, second)).check()
     with pytest.raises(ValueError, match="scores of roles of 'one' must have shape"):
         roles = first.roles._replace(scores=mean)
         shown = dataclasses.replace(first, roles=roles)
-        dossier.check(whole._replace(sets=(shown, second)))
+        whole._replace(sets=(shown, second)).check()
     with pytest.raises(
         ValueError, match=re.escape("matches must have shape (2, 2, 2)")
     ):
-        dossier.check(whole._replace(matches=mean.astype(int)))
+        whole._replace(matches=mean.astype(int)).check()
     with pytest.raises(ValueError, match="matches must be None"):
-        dossier.check(whole._replace(sets=(first,)))
+        whole._replace(sets=(first,)).check()
     with pytest.raises(ValueError, match="sets must not be empty"):
-        dossier.check(whole._replace(sets=()))
+        whole._replace(sets=()).check()
     with pytest.raises(ValueError, match="examples of 'one' must not be empty"):
         shown = dataclasses.replace(first, examples=())
-        dossier.check(whole._replace(sets=(shown, second)))
+        whole._replace(sets=(shown, second)).check()
 
 
 def test_an_alignment_has_the_sizes_of_its_axes():

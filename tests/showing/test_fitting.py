@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mha_haiku.showing import dossier, fitting, map_set, page
+from mha_haiku.showing import fitting, map_set, page
 from tests.showing.conftest import make_maps_of_kinds
 
 L, H, T, N = 2, 3, 48, 4
@@ -35,7 +35,7 @@ def large(rng):
     ]
     examples.append(map_set.Example("mean", axis, axis, (maps(),) * L, is_mean=True))
     layers = tuple(map_set.Layer(str(i), tuple("012")) for i in range(L))
-    return dossier.Dossier("", (map_set.MapSet("", layers, tuple(examples)),))
+    return map_set.Dossier("", (map_set.MapSet("", layers, tuple(examples)),))
 
 
 def test_what_fits_is_left_as_it_is(large):
@@ -68,10 +68,10 @@ def test_patches_with_the_most_mass_stay(large):
 
 def test_kinds_are_joined_along_their_own_axes(load):
     maps = load(make_maps_of_kinds())
-    whole = dossier.Dossier("", (maps,))
+    whole = map_set.Dossier("", (maps,))
     cut = fitting.Cut(examples=1, heads=9, join=2)
     one = fitting._with(whole, cut, 10**6).sets[0].examples[0]
     assert [weights.shape[1:] for weights in one.weights] == [(3, 3), (2, 2), (2, 3)]
-    dossier.check(dossier.Dossier("", (dataclasses.replace(maps, examples=(one,)),)))
+    map_set.Dossier("", (dataclasses.replace(maps, examples=(one,)),)).check()
     for weights in one.weights:
         np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-2)

@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
-from mha_haiku.showing import dossier, labels, map_set, page
+from mha_haiku.showing import labels, map_set, page
 from tests.showing.conftest import make_maps_of_kinds
 
 
@@ -72,7 +72,7 @@ def _contents(saved):
 
 
 def _dossier(saved):
-    return dossier.Dossier(saved.name, (saved,))
+    return map_set.Dossier(saved.name, (saved,))
 
 
 @pytest.mark.parametrize("fine_cells", [2**18, 0])
@@ -307,7 +307,7 @@ def test_the_script_is_well_formed(load, tmp_path):
 
 def test_a_kind_of_layers_brings_its_axes_and_its_alignment(load):
     maps = load(make_maps_of_kinds())
-    shown = page.contents(dossier.Dossier("", (maps,)))
+    shown = page.contents(map_set.Dossier("", (maps,)))
     (one,) = shown["sets"]
     assert [layer["kind"] for layer in one["layers"]] == ["encoder", "decoder", "cross"]
     example = one["examples"][0]

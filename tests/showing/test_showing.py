@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.showing import dossier, fitting, given_maps, map_set
+from mha_haiku.showing import fitting, map_set, sets
 
 from .small_maps import B, H, S, T, make_empty, make_map
 
@@ -82,7 +82,7 @@ def test_a_page_has_the_statistics_of_the_heads():
 
 
 def test_queries_and_keys_of_a_page_give_its_scores(attention_map):
-    maps = given_maps.map_set({"one": attention_map})
+    maps = sets.map_set({"one": attention_map})
     channels = maps.examples[0].channels[0]
     scores = np.einsum("htk,hsk->hts", channels.query, channels.key)
     own = np.asarray(attention_map.logsumexp)[0]
@@ -90,7 +90,7 @@ def test_queries_and_keys_of_a_page_give_its_scores(attention_map):
     np.testing.assert_allclose(weights, maps.examples[0].weights[0], atol=1e-5)
     assert channels.exact
     capped = make_map(score=mh.attention.dot_product(soft_cap=2.0))
-    assert not given_maps.map_set({"one": capped}).examples[0].channels[0].exact
+    assert not sets.map_set({"one": capped}).examples[0].channels[0].exact
 
 
 def test_a_notebook_gets_one_closed_frame_above_a_picture(view):
@@ -157,7 +157,7 @@ def test_layers_are_a_list_or_named_by_a_dict(attention_map):
         page_of(mh.show(output))["sets"]
         == page_of(mh.show(list(maps.values())))["sets"]
     )
-    page = page_of(mh.show(attention_map, names="mine", heads=[3, 1]))
+    page = page_of(mh.show({"mine": attention_map}, heads=[3, 1]))
     assert page["sets"][0]["layers"] == [{"name": "mine", "heads": ["3", "1"]}]
     chosen = np.asarray(attention_map.weights())[0, [3, 1]].reshape(2, -1)
     np.testing.assert_allclose(np.nan_to_num(weights_of(page)), chosen, atol=1e-4)
@@ -194,7 +194,7 @@ def test_a_view_keeps_to_its_budget_and_says_what_it_leaves_out(budget):
 def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
     queries, keys = 39, 45
     attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
-    whole = dossier.Dossier("one", (given_maps.map_set({"one": attention_map}),))
+    whole = map_set.Dossier("one", (sets.map_set({"one": attention_map}),))
 
     def render(shown):  # as if a page fitted with half of the bins
         return " " * shown.sets[0].examples[0].queries.bins
@@ -215,7 +215,7 @@ def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
 
 @pytest.mark.slow
 def test_long_maps_are_pooled_in_their_pass():
-    size = given_maps.WHOLE + 10
+    size = sets.WHOLE + 10
     attention_map = make_map(
         batch=(), queries=size, keys=size, heads=2, mask=mh.masks.causal()
     )
@@ -267,9 +267,8 @@ def test_what_is_traced_shows_its_short_repr_and_no_page(attention_map):
         ({"tokens": [list("abcd"), list("abc")]}, "got 3 for example 1"),
         ({"images": np.zeros((7, 2, 2))}, "one for each of 6 positions, got 7"),
         ({"images": [np.zeros((6, 2, 2))] * 3}, "images must be of 2 examples"),
-        ({"images": np.full((6, 2, 2), 2.0)}, "images of floats must be from 0 to 1"),
+        ({"images": np.full((6, 2, 2), 2.0)}, "floats from 0 to 1, got float64"),
         ({"images": np.full((6, 2, 2), 256)}, "integers from 0 to 255"),
-        ({"names": ["a", "b"]}, "names must be 1 different ones"),
         ({"heads": []}, "heads must be a list of heads"),
         ({"heads": 2}, "heads must be a list of heads"),
         ({"heads": [5]}, "heads must be one of 0, 1, 2, 3, 4; got '5'"),

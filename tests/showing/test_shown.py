@@ -80,44 +80,44 @@ def test_a_mask_is_drawn_with_its_expression():
     assert "<img" not in shown[0]
 
 
-@pytest.fixture(scope="module")
-def model():
-    config = mh.models.ModelConfig().replace(num_layers=2, attention=dict(num_heads=4))
-    built = mh.models.build(config, num_tokens=5, feature_size=None, num_classes=3)
-    return built, built.init(jax.random.key(0), np.zeros((1, 3), int))
-
-
 @pytest.mark.slow
-def test_parameters_are_by_layer_and_head(model):
-    _, params = model
-    norms = shown.head_norms(params, [range(4)] * 2)
-    scope = "encoder/layer_1/attention"
-    size = 8
-    for h in range(4):
-        own = slice(h * size, (h + 1) * size)
-        parts = [
-            params[f"{scope}/query"]["w"][:, own],
-            params[f"{scope}/query"]["b"][own],
-            params[f"{scope}/linear"]["w"][own],
-        ]
-        total = np.sqrt(sum((np.asarray(x, float) ** 2).sum() for x in parts))
-        np.testing.assert_allclose(norms[1, h], total)
-    stacked = shown.head_norms(mh.models.stacked(params), [range(4)] * 2)
-    np.testing.assert_allclose(stacked, norms)
-    view = mh.show(params, heads=range(4))
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_parameters_are_by_layer_and_head(is_scanned):
+    config = mh.models.ModelConfig().replace(
+        family="encoder_decoder",
+        num_layers=1,
+        attention=dict(num_heads=4),
+        decoder=dict(num_layers=2),
+        scan_layers=is_scanned,
+    )
+    model = mh.models.build(config, num_tokens=5, feature_size=None, num_classes=3)
+    inputs = np.zeros((1, 3), int)
+    params = model.init(jax.random.key(0), inputs, decoder_inputs=inputs)
+    norms = shown.head_norms(params, config)
+    assert norms.shape == (1 + 2 + 2, 4)
+    looped = mh.models.unstacked(params) if is_scanned else params
+    size = config.model_size // 4
+    scopes = {0: "encoder/layer_0/attention", 2: "decoder/layer_1/attention"}
+    for row, scope in (scopes | {3: "decoder/layer_0/cross_attention"}).items():
+        for h in range(4):
+            own = slice(h * size, (h + 1) * size)
+            parts = [
+                looped[f"{scope}/query"]["w"][:, own],
+                looped[f"{scope}/query"]["b"][own],
+                looped[f"{scope}/linear"]["w"][own],
+            ]
+            total = np.sqrt(sum((np.asarray(x, float) ** 2).sum() for x in parts))
+            np.testing.assert_allclose(norms[row, h], total)
     count = sum(x.size for x in jax.tree.leaves(params))
-    assert f"{count:,} parameters" in view.html
-    assert f"{norms[1, 3]:.2f}" in Cells(view.inline).texts("td")
+    assert f"{count:,} parameters" in mh.show(params).html
+    cells = Cells(shown.of_parameters(params, config))
+    assert f"{norms[4, 3]:.2f}" in cells.texts("td")
+    assert "cross 1" in cells.texts("th")
 
 
-def test_parameters_of_other_heads_are_refused(model):
-    _, params = model
-    with pytest.raises(ValueError, match="heads must divide the axis of 32"):
-        mh.show(params, heads=range(5))
-    with pytest.raises(ValueError, match="got 1 lists and a layer 1"):
-        mh.show(params, heads=[range(4)])
+def test_parameters_have_no_tokens():
     with pytest.raises(ValueError, match="tokens must be None for dict"):
-        mh.show(params, tokens="abc")
+        mh.show({"linear": {"w": np.ones((2, 3))}}, tokens="abc")
 
 
 def test_text_cannot_leave_its_element():

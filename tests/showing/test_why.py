@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.lab import heads
-from mha_haiku.showing import dossier, fitting, given_maps, map_set, page, plotting
+from mha_haiku.showing import fitting, map_set, page, plotting, sets
 from mha_haiku.showing import shown as shown_
 
 T = 3
@@ -33,11 +33,11 @@ def maps():
 
 
 def with_why():
-    return given_maps.with_why(maps(), [cells(key=0), cells(key=1)])
+    return sets.with_why(maps(), [cells(key=0), cells(key=1)])
 
 
 def test_cells_that_are_seen_reach_the_page():
-    shown = page.contents(dossier.Dossier("Why", (with_why(),)))
+    shown = page.contents(map_set.Dossier("Why", (with_why(),)))
     why = shown["sets"][0]["examples"][0]["why"]
     assert why["components"] == ["token", "biases"]
     wanted = [[0, h, t, key] for key in (0, 1) for h in range(2) for t in range(T)]
@@ -60,10 +60,10 @@ def test_why_is_of_the_heads_that_are_left_and_goes_where_room_is_short():
     own = whole.with_heads([[1]]).examples[0].why
     assert own.cells.tolist() == [[0, 0, t, key] for key in (0, 1) for t in range(T)]
     assert own.scores.tolist() == [3, 4, 5] * 2
-    shown = dossier.Dossier("Why", (whole,))
+    shown = map_set.Dossier("Why", (whole,))
     sizes = [
         len(page.render(each).encode())
-        for each in (shown, dossier.Dossier("Why", (maps(),)))
+        for each in (shown, map_set.Dossier("Why", (maps(),)))
     ]
     fitted, _ = fitting.fitted(shown, sizes[0], page.render)
     assert fitted.sets[0].examples[0].why.scores.tolist() == [1, 2, 3, 4, 5] * 2

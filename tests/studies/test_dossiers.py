@@ -7,7 +7,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.showing import dossier, given_maps, map_set
+from mha_haiku.showing import map_set, sets
 from mha_haiku.showing.map_set import Layer, MapSet
 from mha_haiku.subjects.studies import (
     attention_dump,
@@ -54,14 +54,14 @@ def test_equal_texts_tell_induction_and_images_do_not():
     _, found = mh.attend(query, key, key)
     images = np.zeros((8, 2, 2), np.uint8)
     for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
-        sides = given_maps.sides(found, "aaaaaaaa", **options)
-        shown = given_maps.map_set({"layer 0": found}, sides)
+        sides = sets.sides(found, "aaaaaaaa", **options)
+        shown = sets.map_set({"layer 0": found}, sides)
         assert shown.roles.names.tolist() == [[expected]]
     assert np.isnan(shown.roles.scores).all()
 
 
 def test_numbers_are_those_that_were_computed(trained):
-    shown = dossier.check(dossiers.of_folder(trained))
+    shown = dossiers.of_folder(trained).check()
     (maps,) = shown.sets
     assert maps.missing[0][0] == "importance"
     assert f"--workdir={trained}" in maps.missing[0][1]
@@ -121,7 +121,7 @@ def test_a_run_is_compared_with_another(trained, tmp_path):
     with pytest.raises(ConfigError, match="compare must be a run with saved maps"):
         dossiers.of_folder(trained, compare=other)
     attention_dump.dump(Bench.load(other), devices=DEVICES)
-    shown = dossier.check(dossiers.of_folder(trained, compare=other))
+    shown = dossiers.of_folder(trained, compare=other).check()
     assert [each.step for each in shown.sets] == [None, None]
     assert shown.matches[..., 0].tolist() == [[0, 0], [1, 1]]
     assert shown.matches[..., 1].tolist() == [[1, 0], [1, 0]]

@@ -11,7 +11,6 @@ import mha_haiku as mh
 from mha_haiku import attention, heads, runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
-from mha_haiku.showing import dossier
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects.studies import attention_dump, dossiers
 from mha_haiku.subjects.studies.workbench import Bench
@@ -192,7 +191,7 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
         by_hand = np.add.reduceat(by_hand, target[:-1], axis=-2)
         count = np.maximum(np.add.reduceat(sees, target[:-1], axis=-2, dtype=int), 1)
         np.testing.assert_allclose(one.weights[3], by_hand / count, atol=2e-3)
-    dossier.check(dossiers.of_maps(tmp_path))
+    dossiers.of_maps(tmp_path).check()
 
 
 @pytest.mark.slow

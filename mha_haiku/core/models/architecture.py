@@ -311,8 +311,8 @@ class ModelConfig(Section, path="config.model"):
     )
     num_layers: int = field(
         1,
-        "layers, each of attention and a feed-forward part; of an encoder_decoder "
-        "those of the encoder",
+        "layers, each of attention and a feed-forward part; the encoder's layers "
+        "where the family is encoder_decoder",
         fields.integer(1, 10_000),
     )
     decoder: DecoderConfig = DecoderConfig()

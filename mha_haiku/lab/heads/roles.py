@@ -53,11 +53,13 @@ ROLES = {
         0.9, "correlation, up or down, of a query's place and its largest weight's"
     ),
     "uniform": Role(
-        0.95, "entropy, as a share of that of equal weights", score="relative_entropy"
+        0.95,
+        "entropy, as a share of the largest possible",
+        score="relative_entropy",
     ),
     "broad": Role(
         0.75,
-        "entropy, as a share of that of equal weights",
+        "entropy, as a share of the largest possible",
         limit=0.95,
         score="relative_entropy",
     ),

@@ -178,7 +178,7 @@ function distancesView() {
       sayBar(null);
       hint.textContent = 'Bars: the share of attention that lies at a distance, as a mean over queries. '
         + 'Line: a head that attends evenly to all keys that are not masked. '
-        + (result.pooled ? `The map is pooled: distances are those of bins, within ${shownInteger(result.width)} positions. `
+        + (result.pooled ? `The map is pooled: distances are between bins, to within ${shownInteger(result.width)} positions. `
           : result.width > 1 ? `A bar is ${result.width} distances wide. ` : '')
         + (keys.tokens === queries.tokens ? '' : 'Queries and keys are different texts: the distance is between their numbers. ')
         + (result.lost ? `${shownInteger(result.lost)} of ${shownInteger(result.lost + result.total)} queries have no weights, or NaN, and are left out.` : '');

@@ -1,6 +1,6 @@
 // The part of a map that is shown, at the finest grain there is for its room.
 //
-// Where a head has finer patches, the grid's edges are those of all maps together, so
+// Where a head has finer patches, the grid has the edges of all maps together, so
 // its bins differ in length; a cell has the weight of the finest map that covers it.
 
 const fewestPixels = 2; // a patch is used once its cells are about as large as that
@@ -41,7 +41,7 @@ function mapsOf(example, layer, head, zoom) {
   return [base, ...finer.sort((a, b) => size(b) - size(a))];
 }
 
-// The edges of all maps inside [from, to): the first and the last are those of whole bins.
+// The edges of all maps inside [from, to): the first and the last bin are whole.
 function joinedEdges(axes, from, to) {
   const base = axes[0];
   const wanted = new Set(base.edges.slice(base.bin(from), base.bin(to - 1) + 2));

@@ -8,7 +8,7 @@ import numpy as np
 
 from mha_haiku.core import checks
 from mha_haiku.lab import heads
-from mha_haiku.showing import graphs, tables
+from mha_haiku.showing import answers, tables
 from mha_haiku.subjects.studies.workbench import Bench
 
 
@@ -41,8 +41,8 @@ class StudiedCircuit(NamedTuple):
     @property
     def picture(self) -> functools.partial:
         """Gives the graph, as the bytes of a file."""
-        title = f"{self.title}: {graphs.headline(self.circuit)}"
-        return functools.partial(graphs.picture, self.circuit, title=title)
+        title = f"{self.title}: {answers.headline(self.circuit)}"
+        return functools.partial(answers.picture, self.circuit, title=title)
 
 
 def measure(

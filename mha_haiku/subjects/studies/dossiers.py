@@ -15,7 +15,7 @@ import numpy as np
 from mha_haiku.core import attention, checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
-from mha_haiku.showing import dossier
+from mha_haiku.showing import map_set
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects.studies import workbench
 from mha_haiku.training.runs import folders
@@ -28,7 +28,7 @@ def of_folder(
     workdir: str | os.PathLike,
     *,
     compare: str | os.PathLike | None = None,
-) -> dossier.Dossier:
+) -> map_set.Dossier:
     """Returns all that the folder of a run with saved maps has of its heads."""
     root = checks.as_path(workdir)
     folder = folders.Folder(root).attention
@@ -42,8 +42,8 @@ def of_folder(
 
 def of_maps(
     folder: str | os.PathLike, *, compare: str | os.PathLike | None = None
-) -> dossier.Dossier:
-    """Returns a dossier of the `maps.npz` of a folder, in a run or anywhere.
+) -> map_set.Dossier:
+    """Returns a dossier of the `maps.npz` of a folder.
 
     Heads of another run to `compare` are matched with the heads of the maps' run.
     """
@@ -62,7 +62,7 @@ def of_maps(
             moments = sorted([*moments, own], key=lambda each: each.step)
         else:
             moments = [dataclasses.replace(own, step=None)]
-        return dossier.Dossier(title, tuple(moments), notes=tuple(notes))
+        return map_set.Dossier(title, tuple(moments), notes=tuple(notes))
     other_root = checks.as_path(compare)
     other = _with_importance(MapSet.load(compared(compare)), other_root)
     if own.name == other.name:  # told apart by their folders
@@ -73,7 +73,7 @@ def of_maps(
         matches = _matches(root, other_root, own, other)
     else:
         notes.append("The two runs have different inputs: no heads are matched.")
-    return dossier.Dossier(
+    return map_set.Dossier(
         f"{own.name} and {other.name}",
         tuple(dataclasses.replace(each, step=None) for each in (own, other)),
         matches,

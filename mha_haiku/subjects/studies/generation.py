@@ -76,8 +76,8 @@ def check_given(bench: Bench, kind: str) -> None:
         if family == "causal":
             why = f"has the task {run.task.name!r}, whose targets are no next tokens"
         raise ConfigError(
-            f"{bench.folder.root} {why}.\nRuns of a causal model of a text take a "
-            "prompt, those of an encoder_decoder a source."
+            f"{bench.folder.root} {why}.\nA causal model of a text takes a prompt, "
+            "an encoder_decoder takes a source."
         )
     if own != kind:
         raise ConfigError(

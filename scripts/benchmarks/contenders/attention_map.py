@@ -19,8 +19,6 @@ def prepare(
     """Prepares calls of attention.
 
     Args:
-      case: "forward" or "forward_and_backward".
-      size: Calls in a run.
       use: "formula" as in a textbook; "mapless" for the package's own arithmetic where
         no map is made; or what is done with the map: "ignored", "returned" factored as
         it is, or "weights" for all its numbers.

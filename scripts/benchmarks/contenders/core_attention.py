@@ -19,8 +19,6 @@ def prepare(
     Args:
       case: "forward", "forward_and_backward", or "compile" for compiling the latter.
       size: Calls or compilations in a run.
-      core: Fields of `sizes.CoreSize`.
-      implementation: The implementation of `mha_haiku.attend`.
     """
     core = sizes.CoreSize(**core)
     mask = mh.masks.causal() if core.is_causal else None

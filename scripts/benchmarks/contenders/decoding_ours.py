@@ -14,9 +14,6 @@ def prepare(
     """Prepares what is measured.
 
     Args:
-      model: A name of `decoding_models.SIZES`.
-      batch: Texts.
-      steps: Tokens of each in a run.
       use: "early" or "late": the first or the last tokens of texts of `length`;
         "reading": the sum of all parameters, in place of a step.
       length: Tokens that the cache has room for; None: `decoding_models.LENGTH`.

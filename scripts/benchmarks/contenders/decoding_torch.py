@@ -14,9 +14,6 @@ def prepare(
     """Prepares what is measured.
 
     Args:
-      model: A name of `decoding_models.SIZES`.
-      batch: Texts.
-      steps: Tokens of each in a run.
       cache: "dynamic" or "static", with room for `decoding_models.LENGTH` tokens.
     """
     import transformers

@@ -11,13 +11,7 @@ from scripts.benchmarks.contenders import jax_programs, sizes
 
 
 def prepare(case: str, size: int, attention: Mapping[str, Any]) -> worker.Program:
-    """Prepares calls of attention.
-
-    Args:
-      case: "forward" or "forward_and_backward".
-      size: Calls in a run.
-      attention: Fields of `sizes.AttentionSize`.
-    """
+    """Prepares calls of attention."""
     shape = sizes.attention_size(attention)
     biases = ("query", "key", "value", "output")
     module = eqx.nn.MultiheadAttention(

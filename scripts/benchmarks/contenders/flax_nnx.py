@@ -13,13 +13,7 @@ from scripts.benchmarks.contenders import jax_programs, sizes
 def prepare(
     case: str, size: int, attention: Mapping[str, Any] | None = None
 ) -> worker.Program:
-    """Prepares what is measured in a case.
-
-    Args:
-      case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
-      size: Steps or calls in a run.
-      attention: Fields of `sizes.AttentionSize`, of the attention module.
-    """
+    """Prepares what is measured in a case."""
     if case in sizes.TRAINING_CASES:
         config = sizes.training_config(case)
         apply, params = _split(_Model(config, nnx.Rngs(config.seed)))

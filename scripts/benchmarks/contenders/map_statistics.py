@@ -26,9 +26,7 @@ def prepare(
     Args:
       use: "forward" for the values alone; "statistics" for the map's statistics too; or
         "materialised" for both from weights as the formula has them.
-      size: Calls in a run.
       core: Fields of `sizes.CoreSize`, without a window.
-      implementation: The implementation of `mha_haiku.attend`.
     """
     core = sizes.CoreSize(**core)
     attend = functools.partial(

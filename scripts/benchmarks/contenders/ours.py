@@ -21,14 +21,7 @@ def prepare(
     attention: Mapping[str, Any] | None = None,
     implementation: str = "auto",
 ) -> worker.Program:
-    """Prepares what is measured in a case.
-
-    Args:
-      case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
-      size: Steps or calls in a run.
-      attention: Fields of `sizes.AttentionSize`, of the attention module.
-      implementation: Implementation of the attention module; see `mha_haiku.attend`.
-    """
+    """Prepares what is measured in a case."""
     if case in sizes.TRAINING_CASES:
         return _training(sizes.training_config(case), size)
     shape = sizes.attention_size(attention)

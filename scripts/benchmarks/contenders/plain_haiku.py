@@ -19,9 +19,6 @@ def prepare(
     """Prepares what is measured in a case.
 
     Args:
-      case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
-      size: Steps or calls in a run.
-      attention: Fields of `sizes.AttentionSize`, of the attention module.
       scan: Whether all steps of a run are one call.
     """
     if case in sizes.TRAINING_CASES:

@@ -19,12 +19,8 @@ def prepare(
     """Prepares what is measured.
 
     Args:
-      model: A name of `pretrained_models.MODELS`.
       use: "forward", "statistics" (of all heads, with the forward pass), "edges"
         (attribution of all edges) or "load".
-      batch: Examples.
-      length: Tokens of each.
-      size: Calls in a run.
     """
     source = pretrained_models.MODELS[model].path
     if use == "load":

@@ -18,10 +18,6 @@ def prepare(
     """Returns what is measured; arguments are as in `pretrained_ours.prepare`.
 
     Args:
-      model: A name of `pretrained_models.MODELS`.
-      batch: Examples.
-      length: Tokens of each.
-      size: Calls in a run.
       attention: "sdpa" or "eager", which alone can return weights.
     """
     import transformers

@@ -15,8 +15,6 @@ def prepare(case: str, size: int, core: Mapping[str, Any]) -> worker.Program:
     """Prepares calls of attention.
 
     Args:
-      case: "forward" or "forward_and_backward".
-      size: Calls in a run.
       core: Fields of `sizes.CoreSize`, without a window.
     """
     torch.set_num_threads(os.cpu_count())  # as many as the others use

@@ -15,13 +15,7 @@ from scripts.benchmarks.contenders import sizes
 def prepare(
     case: str, size: int, attention: Mapping[str, Any] | None = None
 ) -> worker.Program:
-    """Prepares what is measured in a case.
-
-    Args:
-      case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
-      size: Steps or calls in a run.
-      attention: Fields of `sizes.AttentionSize`, of the attention module.
-    """
+    """Prepares what is measured in a case."""
     torch.set_num_threads(os.cpu_count())  # as many as the others use
     torch.manual_seed(0)
     if case in sizes.TRAINING_CASES:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.showing import given_maps, zoom
+from mha_haiku.showing import sets, zoom
 from tests.showing.small_maps import make_map
 
 
@@ -10,15 +10,15 @@ from tests.showing.small_maps import make_map
 @pytest.mark.parametrize("bins", [None, 3])
 def test_masked_cells_are_those_of_the_chosen_heads(kind, bins, monkeypatch):
     if bins is not None:
-        monkeypatch.setattr(given_maps, "WHOLE", 4)
-        monkeypatch.setattr(given_maps, "_BINS", bins)
+        monkeypatch.setattr(sets, "WHOLE", 4)
+        monkeypatch.setattr(sets, "_BINS", bins)
     mask = {
         "full": masks.full(),
         "window": masks.window(2, 0),
         "padding": masks.padding(np.array([2, 4])),
     }[kind]
     attention_map = make_map(mask=mask)
-    whole = given_maps.map_set({"one": attention_map}, has_numbers=False)
+    whole = sets.map_set({"one": attention_map}, has_numbers=False)
     whole = whole.with_heads([[3, 1]])
     expected = zoom.masked_cells(attention_map, *((bins, bins) if bins else ()))
     for example, cells in zip(whole.examples, np.asarray(expected), strict=True):
