@@ -5,17 +5,28 @@ import numpy as np
 from experiments.claims import base
 from mha_haiku.subjects.studies import pruned_runs
 
-_HEADS = 16
+_LAYERS = 2
+_HEADS = (4, 8, 16, 32)  # of the whole model
 _EXAMPLES = 512
 _RANDOM_ORDERS = 8
+_LEARNT, _MOST_STEPS = 0.99, 6400
+_NOTICED = 0.01  # a fall of accuracy
+_SHARES = tuple(i / 16 for i in range(17))
 
 
 class FreeHeads(base.Claim):
-    """Two layers of eight heads, which continue a sequence that was seen before.
+    """Models of 4, 8, 16 and 32 heads continue a sequence that was seen before.
 
-    Heads are ablated in the order of their importance by gradients, the least important
-    first, and nothing is trained further. The control ablates as many in random orders,
-    of which it takes the mean of eight.
+    Each has two layers, with half of the heads in each; heads are of size 8, and the
+    width is 32. Training ends when 99 % of the held-out answers are right; else the
+    steps are doubled, up to 6,400. Then heads are ablated in the order of their
+    importance by gradients, the least important first, and nothing is trained further.
+    A share of the heads is free if without it the accuracy falls by at most one point,
+    which is our reading of "no noticeable loss". The criterion takes the mean share of
+    the models of 8, 16 and 32 heads; of four heads a single one is a quarter already.
+    The control ablates heads in random order, of which it takes the mean of eight. The
+    planted failure tells the random order which half of the heads is less important:
+    these go first.
     """
 
     sentence = "20 to 40 % of the heads of a trained model are free"
@@ -29,61 +40,130 @@ class FreeHeads(base.Claim):
         arxiv="1905.10650",
     )
     control = "random order"
-    seeds = 6
-    minutes = 3.3
+    planted = "random order, in which the less important half of the heads goes first"
+    effect = "a share of {0} of 8 to 32 heads goes for at most one point of accuracy"
+    would_change = (
+        "A task that needs more of the heads: continuing a repeated sequence takes two "
+        "kinds of heads, and a translator or BERT has more to do."
+    )
+    minutes = 2.0
+    version = 2
+    before = base.Before(
+        "partly",
+        "It had one model of 16 heads and asked for at most one point without 3 and "
+        "without 6 heads, so that the verdict hung on that model. Now models have 4 to "
+        "32 heads, are trained until they have learnt, and the share that is free is "
+        "measured.",
+    )
     tried = (
-        "4 of 16 heads go for 0.1 points of accuracy, 5 for 0.7, 6 for 1.5 in the mean "
-        "and 3.7 in the worst seed, 8 for 8; three seeds left the second criterion "
-        "undecided too. More heads are free in larger models: in "
-        "configs/papers/pruned_heads.py 7 of 16 go without a loss (one seed)."
+        "On the pilot seeds the share grows with the number of heads: 0.08 of 4 heads, "
+        "0.17 of 8, 0.35 of 16 and 0.46 of 32 in the mean. With the model of four "
+        "heads, the mean of all four is 0.27 with a standard deviation of 0.07; this "
+        "model was left out of the criterion before the verdict. Of the two sets of "
+        "seeds the first one meets the bound and the second one, with 0.264 (0.177 to "
+        "0.351), leaves it undecided: of 32 heads one of its models has 0.19 free, the "
+        "other eight models 0.34 to 0.56."
     )
     criteria = (
         base.Criterion(
-            "fall of accuracy without 3 of 16 heads", "fall without 3", at_most=0.01
-        ),
-        base.Criterion(
-            "fall of accuracy without 6 of 16 heads", "fall without 6", at_most=0.01
+            "share of heads that go for at most one point, mean of 8, 16 and 32 heads",
+            lambda x: np.mean([x[f"free of {heads}"] for heads in _HEADS[1:]]),
+            at_least=0.2,
+            bound_from=base.PAPER,
+            published={"translator": 0.2, "BERT": 0.4},
         ),
     )
     curves = (
         base.Curve(
-            title="Heads closed, the least important first",
-            across="heads closed, of 16",
+            title="Heads ablated, the least important first",
+            across="share of the heads that are ablated at most",
             up="fall of held-out accuracy",
-            points=tuple(range(_HEADS + 1)),
-            lines={"closed": "fall without {:.0f}"},
+            points=_SHARES,
+            lines={f"{heads} heads": f"fall of {heads} at {{}}" for heads in _HEADS},
+            level=_NOTICED,
+            level_name="one point",
+        ),
+        base.Curve(
+            title="Heads that go for at most one point of accuracy",
+            across="heads of the model",
+            up="share of the heads",
+            points=_HEADS,
+            lines={"free heads": "free of {:.0f}"},
+            logarithmic=True,
+            level=0.2,
+            level_name="published: translator",
         ),
     )
 
     def configs(self, arm):
-        config = base.config("induction", 800, batch_size=64, report_every=100).replace(
+        config = base.config("induction", 800, batch_size=64, report_every=400).replace(
             task=dict(sequence_length=16, num_tokens=16),
             model=dict(
-                num_layers=2,
+                num_layers=_LAYERS,
                 model_size=32,
                 embedding=dict(max_length=16),
-                attention=dict(num_heads=_HEADS // 2, key_size=8),
+                attention=dict(key_size=8),
                 feed_forward=dict(hidden_size=64),
             ),
             optimizer=dict(learning_rate=3e-3, warmup_steps=50),
         )
-        return {"induction": config}
+        return {
+            str(heads): config.replace(
+                model=dict(attention=dict(num_heads=heads // _LAYERS))
+            )
+            for heads in _HEADS
+        }
 
     def measure(self, desk, seed, arm):
-        bench = desk.train(self.configs(arm)["induction"], seed).bench()
-        orders = [
-            pruned_runs.order_of(
+        numbers = {}
+        for heads in _HEADS:
+            config = self.configs(arm)[str(heads)]
+            trained, has_learnt = desk.train_until(
+                config, seed, _has_learnt, most=_MOST_STEPS
+            )
+            bench = trained.bench()
+            order = pruned_runs.order_of(
                 bench, by="gradient", ablation_value="zero", examples=256
             )
-        ]
-        if arm == "control":
-            generator = np.random.default_rng(seed)
-            orders = [
-                [orders[0][i] for i in generator.permutation(_HEADS)]
-                for _ in range(_RANDOM_ORDERS)
-            ]
-        of = bench.measured(_EXAMPLES, metric="accuracy", name="heads closed")
-        shape = 2, _HEADS // 2
-        mistakes = pruned_runs.ablated(of, orders, range(_HEADS + 1), shape).mean(0)
-        falls = mistakes - mistakes[0]
-        return {f"fall without {i}": float(fall) for i, fall in enumerate(falls)}
+            orders = orders_of(order, arm, np.random.default_rng(seed))
+            of = bench.measured(_EXAMPLES, metric="accuracy", name="heads ablated")
+            shape = _LAYERS, heads // _LAYERS
+            mistakes = pruned_runs.ablated(of, orders, range(heads + 1), shape)
+            falls = mistakes - mistakes[:, :1]
+            numbers[f"free of {heads}"] = free_share(falls) if has_learnt else 0.0
+            numbers[f"accuracy of {heads}"] = 1 - mistakes[0, 0]
+            for share in _SHARES:
+                fall = falls.mean(0)[int(share * heads)]
+                numbers[f"fall of {heads} at {share}"] = fall
+        return numbers
+
+
+def _has_learnt(trained):
+    return trained.held_out["accuracy"] >= _LEARNT
+
+
+def orders_of(order, arm, generator):
+    """Returns the orders in which an arm ablates heads, given that by importance."""
+    if arm == "claim":
+        return [order]
+    parts = [order]
+    if arm == base.PLANTED:
+        parts = [order[: len(order) // 2], order[len(order) // 2 :]]
+    return [
+        [part[i] for part in parts for i in generator.permutation(len(part))]
+        for _ in range(_RANDOM_ORDERS)
+    ]
+
+
+def free_share(falls):
+    """Returns the largest share of heads up to which no fall can be noticed.
+
+    Args:
+      falls: `[orders, heads + 1]`, of accuracy without the first heads of an order.
+
+    Returns:
+      The mean over orders.
+    """
+    noticed = falls > _NOTICED
+    noticed[:, -1] = True  # without any heads nothing is left
+    return float(noticed.argmax(1).mean() - 1) / (falls.shape[1] - 1)

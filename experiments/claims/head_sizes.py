@@ -1,131 +1,185 @@
-"""At a fixed width, more heads help until they are smaller than the input is long."""
+"""A head can attend in every way only if it is as large as the input is long."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 
 from experiments.claims import base
 
-_HEADS = (1, 4, 16, 64)
-_WIDTH = 64
-_LENGTH = 16  # of the input, and the head size that does not change
-_ENOUGH = _WIDTH // _LENGTH  # the most heads whose size is the length
+_LENGTH = 16  # n, of the input
+_WIDTH = 24  # of the model, and the largest head size
+_SIZES = tuple(range(1, _WIDTH + 1))
+_MATRICES = 8
+_FEW = 4  # the head size that made the control's matrices
+_FITTED = 1e-3  # the largest error of a weight
+_RATE, _FEWEST_STEPS, _MOST_STEPS = 0.03, 1000, 16_000
+_STILL = 0.01  # how far doubling the steps may move an error
+_KINDS = ("width = head size", f"width {_WIDTH}")
 
 
 class HeadSizes(base.Claim):
-    """Sorting 16 tokens with 1, 4, 16 and 64 heads, after as many steps.
+    """A single head is fitted to random matrices of attention weights by gradients.
 
-    At a fixed width of 64 the heads are of size 64, 16, 4 and 1; at a fixed head size
-    they are all of size 16, so that queries, keys and values grow with their number. In
-    the control all models have one head.
+    The input has 16 positions, whose vectors are linearly independent where the width
+    allows it. Each of eight matrices has positive rows that sum to 1, with independent
+    normal scores. For each head size from 1 to 24 the two projections to queries and
+    keys are trained by Adam, from the same start, to give the matrix as softmax of
+    scaled dot products. The number of steps is doubled until no error moves by more
+    than 0.01. A head size fits if no weight of the eight matrices is off by more than
+    0.001. This is done twice: with vectors as wide as the head is large, as in the
+    theorem, and with vectors of width 24 for all head sizes, as in a model of many
+    heads. In the control the matrices are those of a random head of size 4. The planted
+    failure gives the control one matrix in eight that no small head has made.
     """
 
-    sentence = "At a fixed width more heads help until heads are smaller than the input"
+    sentence = "A head can attend in every way only if it is as large as the input"
     source = base.Source(
         paper="Bhojanapalli et al. 2020",
-        place="abstract; figure 1 from memory",
+        place="theorem 1",
         published=(
-            "heads of size width / number are a low-rank bottleneck; heads as large as "
-            "the input is long, whatever their number, scale better (no number taken)"
+            "with a head size of at least the length n of the input any positive "
+            "stochastic matrix can be represented, below n there are inputs and "
+            "matrices that cannot"
         ),
         arxiv="2002.07028",
     )
-    control = "one head in all models"
-    minutes = 8.0
+    control = f"matrices that a head of size {_FEW} has made"
+    planted = "one matrix in eight is a random one, which no small head has made"
+    effect = (
+        "the theorem is right at {0} of the head sizes from 1 to 24; in a model of "
+        "width 24, {1} of the 15 head sizes below the length fail to fit a matrix"
+    )
+    would_change = (
+        "A head smaller than the input that fits random matrices, or one as large as "
+        "the input that does not. The theorem is of what a head can represent, and not "
+        "of what a trained model needs: trained models were not compared here."
+    )
+    minutes = 0.5
+    version = 2
+    before = base.Before(
+        "partly",
+        "It compared the loss of sorting after 300 steps, which is a measure of speed, "
+        "and counted operations, which is arithmetic; its control was one model four "
+        "times. Now the theorem itself is measured.",
+    )
     tried = (
-        "At fixed width, 64 heads are worse than 4 by 0.02 nats in two of three seeds "
-        "and as good in the third: the harm is too small to be sure of. No other "
-        "length, width or number of steps was tried."
+        "In a model that is wider than the heads are large, heads of size n - 1 fit "
+        "all matrices: softmax ignores a constant in each row of scores, so that rank "
+        "n - 1 is enough. Heads of size n - 1 fall short where the width of the model "
+        "is n - 1 as well, as in the proof of the theorem."
     )
     criteria = (
         base.Criterion(
-            "loss at fixed width, 1 head minus 4 heads as large as the input",
-            lambda x: x["fixed width, 1 heads"] - x[f"fixed width, {_ENOUGH} heads"],
-            at_least=0.01,
-            unit="nats",
+            "share of head sizes at which the theorem is right, width = head size",
+            lambda x: np.mean(
+                [_fits(x, _KINDS[0], size) == (size >= _LENGTH) for size in _SIZES]
+            ),
+            at_least=1.0,
+            bound_from=base.PAPER,
+            published={"theorem 1": 1.0},
         ),
         base.Criterion(
-            "loss at fixed width, 64 heads minus 4 heads",
-            lambda x: x["fixed width, 64 heads"] - x[f"fixed width, {_ENOUGH} heads"],
-            at_least=0.01,
-            unit="nats",
-        ),
-        base.Criterion(
-            "loss of 64 heads, at fixed width minus at fixed head size",
-            lambda x: x["fixed width, 64 heads"] - x["fixed head size, 64 heads"],
-            at_least=0.01,
-            unit="nats",
-        ),
-        base.Criterion(
-            "growth of the operations from 1 to 64 heads, at fixed head size over "
-            "at fixed width",
-            lambda x: _growth(x, "fixed head size") / _growth(x, "fixed width"),
-            at_least=2.0,
+            f"head sizes below {_LENGTH} that do not fit, width {_WIDTH}",
+            lambda x: sum(not _fits(x, _KINDS[1], size) for size in range(1, _LENGTH)),
+            at_least=(_LENGTH - 1) / 2,
+            bound_from=base.HALF,
+            published={"theorem 1": _LENGTH - 1},
         ),
     )
     curves = (
         base.Curve(
-            title=f"Sorting {_LENGTH} tokens at width {_WIDTH}, after 300 steps",
-            across="heads",
-            up="held-out loss (nats)",
-            points=_HEADS,
-            lines={
-                "head size = width / heads": "fixed width, {} heads",
-                f"head size = {_LENGTH}": "fixed head size, {} heads",
-            },
-            logarithmic=True,
-        ),
-        base.Curve(
-            title="What a pass over 64 inputs costs",
-            across="heads",
-            up="floating-point operations (millions)",
-            points=_HEADS,
-            lines={
-                "head size = width / heads": "operations, fixed width, {} heads",
-                f"head size = {_LENGTH}": "operations, fixed head size, {} heads",
-            },
-            logarithmic=True,
+            title=f"Fitting matrices of {_LENGTH} x {_LENGTH} attention weights",
+            across="head size",
+            up="largest error of a weight",
+            points=_SIZES,
+            lines={kind: f"error, {kind}, {{:.0f}}" for kind in _KINDS},
+            level=0.0,
+            level_name="fitted",
         ),
     )
 
-    def configs(self, arm):
-        found = {}
-        for heads in _HEADS:
-            count = heads if arm == "claim" else 1
-            for name, size in (
-                ("fixed width", _WIDTH // count),
-                ("fixed head size", _LENGTH),
-            ):
-                config = base.config(
-                    "sort", 300, batch_size=64, report_every=100
-                ).replace(
-                    task=dict(sequence_length=_LENGTH, num_tokens=20),
-                    model=dict(
-                        num_layers=2,
-                        model_size=_WIDTH,
-                        embedding=dict(max_length=_LENGTH),
-                        attention=dict(num_heads=count, key_size=size),
-                        feed_forward=dict(hidden_size=2 * _WIDTH),
-                    ),
-                    optimizer=dict(learning_rate=3e-3, warmup_steps=50),
-                )
-                found[f"{name}, {heads} heads"] = config
-        return found
-
-    def of_trained(self, desk, trained, name, arm):
-        operations = _operations(desk, trained)
-        return {name: trained.held_out["loss"], f"operations, {name}": operations}
+    def measure(self, desk, seed, arm):
+        generator = np.random.default_rng(seed)
+        inputs, weights = _drawn(generator, arm)
+        start = generator.normal(0, 0.1, (2, 2, len(_SIZES), _MATRICES, _WIDTH, _WIDTH))
+        fit = desk.once("fit", lambda: jax.jit(_fit))
+        arguments = [np.asarray(x, np.float32) for x in (start, inputs, weights)]
+        steps, moved, errors = _FEWEST_STEPS, np.inf, np.inf
+        while moved > _STILL and steps <= _MOST_STEPS:
+            before, errors = errors, np.asarray(fit(*arguments, steps))
+            moved, steps = np.abs(errors - before).max(), 2 * steps
+        numbers = {
+            f"error, {kind}, {size}": errors[i, j]
+            for i, kind in enumerate(_KINDS)
+            for j, size in enumerate(_SIZES)
+        }
+        return {**numbers, "moved at last": moved, "steps": steps / 2}
 
 
-def _operations(desk, trained):
-    """Returns the millions of operations of a pass over 64 inputs."""
-    model, inputs = trained.model, desk.examples(trained, 64).inputs
-
-    def logits(params):
-        return model.apply(params, None, inputs, is_training=False).logits
-
-    cost = jax.jit(logits).lower(trained.params).cost_analysis()
-    return cost["flops"] / 1e6
+def _fits(numbers, kind, size):
+    return numbers[f"error, {kind}, {size}"] <= _FITTED
 
 
-def _growth(numbers, kind):
-    one, many = (numbers[f"operations, {kind}, {n} heads"] for n in (1, _HEADS[-1]))
-    return many / one
+def _drawn(generator, arm):
+    """Returns the inputs `[kind, size, matrix, n, width]` and weights `[matrix, n, n]`.
+
+    Of both kinds the positions of an input span the same space at a head size.
+    """
+    square = generator.normal(size=(_MATRICES, _LENGTH, _LENGTH))
+    basis, _ = np.linalg.qr(square)
+    whole = np.zeros((_MATRICES, _LENGTH, _WIDTH))
+    whole[..., :_LENGTH] = 4 * basis
+    narrow = whole * head_channels()[:, None, None]
+    inputs = np.stack([narrow, np.broadcast_to(whole, narrow.shape)])
+    scores = generator.normal(size=(_MATRICES, _LENGTH, _LENGTH))
+    if arm != "claim":
+        few = basis[..., :_FEW]  # orthonormal, and as much spread as all scores have
+        small = few @ generator.normal(size=(_MATRICES, _FEW, _FEW)) @ few.mT
+        small *= _LENGTH / _FEW
+        is_small = np.arange(_MATRICES) >= (arm == base.PLANTED)
+        scores = np.where(is_small[:, None, None], small, scores)
+    weights = np.exp(scores)
+    return inputs, weights / weights.sum(-1, keepdims=True)
+
+
+def head_channels():
+    """Returns `[size, channel]`, 1 where a head of a size has a channel."""
+    return (np.arange(_WIDTH) < np.array(_SIZES)[:, None]).astype(np.float32)
+
+
+def scores_of(projections, inputs):
+    """Returns the scaled dot products of heads of all sizes.
+
+    Args:
+      projections: `[2, kind, size, matrix, width, channel]`, of queries and of keys.
+      inputs: `[kind, size, matrix, n, width]`.
+
+    Returns:
+      `[kind, size, matrix, n, n]`.
+    """
+    query, key = (inputs @ each for each in projections)
+    query = query * head_channels()[None, :, None, None]
+    sizes = np.array(_SIZES, np.float32)[None, :, None, None, None]
+    return query @ key.mT / jnp.sqrt(sizes)
+
+
+def _fit(start, inputs, weights, steps):
+    """Returns `[kind, size]`, the largest error of a weight after so many steps."""
+
+    def loss(projections):
+        logs = jax.nn.log_softmax(scores_of(projections, inputs))
+        return -(weights * logs).sum((-1, -2)).sum()
+
+    optimizer = optax.scale_by_adam(b2=0.99)
+
+    def step(i, carry):
+        projections, state = carry
+        changes, state = optimizer.update(jax.grad(loss)(projections), state)
+        rate = _RATE * 0.5 * (1 + jnp.cos(jnp.pi * i / steps))
+        return projections - rate * changes, state
+
+    start = jnp.asarray(start)
+    fitted, _ = jax.lax.fori_loop(0, steps, step, (start, optimizer.init(start)))
+    found = jax.nn.softmax(scores_of(fitted, inputs))
+    return jnp.abs(found - weights).max((-1, -2, -3))
