@@ -12,9 +12,9 @@ from mha_haiku.core import attention, masks, models
 from mha_haiku.lab import heads
 from mha_haiku.training import tasks
 
-_CONTEXT = 320  # tokens of a text, its needles too
+_CONTEXT = 512  # tokens of a text, its needles too
 _NEEDLES = 4  # in each text
-_TEXTS = 4  # to score heads by, and as many others to find needles in
+_TEXTS = 5  # to score heads by, and as many others to find needles in
 _DIGITS = 2
 _SHAPE = (30, 9)
 _HEADS = 270
@@ -25,26 +25,36 @@ _KEYS = (
     "dog cat horse lion tiger bear wolf fox eagle rabbit mouse snake elephant monkey "
     "sheep duck frog goat whale shark owl spider bee turtle dolphin deer pig cow"
 ).split()
+_BEGINNING = "<|im_start|>user\n"  # the model is fine-tuned for chat
 _NEEDLE = "\nThe number of the {} is "
-_QUESTION = "\n\nQuestion: Which two digits belong to the {}?\nAnswer: It has "
+_QUESTION = (
+    "<|im_end|>\n<|im_start|>user\nWhich number belongs to the {0}?<|im_end|>\n"
+    "<|im_start|>assistant\nThe {0} has "
+)
 
 
 class RetrievalHeads(base.Claim):
     """SmolLM2 (135 million parameters, 270 heads) finds numbers in a text.
 
-    "The number of the lion is 47." and nine more such sentences stand at random places
-    of 640 tokens of Python's documentation. Behind it are questions that do not have
-    the words of the needle before the number, "Which number belongs to the lion?", each
-    of which sees the text and itself alone. A needle is found if both digits are the
-    likeliest tokens. A head's retrieval score is the share of the digits that the model
-    gets right while the head's largest weight is on the same digit of the needle. Heads
-    are scored on twenty needles; on twenty others thirteen heads (5 %) are ablated: the
-    highest scores, without the thirteen heads of the highest induction scores. The
-    control ablates these induction heads instead. For comparison thirteen random others
-    are ablated (the mean of two sets). Counted are the needles that the whole model
-    finds. The planted failure is that retrieval scores stand in the place of the
-    control's induction scores. A seed is other texts, places and numbers of the same
-    model, so the intervals are over texts.
+    "The number of the lion is 47." and three more such sentences, the needles, stand at
+    random places of 512 tokens of Python's documentation. After the text comes a
+    question for each needle, in words unlike it: "Which number belongs to the lion?",
+    whose answer begins "The lion has". A question sees the text and itself, but no
+    other question. A needle is found if both digits are the likeliest tokens. The
+    retrieval score of a head is the share of digits, among those that the model gets
+    right, for which the head's largest weight is on the same digit of the needle.
+    Heads are scored on 20 needles in five texts. On 20 needles in five other texts
+    thirteen heads (5 %) are ablated: those of the highest retrieval scores, after the
+    thirteen heads of the highest induction scores (on random words that are repeated)
+    have been left out. The control ablates these induction heads instead. For
+    comparison thirteen of the remaining heads are ablated at random (the mean of two
+    such sets). Counted are the needles that the whole model finds. The planted failure
+    is that the control takes retrieval scores for induction scores. A seed is other
+    texts, places and numbers for the same model, so the intervals are over texts.
+
+    The paper has about 600 needles, each alone in a text of 1,000 to 50,000 tokens.
+    Here texts are shorter and share needles, so that one core can measure a set of
+    seeds within ten minutes.
     """
 
     sentence = "Few heads retrieve, and without them a needle is not found"
@@ -59,7 +69,7 @@ class RetrievalHeads(base.Claim):
         arxiv="2404.15574",
     )
     control = "as many heads of the highest induction scores"
-    planted = "retrieval scores in place of these induction scores"
+    planted = "retrieval scores taken for induction scores"
     effect = (
         "without 5 % of the heads, those that retrieve, a share of {0} of the needles "
         "is found, and {1} less than without random others"
@@ -140,6 +150,33 @@ class RetrievalHeads(base.Claim):
         }
 
 
+def visible(context: int, questions: int, length: int) -> np.ndarray:
+    """Returns which keys each query sees, `[T, T]`: the text and its own question.
+
+    Args:
+      context: Tokens of the text, which comes first.
+      questions: Questions after it.
+      length: Tokens of a question.
+    """
+    block = np.repeat(np.arange(questions) + 1, length)
+    block = np.concatenate([np.zeros(context, int), block])
+    is_before = np.tri(len(block), dtype=bool)
+    return is_before & ((block == block[:, None]) | (block == 0))
+
+
+def copied(largest: jax.Array, places: jax.Array, is_right: jax.Array) -> jax.Array:
+    """Returns the share `[H]` of the right answers at which heads look at their place.
+
+    Args:
+      largest: Keys of the largest weight of each head at the answers, `[B, H, N]`.
+      places: Where the same answers stand in the text, `[B, N]`.
+      is_right: Which answers the model gets right, `[B, N]`.
+    """
+    is_right = is_right[:, None]
+    count = jnp.maximum(is_right.sum(), 1)
+    return ((largest == places[:, None]) & is_right).sum((0, 2)) / count
+
+
 class _Laboratory:
     """SmolLM2, and its compiled programs."""
 
@@ -152,7 +189,7 @@ class _Laboratory:
         # Where questions are answered, `[needles, digits]`.
         self._places = _CONTEXT + first + self._asked - 1 + np.arange(_DIGITS)
         self._bits = functools.partial(_bits, at=self._places)
-        seen = jnp.asarray(self._seen())
+        seen = jnp.asarray(visible(_CONTEXT, _NEEDLES, self._asked + _DIGITS - 1))
         self._model = _within(self.bench.run, seen)
         self._copied = jax.jit(functools.partial(_copied, self._model, seen=seen))
         self._induction = jax.jit(
@@ -161,13 +198,6 @@ class _Laboratory:
 
     def _question(self, key):
         return self._encode(_QUESTION.format(key))
-
-    def _seen(self) -> np.ndarray:
-        """Returns which positions each sees, `[T, T]`: the text, and its question."""
-        block = np.repeat(np.arange(_NEEDLES) + 1, self._asked + _DIGITS - 1)
-        block = np.concatenate([np.zeros(_CONTEXT, int), block])
-        is_before = np.tri(len(block), dtype=bool)
-        return is_before & ((block == block[:, None]) | (block == 0))
 
     def texts(self, seed):
         """Returns two batches of texts with questions, and where answers are."""
@@ -187,8 +217,8 @@ class _Laboratory:
             [*self._encode(_NEEDLE.format(key)), *answer, *self._encode(".\n")]
             for key, answer in zip(keys, answers, strict=True)
         ]
-        room = _CONTEXT - sum(map(len, needles))
-        text, places, start = [], [], 0
+        text, places, start = [*self._encode(_BEGINNING)], [], 0
+        room = _CONTEXT - len(text) - sum(map(len, needles))
         cuts = np.sort(generator.integers(room + 1, size=_NEEDLES))
         for cut, needle in zip(cuts, needles, strict=True):
             text += [*hay[start:cut], *needle]
@@ -247,7 +277,7 @@ def _within(run, seen):
 
 
 def _copied(model, params, example, asked, at, *, seen):
-    """Returns the share of digits that are right and looked at, `[30, 9]`."""
+    """Returns the retrieval score of each head, `[30, 9]`."""
 
     def largest(attention_map):
         def of_text(one, rows):
@@ -260,6 +290,5 @@ def _copied(model, params, example, asked, at, *, seen):
     flat = asked.reshape(len(asked), -1)
     wanted = jnp.take_along_axis(example.targets, flat, axis=1)
     likeliest = jnp.take_along_axis(output.logits.argmax(-1), flat, axis=1)
-    is_right = (likeliest == wanted)[:, None]
-    places = at.reshape(len(at), 1, -1)
-    return jnp.stack([((x == places) & is_right).mean((0, 2)) for x in found.values()])
+    places, is_right = at.reshape(len(at), -1), likeliest == wanted
+    return jnp.stack([copied(x, places, is_right) for x in found.values()])
