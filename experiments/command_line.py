@@ -19,7 +19,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments import config_files, shared_flags
+from . import config_files, shared_flags
 
 # The extra of setup.cfg that installs a package that only some runs need.
 _EXTRAS = {
@@ -28,6 +28,8 @@ _EXTRAS = {
     "tensorboardX": "tensorboard",
     "tokenizers": "data",
 }
+# The wheel has this folder inside of mha_haiku, which runs the scripts there.
+_IS_INSTALLED = __package__ != "experiments"
 _MOST = 2**31 - 1  # the largest integer of any flag
 _ADDRESS = re.compile(r"(encoder|decoder|cross)(\.\d{1,9})?")  # of layers of a kind
 _MOST_EXAMPLES = 2**20  # more would take too long
@@ -244,6 +246,8 @@ def _nearest_flag(name: str, values) -> str:
 
 def _help(values, description: str) -> str:
     shared = [name for name in values if name in shared_flags.DISTRIBUTED]
+    if _IS_INSTALLED:
+        description = description.replace("-m experiments.", "-m mha_haiku ")
     lines = [description.strip(), "", "Flags:"]
     lines += _entries(values, [name for name in values if name not in shared])
     if shared:
@@ -295,7 +299,8 @@ def _report(error: Exception) -> int:
     extra = _EXTRAS.get(error.name) if isinstance(error, ImportError) else None
     hint = "--debug shows the traceback"
     if extra:
-        hint = f"pip install -e '.[{extra}]' installs it"
+        project = "'mha_haiku" if _IS_INSTALLED else "-e '."
+        hint = f"pip install {project}[{extra}]' installs it"
     print(f"fault: {message} ({hint})", file=sys.stderr)
     return 1
 

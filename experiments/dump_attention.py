@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 
-from experiments import command_line, shared_flags
+from . import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -38,7 +38,7 @@ FLAGS = command_line.flag_values(
             "Folder to write to; <workdir>/attention, or own_text there.",
         ),
         "channels": (bool, False, "Write queries and keys of whole maps too."),
-        "compare": (str, None, "Folder of another run to show beside it."),
+        "compare": (str, None, "Folder of another run to show next to it."),
         "weights": (bool, False, "Write whole maps of long inputs too."),
         **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,

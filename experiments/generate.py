@@ -11,12 +11,12 @@ import functools
 import sys
 import time
 
-from experiments import command_line, shared_flags
+from . import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
         **shared_flags.RUN,
-        "prompt": (str, None, "Text that a causal model goes on with."),
+        "prompt": (str, None, "Text that a causal model continues."),
         "prompts": (str, None, "File of prompts, a line each."),
         "source": (str, None, "Text that an encoder-decoder answers."),
         "sources": (str, None, "File of sources, a line each."),

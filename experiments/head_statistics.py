@@ -10,7 +10,7 @@ import functools
 import pathlib
 import sys
 
-from experiments import command_line, shared_flags
+from . import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {

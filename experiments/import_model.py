@@ -15,7 +15,7 @@ one minus the cosine of a sentence's vector with the whole model's vector.
 import functools
 import sys
 
-from experiments import command_line, shared_flags
+from . import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {

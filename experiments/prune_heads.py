@@ -15,7 +15,7 @@ import functools
 import pathlib
 import sys
 
-from experiments import command_line, shared_flags
+from . import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -31,7 +31,7 @@ FLAGS = command_line.flag_values(
         "order": (str, "ablation", "Order of removal: greedy, random, or a measure."),
         **shared_flags.ABLATION_VALUE,
         "examples": (int, 256, "Number of held-out examples that determine the order."),
-        "beside": (str, None, "Another order to draw beside in a sweep: random."),
+        "baseline": (str, None, "Another order to draw in a sweep, too: random."),
         "steps": (int, 0, "Further training steps of the pruned model."),
         "out": (str, None, "Folder of the pruned run; <workdir>_pruned if left out."),
         **shared_flags.PICTURES,

@@ -33,9 +33,13 @@ DISTRIBUTED = {
     "num_processes": (
         int,
         None,
-        "How many processes there are; if left out, likewise.",
+        "Number of processes; if left out, the cluster's.",
     ),
-    "process_id": (int, None, "Which one this is, from 0; if left out, likewise."),
+    "process_id": (
+        int,
+        None,
+        "Index of this process; if left out, the cluster's.",
+    ),
     "join_seconds": (int, 60, "Seconds to wait for the other processes at the start."),
 }
 PICTURES = {

@@ -20,7 +20,7 @@ import functools
 import pathlib
 import sys
 
-from experiments import command_line, shared_flags
+from . import command_line, shared_flags
 
 FLAGS = command_line.flag_values(
     {
@@ -69,7 +69,7 @@ def main(config) -> int:
     dump = workbench.command("dump_attention", places[0])
     if summary.interrupted:  # no maps then, which take a while
         if cluster.leave():  # only the first process prints
-            print("Interrupted; the same command goes on from here.", file=sys.stderr)
+            print("Interrupted; the same command resumes from here.", file=sys.stderr)
             print(f"Its maps so far: {dump}", file=sys.stderr)
         return 130
     if len(places) > 1:  # no maps of each either

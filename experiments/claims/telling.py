@@ -180,7 +180,7 @@ class Outcome:
                 f"The control can fail: with a failure planted ({claim.planted}) it "
                 f"shows the effect ({numbers})."
             )
-        if self.pilot.numbers:
+        if len(self.pilot.numbers) > 1:
             told.append(str(self.pilot))
         if before:
             told.append(f"An earlier design said *{before.verdict}*. {before.why}")
@@ -199,9 +199,8 @@ class Outcome:
         control = "not measured"
         if "control" in judged:
             control = _absence(judged)
-        verdict = f"**{self.word}**"
-        if claim.before:
-            verdict += f" (before: {claim.before.verdict})"
+        verdict = f"**{self.word}**{_before(claim)}"
+        verdict += "" if self.second else "; one set of seeds"
         cells = [
             f"[{claim.sentence}]({folder}{claim.name}.md) ({self._paper()})",
             claim.source.published,
@@ -274,9 +273,16 @@ def _table(outcomes: Sequence[Outcome], folder: str = "") -> tuple[str, list[str
 
 
 def gallery(outcomes: Sequence[Outcome]) -> str:
-    """Returns the README of all claims: their table."""
+    """Returns the README of all claims: their table, and what is not measured yet."""
     told, rows = _table(outcomes)
-    return "\n".join([_GALLERY, told, "", _HEAD, *rows, ""])
+    waiting = [
+        f"- {each.claim.sentence} ({each._paper()}){_before(each.claim)}"
+        for each in outcomes
+        if not each.verdicts
+    ]
+    if waiting:
+        waiting = ["", "Not measured yet, by the rules above:", "", *waiting]
+    return "\n".join([_GALLERY, told, "", _HEAD, *rows, *waiting, ""])
 
 
 # What a verdict on an arm means.
@@ -451,6 +457,11 @@ def _bounds(claim: base.Claim) -> list[str]:
         published = f" (published: {'; '.join(places)})" if places else ""
         told.append(f"{_wanted(criterion)}, {criterion.bound_from}{published}")
     return [f"Where the bounds are from: {'; '.join(told)}."]
+
+
+def _before(claim: base.Claim) -> str:
+    """Returns what an earlier design said, in brackets; "" where there is none."""
+    return f" (before: {claim.before.verdict})" if claim.before else ""
 
 
 def _range(seeds: Iterable[int]) -> str:

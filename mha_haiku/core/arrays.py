@@ -51,7 +51,7 @@ class Stored(NamedTuple):
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
-    """Returns the arrays of a safetensors file by their names.
+    """Reads the arrays of a safetensors file, by name.
 
     Raises:
       ConfigError: If the file is cut off or damaged, or holds a name twice.
@@ -68,7 +68,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         arrays = [_entry(name, **dict(x)) for name, x in pairs if name != METADATA]
     except (ValueError, TypeError, RecursionError):
         raise checks.ConfigError(
-            f"{path} is damaged: its header is not that of a safetensors file."
+            f"{path} is damaged: it has no header of a safetensors file."
         ) from None
     check_names_once(path, [name for name, *_ in arrays])
     _check_apart(path, [(first, last, name) for name, *_, first, last in arrays])
@@ -86,7 +86,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 
 def read_shards(index: Path) -> dict[str, Stored]:
-    """Returns the arrays of all files that an index (`*.safetensors.index.json`) names.
+    """Reads the arrays of all files that an index (`*.safetensors.index.json`) names.
 
     Raises:
       ConfigError: If a file is missing, or holds other arrays than the index says.
@@ -114,7 +114,7 @@ def read_shards(index: Path) -> dict[str, Stored]:
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
-    """Returns the fields and the arrays of a GGUF file, arrays dequantised when read.
+    """Reads the fields and the arrays of a GGUF file; arrays are dequantised lazily.
 
     The package `gguf` dequantises. The header is read here: with its tens of thousands
     of texts, a vocabulary takes that package three times as long as the numbers.
@@ -180,7 +180,7 @@ class _Header:
         self._at = 0
 
     def read(self) -> tuple[dict[str, Any], list[tuple], int]:
-        """Returns the fields, the name, shape, type and offset of arrays, their start.
+        """Reads the fields, each array's name, shape, type and offset, and their start.
 
         Raises:
           ValueError: If the file is not GGUF; or struct.error, at its end.
@@ -257,7 +257,7 @@ def write_safetensors(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file, of which no key may be there twice.
+    """Reads the object in a JSON file, which may have no duplicate keys.
 
     Raises:
       ConfigError: If it cannot be read or is no object.
@@ -286,7 +286,7 @@ def check_names_once(path: Path, names: list[str]) -> None:
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """Returns the bytes of a file, of which only those that are used are read."""
+    """Maps a file into memory, so that only the bytes in use are read."""
     try:
         return np.memmap(checks.regular_file(path), np.uint8, "r").view(np.ndarray)
     except ValueError:  # of size 0, which cannot be mapped
@@ -296,7 +296,7 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _entry(name, dtype, shape, data_offsets) -> tuple:
-    """Returns name, dtype, shape, first and last byte of an array in a header."""
+    """Parses name, dtype, shape, first and last byte of an array in a header."""
     first, last = data_offsets
     for number in (*shape, first, last):
         checks.non_negative_integer(name, number)
@@ -316,7 +316,7 @@ def _check_apart(path, spans) -> None:
 
 
 def _view(path, content, name, kind, shape, first, last) -> Stored:
-    """Returns an array that lies in bytes `first` to `last` of `content`."""
+    """Views bytes `first` to `last` of `content` as an array."""
     if kind not in _DTYPES:
 
         def refuse():

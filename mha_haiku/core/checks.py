@@ -33,8 +33,15 @@ class ConfigError(ValueError):
         super().__init__(_LONG.sub(lambda found: _short(found[0]), message))
 
 
+def command(script: str) -> str:
+    """Returns what runs a script, for a message: in a checkout, or installed."""
+    if (Path(__file__).parents[1] / "experiments").is_dir():  # as in the wheel
+        return f"python -m mha_haiku {script}"
+    return f"python -m experiments.{script}"
+
+
 def shown(value: Any) -> str:
-    """Returns a value as a message repeats it, in at most 80 characters."""
+    """Shortens a value to at most 80 characters, for a message."""
     return _short(repr(value))
 
 
@@ -44,7 +51,7 @@ def _short(text: str) -> str:
 
 
 def as_path(value: str | os.PathLike) -> Path:
-    """Returns a path, in which `~` stands for the user's home.
+    """Converts to a path; `~` is the user's home.
 
     Raises:
       ConfigError: If no file can be there: `~name` names no user, say.
@@ -61,7 +68,7 @@ def as_path(value: str | os.PathLike) -> Path:
 
 
 def text_of(path: str | os.PathLike, name: str) -> str:
-    """Returns the text of a file without its byte order mark.
+    """Reads a text file, without its byte order mark.
 
     Args:
       path: The file; `~` is the user's home.
@@ -81,7 +88,7 @@ def text_of(path: str | os.PathLike, name: str) -> str:
 
 
 def regular_file(path: str | os.PathLike) -> Path:
-    """Returns the path of a file to open, which may be missing.
+    """Checks the path of a file to open, which may be missing.
 
     Raises:
       OSError: If it is a pipe, which would wait for ever, or a device.
@@ -145,7 +152,7 @@ def write_file(
 
 
 def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
-    """Returns `value`, which must be one of `choices`."""
+    """Checks that `value` is one of `choices`, and returns it."""
     choices = tuple(choices)
     if value not in choices:
         listed = ", ".join(map(str, choices))
@@ -157,7 +164,7 @@ def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
 
 
 def made_by(name: str, value: Any, kind: type, makers: Iterable[Any]) -> Any:
-    """Returns `value`, which must be a `kind`, as what one of `makers` returns."""
+    """Checks that `value` is a `kind`, such as one of `makers` returns."""
     if not isinstance(value, kind):
         names = [maker.__name__ for maker in makers]
         suggestion = nearest(value, names) if isinstance(value, str) else ""
@@ -169,7 +176,7 @@ def made_by(name: str, value: Any, kind: type, makers: Iterable[Any]) -> Any:
 
 
 def maker(name: str, value: Any, example: Callable) -> Callable | None:
-    """Returns `value`, which must be None or a function of the kind of `example`."""
+    """Checks that `value` is None or a function of the kind of `example`."""
     if value is not None and not callable(value):
         raise TypeError(
             f"{name} must be None or a function, as {example.__name__} is; got "
@@ -179,17 +186,17 @@ def maker(name: str, value: Any, example: Callable) -> Callable | None:
 
 
 def positive_integer(name: str, value: Any) -> int:
-    """Returns `value`, which must be an integer of at least 1."""
+    """Checks that `value` is an integer of at least 1, and returns it."""
     return integer_in(name, value, 1, None)
 
 
 def non_negative_integer(name: str, value: Any) -> int:
-    """Returns `value`, which must be an integer of at least 0."""
+    """Checks that `value` is an integer of at least 0, and returns it."""
     return integer_in(name, value, 0, None)
 
 
 def integer_in(name: str, value: Any, low: int, high: int | None) -> int:
-    """Returns `value`, an integer from `low` to `high` (None: no upper end)."""
+    """Checks that `value` is an integer from `low` to `high` (None: no upper end)."""
     wanted = f"an integer of at least {low}"
     if high is not None:
         wanted = f"an integer from {low} to {high}"
@@ -200,22 +207,22 @@ def integer_in(name: str, value: Any, low: int, high: int | None) -> int:
 
 
 def number(name: str, value: Any) -> float:
-    """Returns `value`, which must be a finite number."""
+    """Checks that `value` is a finite number, and returns it."""
     return _number(name, value, "a finite number", lambda x: True)
 
 
 def positive_number(name: str, value: Any) -> float:
-    """Returns `value`, which must be a finite number above 0."""
+    """Checks that `value` is a finite number above 0, and returns it."""
     return _number(name, value, "a finite number above 0", lambda x: x > 0)
 
 
 def non_negative_number(name: str, value: Any) -> float:
-    """Returns `value`, which must be a finite number of at least 0."""
+    """Checks that `value` is a finite number of at least 0, and returns it."""
     return _number(name, value, "a finite number of at least 0", lambda x: x >= 0)
 
 
 def fraction(name: str, value: Any) -> float:
-    """Returns `value`, which must be a number in [0, 1)."""
+    """Checks that `value` is a number in [0, 1), and returns it."""
     return _number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
@@ -226,12 +233,12 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def closest(word: str, words: Iterable[str], count: int = 5) -> list[str]:
-    """Returns the `count` words that are most like a word, the most alike first."""
+    """Finds the `count` words that are closest to a word, the closest first."""
     return difflib.get_close_matches(word, tuple(words), n=count, cutoff=0.0)
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Returns the first of some names, and how many more there are."""
+    """Lists the first of some names, and counts the rest."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -29,22 +29,22 @@ def register(**functions: Callable) -> None:
 
 
 def html(value: Any) -> str:
-    """Returns what a notebook shows of an object, by the registered function."""
+    """Renders an object for a notebook, by the registered function."""
     return _registered["html"](value)
 
 
 def show(value: Any, **options: Any) -> Any:
-    """Returns the page of an object, by the registered function; see `mh.show`."""
+    """Shows the page of an object, by the registered function; see `mh.show`."""
     return _registered["show"](value, **options)
 
 
 def plot(value: Any, **options: Any) -> Any:
-    """Returns the figure of an object, by the registered function; see `mh.plot`."""
+    """Draws the figure of an object, by the registered function; see `mh.plot`."""
     return _registered["plot"](value, **options)
 
 
 def array(x: Any) -> str:
-    """Returns dtype and shape, as `float32[2,4,6]`; of anything else, what it is."""
+    """Describes an array as `float32[2,4,6]`, and anything else by its type."""
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
     if shape is None or dtype is None:
         return value(x)
@@ -52,14 +52,14 @@ def array(x: Any) -> str:
 
 
 def numbers(x: Any) -> str:
-    """Returns a few numbers as `[3, 6]` where they are known, else dtype and shape."""
+    """Formats a few numbers as `[3, 6]` if they are known, else dtype and shape."""
     if getattr(x, "size", _MOST_NUMBERS + 1) > _MOST_NUMBERS or not is_known(x):
         return array(x)
     return str(np.asarray(x).tolist())
 
 
 def value(x: Any) -> str:
-    """Returns any value in a few words."""
+    """Describes any value in a few words."""
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return array(x)
     if isinstance(x, tuple | list) and not hasattr(x, "_fields") and x:
@@ -74,7 +74,7 @@ def value(x: Any) -> str:
 
 
 def record(x: Any) -> str:
-    """Returns a tuple with names or a dataclass as `Name(field=float32[2], ...)`.
+    """Describes a named tuple or a dataclass as `Name(field=float32[2], ...)`.
 
     Fields that are None or () are left out. Stands as `__repr__` in such classes.
     """

@@ -32,7 +32,7 @@ class Field(NamedTuple):
     """What is declared of a field.
 
     Attributes:
-      default: Its value unless a config says otherwise.
+      default: The value of the field unless a config says otherwise.
       meaning: What it is, in a line.
       check: Called with the field's whole name and a value that is not None; raises
         ValueError. None: the annotation alone is checked.
@@ -67,7 +67,7 @@ class Field(NamedTuple):
         return type(None) in typing.get_args(self.kind)
 
     def checked(self, name: str, value: Any) -> Any:
-        """Returns a value, or raises ValueError where the field does not take it."""
+        """Checks a value; raises ValueError where the field does not take it."""
         if value is None and self.is_needed:
             raise ValueError(f"{name} must be given.")
         if value is None and self.may_be_none:
@@ -206,7 +206,7 @@ class Section:
         return name in values(self)
 
     def replace(self, **changes: Any) -> Self:
-        """Returns the section with other values.
+        """Replaces values of the section.
 
         Args:
           **changes: Values by the names of fields; of a section also a dictionary of
@@ -236,7 +236,7 @@ class Section:
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the values as JSON has them, without sections that have no field."""
+        """Converts the values to JSON, without sections that have no field."""
         plain = {
             name: value.to_json() if isinstance(value, Section) else value
             for name, value in values(self).items()
@@ -277,7 +277,7 @@ def check(section: Section) -> None:
 
 
 def section_of(name: str, path: str, fields: Mapping[str, Field]) -> type[Section]:
-    """Returns a class of sections with fields that are known at run time alone."""
+    """Makes a class of sections whose fields are known at run time only."""
     body: dict[str, Any] = {
         key: dataclasses.field(default=each.default, metadata={"declared": each})
         for key, each in fields.items()
@@ -289,7 +289,7 @@ def section_of(name: str, path: str, fields: Mapping[str, Field]) -> type[Sectio
 
 
 def flattened(nested: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns nested values by their dotted names, which begin with `path`."""
+    """Flattens nested values to dotted names, which begin with `path`."""
     result = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):
@@ -300,7 +300,7 @@ def flattened(nested: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def nested(flattened: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values by dotted names as `Section.replace` takes them."""
+    """Nests values with dotted names, as `Section.replace` takes them."""
     result: dict[str, Any] = {}
     for name, value in flattened.items():
         *sections, last = name.split(".")
@@ -324,14 +324,14 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns a value without what can change: tuples for lists."""
+    """Freezes a value: lists become tuples."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     return value.item() if isinstance(value, np.generic) else value
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value of a task of the user's own as JSON has it."""
+    """Converts a value of a user's task to JSON."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     return os.fspath(value) if isinstance(value, os.PathLike) else repr(value)

@@ -175,7 +175,7 @@ class Part:
 
 
 def checked_pytree(name: str, value: Any) -> Any:
-    """Returns `value`, whose class must be registered as a pytree.
+    """Checks that the class of `value` is registered as a pytree.
 
     Raises:
       TypeError: If it is not.
@@ -229,28 +229,28 @@ def positions(index: Index, size: int | None = None) -> Array:
 
 
 def as_array(index: Array | Span) -> Array:
-    """Returns the positions as an array."""
+    """Converts positions to an array."""
     return index.array() if isinstance(index, Span) else jnp.asarray(index)
 
 
 def on_rows(rows: Array | Span) -> Array:
-    """Returns positions `[R]` as `[R, 1]`, to meet `[R, C]`."""
+    """Reshapes positions `[R]` to `[R, 1]`, to broadcast with `[R, C]`."""
     return as_array(rows)[:, None]
 
 
 def on_columns(columns: Array | Span) -> Array:
-    """Returns positions `[C]` as `[1, C]`, to meet `[R, C]`."""
+    """Reshapes positions `[C]` to `[1, C]`, to broadcast with `[R, C]`."""
     return as_array(columns)[None]
 
 
 def lifted(array: Array, ndim: int) -> Array:
-    """Returns an array of at least `ndim` axes, new ones of size 1 in front."""
+    """Adds leading axes of size 1 until there are `ndim`."""
     array = jnp.asarray(array)
     return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 
 def take(array: Array, index: Array | Span, axis: int) -> Array:
-    """Returns `array` at positions `index` of an axis; one of size 1 has all of them.
+    """Indexes an axis of `array`; an axis of size 1 stands for all positions.
 
     Raises:
       ValueError: If a position that is known on the host is outside of the axis.
@@ -272,18 +272,18 @@ def take(array: Array, index: Array | Span, axis: int) -> Array:
 
 
 def rectangle(array: Array, rows: Array | Span, columns: Array | Span) -> Array:
-    """Returns `[..., R, C]` of `[..., T, S]`; see `take`."""
+    """Cuts `[..., R, C]` out of `[..., T, S]`; see `take`."""
     return take(take(array, rows, axis=-2), columns, axis=-1)
 
 
 def with_heads(array: Array, batch_ndim: int) -> Array:
-    """Returns `[B..., T, S]` or `[B..., H, T, S]` with an axis of heads."""
+    """Adds an axis of heads to `[B..., T, S]`; `[B..., H, T, S]` has one."""
     array = jnp.asarray(array)
     return array if array.ndim == batch_ndim + 3 else array[..., None, :, :]
 
 
 def at_batch(array: Array, index: tuple[Array, ...]) -> Array:
-    """Returns `array` at an index of its leading axes; size 1 stands for any."""
+    """Indexes the leading axes of `array`; size 1 stands for any."""
     array = jnp.asarray(array)
     if 0 in array.shape[: len(index)]:  # traced for an empty batch, but never run
         return jnp.zeros(array.shape[len(index) :], array.dtype)
@@ -293,7 +293,7 @@ def at_batch(array: Array, index: tuple[Array, ...]) -> Array:
 
 
 def add(total: Array, part: Array, start: int | Array, axis: int) -> Array:
-    """Returns `total` with `part` added from position `start` of an axis on."""
+    """Adds `part` to `total` from position `start` of an axis on."""
     part += lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
     return lax.dynamic_update_slice_in_dim(total, part, start, axis)
 
@@ -316,7 +316,7 @@ def known(array) -> np.ndarray | None:
 
 
 def integers(name: str, value, low: int | None = 0) -> Array:
-    """Returns `value` as an array, which must be integers of at least `low`."""
+    """Checks that `value` has integers of at least `low`, and converts to an array."""
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers, got {array.dtype}.")

@@ -41,14 +41,14 @@ def export(
     Args:
       file: The file to write.
       model: The model.
-      params: Its parameters.
+      params: Parameters of the model.
       inputs: An example: tokens `[B, T]` or features `[B, T, D]`; the shape counts.
       decoder_inputs: An example of the inputs of a decoder, `[B, T]`, if there is one;
         the program takes these and their lengths after the first two.
       weights: Whether it also returns all attention weights, `[L, B, H, T, T]`; all
         layers must have the same number of heads then. With a decoder they are
         "encoder_weights", "decoder_weights" and "cross_weights".
-      platforms: Where it will run, of "cpu", "cuda", "rocm" and "tpu"; None: as here.
+      platforms: Platforms to run on, of "cpu", "cuda", "rocm" and "tpu"; None: as here.
 
     Returns:
       The file.
@@ -88,7 +88,7 @@ def _weights(maps) -> dict[str, jax.Array]:
 
 
 def run_exported(file: str | os.PathLike) -> Callable[..., dict[str, jax.Array]]:
-    """Returns the program in a file of `export`, a function of inputs and lengths.
+    """Loads the program in a file of `export`, a function of inputs and lengths.
 
     Raises:
       ConfigError: If the file cannot be read.

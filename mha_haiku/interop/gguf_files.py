@@ -205,7 +205,7 @@ def _renamed(name: str) -> str:
 
 
 def _with_halves(config, stored) -> dict[str, arrays.Stored]:
-    """Returns arrays in which rotary pairs are half a head apart, not side by side."""
+    """Reorders rotary pairs: half a head apart instead of side by side."""
     result = dict(stored)
     counts = {
         "q_proj": config["num_attention_heads"],

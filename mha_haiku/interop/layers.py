@@ -85,7 +85,7 @@ _TORCH_LAYER = (
 def from_haiku(
     params: Mapping[str, Mapping[str, Any]], path: str = _NAME, *, name: str = _NAME
 ) -> Params:
-    """Returns the parameters of one `hk.MultiHeadAttention` under another name.
+    """Renames the parameters of one `hk.MultiHeadAttention`.
 
     Both modules name and shape them alike, so that it serves for the way back too. The
     attention's path in the parameters of a whole Haiku model becomes `name`.
@@ -97,7 +97,7 @@ def from_haiku(
 def from_torch(
     state_dict: Mapping[str, Any], *, prefix: str = "", name: str | None = None
 ) -> Params:
-    """Returns the parameters of a `MultiHeadAttention` or an `EncoderLayer`.
+    """Converts torch's state dict to a `MultiHeadAttention` or an `EncoderLayer`.
 
     Args:
       state_dict: The state of `torch.nn.MultiheadAttention`, or of
@@ -176,7 +176,7 @@ def to_flax(
     num_key_value_heads: int | None = None,
     name: str = _NAME,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the parameters of an attention of Flax, linen's or nnx's.
+    """Converts parameters to an attention of Flax, linen or nnx.
 
     Args:
       params: Parameters that include a `MultiHeadAttention`.
@@ -215,7 +215,7 @@ def from_equinox(module: Any, *, name: str = _NAME) -> Params:
 def to_equinox(
     params: Mapping[str, Mapping[str, Any]], module: Any, *, name: str = _NAME
 ) -> Any:
-    """Returns an attention of Equinox with other parameters.
+    """Replaces the parameters of an attention of Equinox.
 
     Args:
       params: Parameters that include a `MultiHeadAttention`.
@@ -261,7 +261,7 @@ def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
 
 
 def _read(argument: str, flat: Flat, table: Table, prefix: str = "") -> Flat:
-    """Returns parameters by our names, from another library's."""
+    """Converts another library's parameters to our names."""
     rows = [row for row in table if row.theirs[0] in flat]
     unknown = set(flat) - {row.theirs[0] for row in table}
     names = {ours: prefix + row.theirs[0] for row in table for ours in row.ours}
@@ -282,7 +282,7 @@ def _read(argument: str, flat: Flat, table: Table, prefix: str = "") -> Flat:
 
 
 def _written(own: Flat, table: Table) -> Flat:
-    """Returns parameters by the names of another library, from ours."""
+    """Converts our parameters to the names of another library."""
     written = {}
     for row in table:
         if row.ours[0] in own:
@@ -292,7 +292,7 @@ def _written(own: Flat, table: Table) -> Flat:
 
 
 def _checked(flat: Flat, path: str, table: Table) -> Flat:
-    """Returns the parameters below a path, all of which a table must know."""
+    """Checks that a table knows all parameters below a path."""
     own = {
         name.removeprefix(f"{path}/"): array
         for name, array in flat.items()
@@ -381,7 +381,7 @@ def _check_fit(argument: str, own: Flat, names: Mapping[str, str]) -> None:
 
 
 def _joined(name: str, array: np.ndarray, axis: anatomy.Axis) -> np.ndarray:
-    """Returns an array whose heads have an axis of their own, without it."""
+    """Merges the axis of heads into the axis of features."""
     ndim = 2 if name.endswith(".kernel") else 1
     if array.ndim != ndim + 1:
         raise ValueError(
@@ -396,7 +396,7 @@ def _joined(name: str, array: np.ndarray, axis: anatomy.Axis) -> np.ndarray:
 def _split(
     name: str, array: np.ndarray, axis: anatomy.Axis, counts: dict[str, int]
 ) -> np.ndarray:
-    """Returns an array whose heads have an axis of their own."""
+    """Splits heads off into an axis of their own."""
     place, count = array.ndim + axis.place, counts[axis.holds]
     if array.shape[place] % count:
         raise ValueError(

@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
 
 
 def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
-    """Returns a model of another library: config, parameters, tokenizer, functions.
+    """Loads a model of another library: config, parameters, tokenizer, functions.
 
     Args:
       source: A folder in the layout of the hub (config.json, model.safetensors or its
@@ -61,7 +61,7 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     """
     dtype = jnp.dtype(np.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"dtype must be that of floating-point numbers, got {dtype}.")
+        raise ValueError(f"dtype must be a floating-point dtype, got {dtype}.")
     found = sources.find(source)
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found)
@@ -95,7 +95,7 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     if tokenizer and sizes.num_tokens and tokenizer.num_tokens > sizes.num_tokens:
         raise checks.ConfigError(
             f"{found.name} has a tokenizer of {tokenizer.num_tokens} tokens, and a "
-            f"model of {sizes.num_tokens}: it is that of another model."
+            f"model of {sizes.num_tokens}: it belongs to another model."
         )
     return Imported(config, params, tokenizer, model)
 
@@ -119,12 +119,12 @@ def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
 
 
 def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
-    """Returns what `save` wrote in the layout of this package."""
+    """Reads what `save` wrote in the layout of this package."""
     try:
         return _config(found.config["model"]), Sizes(**found.config["sizes"])
     except (KeyError, TypeError, AttributeError) as error:
         raise checks.ConfigError(
-            f"{found.name}: config.json is not that of a model of mha_haiku: {error}."
+            f"{found.name}: config.json describes no model of mha_haiku: {error}."
         ) from None
 
 
@@ -180,7 +180,7 @@ def head_of(
 def read_config(
     theirs: Mapping[str, Any],
 ) -> tuple[models.ModelConfig, Sizes]:
-    """Returns `config.model`, and the sizes next to it, that a config.json describes.
+    """Reads `config.model`, and the sizes next to it, from a config.json.
 
     Raises:
       ConfigError: If its family or an option of it is not supported.
@@ -200,7 +200,7 @@ def family_of(theirs: Mapping[str, Any]) -> tables.Family:
 def read_fields(
     family: tables.Family, head: tables.Head, theirs: Mapping[str, Any]
 ) -> tuple[models.ModelConfig, Sizes]:
-    """Returns what config.json says of a model of that family and head."""
+    """Reads what config.json says of a model of that family and head."""
     for name, accepted in family.supported.items():
         if name in theirs and theirs[name] not in accepted:
             raise checks.ConfigError(

@@ -50,7 +50,7 @@ def save(
       folder: The folder to write; it is made if it is missing.
       config: `config.model`.
       params: The model's parameters, looped or stacked. Their dtype is kept.
-      tokenizer: Its tokenizer, if it is one of `tokenizers`.
+      tokenizer: The model's tokenizer, if it is one of `tokenizers`.
       family: The layout: a family of `transformers`, as "llama", whose class then opens
         it; None: the first family that can hold the model. Pruned heads are written
         with weights of 0, and a warning. "mha_haiku" holds every model as it is, and is
@@ -90,7 +90,7 @@ def save(
 
 
 def _with_all_heads(config, params, sizes):
-    """Returns config and parameters with weights of 0 for pruned heads."""
+    """Fills in weights of 0 for pruned heads."""
     whole = config.replace(attention=dict(kept_heads=None))
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
     model = models.build(whole, **sizes._asdict())
@@ -219,7 +219,7 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
             result[name.removeprefix(prefix)] = x
     if left:
         raise checks.ConfigError(
-            "params must be those of the config's model, and also have "
+            "params must be parameters of the config's model, and also have "
             f"{checks.listed(sorted(left))}."
         )
     return result
@@ -241,7 +241,7 @@ def _tokenizer_file(tokenizer: tokenization.Tokenizer) -> str:
     content = content.get("pretrained", content)
     if "model" not in content:
         raise checks.ConfigError(
-            "tokenizer must be one of byte pairs or of a file: that of characters has "
+            "tokenizer must be of byte pairs or from a file: a character tokenizer has "
             "no tokenizer.json."
         )
     return json.dumps(content) + "\n"

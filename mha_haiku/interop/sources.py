@@ -33,7 +33,7 @@ class Source(NamedTuple):
 
 
 def find(source: str | os.PathLike) -> Source:
-    """Returns the model at a place; see `interop.load`."""
+    """Finds the model at a place; see `interop.load`."""
     text = os.fspath(source)
     if text.startswith(_PACKAGE):
         return _open(_in_package(text.removeprefix(_PACKAGE)))
@@ -66,7 +66,7 @@ def _open(path: Path) -> Source:
 
 
 def _open_folder(folder: Path, weights: Path | None = None) -> Source:
-    """Returns the model of a folder in the layout of the hub."""
+    """Opens the model of a folder in the layout of the hub."""
     files = sorted(file.name for file in folder.iterdir())
     config = folder / _CONFIG
     if not config.exists():
@@ -117,7 +117,7 @@ def _refuse_pickled(files: list[Path]) -> None:
 
 
 def _in_package(name: str) -> Path:
-    """Returns the one model among the files of an installed package, and runs none."""
+    """Finds the one model among the files of an installed package; runs none."""
     files = _files_of_package(name)
     folders = {file.parent for file in files if file.name == _CONFIG}
     found = {file for file in files if file.suffix == ".gguf"}
@@ -130,7 +130,7 @@ def _in_package(name: str) -> Path:
         # Pickled files without a config.json are data of another kind.
         _refuse_pickled([file for file in files if file.parent in folders])
         raise checks.ConfigError(
-            f"The package {name!r} has no model: neither config.json beside "
+            f"The package {name!r} has no model: neither config.json next to "
             "model.safetensors, nor a .gguf file."
         )
     if len(found) > 1:
@@ -162,7 +162,7 @@ def _files_of_package(name: str) -> list[Path]:
 
 
 def _from_hub(name: str) -> Path:
-    """Returns the folder into which a model of the hub was downloaded."""
+    """Downloads a model of the hub to a folder."""
     try:
         import huggingface_hub
     except ImportError:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mha_haiku.lab import heads
+from mha_haiku.lab.heads import graph
 from mha_haiku.showing import drawing, markup, plotting, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_NODES = 64
+_MOST_ROWS = 20
 
 
 class Grid(NamedTuple):
@@ -140,13 +142,47 @@ def _of_edges(edges: heads.Edges) -> Grid:
         values[row, columns.index(receiver)] = edges.mean[i]
     return Grid(
         values,
-        [f"{layer}.{head}" for layer, head in senders],
-        ["logits" if x < 0 else f"{x}.{h} {kind}" for x, h, kind in columns],
+        [*map(graph.label, senders)],
+        [f"{graph.label(x)} {kind * (kind in 'qkv')}".strip() for *x, kind in columns],
         edges.unit,
         title="Paths",
-        caption=f"Paths between heads: {edges.unit}, means of {len(edges.base)} pairs",
+        caption=f"Edges: {edges.unit}, means of {len(edges.base)} pairs",
         note="Rows write, columns read, by queries (q), keys (k) or values (v).",
     )
+
+
+@shown.fragment.register
+def _(answer: heads.why.Answer) -> markup.Html:
+    rows = answer.rows(_MOST_ROWS)
+    table = [
+        [f"{x:.4g}" if isinstance(x, float) else visible(x) for x in row.values()]
+        for row in rows
+    ]
+    columns = list(rows[0]) if rows else []
+    table = markup.plain_table(table, columns=columns)
+    return markup.block(answer.title, table, note=heads.why.HELD)
+
+
+@plotting.figure_of.register(heads.why.Answer)
+def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
+    """Draws the largest terms as bars, each with what it is of."""
+    rows = what.rows(_MOST_ROWS)
+    terms = [row["term"] for row in rows]
+    names = [
+        "  x  ".join(visible(x) for x in row.values() if isinstance(x, str))
+        for row in rows
+    ]
+    sheet = drawing.sheet(
+        6.5, max(1.8, 0.22 * len(rows) + 1.2), title=title or what.title
+    )
+    axes = sheet.subplots()
+    colours = ["tab:red" if term > 0 else "tab:blue" for term in terms]
+    axes.barh(range(len(rows)), terms, color=colours)
+    axes.set_yticks(range(len(rows)), names, parse_math=False)
+    axes.invert_yaxis()
+    axes.axvline(0, color="0.5", linewidth=0.8)
+    axes.set_xlabel("term")
+    return sheet
 
 
 shows(heads.Patched, _of_patched)
@@ -162,7 +198,7 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
         max(3.0, 0.25 * len(grid.rows) + 1.5),
         title=title or grid.title,
     )
-    graph, cells = sheet.subplots(1, 2)
+    drawn, cells = sheet.subplots(1, 2)
     ends = np.concatenate([what.senders, what.receivers])
     top = ends[:, 0].max() + 1
     mean = what.mean
@@ -175,14 +211,14 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
         x1 = ends[:, 1].max() / 2 if what.receivers[i][0] < 0 else x1
         share = abs(mean[i]) / largest if largest else 0.0
         colour = "tab:red" if mean[i] > 0 else "tab:blue"
-        graph.plot([x0, x1], [y0, y1], color=colour, linewidth=3 * share, alpha=0.7)
+        drawn.plot([x0, x1], [y0, y1], color=colour, linewidth=3 * share, alpha=0.7)
     nodes = np.unique(ends[ends[:, 0] >= 0], axis=0)
-    graph.scatter(nodes[:, 1], nodes[:, 0], s=60, color="0.3", zorder=3)
-    graph.set_xlabel("head")
-    graph.set_xticks(sorted(set(nodes[:, 1].tolist())))
-    graph.set_ylabel("layer")
+    drawn.scatter(nodes[:, 1], nodes[:, 0], s=60, color="0.3", zorder=3)
+    drawn.set_xlabel("head")
+    drawn.set_xticks(sorted(set(nodes[:, 1].tolist())))
+    drawn.set_ylabel("layer")
     layers = sorted(set(nodes[:, 0].tolist()))
-    graph.set_yticks([*layers, top], [*map(str, layers), "logits"])
-    graph.set_title("red raises the metric, blue lowers it")
+    drawn.set_yticks([*layers, top], [*map(str, layers), "logits"])
+    drawn.set_title("red raises the metric, blue lowers it")
     grid.draw(cells)
     return sheet

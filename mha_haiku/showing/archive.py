@@ -37,7 +37,7 @@ def save(path: str | os.PathLike[str], record: Any) -> Path:
 
 
 def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
-    """Returns the record of a class in a file, after checking the type of each field.
+    """Loads the record of a class, and checks the type of each field.
 
     `written_by` is the command that writes such a file, for the message of an error.
     """
@@ -59,7 +59,7 @@ def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
 
 
 def arrays_of(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Returns the arrays of an .npz file by name, without unpickling anything."""
+    """Reads the arrays of an .npz file by name, without unpickling anything."""
     try:
         path = checks.regular_file(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -78,7 +78,7 @@ def arrays_of(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _encoded(value, name, arrays, names) -> Any:
-    """Returns what JSON holds of a value; an array becomes its name."""
+    """Encodes a value as JSON; an array becomes its name."""
     # `names` has arrays by identity: one that stands in several places is stored once.
 
     def inner(part, key):
@@ -107,7 +107,7 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 def _decoded(kind, value, name, arrays) -> Any:
-    """Returns a value of a type, from what JSON holds of it."""
+    """Decodes a value of a type from JSON."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
 
     def inner(part_kind, part, key):

@@ -38,7 +38,8 @@ class Known(NamedTuple):
 
     Attributes:
       numbers: Statistics and shares of alignments by name, `[N, H]`.
-      evidence: Of roles, `[N, H, ...]`; see `heads.role_evidence`. {} for pooled maps.
+      evidence: Evidence of roles, `[N, H, ...]`; see `heads.role_evidence`. {} for
+        pooled maps.
       places: The key with the largest weight of each query, `[N, H, T]`, in whole maps
         of cross-attention, for `aligned`; else None.
     """
@@ -114,7 +115,7 @@ def see(
     has_channels: bool = False,
     gathered: Callable[[Any], Any] = lambda tree: tree,
 ) -> Seen:
-    """Returns what is shown of a map `[B..., H, T, S]`, inside of a program.
+    """Collects what is shown of a map `[B..., H, T, S]`, inside of a program.
 
     Args:
       attention_map: The map.
@@ -176,7 +177,7 @@ def map_set(
     step: int | None = None,
     dtype: DTypeLike = np.float32,
 ) -> MapSet:
-    """Returns the set of what was seen of L layers, on the host.
+    """Joins what was seen of L layers to a set, on the host.
 
     The N examples have all but their maps. Their axes may be shorter than the maps:
     the other rows and columns are padding and left out. Weights and channels get

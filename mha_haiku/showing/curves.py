@@ -28,8 +28,8 @@ class Pruning(NamedTuple):
       metric_name: The name of the metric, for the axis.
       speed_up: How many times faster than the whole model each was, measured.
       ideal: The same by operation counts.
-      beside: The metric with as many heads in another order; may be empty.
-      beside_name: What the legend calls that.
+      baseline: The metric with as many heads in another order; may be empty.
+      baseline_name: What the legend calls that.
       kinds: The number of heads of each kind; {} where there are no kinds.
     """
 
@@ -38,8 +38,8 @@ class Pruning(NamedTuple):
     metric_name: str
     speed_up: Sequence[float]
     ideal: Sequence[float]
-    beside: Sequence[float] = ()
-    beside_name: str = ""
+    baseline: Sequence[float] = ()
+    baseline_name: str = ""
     kinds: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
@@ -147,9 +147,9 @@ def pruning(curve: Pruning, *, title: str) -> "Figure":
             )
         axes.legend(fontsize=7)
     left.plot(curve.kept, curve.metric, marker="o", color="C0", label="this order")
-    if curve.beside:
+    if curve.baseline:
         left.plot(
-            curve.kept, curve.beside, ls="--", color="0.5", label=curve.beside_name
+            curve.kept, curve.baseline, ls="--", color="0.5", label=curve.baseline_name
         )
         left.legend(fontsize=7)
     right.plot(curve.kept, curve.speed_up, marker="o", label="measured")

@@ -13,7 +13,7 @@ class Dossier(NamedTuple):
 
     Attributes:
       title: What it is about.
-      sets: At least one. Those that have a step are shown one after the other, others
+      sets: One map set or more. Sets with a step are shown one after the other, others
         side by side.
       matches: `[L, H, 2]` integers: for each head of the first set (layer, head) of the
         one of the second set that attends most alike, -1 where there is none; or None.
@@ -29,7 +29,7 @@ class Dossier(NamedTuple):
 
 
 def check(dossier: Dossier) -> Dossier:
-    """Returns the dossier, in which all sizes fit together.
+    """Checks that all sizes of the dossier fit together.
 
     Raises:
       ValueError: If a number of positions, heads, layers, bins or pictures differs from

@@ -100,7 +100,7 @@ def ink(colour: np.ndarray) -> str:
 
 
 def is_possible() -> bool:
-    """Returns whether pictures can be drawn; logs a warning where they cannot."""
+    """Checks whether pictures can be drawn; logs a warning where they cannot."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
     _logger.warning(
@@ -110,7 +110,7 @@ def is_possible() -> bool:
 
 
 def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """Returns names of file formats, which matplotlib can write if it is there."""
+    """Checks file formats, which matplotlib can write if it is there."""
     formats = tuple(formats)
     if not formats:
         raise checks.ConfigError("format must name one at least, such as png.")
@@ -165,7 +165,7 @@ def style() -> Iterator[None]:
 
 
 def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "Figure":
-    """Returns an empty figure of that many inches, its axes laid out by themselves.
+    """Makes an empty figure of that many inches with automatic layout.
 
     The title is above all axes, on the left, and the note is a line below it.
     """
@@ -270,7 +270,7 @@ def heat_map(
 
 
 def rounded_up(value: float) -> float:
-    """Returns a number of two digits at which a scale may end; 1 for 0."""
+    """Rounds up to two digits, where a scale may end; 1 for 0."""
     if not value > 0:
         return 1.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
@@ -278,7 +278,7 @@ def rounded_up(value: float) -> float:
 
 
 def number(value: float) -> str:
-    """Returns two decimals below 10 and fewer above, or two digits of what is small."""
+    """Formats a number: two decimals below 10, fewer above, two digits if small."""
     size = abs(value)
     if 0 < size < 0.005:
         return f"{value:.1g}"

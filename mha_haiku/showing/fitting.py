@@ -29,8 +29,8 @@ class Cut(NamedTuple):
       examples: How many examples of each set.
       heads: How many heads of a layer, at most.
       join: How many bins, along queries and keys, become one.
-      rounding: To what multiples weights are rounded.
-      channels: Whether there are queries and keys.
+      rounding: Weights are rounded to multiples of this.
+      channels: Whether there are queries and keys, and why heads look there.
       patches: How many finer parts there are, those with the most mass.
     """
 
@@ -45,7 +45,7 @@ class Cut(NamedTuple):
 def fitted(
     whole: Dossier, budget: int, render: Callable[[Dossier], str]
 ) -> tuple[Dossier, str]:
-    """Returns as much of a dossier as fits, and what was rendered of it.
+    """Cuts a dossier to what fits; also returns what was rendered of it.
 
     Queries and keys go first; then weights are rounded, down to 0.016, of which the
     page says its precision; then all examples go but one (a mean of examples stays),
@@ -89,7 +89,7 @@ def _guess(whole, budget) -> Cut:
 def _smaller(whole, cut, excess) -> Cut | None:
     """Returns a cut that takes less room, by about a factor `excess`; None: none."""
     examples = [example for each in whole.sets for example in each.examples]
-    if cut.channels and any(example.channels for example in examples):
+    if cut.channels and any(each.channels or each.why for each in examples):
         return cut._replace(channels=False)
     coarser = [each for each in _ROUNDINGS if each > cut.rounding]
     if coarser:
@@ -203,6 +203,7 @@ def _cut_example(example, layers, cut, least):
         masked=tuple(_joined_mask(masked, cut.join) for masked in example.masked),
         patches=tuple(patch for patch in example.patches if _mass(patch) > least),
         channels=example.channels if cut.channels else None,
+        why=example.why if cut.channels else None,
     )
 
 
@@ -211,7 +212,7 @@ def _joined(edges: np.ndarray, join: int) -> np.ndarray:
 
 
 def _joined_weights(weights, edges, join) -> np.ndarray:
-    """Returns maps `[H, P, Q]` of fewer bins: sums over keys, means over queries."""
+    """Joins bins of maps `[H, P, Q]`: sums over keys, means over queries."""
     # A bin counts with its number of queries, or not at all where none of them sees.
     if join == 1:
         return weights

@@ -5,6 +5,7 @@ Weights are whole up to `WHOLE` positions and pooled beyond.
 N examples (all of the batch axes), T query and S key positions.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ import numpy as np
 
 from mha_haiku.core import attention, display, models
 from mha_haiku.core.attention import scores
+from mha_haiku.lab import heads
 from mha_haiku.showing import collecting
-from mha_haiku.showing.map_set import Axes, Axis, Example, Images, Layer, MapSet
+from mha_haiku.showing.map_set import Axes, Axis, Example, Images, Layer, MapSet, Why
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
@@ -27,9 +29,9 @@ class Sides(NamedTuple):
     """What stands along the maps of N examples; () where nothing is known.
 
     Attributes:
-      queries: For each example the text of its T queries.
-      keys: For each example the text of its S keys.
-      images: For each example a `Images` or None.
+      queries: Text, for each example, of its T queries.
+      keys: Text, for each example, of its S keys.
+      images: An `Images` or None for each example.
     """
 
     queries: tuple[tuple[str, ...], ...] = ()
@@ -128,7 +130,7 @@ def map_set(
     kinds: Sequence[str] = (),
     has_numbers: bool = True,
 ) -> MapSet:
-    """Returns what maps hold, from one pass over each.
+    """Reads what maps hold, in one pass over each.
 
     Maps and their kinds are as of `named_maps`; where there are kinds, `sides` are for
     the cross maps. `only` is the index of one example; None: the first ones. Without
@@ -172,6 +174,26 @@ def map_set(
             )
         )
     return collecting.map_set(name, layers, seen, examples)
+
+
+def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
+    """Returns a set whose first example says why its heads look there."""
+    if not why:
+        return shown
+    cells, scores, pairs, terms = [], [], [], []
+    for each in why:
+        for part, own in each.scores.items():
+            at = np.argwhere(np.isfinite(own))
+            h, r = at.T
+            place = np.full(len(at), part), h, each.queries[r], each.keys[part][h, r]
+            cells.append(np.stack(place, -1))
+            scores.append(own[h, r])
+            pairs.append(each.pairs[part][h, r])
+            terms.append(each.terms[part][h, r])
+    arrays = map(np.concatenate, (cells, scores, pairs, terms))
+    first, *others = shown.examples
+    first = first._replace(why=Why(tuple(map(str, why[0].components)), *arrays))
+    return dataclasses.replace(shown, examples=(first, *others))
 
 
 def _has_channels(attention_map, count) -> bool:
@@ -252,8 +274,7 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
     rows = [list(row) for row in tokens] if is_nested else [tokens] * count
     if len(rows) < count:
         raise ValueError(
-            f"{name} must be those of {count} examples, or of one for all, got "
-            f"{len(rows)}."
+            f"{name} must be of {count} examples, or of one for all, got {len(rows)}."
         )
     for i, row in enumerate(rows):
         if len(row) != length:
@@ -279,14 +300,13 @@ def _all_images(images: Any, count: int) -> tuple:
     rows = [images] * count if is_one else list(images)
     if len(rows) != count:
         raise ValueError(
-            f"images must be those of {count} examples, or of one for all, got "
-            f"{len(rows)}."
+            f"images must be of {count} examples, or of one for all, got {len(rows)}."
         )
     return tuple(map(_images, rows))
 
 
 def _images(images: Any) -> Images:
-    """Returns pixels as `Images`, whose shape is checked with all else of a set."""
+    """Converts pixels to `Images`; their shape is checked with all else of a set."""
     if isinstance(images, Images):
         return images
     pixels = np.asarray(images)

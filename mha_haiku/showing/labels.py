@@ -13,7 +13,7 @@ _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
 
 
 def visible(text: str) -> str:
-    """Returns `text` with visible symbols in place of invisible characters.
+    """Replaces invisible characters in `text` by visible symbols.
 
     A space is ␣, a line break ↵, a carriage return ⇠, a tab ⇥, the empty text ∅; any
     other invisible character is its code point, such as U+200B.
@@ -29,7 +29,7 @@ def one_line(text: str) -> str:
 
 
 def drawable(text: str, has_glyph: Callable[[str], bool], longest: int) -> str:
-    """Returns `text` with code points for what the fonts lack, shortened with an …."""
+    """Replaces characters that the fonts lack by code points, and shortens with …."""
     if len(text) > longest:
         text = text[: longest - 1] + "…"
     return "".join(c if has_glyph(c) else _code_point(c) for c in text)

@@ -114,6 +114,25 @@ class Channels(NamedTuple):
     exact: bool
 
 
+class Why(NamedTuple):
+    """Why heads look there: the largest terms of the scores of N cells.
+
+    Attributes:
+      components: What queries and keys are sums of: "token", "head 0.3", with the
+        numbers of its layer and head.
+      cells: `[N, 4]` integers: layer, head, positions of query and key.
+      scores: `[N]`.
+      pairs: `[N, n, 2]` integers, places in `components`, at the query and at the key.
+      terms: `[N, n]`, the largest in size first.
+    """
+
+    components: tuple[str, ...]
+    cells: np.ndarray
+    scores: np.ndarray
+    pairs: np.ndarray
+    terms: np.ndarray
+
+
 class Images(NamedTuple):
     """What positions look like.
 
@@ -123,7 +142,7 @@ class Images(NamedTuple):
       kind: "positions": position i is picture i; "grid": positions are the patches of
         one picture, row by row.
       rows: Patches of a grid, from top to bottom.
-      columns: From left to right.
+      columns: Names of the columns, from left to right.
       first: The position of a grid's first patch: 1 after a token for the class.
     """
 
@@ -139,7 +158,7 @@ class Answers(NamedTuple):
 
     Attributes:
       targets: `[T]`, or `[1]` for the whole input; "" where there is none.
-      likeliest: For each of these up to three answers, the likeliest first, with their
+      likeliest: Up to three answers for each of these, the likeliest first, with their
         probabilities (NaN where they are not known).
       whole: Whether the whole input has one answer.
     """
@@ -154,9 +173,9 @@ class Example(NamedTuple):
 
     Attributes:
       name: "held-out example 3".
-      queries: Its rows.
-      keys: Its columns.
-      weights: For each layer `[H, P, Q]`; NaN weights are shown as such.
+      queries: Positions of the rows.
+      keys: Positions of the columns.
+      weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such.
       masked: Booleans, true where no query may attend to any key of the cell: `[P, Q]`
         if all layers have the same axes, or for each layer `[P, Q]`, `[H, P, Q]` or
         None; None where it is not known.
@@ -164,9 +183,10 @@ class Example(NamedTuple):
       answers: What the model says, or None.
       images: What the keys look like, or None.
       patches: Finer parts of pooled maps.
-      channels: For each layer what its scores are made of, or None.
+      channels: What the scores of each layer are made of, or None.
       is_mean: Whether it is the mean of examples, and no input.
-      kinds: By the kind of a layer its axes, where they are not `queries` and `keys`.
+      kinds: Axes by the kind of a layer, where they are not `queries` and `keys`.
+      why: Why heads look there, or None.
     """
 
     name: str
@@ -181,6 +201,7 @@ class Example(NamedTuple):
     channels: tuple[Channels | None, ...] | None = None
     is_mean: bool = False
     kinds: Mapping[str, Axes] = {}
+    why: Why | None = None
 
     def axes(self, layer: "Layer") -> Axes:
         """Returns what stands along the maps of a layer."""
@@ -199,8 +220,9 @@ class Layer(NamedTuple):
       heads: The names of its heads, which are their numbers in the model that was not
         pruned.
       kind: "encoder", "decoder" or "cross"; "" where all layers are of one kind.
-      index: Its number in the model, counted over all kinds; None: of no model.
-      number: Its number among the layers of its kind; None: of no model.
+      index: Number of the layer in the model, counted over all kinds; None: of no
+        model.
+      number: Number of the layer among the layers of its kind; None: of no model.
     """
 
     name: str
@@ -263,8 +285,8 @@ class MapSet:
       layers: `[L]`.
       examples: `[N]`; none where only numbers are known.
       step: The training step; None if the set is not a moment of a training.
-      numbers: Of heads, `[L, H]` as in `layers`; the columns of a layer that has fewer
-        heads end with NaN.
+      numbers: Numbers per head, `[L, H]` as in `layers`; the columns of a layer that
+        has fewer heads end with NaN.
       roles: What each head does, `[L, H]` like the numbers; or None.
       missing: Pairs of what was not computed ("importance") and the command that does.
     """
@@ -290,9 +312,9 @@ class MapSet:
         cls,
         path: str | os.PathLike[str],
         *,
-        written_by: str = "python -m experiments.dump_attention --workdir=...",
+        written_by: str = f"{checks.command('dump_attention')} --workdir=...",
     ) -> "MapSet":
-        """Returns the set in a file of `save`, with all of it checked.
+        """Loads and checks the set in a file of `save`.
 
         Args:
           path: The file.
@@ -369,7 +391,7 @@ class MapSet:
         return _numbers_at(wanted, self.numbers)
 
     def check(self, *, is_finite: bool = False) -> "MapSet":
-        """Returns the set, in which all sizes fit together; `is_finite`: without NaN.
+        """Checks that all sizes fit together; `is_finite`: without NaN.
 
         Raises:
           ValueError: If a number of positions, heads, layers, bins or pictures differs
@@ -424,12 +446,20 @@ def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
             for own, (_, each) in zip(masked, layers, strict=True)
         ),
         channels=channels,
+        why=example.why and _why_of_heads(example.why, [each for _, each in layers]),
         patches=tuple(
             each._replace(head=places[each.layer].index(each.head))
             for each in example.patches
             if each.head in places[each.layer]
         ),
     )
+
+
+def _why_of_heads(why: Why, places: Sequence[Sequence[int]]) -> Why:
+    kept = [h in places[layer] for layer, h, *_ in why.cells.tolist()]
+    cells = why.cells[kept]
+    cells[:, 1] = [places[layer].index(h) for layer, h, *_ in cells.tolist()]
+    return Why(why.components, cells, *(x[kept] for x in why[2:]))
 
 
 def _check_set(shown: MapSet) -> None:

@@ -52,7 +52,7 @@ class Html(str):
 
 
 def tag(name: str, *content: str, **attributes: str | int) -> Html:
-    """Returns an element, its attributes and content escaped, but for `Html`.
+    """Makes an element, its attributes and content escaped, but for `Html`.
 
     Characters that are invisible get visible symbols.
     """
@@ -64,7 +64,7 @@ def tag(name: str, *content: str, **attributes: str | int) -> Html:
 
 
 def escaped(text: str) -> str:
-    """Returns text as HTML that shows it, with symbols for invisible characters."""
+    """Escapes text as HTML, with symbols for invisible characters."""
     return html.escape(labels.one_line(text))
 
 
@@ -160,7 +160,7 @@ def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
 
 
 def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
-    """Returns maps next to each other, on one scale from 0: `[height, width, 3]` uint8.
+    """Draws maps next to each other, on one scale from 0: `[height, width, 3]` uint8.
 
     Of maps `[N, P, Q]` NaN is drawn grey. No side has more pixels than `side`; of
     larger maps a pixel is the largest weight of its cells.
@@ -187,7 +187,7 @@ def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
 
 
 def png(image: np.ndarray) -> bytes:
-    """Returns a PNG file of `[height, width, 3]` uint8.
+    """Encodes `[height, width, 3]` uint8 as a PNG file.
 
     Source: https://www.w3.org/TR/png-3/.
     """

@@ -41,7 +41,7 @@ _VIEWER = importlib.resources.files(__package__).joinpath("viewer")
 
 
 def render(shown: Dossier) -> str:
-    """Returns the page, a whole HTML document, to be stored as UTF-8."""
+    """Renders the page, a whole HTML document, to be stored as UTF-8."""
     script = "\n".join(map(_source, _source("order.txt").split()))
     # Inside a function, so that its names are not global in the browser's window.
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
@@ -84,9 +84,9 @@ def contents(shown: Dossier) -> dict[str, Any]:
       weight and the `precision`, both of all maps; `matches`; and `sets`, each with
       `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
       has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
-      (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`
-      and `channels`; where layers are of several kinds they have their `kind`, and an
-      example `kinds`: what layers of a kind have in place of these
+      (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`,
+      `channels` and `why`; where layers are of several kinds they have their `kind`,
+      and an example `kinds`: what layers of a kind have in place of these
       (`queries`, `keys`, `images`, and `answers` if there are none), and `alignment`,
       pairs of positions.
     """
@@ -140,7 +140,7 @@ def encode(
     levels: int,
     rounding: float = 0.0,
 ) -> tuple[str, list[float]]:
-    """Returns the packed codes of a layer's maps, and each map's largest weight `[H]`.
+    """Packs a layer's maps to codes; also returns each map's largest weight `[H]`.
 
     Weights are `[H, P, Q]`, and `masked` has booleans that broadcast to them. They are
     rounded to multiples of `rounding` first, or to a sixteenth of their map's largest
@@ -249,6 +249,7 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
         "images": _images(example.images),
         "patches": patches,
         "channels": None if channels is None else list(map(_channels, channels)),
+        "why": None if example.why is None else _why(example.why),
     } | ({"kinds": kinds} if kinds else {})
 
 
@@ -334,7 +335,7 @@ def _images(images: map_set.Images | None) -> dict[str, Any] | None:
 
 
 def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
-    """Returns queries and keys, rounded to 127 steps of the largest of their head."""
+    """Rounds queries and keys to 127 steps of the largest of their head."""
     if channels is None:
         return None
     result = {"size": channels.query.shape[-1], "exact": channels.exact}
@@ -345,6 +346,17 @@ def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
         result[name] = _packed(np.round(steps).astype("i1"))
         result[f"{name}_scale"] = scale.tolist()
     return result
+
+
+def _why(why: map_set.Why) -> dict[str, Any]:
+    """Returns the terms of scores, to four digits."""
+    shown = {name: getattr(why, name).tolist() for name in ("cells", "pairs")}
+    for name in ("scores", "terms"):
+        shown[name] = [
+            [float(f"{x:.4g}") for x in row]
+            for row in getattr(why, name).reshape(len(why.cells), -1).tolist()
+        ]
+    return {"components": list(map(labels.one_line, why.components))} | shown
 
 
 def _kinds(shown: Dossier) -> list[str]:

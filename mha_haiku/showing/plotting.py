@@ -33,7 +33,7 @@ def plot(
     size: tuple[float, float] | None = None,
     title: str | None = None,
 ) -> "Figure":
-    """Returns a figure fit for a paper, which belongs to no window.
+    """Draws a figure fit for a paper, which belongs to no window.
 
     `figure.savefig("map.pdf")` writes it, in vectors with text as text where the format
     has them; a notebook shows it by itself.
@@ -44,14 +44,16 @@ def plot(
         the result of a study (`studies.head_importance.measure`, ...); or the path of
         what a run has written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or
         `maps.npz`.
-      head: Of maps: which head, or a list of heads; None: all of them in a grid.
-      layer: Of maps: which layer, from 0; None: all, a row each. Of an
+      head: Head of the maps, or a list of heads; None: all of them in a grid.
+      layer: Layer of the maps, from 0; None: all, a row each. Of an
         encoder-decoder also "cross.0", or "cross" for all of a kind; None: all "cross".
-      example: Of maps: which example, counted over all batch axes.
-      tokens: Of maps: the text of each query, `[T]`, or of each example `[N, T]`.
+      example: Example of the maps, counted over all batch axes.
+      tokens: Labels of the maps: the text of each query, `[T]`, or `[N, T]` of
+        several examples.
       key_tokens: The text of each key; None: as the queries, where T is S.
-      colours: Of maps: the name of a colour map of matplotlib.
-      scale: Of maps: "linear", "root" or "log"; None: by the number of keys.
+      colours: Name of matplotlib's colour map for maps.
+      scale: Colour scale of maps: "linear", "root" or "log"; None: by the number of
+        keys.
       size: Width and height in inches; None: by what there is to show.
       title: Above the figure; None: what it is.
 
@@ -66,12 +68,12 @@ def plot(
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         size = tuple(checks.positive_number("size", x) for x in size)
     given = sets.given(what, tokens, key_tokens)
-    what, *sides = given
+    what = given.maps
     with drawing.style():
         if given_maps.is_maps(what):
             whole = _of_maps(given, layer, example)
         elif _is_saved(what) or (sets.has_own(what) and not _is_file(what)):
-            if sides != [None, None]:
+            if not (given.tokens is None and given.key_tokens is None):
                 raise ValueError(
                     "tokens must be None for saved maps, which have their own."
                 )

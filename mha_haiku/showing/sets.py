@@ -22,14 +22,16 @@ class Given(NamedTuple):
     """Maps, and what is known of their sides.
 
     Attributes:
-      maps: As `mh.show` takes them; or anything else, where there are no maps.
-      tokens: As of `mh.show`.
-      key_tokens: As of `mh.show`.
+      maps: Maps as `mh.show` takes them; or anything else, where there are no maps.
+      tokens: Labels as `mh.show` takes them.
+      key_tokens: Labels as `mh.show` takes them.
+      why: Why heads look there, `heads.why.Cells` of one example.
     """
 
     maps: Any
     tokens: Any = None
     key_tokens: Any = None
+    why: tuple[Any, ...] = ()
 
 
 @functools.singledispatch
@@ -48,11 +50,12 @@ def maps_of(value: Any) -> Given:
 
 def given(value: Any, tokens: Any = None, key_tokens: Any = None) -> Given:
     """Returns the maps in a value; tokens that are given replace those that it has."""
-    maps, own, own_keys = maps_of(value)
+    maps, own, own_keys, why = maps_of(value)
     return Given(
         maps,
         own if tokens is None else tokens,
         own_keys if key_tokens is None else key_tokens,
+        why,
     )
 
 
@@ -77,7 +80,7 @@ def dossier_of(value: Any, compare: Any = None) -> Dossier:
 
 
 def joined(value: Any, compare: Any = None) -> Dossier:
-    """Returns a dossier of one set, or of two next to each other."""
+    """Joins one set, or two next to each other, to a dossier."""
     other_name, compare = named(compare)
     sets, names = [map_set_of(value)], [""]
     if compare is not None:
@@ -126,7 +129,7 @@ def _is_weights(value) -> bool:
 
 
 def _array(value) -> np.ndarray:
-    """Returns an array of jax, NumPy or torch as one of NumPy."""
+    """Converts an array of jax, NumPy or torch to NumPy."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
     weights = np.asarray(value)

@@ -28,7 +28,7 @@ def show(
     compare: Any = None,
     budget: int = BUDGET,
 ) -> View:
-    """Returns a view of attention maps, of a run, or of what is known of heads.
+    """Shows attention maps, a run, or what is known of heads.
 
     Maps become an interactive page: whole up to 512 positions and pooled beyond. What
     does not fit the budget is left out or pooled, and the page says so. One pass over
@@ -60,7 +60,7 @@ def show(
         budget is below what an empty page takes.
     """
     checks.positive_integer("budget", budget)
-    value, tokens, key_tokens = sets.given(maps_or_run, tokens, key_tokens)
+    value, tokens, key_tokens, why = sets.given(maps_or_run, tokens, key_tokens)
     sides = {
         "tokens": tokens,
         "key_tokens": key_tokens,
@@ -69,6 +69,8 @@ def show(
     }
     if given_maps.is_maps(value):
         whole = _of_maps(value, compare=compare, **sides)
+        first, *others = whole.sets
+        whole = whole._replace(sets=(given_maps.with_why(first, why), *others))
     elif not sets.has_own(value):
         return shown.view(value, **sides, heads=heads, compare=compare)
     else:

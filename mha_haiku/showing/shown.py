@@ -57,7 +57,7 @@ class View:
 
 
 def html(value: Any) -> str:
-    """Returns what a notebook shows of an object; its short `repr` where it is traced.
+    """Renders an object for a notebook; its short `repr` where it is traced.
 
     A map's page, or a table. What cannot be shown has a sentence that says why.
     """
@@ -104,7 +104,7 @@ def _document(title: str, fragment: str) -> str:
 
 @functools.singledispatch
 def fragment(value: Any) -> markup.Html:
-    """Returns an object as HTML without a script."""
+    """Renders an object as HTML without a script."""
     raise TypeError(
         "what is shown must be attention maps, a run or its folder, statistics, "
         f"importance, roles, a mask or parameters, got {type(value).__name__}."
@@ -276,7 +276,7 @@ def head_norms(
                 place = i if stacked else layer.index
                 if place >= len(heads):
                     raise ValueError(
-                        f"heads must be those of each layer, got {len(heads)} lists "
+                        f"heads must be a list for each layer, got {len(heads)} lists "
                         f"and a layer {place}."
                     )
                 count = len(heads[place])
@@ -335,7 +335,7 @@ def _heads_table(params, heads) -> markup.Html:
         scales=[drawing.Scale.of(norms)] * len(norms),
         titles=names,
     )
-    note = "Norm of each head's own weights, those of queries and of its output."
+    note = "Norm of each head's own weights: query and output projections."
     return markup.tag("div", markup.tag("div", note), table)
 
 

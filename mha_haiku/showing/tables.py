@@ -42,7 +42,7 @@ class Table(NamedTuple):
     num_keys: int = 1
 
     def text(self, width: int = 100) -> str:
-        """Returns lines of text, the columns aligned.
+        """Formats lines of text with aligned columns.
 
         If they do not fit next to each other in `width` characters they are put in
         blocks, one below the other, each beginning with the columns that identify a
@@ -62,7 +62,7 @@ class Table(NamedTuple):
         return "\n\n".join(map(_joined, blocks))
 
     def csv(self) -> str:
-        """Returns the text of a CSV file: a line of names, and a line per row."""
+        """Formats a CSV file: a line of names, and a line per row."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         names = [column.csv or (column.name,) for column in self.columns]
@@ -76,7 +76,7 @@ class Table(NamedTuple):
         return text.getvalue()
 
     def _aligned(self, column: Column) -> list[str]:
-        """Returns a column's lines, all of one width."""
+        """Aligns a column's lines to one width."""
         cells = [row.get(column.name) for row in self.rows]
         lines = [column.name, column.unit, *(_shown(column, cell) for cell in cells)]
         size = 2 + max(map(len, lines))
@@ -87,7 +87,7 @@ class Table(NamedTuple):
 
 
 def _joined(block: Sequence[Sequence[str]]) -> str:
-    """Returns columns next to each other, with a line of units where one has any."""
+    """Joins columns, with a line of units where one has any."""
     names, units, *rows = (
         "".join(cells).rstrip() for cells in zip(*block, strict=True)
     )

@@ -21,13 +21,15 @@ class TextMaps(Sequence):
     Attributes:
       maps: The maps: `models.Output.maps`, or by name where a function has no layers
         that are known.
-      tokens: For each of B examples the text of its T queries; () of features.
+      tokens: Text, for each of B examples, of its T queries; () of features.
       key_tokens: The text of its S keys; (): as the queries.
+      why: Of one text, `heads.why.Cells`, which the page shows.
     """
 
     maps: Any
     tokens: tuple[tuple[str, ...], ...] = ()
     key_tokens: tuple[tuple[str, ...], ...] = ()
+    why: tuple[Any, ...] = ()
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 

@@ -17,10 +17,10 @@ class Codec(NamedTuple):
     """Text to tokens and back.
 
     Attributes:
-      encode: From a text to its tokens, `[T]` integers.
-      decode: From tokens to their text.
-      label: From a token to its text.
-      prompt: As `encode`, without the special tokens that end a text.
+      encode: A function from a text to its tokens, `[T]` integers.
+      decode: A function from tokens to their text.
+      label: A function from a token to its text.
+      prompt: A function like `encode`, without the special tokens that end a text.
     """
 
     encode: Callable[[str], Any]
@@ -58,7 +58,7 @@ def of_tokenizer(tokenizer: Any) -> Codec:
 
 
 def batch(codec: Codec | None, inputs: Any) -> tuple[tasks.Example, bool]:
-    """Returns inputs as a batch without targets, and whether they were one example.
+    """Makes a batch without targets; also returns whether inputs were one example.
 
     They are a text or a list of texts, token ids `[T]` or `[B, T]`, features
     `[B, T, D]`, or a batch of examples, which stays as it is.

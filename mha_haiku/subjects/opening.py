@@ -21,14 +21,14 @@ from mha_haiku.training.runs import files, folders
 def load(
     source: str | os.PathLike, *, step: int | None = None, dtype: Any = None
 ) -> Subject:
-    """Returns a trained model, wherever it is from.
+    """Loads a trained model, wherever it is from.
 
     Args:
       source: The folder of a run; or, as of `interop.load`, a folder in the layout of
         the hub, a `.safetensors` or `.gguf` file, `package:NAME` of an installed
         package that holds either, or a name on the hub, `owner/name`.
-      step: Of a run: which checkpoint; None: the newest.
-      dtype: Of pretrained weights: the dtype of the parameters; None: float32.
+      step: Checkpoint of a run; None: the newest.
+      dtype: Dtype of pretrained parameters; None: float32.
 
     Raises:
       ConfigError: If there is no such model, or it cannot be read.
@@ -60,15 +60,15 @@ def wrap(
     examples: Iterable[tasks.Example] | None = None,
     name: str = "",
 ) -> Subject:
-    """Returns any JAX function as a subject.
+    """Wraps any JAX function as a subject.
 
     Args:
-      function: From parameters and inputs `[B, T, ...]` to logits; also by keyword
-        `lengths`, where examples have lengths. Without dropout.
-      params: Its parameters.
+      function: A function from parameters and inputs `[B, T, ...]` to logits; also by
+        keyword `lengths`, where examples have lengths. Without dropout.
+      params: Parameters of the function.
       tokenizer: What has `encode(text)` and `decode(tokens)`; None: inputs are arrays.
-      metric: From logits and examples to a number per example, the lower the better;
-        None: the loss of the targets.
+      metric: A function from logits and examples to a number per example, the lower the
+        better; None: the loss of the targets.
       examples: Batches that importance and roles are measured on.
       name: What it is called; "": the function's name.
 

@@ -48,7 +48,8 @@ _PROGRAMS: dict[Any, Any] = {}  # so that a run that is shown again compiles not
 
 @sets.maps_of.register
 def _(answer: TextMaps) -> sets.Given:
-    return sets.Given(answer.maps, answer.tokens or None, answer.key_tokens or None)
+    texts = answer.tokens or None, answer.key_tokens or None
+    return sets.Given(answer.maps, *texts, answer.why)
 
 
 @sets.map_set_of.register

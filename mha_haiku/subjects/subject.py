@@ -44,13 +44,13 @@ class Subject:
 
     Attributes:
       model: The model as pure functions.
-      params: Its parameters.
+      params: Parameters of the model.
       name: What it is called.
       run: Config, task and step of a run, and of pretrained weights that have a
         tokenizer; None: there are none.
       codec: What encodes texts; None: inputs are arrays.
-      metric: From logits and examples to a number per example, the lower the better;
-        None: the task's own.
+      metric: A function from logits and examples to a number per example, the lower the
+        better; None: the task's own.
       batches: Examples that measures are of; None: held-out examples of the task.
     """
 
@@ -89,11 +89,11 @@ class Subject:
     # --- Inputs
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text, `[T]` integers."""
+        """Encodes a text as tokens, `[T]` integers."""
         return np.asarray(self._codec("encode").encode(text), np.int32)
 
     def decode(self, tokens: Any) -> str:
-        """Returns the text of tokens `[T]`."""
+        """Decodes tokens `[T]` to a text."""
         return self._codec("decode").decode(np.asarray(tokens).tolist())
 
     def examples(self, count: int = EXAMPLES) -> tasks.Example:
@@ -105,7 +105,7 @@ class Subject:
     # --- What the model computes
 
     def logits(self, inputs: Any) -> Array:
-        """Returns logits `[T, C]` of a text, or `[B, T, C]` of several.
+        """Computes logits `[T, C]` of a text, or `[B, T, C]` of several.
 
         A model that pools positions gives `[C]`, or `[B, C]`.
         """
@@ -115,17 +115,25 @@ class Subject:
             self._refuse("logits", "gives no logits")
         return logits[0] if is_one else logits
 
-    def maps(self, inputs: Any) -> answers.TextMaps:
-        """Returns the attention map of each layer, with the tokens along its sides."""
+    def maps(self, inputs: Any, *, why: int = 0) -> answers.TextMaps:
+        """Computes the attention map of each layer, with its tokens.
+
+        `why` is, of one text, for how many keys of each query, those with the largest
+        weights, the page says why they are looked at; it takes seconds.
+        """
         batch, _ = self._batch(inputs)
+        if why:
+            batch, _ = self._one(inputs)
+        given = self.model, self.params, batch
+        cells = tuple(heads.why.cells(*given, key=-1 - i) for i in range(why))
         if self.model.config is None:
             _, maps = self.look(batch, ["*/map"])
         else:
             maps = running.run(self.model, self.params, batch).maps
-        return answers.TextMaps(maps, *self._labels(batch))
+        return answers.TextMaps(maps, *self._labels(batch), cells)
 
     def look(self, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the model's `Output`, and what is at its sites, by name.
+        """Runs the model: its `Output`, and what is at its sites, by name.
 
         `at` has patterns, or functions by pattern, as of `mh.look`.
         """
@@ -133,17 +141,17 @@ class Subject:
         return running.look(self.model, self.params, batch, at)
 
     def sites(self, inputs: Any) -> sites.Sites:
-        """Returns the names of what can be looked at, with shapes; runs nothing."""
+        """Lists the sites of the model, with shapes; runs nothing."""
         batch, _ = self._batch(inputs)
         run = functools.partial(running.run, self.model)
         return sites.sites(run, self.params, batch)
 
     def edited(self, edits: Mapping[str, Callable]) -> "Subject":
-        """Returns the subject with values changed at its sites, see `mh.edit`."""
+        """Changes values at sites of the model, see `mh.edit`."""
         return self._with_model(_edited(self.model, dict(edits)))
 
     def ablated(self, *chosen: tuple[int, int]) -> "Subject":
-        """Returns the subject with ablated heads: (attention layer, head), ..."""
+        """Ablates heads: (attention layer, head), ..."""
         names = self._parts()
         by_layer: dict[int, list[int]] = {}
         for layer, head in chosen:
@@ -165,7 +173,7 @@ class Subject:
     def generate(
         self, prompt: str, *, tokens: int | None = None, seed: int = 0, **strategy: Any
     ) -> str:
-        """Returns what the model writes after a prompt, or for a source.
+        """Generates a text after a prompt, or for a source.
 
         Args:
           prompt: The text.
@@ -187,10 +195,10 @@ class Subject:
         return text.text
 
     def metrics(self, whole: "Subject | None" = None) -> dict[str, float]:
-        """Returns the loss and accuracy on held-out examples, of all queries together.
+        """Measures loss and accuracy on held-out examples, over all queries.
 
         Args:
-          whole: Of a task without targets: the subject to compare with. There is
+          whole: The subject to compare with, if the task has no targets. There is
             `drift`, a mean over examples, and `neighbours`, the share of examples whose
             nearest other example stays the same.
         """
@@ -200,11 +208,11 @@ class Subject:
     # --- What its heads do
 
     def statistics(self, examples: int = EXAMPLES) -> head_statistics.HeadStatistics:
-        """Returns what each head does, in numbers; means over held-out examples."""
+        """Measures what each head does; means over held-out examples."""
         return head_statistics.measure(self._bench("statistics"), examples=examples)
 
     def roles(self, examples: int = EXAMPLES) -> heads.Roles:
-        """Returns the role of each head on examples."""
+        """Finds the role of each head on examples."""
         align = None if self.run is None else self.run.task.alignments
         batches = self.measured(examples).batches
         return heads.roles(self.model, self.params, batches, align=align)
@@ -231,7 +239,7 @@ class Subject:
         *,
         metric: str | None = None,
     ) -> heads.Importance:
-        """Returns how much each head matters.
+        """Measures how much each head matters.
 
         Args:
           measure: A name of `heads.MEASURES`.
@@ -250,7 +258,7 @@ class Subject:
         into: str = "corrupted",
         **options: Any,
     ) -> heads.Patched:
-        """Returns what changes when an activation is replaced by the other text's.
+        """Measures what changes when an activation is replaced by the other text's.
 
         The metric is the logit of the wrong answer less the logit of the right one, at
         the last position: patching what carries the answer makes it fall.
@@ -290,8 +298,27 @@ class Subject:
         found = heads.path_patching(self._on(pair[0]), [pair[1]], **options)
         return dataclasses.replace(found, unit=_LOGITS)
 
+    def circuit(
+        self,
+        clean: Any,
+        corrupted: Any,
+        *,
+        edges: int = 50,
+        answers: tuple[Any, Any] | None = None,
+        measure: str = "integrated_edge_attribution",
+        **options: Any,
+    ) -> heads.Circuit:
+        """Returns the edges that carry the answer, and how much of it they carry.
+
+        Arguments are as of `patch`, and `edges`, `measure` and options as of
+        `heads.circuit`.
+        """
+        pair, _ = self._pair(clean, corrupted, answers)
+        given = {"edges": edges, "measure": measure, **options}
+        return heads.circuit(self._on(pair[0]), [pair[1]], **given)
+
     def lens(self, inputs: Any) -> answers.Lens:
-        """Returns what each layer would answer to a text, were it the last.
+        """Reads what each layer would answer to a text, were it the last.
 
         Raises:
           ValueError: If the model is of several stacks of layers, or has no logits.
@@ -308,7 +335,7 @@ class Subject:
         return answers.Lens(tokens, texts, chances.max(-1), logits)
 
     def circuits(self, kind: str = "k", *, folded: bool = False) -> answers.Circuits:
-        """Returns how much each head reads of each other one, from weights alone.
+        """Measures how much each head reads from each other one, by weights alone.
 
         It reads by its "q", "k" or "v", as `kind` says; `folded` is an argument of
         `heads.circuits.compositions`.
@@ -317,6 +344,57 @@ class Subject:
             self.model, self.params, kind, folded=folded
         )
         return answers.Circuits(kind, scores)
+
+    def why(
+        self,
+        inputs: Any,
+        *,
+        layer: int | None = None,
+        head: int | None = None,
+        query: int = -1,
+        key: int | None = None,
+        **options: Any,
+    ) -> heads.why.Pairs | heads.why.Cells:
+        """Returns why a head looks there: its score by pairs of components.
+
+        Inputs are one text, or one row of tokens; layers are of all attention parts. A
+        key of None is the one with the largest weight. Without a layer the largest
+        pairs of all heads are returned. Options are those of `heads.why.pairs`, or of
+        `heads.why.cells`, and so are errors.
+        """
+        batch, labels = self._one(inputs)
+        given = self.model, self.params, batch
+        if layer is None:
+            return heads.why.cells(*given, [query], key, **options)
+        found = heads.why.pairs(*given, layer, head, query, key, **options)
+        texts = [
+            side[i] for side, i in zip(labels, found.place[2:], strict=True) if side
+        ]
+        title = " ".join([found.title, *map(repr, texts)])
+        return dataclasses.replace(found, title=title)
+
+    def writes(
+        self, inputs: Any, *, layer: int, head: int, query: int = -1, answer: Any = None
+    ) -> heads.why.Terms:
+        """Returns what a head writes, by source position and component.
+
+        Arguments are as of `why`; `answer`, a token or its text, asks for its logit.
+        """
+        batch, (_, texts) = self._one(inputs)
+        given = self.model, self.params, batch, layer, head, query
+        found = heads.why.written(*given, answer=self._token(answer))
+        sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
+        labels = sources or found.labels[0], found.labels[1]
+        return dataclasses.replace(found, labels=labels)
+
+    def reads(self, examples: Any = EXAMPLES) -> heads.why.Reads:
+        """Returns what each head's queries, keys and values read, over examples.
+
+        These are as of `strongest`; next to it stands the composition from weights.
+        """
+        is_count = isinstance(examples, int)
+        batch = self.examples(examples) if is_count else self._batch(examples)[0]
+        return heads.why.reads(self.model, self.params, [batch])
 
     def strongest(
         self,
@@ -327,11 +405,11 @@ class Subject:
         by: str = "weight",
         count: int = 10,
     ) -> answers.Strongest:
-        """Returns where in the data a head attends most, or writes most.
+        """Finds where in the data a head attends most, or writes most.
 
         Args:
           layer: The layer, of all attention parts.
-          head: Its head.
+          head: Number of the head in its layer.
           examples: How many held-out examples to search, or inputs: a list of texts.
           by: "weight": the largest weight of a query, of queries that see another key;
             "size": the Euclidean norm of what the head passes on.
@@ -372,7 +450,7 @@ class Subject:
     # --- Other models of it
 
     def prune(self, keep: float | Sequence[Sequence[int]] = 0.5) -> "Subject":
-        """Returns the subject without some of its heads, for good.
+        """Removes some of the heads for good.
 
         `keep` names the heads that each layer keeps; or it is the share of all heads to
         keep, the most important ones by ablation.
@@ -389,7 +467,7 @@ class Subject:
         return dataclasses.replace(self, model=run.model, params=run.params, run=run)
 
     def train(self, workdir: str | os.PathLike, *, steps: int) -> "Subject":
-        """Returns the subject trained further for some steps, as a run in a new folder.
+        """Trains the subject further, as a run in a new folder.
 
         The same call resumes it.
 
@@ -418,16 +496,19 @@ class Subject:
 
     # --- Pictures
 
-    def show(self, inputs: Any = None, **options: Any) -> Any:
-        """Returns the page of the maps of inputs; None: of held-out examples."""
+    def show(self, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
+        """Shows the page of the maps of inputs; None: of held-out examples.
+
+        `why` is as of `maps`.
+        """
         if inputs is None and self.run is not None:
             return display.show(self, **options)
         if inputs is None:
             self._refuse("show", "has no task; give inputs")
-        return self.maps(inputs).show(**options)
+        return self.maps(inputs, why=why).show(**options)
 
     def plot(self, inputs: Any, **options: Any) -> Any:
-        """Returns the figure of the maps of inputs; see `mh.plot`."""
+        """Draws the maps of inputs; see `mh.plot`."""
         return self.maps(inputs).plot(**options)
 
     # --- Parts of the above
@@ -445,6 +526,20 @@ class Subject:
                 "reads a target too; examples(count) gives some."
             )
         return inputs.batch(self.codec, given)
+
+    def _one(self, given) -> tuple[tasks.Example, tuple[tuple, tuple]]:
+        """Returns one example, with the texts at its queries and its keys."""
+        batch = self._batch(given)[0]
+        if len(batch.inputs) != 1:
+            raise ValueError(
+                f"inputs must be one text or one row, got {len(batch.inputs)}."
+            )
+        own, keys = self._labels(batch)
+        own = own[0] if own else ()
+        return batch, (own, keys[0] if keys else own)
+
+    def _token(self, answer) -> int | None:
+        return None if answer is None else inputs.one_token(self.codec, answer)
 
     def _labels(self, batch) -> tuple[tuple, tuple]:
         """Returns the texts at queries and keys of each example; (): unknown."""

@@ -29,7 +29,7 @@ def train(
         `runs.default_config`, which of a task gives what a task alone stands for here.
       workdir: The run's folder.
       task: The task, in place of the one that a config describes.
-      steps: In place of `config.training.steps`.
+      steps: Number of steps, instead of `config.training.steps`.
       override_config: Whether to resume even if the config differs from the run's.
 
     Raises:

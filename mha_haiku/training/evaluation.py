@@ -27,7 +27,7 @@ def make_evaluation(
     batch_size: int,
     placement: devices.Placement,
 ) -> Callable[[Any, Any, np.uint32], losses.Sums]:
-    """Returns the program that evaluates on the first `num_examples` held-out examples.
+    """Makes the program that evaluates on the first `num_examples` held-out examples.
 
     They come in whole batches; surplus examples of the last batch get weight 0, so that
     the result does not depend on the number of devices. `evaluate(params, data, seed)`,
@@ -61,7 +61,7 @@ def make_evaluation(
 
 
 def means(sums: losses.Sums) -> dict[str, float]:
-    """Returns loss (nats per target), accuracy and, where counted, `exact_match`."""
+    """Averages loss (nats per target), accuracy and, where counted, `exact_match`."""
     parts = {"loss": (sums.loss, sums.weight), "accuracy": (sums.correct, sums.weight)}
     if sums.exact is not None:
         parts["exact_match"] = sums.exact, sums.examples

@@ -33,7 +33,7 @@ def initial() -> Health:
 
 
 def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array, Array]:
-    """Returns the health after a step, and how far its loss is above the others.
+    """Updates the health after a step; also returns how far its loss is above the rest.
 
     How far is in nats and in standard deviations of the window, both `[]` float32, and
     0 while the window is not full, and for a step that is not `finite`.

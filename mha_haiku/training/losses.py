@@ -26,7 +26,7 @@ def zeros(shape: tuple[int, ...] = (), *, counts_exact: bool = False) -> Sums:
 
 
 def cross_entropy(logits: Array, targets: Array) -> Array:
-    """Returns the cross-entropy in nats of each target class, in float32 at least.
+    """Computes the cross-entropy in nats of each target, in float32 at least.
 
     The target's logit is picked by comparison, not by indexing: the gradient of
     indexing is a scatter, which XLA runs one element at a time, while this one fuses.
@@ -54,7 +54,7 @@ def sums(
     *,
     counts_exact: bool = False,
 ) -> Sums:
-    """Returns the sums of loss, right answers and weights.
+    """Sums loss, right answers and weights.
 
     A position of weight zero adds exactly 0, even if its logits are nonfinite.
 

@@ -78,7 +78,7 @@ def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
 
 
 def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
-    """Returns the optimizer that the config describes.
+    """Makes the optimizer that the config describes.
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
     nor to the scales and offsets of norms. Frozen parameters stay as they are, and no
@@ -146,7 +146,7 @@ def _matrices(params):
 
 
 def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model:
-    """Returns the model with gradients of 0 for frozen parameters.
+    """Sets the gradients of frozen parameters to 0.
 
     They are not computed: below the first layer that is trained there is no backward
     pass at all.

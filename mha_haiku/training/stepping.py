@@ -61,7 +61,7 @@ def initial_state(
     task: tasks.Task,
     seed: int | Array,
 ) -> TrainState:
-    """Returns the state before the first step; under jit or `eval_shape`."""
+    """Initializes the state before the first step; under jit or `eval_shape`."""
     key = stream(seed, "init")
     example = jax.eval_shape(
         lambda data: tasks.batch(task, key, data, jnp.arange(1)), task.data_shapes
@@ -86,7 +86,7 @@ def loss_sums(
     *,
     is_training: bool,
 ) -> losses.Sums:
-    """Returns the sums of loss, right answers and weights over a batch of examples."""
+    """Sums loss, right answers and weights over a batch of examples."""
     given = example.model_inputs()
     inputs = given.pop("inputs")
     output = model.apply(params, rng, inputs, **given, is_training=is_training)
@@ -112,7 +112,7 @@ def gradients(
     placement: devices.Placement,
     measure: Callable[..., losses.Sums] = loss_sums,
 ) -> tuple[Any, losses.Sums]:
-    """Returns the gradient of the mean loss over the global batch, and its sums.
+    """Computes the gradient of the mean loss over the global batch, and its sums.
 
     Both are summed over all devices. Call it inside a program of the placement only.
     """
@@ -146,7 +146,7 @@ def make_dispatch(
     max_skips: int = 0,
     measure: Callable[..., losses.Sums] = loss_sums,
 ) -> Callable[[TrainState, Any, np.uint32, np.int32], tuple[TrainState, Report]]:
-    """Returns the program `dispatch(state, data, seed, stop)`, which trains to `stop`.
+    """Makes the program `dispatch(state, data, seed, stop)`, which trains to `stop`.
 
     State (donated) and data are what `placement.put_state` and `put` return. A dispatch
     takes at most `max_steps` steps, and ends after more than `max_skips` nonfinite ones

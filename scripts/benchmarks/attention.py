@@ -189,7 +189,7 @@ def _statistics(case, is_quick) -> list[command.Duel]:
         ]
     title = (
         f"{case}: attention with all statistics of its map and 32 x 32 of its cells, "
-        f"beside attention alone; {_described(core)}; {calls} calls a sample"
+        f"compared with attention alone; {_described(core)}; {calls} calls a sample"
     )
     return [_duel(case, title, contenders, "forward", tuple(promises))]
 

@@ -40,7 +40,7 @@ Cases = Mapping[str, Callable[[str, bool], list[Duel]]]
 
 
 def command(cases: Cases, description: str) -> Callable[[Sequence[str]], int]:
-    """Returns a benchmark's `run`, which takes argv and returns the exit status.
+    """Makes a benchmark's `run`, which takes argv and returns the exit status.
 
     Args:
       cases: What it measures, by name.

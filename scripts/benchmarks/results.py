@@ -69,7 +69,7 @@ def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
     """Returns the lines of a table with a row per contender that came to the end.
 
     Args:
-      results: Of a duel.
+      results: Results of a duel.
       base: The contender that the others are compared with; "" for none.
       unit: What a unit of work is called: "step".
     """
@@ -109,7 +109,7 @@ def troubles(results: Sequence[duel.Result], extra: str) -> list[str]:
     """Returns a line for each contender that did not come to the end.
 
     Args:
-      results: Of a duel.
+      results: Results of a duel.
       extra: What to install where a package is missing.
     """
     lines = []

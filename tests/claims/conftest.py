@@ -11,9 +11,19 @@ class Halves(base.Claim):
     sentence = "A half is more than nothing"
     source = base.Source("Euclid", "book I", "0.5", "")
     control = "nothing"
+    planted = "a half"
+    effect = "a half is more, by {0}, and lacks {1} nats"
+    would_change = "A whole."
+    before = base.Before("partly", "It was a third.")
     minutes = 0.1
     criteria = (
-        base.Criterion("size", "size", at_least=0.4, published=0.5),
+        base.Criterion(
+            "size",
+            "size",
+            at_least=0.25,
+            bound_from=base.HALF,
+            published={"book I": 0.5, "book II": 0.6},
+        ),
         base.Criterion("lack", lambda x: 1 - x["size"], at_most=0.7, unit="nats"),
     )
     curves = (
@@ -25,7 +35,7 @@ class Halves(base.Claim):
 
     def measure(self, desk, seed, arm):
         self.asked.append((arm, seed))
-        size = (0.5 if arm == "claim" else 0.0) + 0.01 * seed
+        size = (0.0 if arm == "control" else 0.5) + 0.01 * (seed % 100)
         return {"size": size, "at 1": 0.1, "at 2": size}
 
 

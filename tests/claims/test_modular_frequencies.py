@@ -1,5 +1,6 @@
 """What is measured of modular addition is right where waves are put in by hand."""
 
+import jax
 import numpy as np
 
 from experiments.claims import modular_frequencies
@@ -19,13 +20,43 @@ def test_waves_are_told_from_what_is_learnt_by_heart():
     ).T
     a, b, c = np.indices((P, P, P))
     waves = _waves(KEYS, a + b - c)[0].sum(0)
-    held_out = np.array([0, 3, 7]), np.array([5, 3, 12])
-    found = modular_frequencies.numbers(embedding, waves, held_out)
-    np.testing.assert_allclose(found["embedding's power"], 10 / 10.25)
+    is_training = np.random.default_rng(0).random((P, P)) < 0.3
+    found = modular_frequencies.numbers(embedding, waves, is_training)
     np.testing.assert_allclose(found["logits' variance"], 1)
-    assert found["accuracy"] == 1
-    by_heart = np.random.default_rng(0).standard_normal((P, P, P))
-    by_heart[a[..., 0], b[..., 0], (a + b)[..., 0] % P] += 9 * (a > b)[..., 0]
-    found = modular_frequencies.numbers(embedding, by_heart, held_out)
+    np.testing.assert_allclose(found["loss"], found["loss restricted"])
+    np.testing.assert_allclose(found["loss excluded"], np.log(P))
+    by_heart = 20.0 * ((a + b - c) % P == 0) * is_training[..., None]
+    found = modular_frequencies.numbers(embedding, by_heart, is_training)
     assert found["logits' variance"] < 0.5
-    assert found["accuracy"] == found["accuracy without"] == 0
+    assert found["loss"] < found["loss excluded"] < np.log(P)
+
+
+def test_the_gini_coefficient_is_of_amplitudes():
+    embedding = np.stack([*_waves([2], np.arange(P))], axis=-1)[0]
+    found = modular_frequencies.numbers(
+        embedding,
+        np.random.default_rng(0).normal(size=(P, P, P)),
+        np.eye(P, dtype=bool),
+    )
+    np.testing.assert_allclose(found["Gini"], 5 / 6, rtol=1e-4)  # one of six has all
+
+
+def test_logits_are_those_of_a_model_token_by_token(monkeypatch):
+    monkeypatch.setattr(modular_frequencies, "_MODULUS", P)
+    params = modular_frequencies._initial(jax.random.key(0))
+    params["bias"] = jax.random.normal(jax.random.key(1), params["bias"].shape)
+    sums = np.array([[3, 0, 12, 3], [5, 0, 1, 5]])
+    found = modular_frequencies._logits(params, sums)
+    w = {name: np.float64(value) for name, value in params.items()}
+    for sum_, logits in zip(sums.T, found, strict=True):
+        stream = w["embedding"][[*sum_, P]] + w["positions"]
+        query, key, value = (
+            (stream @ w[name]).reshape(3, 4, -1) for name in ("query", "key", "value")
+        )
+        scores = np.einsum("hk,shk->hs", query[-1], key) / np.sqrt(key.shape[-1])
+        weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        mixed = np.einsum("hs,shv->hv", weights, value).ravel()
+        after = stream[-1] + mixed @ w["output"]
+        units = np.maximum(after @ w["into"] + w["bias"], 0)
+        expected = (after + units @ w["out of"]) @ w["logits"]
+        np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-4)

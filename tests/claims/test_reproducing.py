@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from experiments import claims, reproduce
-from experiments.claims import base, records, reproducing, telling
+from experiments.claims import base, records, reproducing, telling, verdicts
 from mha_haiku.core import models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import configuration, folders, seeds
 
-ALL = [(arm, seed) for seed in (0, 1, 2) for arm in ("claim", "control")]
+SEEDS = (100, 101, 102)
+PLANTED = ("planted", 100)
+ALL = [(arm, seed) for seed in SEEDS for arm in ("claim", "control")]
 
 
 def _all(claim, folder, **options):
@@ -22,18 +24,40 @@ def _all(claim, folder, **options):
 
 
 def test_what_is_stored_is_not_measured_again(halves, tmp_path):
-    halves.seeds = 1
-    _all(halves, tmp_path, formats=())
+    _all(halves, tmp_path, seeds=SEEDS[:1], formats=())
     assert halves.asked == ALL[:2]
-    (outcome,) = _all(halves, tmp_path, seeds=(0, 1, 2), formats=())
-    assert halves.asked == ALL
+    (outcome,) = _all(halves, tmp_path, formats=())
+    assert halves.asked == [*ALL, PLANTED]
     assert {arm: x.word for arm, x in outcome.verdicts.items()} == {
         "claim": "reproduced",
-        "control": "not",
+        "control": "not reproduced",
     }
     halves.version = 2
-    _all(halves, tmp_path, formats=())
-    assert halves.asked == ALL + ALL[:2]
+    _all(halves, tmp_path, seeds=SEEDS[:1], formats=())
+    assert halves.asked == [*ALL, PLANTED, *ALL[:2]]
+
+
+def test_a_pilot_measures_the_claim_alone_and_counts_for_no_verdict(halves, tmp_path):
+    (outcome,) = _all(halves, tmp_path, is_pilot=True)
+    assert halves.asked == [("claim", seed) for seed in (0, 1, 2)]
+    assert not list(tmp_path.glob("*.png")) and not list(tmp_path.glob("*.md"))
+    assert outcome.pilot.seeds_needed == 3
+    assert "seeds 0 to 2" in str(outcome.pilot)
+    assert "0.51 ± 0.01; 0.49 ± 0.01" in str(outcome.pilot)
+    assert telling.Outcome.read(halves, tmp_path).missing() == [*ALL, PLANTED]
+
+
+def test_a_second_set_of_seeds_must_agree(halves, tmp_path):
+    (outcome,) = _all(halves, tmp_path, formats=())
+    assert (outcome.word, outcome.second) == ("reproduced", None)
+    _all(halves, tmp_path, seeds=range(200, 203), formats=())
+    outcome = telling.Outcome.read(halves, tmp_path)
+    assert (outcome.word, outcome.second.seeds) == ("reproduced", (200, 201, 202))
+    assert "Seeds 200 to 202: **reproduced**" in outcome.page()
+    by_seed = outcome.measured["claim"]
+    for seed in outcome.second.seeds:
+        by_seed[seed] = by_seed[seed]._replace(numbers={"size": 0.1})
+    assert outcome.word == "inconclusive"
 
 
 def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
@@ -41,9 +65,9 @@ def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
     halves.configs = lambda arm: {"one": config}
     _all(halves, tmp_path, formats=())
     config = config.replace(seed=8, training=dict(seeds=2))
-    assert telling.Outcome.read(halves, tmp_path).missing((0, 1, 2)) == []
+    assert telling.Outcome.read(halves, tmp_path).missing() == []
     config = config.replace(training=dict(steps=config.training.steps + 1))
-    assert telling.Outcome.read(halves, tmp_path).missing((0, 1, 2)) == ALL
+    assert telling.Outcome.read(halves, tmp_path).missing() == [*ALL, PLANTED]
 
 
 def test_a_field_that_comes_later_changes_no_key(halves, make_config, monkeypatch):
@@ -65,7 +89,7 @@ def test_a_fault_leaves_what_was_measured(halves, tmp_path):
     measure = halves.measure
 
     def fails(desk, seed, arm):
-        if (arm, seed) == ("claim", 1):
+        if (arm, seed) == ("claim", 101):
             raise ArithmeticError("broken")
         return measure(desk, seed, arm)
 
@@ -76,7 +100,7 @@ def test_a_fault_leaves_what_was_measured(halves, tmp_path):
         _all(halves, tmp_path, goes_on=True)
     halves.measure = measure
     _all(halves, tmp_path, formats=())
-    assert halves.asked == ALL
+    assert halves.asked == [*ALL, PLANTED]
 
 
 def test_a_missing_package_is_named(halves, tmp_path, caplog):
@@ -94,15 +118,20 @@ def test_a_name_that_a_criterion_asks_for_must_be_measured(halves, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_claim_is_told_in_a_paragraph_a_figure_and_a_row(halves, tmp_path):
+def test_a_claim_is_told_on_a_page_in_a_figure_and_in_a_row(halves, tmp_path):
     pytest.importorskip("matplotlib")
     (outcome,) = _all(halves, tmp_path / "work", formats=("svg",))
     text = (tmp_path / "work" / "conftest.md").read_text()
     for part in (
         halves.sentence,
-        "| ≥ 0.4 | 0.51 (0.493 to 0.527): holds |",
-        "**not**",
-        "nothing",
+        "| ≥ 0.25 | 0.51 (0.493 to 0.527): holds |",
+        "**reproduced**",
+        "Control (nothing): no effect.",
+        "A half is more, by 0.51 (0.493 to 0.527), and lacks",
+        "half of the paper's effect (published: book I: 0.5; book II: 0.6)",
+        "with a failure planted (a half) it shows the effect (size 0.5; lack 0.5)",
+        "An earlier design said *partly*. It was a third.",
+        "A whole.",
     ):
         assert part in text
     assert halves.sentence in (tmp_path / "work" / "conftest.svg").read_text()
@@ -114,12 +143,25 @@ def test_a_claim_is_told_in_a_paragraph_a_figure_and_a_row(halves, tmp_path):
     readme.write_text(telling.with_table(readme, [outcome]))
     told = readme.read_text()
     assert re.fullmatch(r"(?s)above\n<!--.*-->\n\nCl.*\| claim.*-->\nbelow\n", told)
-    assert "\nold\n" not in told and "**reproduced**" in told
+    assert "\nold\n" not in told and "**reproduced** (before: partly)" in told
+    assert "](experiments/claims/conftest.md)" in told
     assert "\nClaims by verdict: 1 reproduced.\n" in told
     assert telling.with_table(readme, [outcome]) == told
-    reproducing.store(outcome, tmp_path / "stored")
-    again = telling.Outcome.read(halves, tmp_path / "stored")
+
+
+@pytest.mark.slow
+def test_what_is_stored_is_kept_with_what_is_new(halves, tmp_path):
+    pytest.importorskip("matplotlib")
+    work, stored = tmp_path / "work", tmp_path / "stored"
+    _all(halves, tmp_path / "pilot", is_pilot=True, formats=())
+    reproducing.store(halves, tmp_path / "pilot", stored)
+    assert [path.name for path in stored.iterdir()] == ["conftest.jsonl"]
+    (outcome,) = _all(halves, work, formats=())
+    reproducing.store(halves, work, stored)
+    again = telling.Outcome.read(halves, stored)
     assert again.row() == outcome.row()
+    assert list(again.pilot.numbers) == [0, 1, 2]
+    assert (stored / "conftest.md").read_text() == again.page()
 
 
 def test_figures_have_a_line_for_what_is_published_and_both_arms(
@@ -141,12 +183,13 @@ def test_figures_have_a_line_for_what_is_published_and_both_arms(
     assert labels[:2] == ["one", "one, control"]
     np.testing.assert_allclose(curve.lines[0].get_ydata(), [0.1, 0.51])
     labels = [x.get_text() for x in size.get_legend().get_texts()]
-    assert labels == ["published", "wanted: at least 0.4"]
+    published = ["published: book I", "published: book II"]
+    assert labels == [*published, "wanted: at least 0.25"]
     wanted = [
         axes.patches[0].get_window_extent().transformed(axes.transData.inverted())
         for axes in (size, lack)
     ]
-    np.testing.assert_allclose([wanted[0].y0, wanted[1].y1], [0.4, 0.7])
+    np.testing.assert_allclose([wanted[0].y0, wanted[1].y1], [0.25, 0.7])
     assert [x.get_text() for x in lack.get_xticklabels()] == [
         "claim:\nholds",
         "control:\nfails",
@@ -185,49 +228,101 @@ def test_stored_figures_are_drawn_again(halves, tmp_path):
     ("word", "said"),
     [
         ("reproduced", "Criteria met; the control does not show the effect"),
-        ("open", "Too few seeds to tell"),
+        ("inconclusive", "Inconclusive; "),
     ],
 )
 def test_a_figure_says_what_the_verdicts_mean(halves, tmp_path, word, said):
     pytest.importorskip("matplotlib")
-    seeds = range(1) if word == "open" else None
+    seeds = range(1) if word == "inconclusive" else None
     (outcome,) = _all(halves, tmp_path, formats=(), seeds=seeds)
     assert outcome.verdicts["claim"].word == word
     sheet = telling.picture.__wrapped__(
         outcome.claim,
         outcome.verdicts,
-        {arm: [x.numbers for x in y.values()] for arm, y in outcome.measured.items()},
+        {arm: list(outcome.numbers(arm).values()) for arm in claims.ARMS},
     )
     assert said in " ".join(sheet.get_suptitle().split())
 
 
-def test_every_claim_says_what_it_must():
-    assert claims.names()
-    for name in claims.names():
-        claim = claims.load(name)
-        assert claim.name == name
-        assert claim.sentence and claim.control and claim.source.published
-        assert all((c.at_least is None) != (c.at_most is None) for c in claim.criteria)
-        for arm in claims.ARMS:
-            for config in claim.configs(arm).values():
-                configuration.check_fields(config)
-            assert records.key_of(claim, arm) == records.key_of(claim, arm)
+CLAIMS = [claims.load(name) for name in claims.names()]
+# Designed, and not measured by the rules yet. The list may only get shorter.
+WAITING = (
+    "copy_and_parity",
+    "free_heads_minilm",
+    "learned_gates",
+    "retrieval_heads",
+)
+MEASURED = [claim for claim in CLAIMS if claim.name not in WAITING]
+CRITERIA = [criterion for claim in CLAIMS for criterion in claim.criteria]
 
 
-STORED = sorted(path.stem for path in reproduce.STORED.glob("*.jsonl"))
+def _each(claim):
+    return claim.name
 
 
-@pytest.mark.parametrize("name", STORED)
-def test_the_stored_control_says_not_or_takes_the_verdict_with_it(name):
-    claim = claims.load(name)
+@pytest.mark.parametrize("claim", CLAIMS, ids=_each)
+def test_a_claim_says_what_it_must(claim):
+    assert claim.sentence and claim.control and claim.source.published
+    assert claim.planted and claim.would_change and type(claim).__doc__
+    assert claim.effect.format(*["1.5"] * len(claim.criteria)) != claim.effect
+    assert all((c.at_least is None) != (c.at_most is None) for c in claim.criteria)
+    assert claim.before is None or claim.before.verdict in verdicts.WORDS
+    for arm in (*claims.ARMS, base.PLANTED):
+        for config in claim.configs(arm).values():
+            configuration.check_fields(config)
+        assert records.key_of(claim, arm) == records.key_of(claim, arm)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=_each)
+def test_the_papers_own_numbers_meet_the_criteria(claim):
+    for criterion in claim.criteria:
+        for place, number in criterion.published.items():
+            assert criterion.holds(number), (criterion.name, place)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=_each)
+def test_a_bound_is_from_where_it_says(claim):
+    for criterion in claim.criteria:
+        published = list(criterion.published.values())
+        effects = [abs(x - criterion.null) for x in published]
+        size = abs(criterion.bound - criterion.null)
+        assert criterion.bound_from in base.BOUNDS
+        if criterion.bound_from == base.HALF:
+            assert size == pytest.approx(min(effects) / 2, rel=0.05), criterion.name
+        elif criterion.bound_from == base.PAPER and not published:
+            assert size == 0, criterion.name  # the paper says which side it is on
+
+
+def test_at_most_a_third_of_the_bounds_are_ours():
+    ours = [x.name for x in CRITERIA if x.bound_from == base.OURS]
+    assert len(ours) <= len(CRITERIA) / 3, ours
+
+
+@pytest.mark.parametrize("claim", MEASURED, ids=_each)
+def test_verdicts_of_two_sets_of_seeds_and_a_pilot_are_stored(claim):
     outcome = telling.Outcome.read(claim, reproduce.STORED)
     # Not of the claim as it is now: python -m experiments.reproduce --claim=... --store
-    assert not outcome.missing(range(claim.seeds))
+    assert not outcome.missing()
+    assert outcome.second is not None
+    assert claim.seeds == outcome.pilot.seeds_needed
     found, control = outcome.verdicts["claim"], outcome.verdicts["control"]
-    if control.word != "not":  # what holds in it is void, and nothing else is left
-        assert found.word == "not"
-        assert "void" in [each.word for each in found.judged]
-    assert (reproduce.STORED / f"{name}.png").exists()
+    if control.holding:  # what holds in it is void
+        assert "void" in [each.word for each in found.judged] or not found.holding
+    for suffix in ("png", "md"):
+        assert (reproduce.STORED / f"{claim.name}.{suffix}").exists()
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_a_claim_without_a_verdict_is_in_no_table(name):
+    assert telling.Outcome.read(claims.load(name), reproduce.STORED).second is None
+
+
+@pytest.mark.parametrize("claim", MEASURED, ids=_each)
+def test_a_control_can_fail(claim):
+    outcome = telling.Outcome.read(claim, reproduce.STORED)
+    (planted,) = outcome.measured[base.PLANTED].values()
+    for criterion in claim.criteria:
+        assert criterion.holds(criterion.value(planted.numbers)), criterion.name
 
 
 def test_the_readmes_tell_the_stored_results():
@@ -240,6 +335,12 @@ def test_the_readmes_tell_the_stored_results():
     assert telling.with_table(reproduce.README, outcomes) == text
     gallery = (reproduce.STORED / "README.md").read_text(encoding="utf-8")
     assert telling.gallery(outcomes) == gallery
+    for outcome in outcomes:
+        if not outcome.verdicts:
+            assert outcome.claim.name in WAITING
+            continue
+        page = reproduce.STORED / f"{outcome.claim.name}.md"
+        assert outcome.page() == page.read_text(encoding="utf-8")
 
 
 def test_the_desk_trains_once_all_its_seeds_and_asks_elsewhere(
@@ -322,6 +423,7 @@ def _looked(model, params, examples):
         (["--all", "--list"], "--claim=... is missing"),
         (["--claim=multi_query_recal"], "Did you mean 'multi_query_recall'?"),
         (["--claim=multi_query_recall", "--seeds=0"], "--seeds"),
+        (["--claim=multi_query_recall", "--seeds=9-3"], "--seeds"),
     ],
 )
 def test_a_mistake_takes_two_lines_and_status_2(arguments, part, capsys):

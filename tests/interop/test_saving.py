@@ -190,5 +190,5 @@ def test_parameters_of_another_model_are_refused(tmp_path):
 def test_tokenizers_go_along(tmp_path):
     imported = interop.load(small_models.write(tmp_path, "gpt2"))
     own = tokenization.Characters.train("abc", 10)
-    with pytest.raises(checks.ConfigError, match="tokenizer must be one of byte pairs"):
+    with pytest.raises(checks.ConfigError, match="tokenizer must be of byte pairs"):
         interop.save(tmp_path / "s", imported.config, imported.params, tokenizer=own)

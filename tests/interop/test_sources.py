@@ -274,7 +274,7 @@ def test_damaged_files_are_told_apart(folder, tmp_path):
     write({**header, name: {**header[name], "dtype": "F4"}})
     _refused(folder, f"{name} as F4, which is not supported")
     write(b"[1, 2]")
-    _refused(folder, "not that of a safetensors file")
+    _refused(folder, "no header of a safetensors file")
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def _changed(name, x, xnp):
 def _valid(name, given):
     """Which positions of a value count, `[B, T or S]`."""
     is_of_decoder = name.startswith("decoder")
-    if "cross_attention" in name and name.endswith(("key", "value")):
+    if "cross_attention" in name and name.endswith(("key", "value", "key_norm/factor")):
         is_of_decoder = False
     prefix = "decoder_" if is_of_decoder else ""
     size = given[f"{prefix}inputs"].shape[1]

@@ -1,9 +1,11 @@
 """What the measures say of compiled models, whose heads are known."""
 
+import jax
 import numpy as np
 import pytest
 
 from mha_haiku import heads, rasp
+from scripts import score_measures
 
 
 def _made(name, seed=0):
@@ -45,3 +47,127 @@ def test_roles_of_real_heads_are_known():
     others = found.names[~known.is_real]
     assert not set(others) & set(known.heads.values())
     assert np.isin(["previous_token", "induction"], list(known.heads.values())).all()
+
+
+def _known(name="two_hops", **options):
+    program = rasp.PROGRAMS[name](length=3)
+    sizes = rasp.sizes(program)
+    return score_measures.known_model("plain", program, sizes, 0, examples=9, **options)
+
+
+def _given(known):
+    return known.subject.params, *known.subject.batches, *known.corrupted
+
+
+@pytest.mark.slow
+def test_leaving_out_one_edge_is_path_patching_it():
+    """An independent way to the same: with all other edges kept."""
+    known = _known("three_hops")
+    edges = heads.path_patching(known.subject, known.corrupted, through_units=True)
+    every = score_measures._all_edges(known.compiled)
+    shape = known.compiled.is_real.shape
+    real = [i for i, each in enumerate(every) if each in known.compiled.edges]
+    assert len(real) == 2
+    places = [*real, *range(0, len(every), 7)]
+    masks = [
+        score_measures._mask(every, np.delete(np.arange(len(every)), i), shape)
+        for i in places
+    ]
+    run = score_measures._edges_kept(known.subject.model, metric=known.subject.metric)
+    found = run(*_given(known), np.array(masks))
+    patched = dict(
+        zip(
+            zip(
+                map(tuple, edges.senders.tolist()),
+                map(tuple, edges.receivers.tolist()),
+                edges.kinds.tolist(),
+                strict=True,
+            ),
+            edges.per_example.T,
+            strict=True,
+        )
+    )
+    expected = [edges.base + patched[every[i]] for i in places]
+    np.testing.assert_allclose(found.T, expected, rtol=2e-3, atol=2e-4)
+    assert np.ptp([x.mean() for x in expected]) > 0.1
+
+
+def test_circuit_alone_answers_and_what_is_not_kept_is_corrupted():
+    known = _known()
+    shape, real = known.compiled.is_real.shape, known.compiled.is_real
+    every = score_measures._all_edges(known.compiled)
+    is_edge = [score_measures._is_real(known.compiled, each) for each in every]
+    model, metric = known.subject.model, known.subject.metric
+    masks = [
+        score_measures._mask(every, chosen, shape)
+        for chosen in ([], np.flatnonzero(is_edge), np.arange(len(every)))
+    ]
+    of_edges = score_measures._edges_kept(model, metric=metric)(
+        *_given(known), np.array(masks)
+    )
+    gates = score_measures._with_ends([real])
+    of_heads = score_measures._heads_kept(model, metric=metric)(*_given(known), gates)
+    for found in of_edges, of_heads:
+        nothing, circuit, whole = np.mean(found, 0)
+        assert nothing > 1 and max(circuit, whole) < 0.1
+    np.testing.assert_allclose(of_edges[:, 0], of_heads[:, 0], rtol=1e-3)
+
+
+def test_areas_by_hand():
+    # f = 0, 1/2, 1, 1 at 0, 1/4, 1/2 and all: 1/16 + 3/16 + 1/2 below it.
+    losses = np.array([[5.0, 3.0, 1.0, 1.0], [3.0, 2.0, 1.0, 1.0]])
+    found = score_measures._areas(losses, [0, 0.25, 0.5, 1])
+    assert found == pytest.approx({"cpr": 0.75, "cmd": 0.25})
+    over = score_measures._areas(np.array([[2.0, 0.0, 1.0]]), [0, 0.5, 1])
+    assert over == pytest.approx({"cpr": 1.25, "cmd": 0.75})
+
+
+def test_a_way_through_units_is_worth_its_weakest_step():
+    a, b, first, second = (0, 0), (2, 1), (0, -1), (1, -1)
+    steps = {
+        (a, first, "feed_forward"): 3.0,
+        (a, second, "feed_forward"): 1.0,
+        (first, second, "feed_forward"): 2.0,
+        (second, b, "q"): 9.0,
+        (a, b, "q"): 0.5,
+        (a, b, "k"): 0.25,
+    }
+    found = score_measures._through_units(dict(steps))
+    assert found[a, b, "q"] == 2 and found[a, b, "k"] == 0.25
+
+
+def test_orders_are_nested_and_the_best_comes_first():
+    values = np.array([[3.0, 1.0], [2.0, 5.0]])
+    gates = score_measures._nested(values)
+    assert gates.sum((1, 2)).tolist() == [0, 1, 2, 3, 4]
+    assert gates[1].tolist() == [[0, 0], [0, 1]]
+    assert gates[3].tolist() == [[1, 0], [1, 1]]
+
+
+def test_inputs_with_the_same_answers_differ_and_count_where_they_agree():
+    known = _known()
+    subject, (same,) = known.same
+    (of_same,), (clean,) = subject.batches, known.subject.batches
+    agree = (same.targets == clean.targets) & (clean.weights > 0)
+    np.testing.assert_array_equal(of_same.weights, agree)
+    assert ((same.inputs != clean.inputs).sum(-1) >= 2).all()
+    assert of_same.weights.sum(-1).min() >= 1
+
+
+@pytest.mark.slow
+def test_one_model_is_scored_printed_and_not_measured_again(tmp_path, capsys):
+    results = tmp_path / "found.jsonl"
+    flags = ["--programs=two_hops", "--kinds=decoys", "--seeds=1"]
+    try:
+        score_measures.main([*flags, f"--results={results}"])
+        told = capsys.readouterr().out
+        assert "| ablation | 1.000 |" in told and "| confidence | 0.9" in told
+        before = results.read_text()
+        score_measures.main([*flags, f"--results={results}"])
+        again = capsys.readouterr().out
+        assert results.read_text() == before and told.endswith(again)
+        assert again.startswith("\nModels: decoys 1.")
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+    with pytest.raises(SystemExit):
+        score_measures.main(["--kinds=none"])

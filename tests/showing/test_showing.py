@@ -263,10 +263,10 @@ def test_what_is_traced_shows_its_short_repr_and_no_page(attention_map):
     [
         ({"tokens": "abc"}, "tokens must be 4, one for each position .* got 3"),
         ({"key_tokens": "abc"}, "key_tokens must be 6, .* got 3"),
-        ({"tokens": [list("abcd")]}, "tokens must be those of 2 examples, .* got 1"),
+        ({"tokens": [list("abcd")]}, "tokens must be of 2 examples, .* got 1"),
         ({"tokens": [list("abcd"), list("abc")]}, "got 3 for example 1"),
         ({"images": np.zeros((7, 2, 2))}, "one for each of 6 positions, got 7"),
-        ({"images": [np.zeros((6, 2, 2))] * 3}, "images must be those of 2 examples"),
+        ({"images": [np.zeros((6, 2, 2))] * 3}, "images must be of 2 examples"),
         ({"images": np.full((6, 2, 2), 2.0)}, "images of floats must be from 0 to 1"),
         ({"images": np.full((6, 2, 2), 256)}, "integers from 0 to 255"),
         ({"names": ["a", "b"]}, "names must be 1 different ones"),

@@ -44,7 +44,7 @@ _OPTIONAL_BACKENDS = {"IN_A_RING": "sharded", "Sharded": "sharded"}
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a name of an optional backend, which is imported on first use."""
+    """Imports an optional backend on first use of one of its names."""
     if name not in _OPTIONAL_BACKENDS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     backend = importlib.import_module(f"{__name__}.{_OPTIONAL_BACKENDS[name]}")

@@ -41,9 +41,9 @@ class AttentionMap:
     scan; stacking maps adds batch axes (where `first_query` was an integer).
 
     Attributes:
-      query: As they are compared, normalised and rotated.
-      key: As the query.
-      logsumexp: In nats, the log of what weights are over, -inf where every key is
+      query: The queries as they are compared, normalised and rotated.
+      key: The keys, in the same form.
+      logsumexp: The log in nats of what weights are over, -inf where every key is
         masked.
       weighting: Mask, bias, score, normalizer, gates and origin, aligned.
       value: What the weights average; None where that is not known.
@@ -104,11 +104,11 @@ class AttentionMap:
         return self.logsumexp.dtype
 
     def weights(self) -> Float[Array, "*B H T S"]:
-        """Returns the whole map; O(T S) memory."""
+        """Computes the whole map; O(T S) memory."""
         return self.tile(slice(None), slice(None))
 
     def scores(self) -> Float[Array, "*B H T S"]:
-        """Returns what the weights are exponentials of; O(T S) memory.
+        """Computes the scores, of which weights are exponentials; O(T S) memory.
 
         They are scaled, with the bias, and -inf where a key is masked.
         """
@@ -116,7 +116,7 @@ class AttentionMap:
         return self._scores(np.arange(num_queries), np.arange(num_keys))
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Float[Array, "*B H R C"]:
-        """Returns the weights of some queries on some keys; O(R C) memory.
+        """Computes the weights of some queries on some keys; O(R C) memory.
 
         Args:
           rows: R query positions: a slice, a range or an array of integers; negative
@@ -184,7 +184,7 @@ class AttentionMap:
         key_tokens: Array | None = None,
         per_query: bool = False,
     ) -> statistics.Statistics:
-        """Returns statistics of what each head does; one pass over the tiles.
+        """Measures what each head does, in one pass over the tiles.
 
         Queries that see nothing (padding) do not count. One that counts and sees NaN
         makes its head NaN. Weights are taken as they are: where rows sum to less than 1
@@ -227,7 +227,7 @@ class AttentionMap:
         queries: slice = slice(None),
         keys: slice = slice(None),
     ) -> Float[Array, "*B H P Q"]:
-        """Returns the map at a coarse grain: the mass of each cell of a grid.
+        """Pools the map: sums the mass in each cell of a grid.
 
         Bins are `bin_edges(T, rows)` and `bin_edges(S, columns)`, of the parts
         `queries` and `keys` where these are given: so a viewer zooms in, down to single
@@ -250,7 +250,7 @@ class AttentionMap:
         return _engine.pooled(self, rows, columns, queries, keys)
 
     def top(self, k: int) -> observation.Top:
-        """Returns the k largest weights of each row, and where they are.
+        """Finds the k largest weights of each row, and their keys.
 
         Raises:
           ValueError: If k is not from 1 to S.
@@ -258,7 +258,7 @@ class AttentionMap:
         return _engine.top(self, k)
 
     def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:
-        """Returns the map times `x`: for each query the weighted sum over keys.
+        """Multiplies the map by `x`: the weighted sum over keys for each query.
 
         An axis of heads of size 1 is the same for all.
 
@@ -288,7 +288,7 @@ class AttentionMap:
     def apply_transposed(
         self, y: Shaped[Array, "*B T #H V"]
     ) -> Float[Array, "*B S H V"]:
-        """Returns the transposed map times `y`: for each key the sum over queries.
+        """Multiplies the transposed map by `y`: for each key the sum over queries.
 
         An axis of heads of size 1 is the same for all.
 
@@ -300,7 +300,7 @@ class AttentionMap:
     def divergence(
         self, other: "AttentionMap | None" = None
     ) -> Float[Array, "*B H H2"]:
-        """Returns how differently heads attend: their Jensen-Shannon divergences.
+        """Measures how differently heads attend: Jensen-Shannon divergences.
 
         Args:
           other: A map of the same batch axes, T and S; None: this map itself.
@@ -321,7 +321,7 @@ class AttentionMap:
         observed: observation.Observation,
         given: observation.Given = observation.NOTHING_GIVEN,
     ) -> observation.Sums:
-        """Returns what an observation carries after one pass over the tiles.
+        """Runs an observation over the tiles, and returns its sums.
 
         They are sums of `[B..., H, T, ...]`, `[B..., H, S, ...]` and `[B..., H, ...]`.
         """

@@ -63,7 +63,7 @@ class Cache:
     def mixed(
         self, key: Float[Array, "*B 1 G K"], mix: Callable[[Array], Array]
     ) -> tuple[Float[Array, "*B 1 G K"], "Cache"]:
-        """Returns the new key mixed with the one before it, and the cache after it."""
+        """Mixes the new key with the one before it; also returns the cache after it."""
         both = jnp.concatenate([self.before, key], axis=-3)
         return mix(both)[..., 1:, :, :], dataclasses.replace(self, before=key)
 
@@ -76,12 +76,12 @@ class Cache:
         *,
         implementation: str | Callable = "auto",
     ) -> tuple[Float[Array, "*B 1 H V"], attention_map.AttentionMap, "Cache"]:
-        """Returns attention of one new query to all keys so far and its own.
+        """Attends from one new query to all keys so far, its own included.
 
         Args:
           query: The new query.
           key: The new key, which is added to the cache first; None with a source.
-          value: Its value, as for the key.
+          value: The value of the token, in the same form as the key.
           weighting: Mask, score and what else goes with them. Without a source the mask
             must hide later positions than the query's, as causal masks do: their slots
             may hold anything finite. `first_query` is at most one after the last that
@@ -192,7 +192,7 @@ class Cache:
         )
 
     def _by_reached(self, function, position) -> Array:
-        """Returns `function(size)` of the first slots, of all that were written to.
+        """Calls `function(size)` with the fewest slots that hold all keys so far.
 
         Only a quarter of the slots is read where no text is longer.
         """
@@ -225,7 +225,7 @@ class Cache:
         return position % self.key.shape[-1] if self.is_ring else position
 
     def _with(self, key, value, slot) -> "Cache":
-        """Returns the cache with one more key and value, `[B..., 1, G, K]`."""
+        """Appends a key and a value, `[B..., 1, G, K]`, to the cache."""
         return dataclasses.replace(
             self,
             key=_written(self.key, jnp.moveaxis(key, -3, -1), slot, -1),
@@ -245,7 +245,7 @@ class Cache:
         )
 
     def _scores_of(self, size, query, score) -> Array:
-        """Returns scores `[B..., H, 1, W]`, hidden beyond the first slots."""
+        """Computes scores `[B..., H, 1, W]`, hidden beyond the first slots."""
         tile = score(query, self._positions_first(size)[0])
         pad = [(0, 0)] * (tile.ndim - 1) + [(0, self.key.shape[-1] - size)]
         return jnp.pad(tile, pad, constant_values=-jnp.inf)
@@ -267,7 +267,7 @@ class Prompt:
       window: How many positions before its own a query sees; None: all.
       keep_queries: Whether the cache keeps queries, and all positions with them.
       is_source: Whether the prompts attend to a source, see `Cache`.
-      before: See `Cache`.
+      before: The cache before this step; see `Cache`.
     """
 
     lengths: Array
@@ -280,7 +280,7 @@ class Prompt:
     def mixed(
         self, key: Float[Array, "*B P G K"], mix: Callable[[Array], Array]
     ) -> tuple[Float[Array, "*B P G K"], "Prompt"]:
-        """Returns keys mixed with those before; see `Cache.mixed`."""
+        """Mixes each key with the one before; see `Cache.mixed`."""
         last = (jnp.asarray(self.lengths) - 1)[..., None, None, None]
         before = jnp.take_along_axis(key, last, axis=-3)
         return mix(key), dataclasses.replace(self, before=before)

@@ -20,7 +20,7 @@ Array = jax.Array
 def formula(
     inputs: Inputs, dropout_rate: float
 ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"], tuple]:
-    """Returns attention by plain operations, which JAX differentiates by itself.
+    """Computes attention by plain operations, which JAX differentiates itself.
 
     Returns:
       Values of the values' dtype, the logsumexp, both 0 and -inf for a row whose keys

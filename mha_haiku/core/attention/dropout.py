@@ -15,7 +15,7 @@ Array = jax.Array
 def factors(
     rng: Array, rate: float, head: Array, rows: tiles.Index, columns: tiles.Index
 ) -> Float[Array, "R C"]:
-    """Returns what each weight of a tile is multiplied by: 0 or 1 / (1 - rate).
+    """Draws the factor of each weight of a tile: 0 or 1 / (1 - rate).
 
     Each weight has its PRNG key, folded from its head (counted over all examples),
     row and column, so that the same weights are dropped whatever tiles they are

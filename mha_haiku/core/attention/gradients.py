@@ -58,7 +58,7 @@ def tile_gradients(
     kept: Float[Array, "*B H R C"] | None,
     rows: RowGradients,
 ) -> TileGradients:
-    """Returns the gradients that a tile of scores, with bias and mask, contributes.
+    """Computes what a tile of scores, with bias and mask, adds to the gradients.
 
     `kept` is what dropout multiplies each weight by; None: by 1.
     """
@@ -76,7 +76,7 @@ def tile_gradients(
 
 
 def differentiable(forward: Callable, backward: Callable) -> Callable:
-    """Returns `forward` with `backward` as its gradient.
+    """Gives `forward` the gradient `backward`.
 
     Args:
       forward: `forward(inputs, options)` returns values `[B..., T, H, V]`, the

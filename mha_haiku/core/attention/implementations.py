@@ -81,7 +81,7 @@ def attend(
     first_query: int | Array = 0,
     implementation: str | Implementation = "auto",
 ) -> tuple[Float[Array, "*B T H V"], attention_map.AttentionMap]:
-    """Returns `softmax(score(query, key) + bias) value` and the attention map.
+    """Computes `softmax(score(query, key) + bias) value` and the attention map.
 
     What is masked changes nothing: the outputs and gradients are the same bit for bit
     if a masked key or value is NaN or inf. A query that sees nothing gets zeros.
@@ -149,7 +149,7 @@ def attend_within(
     rng: Array | None = None,
     implementation: str | Implementation = "auto",
 ) -> tuple[Float[Array, "*B T H V"], attention_map.AttentionMap]:
-    """Returns what `attend` does, for a mask that was checked already."""
+    """Attends like `attend`, with a mask that was checked already."""
     query, key, value = _arrays(query, key, value)
     weighting = weighting.aligned(query, key.shape[-3], value.shape[-1])
     implementation = named(implementation)
@@ -172,7 +172,7 @@ def attend_within(
 
 
 def named(implementation: str | Implementation) -> Implementation:
-    """Returns an implementation that is given, or that has this name.
+    """Looks up an implementation by name; a function is returned unchanged.
 
     Raises:
       ValueError: If there is no such name.
@@ -184,7 +184,7 @@ def named(implementation: str | Implementation) -> Implementation:
 
 
 def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
-    """Returns the name of the implementation that "auto" takes for a call.
+    """Chooses the implementation that "auto" takes for a call, by name.
 
     It is the first of the registered ones that says it suits; else "dense" where the
     scores of all heads and examples are few, and "blockwise" where they are many. Only
@@ -208,7 +208,7 @@ register("formula", lambda inputs, rate: dense.formula(inputs, rate)[:2])
 
 
 def _arrays(query, key, value) -> tuple[Array, Array, Array]:
-    """Returns queries, keys and values after checking that they go together."""
+    """Checks that queries, keys and values go together, and returns them as arrays."""
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim >= 3:

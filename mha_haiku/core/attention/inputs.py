@@ -72,7 +72,7 @@ class Nonfinite(NamedTuple):
     def zeroed(
         self, query: Array, key: Array, value: Array
     ) -> tuple[Array, Array, Array]:
-        """Returns queries, keys and values with zeros in place of these vectors."""
+        """Replaces these vectors by zeros in queries, keys and values."""
         query = jnp.where(self.queries[..., None], 0, query)
         key, value = (jnp.where(self.keys[..., None], 0, x) for x in (key, value))
         return query, key, value
@@ -91,7 +91,7 @@ class Inputs(NamedTuple):
     rng: Array | None = None  # the key of the dropout; None: no dropout
 
     def zeroed(self) -> "Inputs":
-        """Returns the inputs with zeros for nonfinite queries, keys and values."""
+        """Replaces nonfinite queries, keys and values by zeros."""
         if self.nonfinite is None:
             return self
         query, key, value = self.nonfinite.zeroed(*self[:3])

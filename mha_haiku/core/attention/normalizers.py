@@ -59,7 +59,7 @@ class Normalizer(abc.ABC):
 
 
 def as_normalizer(value: Normalizer | None) -> Normalizer | None:
-    """Returns a normalizer, or None, which stands for softmax.
+    """Converts to a normalizer; None stands for softmax.
 
     Raises:
       TypeError: If it is neither.

@@ -64,7 +64,7 @@ class Observation(abc.ABC):
 
     @abc.abstractmethod
     def add(self, tile: Tile, sums: Sums) -> Sums:
-        """Returns the sums of a tile's queries, keys and head after the tile.
+        """Adds a tile to the sums of its queries, its keys and the head.
 
         What it adds must be 0 where weights are 0: tiles that the mask rules out are
         skipped, and tiles may repeat rows and columns, which then weigh nothing.
@@ -73,7 +73,7 @@ class Observation(abc.ABC):
         """
 
     def merge(self, first: Tree, second: Tree) -> Tree:
-        """Returns the sums of queries over the keys of two devices together.
+        """Merges the sums of queries over the keys of two devices.
 
         Sums of keys and of the head add up.
         """

@@ -43,7 +43,7 @@ def sigmoid(scale: float | None = None, offset: float = 0.0) -> scores.Score:
     itself: sigmoid attention.
 
     Args:
-      scale: Of at least 0; None means 1 / sqrt(K).
+      scale: Scale of the scores, at least 0; None means 1 / sqrt(K).
       offset: -log(S) lets the weights of a row sum to about 1 at the start.
 
     Source: Ramapuram et al. 2024, section 3, https://arxiv.org/abs/2409.04431.

@@ -15,7 +15,7 @@ Array = jax.Array
 def pair(
     query: Float[Array, "*B T H K"], key: Float[Array, "*B S G K"]
 ) -> Float[Array, "*B H T S"]:
-    """Returns the dot products of all queries and keys, float32 or float64."""
+    """Computes the dot products of all queries and keys, float32 or float64."""
     products = jnp.einsum(
         "...grtk,...gsk->...grts",
         _grouped_rows(query, key.shape[-2]),
@@ -28,7 +28,7 @@ def pair(
 def mix(
     weights: Float[Array, "*B H T S"], value: Float[Array, "*B S G V"]
 ) -> Float[Array, "*B T H V"]:
-    """Returns the sums of values that the weights say, for each query.
+    """Averages values by their weights, for each query.
 
     Weights are rounded to the dtype of the values; the result is float32 or float64.
     """
@@ -46,7 +46,7 @@ def gather(
     rows: Float[Array, "*B T H V"],
     num_key_heads: int,
 ) -> Float[Array, "*B S G V"]:
-    """Returns what each key receives from the queries: `mix`, transposed.
+    """Sums over queries what each key receives: `mix`, transposed.
 
     Weights are rounded to the dtype of the rows; the result is float32 or float64.
     """

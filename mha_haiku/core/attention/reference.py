@@ -20,7 +20,7 @@ def attention(
     allowed: Bool[Array, "..."] | None = None,
     bias: Float[Array, "..."] | None = None,
 ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T S"], Float[Array, "*B H T"]]:
-    """Returns `softmax(query key / sqrt(K) + bias) value`, its weights, and logsumexp.
+    """Computes `softmax(query key / sqrt(K) + bias) value`, weights and logsumexp.
 
     Each key/value head serves H / G query heads that follow each other. The logsumexp
     is in nats. A query that may attend to nothing has values and weights of 0, and a

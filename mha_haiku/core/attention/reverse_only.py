@@ -17,7 +17,7 @@ Array = jax.Array
 
 
 def reverse_only(tree: Any, message: str) -> Any:
-    """Returns a pytree that can be differentiated in reverse mode alone.
+    """Marks a pytree as differentiable in reverse mode only.
 
     It costs nothing in compiled programs. Floats are guarded one by one, so that those
     that nothing differentiates stay so; `message` is what the `ValueError` of forward

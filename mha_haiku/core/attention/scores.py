@@ -60,7 +60,7 @@ class Score(tiles.Part, abc.ABC):
         key: Float[Array, "*B C G K"],
         cotangent: Float[Array, "*B H R C"],
     ) -> tuple[Float[Array, "*B R H K"], Float[Array, "*B C G K"], "Score"]:
-        """Returns the gradients of the query, the key and the score itself."""
+        """Computes the gradients of the query, the key and the score itself."""
         _, pullback = jax.vjp(lambda q, k, score: score(q, k), query, key, self)
         return pullback(cotangent)
 
@@ -76,7 +76,7 @@ ScoreFunction = Callable[[Array, Array], Array]
 
 
 def as_score(value: Score | ScoreFunction | None) -> Score:
-    """Returns a score from one, from a function, or from None.
+    """Converts a score, a function, or None to a score.
 
     The function gets the queries `[R, K]` and keys `[C, K]` of one head, and returns
     `[R, C]`. Arrays that it closes over are constants; those to train are fields of a
@@ -105,7 +105,7 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
     """Returns the score `scale * query . key`, capped smoothly at +-`soft_cap`.
 
     Args:
-      scale: Of at least 0; None means 1 / sqrt(K).
+      scale: Scale of the scores, at least 0; None means 1 / sqrt(K).
       soft_cap: The score becomes `soft_cap * tanh(score / soft_cap)`; None: no cap.
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; the cap: Gemma
@@ -176,7 +176,7 @@ class OfFunction(Score):
 def repeat_heads(
     key: Float[Array, "*B S G K"], num_heads: int
 ) -> Float[Array, "*B S H K"]:
-    """Returns each head H / G times."""
+    """Repeats each head H / G times."""
     num_key_heads = key.shape[-2]
     if num_key_heads == num_heads:
         return key

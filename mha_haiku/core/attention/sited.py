@@ -22,7 +22,7 @@ AttentionMap = attention_map.AttentionMap
 def sited(
     values: Float[Array, "*B T H V"], map_: AttentionMap
 ) -> tuple[Float[Array, "*B T H V"], AttentionMap]:
-    """Returns values and their map as sites of the program.
+    """Marks values and their map as sites of the program.
 
     An edit of "scores", "weights" or the "map" computes the values anew, which are the
     site "heads". The map that the program then continues with is NaN where its queries

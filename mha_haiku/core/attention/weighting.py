@@ -34,7 +34,7 @@ class Weighting(NamedTuple):
     def aligned(
         self, query: Float[Array, "*B T H K"], num_keys: int, value_size: int
     ) -> "Weighting":
-        """Returns the same with its parts aligned with the batch axes, once for all.
+        """Aligns its parts with the batch axes, once for all.
 
         Raises:
           ValueError: If a part does not fit.
@@ -73,7 +73,7 @@ class Weighting(NamedTuple):
         return self._replace(normalizer=None, gates=None)
 
     def moved(self, by: tiles.Origin) -> "Weighting":
-        """Returns the weighting of a part of the map, which begins at `by`."""
+        """Moves the origin to a part of the map that begins at `by`."""
         return self._replace(origin=self.origin.moved(by))
 
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
@@ -100,7 +100,7 @@ class Weighting(NamedTuple):
         *,
         hidden: float = -jnp.inf,
     ) -> Float[Array, "*B H R C"]:
-        """Returns the scores, `hidden` where the mask forbids; float32 or float64.
+        """Computes the scores, `hidden` where the mask forbids; float32 or float64.
 
         Args:
           rows: `[R]` absolute positions of the queries, for mask and bias.
@@ -116,7 +116,7 @@ class Weighting(NamedTuple):
         *,
         hidden: float = -jnp.inf,
     ) -> Float[Array, "*B H R C"]:
-        """Returns what `scores` does, of what the score says."""
+        """Masks scores that are known, as `scores` does."""
         if self.bias is not None:
             bias = tiles.lifted(self.bias.aligned_tile(rows, columns), tile.ndim)
             tile = tile + bias.astype(tile.dtype)

@@ -74,7 +74,7 @@ class Mask(tiles.Part, abc.ABC):
         )
 
     def shifted(self, offset: int) -> "Mask":
-        """Returns the mask in which query t stands at position t + `offset`.
+        """Shifts the mask: query t stands at position t + `offset`.
 
         For a part of a larger mask. Where the queries of a call are the last T of S
         positions, `attend(first_query=S - T)` says so for mask and bias alike.
@@ -82,12 +82,12 @@ class Mask(tiles.Part, abc.ABC):
         return self if offset == 0 else Shifted(self, offset)
 
     def array(self, num_queries: int, num_keys: int) -> Array:
-        """Returns the whole mask: boolean `[B..., T, S]`, or `[B..., H, T, S]`."""
+        """Computes the whole mask: boolean `[B..., T, S]`, or `[B..., H, T, S]`."""
         self.check_lengths(num_keys)
         return self.tile(range(num_queries), range(num_keys))
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
-        """Returns the rectangle `rows` x `columns` of the mask, as `array` shapes it.
+        """Computes the rectangle `rows` x `columns` of the mask, shaped as by `array`.
 
         Positions are slices with an end, ranges or arrays of integers.
         """
@@ -163,7 +163,7 @@ class Mask(tiles.Part, abc.ABC):
         """
 
     def aligned(self, batch_ndim: int) -> Self:
-        """Returns the mask with `batch_ndim` batch axes, and of heads, in its arrays.
+        """Aligns the mask: its arrays get `batch_ndim` batch axes, and one of heads.
 
         Only a mask that takes arrays of several ranks has something to do for it.
         """
@@ -220,11 +220,11 @@ class Mask(tiles.Part, abc.ABC):
     def key_counts(
         self, num_queries: int, num_keys: int, origin: tiles.Origin
     ) -> Array:
-        """Returns how many keys each query sees, `[B..., H, T]`, of an aligned mask."""
+        """Counts the keys that each query sees, `[B..., H, T]`, of an aligned mask."""
         return self._by_query(num_queries, num_keys, origin, lambda x: x.sum(-1))
 
     def _by_block(self, num_queries, num_keys, origin, function) -> Array:
-        """Returns `function` of the tiles `[..., R, S]` of blocks of queries, stacked.
+        """Calls `function` with tiles `[..., R, S]` of blocks of queries, and stacks.
 
         The last block repeats the last query.
         """

@@ -36,7 +36,7 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
 
 
 def dense(array: Array) -> Mask:
-    """Returns the mask that an array spells out.
+    """Makes the mask that an array spells out.
 
     Args:
       array: Boolean or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`; an axis may
@@ -70,7 +70,7 @@ def dense(array: Array) -> Mask:
 def as_mask(
     value: Mask | Array | Callable[[Array, Array], Array] | None,
 ) -> Mask:
-    """Returns a mask from one, an array, a function, or None, which is everything.
+    """Converts a mask, an array, a function, or None (everything) to a mask.
 
     For arrays see `dense`, for functions `where`.
 

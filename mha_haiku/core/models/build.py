@@ -68,7 +68,7 @@ def build(
     num_classes: int,
     implementation: str | Callable | None = None,
 ) -> Model:
-    """Returns the model that a config describes.
+    """Builds the model that a config describes.
 
     Args:
       config: What the model is.
@@ -103,14 +103,14 @@ def build(
 
 
 def of_function(function: Callable[[Any, Array], Array]) -> Model:
-    """Returns the `Model` of any function, whoever wrote it.
+    """Wraps any function as a `Model`.
 
     Its attention is what `mh.sites` finds in it; all of `heads` that asks for no config
     measures it.
 
     Args:
-      function: From parameters and inputs `[B, T, ...]` to logits; also by keyword
-        `lengths`, where examples have lengths. Without dropout.
+      function: A function from parameters and inputs `[B, T, ...]` to logits; also by
+        keyword `lengths`, where examples have lengths. Without dropout.
     """
 
     def apply(params, rng, inputs, *, is_training=False, **given):

@@ -82,14 +82,14 @@ def generate(
     source_lengths: Array | None = None,
     keep_queries: bool = False,
 ) -> Generated:
-    """Returns prompts and what a model writes after them.
+    """Generates tokens after prompts.
 
     A program is compiled for each batch size, `max_length` and strategy, and a smaller
     one that reads prompts for some sizes of these (16, 64, 256, ... positions).
 
     Args:
       model: A causal model of tokens or an encoder-decoder, as `models.build` makes it.
-      params: Its parameters.
+      params: Parameters of the model.
       prompts: `[B, P]` tokens; of an encoder-decoder what the decoder reads first, the
         start token.
       lengths: `[B]`, tokens of each prompt, at least 1; what comes after is not read.
@@ -206,7 +206,7 @@ def _begun(writer, keep_queries, params, given, end, key):
     jax.jit, static_argnames=("writer",), donate_argnames=("texts", "cache")
 )
 def _advanced(writer, params, texts, cache, keys, end, steps):
-    """Returns the texts with up to `steps` more tokens, and the cache."""
+    """Writes up to `steps` more tokens; also returns the cache."""
 
     def goes_on(state):
         i, texts, _ = state
@@ -229,7 +229,7 @@ def _finished(writer, params, texts, cache):
 
 @functools.partial(jax.jit, static_argnames=("writer",))
 def _beam(writer, params, given, end):
-    """Returns the best texts that a beam finds, as `generate` does."""
+    """Searches the best texts with a beam, as `generate` does."""
     _, strategy, max_length = writer
     width, size = strategy.width, len(given.lengths)
     logits, cache = _prefilled(writer, params, given, False)
@@ -248,7 +248,7 @@ def _beam(writer, params, given, end):
         return texts.log_probability / strategy.penalty(lengths - starts)
 
     def extended(texts, logits):
-        """Returns the beams one token on, and which text each comes from."""
+        """Extends beams by a token; also returns which text each comes from."""
         logits = jax.nn.log_softmax(logits).reshape(size, width, -1)
         longer = texts.log_probability[..., None] + logits
         longer = jnp.where(texts.is_done[..., None], -jnp.inf, longer)
@@ -291,7 +291,7 @@ def _beam(writer, params, given, end):
 
 
 def _prefilled(writer, params, given, keep_queries):
-    """Returns the logits `[B, C]` after the prompts, and a cache for whole texts."""
+    """Reads the prompts: logits `[B, C]` after them, and a cache for whole texts."""
     # The last token of a text is written, but never read.
     decoding, _, max_length = writer
     size = min(max_length, decoding.max_length or max_length)
@@ -316,7 +316,7 @@ def _stepped(writer, params, texts, cache):
 
 
 def _appended(strategy, texts, logits, keys, end):
-    """Returns the texts with one more token each, chosen by logits `[B, C]`."""
+    """Appends a token to each text, chosen by logits `[B, C]`."""
     # The length stands for how many choices there were before.
     tokens = strategy.choose(logits, jax.vmap(jax.random.fold_in)(keys, texts.lengths))
     own = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
@@ -348,7 +348,7 @@ def _prompted(given, max_length, end):
 
 
 def _ended(tokens, lengths, end):
-    """Returns the tokens with the end token in all places after a text's end."""
+    """Fills all places after a text's end with the end token."""
     is_after = jnp.arange(tokens.shape[1])[None] >= lengths[:, None]
     return jnp.where(is_after, end, tokens)
 

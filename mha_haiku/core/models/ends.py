@@ -39,7 +39,7 @@ def embedded(
     decoder: bool = False,
     first: int | Array = 0,
 ) -> Array:
-    """Returns `[B, T, D]`: embedded inputs, plus positions and segments, normalized.
+    """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`.
 
     Inputs are `[B, T]` tokens or `[B, T, ...]` features, the first at position `first`;
     segments `[B, T]` integers. It is the site "embedding", of a decoder
@@ -49,6 +49,7 @@ def embedded(
     x = embedding(inputs)
     if own.scale != 1:
         x = x * own.scale
+    x = sites.site(prefix + "token_embedding", x)
     with_positions = modules.PositionScheme.of(own).embed
     if with_positions is not None:
         x = with_positions(x, first, prefix)
@@ -76,7 +77,7 @@ def valid(inputs: Array, lengths: Array | None) -> Array | None:
 
 
 def zeroed(inputs: Array, valid: Array | None) -> Array:
-    """Returns inputs with zeros in padding, so that NaN there reaches no gradient."""
+    """Replaces padding by zeros, so that NaN there reaches no gradient."""
     if valid is None:
         return inputs
     return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
@@ -107,6 +108,7 @@ def logits(
         x = hk.Linear(1 if is_set else num_classes, own.with_bias, name="logits")(x)
     x = policy.cast_to_output(x[..., 0] if is_set else x)
     if own.soft_cap is not None:
+        x = sites.site("uncapped_logits", x)
         x = own.soft_cap * jnp.tanh(x / own.soft_cap)
     x = jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
     return sites.site("logits", x)
@@ -117,7 +119,7 @@ def _normed(config, is_normed: bool, name: str, x: Array) -> Array:
 
 
 def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
-    """Returns `[B, D]` of `[B, T, D]`, or x itself without pooling."""
+    """Pools `[B, T, D]` to `[B, D]`; returns x itself without pooling."""
     if pool == "first":
         return x[:, 0]
     if pool == "mean":

@@ -97,7 +97,7 @@ def forward(
     policy: jmp.Policy,
     stack: layer_stacks.LayerStack,
 ) -> tuple[Output, Any]:
-    """Returns the output, and the changed caches, None without caches; under Haiku.
+    """Runs the model under Haiku: the output, and the changed caches or None.
 
     Inputs and sizes are as in `build.Model.apply` and `build.build`; inputs are None
     where the caches of an encoder-decoder have the keys and values of its source.

@@ -33,9 +33,9 @@ class DecodingCache:
         without heads the `attention.Prompt`.
       positions: `[B]`, where the next token of each example stands.
       source_lengths: `[B]`, valid positions of the source; None: all, or no source.
-      rows: Where queries are kept, a map of each attention without its arrays: mask,
+      rows: If queries are kept, a map of each attention without its arrays: mask,
         bias, score and normalizer; else None.
-      encoder_maps: Where queries are kept, the maps of the source; () without one.
+      encoder_maps: If queries are kept, the maps of the source; () without one.
       size: S_max.
     """
 
@@ -87,8 +87,8 @@ class Decoding(NamedTuple):
         as a window lets anybody see. Examples stand at positions of their own, so that
         a map is one of many: `jax.vmap(lambda row: row.weights())(maps[0])`, and to
         `look` and `edit` a value belongs to one example.
-      prepare: From the model's parameters to what both of the above take in their
-        place, and read faster where they are called often.
+      prepare: A function from the model's parameters to what both of the above take in
+        their place, and read faster where they are called often.
       num_tokens: The vocabulary.
       max_length: The longest text that the model has positions for; None: any.
       has_source: Whether a source must be given.
@@ -125,7 +125,7 @@ def decoding(
     )
 
     def advance(params, tokens, source, source_lengths, **more):
-        """Returns the logits of one token, the maps and the changed caches."""
+        """Reads one token: its logits, the maps and the changed caches."""
         given = {"inputs": tokens}
         if has_source:
             given = {"inputs": source, "lengths": source_lengths}

@@ -24,7 +24,7 @@ class LayerHeads(NamedTuple):
     Attributes:
       names: The indices of the heads in the unpruned layer, ascending.
       num_key_value_heads: How many key/value heads they read.
-      groups: For each head the key/value head that it reads; None where each
+      groups: The key/value head that each head reads; None where each
         key/value head serves the same number of heads, in order.
       key_value_names: The indices of the key/value heads in the unpruned layer.
       kind: One of `architecture.KINDS`; "" in models that have one kind only.
@@ -81,7 +81,7 @@ def places(config: ModelConfig) -> list[tuple[str, int]]:
 
 
 def find_part(config: ModelConfig, address: str) -> int:
-    """Returns the index, of 0 to P - 1, of the part with a `LayerHeads.address`.
+    """Finds the part with a `LayerHeads.address`: its index, 0 to P - 1.
 
     Raises:
       ConfigError: If there is none.
@@ -152,7 +152,7 @@ def max_length(config: ModelConfig) -> int | None:
 
 
 def description(config: ModelConfig) -> str:
-    """Returns what a model is, in a few words."""
+    """Describes a model in a few words."""
     counts = [len(layer.names) for layer in heads_of_layers(config)]
     heads = f"{counts[0]}" if len(set(counts)) == 1 else "/".join(map(str, counts[:16]))
     number, decoder = f"{config.num_layers}", num_decoder_layers(config)

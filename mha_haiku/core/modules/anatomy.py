@@ -134,7 +134,7 @@ def spread(array: Any, axis: Axis, names: Sequence[int], count: int) -> np.ndarr
 
 
 def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
-    """Returns a parameter with each head or unit of an axis times its factor.
+    """Scales each head or unit of a parameter by its factor.
 
     Factors are `[X]`, one for each of the X heads or units; `[L, X]` of scanned layers.
 

@@ -19,7 +19,7 @@ class CachedModule(hk.Module):
 
     @hk.transparent
     def step(self, *args, cache: Any, first_query: int | jax.Array = 0, **options):
-        """Returns what a call returns, and the cache of the next step; no dropout.
+        """Runs one step: the output, and the cache of the next step; no dropout.
 
         Args:
           cache: What computes attention, and keeps keys and values: an

@@ -62,7 +62,7 @@ class DecoderLayer(encoder.Layer):
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
     ) -> tuple[Array, DecoderMaps]:
-        """Returns the layer's output `[B..., T, D]` and its attention maps.
+        """Applies the layer: output `[B..., T, D]` and attention maps.
 
         Takes the arguments of `EncoderLayer`. What the encoder has returned, `encoded`,
         is `[B..., S, D]`. The mask, besides causality, and the bias are of the
@@ -131,7 +131,7 @@ class Decoder(encoder.Stack):
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
     ) -> tuple[Array, tuple[DecoderMaps, ...]]:
-        """Returns the output `[B..., T, D]` and the maps of each layer.
+        """Applies all layers: output `[B..., T, D]`, and the maps of each.
 
         Takes the arguments of `DecoderLayer`. Mask and bias are of all layers, or
         sequences of L of them, which must be alike where layers are scanned.

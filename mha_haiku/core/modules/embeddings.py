@@ -31,12 +31,12 @@ class TokenEmbedding(hk.Module):
         self.w_init = w_init or hk.initializers.RandomNormal(1.0)
 
     def __call__(self, tokens: Array) -> Array:
-        """Returns the embeddings `[..., D]` of tokens `[...]` in 0..C - 1."""
+        """Embeds tokens `[...]` in 0..C - 1 as `[..., D]`."""
         return embed(tokens, self._table())
 
     @hk.name_like("__call__")
     def logits(self, x: Array, num_classes: int | None = None) -> Array:
-        """Returns the dot products of `[..., D]` with the embeddings of tokens.
+        """Multiplies `[..., D]` with the embeddings of all tokens.
 
         They are of the first `num_classes` tokens; None: of all C.
 
@@ -51,7 +51,7 @@ class TokenEmbedding(hk.Module):
 
 
 def embed(tokens: Array, table: Array) -> Array:
-    """Returns the rows `[..., D]` of the table `[C, D]` that tokens `[...]` name.
+    """Looks up tokens `[...]` in the table `[C, D]`: `[..., D]`.
 
     A token below 0 names the first row, one above C - 1 the last.
     """

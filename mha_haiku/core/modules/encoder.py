@@ -70,7 +70,8 @@ class Layer(cached_module.CachedModule):
             `x + norm_after(part(x))`. Sources: see `norms.PLACES`.
           attention_residual: Whether the attention's input is added to its output.
           feed_forward_residual: The same of the feed-forward part.
-          dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
+          dropout_rate: Dropout rate of attention weights, hidden units and all outputs,
+            in [0, 1).
           name: The module's name.
 
         Raises:
@@ -217,7 +218,7 @@ class EncoderLayer(Layer):
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
     ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap]:
-        """Returns the layer's output and its attention map.
+        """Applies the layer: output and attention map.
 
         Args:
           mask: Which position may attend to which; see `MultiHeadAttention`.
@@ -321,7 +322,7 @@ class Stack(cached_module.CachedModule):
         bias: Any = None,
         **shared: Any,
     ) -> tuple[Array, tuple, tuple]:
-        """Returns the output of the layers, their maps, and their caches or Nones.
+        """Runs the layers: output, maps, and caches or Nones.
 
         Layers are called with x and `args`, and by name what is given for each.
         """
@@ -372,7 +373,7 @@ class Encoder(Stack):
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
     ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
-        """Returns the output `[B..., T, D]` and one attention map per layer.
+        """Applies all layers: output `[B..., T, D]`, and one attention map per layer.
 
         Takes the arguments of `EncoderLayer`. Mask and bias are of all layers, or
         sequences of L of them, which must be alike where layers are scanned.
@@ -384,7 +385,7 @@ class Encoder(Stack):
 
 
 def dropout(x: Array, rate: float) -> Array:
-    """Returns `x` with a share `rate` of zeros, the rest grown by 1 / (1 - rate)."""
+    """Sets a share `rate` of `x` to zero, and scales the rest by 1 / (1 - rate)."""
     return hk.dropout(hk.next_rng_key(), rate, x) if rate else x
 
 

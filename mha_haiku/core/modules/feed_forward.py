@@ -53,7 +53,7 @@ class FeedForward(hk.Module):
     def __call__(
         self, x: Float[Array, "*B D"], *, dropout_rate: float = 0.0
     ) -> Float[Array, "*B D"]:
-        """Returns the output, of the input's width.
+        """Applies the layer; the output has the input's width.
 
         Its sites are "hidden", `[..., F]`, and "output". A share `dropout_rate` of the
         hidden units, in [0, 1), is dropped, which needs an rng.

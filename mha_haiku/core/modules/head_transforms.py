@@ -34,20 +34,20 @@ class HeadTransforms(NamedTuple):
     rotary: Callable[[Array, Array], Array] | None = None
 
     def checked(self) -> "HeadTransforms":
-        """Returns the transforms, or raises TypeError where one is no function."""
+        """Checks the transforms; raises TypeError where one is no function."""
         checks.maker("transforms.smear", self.smear, smeared_keys)
         checks.maker("transforms.rotary", self.rotary, positions.rotary)
         return self
 
     def of_query(self, query: Array, first: int | Array) -> Array:
-        """Returns queries `[B..., T, H, K]`, the first of them at position `first`."""
+        """Transforms queries `[B..., T, H, K]`, of which the first is at `first`."""
         query = self._norm("query_norm")(query)
         if self.rotary is None:
             return query
         return self.rotary(query, first + jnp.arange(query.shape[-3]))
 
     def of_key(self, key: Array, first: int | Array, cache: Any) -> tuple[Array, Any]:
-        """Returns keys `[B..., S, G, K]`, and the cache, if any; see `of_query`."""
+        """Transforms keys `[B..., S, G, K]`; also returns the cache, if any."""
         key = self._norm("key_norm")(key)
         if self.smear is not None:
             if cache is None:
@@ -66,7 +66,7 @@ class HeadTransforms(NamedTuple):
 
 
 def smeared_keys(key: Array) -> Array:
-    """Returns each key `[B..., S, G, K]` mixed with the one before it.
+    """Mixes each key `[B..., S, G, K]` with the one before it.
 
     Position s gets `a k[s] + (1 - a) k[s - 1]`, the first keeps its own; `a` is the
     sigmoid of a parameter "smear" `[G]`, which starts at 0.

@@ -74,7 +74,7 @@ def scanned(
 
 
 def rematerialized(stack: LayerStack) -> LayerStack:
-    """Returns the stack whose layers are computed again when gradients need them.
+    """Rematerializes: layers are computed again when gradients need them.
 
     Of each layer only its input is kept for the backward pass, in place of all that is
     computed inside, at the price of one more forward pass. Values stay the same. On
@@ -95,7 +95,7 @@ def rematerialized(stack: LayerStack) -> LayerStack:
 
 
 def stacked(params: Params) -> dict[str, dict[str, Any]]:
-    """Returns the parameters of looped layers as scanned layers have them.
+    """Stacks the parameters of looped layers for scanned ones.
 
     Trees like the parameters, such as their gradients, convert too.
 
@@ -129,7 +129,7 @@ def stacked(params: Params) -> dict[str, dict[str, Any]]:
 
 
 def unstacked(params: Params) -> dict[str, dict[str, Any]]:
-    """Returns the parameters of scanned layers as looped layers have them.
+    """Unstacks the parameters of scanned layers for looped ones.
 
     The inverse of `stacked`.
 
@@ -176,7 +176,7 @@ def _at(tree: Any, i: int) -> Any:
 
 
 def _stacked(given: Any) -> Any:
-    """Returns trees of arrays `[...]`, one per layer, as one tree of `[L, ...]`."""
+    """Stacks trees of arrays `[...]`, one per layer, to one of `[L, ...]`."""
     if not isinstance(given, list | tuple):
         return jax.tree.map(jnp.asarray, given)
 

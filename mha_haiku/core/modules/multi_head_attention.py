@@ -74,7 +74,7 @@ class MultiHeadAttention(cached_module.CachedModule):
             smearing, rotation by position; nothing if left out.
           pattern: What makes the score, the normalizer and the gates; scaled dot
             products, softmax and no gates if left out.
-          implementation: See `attend`.
+          implementation: The implementation of `attend`.
           name: The module's name.
         """
         super().__init__(name=name)
@@ -118,7 +118,7 @@ class MultiHeadAttention(cached_module.CachedModule):
         first_query: int | Array = 0,
         dropout_rate: float = 0.0,
     ) -> tuple[Float[Array, "*B T model_size"], attention.AttentionMap]:
-        """Returns the attended output and the attention map, `(B..., H, T, S)`.
+        """Attends: the output, and the attention map `(B..., H, T, S)`.
 
         Its sites are "query", "key" and "value" (projected, normalised and rotated, as
         they are compared), "gates" where there are any, "map", "weights", "heads"
@@ -133,7 +133,7 @@ class MultiHeadAttention(cached_module.CachedModule):
           bias: What is added to the scores; see `attend`.
           first_query: The position of the first query, for rotation, mask and bias;
             see `attend`.
-          dropout_rate: Of the weights, in [0, 1); needs an rng.
+          dropout_rate: Dropout rate of the weights, in [0, 1); needs an rng.
 
         Raises:
           ValueError: If shapes, dtypes or lengths do not fit; see `attend`.

@@ -71,7 +71,7 @@ class Bias(hk.Module):
     """The bias "b" of a linear map whose weights are elsewhere, or nowhere."""
 
     def __call__(self, x: Array) -> Array:
-        """Returns `x` `[..., D]` plus the bias."""
+        """Adds the bias to `x` `[..., D]`."""
         bias = hk.get_parameter("b", x.shape[-1:], x.dtype, init=jnp.zeros)
         return x + jnp.broadcast_to(bias, x.shape)
 

@@ -12,6 +12,8 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
+from mha_haiku.core import sites
+
 Array = jax.Array
 
 
@@ -48,7 +50,7 @@ class LayerNorm(hk.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """Returns the normalised `[..., D]`."""
+        """Normalises `[..., D]`."""
         size = x.shape[-1:]
         scale = hk.get_parameter("scale", size, x.dtype, jnp.ones)
         offset = hk.get_parameter("offset", size, x.dtype, jnp.zeros)
@@ -67,7 +69,7 @@ class RMSNorm(hk.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """Returns the normalised `[..., D]`."""
+        """Normalises `[..., D]`."""
         scale = hk.get_parameter("scale", x.shape[-1:], x.dtype, jnp.ones)
         return rms_norm(x, scale, epsilon=self.epsilon)
 
@@ -94,7 +96,7 @@ def over_all_heads(
 
 
 def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Array:
-    """Returns `(x - mean) / sqrt(variance + epsilon) * scale + offset`, `[..., D]`."""
+    """Computes `(x - mean) / sqrt(variance + epsilon) * scale + offset`, `[..., D]`."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     normalised = _standardised(x.astype(dtype), epsilon)
     shifted = normalised * _last(scale, x, dtype) + _last(offset, x, dtype)
@@ -102,7 +104,7 @@ def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Arra
 
 
 def rms_norm(x: Array, scale: Array, *, epsilon: float) -> Array:
-    """Returns `x / sqrt(mean(x^2) + epsilon) * scale` for `[..., D]` and `[D]`."""
+    """Computes `x / sqrt(mean(x^2) + epsilon) * scale` for `[..., D]` and `[D]`."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     normalised = _of_unit_size(x.astype(dtype), epsilon)
     return (normalised * _last(scale, x, dtype)).astype(x.dtype)
@@ -149,6 +151,7 @@ def _standardised_by(x, epsilon):
 def _of_unit_size_by(x, epsilon):
     """Returns the features at unit size, and what they were multiplied by."""
     factor = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
+    factor = sites.site("factor", factor)  # with it held, a norm is linear
     return x * factor, factor
 
 

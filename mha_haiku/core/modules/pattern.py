@@ -26,10 +26,11 @@ class Pattern(NamedTuple):
     """What makes how heads weigh, with the parameters that it learns.
 
     Attributes:
-      score: From H and K to the score; None: scaled dot product.
-      normalizer: From H to what weights are over, or None; None: softmax.
-      gates: From the query's input `[B..., T, D]`, H and V to what the heads' outputs
-        are multiplied by, `[B..., T, H, V]` or `[B..., T, H, 1]`; None: by nothing.
+      score: A function from H and K to the score; None: scaled dot product.
+      normalizer: A function from H to what weights are over, or None; None: softmax.
+      gates: A function from the query's input `[B..., T, D]`, H and V to what the
+        heads' outputs are multiplied by, `[B..., T, H, V]` or `[B..., T, H, 1]`; None:
+        by nothing.
     """
 
     score: Callable[[int, int], attention.Score] | None = None
@@ -47,7 +48,7 @@ class Pattern(NamedTuple):
         return cls(*made)
 
     def checked(self) -> "Pattern":
-        """Returns the pattern, or raises TypeError where a part is no function."""
+        """Checks the pattern; raises TypeError where a part is no function."""
         for name, value in zip(self._fields, self, strict=True):
             checks.maker(f"pattern.{name}", value, _EXAMPLES[name])
         return self

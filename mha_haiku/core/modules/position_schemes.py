@@ -25,12 +25,12 @@ class PositionScheme(NamedTuple):
     The functions take the config's `fields` by keyword, and make their parameters.
 
     Attributes:
-      embed: From embeddings `[..., T, D]`, the position of the first and the prefix of
-        module names ("decoder_" in a decoder) to embeddings with positions.
-      rotate: From queries or keys `[B..., T, H, K]`, their positions `[T]` and
-        `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
-      bias: From H, the prefix, and whether later keys are seen, `bidirectional`, to a
-        score bias.
+      embed: A function from embeddings `[..., T, D]`, the position of the first and the
+        prefix of module names ("decoder_" in a decoder) to embeddings with positions.
+      rotate: A function from queries or keys `[B..., T, H, K]`, their positions `[T]`
+        and `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
+      bias: A function from H, the prefix, and whether later keys are seen,
+        `bidirectional`, to a score bias.
       fields: The fields of `config.model.embedding` that the functions read.
       has_pairs: Whether features count in pairs, so that their number must be even: K
         of a scheme that rotates, else D.
@@ -65,7 +65,7 @@ class LearnedPositions(hk.Module):
         self.max_length = max_length
 
     def __call__(self, x: Array, first: int | Array = 0) -> Array:
-        """Returns `x` `[..., T, D]` plus the encodings of positions from `first` on."""
+        """Adds the encodings of positions from `first` on to `x` `[..., T, D]`."""
         length, size = x.shape[-2:]
         if length > self.max_length:
             raise ValueError(

@@ -22,7 +22,7 @@ Array = jax.Array
 
 
 def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
-    """Returns a score bias from one, from None or from an array.
+    """Converts a score bias, None or an array to a score bias.
 
     Args:
       value: An array is float `[B..., T, S]` or `[B..., H, T, S]`; an axis may have
@@ -62,7 +62,7 @@ class ScoreBias(tiles.Part, abc.ABC):
         """Raises ValueError where it does not fit these sizes; see `Mask.check`."""
 
     def aligned(self, batch_ndim: int) -> "ScoreBias":
-        """Returns the bias with arrays that broadcast against `[B..., H, T, S]`.
+        """Aligns the bias: its arrays broadcast against `[B..., H, T, S]`.
 
         They are `[B..., H, ...]` then, where an axis of size 1 stands for any, so that
         a bias inside a stack of attention maps keeps its meaning.

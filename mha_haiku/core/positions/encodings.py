@@ -40,7 +40,7 @@ def rotary(
     max_period: float = 10_000.0,
     frequencies: Sequence[float] | None = None,
 ) -> Float[Array, "*B T H K"]:
-    """Returns queries or keys whose feature pairs are turned by their position.
+    """Rotates the feature pairs of queries or keys by their position.
 
     Dot products of turned queries and keys depend on the distance of their positions.
     Feature i is paired with feature i + K / 2 (the layout of GPT-NeoX and LLaMA), K

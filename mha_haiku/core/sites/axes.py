@@ -110,10 +110,11 @@ class Axes:
         """Returns the steps back to a goal, depth first, and what the goal gives.
 
         Args:
-          step: Where the walk begins; None: nowhere.
-          passing: From an equation and its output to the inputs that may be passed.
-          goal: From an equation and the step that is its output to what is sought, or
-            None.
+          step: The step at which the walk begins; None: nowhere.
+          passing: A function from an equation and its output to the inputs that may be
+            passed.
+          goal: A function from an equation and the step that is its output to what is
+            sought, or None.
           seen: The values passed before.
         """
         seen = set() if seen is None else seen

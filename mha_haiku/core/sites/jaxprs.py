@@ -44,7 +44,7 @@ def _held(eqn) -> list[core.ClosedJaxpr | core.Jaxpr]:
 
 
 def bound(call: core.ClosedJaxpr, inputs: Sequence) -> list:
-    """Returns the outputs of a jaxpr, whose equations join the program being traced."""
+    """Binds a jaxpr's equations to the program being traced: its outputs."""
     staged = [isinstance(x, partial_eval.DynamicJaxprTracer) for x in inputs]
     if not staged or not all(staged):
         return core.jaxpr_as_fun(call)(*inputs)

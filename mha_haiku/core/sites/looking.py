@@ -24,7 +24,7 @@ def look(
     *,
     strict: bool = True,
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """Returns a function that also returns the values at some of its sites.
+    """Makes a function also return the values at some of its sites.
 
     Args:
       function: Any function of JAX, of which arrays are the arguments that may be
@@ -55,10 +55,10 @@ def look(
 
 
 def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
-    """Returns a function with the values at some of its sites changed.
+    """Changes the values at some of a function's sites.
 
     Args:
-      function: As for `look`.
+      function: A JAX function, as for `look`.
       edits: Changes by pattern, as for `look`: a change is a function of the value, or
         of the value and the number of its layer, the first in its name (of scanned
         layers it is traced), and returns a value of the same shape. All patterns that
@@ -94,12 +94,12 @@ class Sites(dict):
 
 
 def sites(function: Callable, *args, **kwargs) -> Sites:
-    """Returns the names of a function's sites, with shapes and dtypes; runs nothing.
+    """Lists a function's sites, with shapes and dtypes; runs nothing.
 
     Args:
-      function: As for `look`.
-      *args: Its arguments, or `jax.ShapeDtypeStruct`s for arrays.
-      **kwargs: Its keyword arguments, in the same form.
+      function: A JAX function, as for `look`.
+      *args: Arguments of the function, or `jax.ShapeDtypeStruct`s for arrays.
+      **kwargs: Keyword arguments of the function, in the same form.
     """
     found = Sites()
 

@@ -81,7 +81,7 @@ def is_empty(path: str) -> bool:
 
 
 def joined(path: str, local: str) -> str:
-    """Returns a path behind another; `inside_scan` says what may end the first."""
+    """Joins two paths; `inside_scan` says what may end the first."""
     path, is_inside_scan, head = path.partition(_NUMBERED)
     if is_inside_scan and local:
         _, _, rest = local.partition("/")

@@ -62,7 +62,7 @@ def with_layer(change: Callable) -> Callable:
 def run(
     level: surveying.Level, consts: Sequence, args: Sequence, turns: tuple = ()
 ) -> tuple[list, dict[tuple[str, int], Any]]:
-    """Returns the outputs of a level, and what was seen, by name and pattern.
+    """Runs a level: its outputs, and what was seen, by name and pattern.
 
     Its stops say what is looked at and changed; `turns` has the turn of each scan
     around, from the outermost.
@@ -150,7 +150,7 @@ def _last_uses(jaxpr, stops) -> dict:
 
 
 def _passed(stop, leaves, turns, seen) -> list:
-    """Returns the leaves of a site after its edits, and enters what is looked at."""
+    """Edits the leaves of a site, and records what is looked at."""
     original, params = leaves, stop.site.params
     layer = naming.layer(stop.names[0], turns)
     for i, change, chosen in stop.edits:
@@ -258,7 +258,7 @@ def _like(before, after):
 
 
 def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
-    """Returns the outputs of an equation that holds levels, and what was seen."""
+    """Runs an equation that holds levels: its outputs, and what was seen."""
     name, params = eqn.primitive.name, eqn.params
     if name in jaxprs.CALLS:
         (level,), consts = levels, jaxprs.consts(eqn)

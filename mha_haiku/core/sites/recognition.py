@@ -72,7 +72,7 @@ def register(make_map: Callable) -> None:
 
 
 def attentions(jaxpr: core.Jaxpr) -> list[Attention]:
-    """Returns the attentions of a level, without those inside of its calls."""
+    """Finds the attentions of a level, without those inside of its calls."""
     primitives = flat.primitives(jaxpr)
     if "dot_general" not in primitives or not primitives & {"exp", "exp2", "logistic"}:
         return []

@@ -32,7 +32,7 @@ class Facet(NamedTuple):
 
 
 def site(name: str, value: Any) -> Any:
-    """Returns the value, which `look` and `edit` then find by its name.
+    """Names a value, which `look` and `edit` then find.
 
     Args:
       name: What it is called. In front of it stands the path of the modules, or of the

@@ -375,5 +375,5 @@ def _scalings(ratio: np.ndarray, rounds: np.ndarray) -> Iterator[dict[str, Any]]
 
 
 def _rounded(number: float) -> float:
-    """Returns the number with 9 digits, which takes away the rounding of powers."""
+    """Rounds to 9 digits, which removes the rounding errors of powers."""
     return float(f"{number:.9g}")

@@ -26,14 +26,14 @@ class Row(NamedTuple):
 
 
 def row(ours: str, theirs: str, change: changes.Change = changes.as_it_is) -> Row:
-    """Returns the row of one array."""
+    """Makes the row of one array."""
     return Row((ours,), (theirs,), change)
 
 
 def linear(
     ours: str, theirs: str, change: changes.Change = changes.transposed
 ) -> tuple[Row, ...]:
-    """Returns the rows of a linear map: weight and bias."""
+    """Makes the rows of a linear map: weight and bias."""
     return (
         row(f"{ours}/w", f"{theirs}.weight", change),
         row(f"{ours}/b", f"{theirs}.bias"),
@@ -43,7 +43,7 @@ def linear(
 def norm(
     ours: str, theirs: str, change: changes.Change = changes.as_it_is
 ) -> tuple[Row, ...]:
-    """Returns the rows of a norm: scale, and offset where there is one."""
+    """Makes the rows of a norm: scale, and offset where there is one."""
     return (
         row(f"{ours}/scale", f"{theirs}.weight", change),
         row(f"{ours}/offset", f"{theirs}.bias"),
@@ -77,7 +77,7 @@ class Setting(NamedTuple):
     names: Mapping[Any, Any] | None = None
 
     def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what `config.json` says of fields of `config.model`."""
+        """Reads fields of `config.model` from `config.json`."""
         value = theirs.get(self.theirs, self.default)
         if value is REQUIRED:
             raise checks.ConfigError(f"config.json must have {self.theirs!r}.")
@@ -88,7 +88,7 @@ class Setting(NamedTuple):
         return {self.ours: value}
 
     def write(self, ours: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what `config.json` has to say for fields of `config.model`."""
+        """Writes fields of `config.model` as `config.json` has them."""
         value = ours[self.ours]
         if self.names is not None:
             backwards = {ours: theirs for theirs, ours in reversed(self.names.items())}

@@ -9,9 +9,11 @@ from mha_haiku.lab.heads import (
     circuits,
     drift,
     edits,
+    graph,
     hard_concrete,
     means,
     metrics,
+    why,
 )
 from mha_haiku.lab.heads.ablation_values import AblationValue
 from mha_haiku.lab.heads.contributions import (
@@ -20,6 +22,18 @@ from mha_haiku.lab.heads.contributions import (
     logit_lens,
 )
 from mha_haiku.lab.heads.drift import mean_pooled, measured_by_drift
+from mha_haiku.lab.heads.edge_measures import (
+    EDGE_MEASURES,
+    Nodes,
+    acdc,
+    composition,
+    edge_attribution,
+    edge_patching,
+    integrated_edge_attribution,
+    learned_edges,
+    node_attribution,
+)
+from mha_haiku.lab.heads.faithfulness import Circuit, circuit, strongest, with_edges
 from mha_haiku.lab.heads.head_weights import (
     HeadWeights,
     token_embedding,
@@ -40,6 +54,7 @@ from mha_haiku.lab.heads.importance import (
 )
 from mha_haiku.lab.heads.matching import Matching, match
 from mha_haiku.lab.heads.patching import (
+    Cost,
     Edges,
     Patched,
     activation_patching,
@@ -75,7 +90,10 @@ from mha_haiku.lab.heads.running import Measured, Metric
 
 __all__ = [
     "AblationValue",
+    "Circuit",
     "Contributions",
+    "Cost",
+    "EDGE_MEASURES",
     "Edges",
     "HeadWeights",
     "Importance",
@@ -84,6 +102,7 @@ __all__ = [
     "Matching",
     "Measure",
     "Metric",
+    "Nodes",
     "Patched",
     "ROLES",
     "Roles",
@@ -92,26 +111,35 @@ __all__ = [
     "Measured",
     "ablation",
     "ablation_values",
+    "acdc",
     "activation_patching",
     "alignment",
     "attribution",
+    "circuit",
     "circuits",
     "closed",
+    "composition",
     "confidence",
     "drift",
     "measured_by_drift",
+    "edge_attribution",
+    "edge_patching",
     "edits",
     "flow",
     "gradient",
     "gradient_rollout",
+    "graph",
     "greedy_order",
     "hard_concrete",
+    "integrated_edge_attribution",
+    "learned_edges",
     "logit_attribution",
     "logit_lens",
     "match",
     "mean_pooled",
     "means",
     "metrics",
+    "node_attribution",
     "open_gates",
     "order",
     "output_gradients",
@@ -128,9 +156,12 @@ __all__ = [
     "rollout",
     "scaled",
     "statistic",
+    "strongest",
     "token_embedding",
     "unembedding",
     "unit_gradient",
     "value_rollout",
     "weights",
+    "why",
+    "with_edges",
 ]

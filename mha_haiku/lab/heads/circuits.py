@@ -104,7 +104,7 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
       later: Weights of the head that reads, of a layer above, or of H' of them.
 
     Returns:
-      `[H, H']`, without an axis for a single head.
+      `[H, H']`, without an axis for a single head; 0 for one that writes nothing.
 
     Source: Elhage et al. 2021, "Three kinds of composition".
     """
@@ -125,7 +125,8 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     )
     norms = map(np.linalg.matrix_norm, (written, taken))
     sizes = np.multiply.outer(*norms)
-    return np.linalg.matrix_norm(both).reshape(sizes.shape) / sizes
+    found = np.linalg.matrix_norm(both).reshape(sizes.shape)
+    return found / np.where(sizes > 0, sizes, 1)
 
 
 def compositions(

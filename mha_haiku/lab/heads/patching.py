@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,19 +89,39 @@ class Patched(Changes):
         ]
 
 
+class Cost(NamedTuple):
+    """What a measure runs for each pair of examples, in passes through the model."""
+
+    forward: int
+    backward: int = 0
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Edges(Changes):
-    """The change of the clean run's metric by patching each edge, `[N, E]`.
+    """What each edge is worth: the change of the clean run's metric by patching it.
 
     Attributes:
-      senders: `[E, 2]`, part and head that write.
+      senders: `[E, 2]`, part and head that write; other nodes are as in
+        `heads.graph`.
       receivers: `[E, 2]`, part and head that read; -1 and -1 for the logits.
-      kinds: `[E]`, through which they read: "q", "k" and "v", or "logits".
+      kinds: `[E]`, through which they read: "q", "k", "v", "feed_forward" or "logits".
+      cost: What it took.
+      kept: `[E]` booleans, of a measure that chooses edges itself.
     """
 
     senders: np.ndarray
     receivers: np.ndarray
     kinds: np.ndarray
+    cost: Cost = dataclasses.field(default=Cost(0), kw_only=True)
+    kept: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def strength(self) -> np.ndarray:
+        """`[E]`, by which edges are ranked: the size of the mean change.
+
+        The mean itself, of a measure that chooses edges.
+        """
+        return np.abs(self.mean) if self.kept is None else self.mean
 
     def rows(self) -> list[dict[str, int | float | str]]:
         """Returns a row for each edge: its ends, its kind and its numbers."""
@@ -151,7 +172,7 @@ def activation_patching(
         per_position=per_position,
         into=into,
     )
-    changes = _over_pairs(subject, corrupted, program)
+    changes = over_pairs(subject, corrupted, program)
     axes = ("layer", "head") if what == "heads" else ("layer",)
     axes = (*axes, "position") if per_position else axes
     kinds = running.kinds_of(subject.model) if what == "heads" else ()
@@ -281,8 +302,9 @@ def path_patching(
         [(*sender, *receiver, KINDS.index(kind)) for sender, receiver, kind in edges]
     )
     program = _edges(subject.model, metric=subject.metric, through_units=through_units)
-    changes = _over_pairs(subject, corrupted, program, numbers)
-    return Edges(*changes, *map(np.array, zip(*edges, strict=True)))
+    changes = over_pairs(subject, corrupted, program, numbers)
+    cost = Cost(2 + 2 * len(edges))
+    return Edges(*changes, *map(np.array, zip(*edges, strict=True)), cost=cost)
 
 
 @running.compiled
@@ -373,7 +395,7 @@ def _checked(name, heads, counts) -> list[tuple[int, int]]:
     return heads
 
 
-def _over_pairs(
+def over_pairs(
     subject: running.Measured,
     corrupted: Iterable[tasks.Example],
     program: Callable,

@@ -63,20 +63,22 @@ def check_batches(batches: Iterable[tasks.Example]) -> None:
         )
 
 
-def compiled(function: Callable) -> Callable:
+def compiled(function: Callable, *, compacts: bool = True) -> Callable:
     """Returns a function of a model and keywords that returns a compiled program.
 
     The decorated function takes the model, its parameters, a batch and other arrays,
     and by keyword what is known when compiling, such as a metric; its program takes
     all from the parameters on. Programs are kept, so that measuring again, for instance
-    at each evaluation of a training, compiles nothing.
+    at each evaluation of a training, compiles nothing. Without `compacts` the function
+    gets the model as it is, and may call `compact` itself.
     """
 
     @functools.lru_cache(maxsize=8)
     def program(model, **known):
         @jax.jit
         def run(params, *given):
-            return function(*compact(model, params), *given, **known)
+            own = compact(model, params) if compacts else (model, params)
+            return function(*own, *given, **known)
 
         return run
 

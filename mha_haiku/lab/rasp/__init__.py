@@ -8,8 +8,9 @@
 ['k']
 """
 
-from mha_haiku.lab.rasp import programs
+from mha_haiku.lab.rasp import kinds, programs
 from mha_haiku.lab.rasp.compiler import Compiled, Sizes, compile, sizes
+from mha_haiku.lab.rasp.kinds import KINDS
 from mha_haiku.lab.rasp.language import (
     Program,
     Selector,
@@ -27,6 +28,7 @@ from mha_haiku.lab.rasp.scoring import auroc
 
 __all__ = [
     "Compiled",
+    "KINDS",
     "PROGRAMS",
     "Program",
     "Selector",
@@ -36,6 +38,7 @@ __all__ = [
     "auroc",
     "compile",
     "indices",
+    "kinds",
     "map",
     "mean",
     "programs",

@@ -138,7 +138,7 @@ def compile(
     sizes = _sizes(own) if sizes is None else _sizes(own) | sizes
     places = _places(own, num_heads, generator)
     config = _config(program, num_heads, sizes)
-    model, shapes = _built(config, sizes.num_tokens, sizes.num_classes)
+    model, shapes = built(config, sizes.num_tokens, sizes.num_classes)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     _set_ends(params, own)
     unused = (0, sizes.model_size - own.stream_size)
@@ -207,7 +207,7 @@ def _config(program, num_heads, sizes) -> models.ModelConfig:
 
 
 @functools.lru_cache(maxsize=64)
-def _built(
+def built(
     config: models.ModelConfig, num_tokens: int, num_classes: int
 ) -> tuple[models.Model, Any]:
     """Returns the model and the shapes of its parameters."""

@@ -42,6 +42,18 @@ class Map(Sequence):
     inputs: tuple[Sequence, ...]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Either(Map):
+    """One of two equal sequences, so that a model can do without the other.
+
+    `function` returns the first of both.
+    """
+
+    # Whether the second counts only where the first is None; if not, both count, and
+    # two different values make two codes at once.
+    is_backup: bool
+
+
 class Condition(NamedTuple):
     """`predicate(key, query)` of the values of two sequences at two positions."""
 

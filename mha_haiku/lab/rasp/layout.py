@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku.lab.rasp import language
-from mha_haiku.lab.rasp.language import Head, Leaf, Map, Program, Sequence
+from mha_haiku.lab.rasp.language import Either, Head, Leaf, Map, Program, Sequence
 
 SHARPNESS = 24.0  # what one condition, or a step of an order, adds to a score
 
@@ -64,14 +64,14 @@ class Layout:
         self.domain = functools.cache(program.domain)
         self.senders = functools.cache(self._senders)
         self._when = functools.cache(self._computed_when)
-        parts = list(dict.fromkeys(_parts(program.output)))
-        self.heads = [part for part in parts if isinstance(part, Head)]
+        every = list(dict.fromkeys(parts(program.output)))
+        self.heads = [part for part in every if isinstance(part, Head)]
         if program.output.is_number or not self.heads:
             raise ValueError(
                 "program must have an output that is made by a head, and is no mean; "
                 f"map() makes codes of means. Got {program.name!r}."
             )
-        self._maps = [part for part in parts if _is_looked_up(part)]
+        self._maps = [part for part in every if _is_looked_up(part)]
         stored = [language.tokens, language.indices, *self.heads, *self._maps]
         sizes = [1 if each.is_number else len(self.domain(each)) for each in stored]
         ends = np.cumsum([1, *sizes])  # after the entry of the first position
@@ -191,6 +191,8 @@ class Layout:
         codes = np.eye(self.stream_size)[self.slots[part]]
         writes = dict(zip(self.domain(part), codes, strict=True))
         writes[None] = np.zeros(self.stream_size)
+        if isinstance(part, Either):
+            return self._either(part, writes)
         if len(part.inputs) == 2:
             return self._pairs(part, writes)
         return self._steps(part, writes)
@@ -204,6 +206,17 @@ class Layout:
                 if result is not None:
                     reads = self.read(one)[:, i] + self.read(other)[:, j]
                     yield 2 * reads, -3.0, writes[result]
+
+    def _either(self, part, writes):
+        """Yields two units for each step from 0 to 1, between codes of 1/2 and 3/4."""
+        first, second = map(self.read, part.inputs)
+        reads = [first + second]
+        if part.is_backup:  # less the first, twice, which outweighs the second
+            reads = [first, second - 2 * first.sum(1, keepdims=True)]
+        for each in reads:
+            for code, value in zip(each.T, self.domain(part), strict=True):
+                yield 4 * code, -2.0, writes[value]
+                yield 4 * code, -3.0, -writes[value]
 
     def _steps(self, part, writes):
         """Yields two units for each change of a function of a number.
@@ -235,9 +248,9 @@ def _is_looked_up(part: Sequence) -> bool:
     return isinstance(part, Map) and (len(part.inputs) > 1 or part.inputs[0].is_number)
 
 
-def _parts(sequence: Sequence) -> Iterator[Sequence]:
+def parts(sequence: Sequence) -> Iterator[Sequence]:
     """Yields all that a sequence is made of, inputs first, and the sequence last."""
     for each in language.inputs_of(sequence).values():
         for part in each:
-            yield from _parts(part)
+            yield from parts(part)
     yield sequence

@@ -21,7 +21,7 @@ class Score(NamedTuple):
       texts: N answers.
       right: N texts, of right answers.
       is_right: `[N]` booleans.
-      values: Of each score its value, and the ends of its 95 percent interval.
+      values: The value of each score, and the ends of its 95 percent interval.
     """
 
     job: generation.Job

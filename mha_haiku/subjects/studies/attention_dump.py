@@ -63,7 +63,7 @@ class Own(NamedTuple):
       text: A text, as the task encodes it.
       tokens: Token ids.
       batch: N examples, on the host.
-      names: Those of the N examples.
+      names: Names of the N examples.
     """
 
     text: str | None = None
@@ -109,7 +109,7 @@ def measured(
     channels: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> MapSet:
-    """Returns the maps of a run with what its heads do on the same examples.
+    """Collects the maps of a run, and what its heads do on the same examples.
 
     Up to `config.attention.full_length` positions the maps are whole; longer ones are
     pooled to `config.attention.pooled_size` bins with finer parts, and nothing of size
@@ -324,8 +324,8 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
         )
     if run.task.target_length is not None:
         raise ConfigError(
-            f"The task {run.task.name!r} needs a target beside the text:\n"
-            "python -m experiments.generate --source=... --attention writes both."
+            f"The task {run.task.name!r} needs a target next to the text:\n"
+            f"{checks.command('generate')} --source=... --attention writes both."
         )
     if text is not None:
         tokens = run.task.encode(text)

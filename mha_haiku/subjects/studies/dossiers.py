@@ -52,7 +52,7 @@ def of_maps(
     folder = checks.as_path(folder)
     own = MapSet.load(folder / "maps.npz")
     title = own.name
-    notes = ["The exact numbers are in maps.npz beside this page."]
+    notes = ["The exact numbers are in maps.npz next to this page."]
     root = _run_of(folder)
     own = _with_importance(own, root)
     if compare is None:
@@ -102,7 +102,7 @@ def compared(workdir: str | os.PathLike) -> Path:
 
 
 def _with_importance(maps: MapSet, root: Path | None) -> MapSet:
-    """Returns the set with the importance of its heads, where it was measured."""
+    """Adds the importance of its heads to the set, where it was measured."""
     if root is None or any(layer.index is None for layer in maps.layers):
         return maps
     path = folders.Folder(root).heads / "head_importance.npz"

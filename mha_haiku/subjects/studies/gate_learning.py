@@ -59,8 +59,8 @@ class Line(NamedTuple):
 
     Attributes:
       name: What it is called in the table.
-      layers: Its heads.
-      metrics: On held-out examples; see `pruned_runs.held_out`.
+      layers: Heads of each layer.
+      metrics: Metrics on held-out examples; see `pruned_runs.held_out`.
     """
 
     name: str
@@ -241,7 +241,7 @@ def _held_out(bench, run, whole=None) -> dict[str, float]:
 
 
 def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders.Run:
-    """Returns a run of the heads whose gates are open, which scale their outputs."""
+    """Prunes heads whose gates are closed; the open ones scale their outputs."""
     scaled = run._replace(params=heads.scaled(params, run.config.model, gates))
     layers = models.heads_of_layers(run.config.model)
     keep = [

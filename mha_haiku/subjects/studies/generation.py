@@ -45,8 +45,9 @@ class Text(NamedTuple):
       given_tokens: `[t]` int32, of the prompt or the source.
       tokens: `[n]` int32, of what was written, without the end token.
       is_ended: Whether the end token came; else there was no more room.
-      log_probability: Of the tokens and the end token, in nats; NaN where it is not
-        known: of streamed texts, and of those cut behind a shorter prompt than others'.
+      log_probability: Log-probability of the tokens and the end token, in nats; NaN
+        where it is not known: of streamed texts, and of those cut behind a shorter
+        prompt than others'.
     """
 
     given: str
@@ -103,7 +104,7 @@ def strategy(
     beam: int | None = None,
     length_penalty: float | None = None,
 ) -> Strategy:
-    """Returns how tokens are chosen.
+    """Makes the strategy by which tokens are chosen.
 
     Args:
       kind: "prompt" or "source", which tells the default temperature: `TEMPERATURE`, or
@@ -145,7 +146,7 @@ class Job(NamedTuple):
       given_tokens: B arrays `[t]` int32.
       tokens: The most tokens of what is written, n.
       strategy: How they are chosen.
-      seed: Of what is drawn.
+      seed: Seed of the sampling.
     """
 
     bench: Bench

@@ -31,9 +31,9 @@ class HeadStatistics(NamedTuple):
     Attributes:
       title: The run, its step, and what means are over.
       layers: The L layers, each with the heads of the unpruned layer.
-      numbers: By the names of `attention.STATISTICS`, `[L, H]` each, NaN where a head
-        was pruned. Statistics that need tokens are left out where inputs are features,
-        and NaN for cross-attention, whose queries and keys are of two texts.
+      numbers: Arrays by the names of `attention.STATISTICS`, `[L, H]` each, NaN where a
+        head was pruned. Statistics that need tokens are left out where inputs are
+        features, and NaN for cross-attention, whose queries and keys are of two texts.
       roles: What each head does, `[L, H]` like the numbers; None: not known.
     """
 

@@ -32,8 +32,8 @@ class ImportedRun(NamedTuple):
     """A run that `write` wrote.
 
     Attributes:
-      folder: Its folder.
-      config: Its config.
+      folder: Folder of the run.
+      config: Config of the run.
       num_parameters: The number of the model's parameters.
     """
 
@@ -90,7 +90,7 @@ def in_memory(
     sequence_length: int | None = None,
     path: str = "",
 ) -> folders.Run:
-    """Returns a pretrained model as a run at step 0; other arguments as of `write`."""
+    """Loads a pretrained model as a run at step 0; other arguments as of `write`."""
     name = _task_name(imported, source)
     config = _config(imported, name, sequence_length, path)
     configuration.check_fields(config)
@@ -124,7 +124,7 @@ def _task_name(imported: interop.Imported, source) -> str:
     if imported.tokenizer is None:
         raise ConfigError(
             f"{source} has no tokenizer, which turns a text into tokens.\n"
-            f"Put its tokenizer.json beside it; {_IN_PYTHON}"
+            f"Put its tokenizer.json next to it; {_IN_PYTHON}"
         )
     if not config.output.logits:
         return "sentences"

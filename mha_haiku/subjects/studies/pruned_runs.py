@@ -37,7 +37,7 @@ class Point(NamedTuple):
       units: How many hidden units are left, of all layers.
       metrics: What `held_out` returns.
       parameters: The number of the model's parameters.
-      examples_per_second: Of its forward pass, measured: the median of runs that
+      examples_per_second: Speed of the forward pass, measured: the median of runs that
         alternate with runs of the whole model.
       speed_up: Measured seconds of the whole model over this one's.
       ideal_speed_up: Operations of the whole model over this one's.
@@ -132,7 +132,7 @@ def ablated(
     counts: Sequence[int],
     shape: tuple[int, int],
 ) -> np.ndarray:
-    """Returns the mean metric `[orders, counts]` with the first heads ablated.
+    """Measures the mean metric `[orders, counts]` with the first heads ablated.
 
     Orders are of (layer, index in the layer), and the gates have the shape (L, H).
     """
@@ -163,12 +163,12 @@ def kept_after(run: folders.Run, order: Sequence[tuple[int, int]], count: int) -
 
 
 def prune(run: folders.Run, keep: Keep) -> folders.Run:
-    """Returns the run without the heads that are not kept; see `heads.prune`."""
+    """Removes the heads that are not kept; see `heads.prune`."""
     return _with_model(run, *heads.prune(run.params, run.config.model, keep))
 
 
 def prune_units(bench: Bench, share: float, *, examples: int) -> folders.Run:
-    """Returns the run with a share of the hidden units of each layer.
+    """Keeps a share of the hidden units of each layer.
 
     The units that stay, at least one, have the largest mean absolute gradient of the
     loss with respect to their gates; see `heads.unit_gradient` and `heads.prune_units`.
@@ -199,7 +199,7 @@ def _with_model(run, params, model_config) -> folders.Run:
 
 
 def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
-    """Returns metrics, size and speed of runs: first the whole one, unstacked."""
+    """Measures metrics, size and speed of runs: first the whole one, unstacked."""
     whole = vectors = None
     result = []
     for pruned in bench.progress(runs, name="pruned models", unit="model"):
@@ -222,7 +222,7 @@ def points(bench: Bench, runs: Sequence[folders.Run]) -> list[Point]:
 
 
 def held_out(run: folders.Run, vectors: np.ndarray | None = None) -> dict[str, float]:
-    """Returns the held-out loss and accuracy of a run's parameters.
+    """Measures the held-out loss and accuracy of a run's parameters.
 
     For a task without targets it returns `drift`, a mean over examples, and
     `neighbours`, the share of examples whose nearest other example stays the same, both

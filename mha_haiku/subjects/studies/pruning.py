@@ -37,7 +37,7 @@ class Request(NamedTuple):
       order: A name of `pruned_runs.ORDERS`: which heads go first.
       ablation_value: What replaces ablated heads while the order is determined.
       examples: How many held-out examples determine the order of heads and units.
-      beside: Another of these orders, whose curve a sweep draws for comparison.
+      baseline: Another of these orders, whose curve a sweep draws for comparison.
     """
 
     sweep: bool = False
@@ -47,7 +47,7 @@ class Request(NamedTuple):
     order: str = "ablation"
     ablation_value: str = "zero"
     examples: int = 256
-    beside: str | None = None
+    baseline: str | None = None
 
 
 class Pruned(NamedTuple):
@@ -58,16 +58,16 @@ class Pruned(NamedTuple):
       run: The smallest pruned run.
       points: The whole model, and pruned ones of falling size; the first of these has
         all heads where hidden units went.
-      beside: For each point what another order of heads gives, in the metric that is
+      baseline: What another order of heads gives at each point, in the metric that is
         drawn; empty where none was asked for.
-      beside_name: The name of that order.
+      baseline_name: The name of that order.
     """
 
     title: str
     run: folders.Run
     points: list[pruned_runs.Point]
-    beside: tuple[float, ...] = ()
-    beside_name: str = ""
+    baseline: tuple[float, ...] = ()
+    baseline_name: str = ""
 
     @property
     def picture(self) -> functools.partial:
@@ -109,11 +109,11 @@ def prune(bench: Bench, request: Request) -> Pruned:
     if run is not whole:
         pruned.insert(0, whole)
     result = Pruned(title, pruned[-1], pruned_runs.points(bench, pruned))
-    if request.beside is None:
+    if request.baseline is None:
         return result
-    other, kept = order_of(by=request.beside), [point.kept for point in result.points]
-    beside = pruned_runs.closed_in_order(bench.with_run(run), other, kept)
-    return result._replace(beside=tuple(beside), beside_name=request.beside)
+    other, kept = order_of(by=request.baseline), [point.kept for point in result.points]
+    baseline = pruned_runs.closed_in_order(bench.with_run(run), other, kept)
+    return result._replace(baseline=tuple(baseline), baseline_name=request.baseline)
 
 
 def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
@@ -137,8 +137,8 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
 def table(result: Pruned) -> Table:
     """Returns a row per model."""
     own = pruned_runs.columns(result.points[0].metrics)
-    if result.beside:
-        own.append(Column(result.beside_name, "", "{:.4f}"))
+    if result.baseline:
+        own.append(Column(result.baseline_name, "", "{:.4f}"))
     columns = [
         Column("heads", csv=("kept",)),
         *map(Column, pruned_runs.kinds(result.points[0].layers)),
@@ -154,13 +154,13 @@ def table(result: Pruned) -> Table:
         {
             **pruned_runs.cells(point.layers, point.metrics),
             "units": point.units,
-            **({result.beside_name: beside} if result.beside else {}),
+            **({result.baseline_name: baseline} if result.baseline else {}),
             "parameters": point.parameters,
             "examples/s": point.examples_per_second,
             "faster": point.speed_up,
             "ideal": point.ideal_speed_up,
         }
-        for point, beside in itertools.zip_longest(result.points, result.beside)
+        for point, baseline in itertools.zip_longest(result.points, result.baseline)
     ]
     return Table(columns, rows)
 
@@ -175,12 +175,12 @@ def text(result: Pruned) -> str:
             "drift: one minus the cosine of a sentence's vectors, whole and pruned\n"
             "neighbours: the share of sentences whose nearest other one stays\n"
         )
-    if result.beside:
+    if result.baseline:
         spoken = metric.replace("_", " ")
-        own += f"{result.beside_name}: the {spoken} with heads in that order\n"
+        own += f"{result.baseline_name}: the {spoken} with heads in that order\n"
     return (
         f"{result.title}\n\n{table(result).text()}\n\n{own}"
-        "faster: the forward pass, measured in turns with the whole model's\n"
+        "faster: the forward pass, alternating with the whole model\n"
         "ideal: by the number of operations\n"
         "units: the hidden units of all layers\n"
         f"kept: the heads of each layer, with ; between layers{between_kinds}"
@@ -195,7 +195,7 @@ def write(
 
 
 def read_curve(path: str | os.PathLike) -> curves.Pruning:
-    """Returns the curve in a pruning.csv that `write` wrote."""
+    """Reads the curve in a pruning.csv that `write` wrote."""
     text = checks.text_of(path, path)
     try:
         return _curve(text)
@@ -210,7 +210,7 @@ def _curve(text: str) -> curves.Pruning:
     kinds = names[1 : names.index("units")]
     own = names[names.index("units") + 1 : names.index("parameters")]
     metric = next(name for name in _METRICS if name in own)
-    beside = [name for name in own if name in pruned_runs.ORDERS]
+    baseline = [name for name in own if name in pruned_runs.ORDERS]
 
     def numbers(name):
         return [float(row[name]) for row in rows]
@@ -221,8 +221,8 @@ def _curve(text: str) -> curves.Pruning:
         metric_name=f"held-out {metric.replace('_', ' ')}",
         speed_up=numbers("faster"),
         ideal=numbers("ideal"),
-        beside=numbers(beside[0]) if beside else (),
-        beside_name=f"order: {beside[0]}" if beside else "",
+        baseline=numbers(baseline[0]) if baseline else (),
+        baseline_name=f"order: {baseline[0]}" if baseline else "",
         kinds={kind: [int(row[kind]) for row in rows] for kind in kinds},
     )
 
@@ -245,11 +245,11 @@ def check(request: Request) -> None:
     with checks.user_mistakes():
         checks.positive_integer("examples", request.examples)
         checks.choice("order", request.order, pruned_runs.ORDERS)
-        if request.beside is not None:
-            checks.choice("beside", request.beside, pruned_runs.ORDERS)
+        if request.baseline is not None:
+            checks.choice("baseline", request.baseline, pruned_runs.ORDERS)
         checks.choice("ablation_value", request.ablation_value, ABLATION_VALUES)
-    if request.beside is not None and not request.sweep:
-        raise ConfigError("beside is for the curve of a sweep; give sweep too.")
+    if request.baseline is not None and not request.sweep:
+        raise ConfigError("baseline is for the curve of a sweep; give sweep too.")
 
 
 def _with_heads(run, order, count) -> folders.Run:

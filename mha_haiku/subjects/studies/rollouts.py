@@ -285,7 +285,7 @@ def drops(
     row: Array,
     blanks: Array,
 ) -> Array:
-    """Returns how much the probability of the right answer falls without each input.
+    """Measures how much the probability of the right answer falls without each input.
 
     That is `[N, T]`, the mean over draws. The answers are at the positions `row [N]`,
     and `blanks [draws, N, T]` replace the inputs in turn.

@@ -53,7 +53,7 @@ class Bench:
 
     @classmethod
     def load(cls, workdir: str | os.PathLike, step: int | None = None) -> "Bench":
-        """Returns the bench of a run."""
+        """Loads the bench of a run."""
         run = folders.load_run(workdir, step)
         return cls(run, folders.Folder(checks.as_path(workdir)))
 
@@ -73,7 +73,7 @@ class Bench:
         return self.with_run(run._replace(model=model))
 
     def with_run(self, run: folders.Run) -> "Bench":
-        """Returns the bench with another run, such as a pruned one."""
+        """Replaces the run of the bench, for instance by a pruned one."""
         return dataclasses.replace(self, run=run)
 
     def looped(self) -> "Bench":
@@ -110,7 +110,7 @@ class Bench:
         return self.with_run(run._replace(model=model, params=params, placement=shared))
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Returns what `make` gives, made once for the run's model and a key.
+        """Calls `make` once for the run's model and a key.
 
         For programs that parameters are handed to, which compile but once so.
         """
@@ -120,7 +120,7 @@ class Bench:
         return self.programs[key]
 
     def program(self, function: Callable) -> Callable:
-        """Returns the function, compiled; its results are on all devices."""
+        """Compiles the function; its results are on all devices."""
         placement = self.run.placement
         if placement is None:
             return jax.jit(function)
@@ -133,12 +133,12 @@ class Bench:
         return -(-count // parts) * parts
 
     def spread(self, example: tasks.Example) -> tasks.Example:
-        """Returns a batch (of `whole_batch` size) split over devices; in a program."""
+        """Splits a batch (of `whole_batch` size) over devices; in a program."""
         placement = self.run.placement
         return example if placement is None else placement.spread(example)
 
     def gathered(self, tree: Any) -> Any:
-        """Returns arrays whole on every device; in a program."""
+        """Gathers arrays on every device; in a program."""
         placement = self.run.placement
         return tree if placement is None else placement.gathered(tree)
 
@@ -268,7 +268,7 @@ class Bench:
           batch_size: The size of all batches: the last is filled up by repeating its
             last example, and the repetitions are dropped from the result.
           name: The name of the progress bar.
-          examples_at: From indices to a batch; None: `held_out`.
+          examples_at: A function from indices to a batch; None: `held_out`.
         """
         examples_at = examples_at or self.held_out
         starts = range(0, len(indices), batch_size)
@@ -304,7 +304,7 @@ def command(script: str, root: str | os.PathLike) -> str:
     if root.is_relative_to(Path.cwd()):
         root = root.relative_to(Path.cwd())
     runner = os.environ.get("MHA_HAIKU_RUN", "")
-    return f"{runner} python -m experiments.{script} --workdir={root}".strip()
+    return f"{runner} {checks.command(script)} --workdir={root}".strip()
 
 
 def write(

@@ -86,7 +86,7 @@ def is_first() -> bool:
 
 
 def exchange(text: str) -> list[str]:
-    """Returns the texts of all processes, in their order."""
+    """Exchanges texts between all processes: the texts of all, in their order."""
     if _is_alone():
         return [text]
     own = np.frombuffer(text.encode(), np.uint8)
@@ -98,7 +98,7 @@ def exchange(text: str) -> list[str]:
 
 
 def agree(stops: bool, steps: int) -> tuple[bool, int]:
-    """Returns whether any process wants to stop, and the least of their steps."""
+    """Agrees between processes: whether any wants to stop, and their fewest steps."""
     if _is_alone():
         return stops, steps
     wishes = _gathered(np.array([stops, min(steps, 2**31 - 1)], np.int32))
@@ -272,7 +272,7 @@ class _Lifelines:
         if said == _GOODBYE or self._left:
             return
         print(
-            "fault: another process has died, and training cannot go on without it.\n"
+            "fault: another process has died; training cannot continue without it.\n"
             "The same command on all of them resumes from the newest checkpoint.",
             file=sys.stderr,
             flush=True,

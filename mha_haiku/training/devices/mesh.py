@@ -29,7 +29,7 @@ _SHARED = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.UNITS)  # over `heads
 def make_mesh(
     devices: Sequence[jax.Device], *, data: int, heads: int, sequence: int
 ) -> jax.sharding.Mesh:
-    """Returns the mesh; `heads`, which communicates most, has neighbouring devices."""
+    """Makes the mesh; `heads`, which communicates most, has neighbouring devices."""
     grid = np.array(devices).reshape(data, sequence, heads)
     return jax.sharding.Mesh(grid, ("data", "sequence", "heads"))
 
@@ -96,7 +96,7 @@ class Sharded:
         return jax.sharding.NamedSharding(self.mesh, _Spec(*axes))
 
     def fetch(self, tree: Any) -> Any:
-        """Returns whole host arrays; all processes have to call it, as it gathers."""
+        """Gathers whole host arrays; all processes have to call it."""
         if not all(x.is_fully_replicated for x in jax.tree.leaves(tree)):
             tree = jax.jit(lambda x: x, out_shardings=self._everywhere)(tree)
         return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data), tree)
@@ -109,12 +109,12 @@ class Sharded:
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
     ) -> tasks.Example:
-        """Returns `make(indices)` of the whole batch, divided over the mesh."""
+        """Makes the whole batch, `make(indices)`, divided over the mesh."""
         examples = make(jnp.arange(batch_size, dtype=jnp.int32))
         return self.spread(examples)
 
     def spread(self, examples: tasks.Example) -> tasks.Example:
-        """Returns a batch divided by examples, and by positions where the mesh can."""
+        """Divides a batch by examples, and by positions where the mesh can."""
         shared = {"B": "data", "T": "sequence"}
 
         def constrain(letters, x):
@@ -128,7 +128,7 @@ class Sharded:
         return jax.tree.map(constrain, examples.axes(), examples)
 
     def gathered(self, tree: Any) -> Any:
-        """Returns arrays whole on every device; inside a program."""
+        """Gathers arrays on every device; inside a program."""
         return jax.tree.map(
             lambda x: jax.lax.with_sharding_constraint(x, self._everywhere), tree
         )

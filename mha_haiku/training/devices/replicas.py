@@ -51,7 +51,7 @@ class Replicas:
         return self.put(jax.jit(function)(seed))
 
     def fetch(self, tree: Any) -> Any:
-        """Returns arrays from `put`, or from a program, as host arrays.
+        """Fetches arrays from `put`, or from a program, as host arrays.
 
         Reads one device of this process only; indexing `x[0]` would gather from all.
         The arrays are copies, so they outlive the donation of the originals.
@@ -61,7 +61,7 @@ class Replicas:
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
     ) -> Any:
-        """Returns `function(state, data, *scalars)` as a program, which has `lower`.
+        """Compiles `function(state, data, *scalars)` to a program, which has `lower`.
 
         State and data are trees from `put`. The function returns a tree, or with
         `returns_state` (the state is donated then) a state and a tree. It may call
@@ -108,7 +108,7 @@ class Together:
 
     The states of several have an axis of M models, over which `jax.vmap` runs each
     program; the data are the same for all. Where a `while_loop` ends sooner for one
-    model, its state is kept while the others go on: a model that is told to stop at the
+    model, its state is kept while the others train: a model that is told to stop at the
     step it is at takes no step, and none of another's numbers, NaN included, reach it.
     One model has no such axis, and runs the placement's own programs.
 
@@ -126,14 +126,14 @@ class Together:
         return self.placement.put_state(self.joined(states))
 
     def fetch(self, tree: Any) -> list[Any]:
-        """Returns what a program returned for each model, as host arrays."""
+        """Fetches what a program returned for each model, as host arrays."""
         tree = self.placement.fetch(tree)
         if self._count == 1:
             return [tree]
         return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(self._count)]
 
     def joined(self, trees: Sequence[Any]) -> Any:
-        """Returns trees of numbers, one of each model, as an argument of a program."""
+        """Joins trees of numbers, one per model, to an argument of a program."""
         if self._count == 1:
             return trees[0]
         return jax.tree.map(lambda *x: np.stack(x), *trees)

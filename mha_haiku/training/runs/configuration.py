@@ -273,7 +273,7 @@ def _check_output(model, task, *, has_positions) -> None:
 
 
 def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
-    """Returns the task of `config.task` and `config.data`; errors name the field."""
+    """Makes the task of `config.task` and `config.data`; errors name the field."""
     options = fields.values(config.task) | fields.values(config.data)
     try:
         return tasks.make(**options, kept=kept)
@@ -301,7 +301,7 @@ def of_json(values: dict[str, Any]) -> RunConfig:
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Returns what changed between two configs as JSON, a line per field.
+    """Compares two configs as JSON, a line per field that differs.
 
     Lines read `config.training.steps: 100 -> 200`; a field that is only on one side
     reads `absent` on the other.

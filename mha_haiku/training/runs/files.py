@@ -34,7 +34,7 @@ def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Returns the object in a JSON file, or None where there is no file."""
+    """Reads the object in a JSON file; None where there is no file."""
     try:
         contents = json.loads(checks.regular_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the records of a log, in order; none where there is no file.
+    """Reads the records of a log, in order; none where there is no file.
 
     A last line that a kill cut off is left out. So is a line that was changed after it
     was written, with a warning.
@@ -121,7 +121,7 @@ def _read_bytes(path) -> bytes:
 
 
 def _parse(content: bytes) -> list[tuple[int, dict[str, Any] | None]]:
-    """Returns where each line ends, and its record, None where it is damaged."""
+    """Parses lines: where each ends, and its record, None where it is damaged."""
     lines, end = [], 0
     for text in io.BytesIO(content):
         end += len(text)

@@ -80,13 +80,13 @@ class Run(NamedTuple):
         )
 
     def looped(self) -> "Run":
-        """Returns the run with unstacked layers, so that each can be reached."""
+        """Unstacks the layers of the run, so that each can be reached."""
         if not self.config.model.scan_layers:
             return self
         return self._with_layers(False, models.unstacked(self.params))
 
     def compact(self) -> "Run":
-        """Returns the run with layers scanned, where they are alike."""
+        """Scans the layers of the run, where they are alike."""
         if self.model.scanned is None:
             return self
         return self._with_layers(True, models.stacked(self.params))
@@ -107,7 +107,7 @@ def of_runs(
 
 
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
-    """Returns the folder to train in; creates it if it is missing.
+    """Opens the folder to train in; creates it if it is missing.
 
     Where a new run is to begin at step 0, a checkpoint of that step without a
     config.json, as a kill leaves it, may be there.
@@ -133,7 +133,7 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
 
 
 def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
-    """Returns config, task, model and parameters of a run.
+    """Loads config, task, model and parameters of a run.
 
     Args:
       workdir: The run's folder.
@@ -204,7 +204,7 @@ def make_model(
     task: tasks.Task,
     placement: devices.Placement | None = None,
 ) -> models.Model:
-    """Returns the model that `config.model` describes, for the task."""
+    """Makes the model that `config.model` describes, for the task."""
     implementation = config.model.attention.implementation
     if placement is not None:
         implementation = placement.implementation(implementation)
@@ -228,7 +228,7 @@ def abstract_state(
 
 
 def read_config(folder: Folder) -> configuration.RunConfig | None:
-    """Returns the config of the run in the folder, or None for a new run.
+    """Reads the config of the run in the folder; None for a new run.
 
     Fields that the package got after the run have their defaults.
     """
@@ -244,7 +244,7 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
 
 
 def read_kept(folder: Folder) -> tasks.Kept | None:
-    """Returns what the run in the folder stored of its task; None: nothing."""
+    """Reads what the run in the folder stored of its task; None: nothing."""
     saved = _read_whole(folder) or {}
     tokenizer = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
     data = _verified(folder.data, saved.get("data_sha256"))
@@ -258,7 +258,7 @@ def read_kept(folder: Folder) -> tasks.Kept | None:
 
 
 def _verified(path, sha256) -> bytes | None:
-    """Returns the content of a file, checked by its sha256; None: it has none."""
+    """Reads a file, and checks its sha256; None: it has none."""
     if sha256 is None:
         return None
     try:
@@ -363,7 +363,7 @@ def write_run(
 
 
 def _read_whole(folder) -> dict[str, Any] | None:
-    """Returns all that `write_config` wrote, verified; None if there is no file."""
+    """Reads and verifies all that `write_config` wrote; None if there is no file."""
     saved = files.read_json(folder.config)
     if saved is None:
         return None

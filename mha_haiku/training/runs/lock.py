@@ -50,7 +50,7 @@ class Lock:
             os.close(descriptor)
 
     def _try(self) -> int | None:
-        """Returns the locked file, or None where it was removed in between."""
+        """Tries to lock the file; None where it was removed in between."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

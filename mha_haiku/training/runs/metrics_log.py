@@ -145,12 +145,12 @@ class Silent:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Returns the reports in metrics.jsonl, by step; see `files.read_lines`."""
+    """Reads the reports in metrics.jsonl, by step; see `files.read_lines`."""
     return [line for line in files.read_lines(path) if "event" not in line]
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Returns the events in metrics.jsonl; see `events_of_steps`."""
+    """Reads the events in metrics.jsonl; see `events_of_steps`."""
     return [line for line in files.read_lines(path) if "event" in line]
 
 
@@ -182,7 +182,7 @@ def events_of_steps(
 
 
 def check_tensorboard() -> Any:
-    """Returns the package tensorboardX; raises ConfigError if it is not installed."""
+    """Imports tensorboardX; raises ConfigError if it is not installed."""
     try:
         import tensorboardX
     except ImportError:

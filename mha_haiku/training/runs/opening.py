@@ -202,7 +202,7 @@ def _check_start(folder, saved, config) -> None:
 
 
 def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
-    """Returns whether the run's config differs; refuses that without `override`."""
+    """Checks whether the run's config differs; refuses that without `override`."""
     lines = configuration.difference(saved.to_json(), config.to_json())
     # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
@@ -216,7 +216,7 @@ def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
         raise ConfigError(
             f"The run in {folder.root} has another config: "
             f"{'; '.join(lines[:4] + more)}."
-            "\nTake another workdir, or pass override_config to go on with this one."
+            "\nTake another workdir, or pass override_config to resume this one."
         )
     return bool(lines)
 

@@ -23,7 +23,7 @@ class Trained(NamedTuple):
     """A run that has ended.
 
     Attributes:
-      seed: Its `config.seed`.
+      seed: The run's `config.seed`.
       run: The run, with the parameters of its last step.
       reports: What it reported while it trained, by step; see `MetricsLog.report`.
     """

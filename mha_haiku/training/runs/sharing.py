@@ -44,7 +44,7 @@ class Shape(NamedTuple):
 
 
 def make(config: "RunConfig", available: Sequence[jax.Device]) -> devices.Placement:
-    """Returns the placement of a run on some devices; raises what `shape` raises."""
+    """Makes the placement of a run on some devices; raises what `shape` raises."""
     sizes = shape(config, len(available))
     if _is_replicated(config, sizes):
         return devices.Replicas(available)

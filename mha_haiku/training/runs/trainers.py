@@ -38,7 +38,7 @@ class NonFiniteLossError(ArithmeticError):
 
 
 def _restored(stored, abstract, transformation) -> stepping.TrainState:
-    """Returns the newest state, as host arrays."""
+    """Restores the newest state, as host arrays."""
     alone = stepping.Parameters(abstract.step, abstract.params)
     if stored.fields() != {f".{field}" for field in alone._fields}:
         return stored.restore(abstract)

@@ -47,11 +47,11 @@ class Source(NamedTuple):
     kept: tasks.Kept | None  # its tokenizer, for any text; None: it has none
 
     def __str__(self) -> str:
-        return f"Embeddings and layers are those of {self.path}, step {self.run.step}."
+        return f"Embeddings and layers are from {self.path}, step {self.run.step}."
 
 
 def load(config: configuration.RunConfig) -> Source:
-    """Returns the run that `config.init_from` names; with several processes, on all."""
+    """Loads the run that `config.init_from` names; with several processes, on all."""
     path = config.init_from
     run = folders.load_run(path).looped()
     kept = folders.shared_kept(folders.Folder(checks.as_path(path)))

@@ -129,10 +129,10 @@ def model_defaults(name: str) -> dict[str, Any]:
 
 
 def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
-    """Returns the task of that name.
+    """Makes the task of that name.
 
     Args:
-      name: See `options`.
+      name: Name of the task; see `options`.
       kept: What `Task.keep` returned when a run with this task began.
       **given: Options of the task that differ from their defaults: the fields of
         `config.task` except the name, and the fields of `config.data`.
@@ -163,7 +163,7 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
 
 
 def from_text(path: str | os.PathLike, **options: Any) -> Task:
-    """Returns the task to predict the next token of a text, for `mha_haiku.train`.
+    """Makes the task to predict the next token of a text, for `mha_haiku.train`.
 
     Args:
       path: A UTF-8 file or a folder of them.

@@ -239,7 +239,7 @@ class Task(abc.ABC):
         return pieces.decode("utf-8", errors="replace").removeprefix(" ")
 
     def until_end(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
-        """Returns an answer's tokens before its end token; all where there is none."""
+        """Cuts an answer before its end token, if there is one."""
         tokens = np.asarray(tokens).tolist()
         if self.end_token in tokens:
             return tokens[: tokens.index(self.end_token)]
@@ -272,7 +272,7 @@ class Task(abc.ABC):
     def score(
         self, answers: Sequence[Sequence[int] | np.ndarray], examples: Example
     ) -> dict[str, float]:
-        """Returns how good the answers are that a model has decoded.
+        """Scores the answers that a model has decoded.
 
         Args:
           answers: Classes, for each example; see `answer`.
@@ -297,7 +297,7 @@ class Task(abc.ABC):
         return None
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's text.
+        """Encodes a user's text as tokens.
 
         Args:
           text: Token ids or token labels, separated by spaces: "3 1 4"; any
@@ -326,7 +326,7 @@ class Task(abc.ABC):
         return np.array([tokens[word] for word in words], np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text for a causal model to continue."""
+        """Encodes a text for a causal model to continue."""
         return self.encode(text)
 
     def _edits(self, answers, examples) -> tuple[np.ndarray, np.ndarray]:

@@ -166,7 +166,7 @@ def _is_count(value) -> bool:
 
 
 def described(value: Any) -> str:
-    """Returns dtype and shape of an array; anything else as it is shown in messages."""
+    """Describes an array by dtype and shape, anything else as messages show it."""
     if hasattr(value, "dtype"):
         return f"{value.dtype} of shape {value.shape}"
     return checks.shown(value)

@@ -151,7 +151,7 @@ class Classify(text.TextTask):
 
 
 def read_table(path: str) -> list[tuple[str, str]]:
-    """Returns the texts and labels of a file, without spaces around them.
+    """Reads the texts and labels of a file, without spaces around them.
 
     The first line of the UTF-8 file names its columns, `text` and `label` among them:
     with tabs between the columns if that line has a tab (then quotes are characters

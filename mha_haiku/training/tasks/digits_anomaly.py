@@ -140,7 +140,7 @@ class DigitsAnomaly(base.Task):
 
 
 def _load() -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pixels `[N, 64]` and digits `[N]` of all images, sorted by digit."""
+    """Loads the pixels `[N, 64]` and digits `[N]` of all images, sorted by digit."""
     with base.needed("scikit-learn", "task.name 'digits_anomaly'"):
         from sklearn import datasets
     digits = datasets.load_digits()

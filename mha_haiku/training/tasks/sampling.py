@@ -23,24 +23,24 @@ _FEW_COMPARISONS = 2**12
 
 
 def count(fewest: int) -> fields.Check:
-    """Returns the check of a vocabulary, length or modulus, at least `fewest`."""
+    """Makes the check of a vocabulary, length or modulus, at least `fewest`."""
     return fields.integer(fewest, LARGEST)
 
 
 def words(key: jax.Array, *shape: int) -> jax.Array:
-    """Returns uniform uint32 words of the given shape."""
+    """Draws uniform uint32 words of the given shape."""
     return jax.random.bits(key, shape, jnp.uint32)
 
 
 def integers(random: jax.Array, count: int | jax.Array) -> jax.Array:
-    """Returns int32 integers, uniform in [0, count), shaped like the `random` words."""
+    """Maps `random` words to int32 integers, uniform in [0, count)."""
     return (random % jnp.asarray(count, jnp.uint32)).astype(jnp.int32)
 
 
 def distinct(
     random: jax.Array, num_drawn: int, count: int | jax.Array | None = None
 ) -> jax.Array:
-    """Returns integers drawn without replacement, in random order.
+    """Draws integers without replacement, in random order.
 
     From `[N]` uint32 words `[num_drawn]` int32, no two alike, from 0 to count - 1;
     `count` is at most N, the default. Every ordered choice is equally likely.

@@ -46,7 +46,7 @@ def register(task: type[Task]) -> str:
 
 
 def load(name: str) -> type[Task]:
-    """Returns the class of that name, which must be a task."""
+    """Loads the class of that name, which must be a task."""
     file, _, class_name = name.rpartition(":")
     if not file and ("", class_name) not in _given:
         raise checks.ConfigError(
@@ -83,7 +83,7 @@ def _read(name) -> bytes:
 
 
 def _run(file, source) -> Any:
-    """Returns the module from executing the source of a file."""
+    """Executes the source of a file as a module."""
     module_name = f"task_file_{hashlib.sha256(source).hexdigest()}"
     spec = importlib.util.spec_from_loader(module_name, loader=None, origin=file)
     module = importlib.util.module_from_spec(spec)
@@ -106,7 +106,7 @@ def raised(what: str, error: BaseException) -> str:
 
 
 def _checked(name, module, class_name) -> type[Task]:
-    """Returns the class of that name in a module; refuses it unless it is a task."""
+    """Checks that the class of that name in a module is a task."""
     own = [
         key
         for key, value in vars(module).items()

@@ -156,7 +156,7 @@ class TextTask(base.DataTask):
         return self.encoder.end
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of a user's text, special ones around it included."""
+        """Encodes a user's text, with special tokens around it."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -170,7 +170,7 @@ class TextTask(base.DataTask):
         return np.concatenate([self.before, tokens, self.after]).astype(np.int32)
 
     def prompt(self, text: str) -> np.ndarray:
-        """Returns the tokens of a text to continue: no special ones after it."""
+        """Encodes a text to continue, without special tokens after it."""
         tokens = self.encode(text)
         self.encoder.check_known(text)
         return tokens[: len(tokens) - len(self.after)]
@@ -178,7 +178,7 @@ class TextTask(base.DataTask):
     def window(
         self, word: jax.Array, data: np.ndarray, length: int
     ) -> tuple[jax.Array, np.ndarray]:
-        """Returns `[length]` tokens from a random place of `data`, special ones around.
+        """Cuts `[length]` tokens from a random place of `data`, special ones around.
 
         The second array, booleans, says which are not special.
         """
@@ -193,7 +193,7 @@ class TextTask(base.DataTask):
         return tokens, is_text
 
     def padded(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns tokens `[N, T]` of texts, cut or padded, and their lengths `[N]`."""
+        """Cuts or pads texts to tokens `[N, T]`; also returns their lengths `[N]`."""
         room = self._room(self.sequence_length)
         rows = [
             [*self.before, *self.encoder.encode(text)[:room], *self.after]
@@ -265,7 +265,7 @@ def read(path: str) -> str:
 
 
 def read_file(path: str) -> str:
-    """Returns the text of a file, which may be no folder; see `read`."""
+    """Reads the text of a file, which may be no folder; see `read`."""
     if os.path.isdir(os.path.expanduser(path)):
         raise checks.ConfigError(
             f"path must be a file, got {path!r}, which is a folder."

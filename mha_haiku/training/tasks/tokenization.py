@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         """Number of tokens, 0 to num_tokens - 1."""
 
     def encode(self, text: str) -> np.ndarray:
-        """Returns the tokens of `text`, `[T]` int32."""
+        """Encodes `text` as tokens `[T]`, int32."""
 
     def check_known(self, text: str) -> None:
         """Raises ConfigError where a part of a text has no token."""
@@ -60,7 +60,7 @@ class Tokenizer(Protocol):
         """
 
     def to_json(self) -> str:
-        """Returns a text from which `from_json` makes the same tokenizer."""
+        """Describes the tokenizer as a text, which `from_json` reads."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Characters(Tokenizer):
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "Characters":
-        """Returns the tokenizer of a text's characters, the commonest if too many."""
+        """Makes a tokenizer of a text's characters, the commonest if too many."""
         checks.integer_in("vocabulary_size", vocabulary_size, 2, None)
         counts = Counter(text)
         commonest = sorted(counts, key=lambda c: (-counts[c], c))
@@ -108,12 +108,12 @@ class Characters(Tokenizer):
             )
 
     def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the tokens of each of several texts."""
+        """Encodes each of several texts."""
         ends = np.cumsum(list(map(len, texts)))
         return np.split(self.encode("".join(texts)), ends[:-1])
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Returns where in a text each of its tokens begins and ends."""
+        """Finds where in a text each of its tokens begins and ends."""
         return [(place, place + 1) for place in range(len(text))]
 
     def label(self, token: int) -> str:
@@ -142,7 +142,7 @@ class BytePairs(Tokenizer):
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "BytePairs":
-        """Returns the tokenizer that merges byte pairs, the commonest in `text` first.
+        """Trains a tokenizer that merges byte pairs, the commonest in `text` first.
 
         It has `vocabulary_size` tokens, at least 256, or fewer if pairs run out.
         """
@@ -177,7 +177,7 @@ class BytePairs(Tokenizer):
         return [each.ids for each in self.tokenizer.encode_batch(list(texts))]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Returns where in a text of one line each of its tokens begins and ends.
+        """Finds where in a text of one line each of its tokens begins and ends.
 
         Tokens that are parts of one character all have its place.
         """
@@ -324,12 +324,12 @@ class Pretrained(Tokenizer):
 
 
 def read_file(path: str | pathlib.Path, least_tokens: int = 0) -> Pretrained:
-    """Returns the tokenizer in a tokenizer.json."""
+    """Reads the tokenizer in a tokenizer.json."""
     return Pretrained(checks.text_of(path, f"tokenizer {str(path)!r}"), least_tokens)
 
 
 def from_json(text: str | dict[str, Any]) -> Tokenizer:
-    """Returns the tokenizer that `to_json` described, as text or as its object."""
+    """Makes the tokenizer that `to_json` described, as text or as its object."""
     contents = json.loads(text) if isinstance(text, str) else text
     if "characters" in contents:
         return Characters(contents["characters"])
@@ -365,7 +365,7 @@ def errors_named(file: str) -> Iterator[None]:
 
 
 def library() -> Any:
-    """Returns the package `tokenizers`; ConfigError if it is not installed."""
+    """Imports `tokenizers`; raises ConfigError if it is not installed."""
     with base.needed("tokenizers", "This tokenizer"):
         import tokenizers
     return tokenizers
@@ -374,7 +374,7 @@ def library() -> Any:
 def padded(
     rows: Sequence[Sequence[int]], length: int | None = None, dtype: Any = np.int16
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows of tokens, `[N, length]`, filled up with 0, and their lengths `[N]`.
+    """Pads rows of tokens with 0 to `[N, length]`; also returns their lengths `[N]`.
 
     The length is by default the longest row's.
     """

@@ -16,7 +16,7 @@ from scripts.benchmarks.contenders import jax_programs, sizes
 def prepare(
     case: str, size: int, use: str, num_queries: int | None = None
 ) -> worker.Program:
-    """Returns calls of attention.
+    """Prepares calls of attention.
 
     Args:
       case: "forward" or "forward_and_backward".

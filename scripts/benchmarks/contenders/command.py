@@ -20,7 +20,7 @@ print(time.perf_counter() - before)
 
 
 def prepare(case: str, steps: int | None = None) -> worker.Program:
-    """Returns a command.
+    """Prepares a command.
 
     Args:
       case: "train_cold" or "train_warm" (with an empty compilation cache or a full

@@ -14,13 +14,13 @@ from scripts.benchmarks.contenders import jax_programs, sizes
 def prepare(
     case: str, size: int, core: Mapping[str, Any], implementation: str = "auto"
 ) -> worker.Program:
-    """Returns calls or compilations of attention.
+    """Prepares calls or compilations of attention.
 
     Args:
       case: "forward", "forward_and_backward", or "compile" for compiling the latter.
       size: Calls or compilations in a run.
       core: Fields of `sizes.CoreSize`.
-      implementation: See `mha_haiku.attend`.
+      implementation: The implementation of `mha_haiku.attend`.
     """
     core = sizes.CoreSize(**core)
     mask = mh.masks.causal() if core.is_causal else None

@@ -11,10 +11,10 @@ from scripts.benchmarks.contenders import decoding_models
 def prepare(
     model: str, batch: int, steps: int, use: str = "early", length: int | None = None
 ) -> worker.Program:
-    """Returns what is measured.
+    """Prepares what is measured.
 
     Args:
-      model: Of `decoding_models.SIZES`.
+      model: A name of `decoding_models.SIZES`.
       batch: Texts.
       steps: Tokens of each in a run.
       use: "early" or "late": the first or the last tokens of texts of `length`;

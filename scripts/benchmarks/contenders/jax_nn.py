@@ -11,7 +11,7 @@ from scripts.benchmarks.contenders import jax_programs, sizes
 
 
 def prepare(case: str, size: int, attention: Mapping[str, Any]) -> worker.Program:
-    """Returns calls of attention.
+    """Prepares calls of attention.
 
     Args:
       case: "forward" or "forward_and_backward".

@@ -47,8 +47,8 @@ def training(
     with numbers so small that some processors take longer over them.
 
     Args:
-      config: Of the run.
-      params: At the start.
+      config: Config of the run.
+      params: Initial parameters.
       logits: Gives `[B, T, C]` from the parameters and tokens `[B, T]`.
       steps: Training steps in a run.
       scan: Whether a run is one compiled call, rather than one per step.
@@ -113,7 +113,7 @@ def attention(
     """Returns calls of self-attention.
 
     Args:
-      params: Of the module.
+      params: Parameters of the module.
       apply: Gives `[B, T, D]` from the parameters and `x` `[B, T, D]`.
       size: B, T and D.
       case: "forward", or "forward_and_backward" with the gradient with respect to both.
@@ -131,7 +131,7 @@ def calls_of(
 
     Args:
       function: Gives one array, or anything if it is run forward only.
-      arguments: Of the function.
+      arguments: Arguments of the function.
       case: "forward", or "forward_and_backward" with the gradient with respect to all
         arguments.
       calls: Calls in a run.

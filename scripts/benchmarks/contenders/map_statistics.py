@@ -28,7 +28,7 @@ def prepare(
         "materialised" for both from weights as the formula has them.
       size: Calls in a run.
       core: Fields of `sizes.CoreSize`, without a window.
-      implementation: See `mha_haiku.attend`.
+      implementation: The implementation of `mha_haiku.attend`.
     """
     core = sizes.CoreSize(**core)
     attend = functools.partial(

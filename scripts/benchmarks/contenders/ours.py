@@ -21,13 +21,13 @@ def prepare(
     attention: Mapping[str, Any] | None = None,
     implementation: str = "auto",
 ) -> worker.Program:
-    """Returns what is measured in a case.
+    """Prepares what is measured in a case.
 
     Args:
-      case: Of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
+      case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
       size: Steps or calls in a run.
       attention: Fields of `sizes.AttentionSize`, of the attention module.
-      implementation: Of the attention module; see `mha_haiku.attend`.
+      implementation: Implementation of the attention module; see `mha_haiku.attend`.
     """
     if case in sizes.TRAINING_CASES:
         return _training(sizes.training_config(case), size)

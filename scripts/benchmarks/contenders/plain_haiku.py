@@ -16,10 +16,10 @@ def prepare(
     attention: Mapping[str, Any] | None = None,
     scan: bool = False,
 ) -> worker.Program:
-    """Returns what is measured in a case.
+    """Prepares what is measured in a case.
 
     Args:
-      case: Of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
+      case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
       size: Steps or calls in a run.
       attention: Fields of `sizes.AttentionSize`, of the attention module.
       scan: Whether all steps of a run are one call.

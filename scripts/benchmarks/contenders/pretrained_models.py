@@ -15,7 +15,7 @@ class Pretrained(NamedTuple):
 
     Attributes:
       package: The package that brings it.
-      module: Its module, in whose folder the file is.
+      module: Module of the package, in whose folder the file is.
       file: The model there: a folder, or a file of weights.
       num_tokens: The size of its vocabulary.
     """

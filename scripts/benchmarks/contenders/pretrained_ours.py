@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import mha_haiku as mh
 from scripts.benchmarks import worker
@@ -15,11 +16,12 @@ def prepare(
     length: int = 0,
     size: int = 1,
 ) -> worker.Program:
-    """Returns what is measured.
+    """Prepares what is measured.
 
     Args:
-      model: Of `pretrained_models.MODELS`.
-      use: "forward", "statistics" (of all heads, with the forward pass) or "load".
+      model: A name of `pretrained_models.MODELS`.
+      use: "forward", "statistics" (of all heads, with the forward pass), "edges"
+        (attribution of all edges) or "load".
       batch: Examples.
       length: Tokens of each.
       size: Calls in a run.
@@ -28,6 +30,8 @@ def prepare(
     if use == "load":
         return worker.Program(lambda: _load(source))
     imported = mh.interop.load(source)
+    if use == "edges":
+        return _edges(imported, pretrained_models.tokens(model, batch, length))
     is_language_model = imported.config.output.logits
 
     def forward(params, tokens):
@@ -48,6 +52,15 @@ def prepare(
             jax.block_until_ready(call(imported.params, tokens))
 
     return worker.Program(run, units=size)
+
+
+def _edges(imported, tokens):
+    targets, weights = np.asarray(tokens[:, :2]), np.ones((len(tokens), 2), np.float32)
+    clean = mh.tasks.Example(np.asarray(tokens), targets, weights)
+    corrupted = clean._replace(inputs=np.flip(clean.inputs, 1))
+    metric = mh.heads.metrics.logit_difference
+    of = mh.heads.Measured(imported.model, metric, imported.params, [clean])
+    return worker.Program(lambda: mh.heads.edge_attribution(of, [corrupted]))
 
 
 def _load(source):

@@ -8,10 +8,10 @@ from scripts.benchmarks.contenders import pretrained_models
 
 
 def prepare(model: str) -> worker.Program:
-    """Returns what is measured.
+    """Prepares what is measured.
 
     Args:
-      model: Of `pretrained_models.MODELS`, whose file is GGUF.
+      model: A name of `pretrained_models.MODELS`, whose file is GGUF.
     """
     path = pretrained_models.MODELS[model].path
 

@@ -18,7 +18,7 @@ def prepare(
     """Returns what is measured; arguments are as in `pretrained_ours.prepare`.
 
     Args:
-      model: Of `pretrained_models.MODELS`.
+      model: A name of `pretrained_models.MODELS`.
       batch: Examples.
       length: Tokens of each.
       size: Calls in a run.

@@ -17,10 +17,10 @@ def prepare(
     compiles: bool,
     batch_size: int | None = None,
 ) -> worker.Program:
-    """Returns what is measured.
+    """Prepares what is measured.
 
     Args:
-      case: Of `sizes.TRAINING_CASES`.
+      case: A name of `sizes.TRAINING_CASES`.
       size: Steps of each seed in a run.
       seeds: How many.
       together: Whether they are in one program; else one is trained after another.

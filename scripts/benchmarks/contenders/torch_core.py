@@ -12,7 +12,7 @@ from scripts.benchmarks.contenders import sizes
 
 
 def prepare(case: str, size: int, core: Mapping[str, Any]) -> worker.Program:
-    """Returns calls of attention.
+    """Prepares calls of attention.
 
     Args:
       case: "forward" or "forward_and_backward".

@@ -118,7 +118,7 @@ def test_folder_in_a_checkpoint_is_damage(folder):
 
 def test_checkpoint_under_the_name_of_another_step_is_found(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "8")
-    with pytest.raises(manifest.DamageError, match="is that of step 7"):
+    with pytest.raises(manifest.DamageError, match="is of step 7"):
         manifest.check(tmp_path / "8")
 
 

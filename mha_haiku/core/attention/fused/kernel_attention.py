@@ -1,4 +1,4 @@
-"""Attention by the kernel that JAX has for the accelerator, under our own laws.
+"""Attention by the kernel that JAX has for the accelerator, with our own guarantees.
 
 `B...` batch axes, N examples of all batch axes, T query positions, S key positions, H
 query heads, G key heads, K query/key size and V value size per head. Kernels know fewer
@@ -30,7 +30,7 @@ _OLDEST_CAPABILITY = 8.0  # of the GPUs that cuDNN attention runs on: Ampere
 
 
 def refusal(inputs: Inputs, dropout_rate: float, platform: str) -> str | None:
-    """Returns why no kernel can do a call, as part of a sentence; None if one can.
+    """Explains why no kernel can do a call, as part of a sentence; None if one can.
 
     Only shapes, dtypes and the kinds of mask, bias and score matter, so that the leaves
     may be `jax.ShapeDtypeStruct`; the platform "gpu" is taken for NVIDIA's.
@@ -43,7 +43,7 @@ def refusal(inputs: Inputs, dropout_rate: float, platform: str) -> str | None:
 
 
 def suits(inputs: Inputs, dropout_rate: float, platform: str) -> bool:
-    """Returns whether "auto" is to take a kernel; see `implementations.register`."""
+    """Decides whether "auto" takes a kernel; see `implementations.register`."""
     if platform == jax.default_backend():
         platform = platform_name()
     return refusal(inputs, dropout_rate, platform) is None
@@ -54,7 +54,7 @@ def attend(
     dropout_rate: float,
     kernel: kernels.Kernel | None = None,
 ) -> tuple[Array, Array]:
-    """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
+    """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
     The values, their gradient and cuDNN's logsumexp are the kernel's. The TPU kernel
     returns no logsumexp, so a blockwise pass computes it, which the compiler drops
@@ -135,7 +135,7 @@ def _blockwise_logsumexp(inputs: Inputs) -> Array:
 
 @jax.custom_vjp
 def _differentiable(logsumexp: Array, inputs: Inputs) -> Array:
-    """Returns a logsumexp without a gradient, with the gradient of a blockwise pass."""
+    """Gives a logsumexp the gradient of a blockwise pass."""
     del inputs
     return logsumexp
 
@@ -153,7 +153,7 @@ _differentiable.defvjp(_differentiable_forward, _differentiable_backward)
 
 
 def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | None]:
-    """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`, if it has one.
+    """Calls the kernel: values `[B..., T, H, V]`, and logsumexp `[B..., H, T]` or None.
 
     They are 0 and -inf for fully masked queries, NaN for queries that see NaN.
 

@@ -36,7 +36,7 @@ class KernelMask:
     def collapsed(
         self, batch_shape: tuple[int, ...], num_queries: int, num_keys: int
     ) -> "KernelMask":
-        """Returns the mask of N examples, with at most one length `[N]` of a kind."""
+        """Collapses a mask of N examples to at most one length `[N]` of each kind."""
         batch_ndim = len(batch_shape)
 
         def smallest(lengths, size):
@@ -74,7 +74,7 @@ class KernelMask:
 
 
 def translated(mask: algebra.Mask) -> KernelMask | None:
-    """Returns an aligned mask as a band with lengths; None where it is more than that.
+    """Translates an aligned mask to a band with lengths; None where it is more.
 
     Nothing is computed, so the leaves of the mask may be shapes alone.
     """

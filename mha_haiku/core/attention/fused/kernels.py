@@ -34,7 +34,7 @@ class Kernel(abc.ABC):
         mask: kernel_masks.KernelMask,
         scale: float,
     ) -> tuple[Array, Array | None]:
-        """Returns the values and the logsumexp; any where a query sees nothing.
+        """Computes values and logsumexp; arbitrary where a query sees nothing.
 
         The mask is collapsed to N examples, and its lengths are at least 1. The
         logsumexp `[N, H, T]` is float32 and has no gradient; None where the kernel does
@@ -107,7 +107,7 @@ class CuDNN(Kernel):
 
 
 def _cudnn(arrays, lengths, is_causal, window, scale):
-    """Returns values and logsumexp `[N, H, T]` by cuDNN.
+    """Calls cuDNN: values, and logsumexp `[N, H, T]`.
 
     `jax.nn.dot_product_attention` calls the same function, which is private, but rounds
     the logsumexp to the dtype of the values: in bfloat16 weights would be wrong by up

@@ -16,17 +16,17 @@ _SHARED = {"B": "data", "H": "heads"}  # by the letters of `Mask.axes`
 
 
 def rows(batch_ndim: int) -> Spec:
-    """Returns how `[B..., T, H, K]` is shared, and `[B..., S, G, V]`."""
+    """Returns the sharding of `[B..., T, H, K]` and of `[B..., S, G, V]`."""
     return Spec(*_batch(batch_ndim), "sequence", "heads")
 
 
 def logsumexp(batch_ndim: int) -> Spec:
-    """Returns how `[B..., H, T]` is shared."""
+    """Returns the sharding of `[B..., H, T]`."""
     return Spec(*_batch(batch_ndim), "heads", "sequence")
 
 
 def input_specs(inputs: Inputs) -> Inputs:
-    """Returns how all inputs of attention are shared."""
+    """Returns the sharding of all inputs of attention."""
     own = rows(inputs.query.ndim - 3)
     return Inputs(
         own,
@@ -39,7 +39,7 @@ def input_specs(inputs: Inputs) -> Inputs:
 
 
 def weighting_specs(weighting: Weighting, *, share_heads: bool = True) -> Weighting:
-    """Returns how the arrays of mask, bias and score are shared.
+    """Returns the sharding of the arrays of mask, bias and score.
 
     By batch and heads, as far as their axes are not of size 1; every device has them
     for all positions.

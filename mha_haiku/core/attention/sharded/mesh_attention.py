@@ -25,7 +25,7 @@ class Sharded(implementations.OnMesh):
     """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit.
 
     Attributes:
-      mesh: With the axes `data`, `heads` and `sequence`.
+      mesh: A mesh with the axes `data`, `heads` and `sequence`.
       implementation: What each device does with its part, as `attend` takes it; "auto",
         "blockwise" or a `Blockwise` where positions are shared.
     """
@@ -43,7 +43,7 @@ class Sharded(implementations.OnMesh):
             _check_in_a_ring(self.implementation)
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
-        """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
+        """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
         Raises:
           ValueError: If the mesh does not divide the inputs.

@@ -35,7 +35,7 @@ class Ring(NamedTuple):
 
     @classmethod
     def of(cls, mask: masks.Mask, num_queries: int, num_keys: int, size: int) -> "Ring":
-        """Returns the ring of `size` devices, which shares work evenly if it can.
+        """Makes a ring of `size` devices, which shares work evenly if it can.
 
         They divide T and S; two chunks need twice as many to.
         """
@@ -43,7 +43,7 @@ class Ring(NamedTuple):
         return cls(size, 2 if size > 1 and can_halve and _is_lopsided(mask) else 1)
 
     def to_chunks(self, x: Array, axis: int) -> Array:
-        """Returns the chunks `[C, ...]` of the device from its part of the sequence.
+        """Splits the device's part of the sequence into chunks `[C, ...]`.
 
         Device i has positions i T / n to (i + 1) T / n; `axis` counts from the last.
         """
@@ -56,7 +56,7 @@ class Ring(NamedTuple):
         return jnp.stack([low, jnp.where(is_even, odd, even)])
 
     def from_chunks(self, chunks: Array, axis: int) -> Array:
-        """Returns the part of the sequence from the chunks: undoes `to_chunks`."""
+        """Joins chunks to the device's part of the sequence: undoes `to_chunks`."""
         if self.chunks == 1:
             return chunks[0]
         low, high = chunks
@@ -74,7 +74,7 @@ class Ring(NamedTuple):
         key_sums: Any,
         device_sums: Any,
     ) -> tuple[Any, Any, Any]:
-        """Returns the sums after every chunk of queries has met every chunk of keys.
+        """Passes keys around the ring until every chunk of queries has met them all.
 
         Args:
           meet: Adds what two chunks make together; gets the number of each.

@@ -194,7 +194,7 @@ def _blockwise(part, options) -> blockwise.Options:
 
 
 def _merged(first, second):
-    """Returns values and logsumexp of a row over the keys of both."""
+    """Merges values and logsumexp of a row over two sets of keys."""
     values, logsumexp = zip(first, second, strict=True)
     both = jnp.logaddexp(*logsumexp)
     shares = (jnp.exp(x - jnp.where(both == -jnp.inf, 0, both)) for x in logsumexp)

@@ -42,7 +42,7 @@ def forward(
     sizes: sweep.Sizes,
     mesh: jax.sharding.Mesh,
 ) -> Sums:
-    """Returns the sums of a map on its mesh; see `fold_gradient.fold`."""
+    """Folds a map on its mesh; see `fold_gradient.fold`."""
     device_ring = _ring_of(maps, mesh)
     at_heads = maps[0].query.ndim - 3 + (not observation.side_by_side)
 

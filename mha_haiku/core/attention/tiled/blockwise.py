@@ -46,7 +46,7 @@ class Blockwise:
                 checks.positive_integer(field, size)
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
-        """Returns values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
+        """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         if not math.prod(inputs.map_shape) * inputs.value.shape[-1]:
             return dense.attend(inputs, dropout_rate)
         sizes = sweep.default_sizes(
@@ -68,7 +68,7 @@ class Options(NamedTuple):
 
 
 def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
-    """Returns values, logsumexp and nothing else to save."""
+    """Computes values and logsumexp, and saves nothing else."""
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
     sizes = options.sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
@@ -152,7 +152,7 @@ def backward(
     wants_bias: bool,
     options: Options,
 ) -> tuple:
-    """Returns the gradients of query, key, value, bias and score."""
+    """Computes the gradients of query, key, value, bias and score."""
     del saved
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
     sizes = options.sizes.fitted(num_queries, num_keys)

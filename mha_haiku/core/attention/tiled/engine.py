@@ -32,7 +32,7 @@ def statistics(
     per_query: bool,
     **arrays: Array | None,
 ) -> Statistics:
-    """Returns all statistics; `arrays` are positions, tokens and key_tokens."""
+    """Measures all statistics; `arrays` are positions, tokens and key_tokens."""
     origin = asked.checked_origin()
     if query_offset is not None:
         origin = tiles.Origin(query_offset)
@@ -54,31 +54,31 @@ def statistics(
 def pooled(
     asked: AttentionMap, rows: int, columns: int, queries: slice, keys: slice
 ) -> Array:
-    """Returns the mean mass of each cell, `[B..., H, P, Q]`."""
+    """Computes the mean mass of each cell, `[B..., H, P, Q]`."""
     grid = observations.Grid.of(asked.shape, rows, columns, queries, keys)
     return observations.pooled(_factors(asked), grid=grid, **_how(asked))
 
 
 def top(asked: AttentionMap, k: int) -> observation.Top:
-    """Returns the k largest weights of each query."""
+    """Finds the k largest weights of each query."""
     checks.integer_in("k", k, 1, asked.shape[-1])
     return observations.top(_factors(asked), k=k, **_how(asked))
 
 
 def apply(asked: AttentionMap, x: Array) -> Array:
-    """Returns the map times `x`."""
+    """Multiplies the map by `x`."""
     x = observations.factor(asked.shape, x, axis=-1)
     return observations.apply(_factors(asked), x, **_how(asked))
 
 
 def apply_transposed(asked: AttentionMap, y: Array) -> Array:
-    """Returns the transposed map times `y`."""
+    """Multiplies the transposed map by `y`."""
     y = observations.factor(asked.shape, y, axis=-2)
     return observations.apply_transposed(_factors(asked), y, **_how(asked))
 
 
 def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
-    """Returns the divergences of the heads, `[B..., H, H']`."""
+    """Computes the divergences of the heads, `[B..., H, H']`."""
     if other is not None:
         observations.check_comparable(asked.shape, other.shape)
         other = _factors(other)
@@ -88,7 +88,7 @@ def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
 def observe(
     asked: AttentionMap, observed: observation.Observation, given: observation.Given
 ) -> observation.Sums:
-    """Returns the sums of an observation."""
+    """Runs an observation."""
     return fold_gradient.fold(observed, (_factors(asked),), given, **_how(asked))
 
 

@@ -30,7 +30,7 @@ def forward(
     sizes: sweep.Sizes,
     first: tiles.Origin | None = None,
 ) -> Sums:
-    """Returns the sums of a map, or of a part of one that begins at `first`.
+    """Folds a map, or the part of one that begins at `first`.
 
     See `fold_gradient.fold` for arguments and sums.
     """
@@ -85,7 +85,7 @@ class Block(NamedTuple):
         return self.rows + (-self.start)
 
     def put(self, totals: Tree, new: Tree) -> Tree:
-        """Returns `totals` with the sums of the block at their place."""
+        """Writes the sums of the block to their place in `totals`."""
         if self.is_new is not None:
             old = take(totals, self.at)
             new = jax.tree.map(
@@ -189,7 +189,7 @@ class Walk:
     def over_keys(
         self, function: Callable[[tiles.Span, Any, Tree], Tree], block: Block, carry
     ) -> Tree:
-        """Returns `carry` after `function(columns, seen_from, carry)` of a block."""
+        """Calls `function(columns, seen_from, carry)` for the tiles of a block."""
         weighting = self.heads[0].weighting if self.masks_agree else None
         if self.observation.side_by_side:
             weighting = jax.tree.map(lambda x: x[0], weighting)
@@ -236,14 +236,14 @@ class Walk:
 
 
 def take(tree: Tree, span: tiles.Span) -> Tree:
-    """Returns the arrays at the positions of a span of their first axis."""
+    """Takes a span of the first axis of each array."""
     return jax.tree.map(
         lambda x: lax.dynamic_slice_in_dim(x, span.start, span.size, 0), tree
     )
 
 
 def put(tree: Tree, new: Tree, span: tiles.Span) -> Tree:
-    """Returns the arrays with new ones at the positions of a span."""
+    """Writes new values into a span of the first axis of each array."""
     return jax.tree.map(
         lambda x, y: lax.dynamic_update_slice_in_dim(x, y, span.start, 0), tree, new
     )

@@ -52,7 +52,7 @@ def fold(
     sizes: sweep.Sizes,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Sums:
-    """Returns what an observation carries after all tiles; differentiable in reverse.
+    """Folds an observation over all tiles; differentiable in reverse mode.
 
     `maps` is one map; or two, of as many queries and keys, that stand side by side.
 
@@ -79,7 +79,7 @@ def known(
     given: Given | Callable[[tuple[views.Factors, ...]], Given],
     sizes: sweep.Sizes,
 ) -> Sums:
-    """Returns sums that are known already, with the gradient of an observation.
+    """Gives sums that are known already the gradient of an observation.
 
     The largest weights, say, are differentiated as the weights at the keys where they
     stand. `given` may be a function from the maps, which only a gradient calls.
@@ -109,7 +109,7 @@ class Wanted:
 
 
 def _differentiable(run: Callable, pull_back: Callable) -> Callable:
-    """Returns `run(maps, given)`, which returns sums, with a gradient of its own."""
+    """Gives `run(maps, given)`, which returns sums, a gradient of its own."""
 
     # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
     # which sums came to nothing (`SymbolicZero`), so that neither costs anything.
@@ -146,7 +146,7 @@ def _is_perturbed(primals):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _once(function, *arguments):
-    """Returns `function(*arguments)`, which cannot be differentiated again."""
+    """Calls `function(*arguments)`, which cannot be differentiated again."""
     return function(*arguments)
 
 
@@ -164,7 +164,7 @@ def backward(
     sizes: sweep.Sizes,
     wanted: Wanted,
 ) -> tuple[tuple[views.Factors, ...], Given]:
-    """Returns the gradients of maps and of what is given, None where not wanted.
+    """Computes the gradients of maps and of what is given, None where not wanted.
 
     Cotangents are None in place of 0.
     """
@@ -239,7 +239,7 @@ def _add_tile(
     columns: tiles.Span,
     seen_from: Any,
 ) -> tuple:
-    """Returns the gradients of a head (of keys `[K, S]`) with what a tile adds."""
+    """Adds a tile to the gradients of a head (of keys `[K, S]`)."""
     map_grads, given_grad = totals
     observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype
     log_weights = walk.log_weights(block, columns, seen_from)
@@ -320,7 +320,7 @@ def _finished(gradients: views.Factors) -> views.Factors:
 
 
 def _placed_together(stacked: tuple, totals: tuple, axes: tuple, at: int) -> tuple:
-    """Returns gradients `[B..., 1, H, ...]` of heads side by side at their places."""
+    """Puts gradients `[B..., 1, H, ...]` of heads side by side in their places."""
     *map_grads, given_grad = stacked
     map_grads = jax.tree.map(lambda x: x.squeeze(at), map_grads)
     return tuple(

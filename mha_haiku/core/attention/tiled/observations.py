@@ -109,7 +109,7 @@ class Grid(NamedTuple):
         return jnp.zeros((self.rows.count, self.columns.count), dtype)
 
     def add(self, cells: Array, mass: Array, tile: Tile) -> Array:
-        """Returns cells `[P, Q]` with what a tile adds.
+        """Adds a tile to cells `[P, Q]`.
 
         `mass` is `[R, q]`: of each query on the bins of keys that are touched.
         """
@@ -156,7 +156,7 @@ class _Pooled(Observation):
 def pooled(
     factors: views.Factors, *, grid: Grid, sizes: sweep.Sizes, mesh: Mesh
 ) -> Array:
-    """Returns the mean mass of each cell, `[B..., H, P, Q]`."""
+    """Computes the mean mass of each cell, `[B..., H, P, Q]`."""
     factors, counts = views.counting(factors)
     sums = fold_gradient.fold(_Pooled(grid), (factors,), NOTHING_GIVEN, sizes, mesh)
     return grid.rows.mean(sums.head, counts)
@@ -188,7 +188,7 @@ class _Top(Observation):
 
 @functools.partial(jax.jit, static_argnames=("k", "sizes", "mesh"))
 def top(factors: views.Factors, *, k: int, sizes: sweep.Sizes, mesh: Mesh) -> Top:
-    """Returns the k largest weights of each row; see `AttentionMap.top`."""
+    """Finds the k largest weights of each row; see `AttentionMap.top`."""
     factors, counts = views.counting(factors)
     frozen = lax.stop_gradient(factors)
     sums = fold_gradient.fold(_Top(k), (frozen,), NOTHING_GIVEN, sizes, mesh)
@@ -258,7 +258,7 @@ class _TransposedProduct(Observation):
 
 @functools.partial(jax.jit, static_argnames=("sizes", "mesh"))
 def apply(factors: views.Factors, x: Array, *, sizes: sweep.Sizes, mesh: Mesh) -> Array:
-    """Returns the map times `x`; see `AttentionMap.apply`."""
+    """Multiplies the map by `x`; see `AttentionMap.apply`."""
     given = Given(keys=x.astype(factors.logsumexp.dtype))
     sums = fold_gradient.fold(_Product(), (factors,), given, sizes, mesh)
     return jnp.moveaxis(sums.queries, -3, -2)
@@ -268,7 +268,7 @@ def apply(factors: views.Factors, x: Array, *, sizes: sweep.Sizes, mesh: Mesh) -
 def apply_transposed(
     factors: views.Factors, y: Array, *, sizes: sweep.Sizes, mesh: Mesh
 ) -> Array:
-    """Returns the transposed map times `y`; see `AttentionMap.apply_transposed`."""
+    """Multiplies the transposed map by `y`; see `AttentionMap.apply_transposed`."""
     factors, counts = views.counting(factors)
     given = Given(queries=y.astype(counts.dtype))
     sums = fold_gradient.fold(_TransposedProduct(), (factors,), given, sizes, mesh)
@@ -331,7 +331,7 @@ def divergence(
     sizes: sweep.Sizes,
     mesh: Mesh,
 ) -> Array:
-    """Returns the mean Jensen-Shannon divergences; see `AttentionMap.divergence`."""
+    """Computes mean Jensen-Shannon divergences; see `AttentionMap.divergence`."""
     maps = (factors,) if other is None else (factors, other)
     maps, counts = zip(*map(views.counting, maps), strict=True)
     weighs = [(x > 0).astype(x.dtype) for x in counts]

@@ -88,7 +88,7 @@ def statistics(
     sizes: sweep.Sizes,
     mesh: jax.sharding.Mesh | None,
 ) -> Statistics:
-    """Returns the statistics of a map.
+    """Computes the statistics of a map.
 
     `given` is what `given_of` returns; without a `grid` there is no pooled map. The
     entries of `STATISTICS` are an argument, so that another one compiles anew.

@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     heads: int  # heads, of any examples, that are taken together
 
     def fitted(self, num_queries: int, num_keys: int) -> "Sizes":
-        """Returns sizes that divide a map of T x S about evenly."""
+        """Adjusts the sizes so that they divide a map of T x S about evenly."""
         rows = _even(num_queries, self.rows)
         columns = _even(num_keys, self.columns)
         return Sizes(rows, columns, self.heads)
@@ -58,7 +58,7 @@ def default_sizes(
     platform: str,
     largest: int = 2**19,
 ) -> Sizes:
-    """Returns the sizes of tiles that walk over a map `(B..., H, T, S)` the fastest.
+    """Chooses the tile sizes that walk over a map `(B..., H, T, S)` fastest.
 
     A tile has at most `largest` scores.
     """
@@ -82,7 +82,7 @@ def default_sizes(
 
 
 def _num_steps(num_queries, num_keys, weighting, rows, columns) -> int:
-    """Returns how many tiles of a head are visited, as if causal where unknown."""
+    """Counts the tiles of a head that are visited, as if causal where unknown."""
     total, is_static = 0, True
     for start in range(0, num_queries, rows):
         block = tiles.Span(min(start, num_queries - rows), rows)
@@ -99,7 +99,7 @@ def over_heads(
     num_heads: int,
     together: int,
 ) -> Any:
-    """Returns `function(example, head)` of all heads, stacked as `[B..., H, ...]`.
+    """Calls `function(example, head)` for all heads, and stacks to `[B..., H, ...]`.
 
     The function takes an integer per batch axis, and the index of a head; at most so
     many heads are computed `together`.
@@ -125,7 +125,7 @@ def summed_over_heads(
     num_heads: int,
     together: int,
 ) -> tuple:
-    """Returns `function(example, head, totals)` of all heads, each at its place.
+    """Calls `function(example, head, totals)` for all heads, each at its place.
 
     Args:
       function: As in `over_heads`; takes the totals so far, too. Returns a tuple of
@@ -133,7 +133,7 @@ def summed_over_heads(
       totals: Pytrees with leading axes B.... A batch axis or the head axis may have
         size 1 for all; the head axis also size G. Heads that share a place add up, on
         zeros; a place of one head may hold anything, which is written over.
-      axes: Where the axis of the heads stands in each of them, after B....
+      axes: Index of the heads' axis in each of them, after B....
     """
     shape = (*batch_shape, num_heads)
     if _divisor(shape, together) > 1:  # few numbers: stacked first, they add up faster
@@ -171,7 +171,7 @@ def summed_over_heads(
 
 
 def placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
-    """Returns `[B..., H, ...]` summed to `shape`, its heads at `axis` after B....
+    """Sums `[B..., H, ...]` to `shape`, its heads at `axis` after B....
 
     In the shape an axis of B... may have size 1, the axis of heads any divisor of H.
     """
@@ -188,7 +188,7 @@ def placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
 def over_rows(
     body: Callable[[tiles.Span, Array, Any], Any], carry: Any, size: int, height: int
 ) -> Any:
-    """Returns `carry` after `body(rows, fresh_from, carry)` of each block of rows.
+    """Calls `body(rows, fresh_from, carry)` for each block of rows.
 
     A block has `height` of the `size` rows; none before `fresh_from` is new to it.
     """
@@ -210,7 +210,7 @@ def over_keys(
     width: int,
     keys: tuple[int, int] | None = None,
 ) -> Any:
-    """Returns `carry` after `body(columns, seen_from, carry)` of the tiles of a row.
+    """Calls `body(columns, seen_from, carry)` for the tiles of a row.
 
     Tiles that no query of the block can see are left out.
 
@@ -220,7 +220,7 @@ def over_keys(
       weighting: The head's mask and origin; None: no tile is left out.
       rows: The queries of the block.
       num_keys: S.
-      width: Of a tile, at most S.
+      width: Width of a tile, at most S.
       keys: (start, stop) of the keys to cover; None: all.
     """
     count = -(-num_keys // width)

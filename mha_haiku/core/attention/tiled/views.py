@@ -46,7 +46,7 @@ class Factors(NamedTuple):
     def scores(
         self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
     ) -> Array:
-        """Returns the scores `[R, C]` of a tile of a head, HIDDEN where masked.
+        """Computes the scores `[R, C]` of a tile of a head, HIDDEN where masked.
 
         Keys before the position `seen_from` are hidden as well; None: the mask is known
         to allow all of the tile.

@@ -23,7 +23,7 @@ _FIELD = re.compile(r"\.\w+|\[[^]]*\]")  # the first part of a name
 
 
 def describe(tree: Any) -> dict[str, dict[str, Any]]:
-    """Returns "dtype" and "shape" of each leaf of a tree, by its name."""
+    """Describes each leaf of a tree by "dtype" and "shape"."""
     return {
         keystr(path): {"dtype": str(x.dtype), "shape": list(x.shape)}
         for path, x in jax.tree.leaves_with_path(tree)
@@ -77,7 +77,7 @@ def write(path: Path, tree: Any) -> None:
 
 
 def read(path: Path, abstract: Any, names: Iterable[str] | None = None) -> Any:
-    """Returns a tree of arrays of a safetensors file, on the host.
+    """Reads a tree of arrays from a safetensors file, on the host.
 
     The file must hold the arrays of these names, by default all of `abstract`, a tree
     of the shapes and dtypes to read; else it is damaged, a ValueError.

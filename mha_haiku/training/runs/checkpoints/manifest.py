@@ -45,7 +45,7 @@ def write(
 
 
 def read(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint, without checking the files."""
+    """Reads the manifest of a checkpoint, without checking the files."""
     path = folder / NAME
     if folder.is_symlink():
         raise DamageError("it is a link")
@@ -69,10 +69,10 @@ def read(folder: Path) -> Manifest:
 
 
 def check(folder: Path) -> Manifest:
-    """Returns the manifest of a checkpoint, after checking all its files."""
+    """Checks all files of a checkpoint, and returns its manifest."""
     manifest = read(folder)
     if folder.name != str(manifest.step):
-        raise DamageError(f"{NAME} is that of step {manifest.step}")
+        raise DamageError(f"{NAME} is of step {manifest.step}")
     try:
         present = set(_names(folder)) - {NAME}
         for name in sorted(present - set(manifest.files)):

@@ -117,7 +117,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
     ) -> Any:
-        """Returns the tree saved at a step (None: the newest good one), on the host.
+        """Restores the tree saved at a step (None: the newest good one), on the host.
 
         `abstract` has the shapes and dtypes of what was saved, as from
         `jax.eval_shape`; with `partly` the checkpoint may have more fields at the top

@@ -1,4 +1,4 @@
-"""A file imports only from lower floors; setup.cfg says which these are."""
+"""A file imports only from lower layers; setup.cfg says which these are."""
 
 import pathlib
 import re
@@ -15,7 +15,7 @@ _LINT = (
 )
 # Contract: files that break it, each by one line, and what the report says of them.
 _STRAYS = {
-    "A package of mha_haiku imports from lower floors only": {
+    "A package of mha_haiku imports from lower layers only": {
         "mha_haiku/core/strays.py": "import mha_haiku.training",
         "mha_haiku/training/stray.py": "import mha_haiku.lab.heads",
         "mha_haiku/training/runs/measures.py": "import mha_haiku.lab.heads",
@@ -23,11 +23,11 @@ _STRAYS = {
         "mha_haiku/showing/stray.py": "import mha_haiku.subjects",
         "mha_haiku/stray.py": "",
     },
-    "A module of the core imports from lower floors only": {
+    "A module of the core imports from lower layers only": {
         "mha_haiku/core/masks/stray.py": "import mha_haiku.core.models",
         "mha_haiku/core/stray.py": "",
     },
-    "A module of training imports from lower floors only": {
+    "A module of training imports from lower layers only": {
         "mha_haiku/training/tasks/stray.py": "import mha_haiku.training.runs",
         "mha_haiku/training/checkpoint.py": "import mha_haiku.training.runs",
     },

@@ -1,0 +1,288 @@
+"""A model as a linear map of what its heads and feed-forward parts write.
+
+With the factors of norms held (those of queries and keys too), queries, keys and values
+are linear in the components of the residual stream. All comes from sites: the model
+runs once more on single components, with the factors as they were, and a run with all
+components at zero says whether that was enough. What is here is traced.
+
+B batch, T query positions, S key positions, H heads of a part, K query/key and V value
+size per head, R queries, M components.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mha_haiku.core import attention, sites
+from mha_haiku.core.attention import other_scores, scores
+from mha_haiku.lab.heads import edits, running
+
+Array = jax.Array
+
+LINEAR = 1e-3  # how far from linear a model may be, by rounding
+_EMBEDDINGS = ("embedding", "decoder_embedding")
+_SOURCES = (*_EMBEDDINGS, "*/heads", "*/feed_forward/output")
+
+
+class Component(NamedTuple):
+    """A term of the residual stream.
+
+    Attributes:
+      kind: "token", "position", "head", "feed-forward" or "biases" ("decoder token" and
+        "decoder position" where there is a decoder); in functions without such sites
+        "embedding" as a whole, or "rest", which is all that no site shows.
+      layer: The attention part of a head, the layer of a feed-forward part.
+      head: Its head.
+      source: The position that the head reads, where it is split by these.
+    """
+
+    kind: str
+    layer: int = -1
+    head: int = -1
+    source: int = -1
+
+    def __str__(self) -> str:
+        if self.kind == "head":
+            at = f" of position {self.source}" if self.source >= 0 else ""
+            return f"head {self.layer}.{self.head}{at}"
+        return f"{self.kind} {self.layer}" if self.layer >= 0 else self.kind
+
+
+class Map(NamedTuple):
+    """What is asked of a map, with a key and a value for each query head."""
+
+    query: Array  # [B, T, H, K]
+    key: Array  # [B, S, H, K]
+    value: Array  # [B, S, H, V]; V is 0 where values are not known
+
+    @classmethod
+    def of(cls, own: attention.AttentionMap) -> "Map":
+        """Returns queries, keys and values of a map."""
+        value = own.key[..., :0] if own.value is None else own.value
+        both = (scores.repeat_heads(x, own.shape[-3]) for x in (own.key, value))
+        return cls(own.query, *both)
+
+
+class Held:
+    """A run, and its queries, keys and values as linear in components.
+
+    Attributes:
+      components: M of them, and last what is left, "biases" or "rest".
+      maps: The attention maps that have heads, by name.
+      part: The attention part of each.
+      shapes: The shapes of the maps of all parts, also of those without heads.
+      sources: What components write, by the name of the site.
+      heads: The names of what heads write, one for each part.
+    """
+
+    def __init__(self, model, params, example, read=None):
+        """Runs the model; `read` is what is asked for, of a model and its inputs."""
+        self._given, self._read = (model, params, example), read or _maps
+        at = [*map(_tokens_of, _EMBEDDINGS), *_SOURCES, "*/factor", "*/map"]
+        _, found = running.look(*self._given, at, strict=False)
+        maps = [name for name in found if name.endswith("/map")]
+        if not maps:
+            raise ValueError("model must show its attention: it has no site */map.")
+        self.shapes = [found[name].shape for name in maps]
+        self.part = {n: i for i, n in enumerate(maps) if found[n].shape[-3]}
+        self.maps = {name: found[name] for name in self.part}
+        names = [name for name in _EMBEDDINGS if name in found]
+        names += [n for n in found if n.endswith(("/heads", "feed_forward/output"))]
+        self.sources = {name: found[name] for name in names}
+        self.heads = [name for name in names if name.endswith("/heads")]
+        self._factors = {n: x for n, x in found.items() if n.endswith("/factor")}
+        self._order = list(found)
+        self.components, self._stacks = (), {}  # components of a site: [B, T, m, X]
+        for name, value in self.sources.items():
+            own, self._stacks[name] = self._components(name, value, found)
+            self.components += own
+        is_whole = "embedding" in names
+        self.components += (Component("biases" if is_whole else "rest"),)
+
+    def linearized(self) -> "Held":
+        """Returns it with `ends`, what is asked for of the run, `push` and `pull`."""
+        self._of = jax.jit(functools.partial(self._run, read=self._read))
+        # From values of sources to what they add to `ends`.
+        self.ends, self.push = jax.linearize(self._of, self.sources)
+        self._pull = jax.linear_transpose(self.push, self.sources)
+        return self
+
+    def curvature(self) -> Array:
+        """Returns how far it is from linear, a share of the largest value."""
+        start = self._of(jax.tree.map(jnp.zeros_like, self.sources))
+
+        def share(end, first, change):
+            far = jnp.abs(end - first - change).max(initial=0)
+            return far / jnp.abs(end).max(initial=1e-30)
+
+        shares = jax.tree.map(share, self.ends, start, self.push(self.sources))
+        return jnp.stack(jax.tree.leaves(shares)).max()
+
+    def pull(self, cotangents: dict[str, dict[str, Array]]) -> dict[str, Array]:
+        """Returns gradients of `sources`, of the sum of products with cotangents.
+
+        These are fields of a `Map` by its name; what is left out is 0.
+        """
+        zeros = jax.tree.map(jnp.zeros_like, self.ends)
+        if isinstance(zeros, dict):
+            for name, own in cotangents.items():
+                dtype = zeros[name].query.dtype
+                own = {field: x.astype(dtype) for field, x in own.items()}
+                zeros[name] = zeros[name]._replace(**own)
+            cotangents = zeros
+        return self._pull(cotangents)[0]
+
+    def parts(self, gradients: dict[str, Array]) -> Array:
+        """Returns `[M - 1, B, L]`, what components add to what gradients are of.
+
+        It is by their position, of which L is the largest number.
+        """
+        found = []
+        for name, stack in self._stacks.items():
+            own = gradients[name]
+            own = own if name in self.heads else own[..., None, :]
+            found.append(jnp.moveaxis((stack * own).sum(-1), -1, 0))
+        longest = max(x.shape[-1] for x in found)
+        pads = ([(0, 0), (0, 0), (0, longest - x.shape[-1])] for x in found)
+        return jnp.concatenate(list(map(jnp.pad, found, pads)))
+
+    def single(self, m: Array) -> dict[str, Array]:
+        """Returns the values of sites of component m alone."""
+        result, first = {}, 0
+        for name, stack in self._stacks.items():
+            stop = first + stack.shape[-2]
+            own = stack * (jnp.arange(first, stop) == m).reshape(1, 1, -1, 1)
+            result[name] = own if name in self.heads else own.sum(-2)
+            first = stop
+        return result
+
+    def _run(self, components, read):
+        """Returns what is asked for, of the values of sites that components write."""
+        own = components | self._factors
+        # In the order of layers: JAX sorts arrays that it passes on by their names.
+        names = sorted(own, key=self._order.index)
+        values = [own[name] for name in names]
+        changes = edits.on_parts(names, values, lambda _, given: given)
+        model, *given = self._given
+        return read(model._replace(apply=sites.edit(model.apply, changes)), *given)
+
+    def _components(self, name, value, found) -> tuple[tuple[Component, ...], Array]:
+        """Returns the components of a site, and their values."""
+        if name in self.heads:
+            part, count = self.heads.index(name), value.shape[-2]
+            return tuple(Component("head", part, h) for h in range(count)), value
+        if name not in _EMBEDDINGS:
+            others = [n for n in self.sources if n not in (*_EMBEDDINGS, *self.heads)]
+            own = Component("feed-forward", others.index(name))
+            return (own,), value[..., None, :]
+        side, tokens = (
+            name.removesuffix("embedding").replace("_", " "),
+            _tokens_of(name),
+        )
+        if tokens not in found:
+            return (Component(f"{side}embedding"),), value[..., None, :]
+
+        def embed(tokens_):
+            read = lambda *own: running.look(*own, [name])[1][name]  # noqa: E731
+            return self._run({tokens: tokens_}, read)
+
+        own = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]
+        both = Component(f"{side}token"), Component(f"{side}position")
+        return both, jnp.stack([own, value - own], -2)
+
+
+def _tokens_of(name: str) -> str:
+    return name.replace("embedding", "token_embedding")
+
+
+def _maps(model, params, example) -> dict[str, Map]:
+    return dict(running.look(model, params, example, {"*/map": Map.of})[1])
+
+
+def scales(own: attention.AttentionMap) -> tuple[Array, Array]:
+    """Returns what queries are multiplied by, `[B, T, H, 1]`, and keys.
+
+    Raises:
+      ValueError: If the score is no scaled product.
+    """
+    score, (query, key, _) = own.weighting.score, Map.of(own)
+    ones = [jnp.ones((*x.shape[:-1], 1), own.dtype) for x in (query, key)]
+    if isinstance(score, other_scores.Cosine):
+        lengths = [jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
+        scale = score.aligned(query.ndim - 3).scale[..., None, :, None]
+        return scale / lengths[0], ones[1] / lengths[1]
+    if isinstance(score, other_scores.Sigmoid):
+        score = scores.DotProduct(score.scale, None)
+    if not isinstance(score, scores.DotProduct):
+        raise ValueError(
+            "the score must be a scaled product of queries and keys, which splits into "
+            f"pairs of components, got {type(score).__name__}."
+        )
+    # The scale of recognised attention, of which weights alone are known, is 0.
+    return ones[0] * (score.scale_of(query.shape[-1]) or 1.0), ones[1]
+
+
+class Cells(NamedTuple):
+    """Numbers of cells, `[H, R]`: R queries of an example, with a key for each head."""
+
+    keys: Array
+    scores: Array  # before a soft cap, with `positions`; -inf where a key is not seen
+    positions: Array  # what is added for positions
+    scales: Array  # of products of queries and keys
+    weights: Array
+
+    @classmethod
+    def of(cls, own: attention.AttentionMap, rows: Array, key: Array) -> "Cells":
+        """Returns the numbers at a key; -n: at the key with the n-th largest weight."""
+        num_heads, num_queries, num_keys = own.shape[-3:]
+        shape = num_heads, len(rows), num_keys
+        weights = own.tile(rows, slice(None))[0]
+
+        def without_largest(_, left):  # quicker to compile than to sort
+            largest = left.argmax(-1)[..., None] == jnp.arange(num_keys).reshape(
+                1, 1, -1
+            )
+            return jnp.where(largest, -1, left)
+
+        left = jax.lax.fori_loop(0, jnp.maximum(-key - 1, 0), without_largest, weights)
+        keys = jnp.where(key < 0, left.argmax(-1), key)
+
+        def at(tile):  # [H, R], of [..., R, S]
+            tile = jnp.broadcast_to(tile.reshape(-1, *tile.shape[-2:]), shape)
+            return jnp.take_along_axis(tile, keys[..., None], -1)[..., 0]
+
+        mask, bias, score, *_ = own.weighting
+        places = own.checked_origin().at(rows, jnp.arange(num_keys))
+        seen = at(mask.aligned_tile(*places))
+        seen &= (rows < num_queries)[None] & (keys < num_keys)
+        is_recognised = isinstance(score, scores.DotProduct) and score.scale == 0
+        positions = jnp.zeros(keys.shape, own.dtype)
+        if bias is not None and not is_recognised:
+            positions = at(bias.aligned_tile(*places))
+        query, key, _ = Map.of(own)
+        query, key = at_rows(query, rows), at_keys(key, keys)
+        of_queries, of_keys = scales(own)
+        factors = (at_rows(of_queries, rows) * at_keys(of_keys, keys))[..., 0]
+        own_scores = (query * key).sum(-1, dtype=own.dtype) * factors + positions
+        own_scores = jnp.where(seen, own_scores, -jnp.inf)
+        return cls(keys, own_scores, positions, factors, at(weights))
+
+
+def at_rows(x: Array, rows: Array) -> Array:
+    """Returns `[H, R, K]` of `[1, T, H, K]`."""
+    return jnp.take(x[0], rows, axis=0, mode="clip").swapaxes(0, 1)
+
+
+def at_keys(x: Array, keys: Array) -> Array:
+    """Returns `[H, R, K]` of `[1, S, H, K]` and keys `[H, R]`."""
+    return jnp.take_along_axis(x[0].swapaxes(0, 1), keys[..., None], 1, mode="clip")
+
+
+def one(shape: tuple[int, ...], *places: Any) -> Array:
+    """Returns an array with 1 at places on its last axes, and 0 elsewhere."""
+    result = jnp.ones(())
+    for size, place in zip(shape[-len(places) :], places, strict=True):
+        result = jnp.multiply.outer(result, jnp.arange(size) == place)
+    return jnp.broadcast_to(result, shape)

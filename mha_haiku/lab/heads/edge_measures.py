@@ -1,0 +1,295 @@
+"""Which edges carry the answer: measures of one signature.
+
+A measure is a function below `_offered`; scripts and tables find it in `EDGE_MEASURES`.
+It takes a `Measured`, which has the clean examples, and the corrupted examples of the
+pairs, and returns `Edges`: a number per edge, which ranks by `Edges.strength`, and what
+it cost. It raises TypeError if batches can be iterated over only once, and ValueError
+if they do not pair or the model is no graph. What an edge is stands in `graph.py`, what
+it carries in a run with patched edges in `edge_runs.py`. Path patching and composition
+are of edges between heads, the others of all.
+
+B batch, U nodes that write, E edges, X patterns of edges.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from mha_haiku.core import checks
+from mha_haiku.lab.heads import circuits, edge_runs, hard_concrete, patching, programs
+from mha_haiku.lab.heads import graph as graphs
+from mha_haiku.lab.heads.running import Measured, check_batches, compiled
+from mha_haiku.training import tasks
+
+Array = jax.Array
+Examples = Iterable[tasks.Example]
+Cost, Edges = patching.Cost, patching.Edges
+EdgeMeasure = Callable[[Measured, Examples], Edges]
+
+EDGE_MEASURES: dict[str, EdgeMeasure] = {}
+"""From a name to `measure(subject, corrupted)`, which has options by keyword."""
+
+
+def _offered(function: EdgeMeasure) -> EdgeMeasure:
+    """Enters a function in `EDGE_MEASURES`."""
+    EDGE_MEASURES[function.__name__] = function
+    return function
+
+
+compiled_whole = functools.partial(compiled, compacts=False)
+
+
+@_offered
+def edge_patching(subject: Measured, corrupted: Examples) -> Edges:
+    """Returns what changes when one edge is patched, for each edge, by running all.
+
+    The sender's output of the corrupted run enters what the receiver reads there; all
+    that follows is computed anew. This is what `edge_attribution` estimates, at E runs
+    of the model.
+
+    Source: Conmy et al. 2023, section 2, https://arxiv.org/abs/2304.14997.
+    """
+    edges = np.arange(graphs.of_model(subject.model).exists.sum())
+    program = _patched_one_by_one(subject.model, metric=subject.metric)
+    changes, *both = patching.over_pairs(subject, corrupted, program, edges)
+    return _edges(subject, (changes, *both), Cost(2 + len(edges)))
+
+
+@compiled_whole
+def _patched_one_by_one(model, params, clean, corrupted, edges, *, metric):
+    pair = edge_runs.Pair(model, params, clean, corrupted, metric)
+    run = lambda edge: pair.patched(jnp.ones(len(edges)).at[edge].set(0))  # noqa: E731
+    changes = programs.over(run, edges, clean) - pair.before[None]
+    return changes.T, pair.before, pair.after
+
+
+@_offered
+def edge_attribution(
+    subject: Measured, corrupted: Examples, *, steps: int | None = None
+) -> Edges:
+    """Returns attribution patching: the change by patching an edge, at first order.
+
+    The slope of the metric by what the receiver reads, times what patching adds to it.
+    Memory grows with B T D times the number of nodes and readers.
+
+    Args:
+      steps: Slopes are means over so many inputs on the line from the corrupted
+        embeddings to the clean ones, which are the last (EAP-IG); None: of the clean
+        input alone (EAP).
+
+    Source: Syed et al. 2023, section 3, https://arxiv.org/abs/2310.10348; with `steps`
+    Hanna et al. 2024, eq. 4, https://arxiv.org/abs/2403.17806.
+    """
+    count = 1 if steps is None else checks.positive_integer("steps", steps)
+    shares = np.float32(np.arange(1, count) / count)  # and 1, the clean input
+    program = _slopes(subject.model, metric=subject.metric)
+    found = patching.over_pairs(subject, corrupted, program, shares)
+    return _edges(subject, found, Cost(1 + 2 * count, 2 * count))
+
+
+@_offered
+def integrated_edge_attribution(
+    subject: Measured, corrupted: Examples, *, steps: int = 5
+) -> Edges:
+    """Returns `edge_attribution` with integrated gradients, EAP-IG."""
+    return edge_attribution(subject, corrupted, steps=steps)
+
+
+def node_attribution(
+    subject: Measured, corrupted: Examples, *, steps: int | None = None
+) -> "Nodes":
+    """Returns attribution patching of nodes: the sum over the edges from each.
+
+    Arguments, errors and sources are as of `edge_attribution`.
+    """
+    edges = edge_attribution(subject, corrupted, steps=steps)
+    nodes = graphs.of_model(subject.model).writers
+    is_from = (edges.senders[:, None] == np.array(nodes)).all(-1)
+    values = edges.per_example @ is_from
+    return Nodes(values, edges.base, edges.other, np.array(nodes), cost=edges.cost)
+
+
+@compiled_whole
+def _slopes(model, params, clean, corrupted, shares, *, metric):
+    pair = edge_runs.Pair(model, params, clean, corrupted, metric, runs_clean=False)
+
+    def add(total, share):
+        return total + pair.slopes(share), None
+
+    edges = pair.slopes()
+    if len(shares):
+        edges, _ = jax.lax.scan(add, edges, shares)
+    return edges / (1 + len(shares)), pair.before, pair.after
+
+
+@_offered
+def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> Edges:
+    """Returns what patching an edge costs once those behind it are decided, by ACDC.
+
+    From the logits back, each edge is patched for good if the mean metric rises by less
+    than the threshold. All pairs run at once, E times.
+
+    Args:
+      threshold: In units of the metric.
+
+    Returns:
+      The edges that are `kept`, and the change of the metric by each when it was tried.
+
+    Source: Conmy et al. 2023, algorithm 1, https://arxiv.org/abs/2304.14997.
+    """
+    count = int(graphs.of_model(subject.model).exists.sum())
+    program = _removed(subject.model, metric=subject.metric)
+    changes, kept, *both = _at_once(
+        subject, corrupted, program, np.arange(count)[::-1], np.float32(threshold)
+    )
+    return _edges(subject, (changes, *both), Cost(2 + count), kept=kept > 0)
+
+
+@compiled_whole
+def _removed(model, params, clean, corrupted, order, threshold, *, metric):
+    pair = edge_runs.Pair(model, params, clean, corrupted, metric)
+
+    def step(state, edge):
+        without = state[0].at[edge].set(0)
+        after = pair.patched(without)
+        change = after - state[1]
+        is_removed = change.mean() < threshold
+        state = jax.tree.map(
+            lambda x, y: jnp.where(is_removed, x, y), (without, after), state
+        )
+        return state, change
+
+    init = jnp.ones(len(order)), pair.before
+    (kept, _), changes = jax.lax.scan(step, init, order)
+    return changes[jnp.argsort(order)].T, kept, pair.before, pair.after
+
+
+@_offered
+def learned_edges(
+    subject: Measured,
+    corrupted: Examples,
+    *,
+    steps: int = 300,
+    penalty: float = 1.0,
+    learning_rate: float = 0.1,
+    seed: int = 0,
+) -> Edges:
+    """Returns the probability that an edge's gate is open, where gates were learned.
+
+    Gates of a hard concrete distribution say how much of an edge is of the clean run.
+    Adam minimises the squared change of the metric, as a share of the change by
+    patching all edges, plus the penalty times the share of gates that are open. All
+    pairs run in each step.
+
+    Args:
+      steps: Steps of Adam.
+      penalty: The larger, the fewer edges.
+      learning_rate: Of Adam.
+      seed: Of the samples of gates.
+
+    Returns:
+      These probabilities, `[1, E]`; `kept` are edges whose gate is at least half open.
+
+    Source: Bhaskar et al. 2024, section 3, https://arxiv.org/abs/2406.16778.
+    """
+    count = int(graphs.of_model(subject.model).exists.sum())
+    program = _learned(subject.model, metric=subject.metric, count=count)
+    keys = jax.random.split(jax.random.key(seed), steps)
+    given = np.float32(penalty), np.float32(learning_rate)
+    probabilities, gates, *both = _at_once(subject, corrupted, program, keys, *given)
+    return _edges(
+        subject,
+        (probabilities[None], *both),
+        Cost(2 + steps, steps),
+        kept=gates >= 0.5,
+        unit="probability that the gate is open",
+    )
+
+
+_OPEN = 2.0  # the logit of gates at the start
+
+
+@compiled_whole
+def _learned(model, params, clean, corrupted, keys, penalty, rate, *, metric, count):
+    pair = edge_runs.Pair(model, params, clean, corrupted, metric)
+    size = jnp.square(pair.after - pair.before).mean()
+
+    def loss(logits, key):
+        change = pair.patched(hard_concrete.sample(logits, key)) - pair.before
+        is_open = hard_concrete.open_probability(logits).mean()
+        return jnp.square(change).mean() / size + penalty * is_open
+
+    adam = optax.adam(rate)
+
+    def step(state, key):
+        logits, moments = state
+        updates, moments = adam.update(jax.grad(loss)(logits, key), moments)
+        return (optax.apply_updates(logits, updates), moments), None
+
+    init = jnp.full(count, _OPEN)
+    (logits, _), _ = jax.lax.scan(step, (init, adam.init(init)), keys)
+    probabilities = hard_concrete.open_probability(logits)
+    return probabilities, hard_concrete.settled(logits), pair.before, pair.after
+
+
+EDGE_MEASURES["path_patching"] = patching.path_patching
+
+
+@_offered
+def composition(subject: Measured, corrupted: Examples) -> Edges:
+    """Returns the composition of weights of each pair of heads; nothing is run.
+
+    Source: Elhage et al. 2021, "Three kinds of composition",
+    https://transformer-circuits.pub/2021/framework/index.html.
+    """
+    del corrupted
+    values, places, kinds = [], [], []
+    for kind in circuits.KINDS:
+        found = circuits.compositions(subject.model, subject.params, kind)
+        exists = ~np.isnan(found)
+        values.append(found[exists])
+        places.append(np.argwhere(exists))
+        kinds += [kind] * exists.sum()
+    none = np.full(1, np.nan)
+    senders, receivers = np.split(np.concatenate(places), 2, axis=1)
+    ends = senders, receivers, np.array(kinds)
+    return Edges(np.concatenate(values)[None], none, none, *ends, unit="composition")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Nodes(patching.Changes):
+    """What each node is worth: the change of the clean run's metric by patching it.
+
+    Attributes:
+      nodes: `[U, 2]`, part and head; other nodes are as in `heads.graph`.
+      cost: What it took.
+    """
+
+    nodes: np.ndarray
+    cost: Cost = dataclasses.field(default=Cost(0), kw_only=True)
+
+    def rows(self) -> list[dict[str, int | float | str]]:
+        """Returns a row for each node: its name and its numbers."""
+        return [
+            {"node": graphs.label(node)} | self._numbers((i,))
+            for i, node in enumerate(self.nodes)
+        ]
+
+
+def _edges(subject, changes, cost, **options) -> Edges:
+    return Edges(*changes, *graphs.of_model(subject.model).ends, cost=cost, **options)
+
+
+def _at_once(subject, corrupted, program, *arrays):
+    """Returns what a program gives of all pairs as one batch."""
+    joined = []
+    for batches in (subject.batches, corrupted):
+        check_batches(batches)
+        joined.append([jax.tree.map(lambda *x: np.concatenate(x), *batches)])
+    subject = subject._replace(batches=joined[0])
+    return patching.over_pairs(subject, joined[1], program, *arrays)

@@ -1,0 +1,393 @@
+"""Runs of a model in which every node reads what its own edges carry.
+
+In a patched run an edge carries what its sender computes in this run, or what it has
+written in the corrupted run. So each query, key and value of each head is made of a
+stream of its own: what the parts of a model compute of what they read is taken out of
+the program by its sites, which are edited where a part begins and looked at where it
+ends.
+
+B batch, T positions, S key positions, H heads of a part, G key/value heads, K query/key
+and V value size per head, D width, L layers, U nodes that write, R places that read, X
+patterns of edges.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+from jax.interpreters import partial_eval
+
+from mha_haiku.core import models, sites
+from mha_haiku.core.modules import anatomy
+from mha_haiku.lab.heads import edits, running
+from mha_haiku.lab.heads import graph as graphs
+from mha_haiku.training import tasks
+
+Array = jax.Array
+Params = Mapping[str, Mapping[str, Array]]
+
+
+class Pieces:
+    """The parts of a model, as functions of parameters and of what they read.
+
+    `pieces(params, wanted, given)` computes the sites `wanted` of the sites `given`,
+    and nothing else.
+    """
+
+    def __init__(self, model: models.Model, params: Params, example: tasks.Example, of):
+        """Traces the model, with the parts `of` its layers that are wanted."""
+        graph = graphs.of_model(model)
+        inner = ("query", "key", "value", "gates", "heads")
+        begins = {site for part in of for site in part.reads} | {graph.end}
+        begins |= {f"{part.path}/{x}" for part in of for x in inner if part.groups}
+        ends = {f"{part.path}/output" for part in of} | {"logits"}
+        run = functools.partial(running.run, model)
+        look = sites.look(run, sorted(begins | ends), strict=False)
+        shapes = jax.eval_shape(look, params, example)[1]
+        given = {name: x for name, x in shapes.items() if name in begins}
+
+        # The look is inside of the edit, and so sees what is computed, not what is set.
+        def pieces(params, example, given):
+            changes = {name: lambda _, x=x: x for name, x in given.items()}
+            return [*sites.edit(look, changes)(params, example)[1].values()]
+
+        self._jaxpr = jax.make_jaxpr(pieces)(params, example, given)
+        self._example, self._given, self._names = example, sorted(given), list(shapes)
+        self._modules = [
+            (x, name) for x in sorted(params) for name in sorted(params[x])
+        ]
+        self._programs: dict[tuple[str, ...], tuple] = {}
+
+    def __call__(
+        self, params: Params, wanted: Sequence[str], given: Mapping[str, Array]
+    ) -> dict[str, Array]:
+        """Returns the sites that are wanted and exist, by the ends of their names."""
+        wanted = tuple(name for name in self._names if name in wanted)
+        if wanted not in self._programs:
+            used = [name in wanted for name in self._names]
+            self._programs[wanted] = partial_eval.dce_jaxpr(self._jaxpr.jaxpr, used)
+        jaxpr, used = self._programs[wanted]
+        # Of layers that are alike, the parameters of one are given.
+        leaves = [params.get(module, {}).get(name) for module, name in self._modules]
+        leaves += jax.tree.leaves(self._example)
+        leaves += [given.get(name) for name in self._given]
+        leaves = [x for x, is_used in zip(leaves, used, strict=True) if is_used]
+        program = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, self._jaxpr.consts))
+        names = [name.rpartition("/")[-1] for name in wanted]
+        return dict(zip(names, program(*leaves), strict=True))
+
+
+class Pair:
+    """A clean and a corrupted batch, and runs between the two.
+
+    Attributes:
+      before: `[B]`, the metric of the clean run.
+      after: `[B]`, the metric of the corrupted run.
+    """
+
+    def __init__(self, model, params, clean, corrupted, metric, *, runs_clean=True):
+        """Runs the model on both; the clean one may wait for `slopes` of it."""
+        if running.is_scanned(model, params):
+            raise ValueError("model must have looped layers; models.unstacked helps.")
+        self.graph = graphs.of_model(model)
+        self._compact = running.compact(model, params)
+        # Layers that are alike run as a scan of the first one.
+        self._is_scanned = running.is_scanned(*self._compact)
+        layers = self.graph.layers[:1] if self._is_scanned else self.graph.layers
+        self._params, self._example, self._metric = params, clean, metric
+        self._pieces = Pieces(model, params, clean, sum(layers, ()))
+        embeddings = [_EMBEDDINGS[stack] for stack in self.graph.stacks]
+        self._written = [*embeddings, *(part.written for part in self.graph.parts)]
+        # As one batch, which reads the parameters once.
+        batches = [corrupted, *([clean] if runs_clean else [])]
+        batch = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
+        output, seen = running.look(*self._compact, batch, _patterns(self._written))
+        count = len(clean.inputs)
+        self.after = metric(output.logits[:count], clean)
+        self._corrupted = {name: seen[name][:count] for name in self._written}
+        if runs_clean:
+            self.before = metric(output.logits[count:], clean)
+            self._clean = {name: seen[name][count:] for name in self._written}
+
+    def patched(self, kept: Array) -> Array:
+        """Returns the metric `[B]` where edges are kept by as much as `[E]` says.
+
+        An edge carries `kept` times what its sender writes in this run, plus the rest
+        of 1 times what it has written in the corrupted run.
+        """
+        graph, clean, corrupted = self.graph, self._clean, self._corrupted
+        cut = jnp.zeros(graph.exists.shape).at[*graph.places.T].set(1 - kept)
+        # By stack: the stream, and what each node has written in the corrupted run,
+        # less what it writes in this one.
+        streams, missing = {}, {}
+        for stack, rows in graph.stacks.items():
+            streams[stack] = clean[_EMBEDDINGS[stack]]
+            first = corrupted[_EMBEDDINGS[stack]] - streams[stack]
+            shape = (rows.stop - rows.start, *first.shape)
+            missing[stack] = jnp.zeros(shape).at[0].set(first)
+
+        def read(site, cut, streams, missing):
+            stack = graphs.stack_of(site)
+            added = jnp.tensordot(cut[graph.stacks[stack]].T, missing[stack], 1)
+            return streams[stack][None] + added
+
+        def step(layer, params, carry, given):
+            entering, (streams, missing) = carry[0], carry
+            for part, (cuts, theirs, writer) in zip(layer, given, strict=True):
+                sources = [
+                    read(x, cut, entering if graphs.enters(x) else streams, missing)
+                    for x, cut in zip(part.reads, cuts, strict=True)
+                ]
+                given = {part.reads[0]: sources[0][0]}
+                if part.groups:
+                    read_by = {}
+                    for kind, source in zip("qkv", sources, strict=True):
+                        read_by |= self._projected(part, params, kind, source)
+                    heads = self._attended(part, params, read_by)
+                    written = _contributions(part, params, theirs - heads)
+                    given = {part.written: heads}
+                name = f"{part.path}/output"
+                output = self._pieces(params, [name], given)["output"]
+                if not part.groups:
+                    written = (theirs - output)[None]
+                stack = graphs.stack_of(part.path)
+                streams = streams | {stack: streams[stack] + output}
+                missing = _with_rows(missing, part, written, writer, axis=0)
+            return (streams, missing), None
+
+        def given(part):
+            size = len(part.nodes)
+            first = [part.reader + i * size for i in range(len(part.reads))]
+            cuts = [cut[:, x : x + size] for x in first]
+            return cuts, corrupted[part.written], self._first(part)
+
+        (streams, missing), _ = self._over_layers(step, (streams, missing), given)
+        (stream,) = read(graph.end, cut[:, -1:], streams, missing)
+        found = self._pieces(self._params, ["logits"], {graph.end: stream})
+        return self._metric(found["logits"], self._example)
+
+    def slopes(self, share: Array | None = None) -> Array:
+        """Returns what patching each edge changes at first order, `[B, E]`.
+
+        Args:
+          share: How much of the embeddings is the clean run's where slopes are taken;
+            the rest is the corrupted run's. None: they are of the clean run itself.
+        """
+        graph, (slopes, streams) = self.graph, self._of_run(share)
+        difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
+
+        def step(layer, params, carry, given):
+            results, read = [], []
+            for part, (sources, slope, written) in zip(layer, given, strict=True):
+                if part.groups:
+                    by = read = self._head_slopes(part, params, sources, slope)
+                    written = _contributions(part, params, written)
+                else:
+                    # The stream is also read by what follows, and by the heads beside a
+                    # parallel part.
+                    others = read if graphs.enters(part.reads[0]) else []
+                    by = [(slope - sum(x.sum(0) for x in others))[None]]
+                    written = written[None]
+                results.append((written, by))
+            return carry, results
+
+        def given(part):
+            slope = slopes.get(part.written)
+            if not part.groups:
+                slope = slopes[part.reads[0]] - slopes[_left(part)]
+            return [streams[x] for x in part.reads], slope, difference[part.written]
+
+        _, results = self._over_layers(step, (), given)
+        # By stack: what each node would add to it, and slopes by what readers read.
+        added = {x: [difference[_EMBEDDINGS[x]][None]] for x in graph.stacks}
+        slopes_by = {x: ([], []) for x in graph.stacks}
+
+        def note(site, first, by):
+            columns, arrays = slopes_by[graphs.stack_of(site)]
+            columns.extend(range(first, first + len(by)))
+            arrays.append(by)
+
+        for part, (written, by) in zip(graph.parts, sum(results, []), strict=True):
+            added[graphs.stack_of(part.path)].append(written)
+            for i, (site, x) in enumerate(zip(part.reads, by, strict=True)):
+                note(site, part.reader + i * len(part.nodes), x)
+        note(graph.end, len(graph.readers) - 1, slopes[graph.end][None])
+        edges = jnp.zeros((len(self.before), *graph.exists.shape))
+        for stack, rows in graph.stacks.items():
+            columns, arrays = slopes_by[stack]
+            # One large product for all layers: small ones take several times as long.
+            product = (
+                _rows(jnp.concatenate(added[stack])) @ _rows(jnp.concatenate(arrays)).mT
+            )
+            edges = edges.at[:, rows, np.array(columns)].set(product)
+        return edges[:, *graph.places.T]
+
+    def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Returns slopes of the metric by values at sites, and the streams read."""
+        parts, (model, params), edit = self.graph.parts, self._compact, {}
+        for name in (
+            map(_EMBEDDINGS.get, self.graph.stacks) if share is not None else ()
+        ):
+            between = share * self._clean[name] + (1 - share) * self._corrupted[name]
+            edit[name] = lambda _, between=between: between
+        end = self._corrupted[_EMBEDDINGS[graphs.stack_of(self.graph.end)]]
+        shifts = {self.graph.end: jnp.zeros_like(end)}
+        for part in parts:
+            names = [part.written] if part.groups else [part.reads[0], _left(part)]
+            own = jnp.zeros_like(self._corrupted[part.written])
+            shifts |= dict.fromkeys(names, own)
+        at = [*self._written, *(site for part in parts for site in part.reads)]
+
+        def total(shifts):
+            changes = edit | edits.on_parts(shifts, shifts.values(), jnp.add)
+            run = sites.edit(functools.partial(running.run, model), changes)
+            output, seen = sites.look(run, _patterns(at))(params, self._example)
+            metric = self._metric(output.logits, self._example)
+            return metric.sum(), (metric, dict(seen))
+
+        slopes, (metric, seen) = jax.grad(total, has_aux=True)(shifts)
+        if share is None:
+            self.before = metric
+            self._clean = {name: seen[name] for name in self._written}
+        return slopes, seen
+
+    def _first(self, part) -> int:
+        """Returns the place of a part's first node among those of its stack."""
+        return part.writer - self.graph.stacks[graphs.stack_of(part.path)].start
+
+    # --- Attention whose heads read streams of their own
+
+    def _read(self, part, params, kind, source) -> dict[str, Array]:
+        """Returns queries (and gates), keys or values of a stream `[B, T, D]`."""
+        names = [f"{part.path}/{name}" for name in _READ[kind]]
+        return self._pieces(params, names, {part.reads["qkv".index(kind)]: source})
+
+    def _projected(self, part, params, kind, sources) -> dict[str, Array]:
+        """Returns what `_read` does, `[B, T, H, K]`, of streams `[H, B, T, D]`."""
+
+        def of_head(source, place):
+            found = self._read(part, params, kind, source)
+            return {name: x[..., place, :] for name, x in found.items()}
+
+        return jax.vmap(of_head, out_axes=-2)(sources, jnp.array(_places(part, kind)))
+
+    def _attended(self, part, params, read) -> Array:
+        """Returns heads `[B, T, H, V]`, of keys and values `[B, S, H, K]` of their own.
+
+        Attention runs as often as the largest number of heads that share a key.
+        """
+        groups = np.array(part.groups)
+        rank = np.array([(groups[:i] == g).sum() for i, g in enumerate(groups)])
+        shared = [np.flatnonzero(groups == g) for g in range(groups.max() + 1)]
+        # `[runs, G]`: the head whose key each key/value head has in a run.
+        chosen = [[own[i % len(own)] for own in shared] for i in range(rank.max() + 1)]
+
+        def run(own):
+            given = read | {name: read[name][..., own, :] for name in ("key", "value")}
+            given = {f"{part.path}/{name}": x for name, x in given.items()}
+            return self._pieces(params, [part.written], given)["heads"]
+
+        found = jax.vmap(run)(jnp.array(chosen))
+        return jnp.moveaxis(found[rank, :, :, np.arange(len(groups))], 0, -2)
+
+    def _head_slopes(self, part, params, sources, slope) -> list[Array]:
+        """Returns slopes `[H, B, T, D]` by what each head's q, k and v are made of.
+
+        `sources` are the three streams; `slope` is by the outputs, `[B, T, H, V]`.
+        """
+        read, backs = {}, []
+        for kind, source in zip("qkv", sources, strict=True):
+            of_stream = functools.partial(self._read, part, params, kind)
+            found, back = jax.vjp(of_stream, source)
+            place = _places(part, kind)
+            read |= {name: x[..., place, :] for name, x in found.items()}
+            backs.append((found, back))
+        attend = functools.partial(self._attended, part, params)
+        (slopes,) = jax.vjp(attend, read)[1](slope)
+        result = []
+        for kind, (found, back) in zip("qkv", backs, strict=True):
+
+            def of_head(head, place, found=found, back=back):
+                own = {
+                    name: jnp.zeros_like(x)
+                    .at[..., place, :]
+                    .set(slopes[name][..., head, :])
+                    for name, x in found.items()
+                }
+                return back(own)[0]
+
+            heads = jnp.arange(len(part.groups)), jnp.array(_places(part, kind))
+            result.append(jax.vmap(of_head)(*heads))
+        return result
+
+    def _over_layers(self, step, carry, given) -> tuple[Any, list]:
+        """Returns the last carry of `step(parts, params, carry, trees)`, and results.
+
+        `given` makes a tree of each part; results are one for each layer.
+        """
+        results, layers = [], self.graph.layers
+        trees = [[given(part) for part in layer] for layer in layers]
+        if not self._is_scanned:
+            for layer, each in zip(layers, trees, strict=True):
+                carry, result = step(layer, self._params, carry, each)
+                results.append(result)
+            return carry, results
+        own, rest = _parted(self._compact[1])
+
+        def body(carry, each):
+            return step(layers[0], rest | each[0], carry, each[1])
+
+        trees = jax.tree.map(lambda *x: jnp.stack(x), *trees)
+        carry, results = jax.lax.scan(body, carry, (own, trees))
+        each = range(len(layers))
+        return carry, [jax.tree.map(lambda x, i=i: x[i], results) for i in each]
+
+
+_EMBEDDINGS = {"encoder": "embedding", "decoder": "decoder_embedding"}
+_READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
+
+
+def _patterns(names) -> list[str]:
+    """Returns patterns of sites, one for all layers: a scan then stacks no copies."""
+    return sorted({sites.numbered_by_layer(name)[0] for name in names})
+
+
+def _left(part) -> str:
+    """Returns the site of the stream that a feed-forward part has written to."""
+    return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
+
+
+def _with_rows(missing, part, written, first, *, axis):
+    """Returns arrays by stack, with what a part has written at its nodes' places."""
+    stack = graphs.stack_of(part.path)
+    update = jax.lax.dynamic_update_slice_in_dim
+    return missing | {stack: update(missing[stack], written, first, axis)}
+
+
+def _places(part, kind) -> tuple[int, ...]:
+    """Returns the place of each head among the queries, or keys and values."""
+    return tuple(range(len(part.groups))) if kind == "q" else part.groups
+
+
+def _rows(x) -> Array:
+    """Returns `[B, U, T D]` of `[U, B, T, D]`."""
+    return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], x.shape[0], -1)
+
+
+def _contributions(part, params, heads) -> Array:
+    """Returns what the heads write to the stream, `[H, B, T, D]`, without biases."""
+    weights = params[f"{part.path}/linear"]["w"]
+    weights = weights.reshape(*heads.shape[-2:], -1)
+    return jnp.einsum("bthv,hvd->hbtd", heads, weights)
+
+
+def _parted(params) -> tuple[Params, Params]:
+    """Returns stacked parameters by the names of the first layer, and the others."""
+    own = {name: x for name, x in params.items() if anatomy.is_stacked(name)}
+    rest = {name: x for name, x in params.items() if name not in own}
+    first = {name: str(anatomy.layer_of(name)._replace(index=0)) for name in own}
+    return {first[name]: x for name, x in own.items()}, rest

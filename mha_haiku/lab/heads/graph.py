@@ -1,0 +1,193 @@
+"""The graph of a model: which parts write to the residual stream, which read them.
+
+Nodes are the embedding, each head, each feed-forward part and the logits. An edge goes
+from a node that writes to one that reads: to a head's queries, keys or values, to a
+feed-forward part or to the logits. What a reader reads is the sum of what all its
+senders have written, so a model is this graph exactly, as long as no norm stands on the
+stream or between a part and the stream.
+
+A node is a pair of integers: attention part and head; `UNITS` of a layer, counted over
+all stacks, for its feed-forward part; `EMBEDDING`, in an encoder-decoder of the encoder
+and `DECODER_EMBEDDING` of the decoder; `LOGITS`.
+
+U nodes that write, R places that read, E edges, H heads of a part.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import models
+from mha_haiku.lab.heads import head_weights
+
+Node = tuple[int, int]
+
+KINDS = ("q", "k", "v", "feed_forward", "logits")
+LOGITS = (-1, -1)
+EMBEDDING, DECODER_EMBEDDING = (-2, 0), (-2, 1)
+UNITS = -1  # in place of a head: the feed-forward part of the layer
+
+
+class Part(NamedTuple):
+    """An attention or a feed-forward part.
+
+    Attributes:
+      path: Its module, such as "encoder/layer_0/attention".
+      nodes: Its heads; or itself, a feed-forward part.
+      reads: The sites of the streams that queries, keys and values are made of; one
+        site of a feed-forward part.
+      writer: The place of its first node among the U that write.
+      reader: The place of its first reader among the R: H queries, then keys, then
+        values; or itself.
+      groups: `[H]`, the key/value head that each head reads; () of a feed-forward part.
+    """
+
+    path: str
+    nodes: tuple[Node, ...]
+    reads: tuple[str, ...]
+    writer: int
+    reader: int
+    groups: tuple[int, ...] = ()
+
+    @property
+    def written(self) -> str:
+        """The site of what its nodes pass on: heads, or the output."""
+        return f"{self.path}/{'heads' if self.groups else 'output'}"
+
+
+class Graph(NamedTuple):
+    """What writes and what reads, in the order in which the model computes them.
+
+    Attributes:
+      layers: The parts of each layer, the encoder's first.
+      writers: The U nodes that write.
+      readers: The R places that read: a node and a kind of `KINDS`.
+      exists: `[U, R]` booleans: where there is an edge.
+      stacks: The places among the U of all that write to a stack, from its embedding
+        on, by the name of the stack; the logits read the last one.
+    """
+
+    layers: tuple[tuple[Part, ...], ...]
+    writers: tuple[Node, ...]
+    readers: tuple[tuple[Node, str], ...]
+    exists: np.ndarray
+    stacks: dict[str, slice]
+
+    @property
+    def parts(self) -> list[Part]:
+        """All parts."""
+        return [part for layer in self.layers for part in layer]
+
+    @property
+    def end(self) -> str:
+        """The site of the stream that the logits are made of."""
+        return f"{list(self.stacks)[-1]}/stream"
+
+    @property
+    def places(self) -> np.ndarray:
+        """`[E, 2]`, writer and reader of each edge; readers in their order."""
+        return np.argwhere(self.exists.T)[:, ::-1]
+
+    @property
+    def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Senders `[E, 2]`, receivers `[E, 2]` and kinds `[E]`, as `heads.Edges`."""
+        senders, readers = self.places.T
+        nodes, kinds = map(np.array, zip(*self.readers, strict=True))
+        return np.array(self.writers)[senders], nodes[readers], kinds[readers]
+
+
+def stack_of(site: str) -> str:
+    """Returns the stack that a site is in."""
+    return site.partition("/")[0]
+
+
+def enters(site: str) -> bool:
+    """Returns whether a site is the stream that enters a layer."""
+    return "/layer_" in site and site.endswith("/stream")
+
+
+def label(node: Node) -> str:
+    """Returns a node as it is written in tables and figures: "3.5" is a head."""
+    layer, head = map(int, node)
+    name = f"feed-forward {layer}" if head == UNITS else f"{layer}.{head}"
+    return _NAMES.get((layer, head), name)
+
+
+_NAMES = {
+    LOGITS: "logits",
+    EMBEDDING: "embedding",
+    DECODER_EMBEDDING: "decoder embedding",
+}
+
+
+@functools.lru_cache(maxsize=8)
+def of_model(model: models.Model) -> Graph:
+    """Returns the graph of a model.
+
+    Raises:
+      ValueError: If the model is not of `models.build` or `interop.load`, or its stream
+        is no sum of what its nodes have written.
+    """
+    config = head_weights.config_of(model)
+    norms = models.NORM_PLACES[config.norm.position]
+    has_residual = config.attention.residual and config.feed_forward.residual
+    if norms.end or norms.after or not has_residual or config.attention.differential:
+        raise ValueError(
+            "model must have a stream that is the sum of what heads and feed-forward "
+            "parts write: with norms in front of parts alone (norm.position pre), "
+            "residual connections and no differential attention, got "
+            f"{config.norm.position!r}."
+        )
+    heads = {x.path: (i, x) for i, x in enumerate(models.heads_of_layers(config))}
+    units = models.hidden_sizes(config)
+    counts = {
+        "encoder": config.num_layers,
+        "decoder": models.num_decoder_layers(config),
+    }
+    layers, writers, readers, stacks = [], [], [], {}
+
+    def part(path, nodes, reads, order, kinds, groups=()):
+        found = Part(path, nodes, reads, len(writers), len(readers), tuple(groups))
+        writers.extend((node, stack_of(path), order) for node in nodes)
+        for kind, site in zip(kinds, reads, strict=True):
+            bound = order if "/layer_" in site else math.inf
+            readers.extend((node, kind, stack_of(site), bound) for node in nodes)
+        return found
+
+    for stack, count in counts.items():
+        if not count:
+            continue
+        first = len(writers)
+        embedding = DECODER_EMBEDDING if stack == "decoder" else EMBEDDING
+        writers.append((embedding, stack, -1))
+        for i in range(count):
+            path, parts, site, order = f"{stack}/layer_{i}", [], "stream", 3 * i
+            for name in ("attention", "cross_attention"):
+                if f"{path}/{name}" not in heads:
+                    continue
+                index, place = heads[f"{path}/{name}"]
+                own = range(len(place.names))
+                each = max(1, len(own) // max(1, place.num_key_value_heads))
+                read, is_cross = f"{path}/{site}", name == "cross_attention"
+                reads = (read, *("encoder/stream" if is_cross else read,) * 2)
+                if own:
+                    nodes = tuple((index, head) for head in own)
+                    groups = place.groups or [head // each for head in own]
+                    of = part(f"{path}/{name}", nodes, reads, order, "qkv", groups)
+                    parts.append(of)
+                site, order = f"stream_after_{name}", order + 1
+            if units[len(layers)]:
+                if config.feed_forward.parallel and parts:
+                    site, order = "stream", order - 1
+                node, read = (len(layers), UNITS), f"{path}/{site}"
+                name = f"{path}/feed_forward"
+                parts.append(part(name, (node,), (read,), order, KINDS[3:4]))
+            layers.append(tuple(parts))
+        stacks[stack] = slice(first, len(writers))
+    readers.append((LOGITS, "logits", list(stacks)[-1], math.inf))
+    exists = [[a == b and i < j for *_, b, j in readers] for _, a, i in writers]
+    nodes = tuple(node for node, *_ in writers)
+    kinds = tuple((node, kind) for node, kind, *_ in readers)
+    return Graph(tuple(layers), nodes, kinds, np.array(exists), stacks)

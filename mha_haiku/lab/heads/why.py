@@ -1,0 +1,659 @@
+"""Why a head looks there: its scores, and what it writes, as sums over components.
+
+The residual stream is a sum of components: the embedding of tokens, positions, each
+earlier head, each earlier feed-forward part, biases. With the factors of norms held
+(those of queries and keys too) a score is a sum over pairs of them, one at the query
+and one at the key; `components` says how this is known from sites alone.
+
+B batch, T query positions, S key positions, P attention parts, H heads of a part, K
+query/key and V value size per head, R queries, N examples, M components.
+
+Source: Elhage et al. 2021, "Path expansion of attention scores QK circuit",
+https://transformer-circuits.pub/2021/framework/index.html.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks, display, models
+from mha_haiku.core.attention import scores
+from mha_haiku.lab.heads import circuits, components, running
+from mha_haiku.lab.heads.components import Component, Held, Map
+from mha_haiku.training import tasks
+
+Array = jax.Array
+
+HELD = (
+    "Held: the factors of norms, of queries and keys too. Scores are those before a "
+    "soft cap; rotary positions are in each pair."
+)
+MOST_SPLIT = 8  # terms of which the heads are split where sources=True
+
+
+class Answer:
+    """What shows itself as a title and the rows of a table, the largest first."""
+
+    title: str
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Returns a row for each number, by the names of its columns."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        lines = [
+            "  ".join(f"{x:10.4g}" if isinstance(x, float) else f"{x}" for x in each)
+            for each in (row.values() for row in self.rows(12))
+        ]
+        return "\n".join([self.title, *lines])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Terms(Answer):
+    """A number of the model as a sum of terms `[M, M']`; host arrays.
+
+    Attributes:
+      place: The attention part, its head, and the position of the query (and the key).
+      title: What is asked, and the number.
+      labels: What the rows are of, and the columns.
+      terms: `[M, M']` float64.
+      total: The number itself, as the model has it.
+    """
+
+    place: tuple[int, ...]
+    title: str
+    labels: tuple[tuple[Any, ...], tuple[Any, ...]]
+    terms: np.ndarray
+    total: float
+    names = ("source", "component")
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Returns a row for each term that is not 0; at most `count` of them."""
+        rows = []
+        for (i, j), x in np.ndenumerate(self.terms):
+            own = (str(self.labels[0][i]), str(self.labels[1][j]))
+            rows.append({"term": float(x)} | dict(zip(self.names, own, strict=True)))
+        return _largest_first(rows, count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Pairs(Terms):
+    """The score of a query and a key as a sum over pairs of components.
+
+    `total` is the score before a soft cap and softmax; without a scale where attention
+    was recognised in a function. `labels` are components of the query and of the key.
+
+    Attributes:
+      parts: What they are: `[M, K]` of the query, times the score's scale, and
+        `[M', K]` of the key. `terms` are their products.
+      position: What is added to the terms for the two positions (ALiBi, other biases).
+      weight: The weight of the key, in [0, 1].
+    """
+
+    parts: tuple[np.ndarray, np.ndarray]
+    position: float
+    weight: float
+    names = ("query", "key")
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Returns what `Terms.rows` does, positions among it."""
+        own = {"term": self.position, "query": "position", "key": "of the score"}
+        return _largest_first([*super().rows(), own], count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Cells(Answer):
+    """The largest pairs of many cells of all maps; host arrays.
+
+    Arrays are by attention part, of which those without heads are not there.
+
+    Attributes:
+      components: What queries and keys are sums of, M of them.
+      queries: `[R]`, positions of the queries.
+      keys: `[H, R]` by part, the position of the key of each cell.
+      scores: `[H, R]`, the model's, as in `Pairs`; -inf where no key is seen.
+      positions: `[H, R]`, what is added for the two positions.
+      weights: `[H, R]`, the weight of the key, in [0, 1].
+      pairs: `[H, R, count, 2]`, places in `components`, query side first.
+      terms: `[H, R, count]`, their terms, the largest in size first.
+    """
+
+    components: tuple[Component, ...]
+    queries: np.ndarray
+    keys: dict[int, np.ndarray]
+    scores: dict[int, np.ndarray]
+    positions: dict[int, np.ndarray]
+    weights: dict[int, np.ndarray]
+    pairs: dict[int, np.ndarray]
+    terms: dict[int, np.ndarray]
+
+    @property
+    def title(self) -> str:
+        """How much there is."""
+        count = sum(map(np.size, self.scores.values()))
+        return f"The largest pairs of {count} cells"
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Returns a row for each cell, with its largest pair."""
+        rows = []
+        for part, own in self.terms.items():
+            for h, r in np.argwhere(np.isfinite(self.scores[part])).tolist():
+                query, key = (
+                    str(self.components[m]) for m in self.pairs[part][h, r, 0]
+                )
+                at = f"{part}.{h}: {self.queries[r]} to {self.keys[part][h, r]}"
+                row = {
+                    "term": float(own[h, r, 0]),
+                    "at": at,
+                    "query": query,
+                    "key": key,
+                }
+                rows.append(row)
+        return _largest_first(rows, count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Reads(Answer):
+    """What each head's queries, keys and values are made of, over a data set.
+
+    By queries and keys it is how much a component raises the scores of the keys that
+    are attended to over the mean of all keys that are seen, `sum_s (p_s - 1 / n)
+    score_s`, a mean over queries: the numbers of all components add up to that of the
+    whole score, and constants of a row do not count. By values it is the share of the
+    head's output, `z_m . z / |z|^2`; shares add up to 1.
+
+    Attributes:
+      components: M components, the last one the biases.
+      by: For "q", "k" and "v" `[N, P, H, M]` of each example, NaN where there is no
+        such head; of values the numerators of shares.
+      norms: `[N, P, H]`, `|z|^2` summed over the queries of an example.
+      counts: `[N, P]`, its queries.
+      composition: For "q", "k" and "v" `[P, H, P, H]`, `circuits.compositions` of the
+        weights; {} of a function.
+    """
+
+    components: tuple[Component, ...]
+    by: dict[str, np.ndarray]
+    norms: np.ndarray
+    counts: np.ndarray
+    composition: dict[str, np.ndarray]
+
+    @property
+    def title(self) -> str:
+        """What it is of."""
+        return (
+            f"What heads read by queries, keys and values, {len(self.norms)} examples"
+        )
+
+    def mean(self, kind: str) -> np.ndarray:
+        """Returns `[P, H, M]` of "q", "k" or "v": over all queries of all examples."""
+        checks.choice("kind", kind, circuits.KINDS)
+        over = self.norms if kind == "v" else self.counts[..., None]
+        return self.by[kind].sum(0) / over.sum(0)[..., None]
+
+    def graph(self, kind: str) -> np.ndarray:
+        """Returns `[P, H, P, H]`, the earlier head first, as `circuits.compositions`.
+
+        NaN where there is no such head, or the second does not come after the first.
+        """
+        mean = self.mean(kind)
+        result = np.full((*mean.shape[:2], *mean.shape[:2]), np.nan)
+        for m, each in enumerate(self.components):
+            if each.kind == "head":
+                own = mean[:, :, m]
+                result[each.layer, each.head] = np.where(own == 0, np.nan, own)
+        return result
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Returns a row for each head and component, next to weights' composition.
+
+        `count` is the largest number of rows for each of "q", "k" and "v".
+        """
+        rows = []
+        for kind in self.by:
+            weights, own = self.composition.get(kind), []
+            for (p, h, m), x in np.ndenumerate(self.mean(kind)):
+                each, known = self.components[m], float("nan")
+                if each.kind == "head" and weights is not None:
+                    known = float(weights[each.layer, each.head, p, h])
+                row = {"term": float(x), "head": f"{p}.{h}", "by": kind}
+                own.append(row | {"reads": str(each), "composition of weights": known})
+            rows += _largest_first(own, count)
+        return rows
+
+
+def _largest_first(rows, count) -> list[dict[str, Any]]:
+    """Returns rows by the size of their terms, without those of 0."""
+    rows = [row for row in rows if abs(row["term"]) > 0]
+    return sorted(rows, key=lambda row: -abs(row["term"]))[:count]
+
+
+def pairs(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    layer: int,
+    head: int,
+    query: int,
+    key: int | None = None,
+    *,
+    sources: bool | Sequence[tuple[int, int]] = False,
+) -> Pairs:
+    """Returns the score of a query and a key as a sum over pairs of components.
+
+    It takes 2 K backward passes through linear maps; memory does not grow with T S.
+
+    Args:
+      model: A model of `models.build`, `interop.load`, or any function of the same
+        arguments with the sites that are asked for.
+      params: Its parameters.
+      example: One example, B = 1.
+      layer: The attention part.
+      head: Its head.
+      query: The position of the query.
+      key: The position of the key; None: the one with the largest weight.
+      sources: The earlier heads (part, head) that are split by the position that they
+        read; True: those of the largest terms.
+
+    Raises:
+      ValueError: If there is no such place, the query does not see the key, the score
+        is no scaled product of queries and keys, or the model is not linear with the
+        factors of its norms held.
+    """
+    known = _known(model, params, example)
+    _, _, num_queries, num_keys = known.of(layer, head)
+    query = _position("query", query, num_queries)
+    key = -1 if key is None else _position("key", key, num_keys)
+    program = _cell(model, splits=bool(sources))
+    found = _run(program, params, example, layer, head, query, key)
+    cell = components.Cells(*map(float, found["cell"]))
+    key = int(cell.keys)
+    if not np.isfinite(cell.scores):
+        raise ValueError(f"query {query} does not see key {key}: there is no score.")
+    sides = [_with_rest(side["parts"], side["whole"]) for side in found["sides"]]
+    if sources is True:
+        largest = np.argsort(-np.abs(sides[0] @ sides[1].T), axis=None)[:MOST_SPLIT]
+        chosen = np.concatenate(np.divmod(largest, len(sides[1]))).tolist()
+        sources = [known.components[m][1:3] for m in chosen]
+    (own, query_parts), (others, key_parts) = (
+        _split(known.components, parts, side["splits"], set(map(tuple, sources or ())))
+        for side, parts in zip(found["sides"], sides, strict=True)
+    )
+    query_parts = query_parts * cell.scales
+    return Pairs(
+        (layer, head, query, key),
+        f"Layer {layer}, head {head}, query {query}, key {key}: score "
+        f"{cell.scores:.4g}, weight {cell.weights:.3g}",
+        (own, others),
+        query_parts @ key_parts.T,
+        cell.scores,
+        (query_parts, key_parts),
+        cell.positions,
+        cell.weights,
+    )
+
+
+def cells(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    queries: Sequence[int] | None = None,
+    key: int | None = None,
+    *,
+    count: int = 5,
+) -> Cells:
+    """Returns the largest pairs of every head at once, for R queries.
+
+    It takes M passes through linear maps, and memory of R M D numbers a part. The model
+    and errors are as of `pairs`. A key of -n is, for each head and query, the one with
+    the n-th largest weight, and None is -1; queries of None are all. `count` is of
+    pairs in each cell.
+    """
+    known = _known(model, params, example)
+    longest = max(shape[2] for shape in known.shapes)
+    queries = range(longest) if queries is None else queries
+    queries = np.array([_position("queries", t, longest) for t in queries], np.int32)
+    program = _largest(model, count=min(count, len(known.components) ** 2))
+    found = _run(program, params, example, queries, -1 if key is None else key)
+    parts = [part for part, shape in enumerate(known.shapes) if shape[1]]
+    by_part = zip(*found["cells"], strict=True)
+    fields = (dict(zip(parts, own, strict=True)) for own in by_part)
+    return Cells(known.components, queries, *fields)
+
+
+def written(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    layer: int,
+    head: int,
+    query: int,
+    *,
+    answer: int | None = None,
+) -> Terms:
+    """Returns what a head writes for a query, by source position and component.
+
+    Its weights are held, as are the factors of norms; other arguments and errors are as
+    of `pairs`. `answer` is the class whose logit, at the query, is asked for: what
+    reaches it straight from the head, before a soft cap. None: terms are along the
+    head's own output, and add up to its length.
+    """
+    known = _known(model, params, example)
+    _, _, num_queries, num_keys = known.of(layer, head)
+    query = _position("query", query, num_queries)
+    unit, answer = ("output", -1) if answer is None else ("logit", answer)
+    program = _values(model, is_logit=unit == "logit")
+    found = _run(program, params, example, layer, head, query, answer)
+    terms = _with_rest(found["terms"], found["whole"]).T[:num_keys]
+    total = float(found["total"])
+    title = f"Layer {layer}, head {head}, query {query}: {unit} {total:.4g}"
+    sides = tuple(range(len(terms))), known.components
+    return Terms((layer, head, query), title, sides, terms, total)
+
+
+def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Reads:
+    """Returns what all heads read by queries, keys and values, over a data set.
+
+    Queries that see nothing, and padding, do not count. It takes a pass over the maps
+    and three backward passes through linear maps for each head. `batches` are of
+    examples; other arguments and errors are as of `pairs`.
+    """
+    found = running.over(batches, lambda batch: _sums(model)(params, batch))
+    for each in found:
+        _check_linear(each)
+    known, config = _known(model, params, next(iter(batches))), model.config
+    by, norms, counts = (
+        jax.tree.map(lambda *x: np.concatenate(np.float64(x)), *own)
+        for own in zip(*(each["sums"] for each in found), strict=True)
+    )
+    composition = {}
+    if config is not None and not config.attention.differential:
+        composition = {kind: circuits.compositions(model, params, kind) for kind in by}
+    return Reads(known.components, by, norms, counts, composition)
+
+
+# --- Programs
+
+
+@running.compiled
+def _cell(model, params, example, layer, head, query, key, *, splits):
+    held = Held(model, params, example).linearized()
+    numbers = [
+        jnp.stack(
+            [x[head, 0] * 1.0 for x in components.Cells.of(own, query[None], key)]
+        )
+        for own in held.maps.values()
+    ]
+    is_own = np.array(list(held.part.values()))[:, None] == layer
+    cell = components.Cells(*jnp.where(is_own, jnp.stack(numbers), 0).sum(0))
+    ends = ("query", query), ("key", cell.keys.astype(int))
+    sides = [_side(held, layer, head, *end, splits) for end in ends]
+    return {"cell": cell, "sides": sides, "curvature": held.curvature()}
+
+
+def _side(held, layer, head, name, at, splits):
+    """Returns a query or a key, its parts, and what splits these by source position."""
+    wholes = {end: getattr(held.ends[end], name) for end in held.maps}
+    rows = jnp.stack([at, jnp.maximum(at - 1, 0)])  # smeared keys read two positions
+    first = jnp.stack([True, at > 0])[:, None, None]
+
+    def chosen(end, *places):
+        whole = wholes[end]
+        return components.one(whole.shape, *places) * (held.part[end] == layer)
+
+    def of_channel(channel):
+        at_channel = {end: {name: chosen(end, at, head, channel)} for end in wholes}
+        gradients = held.pull(at_channel)
+        kept = [gradients[each][0, rows] * first for each in held.heads if splits]
+        return held.parts(gradients)[:, 0].sum(-1), kept
+
+    size = max(x.shape[-1] for x in wholes.values())
+    parts, gradients = jax.lax.map(of_channel, jnp.arange(size))
+    whole = sum(
+        jnp.where(held.part[end] == layer, x[0, at, head], 0)
+        for end, x in wholes.items()
+    )
+    # What the gradients of heads are summed with: weights, gated, and values.
+    splits = {
+        held.part[name]: (
+            gradients[held.part[name]],
+            own.tile(rows, slice(None))[0],
+            jnp.ones(())
+            if own.weighting.gates is None
+            else own.weighting.gates[0, rows],
+            Map.of(own).value[0],
+        )
+        for name, own in held.maps.items()
+        if splits
+    }
+    return {"parts": parts.T, "whole": whole, "splits": splits}
+
+
+@running.compiled
+def _largest(model, params, example, rows, key, *, count):
+    held = Held(model, params, example).linearized()
+    numbers = {n: components.Cells.of(own, rows, key) for n, own in held.maps.items()}
+
+    def chosen(ends):
+        return {
+            name: (
+                components.at_rows(ends[name].query, rows),
+                components.at_keys(ends[name].key, own.keys),
+            )
+            for name, own in numbers.items()
+        }
+
+    numbered = jnp.arange(len(held.components) - 1)
+    parts = jax.lax.map(lambda m: chosen(held.push(held.single(m))), numbered)
+    wholes = chosen(held.ends)
+
+    def largest(given):
+        query, key, scale = given
+        terms = jnp.matmul(query * scale, key.T, precision="highest")
+        _, best = jax.lax.top_k(jnp.abs(terms).ravel(), count)
+        return jnp.stack(jnp.divmod(best, len(key)), -1), terms.ravel()[best]
+
+    sides, size = ([], []), max(own.key.shape[-1] for own in held.maps.values())
+    for name in numbers:
+        for side, x, whole in zip(sides, parts[name], wholes[name], strict=True):
+            x = jnp.concatenate([x, (whole - x.sum(0))[None]])  # [M, H, R, K]
+            x = jnp.moveaxis(x, 0, 2).reshape(-1, len(x), x.shape[-1])
+            side.append(jnp.pad(x, ((0, 0), (0, 0), (0, size - x.shape[-1]))))
+    scales = [own.scales.ravel() for own in numbers.values()]
+    given = *map(jnp.concatenate, sides), jnp.concatenate(scales)
+    # One loop over the cells of all parts, which compiles once.
+    best, found, first = jax.lax.map(largest, given), [], 0
+    for own in numbers.values():
+        cells_ = slice(first, first + own.scales.size)
+        shaped = (x[cells_].reshape(*own.scales.shape, *x.shape[1:]) for x in best)
+        found.append((own.keys, own.scores, own.positions, own.weights, *shaped))
+        first = cells_.stop
+    return {"cells": found, "curvature": held.curvature()}
+
+
+@running.compiled
+def _values(model, params, example, layer, head, query, answer, *, is_logit):
+    held = Held(model, params, example).linearized()
+    curvature = held.curvature()
+    if is_logit:
+        logits = Held(model, params, example, _logits).linearized()
+        curvature = jnp.maximum(curvature, logits.curvature())
+        places = (query, answer) if logits.ends.ndim == 3 else (answer,)
+        if model.config is not None and model.config.family == "set_classifier":
+            places = (query,)  # one logit, of each element
+        chosen = components.one(logits.ends.shape, *places)
+        gradients = logits.pull(chosen.astype(logits.ends.dtype))
+    total, cotangents = 0.0, {}
+    for name, own in held.maps.items():
+        output = held.sources[name.removesuffix("map") + "heads"][0, query, head]
+        if is_logit:
+            along = gradients[name.removesuffix("map") + "heads"][0, query, head]
+        else:
+            along = output / jnp.maximum(jnp.linalg.norm(output), 1e-30)
+        is_own = held.part[name] == layer
+        total += is_own * (output * along).sum()
+        if own.weighting.gates is not None:
+            along = along * own.weighting.gates[0, query, head]
+        weights = own.tile(query[None], slice(None))[0, :, 0]
+        weights = weights * components.one(weights.shape[:1], head)[:, None] * is_own
+        cotangents[name] = {"value": jnp.einsum("hs,v->shv", weights, along)[None]}
+    terms = held.parts(held.pull(cotangents))[:, 0]  # [M, S]
+    whole = jnp.zeros(terms.shape[1:])
+    for name, own in cotangents.items():
+        each = (held.ends[name].value * own["value"]).sum((0, 2, 3))
+        whole += jnp.pad(each, (0, len(whole) - len(each)))
+    return {"terms": terms, "whole": whole, "total": total, "curvature": curvature}
+
+
+@running.compiled
+def _sums(model, params, example):
+    held = Held(model, params, example).linearized()
+    places, targets, norms, counts = [], {}, [], []
+    for name, own in held.maps.items():
+        part = held.part[name]
+        output = held.sources[name.removesuffix("map") + "heads"]
+        targets[name], valid = _targets(own, output, example, running.kind_of(name))
+        norms.append(jnp.square(output * valid).sum((1, 3)))
+        counts.append(valid[..., 0, 0].sum(1))
+        heads = range(own.shape[-3])
+        places += [(part, h, j) for j in range(len(Map._fields)) for h in heads]
+
+    def of_head(given):
+        part, head, kind = given
+        cotangents, whole = {}, 0.0
+        for name, own in targets.items():
+            is_head = components.one(own.query.shape[-2:-1], head)[None, None, :, None]
+            is_head = is_head * (part == held.part[name])
+            chosen = Map(*(x * is_head * (kind == j) for j, x in enumerate(own)))
+            products = jax.tree.map(
+                lambda x, y: (x * y).sum((1, 2, 3)), chosen, held.ends[name]
+            )
+            cotangents[name], whole = chosen._asdict(), whole + sum(products)
+        parts = held.parts(held.pull(cotangents)).sum(-1)  # [M, B]
+        return jnp.concatenate([parts, (whole - parts.sum(0))[None]])
+
+    places = np.array(places)
+    found = jax.lax.map(of_head, tuple(map(jnp.asarray, places.T)))  # [..., M, B]
+    num_heads = max(own.shape[-3] for own in held.maps.values())
+    shape = len(example.inputs), len(held.shapes), num_heads
+    by = {}
+    for j, kind in enumerate(circuits.KINDS):
+        parts, heads, _ = places[places[:, 2] == j].T
+        own = jnp.moveaxis(found[places[:, 2] == j], -1, 0)
+        by[kind] = jnp.full((*shape, own.shape[-1]), jnp.nan)
+        by[kind] = by[kind].at[:, parts, heads].set(own)
+    sums = by, jnp.zeros(shape).at[:, parts, heads].set(jnp.concatenate(norms, 1))
+    counts = (
+        jnp.zeros(shape[:2]).at[:, list(held.part.values())].set(jnp.stack(counts, 1))
+    )
+    return {"sums": (*sums, counts), "curvature": held.curvature()}
+
+
+def _targets(own, output, example, kind) -> tuple[Map, Array]:
+    """Returns what queries, keys and values are multiplied by, and valid queries."""
+    query, key, _ = Map.of(own)
+    of_queries, of_keys = components.scales(own)
+    plain = own.weighting._replace(
+        bias=None, score=scores.dot_product(0.0), normalizer=None, gates=None
+    )
+
+    def with_sums(logs):  # the map of all keys that are seen, alike
+        return dataclasses.replace(own, weighting=plain, logsumexp=logs)
+
+    counts = with_sums(jnp.zeros_like(own.logsumexp)).row_sums()
+    uniform = with_sums(jnp.log(counts))
+    by_query = [jnp.moveaxis(x, -1, -2)[..., None] for x in (own.row_sums(), counts)]
+    sums = by_query[0]  # with a sink, what is compared has the sum of the row
+    valid = running.valid(own.shape[-2], example, kind)[..., None, None]
+    valid = valid & (by_query[1] > 0)
+    query, key = query * of_queries * valid, key * of_keys
+    at_query = own.apply(key) - sums * uniform.apply(key)
+    at_key = own.apply_transposed(query) - uniform.apply_transposed(sums * query)
+    output, gates = output * valid, own.weighting.gates
+    at_value = own.apply_transposed(output if gates is None else output * gates)
+    return Map(at_query * of_queries * valid, at_key * of_keys, at_value), valid
+
+
+def _logits(model, params, example) -> Array:
+    """Returns the logits, before a soft cap."""
+    at = ["uncapped_logits"]
+    output, found = running.look(model, params, example, at, strict=False)
+    return found.get("uncapped_logits", output.logits)
+
+
+# --- On the host
+
+
+class _Known(NamedTuple):
+    """What is known of a model without running it."""
+
+    components: tuple[Component, ...]
+    shapes: list[tuple[int, ...]]  # of the map of each part
+
+    def of(self, layer, head) -> tuple[int, ...]:
+        """Returns the shape of a head's map, or raises ValueError if there is none."""
+        checks.integer_in("layer", layer, 0, len(self.shapes) - 1)
+        checks.integer_in("head", head, 0, self.shapes[layer][1] - 1)
+        return self.shapes[layer]
+
+
+def _known(model, params, example) -> _Known:
+    found = []
+
+    def trace(params, example):
+        held = Held(*running.compact(model, params), example)
+        found.append(_Known(held.components, held.shapes))
+
+    jax.eval_shape(trace, params, example)
+    return found[0]
+
+
+def _with_rest(parts, whole) -> np.ndarray:
+    """Returns parts `[M - 1, ...]` of a whole, float64, and the rest as the last."""
+    parts, whole = np.float64(parts), np.float64(whole)
+    return np.concatenate([parts, (whole - parts.sum(0))[None]])
+
+
+def _run(program, params, example, *given):
+    found = running.fetched(program(params, example, *map(np.int32, given)))
+    _check_linear(found)
+    return found
+
+
+def _check_linear(found) -> None:
+    far = float(found["curvature"])
+    if not far < components.LINEAR:
+        raise ValueError(
+            "the model must be linear in what its heads and feed-forward parts write, "
+            f"with the factors of norms held, but is {far:.1%} off: a norm, embedding "
+            'or feed-forward part has no site. Name them, mh.site("factor", x) what a '
+            'norm multiplies by, mh.site("embedding", x), mh.site("feed_forward/output"'
+            ", x); else whole queries and keys alone are known, at */query and */key."
+        )
+
+
+def _position(name, value, length) -> int:
+    checks.integer_in(name, value, -length, length - 1)
+    return value % length
+
+
+def _split(known, parts, splits, chosen) -> tuple[tuple[Component, ...], np.ndarray]:
+    """Returns components and parts, chosen heads split by the position they read."""
+    result = []
+    for each, part in zip(known, parts, strict=True):
+        if each.kind != "head" or each[1:3] not in chosen:
+            result.append((each, part))
+            continue
+        gradient, weights, gates, value = map(np.float64, splits[each.layer])
+        if value.shape[-1] != gradient.shape[-1]:
+            raise ValueError(f"sources must be of heads with known values, got {each}.")
+        own = (x[..., each.head, :] for x in (gradient * gates, value))
+        by_source = np.einsum("krv,sv,rs->sk", *own, weights[each.head])
+        result += [(each._replace(source=s), x) for s, x in enumerate(by_source)]
+    own, parts = zip(*result, strict=True)
+    return own, np.stack(parts)

@@ -1,0 +1,315 @@
+"""Kinds of compiled models that are harder to read, with heads and edges as known.
+
+A kind is a function of the arguments of `compile` that returns a `Compiled`, entered in
+`KINDS` by the decorator `_offered`. Whatever it does to the model, the circuit stays
+the program's, and all answers to `CHECKED` random inputs stay right (`trained`: 99
+percent of them).
+
+D width of the stream, d of the compressed one, H heads.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from mha_haiku.core import sites
+from mha_haiku.core.modules import anatomy
+from mha_haiku.lab.rasp import compiler, layout
+from mha_haiku.lab.rasp.compiler import Compiled
+from mha_haiku.lab.rasp.language import Condition, Either, Head, Map, Program, Selector
+from mha_haiku.training import losses, tasks
+
+KINDS: dict[str, Callable[..., Compiled]] = {}
+CHECKED = 256  # inputs
+
+_MARGIN = 0.02  # nats, the mean loss down to which is trained
+_ROUNDS, _STEPS = 30, 100  # of training, and after each round answers are checked
+_BATCH, _POOL = 64, 1024  # examples of a step, and in all
+_ADAM = optax.adam(optax.exponential_decay(3e-3, 500, 0.75))
+
+
+def _offered(make: Callable[..., Compiled]) -> Callable[..., Compiled]:
+    KINDS[make.__name__] = make
+    return make
+
+
+@_offered
+def plain(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
+    """Returns what `compile` makes."""
+    return _checked(compiler.compile(program, seed=seed, **options), seed)
+
+
+@_offered
+def redundant(program: Program, **options: Any) -> Compiled:
+    """Doubles each head that copies: what either of the two writes is read once.
+
+    Ablating one changes no answer, ablating both does. Where they disagree, as when one
+    is patched, both values are read.
+
+    Raises:
+      ValueError: If no head copies, or a layer has too few heads.
+    """
+    return plain(doubled(program, is_backup=False), **options)
+
+
+@_offered
+def backup(program: Program, **options: Any) -> Compiled:
+    """As `redundant`, but the second head is read only where the first writes nothing.
+
+    So nothing that is done to the second alone changes anything.
+
+    Source: Wang et al. 2022, section 3.4, https://arxiv.org/abs/2211.00593.
+    """
+    return plain(doubled(program, is_backup=True), **options)
+
+
+@_offered
+def decoys(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
+    """Makes heads that attend, and gather values, as the program's, and write nothing.
+
+    Each head of the program has one, as far as its layer has other heads.
+    """
+    known = compiler.compile(program, seed=seed, **options)
+    generator = np.random.default_rng(seed)
+    for layer in range(known.config.num_layers):
+        is_real = known.is_real[layer]
+        heads, free = np.flatnonzero(is_real), np.flatnonzero(~is_real)
+        others = dict(zip(heads, generator.permutation(free), strict=False))
+        for axis, view in _by_head(known, known.params, layer):
+            for head, other in others.items():
+                view[other] = 0 if axis.is_read else view[head]
+    return _checked(known, seed)
+
+
+@_offered
+def noisy(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
+    """Adds normal noise to all weights: the most, in steps of 1.5, with right answers.
+
+    It has one standard deviation for all arrays.
+    """
+    known = compiler.compile(program, seed=seed, **options)
+    example = known.examples(CHECKED, seed=seed)
+    for scale in 1.5 ** -np.arange(24.0):
+        generator = np.random.default_rng(seed)
+
+        def noised(x, scale=scale, generator=generator):
+            return np.float32(x + scale * generator.standard_normal(x.shape))
+
+        found = dataclasses.replace(known, params=jax.tree.map(noised, known.params))
+        if right(found, example) == 1:
+            return found
+    raise ValueError(f"{program.name} makes mistakes with any noise in its weights.")
+
+
+@_offered
+def superposed(
+    program: Program,
+    *,
+    seed: int = 0,
+    width: float = 0.75,
+    **options: Any,
+) -> Compiled:
+    """Compresses the stream to `width` times what the program needs, by training.
+
+    All that writes into the stream goes through a projection, `[D, d]`, and all that
+    reads it through the transpose. The projection is trained, and begins with the
+    principal components of the stream.
+
+    Raises:
+      ValueError: If training does not make all answers right.
+
+    Source: Lindner et al. 2023, section 4, https://arxiv.org/abs/2301.05062.
+    """
+    known = compiler.compile(program, seed=seed, **options)
+    size = max(1, round(width * compiler.sizes(program).model_size))
+    config = known.config.replace(model_size=size)
+    num_tokens = len(known.params["embedding"]["embeddings"])
+    num_classes = len(known.params["logits"]["b"])
+    model, _ = compiler.built(config, num_tokens, num_classes)
+    inputs = known.examples(CHECKED, seed=seed).inputs
+    apply = functools.partial(known.model.apply, is_training=False)
+    look = jax.jit(sites.look(apply, ["layer_*/stream*"]))
+    _, streams = look(known.params, None, inputs)
+    streams = np.concatenate(
+        [np.reshape(x, (-1, x.shape[-1])) for x in streams.values()]
+    )
+    _, _, components = np.linalg.svd(streams, full_matrices=False)
+    found = dataclasses.replace(known, config=config, model=model)
+    return _trained(
+        found,
+        np.float32(components[:size].T),
+        _projected,
+        known.params,
+        seed=seed,
+        least=1.0,
+    )
+
+
+@_offered
+def trained(
+    program: Program, *, seed: int = 0, noise: float = 1e-4, **options: Any
+) -> Compiled:
+    """Trains the other heads with the circuit held, from where they spoil answers.
+
+    They begin by writing so much, in steps of twice, that a tenth of the answers
+    are wrong.
+
+    Raises:
+      ValueError: If training does not make 99 percent of the answers right.
+    """
+    share = 1.0
+    while share > 0.9:
+        known = compiler.compile(program, seed=seed, noise=noise, **options)
+        share, noise = right(known, known.examples(CHECKED, seed=seed)), 2 * noise
+    is_free = jax.tree.map(np.zeros_like, known.params)
+    for layer in range(known.config.num_layers):
+        for _, view in _by_head(known, is_free, layer):
+            view[:] = 1
+            view[[head for i, head in known.heads if i == layer]] = 0
+    return _trained(
+        known, known.params, _held, (known.params, is_free), seed=seed, least=0.99
+    )
+
+
+def doubled(program: Program, *, is_backup: bool) -> Program:
+    """Returns a program whose heads that copy are two each, as in `language.Either`.
+
+    Raises:
+      ValueError: If no head copies.
+    """
+
+    @functools.cache
+    def of(part):
+        if isinstance(part, Map):
+            return dataclasses.replace(
+                part, inputs=tuple(of(each) for each in part.inputs)
+            )
+        if not isinstance(part, Head):
+            return part
+        selector = Selector(
+            tuple(
+                Condition(of(keys), of(queries), predicate)
+                for keys, queries, predicate in part.selector.conditions
+            ),
+            tuple(of(each) for each in part.selector.orders),
+        )
+        values = None if part.values is None else of(part.values)
+        head = dataclasses.replace(part, selector=selector, values=values)
+        if head.gathers != "value":
+            return head
+        other = dataclasses.replace(head)
+        return Either(lambda one, _: one, (head, other), is_backup)
+
+    result = dataclasses.replace(program, output=of(program.output))
+    if not any(isinstance(each, Either) for each in layout.parts(result.output)):
+        raise ValueError(f"{program.name} must have a head that copies, and has none.")
+    return result
+
+
+def right(compiled: Compiled, example: tasks.Example) -> float:
+    """Returns the share of a batch's answers that a model gives right."""
+    return float(_quality(compiled.model)(compiled.params, example)[1])
+
+
+@functools.lru_cache(maxsize=64)
+def _quality(model) -> Callable:
+    """Returns a compiled function of parameters and a batch: mean loss, share right."""
+
+    @jax.jit
+    def quality(params, example):
+        logits = model.apply(params, None, example.inputs, is_training=False).logits
+        is_right, count = logits.argmax(-1) == example.targets, example.weights.sum()
+        each = losses.cross_entropy(logits, example.targets)
+        return (
+            (each * example.weights).sum() / count,
+            (is_right * example.weights).sum() / count,
+        )
+
+    return quality
+
+
+def _checked(compiled: Compiled, seed: int) -> Compiled:
+    """Returns a model that makes no mistake, or raises ValueError."""
+    share = right(compiled, compiled.examples(CHECKED, seed=seed))
+    if share < 1:
+        raise ValueError(
+            f"{compiled.program.name} must answer right throughout, got {share:.2%} "
+            f"of {CHECKED} inputs: less noise or other sizes may help."
+        )
+    return compiled
+
+
+def _trained(compiled, x, params_of, given, *, seed, least) -> Compiled:
+    """Trains `x` in `params_of(x, given)` until `least` of the answers are right."""
+    advance = _rounds(compiled.model, params_of)
+    pool = compiled.examples(_POOL, seed=1000 + seed)
+    checked = compiled.examples(CHECKED, seed=seed)
+    state = x, _ADAM.init(x)
+    for i in range(_ROUNDS):
+        state = advance(*state, given, pool, jax.random.key(seed * _ROUNDS + i))
+        params = jax.device_get(params_of(state[0], given))
+        loss, share = _quality(compiled.model)(params, checked)
+        if share >= least and loss < _MARGIN:
+            return dataclasses.replace(compiled, params=params)
+        if i > _ROUNDS // 3 and share < 0.9:
+            break  # no model that was this far behind has been learned
+    raise ValueError(
+        f"{compiled.program.name} must be learned in {(i + 1) * _STEPS} steps, got "
+        f"{share:.2%} of answers right and a loss of {loss:.2g} nats."
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _rounds(model, params_of) -> Callable:
+    """Returns a compiled function that trains `_STEPS` steps."""
+    quality = _quality(model)
+
+    @jax.jit
+    def advance(x, state, given, pool, rng):
+        def step(carry, rng):
+            x, state = carry
+            rows = jax.random.randint(rng, (_BATCH,), 0, _POOL)
+            example = jax.tree.map(lambda leaf: leaf[rows], pool)
+            slopes = jax.grad(lambda x: quality(params_of(x, given), example)[0])(x)
+            updates, state = _ADAM.update(slopes, state, x)
+            return (optax.apply_updates(x, updates), state), None
+
+        return jax.lax.scan(step, (x, state), jax.random.split(rng, _STEPS))[0]
+
+    return advance
+
+
+def _held(x, given):
+    """Returns the parameters `x` where they are free, the others as they were."""
+    params, is_free = given
+    return jax.tree.map(
+        lambda new, old, free: jnp.where(free > 0, new, old), x, params, is_free
+    )
+
+
+def _projected(projection, params):
+    """Returns the parameters of a model whose stream is compressed, `[D, d]`."""
+
+    def of(module, name, x):
+        if module.endswith(("embedding", "positions", "linear", "output")):
+            return x @ projection
+        return projection.T @ x if name == "w" else x
+
+    return {m: {n: of(m, n, x) for n, x in own.items()} for m, own in params.items()}
+
+
+def _by_head(compiled, params, layer) -> Iterator[tuple[anatomy.Axis, np.ndarray]]:
+    """Yields each parameter of a layer's heads, as a view whose first axis is H."""
+    num_heads = compiled.config.attention.num_heads
+    for module, own in params.items():
+        for name, x in own.items():
+            axis = anatomy.axis_of(module, name)
+            if f"/layer_{layer}/attention/" in module and axis is not None:
+                view = np.moveaxis(x, axis.place, 0)
+                yield axis, view.reshape(num_heads, -1, *view.shape[1:])

@@ -1,0 +1,183 @@
+"""What each method misses, on the smallest compiled model on which it does.
+
+Models of kinds in `rasp.KINDS`, of one layer of four heads where heads are asked, and
+of two where edges are.
+"""
+
+import functools
+import operator
+
+import numpy as np
+import pytest
+
+from mha_haiku import heads, rasp
+
+SMALL, LARGE = 0.01, 0.3  # nats
+
+
+@functools.cache
+def _made(kind, name="previous_token"):
+    """Returns a compiled model, it as a subject, and corrupted batches."""
+    program = rasp.PROGRAMS[name](length=3)
+    doubled = rasp.kinds.doubled(program, is_backup=True)
+    # One model for all kinds of a program: each method is compiled once.
+    sizes = functools.reduce(operator.or_, map(rasp.sizes, (program, doubled)))
+    known = rasp.KINDS[kind](program, num_heads=4, noise=1e-3, sizes=sizes)
+    clean, other = (known.examples(16, seed=seed) for seed in (0, 1))
+    subject = heads.Measured(known.model, heads.metrics.loss, known.params, [clean])
+    return known, subject, [other]
+
+
+def _circuit(kind, measure, **options):
+    """Returns what a measure of heads says of the circuit's, the first twin first."""
+    known, subject, _ = _made(kind)
+    found = measure(subject, **options).mean
+    return np.array([found[place] for place in known.heads])
+
+
+def _mean(subject):
+    return heads.ablation_values.mean(subject.model, subject.params, subject.batches)
+
+
+def test_ablation_misses_heads_that_do_the_same():
+    for kind in ("redundant", "backup"):
+        assert abs(_circuit(kind, heads.ablation)).max() < SMALL
+    (alone,) = _circuit("plain", heads.ablation)
+    assert alone > LARGE
+    # Both are needed for all that: ablating two at once tells.
+    known, subject, _ = _made("backup")
+    one, other = known.heads
+    assert heads.pairs(subject)[(*one, *other)] > LARGE
+
+
+@pytest.mark.slow
+def test_ablation_by_the_mean_misses_redundant_heads_and_the_backup():
+    for kind in ("redundant", "backup"):
+        value = _mean(_made(kind)[1])
+        found = _circuit(kind, heads.ablation, ablation_value=value)
+        assert abs(found[1]) < SMALL
+    value = _mean(_made("redundant")[1])
+    assert (
+        abs(_circuit("redundant", heads.ablation, ablation_value=value)).max() < SMALL
+    )
+
+
+@pytest.mark.slow
+def test_ablation_by_resampling_misses_the_backup():
+    value = heads.ablation_values.resample
+    first, second = _circuit("backup", heads.ablation, ablation_value=value)
+    assert first > LARGE and abs(second) < SMALL
+    assert _circuit("redundant", heads.ablation, ablation_value=value).min() > LARGE
+
+
+def test_activation_patching_misses_the_backup():
+    for kind, finds_second in (("backup", False), ("redundant", True)):
+        known, subject, corrupted = _made(kind)
+        found = heads.activation_patching(subject, corrupted).mean
+        first, second = (found[place] for place in known.heads)
+        assert first > LARGE
+        assert second > LARGE if finds_second else abs(second) < SMALL
+
+
+@pytest.mark.slow
+def test_slopes_miss_what_is_read_by_steps():
+    assert _circuit("redundant", heads.gradient).max() < 1e-3
+    assert _circuit("plain", heads.gradient).min() > 1e-3
+
+
+@pytest.mark.slow
+def test_integrated_gradients_miss_the_backup():
+    first, second = _circuit("backup", heads.attribution)
+    assert first > LARGE and abs(second) < SMALL
+    assert _circuit("redundant", heads.attribution).min() > LARGE
+
+
+def test_confidence_takes_decoys_for_the_circuit():
+    known, subject, _ = _made("decoys")
+    found = heads.confidence(subject).mean
+    (place,) = known.heads
+    assert np.sum(found == found[place]) == 2
+    assert rasp.auroc(found, known.is_real) < 1
+
+
+def test_logit_attribution_misses_heads_that_write_for_other_heads():
+    known, subject, _ = _made("plain", "two_hops")
+    (example,) = subject.batches
+    parts = heads.logit_attribution(
+        subject.model, subject.params, example, classes=example.targets
+    ).heads
+    first, second = (
+        abs(parts[layer][:, :, head]).mean() for layer, head in known.heads
+    )
+    assert second > 1 and first < SMALL  # of a logit
+
+
+@pytest.mark.slow
+def test_path_patching_misses_edges_of_the_backup():
+    known, subject, corrupted = _made("backup", "two_hops")
+    found = _paths(known, subject, corrupted, through_units=True)
+    places = list(known.heads)
+    for (first, second), receivers in (
+        (places[:2], places[2:]),
+        (places[2:], [heads.patching.LOGITS]),
+    ):
+        for receiver in receivers:
+            kind = "logits" if receiver == heads.patching.LOGITS else "q"
+            assert abs(found[second, receiver, kind]) < SMALL
+            # The edge to a backup head says nothing either: nobody reads that.
+            tells = receiver != places[3]
+            assert (found[first, receiver, kind] > LARGE) == tells
+
+
+@pytest.mark.slow
+def test_path_patching_misses_edges_to_one_of_two_heads_that_do_the_same():
+    known, subject, corrupted = _made("redundant", "two_hops")
+    found = _paths(known, subject, corrupted, through_units=True)
+    assert max(abs(found[edge]) for edge in known.edges) < SMALL
+    known, subject, corrupted = _made("plain", "two_hops")
+    found = _paths(known, subject, corrupted, through_units=True)
+    assert min(found[edge] for edge in known.edges) > LARGE
+
+
+@pytest.mark.slow
+def test_path_patching_with_units_held_misses_edges_through_them():
+    known, subject, corrupted = _made("redundant")
+    for through_units in (True, False):
+        found = _paths(known, subject, corrupted, through_units=through_units)
+        values = np.array(
+            [found[x, heads.patching.LOGITS, "logits"] for x in known.heads]
+        )
+        assert values.min() > LARGE if through_units else abs(values).max() < SMALL
+
+
+def test_composition_of_weights_takes_decoys_for_receivers():
+    known, subject, _ = _made("decoys", "two_hops")
+    found = heads.circuits.compositions(known.model, known.params, "q")
+    ((sender, receiver, _),) = known.edges
+    is_alike = np.isclose(found[sender][1], found[(*sender, *receiver)])
+    assert is_alike.sum() == 2 and not known.is_real[1].all()
+    assert known.is_real[1][is_alike].sum() == 1
+
+
+def test_composition_of_weights_misses_edges_through_hidden_units():
+    known, subject, _ = _made("redundant", "two_hops")
+    found = heads.circuits.compositions(known.model, known.params, "q")
+    through = [found[(*sender, *receiver)] for sender, receiver, _ in known.edges]
+    assert max(through) < np.nanmedian(found)
+
+
+def _paths(known, subject, corrupted, **options):
+    """Returns mean changes by edge, between heads of the circuit and to the logits."""
+    places = list(known.heads)
+    edges = heads.path_patching(
+        subject,
+        corrupted,
+        senders=places,
+        receivers=places,
+        kinds=("q", "logits"),
+        **options,
+    )
+    ends = (map(tuple, x.tolist()) for x in (edges.senders, edges.receivers))
+    return dict(
+        zip(zip(*ends, edges.kinds.tolist(), strict=True), edges.mean, strict=True)
+    )

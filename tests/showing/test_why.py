@@ -1,0 +1,103 @@
+"""Why heads look there, on the road from cells to the page."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from mha_haiku.lab import heads
+from mha_haiku.showing import dossier, fitting, given_maps, map_set, page, plotting
+from mha_haiku.showing import shown as shown_
+
+T = 3
+
+
+def cells(*, key):
+    """Pairs of two layers, the second of which has no heads."""
+    keys = np.full((2, T), key)
+    scores = np.arange(2.0 * T).reshape(2, T)
+    scores[0, 0] = -np.inf  # the first query does not see its key
+    pairs = np.zeros((2, T, 1, 2), int) + [0, 1]
+    components = tuple(map(heads.why.Component, ("token", "biases")))
+    zeros = np.zeros((2, T))
+    arrays = ({0: x} for x in (keys, scores, zeros, zeros, pairs))
+    return heads.why.Cells(components, np.arange(T), *arrays, {0: scores[..., None]})
+
+
+def maps():
+    axis = map_set.Axis.whole("abc")
+    weights = np.tril(np.ones((2, T, T))) / np.arange(1, T + 1)[:, None]
+    example = map_set.Example("example 0", axis, axis, (weights,))
+    layers = (map_set.Layer("layer 0", ("0", "1")),)
+    return map_set.MapSet("maps", layers, (example,))
+
+
+def with_why():
+    return given_maps.with_why(maps(), [cells(key=0), cells(key=1)])
+
+
+def test_cells_that_are_seen_reach_the_page():
+    shown = page.contents(dossier.Dossier("Why", (with_why(),)))
+    why = shown["sets"][0]["examples"][0]["why"]
+    assert why["components"] == ["token", "biases"]
+    wanted = [[0, h, t, key] for key in (0, 1) for h in range(2) for t in range(T)]
+    assert why["cells"] == [each for each in wanted if each[1:3] != [0, 0]]
+    assert why["pairs"] == [[[0, 1]]] * 10
+    assert why["scores"] == why["terms"] == [[x] for x in (1, 2, 3, 4, 5) * 2]
+
+
+def test_a_set_with_why_is_saved_and_loaded(tmp_path):
+    whole = with_why()
+    loaded = map_set.MapSet.load(whole.save(tmp_path / "maps.npz"))
+    own, other = (each.examples[0].why for each in (whole, loaded))
+    assert own.components == other.components
+    for first, second in zip(own[1:], other[1:], strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_why_is_of_the_heads_that_are_left_and_goes_where_room_is_short():
+    whole = with_why()
+    own = whole.with_heads([[1]]).examples[0].why
+    assert own.cells.tolist() == [[0, 0, t, key] for key in (0, 1) for t in range(T)]
+    assert own.scores.tolist() == [3, 4, 5] * 2
+    shown = dossier.Dossier("Why", (whole,))
+    sizes = [
+        len(page.render(each).encode())
+        for each in (shown, dossier.Dossier("Why", (maps(),)))
+    ]
+    fitted, _ = fitting.fitted(shown, sizes[0], page.render)
+    assert fitted.sets[0].examples[0].why.scores.tolist() == [1, 2, 3, 4, 5] * 2
+    fitted, _ = fitting.fitted(shown, sum(sizes) // 2, page.render)
+    assert fitted.sets[0].examples[0].why is None
+
+
+@pytest.fixture
+def terms():
+    parts = np.array([[2.0, 0.0], [0.0, 3.0]]), np.array([[1.0, 1.0], [0.0, -1.0]])
+    labels = (("token", "head 0.1"), ("token", "$x$"))
+    total = (parts[0] @ parts[1].T).sum() + 0.5
+    return heads.why.Pairs(
+        (1, 0, 4, 2), "Layer 1", labels, parts[0] @ parts[1].T, total, parts, 0.5, 0.9
+    )
+
+
+def test_terms_are_listed_the_largest_first_with_positions(terms):
+    assert [tuple(row.values()) for row in terms.rows()] == [
+        (3.0, "head 0.1", "token"),
+        (-3.0, "head 0.1", "$x$"),
+        (2.0, "token", "token"),
+        (0.5, "position", "of the score"),
+    ]
+    assert sum(row["term"] for row in terms.rows()) == terms.total
+    html = shown_.fragment(terms)
+    assert "Held: the factors of norms" in html and "$x$" in html
+    assert len(terms.rows(2)) == 2 and repr(terms).count("\n") == 4
+
+
+def test_a_figure_has_a_bar_for_each_term(terms):
+    pytest.importorskip("matplotlib")
+    (axes,) = plotting.figure_of(terms, title=None).axes
+    assert [bar.get_width() for bar in axes.patches] == [3, -3, 2, 0.5]
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names[1] == "head 0.1  x  $x$"
+    assert dataclasses.is_dataclass(terms)

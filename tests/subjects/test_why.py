@@ -1,0 +1,54 @@
+"""What a subject says of why its heads look there, where that is known."""
+
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku.subjects.subject import Subject
+
+
+@pytest.mark.slow
+def test_the_induction_head_looks_where_the_previous_token_head_wrote_its_token():
+    known = mh.rasp.compile(mh.rasp.PROGRAMS["induction"]())
+    place = {name: place for place, name in known.heads.items()}
+    layer, head = place["induction"]
+    writer = "head {}.{}".format(*place["previous_token"])
+    subject = Subject(known.model, known.params, "induction")
+    example = known.examples(8)
+    row = np.asarray(example.inputs[0])
+    query = next(t for t in range(2, len(row)) if row[t] in row[1:t])
+    key = 1 + max(t for t in range(1, query) if row[t] == row[query])
+    found = subject.why(row, layer=layer, head=head, query=query)
+    assert found.place == (layer, head, query, key)
+    assert found.title.endswith(f"'{row[query]}' '{row[key]}'")
+    first = found.rows(1)[0]
+    assert (first["query"], first["key"]) == ("token", writer)
+    np.testing.assert_allclose(found.terms.sum(), found.total, rtol=1e-6)
+    cells = subject.why(row, query=query)
+    pair = cells.pairs[layer][head, 0, 0].tolist()
+    assert [str(cells.components[m]) for m in pair] == ["token", writer]
+    np.testing.assert_allclose(cells.terms[layer][head, 0, 0], first["term"], 1e-5)
+    answer = known.answers.index(known.program.vocabulary[row[key]])
+    written = subject.writes(row, layer=layer, head=head, query=query, answer=answer)
+    best = written.rows(1)[0]
+    assert best["component"] == "token" and best["source"].startswith(f"{key} ")
+    reads = subject.reads(example)
+    assert next(x for x in reads.rows() if x["by"] == "k")["reads"] == writer
+    with pytest.raises(ValueError, match="inputs must be one text or one row, got 8"):
+        subject.why(example, layer=layer, head=head)
+
+
+@pytest.mark.slow
+def test_the_page_of_a_text_says_why():
+    known = mh.rasp.compile(mh.rasp.PROGRAMS["induction"]())
+    subject = Subject(known.model, known.params, "induction")
+    row = np.asarray(known.examples(1).inputs[0])
+    maps = subject.maps(row, why=2)
+    first, second = maps.why
+    for part in first.keys:
+        assert (first.keys[part][:, 1:] != second.keys[part][:, 1:]).all()
+        weights = np.asarray(maps[part].weights())[0]
+        order = np.argsort(-weights, -1, kind="stable")
+        np.testing.assert_array_equal(first.keys[part], order[..., 0])
+        np.testing.assert_array_equal(second.keys[part], order[..., 1])
+    assert '"why":{"components":["token","position","head 0.0"' in maps.show().html
