@@ -55,6 +55,11 @@ class CopyAndParity(base.Claim):
         "the length of training, could not fail. Now there are eight tasks, and what "
         "counts is the correlation over them.",
     )
+    tried = (
+        "In the six seeds of the two verdicts addition is never learnt within 4,000 "
+        "steps, and copying of repeated tokens in two; the reach of both is at most "
+        "0.09. Counting, which has a short program, has a reach of 0.19 to 0.30."
+    )
     criteria = (
         base.Criterion(
             "rank correlation of having a short program with the reach in length",
