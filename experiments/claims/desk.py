@@ -25,7 +25,6 @@ from mha_haiku.training.runs import (
     loop,
     metrics_log,
     progress,
-    seeds,
 )
 
 Look = Callable[[models.Model, Any, tasks.Example], dict[str, jax.Array]]
@@ -283,7 +282,7 @@ class Desk:
         if count == 1:
             folder = folder / f"seed_{seed}"
         with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-            trained = seeds.train_seeds(
+            trained = loop.train_seeds(
                 config.replace(seed=first),
                 count,
                 folder,

@@ -362,7 +362,7 @@ def test_the_desk_trains_once_all_its_seeds_and_asks_elsewhere(
     assert desk.examples(other, 2).inputs.shape == (2, 4)
     assert other.config.model.attention.scale == 3.0
     # The other seed has been trained with it; another desk finds both.
-    monkeypatch.setattr(seeds, "train_seeds", None)
+    monkeypatch.setattr(loop, "train_seeds", None)
     config = config.replace(seed=5)
     first = desk.train(config, 7, **looked)
     again = claims.Desk(tmp_path, devices=devices).train(config, 7, **looked)
@@ -393,7 +393,7 @@ def test_the_desk_goes_on_with_an_interrupted_training(
         path.write_text(json.dumps(summary | {"interrupted": True}))
     train, asked = loop.train_seeds, []
     monkeypatch.setattr(
-        seeds,
+        loop,
         "train_seeds",
         lambda *x, **options: asked.append(x) or train(*x, **options),
     )
