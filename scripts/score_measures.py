@@ -120,8 +120,6 @@ def main(given: list[str] | None = None) -> None:
             parser.error(
                 f"--{name} must be among {', '.join(every)}, got {min(unknown)}"
             )
-    # Models are small: compiling takes nearly all the time.
-    jax.config.update("jax_disable_most_optimizations", True)
     records = _resumed(flags.results)
     done = {(each["kind"], each["program"], each["seed"]) for each in records}
     wanted = [
