@@ -1,6 +1,5 @@
 """What the measures say of compiled models, whose heads are known."""
 
-import jax
 import numpy as np
 import pytest
 
