@@ -301,41 +301,26 @@ def head_methods() -> dict[str, Callable]:
 
 
 def edge_methods() -> dict[str, Callable]:
-    """Returns functions of subject and corrupted batches to `{Edge: value}`, by name.
-
-    `heads.EDGE_MEASURES` are among them, where there are such.
-    """
-
-    def composition(subject, _):
-        return {
-            ((a, b), (c, d), kind): value
-            for kind in heads.circuits.KINDS
-            for (a, b, c, d), value in np.ndenumerate(
-                heads.circuits.compositions(subject.model, subject.params, kind)
-            )
-        }
+    """Returns functions of subject and corrupted batches to `{Edge: value}` by name."""
 
     def as_edges(measure):
         def method(subject, corrupted):
             edges = measure(subject, corrupted)
             ends = (map(tuple, x.tolist()) for x in (edges.senders, edges.receivers))
             every = zip(*ends, edges.kinds.tolist(), strict=True)
-            values = getattr(edges, "strength", np.abs(edges.per_example).mean(0))
-            return _through_units(dict(zip(every, values.tolist(), strict=True)))
+            values = edges.strength.tolist()
+            return _through_units(dict(zip(every, values, strict=True)))
 
         return method
 
-    patching = {
+    measures = {
         "path patching": functools.partial(heads.path_patching, through_units=True),
         "path patching, units held": heads.path_patching,
+        **heads.EDGE_MEASURES,
+        "composition of weights": heads.composition,
     }
-    others = {
-        name: getattr(measure, "measure", measure)
-        for name, measure in getattr(heads, "EDGE_MEASURES", {}).items()
-        if name not in ("path_patching", "composition")
-    }
-    found = {name: as_edges(each) for name, each in (patching | others).items()}
-    return found | {"composition of weights": composition}
+    del measures["path_patching"], measures["composition"]
+    return {name: as_edges(each) for name, each in measures.items()}
 
 
 def _through_units(found: dict[Edge, float]) -> dict[Edge, float]:
@@ -573,14 +558,17 @@ def print_tables(records: list[dict]) -> None:
             for kind in kinds
         ]
         print(f"| {name} | {' | '.join(row)} |")
-    print("\n| role | heads | of the circuit | auroc of its score |")
-    print("|---|---|---|---|")
+    print(f"\n| role, auroc of its score | {' | '.join(kinds)} | heads | in circuits |")
+    print("|---" * (len(kinds) + 3) + "|")
     for role in records[0]["roles"]:
+        row = [
+            _interval([x["auroc"] for x in own if "auroc" in x])
+            for own in ([x["roles"][role] for x in records_of[kind]] for kind in kinds)
+        ]
         own = [each["roles"][role] for each in records]
-        total, real = (sum(each[key] for each in own) for key in ("heads", "real"))
-        score = _interval([each["auroc"] for each in own if "auroc" in each])
-        share = "" if not total else _share(own)
-        print(f"| {role} | {total} | {share} | {score} |")
+        total = sum(each["heads"] for each in own)
+        if total or any(row):
+            print(f"| {role} | {' | '.join(row)} | {total} | {_share(own)} |")
 
 
 def _interval(values) -> str:
@@ -594,8 +582,10 @@ def _interval(values) -> str:
 
 
 def _share(own) -> str:
-    """Returns the share of heads in circuits, with a bootstrap interval."""
+    """Returns the share of heads that are in circuits, with a bootstrap interval."""
     counts = np.array([[each["real"], each["heads"]] for each in own])
+    if not counts[:, 1].any():
+        return ""
     generator = np.random.default_rng(0)
     draws = counts[generator.integers(0, len(counts), (1000, len(counts)))].sum(1)
     shares = draws[:, 0] / np.where(draws[:, 1], draws[:, 1], np.nan)
