@@ -532,14 +532,21 @@ def print_tables(records: list[dict]) -> None:
             seconds = np.median([each["seconds"] for each in found])
             print(f"| {name} | {' | '.join(row)} | {seconds:.2f} |")
     for of in ("heads", "edges"):
-        lowest = {}
-        for kind, own in records_of.items():
-            for name in dict.fromkeys(name for x in own for name in x[of]):
-                scores = [x[of].get(name, {}).get("auroc") for x in own]
-                low = np.mean([x for x in scores if x is not None] or [1]), kind
-                lowest[name] = min(lowest.get(name, low), low)
-        told = (f"{name} {low:.3f} ({kind})" for name, (low, kind) in lowest.items())
-        print(f"\nLowest auroc of {of}, by kind: {', '.join(told)}.")
+        print(f"\n| {of}, auroc | all models | lowest kind | auroc of it |")
+        print("|---|---|---|---|")
+        names = dict.fromkeys(name for each in records for name in each[of])
+        for name in names:
+            found = {
+                kind: [
+                    x[of][name]["auroc"] for x in own if "auroc" in x[of].get(name, {})
+                ]
+                for kind, own in records_of.items()
+            }
+            found = {kind: values for kind, values in found.items() if values}
+            every = [x for values in found.values() for x in values]
+            lowest = min(found, key=lambda kind: np.mean(found[kind]))
+            row = _interval(every), lowest, _interval(found[lowest])
+            print(f"| {name} | {' | '.join(row)} |")
     print(f"\n| control | {' | '.join(kinds)} |")
     print("|---" * (len(kinds) + 1) + "|")
     controls = {
