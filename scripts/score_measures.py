@@ -515,8 +515,10 @@ def print_tables(records: list[dict]) -> None:
     )
     for of, score in wanted:
         names = dict.fromkeys(name for each in records for name in each[of])
-        print(f"\n| {of}, {score} | {' | '.join(kinds)} | seconds |")
-        print("|---" * (len(kinds) + 2) + "|")
+        areas = ["cpr", "cmd"] if score == "auroc" else []  # of all kinds, next to it
+        columns = [*kinds, "all", *areas, "seconds"]
+        print(f"\n| {of}, {score} | {' | '.join(columns)} |")
+        print("|---" * (len(columns) + 1) + "|")
         for name in names:
             own = {
                 kind: [x[of][name] for x in records_of[kind] if name in x[of]]
@@ -525,28 +527,10 @@ def print_tables(records: list[dict]) -> None:
             found = [x for each in own.values() for x in each]
             if not any(score in each for each in found):
                 continue
-            row = [
-                _interval([x[score] for x in each if score in x])
-                for each in own.values()
-            ]
+            row = [_interval_of(each, score) for each in (*own.values(), found)]
+            row += [_interval_of(found, area) for area in areas]
             seconds = np.median([each["seconds"] for each in found])
             print(f"| {name} | {' | '.join(row)} | {seconds:.2f} |")
-    for of in ("heads", "edges"):
-        print(f"\n| {of}, auroc | all models | lowest kind | auroc of it |")
-        print("|---|---|---|---|")
-        names = dict.fromkeys(name for each in records for name in each[of])
-        for name in names:
-            found = {
-                kind: [
-                    x[of][name]["auroc"] for x in own if "auroc" in x[of].get(name, {})
-                ]
-                for kind, own in records_of.items()
-            }
-            found = {kind: values for kind, values in found.items() if values}
-            every = [x for values in found.values() for x in values]
-            lowest = min(found, key=lambda kind: np.mean(found[kind]))
-            row = _interval(every), lowest, _interval(found[lowest])
-            print(f"| {name} | {' | '.join(row)} |")
     print(f"\n| control | {' | '.join(kinds)} |")
     print("|---" * (len(kinds) + 1) + "|")
     controls = {
@@ -568,22 +552,24 @@ def print_tables(records: list[dict]) -> None:
     print(f"\n| role, auroc of its score | {' | '.join(kinds)} | heads | in circuits |")
     print("|---" * (len(kinds) + 3) + "|")
     for role in records[0]["roles"]:
-        row = [
-            _interval([x["auroc"] for x in own if "auroc" in x])
-            for own in ([x["roles"][role] for x in records_of[kind]] for kind in kinds)
-        ]
+        of_kind = ([x["roles"][role] for x in own] for own in records_of.values())
+        row = [_interval_of(each, "auroc") for each in of_kind]
         own = [each["roles"][role] for each in records]
         total = sum(each["heads"] for each in own)
         if total or any(row):
             print(f"| {role} | {' | '.join(row)} | {total} | {_share(own)} |")
 
 
+def _interval_of(found, score) -> str:
+    return _interval([each[score] for each in found if score in each])
+
+
 def _interval(values) -> str:
-    """Returns a mean and half its 95 percent t interval."""
+    """Returns a mean and half its 95 percent t interval, where values differ."""
     if not values:
         return ""
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
+    if np.ptp(values) < 5e-4:
+        return f"{np.mean(values):.3f}"
     half = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
     return f"{np.mean(values):.3f} ± {half:.3f}"
 
