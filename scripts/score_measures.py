@@ -565,13 +565,13 @@ def _interval_of(found, score) -> str:
 
 
 def _interval(values) -> str:
-    """Returns a mean and half its 95 percent t interval, where values differ."""
+    """Returns a mean and half its 95 percent t interval, where that is not 0."""
     if not values:
         return ""
-    if np.ptp(values) < 5e-4:
-        return f"{np.mean(values):.3f}"
-    half = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
-    return f"{np.mean(values):.3f} ± {half:.3f}"
+    half = 0.0
+    if len(values) > 1:
+        half = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
+    return f"{np.mean(values):.3f}" + (f" ± {half:.3f}" if half >= 5e-4 else "")
 
 
 def _share(own) -> str:
