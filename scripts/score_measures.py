@@ -70,8 +70,7 @@ MEASURES = {
     ),
     "ablation, mean": lambda of: heads.ablation(of, ablation_value=_mean),
 }
-# Kinds and programs of the full run; a program is left out of kinds that it does not
-# suit, which is said.
+# Programs of the full run; what a kind does not suit is left out, which is said.
 PROGRAMS = (
     *("induction", "preceding_again", "second_previous", "two_token_induction"),
     *("two_hops", "shift_by_name", "three_hops", "sort_different"),
@@ -127,15 +126,12 @@ def main(given: list[str] | None = None) -> None:
         for each in _models(flags.kinds.split(","), names, flags.seeds)
         if (each[0], each[1].name, each[3]) not in done
     ]
-    bar, unfit = tqdm.tqdm(wanted, unit="model"), set()
+    bar = tqdm.tqdm(wanted, unit="model")
     for kind, program, sizes, seed in bar:
-        if (kind, program.name) in unfit:
-            continue
         try:
             known = known_model(kind, program, sizes, seed)
         except ValueError as error:
-            unfit.add((kind, program.name))
-            bar.write(f"left out from seed {seed} on, {kind} {program.name}: {error}")
+            bar.write(f"left out, {kind} {program.name} {seed}: {error}")
             continue
         record = {"kind": kind, "program": program.name, "seed": seed}
         records.append(record | measured(known))
