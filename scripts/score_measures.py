@@ -70,8 +70,7 @@ MEASURES = {
     ),
     "ablation, mean": lambda of: heads.ablation(of, ablation_value=_mean),
 }
-# Kinds and programs of the full run; a program is left out of kinds that it does not
-# suit, which is said.
+# Programs of the full run; what a kind does not suit is left out, which is said.
 PROGRAMS = (
     *("induction", "preceding_again", "second_previous", "two_token_induction"),
     *("two_hops", "shift_by_name", "three_hops", "sort_different"),
@@ -120,8 +119,6 @@ def main(given: list[str] | None = None) -> None:
             parser.error(
                 f"--{name} must be among {', '.join(every)}, got {min(unknown)}"
             )
-    # Models are small: compiling takes nearly all the time.
-    jax.config.update("jax_disable_most_optimizations", True)
     records = _resumed(flags.results)
     done = {(each["kind"], each["program"], each["seed"]) for each in records}
     wanted = [
@@ -129,15 +126,12 @@ def main(given: list[str] | None = None) -> None:
         for each in _models(flags.kinds.split(","), names, flags.seeds)
         if (each[0], each[1].name, each[3]) not in done
     ]
-    bar, unfit = tqdm.tqdm(wanted, unit="model"), set()
+    bar = tqdm.tqdm(wanted, unit="model")
     for kind, program, sizes, seed in bar:
-        if (kind, program.name) in unfit:
-            continue
         try:
             known = known_model(kind, program, sizes, seed)
         except ValueError as error:
-            unfit.add((kind, program.name))
-            bar.write(f"left out from seed {seed} on, {kind} {program.name}: {error}")
+            bar.write(f"left out, {kind} {program.name} {seed}: {error}")
             continue
         record = {"kind": kind, "program": program.name, "seed": seed}
         records.append(record | measured(known))
@@ -303,41 +297,26 @@ def head_methods() -> dict[str, Callable]:
 
 
 def edge_methods() -> dict[str, Callable]:
-    """Returns functions of subject and corrupted batches to `{Edge: value}`, by name.
-
-    `heads.EDGE_MEASURES` are among them, where there are such.
-    """
-
-    def composition(subject, _):
-        return {
-            ((a, b), (c, d), kind): value
-            for kind in heads.circuits.KINDS
-            for (a, b, c, d), value in np.ndenumerate(
-                heads.circuits.compositions(subject.model, subject.params, kind)
-            )
-        }
+    """Returns functions of subject and corrupted batches to `{Edge: value}` by name."""
 
     def as_edges(measure):
         def method(subject, corrupted):
             edges = measure(subject, corrupted)
             ends = (map(tuple, x.tolist()) for x in (edges.senders, edges.receivers))
             every = zip(*ends, edges.kinds.tolist(), strict=True)
-            values = getattr(edges, "strength", np.abs(edges.per_example).mean(0))
-            return _through_units(dict(zip(every, values.tolist(), strict=True)))
+            values = edges.strength.tolist()
+            return _through_units(dict(zip(every, values, strict=True)))
 
         return method
 
-    patching = {
+    measures = {
         "path patching": functools.partial(heads.path_patching, through_units=True),
         "path patching, units held": heads.path_patching,
+        **heads.EDGE_MEASURES,
+        "composition of weights": heads.composition,
     }
-    others = {
-        name: getattr(measure, "measure", measure)
-        for name, measure in getattr(heads, "EDGE_MEASURES", {}).items()
-        if name not in ("path_patching", "composition")
-    }
-    found = {name: as_edges(each) for name, each in (patching | others).items()}
-    return found | {"composition of weights": composition}
+    del measures["path_patching"], measures["composition"]
+    return {name: as_edges(each) for name, each in measures.items()}
 
 
 def _through_units(found: dict[Edge, float]) -> dict[Edge, float]:
@@ -532,8 +511,10 @@ def print_tables(records: list[dict]) -> None:
     )
     for of, score in wanted:
         names = dict.fromkeys(name for each in records for name in each[of])
-        print(f"\n| {of}, {score} | {' | '.join(kinds)} | seconds |")
-        print("|---" * (len(kinds) + 2) + "|")
+        areas = ["cpr", "cmd"] if score == "auroc" else []  # of all kinds, next to it
+        columns = [*kinds, "all", *areas, "seconds"]
+        print(f"\n| {of}, {score} | {' | '.join(columns)} |")
+        print("|---" * (len(columns) + 1) + "|")
         for name in names:
             own = {
                 kind: [x[of][name] for x in records_of[kind] if name in x[of]]
@@ -542,21 +523,10 @@ def print_tables(records: list[dict]) -> None:
             found = [x for each in own.values() for x in each]
             if not any(score in each for each in found):
                 continue
-            row = [
-                _interval([x[score] for x in each if score in x])
-                for each in own.values()
-            ]
+            row = [_interval_of(each, score) for each in (*own.values(), found)]
+            row += [_interval_of(found, area) for area in areas]
             seconds = np.median([each["seconds"] for each in found])
             print(f"| {name} | {' | '.join(row)} | {seconds:.2f} |")
-    for of in ("heads", "edges"):
-        lowest = {}
-        for kind, own in records_of.items():
-            for name in dict.fromkeys(name for x in own for name in x[of]):
-                scores = [x[of].get(name, {}).get("auroc") for x in own]
-                low = np.mean([x for x in scores if x is not None] or [1]), kind
-                lowest[name] = min(lowest.get(name, low), low)
-        told = (f"{name} {low:.3f} ({kind})" for name, (low, kind) in lowest.items())
-        print(f"\nLowest auroc of {of}, by kind: {', '.join(told)}.")
     print(f"\n| control | {' | '.join(kinds)} |")
     print("|---" * (len(kinds) + 1) + "|")
     controls = {
@@ -575,29 +545,36 @@ def print_tables(records: list[dict]) -> None:
             for kind in kinds
         ]
         print(f"| {name} | {' | '.join(row)} |")
-    print("\n| role | heads | of the circuit | auroc of its score |")
-    print("|---|---|---|---|")
+    print(f"\n| role, auroc of its score | {' | '.join(kinds)} | heads | in circuits |")
+    print("|---" * (len(kinds) + 3) + "|")
     for role in records[0]["roles"]:
+        of_kind = ([x["roles"][role] for x in own] for own in records_of.values())
+        row = [_interval_of(each, "auroc") for each in of_kind]
         own = [each["roles"][role] for each in records]
-        total, real = (sum(each[key] for each in own) for key in ("heads", "real"))
-        score = _interval([each["auroc"] for each in own if "auroc" in each])
-        share = "" if not total else _share(own)
-        print(f"| {role} | {total} | {share} | {score} |")
+        total = sum(each["heads"] for each in own)
+        if total or any(row):
+            print(f"| {role} | {' | '.join(row)} | {total} | {_share(own)} |")
+
+
+def _interval_of(found, score) -> str:
+    return _interval([each[score] for each in found if score in each])
 
 
 def _interval(values) -> str:
-    """Returns a mean and half its 95 percent t interval."""
+    """Returns a mean and half its 95 percent t interval, where that is not 0."""
     if not values:
         return ""
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    half = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
-    return f"{np.mean(values):.3f} ± {half:.3f}"
+    half = 0.0
+    if len(values) > 1:
+        half = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
+    return f"{np.mean(values):.3f}" + (f" ± {half:.3f}" if half >= 5e-4 else "")
 
 
 def _share(own) -> str:
-    """Returns the share of heads in circuits, with a bootstrap interval."""
+    """Returns the share of heads that are in circuits, with a bootstrap interval."""
     counts = np.array([[each["real"], each["heads"]] for each in own])
+    if not counts[:, 1].any():
+        return ""
     generator = np.random.default_rng(0)
     draws = counts[generator.integers(0, len(counts), (1000, len(counts)))].sum(1)
     shares = draws[:, 0] / np.where(draws[:, 1], draws[:, 1], np.nan)

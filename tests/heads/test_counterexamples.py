@@ -1,7 +1,7 @@
 """What each method misses, on the smallest compiled model on which it does.
 
-Models of kinds in `rasp.KINDS`, of one layer of four heads where heads are asked, and
-of two where edges are.
+Models of kinds in `rasp.KINDS`, of one layer of four heads, or of two where edges
+between heads are asked.
 """
 
 import functools
@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, rasp
+from mha_haiku.lab.heads import graph as graphs
+from mha_haiku.lab.rasp import aggregate, indices, language, select, tokens
+from tests.heads import test_edge_measures
 
 SMALL, LARGE = 0.01, 0.3  # nats
 
@@ -164,6 +167,111 @@ def test_composition_of_weights_misses_edges_through_hidden_units():
     found = heads.circuits.compositions(known.model, known.params, "q")
     through = [found[(*sender, *receiver)] for sender, receiver, _ in known.edges]
     assert max(through) < np.nanmedian(found)
+
+
+def test_edge_attribution_misses_three_of_five_edges_where_attention_is_certain():
+    _, subject, corrupted = test_edge_measures._induction()
+    found = _by_edge(heads.edge_attribution(subject, corrupted))
+    missed = {x for x in test_edge_measures.INDUCTION if found[x] < 1e-6}
+    assert missed == {
+        ("embedding", "0.2", "v"),
+        ("embedding", "1.2", "q"),
+        ("0.2", "1.2", "k"),
+    }
+    # Random heads, which write a little straight to the logits, rank above these.
+    others = [
+        x for edge, x in found.items() if edge not in test_edge_measures.INDUCTION
+    ]
+    assert max(others) > 10 * max(found[edge] for edge in missed)
+
+
+@pytest.mark.parametrize(
+    ("steps", "misses"), [(5, True), pytest.param(50, False, marks=pytest.mark.slow)]
+)
+def test_integrated_edge_attribution_misses_what_is_read_by_steps(steps, misses):
+    known, subject, corrupted = _made("redundant")
+    edges = heads.integrated_edge_attribution(subject, corrupted, steps=steps)
+    found = _by_edge(edges)
+    values = [found[edge] for place in known.heads for edge in _around(place)]
+    assert max(values) < SMALL if misses else min(values) > LARGE
+    # All five points lie on one step; patching a single edge tells.
+    if misses:
+        found = _by_edge(heads.edge_patching(subject, corrupted))
+        assert min(found[x] for place in known.heads for x in _around(place)) > LARGE
+
+
+@pytest.mark.parametrize(
+    "measure", ["edge_patching", "integrated_edge_attribution", "acdc", "learned_edges"]
+)
+def test_measures_of_edges_miss_the_backup(measure):
+    known, subject, corrupted = _made("backup")
+    edges = heads.EDGE_MEASURES[measure](subject, corrupted)
+    first, second = map(_around, known.heads)
+    found = _by_edge(edges)
+    assert min(found[edge] for edge in first) > LARGE
+    assert max(found[edge] for edge in second) < SMALL
+    if edges.kept is not None:
+        kept = {
+            edge for edge, is_kept in _by_edge(edges, edges.kept).items() if is_kept
+        }
+        assert kept == {*first, ("feed-forward 0", "logits", "logits")}
+
+
+def test_patching_a_whole_head_misses_one_whose_values_are_compared():
+    """Renamed tokens keep what is equal, which queries or keys alone do not."""
+    known, place, reader, subject, corrupted = _compared()
+    assert {(place, reader, kind) for kind in "qk"} == known.edges
+    found = heads.activation_patching(subject, corrupted)
+    assert abs(found.mean[place]) < SMALL and found.mean[reader] > LARGE
+    assert heads.ablation(subject).mean[place] > LARGE
+
+
+@pytest.mark.slow
+def test_path_patching_by_queries_or_keys_does_not_add_up_to_the_whole_head():
+    _, place, reader, subject, corrupted = _compared()
+    edges = heads.path_patching(
+        subject, corrupted, senders=[place], receivers=[reader], kinds="qk"
+    )
+    assert edges.mean.min() > LARGE
+    assert abs(heads.activation_patching(subject, corrupted).mean[place]) < SMALL
+
+
+@functools.cache
+def _compared():
+    """Returns a model in which a head's values are compared with each other.
+
+    Its answer is the token at the first position with the same token before it. In the
+    corrupted inputs each token is another one, the same throughout.
+    """
+    before = aggregate(
+        select(indices, indices, lambda key, query: key == query - 1),
+        tokens,
+        name="before",
+    )
+    same = select(before, before, operator.eq)
+    first = same.best(language.map(operator.neg, indices))
+    output = aggregate(first, tokens, name="first of these")
+    sample = rasp.PROGRAMS["two_token_induction"](length=4).sample
+    program = language.Program("compared", output, tuple("abcd"), 4, False, sample)
+    known = rasp.compile(program, num_heads=3)
+    clean = known.examples(16)
+    renamed = np.where(clean.inputs < 4, (clean.inputs + 1) % 4, clean.inputs)
+    corrupted = clean._replace(inputs=renamed)
+    subject = heads.Measured(known.model, heads.metrics.loss, known.params, [clean])
+    return known, *known.heads, subject, [corrupted]
+
+
+def _by_edge(edges, values=None):
+    """Returns the strength of each edge, by the labels of its ends and its kind."""
+    values = edges.strength if values is None else values
+    ends = (map(graphs.label, x) for x in (edges.senders, edges.receivers))
+    return dict(zip(zip(*ends, edges.kinds, strict=True), values, strict=True))
+
+
+def _around(place):
+    """Returns the edges into a head of the first layer, and out of it, by labels."""
+    name = graphs.label(place)
+    return ("embedding", name, "v"), (name, "feed-forward 0", "feed_forward")
 
 
 def _paths(known, subject, corrupted, **options):

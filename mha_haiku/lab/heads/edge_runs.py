@@ -124,6 +124,7 @@ class Pair:
         # By stack: the stream, and what each node has written in the corrupted run,
         # less what it writes in this one.
         streams, missing = {}, {}
+        update = jax.lax.dynamic_update_slice_in_dim
         for stack, rows in graph.stacks.items():
             streams[stack] = clean[_EMBEDDINGS[stack]]
             first = corrupted[_EMBEDDINGS[stack]] - streams[stack]
@@ -156,14 +157,15 @@ class Pair:
                     written = (theirs - output)[None]
                 stack = graphs.stack_of(part.path)
                 streams = streams | {stack: streams[stack] + output}
-                missing = _with_rows(missing, part, written, writer, axis=0)
+                missing = missing | {stack: update(missing[stack], written, writer, 0)}
             return (streams, missing), None
 
         def given(part):
             size = len(part.nodes)
             first = [part.reader + i * size for i in range(len(part.reads))]
             cuts = [cut[:, x : x + size] for x in first]
-            return cuts, corrupted[part.written], self._first(part)
+            writer = part.writer - graph.stacks[graphs.stack_of(part.path)].start
+            return cuts, corrupted[part.written], writer
 
         (streams, missing), _ = self._over_layers(step, (streams, missing), given)
         (stream,) = read(graph.end, cut[:, -1:], streams, missing)
@@ -254,10 +256,6 @@ class Pair:
             self.before = metric
             self._clean = {name: seen[name] for name in self._written}
         return slopes, seen
-
-    def _first(self, part) -> int:
-        """Returns the place of a part's first node among those of its stack."""
-        return part.writer - self.graph.stacks[graphs.stack_of(part.path)].start
 
     # --- Attention whose heads read streams of their own
 
@@ -359,13 +357,6 @@ def _patterns(names) -> list[str]:
 def _left(part) -> str:
     """Returns the site of the stream that a feed-forward part has written to."""
     return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
-
-
-def _with_rows(missing, part, written, first, *, axis):
-    """Returns arrays by stack, with what a part has written at its nodes' places."""
-    stack = graphs.stack_of(part.path)
-    update = jax.lax.dynamic_update_slice_in_dim
-    return missing | {stack: update(missing[stack], written, first, axis)}
 
 
 def _places(part, kind) -> tuple[int, ...]:
