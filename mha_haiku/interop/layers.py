@@ -95,11 +95,13 @@ def from_torch(
 ) -> Params:
     """Converts torch's state dict to a `MultiHeadAttention` or an `EncoderLayer`.
 
-    It is of a `torch.nn.MultiheadAttention`, or a `torch.nn.TransformerEncoderLayer`,
-    whose equal is `EncoderLayer(..., norm_position="post")` (`"pre"` for
-    `norm_first=True`) with the activation that torch has, `jax.nn.relu` by default.
-    Names begin with `prefix`, as `encoder.layers.0.`; others are left out. `name` is
-    the module's path; None: "multi_head_attention" or "encoder_layer".
+    Args:
+      state_dict: The state of `torch.nn.MultiheadAttention`, or of
+        `torch.nn.TransformerEncoderLayer`, whose equal is `EncoderLayer(...,
+        norm_position="post")` (`"pre"` for `norm_first=True`) with the activation
+        `jax.nn.relu` in its `FeedForward`, unless torch was given another.
+      prefix: What the names begin with, as `encoder.layers.0.`; others are left out.
+      name: The module's path; None: "multi_head_attention" or "encoder_layer".
     """
     flat = {
         key.removeprefix(prefix): array
@@ -118,9 +120,13 @@ def to_torch(
 ) -> dict[str, np.ndarray]:
     """Returns the state dict of a `torch.nn.MultiheadAttention` or encoder layer.
 
-    `torch.from_numpy` makes tensors of its arrays. `name` is as in `from_torch`.
-    ValueError if torch has no such module: heads whose sizes do not make up the width
-    D, fewer key/value heads, norms of queries and keys.
+    `torch.from_numpy` makes tensors of its arrays. Where queries, keys and values are
+    of one width they are one `in_proj_weight`, as in torch. `name` is as in
+    `from_torch`.
+
+    Raises:
+      ValueError: If torch has no such module: heads whose sizes do not make up the
+        width D, fewer key/value heads, norms of queries and keys.
     """
     flat = _flat(params, "params", separator="/")
     if name is None:
@@ -144,11 +150,12 @@ def to_torch(
 
 
 def from_flax(params: Mapping[str, Any], *, name: str = _NAME) -> Params:
-    """Converts parameters of an attention of Flax, kernels `[D, H, K]` and `[H, V, D]`.
+    """Returns the parameters of a `MultiHeadAttention`.
 
-    They come from `flax.linen.MultiHeadDotProductAttention` (`variables["params"]`) or
-    `flax.nnx.MultiHeadAttention` (`nnx.to_pure_dict(nnx.state(module, nnx.Param))`).
-    The norms of `normalize_qk`, which subtract the mean, are unknown.
+    `params` come from `flax.linen.MultiHeadDotProductAttention`
+    (`variables["params"]`) or `flax.nnx.MultiHeadAttention`
+    (`nnx.to_pure_dict(nnx.state(module, nnx.Param))`): kernels `[D, H, K]` and `[H, V,
+    D]`. The norms of `normalize_qk`, which subtract the mean, are unknown.
     """
     flat = _flat(params, "params")
     for (ours,), (theirs,), *_ in _FLAX:
@@ -165,10 +172,16 @@ def to_flax(
     num_key_value_heads: int | None = None,
     name: str = _NAME,
 ) -> dict[str, dict[str, np.ndarray]]:
-    """Converts the attention at a path of `params` to Flax, linen or nnx.
+    """Converts parameters to an attention of Flax, linen or nnx.
 
-    Without `num_key_value_heads` there are `num_heads`, as it must be for linen.
-    Returns `{"query": {"kernel": [D, H, K], "bias": [H, K]}, ..., "out": ...}`.
+    Args:
+      params: Parameters that include a `MultiHeadAttention`.
+      num_heads: H.
+      num_key_value_heads: G; H if left out, as it must be for linen.
+      name: The module's path in `params`.
+
+    Returns:
+      `{"query": {"kernel": [D, H, K], "bias": [H, K]}, ..., "out": ...}`.
     """
     checks.positive_integer("num_heads", num_heads)
     counts = {
@@ -184,14 +197,23 @@ def to_flax(
 
 
 def from_equinox(module: Any, *, name: str = _NAME) -> Params:
-    """Converts an `equinox.nn.MultiheadAttention`, or a mapping of its arrays."""
+    """Returns the parameters of a `MultiHeadAttention`.
+
+    `module` is an `equinox.nn.MultiheadAttention`, or a mapping of its arrays by name.
+    """
     return _nested(_read("module", _flat(module, "module"), _EQUINOX), name)
 
 
 def to_equinox(
     params: Mapping[str, Mapping[str, Any]], module: Any, *, name: str = _NAME
 ) -> Any:
-    """Replaces the parameters of an Equinox attention of the same sizes and biases."""
+    """Replaces the parameters of an attention of Equinox.
+
+    Args:
+      params: Parameters that include a `MultiHeadAttention`.
+      module: An `equinox.nn.MultiheadAttention` of the same sizes and biases.
+      name: The attention's path in `params`.
+    """
     own = _checked(_flat(params, "params", separator="/"), name, _EQUINOX)
     written = _written(own, _EQUINOX)
     there = {key: array.shape for key, array in _flat(module, "module").items()}

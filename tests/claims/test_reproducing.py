@@ -246,9 +246,7 @@ def test_a_figure_says_what_the_verdicts_mean(halves, tmp_path, word, said):
 
 CLAIMS = [claims.load(name) for name in claims.names()]
 # Designed, and not measured by the rules yet. The list may only get shorter.
-WAITING = (
-    "learned_gates",
-)
+WAITING = ("learned_gates",)
 MEASURED = [claim for claim in CLAIMS if claim.name not in WAITING]
 CRITERIA = [criterion for claim in CLAIMS for criterion in claim.criteria]
 
