@@ -395,6 +395,8 @@ def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
     batch is the same however its indices are spread over devices; `data` is as in
     `Task.example`.
     """
-    return jax.vmap(lambda index: task.example(jax.random.fold_in(key, index), data))(
-        indices
-    )
+
+    def one(index):
+        return task.example(jax.random.fold_in(key, index), data)
+
+    return jax.vmap(one)(indices)
