@@ -9,17 +9,11 @@ from mha_haiku.interop.families import changes, rules, tables
 
 
 def patches(images: np.ndarray, size: int) -> np.ndarray:
-    """Returns the inputs of a ViT: a row of zeros, for the class, and patches.
+    """Returns the inputs of a ViT, `[B, 1 + N, channels * size * size]`.
 
-    Args:
-      images: `[B, channels, height, width]`, normalised as the model wants it.
-      size: Height and width of a patch; divides the image's height and width.
-
-    Returns:
-      `[B, 1 + N, channels * size * size]`, patches row by row.
-
-    Raises:
-      ValueError: If the size does not divide the image's.
+    They are a row of zeros, for the class, and the patches, row by row, of images `[B,
+    channels, height, width]`, normalised as the model wants it. `size`, a patch's
+    height and width, must divide the image's.
     """
     batch, channels, height, width = images.shape
     if height % size or width % size:

@@ -215,37 +215,30 @@ def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
         )
     is_own = config.task.name not in tasks.names()
     example = tasks.check(config.task.name, task, is_own=is_own)
-    _check_family(model, task, example)
-    _check_output(model, task, has_positions=example.targets.ndim > 0)
+    _check_kind(model, task, example)
 
 
-def _check_family(model, task, example) -> None:
-    wanted, why = ("encoder", "causal"), ""
+def _check_kind(model, task, example) -> None:
+    """Checks that the model reads what the task gives, and answers what it asks."""
+    families, why, pool = ("encoder", "causal"), "", model.output.pool
+    has, pools = "a target for each position", "None"
     if task.continues:
-        wanted = ("causal",)
+        families = ("causal",)
         why = "\nIts targets are the next inputs, which another family sees."
     elif example.decoder_inputs is not None:
-        wanted = ("encoder_decoder",)
-    elif example.targets.ndim == 0 and not task.labels_whole:
-        wanted = ("set_classifier",)
-    if model.family not in wanted:
+        families = ("encoder_decoder",)
+    elif example.targets.ndim == 0 and task.labels_whole:
+        has, pools = "one target for all positions", "'first' or 'mean'"
+    elif example.targets.ndim == 0:
+        families, has = ("set_classifier",), "a set as its input"
+    if model.family not in families:
         raise ConfigError(
-            f"config.model.family must be {' or '.join(map(repr, wanted))} for the "
+            f"config.model.family must be {' or '.join(map(repr, families))} for the "
             f"task {task.name!r}, got {model.family!r}.{why}"
         )
-
-
-def _check_output(model, task, *, has_positions) -> None:
-    pool, wanted = model.output.pool, "None"
-    if has_positions:
-        has = "a target for each position"
-    elif task.labels_whole:
-        has, wanted = "one target for all positions", "'first' or 'mean'"
-    else:
-        has = "a set as its input"
-    if (pool is None) != (wanted == "None"):
+    if (pool is None) != (pools == "None"):
         raise ConfigError(
-            f"config.model.output.pool must be {wanted} to train: the task "
+            f"config.model.output.pool must be {pools} to train: the task "
             f"{task.name!r} has {has}, got {pool!r}."
         )
     if pool == "first" and model.family == "causal":

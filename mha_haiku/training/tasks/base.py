@@ -300,13 +300,10 @@ class UniformTask(Task):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataTask(Task):
-    """A task over data from outside of the package, of which `_split` has both parts.
+    """A task over data from outside of the package; `_split` has both parts."""
 
-    Attributes:
-      kept: What a run stored of this task. The data is then read only once examples are
-        needed, and must be the run's.
-    """
-
+    # What a run stored of this task. The data is then read only once examples are
+    # needed, and must be the run's.
     kept: dataclasses.InitVar[Kept | None] = None
 
     def __post_init__(self, kept: Kept | None):
@@ -395,6 +392,8 @@ def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
     batch is the same however its indices are spread over devices; `data` is as in
     `Task.example`.
     """
-    return jax.vmap(lambda index: task.example(jax.random.fold_in(key, index), data))(
-        indices
-    )
+
+    def one(index):
+        return task.example(jax.random.fold_in(key, index), data)
+
+    return jax.vmap(one)(indices)
