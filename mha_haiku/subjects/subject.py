@@ -313,7 +313,7 @@ class Subject:
         key: int | None = None,
         **options: Any,
     ) -> heads.why.Pairs | heads.why.Cells:
-        """Splits why a head looks there: its score by pairs of components.
+        """Explains why a head looks there: its score by pairs of components.
 
         Inputs are one text, or one row of tokens. A key of None is the one with the
         largest weight. Without a layer the largest pairs of all heads are returned.
@@ -333,7 +333,7 @@ class Subject:
     def writes(
         self, inputs: Any, *, layer: int, head: int, query: int = -1, answer: Any = None
     ) -> heads.why.Terms:
-        """Splits what a head writes, by source position and component.
+        """Splits what a head writes by source position and component.
 
         Arguments are as in `why`; `answer`, a token or its text, asks for its logit.
         """

@@ -141,7 +141,7 @@ class Clean(NamedTuple):
 
 
 def over(function: Callable, rows: Any, example: tasks.Example) -> Any:
-    """Maps a function over rows `[X, ...]`, each of which runs such a batch."""
+    """Maps a function over rows `[X, ...]`, as many at once as is fastest."""
     inputs = example.inputs, example.decoder_inputs
     length = max(x.shape[1] for x in inputs if x is not None)
     positions = example.inputs.shape[0] * length
