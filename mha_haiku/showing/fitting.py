@@ -86,8 +86,7 @@ def _guess(whole, budget) -> Cut:
 
 def _smaller(whole, cut, excess) -> Cut | None:
     """Returns a cut that is smaller by about a factor `excess`; None: there is none."""
-    examples = [example for each in whole.sets for example in each.examples]
-    if cut.channels and any(each.channels or each.why for each in examples):
+    if cut.channels and any(each.channels or each.why for each in _examples(whole)):
         return cut._replace(channels=False)
     coarser = [each for each in _ROUNDINGS if each > cut.rounding]
     if coarser:
@@ -96,8 +95,8 @@ def _smaller(whole, cut, excess) -> Cut | None:
         return cut._replace(rounding=(enough or coarser[-1:])[0])
     if cut.examples > 1:
         return cut._replace(examples=max(1, int(cut.examples / max(excess, 1.2))))
-    if min(cut.patches, len(_patches(whole))):
-        return cut._replace(patches=min(cut.patches, len(_patches(whole))) // 2)
+    if patches := min(cut.patches, len(_patches(whole))):
+        return cut._replace(patches=patches // 2)
     if _bins(whole, cut.join + 1) >= _FEWEST_BINS:
         return cut._replace(join=cut.join + 1)
     if cut.heads > 1:
@@ -120,13 +119,12 @@ def _num_examples(whole) -> int:
     return max(1, *(len(each.inputs) for each in whole.sets))
 
 
+def _examples(whole) -> list[map_set.Example]:
+    return [example for each in whole.sets for example in each.examples]
+
+
 def _patches(whole) -> list[map_set.Patch]:
-    return [
-        patch
-        for each in whole.sets
-        for example in each.examples
-        for patch in example.patches
-    ]
+    return [patch for example in _examples(whole) for patch in example.patches]
 
 
 def _mass(patch) -> float:
