@@ -17,6 +17,17 @@ def test_bits_are_fair_and_independent(sampled):
     np.testing.assert_allclose(frequencies, np.full(32, 1 / 32), atol=0.012)
 
 
+def test_a_start_token_counts_for_nothing(sampled):
+    inputs, targets, weights = sampled(
+        parity.Parity(sequence_length=5, has_start=True)
+    )[:3]
+    np.testing.assert_array_equal(inputs[:, 0], 2)
+    bits = inputs * (inputs < 2)
+    np.testing.assert_array_equal(targets, np.cumsum(bits, axis=1) % 2)
+    np.testing.assert_array_equal(weights, np.tile(np.arange(5) > 0, (4096, 1)))
+    np.testing.assert_allclose(inputs[:, 1:].mean(0), 0.5, atol=0.03)
+
+
 def test_worked_example_obeys_the_rule(worked_example):
     inputs, targets, weights = worked_example(parity.Parity(sequence_length=6))
     assert targets.tolist() == (np.cumsum(inputs) % 2).tolist()
@@ -31,3 +42,5 @@ def test_classes_read_even_and_odd():
 def test_impossible_length_is_refused():
     with pytest.raises(ValueError, match="^sequence_length must be"):
         parity.Parity(sequence_length=0)
+    with pytest.raises(ValueError, match="^sequence_length must be"):
+        parity.Parity(sequence_length=1, has_start=True)

@@ -67,13 +67,17 @@ def test_every_pronunciation_of_a_word_is_right():
     }
 
 
-def test_pronunciations_that_differ_in_stress_alone_are_one():
-    task = make(longest=3)
-    assert task.num_target_tokens == 39
-    found = [*rows(task, task.train_data), *rows(task, task.held_out_data)]
-    assert ("the", "DH AH") in found
-    example = tasks.Example(task.encode("The"), None, None, np.int32(3))
-    assert list(map(task.answer, task.right_answers(example))) == ["DH AH", "DH IY"]
+def test_stress_is_told_on_request():
+    for stress, count, said in (
+        (False, 39, ["DH AH", "DH IY"]),
+        (True, 69, ["DH AH0", "DH AH1", "DH IY0"]),
+    ):
+        task = make(longest=3, stress=stress)
+        assert task.num_target_tokens == count
+        found = [*rows(task, task.train_data), *rows(task, task.held_out_data)]
+        assert ("the", said[0]) in found
+        example = tasks.Example(task.encode("The"), None, None, np.int32(3))
+        assert list(map(task.answer, task.right_answers(example))) == said
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,7 @@ def test_text_that_is_no_word_is_refused(text, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"stress": 1}, "stress must be True or False"),
         ({"longest": 0}, "longest must be an integer from 1 to 32"),
         ({"held_out_fraction": 0.0}, "leave words to both parts, got 0.0"),
     ],

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import fields
+from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import base, sampling
 
 
@@ -24,13 +24,33 @@ class Parity(base.UniformTask):
     Metric: accuracy over all positions. Chance: accuracy 1 / 2, loss log 2 nats;
     without any one of the bits so far the parity is uniform.
 
+    A model without positions sees in 1 and 1 1 the same: the share of ones. Where a
+    start token comes before the bits, it can count them. That position does not count.
+
     Sources: Bhattamishra et al. 2020, https://arxiv.org/abs/2009.11264; Liu et al.
     2023, https://arxiv.org/abs/2210.10749.
     """
 
     name: ClassVar[str] = "parity"
-    num_tokens: ClassVar[int] = 2
+    num_classes: ClassVar[int] = 2
     sequence_length: int = fields.field(16, "tokens of an example", sampling.count(1))
+    has_start: bool = fields.field(
+        False, "whether a start token takes the first bit's place"
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        fewest = 1 + self.has_start
+        checks.integer_in(
+            "sequence_length", self.sequence_length, fewest, sampling.LARGEST
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return 2 + self.has_start
+
+    def token_label(self, token: int) -> str:
+        return ("0", "1", "start")[token]
 
     def class_label(self, c: int) -> str:
         return ("even", "odd")[c]
@@ -40,4 +60,8 @@ class Parity(base.UniformTask):
         # are drawn, and a bit is 1 where they change: no cumulative sum is needed.
         targets = sampling.integers(sampling.words(key, self.sequence_length), 2)
         before = jnp.concatenate([jnp.zeros(1, jnp.int32), targets[:-1]])
-        return base.Example(targets ^ before, targets, base.all_count(targets))
+        inputs, weights = targets ^ before, base.all_count(targets)
+        if self.has_start:
+            inputs = inputs.at[1].set(targets[1]).at[0].set(2)
+            targets, weights = targets.at[0].set(0), weights.at[0].set(0)
+        return base.Example(inputs, targets, weights)

@@ -17,8 +17,7 @@ _LETTERS = "'-.abcdefghijklmnopqrstuvwxyz"
 _TOKENS = {letter: token for token, letter in enumerate(_LETTERS)}
 _VOWELS = "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW".split()
 _CONSONANTS = "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH".split()
-_PHONEMES = tuple(sorted(_CONSONANTS + _VOWELS))
-_STRESSES = "012"  # of vowels: none, primary, secondary; they are left out
+_STRESSES = "012"  # none, primary, secondary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,9 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     name: ClassVar[str] = "pronounce"
     num_tokens: ClassVar[int] = len(_LETTERS)
-    num_target_tokens: ClassVar[int] = len(_PHONEMES)
+    stress: bool = fields.field(
+        False, "whether vowels have their stress, as AA1: 69 phonemes, not 39"
+    )
     longest: int = fields.field(
         20,
         "most letters of a word, and phonemes of its pronunciation; others are left "
@@ -64,15 +65,19 @@ class Pronounce(sequence_to_sequence.PairsTask):
     def target_length(self) -> int:
         return self.longest + 1
 
+    @property
+    def num_target_tokens(self) -> int:
+        return len(self._phonemes)
+
     def _to_keep(self) -> base.Kept:
-        symbols = {"source": list(_LETTERS), "target": list(_PHONEMES)}
+        symbols = {"source": list(_LETTERS), "target": list(self._phonemes)}
         return base.Kept(json.dumps(symbols) + "\n", self._text)
 
     def token_label(self, token: int) -> str:
         return _LETTERS[token]
 
     def target_label(self, token: int) -> str:
-        return _PHONEMES[token]
+        return self._phonemes[token]
 
     def question(self, example: base.Example) -> str:
         return "".join(self.labels(example)[: example.lengths])
@@ -108,10 +113,16 @@ class Pronounce(sequence_to_sequence.PairsTask):
         }
 
     @functools.cached_property
+    def _phonemes(self) -> tuple[str, ...]:
+        stressed = [vowel + each for vowel in _VOWELS for each in _STRESSES]
+        return tuple(sorted(_CONSONANTS + (stressed if self.stress else _VOWELS)))
+
+    @functools.cached_property
     def _pronunciations(self) -> dict[str, list[list[int]]]:
         """The pronunciations of each word, first ones first, none of them twice."""
-        token = {phoneme: i for i, phoneme in enumerate(_PHONEMES)}
-        token |= {v + each: token[v] for v in _VOWELS for each in _STRESSES}
+        token = {phoneme: i for i, phoneme in enumerate(self._phonemes)}
+        if not self.stress:
+            token |= {v + each: token[v] for v in _VOWELS for each in _STRESSES}
         known: dict[str, list[list[int]]] = {}
         for word, phonemes in _dictionary():
             if max(len(word), len(phonemes)) <= self.longest:
