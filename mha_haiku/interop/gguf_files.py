@@ -68,7 +68,7 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 def translated(
     path: Path, fields: Mapping[str, Any], stored: Mapping[str, arrays.Stored]
 ) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
-    """Returns what a `config.json` would say, and the arrays by their names there."""
+    """Translates the fields to a `config.json`, and renames the arrays to match."""
     kind = fields.get("general.architecture")
     with checks.user_mistakes():
         checks.choice(f"{path}: the architecture", kind, _CLASSES)
@@ -116,7 +116,7 @@ def translated(
 def tokenizer(
     path: Path, fields: Mapping[str, Any], least_tokens: int = 0
 ) -> tokenization.Pretrained | None:
-    """Returns the tokenizer of the file; None, with a warning if it is not read."""
+    """Reads the tokenizer of the file; None, with a warning if it is not read."""
     kind = fields.get("tokenizer.ggml.model")
     if kind is None:
         return None
@@ -183,7 +183,7 @@ _SPLITS = {
 
 
 def _cutting(library: Any, split: str) -> Any:
-    """Returns what cuts a text into pieces of bytes, which stand as letters."""
+    """Makes the cutter of texts into pieces of bytes, which stand as letters."""
     kinds, pattern, before = library.pre_tokenizers, _SPLITS[split], []
     if pattern is not None:
         before = [kinds.Split(library.Regex(pattern), "isolated")]

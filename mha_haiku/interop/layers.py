@@ -118,7 +118,7 @@ def from_torch(
 def to_torch(
     params: Mapping[str, Mapping[str, Any]], name: str | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns the state dict of a `torch.nn.MultiheadAttention` or encoder layer.
+    """Makes the state dict of a `torch.nn.MultiheadAttention` or encoder layer.
 
     `torch.from_numpy` makes tensors of its arrays. Where queries, keys and values are
     of one width they are one `in_proj_weight`, as in torch. `name` is as in
@@ -150,7 +150,7 @@ def to_torch(
 
 
 def from_flax(params: Mapping[str, Any], *, name: str = _NAME) -> Params:
-    """Returns the parameters of a `MultiHeadAttention`.
+    """Builds the parameters of a `MultiHeadAttention` from Flax parameters.
 
     `params` come from `flax.linen.MultiHeadDotProductAttention`
     (`variables["params"]`) or `flax.nnx.MultiHeadAttention`
@@ -197,7 +197,7 @@ def to_flax(
 
 
 def from_equinox(module: Any, *, name: str = _NAME) -> Params:
-    """Returns the parameters of a `MultiHeadAttention`.
+    """Builds the parameters of a `MultiHeadAttention` from an Equinox module.
 
     `module` is an `equinox.nn.MultiheadAttention`, or a mapping of its arrays by name.
     """
@@ -233,7 +233,7 @@ def to_equinox(
 
 
 def _flat(tree: Any, argument: str, *, separator: str = ".") -> Flat:
-    """Returns the arrays of a tree by their full names, copied."""
+    """Collects copies of the arrays of a tree by their full names."""
     # Of objects, such as modules of Equinox, only arrays count; in mappings all does.
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     if not isinstance(tree, Mapping):

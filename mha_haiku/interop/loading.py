@@ -103,7 +103,7 @@ OWN = "mha_haiku"  # `model_type` of models that have no other layout
 
 
 def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
-    """Returns the vocabulary or width of the inputs, and the number of classes."""
+    """Reads the vocabulary or width of the inputs, and the number of classes."""
     num_tokens = feature_size = None
     if "embeddings" in params["embedding"]:
         num_tokens = params["embedding"]["embeddings"].shape[0]
@@ -127,7 +127,7 @@ def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
 
 
 def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
-    """Returns the arrays of a file, but for buffers, by the names that rows have."""
+    """Collects the arrays of a file, but for buffers, by the names that rows have."""
     own = {name for head in family.heads for row in head.rows for name in row.theirs}
     own |= {name for head in family.heads for name in head.copies}
     result: dict[str, arrays.Stored] = {}
@@ -148,7 +148,7 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
 def head_of(
     family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
 ) -> tables.Head:
-    """Returns the head that config.json names, or else the one that fits the arrays."""
+    """Finds the head that config.json names, or else a head that fits the arrays."""
     given = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
     if given:
@@ -171,7 +171,7 @@ def read_config(theirs: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
 
 
 def family_of(theirs: Mapping[str, Any]) -> tables.Family:
-    """Returns the family that config.json names."""
+    """Finds the family that config.json names."""
     kind = theirs.get("model_type")
     with checks.user_mistakes():
         checks.choice("config.json's family of models (model_type)", kind, FAMILIES)
@@ -246,7 +246,7 @@ def rows_of(
 
 
 def one_layer_shapes(config: models.ModelConfig, sizes: Sizes) -> dict[str, Any]:
-    """Returns the shapes of the parameters of the model, cut down to one layer."""
+    """Finds the shapes of the parameters of the model, cut down to one layer."""
     # These two may differ by layer.
     window, frequencies = (
         given[:1] for given in (models.windows(config), models.frequencies(config))
@@ -261,7 +261,7 @@ def one_layer_shapes(config: models.ModelConfig, sizes: Sizes) -> dict[str, Any]
 
 
 def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
-    """Returns the tree of shapes of the parameters of a config's model."""
+    """Finds the tree of shapes of the parameters of a config's model."""
     model = models.build(config, **sizes._asdict())
     tokens = inputs = jax.ShapeDtypeStruct((1, 1), np.int32)
     if sizes.num_tokens is None:
@@ -271,13 +271,13 @@ def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
 
 
 def flat(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns parameters by names of module and parameter together."""
+    """Flattens parameters to names of module and parameter together."""
     leaves = hk.data_structures.traverse(params)
     return {f"{module}/{name}": x for module, name, x in leaves}
 
 
 def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
-    """Returns an array of weights; raises ConfigError where it can be none."""
+    """Reads an array of weights; raises ConfigError where it can be none."""
     x = stored.read()
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise checks.ConfigError(

@@ -138,7 +138,7 @@ def _of_a_family(config, params, sizes, name):
 
 
 def _written(family, head, config, sizes) -> dict[str, Any]:
-    """Returns the config.json that reads as this config, or raises CannotSayError."""
+    """Writes the config.json that reads as this config, or raises CannotSayError."""
     ours = _said(config, sizes)
     theirs: dict[str, Any] = {}
     for setting in (*family.settings, *head.settings):
@@ -161,7 +161,7 @@ def _written(family, head, config, sizes) -> dict[str, Any]:
 
 
 def _meaning(config, sizes) -> dict[str, Any]:
-    """Returns the values of fields, in one form where a file has several for them."""
+    """Brings the values of fields to one form where a file has several for them."""
     said = _said(config, sizes)
     for name in _FREE:
         del said[name]
@@ -182,7 +182,7 @@ def _meaning(config, sizes) -> dict[str, Any]:
 
 
 def _said(config, sizes) -> dict[str, Any]:
-    """Returns all fields and sizes, with numbers for the defaults of heads."""
+    """Collects all fields and sizes, with numbers for the defaults of heads."""
     said = {**fields.flattened(config.to_json()), **sizes._asdict()}
     size = models.key_size(config)
     said["attention.key_size"] = size

@@ -265,7 +265,7 @@ def _circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
 
 
 def _places(circuit) -> dict[tuple[int, int], tuple[float, float]]:
-    """Returns where the nodes are drawn: above all that they read."""
+    """Finds where the nodes are drawn: above all nodes that they read."""
     ends = [
         x[circuit.kept].tolist()
         for x in (circuit.edges.senders, circuit.edges.receivers)
@@ -286,7 +286,7 @@ def _places(circuit) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def headline(circuit: heads.Circuit) -> str:
-    """Returns how many edges a circuit has, and how faithful they are."""
+    """States how many edges a circuit has, and how faithful they are."""
     return (
         f"{circuit.kept.sum():,} of {len(circuit.kept):,} edges: "
         f"{circuit.faithfulness:.0%} of the metric remains with these alone, "

@@ -99,7 +99,7 @@ def _encoded(value, name, arrays, names) -> Any:
 
 @functools.cache
 def _fields(kind: type) -> dict[str, Any]:
-    """Returns the types of a record's fields, by their names; {}: no record."""
+    """Finds the types of a record's fields, by their names; {}: no record."""
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         return typing.get_type_hints(kind)
     return {}

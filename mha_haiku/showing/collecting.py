@@ -225,7 +225,7 @@ def _filled(example, n, layers, seen, dtype) -> Example:
 
 
 def _patches(layer, places, weights, lengths, dtype) -> list[Patch]:
-    """Returns the patches of a layer, without what lies past the end."""
+    """Makes the patches of a layer, without the cells past the end."""
     patches = []
     for head, number in np.ndindex(*places.shape[:2]):
         query, key, width = places[head, number].tolist()
@@ -242,13 +242,13 @@ def _patches(layer, places, weights, lengths, dtype) -> list[Patch]:
 
 
 def roles(of_layers: Sequence[Known], **options: Any) -> heads.Roles:
-    """Returns the roles of heads, over all examples; see `heads.roles_of_evidence`."""
+    """Finds the roles of heads, over all examples; see `heads.roles_of_evidence`."""
     sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in of_layers]
     return heads.roles_of_evidence(sums, **options)
 
 
 def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
-    """Returns the numbers that are one per head, `[N, H]`, by their names.
+    """Collects the numbers that are one per head, `[N, H]`, by their names.
 
     They are NaN for an example in which every query is fully masked.
     """
@@ -265,7 +265,7 @@ def summary(
     statistics: Sequence[Mapping[str, np.ndarray]],
     columns: Sequence[Sequence[int]],
 ) -> dict[str, PerHead]:
-    """Returns means and standard errors over examples, `[L, H]`, of each statistic.
+    """Averages each statistic over examples, `[L, H]`, with standard errors.
 
     For each layer there are the result of `per_head`, `[N, H]`, where H may differ and
     a number be missing, and the column of each head in the result, such as its index in

@@ -204,7 +204,7 @@ def rollout(
 
 
 def _layer_colours(num_layers: int, labels: Sequence[str]) -> list:
-    """Returns a colour per layer, the later the lighter, or per kind the darker."""
+    """Chooses a colour per layer, the later the lighter, or per kind the darker."""
     import matplotlib
 
     if not labels:

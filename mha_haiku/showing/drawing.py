@@ -68,7 +68,7 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, values: np.ndarray, unit: str = "nats") -> "Scale":
-        """Returns the scale for some numbers; NaN are ignored.
+        """Chooses the scale for some numbers; NaN are ignored.
 
         A unit that is not among `_OPEN_UNITS` measures a share: the scale goes up to 1.
         """
@@ -83,7 +83,7 @@ class Scale(NamedTuple):
         return cls(0.0, top, "viridis")
 
     def ink(self, value: float) -> str:
-        """Returns "black" or "white", whichever contrasts more with the colour."""
+        """Chooses "black" or "white", whichever contrasts more with the color."""
         import matplotlib
 
         share = (value - self.low) / (self.high - self.low)
@@ -91,7 +91,7 @@ class Scale(NamedTuple):
 
 
 def ink(colour: np.ndarray) -> str:
-    """Returns "black" or "white", whichever contrasts more with red, green and blue."""
+    """Chooses "black" or "white" for more contrast with red, green and blue."""
     # Relative luminance, and the contrasts that follow from it; WCAG 2.1.
     linear = np.where(colour <= 0.04045, colour / 12.92, (colour + 0.055) / 1.055)
     linear = np.where(colour <= 0.04045, linear, linear**2.4)
@@ -194,7 +194,7 @@ def absent() -> str:
 
 @functools.cache
 def figure_class() -> type["Figure"]:
-    """Returns matplotlib's figure as one that keeps our `style` in its files.
+    """Derives a class of matplotlib's figure that keeps our `style` in its files.
 
     A notebook shows it by itself, although it belongs to no window.
     """
@@ -286,7 +286,7 @@ def number(value: float) -> str:
 
 @functools.cache
 def fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
-    """Returns the font families in use, and whether one of them has a character."""
+    """Finds the font families in use, and a test of whether one has a character."""
     from matplotlib import font_manager
 
     installed = {font.name for font in font_manager.fontManager.ttflist}

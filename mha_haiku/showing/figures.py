@@ -192,7 +192,7 @@ def _grid(num_heads: int) -> tuple[int, int]:
 
 
 def _panel_inches(sides: Sequence[Axis]) -> tuple[float, float, float]:
-    """Returns width and height of a panel, and the margin that its labels need."""
+    """Computes width and height of a panel, and the margin that its labels need."""
     rows, columns = (axis.bins for axis in sides)
     cells = max(rows, columns)
     side, margin = 2.8, 0.65
@@ -209,7 +209,7 @@ def _whole_panel_inches(cells: int) -> float:
 
 
 def _token_points(sides: Sequence[Axis]) -> float:
-    """Returns the font size at which tokens do not touch each other."""
+    """Computes the font size at which tokens do not touch each other."""
     cells = max(axis.bins for axis in sides)
     return min(10.0, 72 * 0.95 * _whole_panel_inches(cells) / cells)
 

@@ -105,7 +105,7 @@ def _smaller(whole, cut, excess) -> Cut | None:
 
 
 def _bins(whole, join) -> int:
-    """Returns the fewest bins along a side if `join` of them become one."""
+    """Counts the fewest bins along a side if `join` of them become one."""
     return min(
         axis.bins // join
         for each in whole.sets

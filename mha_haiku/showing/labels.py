@@ -24,7 +24,7 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Returns `text`, a title or a name, like `visible` but with spaces kept."""
+    """Shows `text`, a title or a name, like `visible` but with spaces kept."""
     return "".join(c if c == " " else _visible_character(c) for c in text)
 
 

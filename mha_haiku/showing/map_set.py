@@ -42,7 +42,7 @@ class Axis(NamedTuple):
 
     @classmethod
     def whole(cls, tokens: Iterable[str]) -> "Axis":
-        """Returns the axis whose bins are single positions."""
+        """Makes the axis whose bins are single positions."""
         tokens = tuple(tokens)
         return cls(tokens, np.arange(len(tokens) + 1))
 
@@ -74,7 +74,7 @@ class Axes(NamedTuple):
     has_answers: bool = True
 
     def aligned_cells(self) -> np.ndarray | None:
-        """Returns which cells `[P, Q]` hold an aligned pair of positions; or None."""
+        """Marks the cells `[P, Q]` with an aligned pair of positions; or None."""
         if self.alignment is None:
             return None
         starts = self.queries.edges[:-1], self.keys.edges[:-1]
@@ -204,7 +204,7 @@ class Example(NamedTuple):
     why: Why | None = None
 
     def axes(self, layer: "Layer") -> Axes:
-        """Returns what stands along the maps of a layer."""
+        """Returns the axes along the maps of a layer."""
         return self.kinds.get(layer.kind) or Axes(self.queries, self.keys)
 
     def masked_cells(self, layer: int) -> np.ndarray | None:
@@ -235,7 +235,7 @@ class Layer(NamedTuple):
     def of_model(
         cls, kind: str, number: int, index: int, heads: Iterable[int]
     ) -> "Layer":
-        """Returns a layer of a model, with the names of some of its heads."""
+        """Makes a layer of a model, with the names of some of its heads."""
         name = f"{kind or 'layer'} {number}"
         return cls(name, tuple(map(str, heads)), kind, index, number)
 
@@ -246,7 +246,7 @@ class Layer(NamedTuple):
 
     @property
     def address(self) -> str:
-        """How a flag names it: "3", or "cross.3" where there are kinds."""
+        """The layer's name in a flag: "3", or "cross.3" where there are kinds."""
         return f"{self.kind}.{self.number}" if self.kind else f"{self.number}"
 
 
@@ -382,7 +382,7 @@ class MapSet:
         )
 
     def numbers_at(self, layers: Sequence[Layer]) -> dict[str, PerHead]:
-        """Returns the numbers of the heads of some layers, of the same model.
+        """Finds the numbers of the heads of some layers, of the same model.
 
         They are NaN for heads that are not in this set, and where a layer has fewer
         heads than another.
@@ -422,7 +422,7 @@ def _numbers_at(places, numbers: Mapping[str, PerHead]) -> dict[str, PerHead]:
 
 
 def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
-    """Returns values at places (layer, head), a list per layer; `missing` at None."""
+    """Takes values at places (layer, head), a list per layer; `missing` at None."""
     if values is None:
         return None
     shape = len(places), max(map(len, places), default=0), *values.shape[2:]

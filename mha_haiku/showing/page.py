@@ -61,7 +61,7 @@ def render(shown: Dossier) -> str:
 
 
 def to_json(value: Any) -> str:
-    r"""Returns JSON that is inert inside an HTML `script` element.
+    r"""Converts a value to JSON that is inert inside an HTML `script` element.
 
     It is ASCII: other characters, U+2028 and U+2029 among them, are `\uXXXX`, and so
     are `<`, `>` and `&`.
@@ -243,7 +243,7 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
 
 
 def _kind(axes: Axes) -> dict[str, Any]:
-    """Returns what a layer of one kind has in place of what its example has."""
+    """Collects the fields that a kind of layer has in place of its example's."""
     queries, keys = _axis(axes.queries), _axis(axes.keys)
     own = {"queries": queries, "keys": None if keys == queries else keys}
     if axes.alignment is not None:
@@ -271,7 +271,7 @@ def _texts(texts: Sequence[str], shown_as: Callable[[str], str]) -> list[str] | 
 
 
 def _answers(example: Example) -> dict[str, Any] | None:
-    """Returns targets and likeliest answers of the positions that have any."""
+    """Collects targets and likeliest answers of the positions that have any."""
     if example.answers is None:
         return None
     targets, likeliest, whole = example.answers
@@ -399,5 +399,5 @@ def _source(name: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """Returns `text` as a content security policy names it."""
+    """Computes the hash by which a content security policy names `text`."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

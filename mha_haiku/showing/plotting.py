@@ -204,7 +204,7 @@ def _(what: heads.Roles, *, title: str | None) -> "Figure":
 
 
 def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
-    """Returns the layers of values `[L, H]`, by the kind of each; (): of one kind."""
+    """Makes the layers of values `[L, H]`, by the kind of each; (): of one kind."""
     kinds = kinds or ("",) * len(values)
     heads = range(values.shape[1])
     return [

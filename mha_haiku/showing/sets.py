@@ -79,7 +79,7 @@ def given(value: Any, tokens: Any = None, key_tokens: Any = None) -> Given:
 
 @functools.singledispatch
 def map_set_of(value: Any) -> MapSet:
-    """Returns the maps that something has by itself: a run, on held-out examples."""
+    """Collects the maps that something has by itself: a run, on held-out examples."""
     raise TypeError(f"compare must be a run or its folder, got {type(value).__name__}.")
 
 
@@ -114,7 +114,7 @@ def joined(value: Any, compare: Any = None) -> Dossier:
 
 
 def has_own(value: Any) -> bool:
-    """Returns whether something has maps by itself."""
+    """Checks whether something has maps by itself."""
     return map_set_of.dispatch(type(value)) is not map_set_of.dispatch(object)
 
 
@@ -132,7 +132,7 @@ def with_heads(maps: MapSet, heads: Any) -> MapSet:
 
 
 def named(value: Any) -> tuple[str, Any]:
-    """Returns the name that is given to what is shown, "" for none, and that itself."""
+    """Splits a shown value into its given name, "" for none, and the value itself."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, value),) = value.items()
         return str(name), value
@@ -162,7 +162,7 @@ def sides(
     key_tokens: Any = None,
     images: Any = None,
 ) -> Sides:
-    """Returns what stands along the sides of a map; arguments as of `show`."""
+    """Collects the tokens and images along a map's sides; arguments as of `show`."""
     *batch_shape, _, num_queries, num_keys = attention_map.shape
     count = math.prod(batch_shape)
     queries = _texts("tokens", tokens, count, num_queries)
@@ -173,7 +173,7 @@ def sides(
 
 
 def is_maps(value: Any) -> bool:
-    """Returns whether a value is a map, or maps in something."""
+    """Checks whether a value is a map, or a container of maps."""
     if isinstance(value, attention.AttentionMap | models.Output):
         return True
     if isinstance(value, Mapping):
@@ -300,7 +300,7 @@ def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
 
 
 def _is_weights(value) -> bool:
-    """Returns whether a value is an array of floats with four axes, of any library."""
+    """Checks whether a value is an array of floats with four axes, of any library."""
     if isinstance(value, attention.AttentionMap) or not hasattr(value, "dtype"):
         return False
     return len(value.shape) == 4 and "float" in str(value.dtype)
@@ -317,7 +317,7 @@ def _array(value) -> np.ndarray:
 
 
 def _has_channels(attention_map, count) -> bool:
-    """Returns whether queries and keys of so many examples are shown."""
+    """Checks whether queries and keys of so many examples are shown."""
     *_, num_heads, num_queries, num_keys = attention_map.shape
     size = attention_map.query.shape[-1]
     amount = count * num_heads * (num_queries + num_keys) * size
@@ -358,7 +358,7 @@ def _check_sizes(maps) -> None:
 
 
 def _axes(sides, kind, example, edges) -> Axes:
-    """Returns what stands along the maps of a kind of layers."""
+    """Makes the axes along the maps of a kind of layers."""
     texts = {
         "encoder": (sides.keys, sides.keys),
         "decoder": (sides.queries, sides.queries),
@@ -372,7 +372,7 @@ def _axes(sides, kind, example, edges) -> Axes:
 
 
 def _token_ids(sides, attention_map) -> np.ndarray | None:
-    """Returns `[B..., T]` integers, the same for equal texts; None: not known."""
+    """Makes `[B..., T]` integers, the same for equal texts; None: not known."""
     *batch_shape, _, num_queries, num_keys = attention_map.shape
     if not sides.queries or sides.queries != sides.keys or sides.images:
         return None
@@ -382,7 +382,7 @@ def _token_ids(sides, attention_map) -> np.ndarray | None:
 
 
 def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
-    """Returns N tuples of T strings; () where the tokens are None."""
+    """Converts tokens to N tuples of T strings; () where the tokens are None."""
     if tokens is None:
         return ()
     is_array = isinstance(tokens, np.ndarray | jax.Array)
@@ -412,7 +412,7 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
 
 
 def _all_images(images: Any, count: int) -> tuple:
-    """Returns N `Images`; () where there are none."""
+    """Makes N `Images`; () where there are none."""
     if images is None:
         return ()
     is_one = hasattr(images, "shape") or isinstance(images, Images)

@@ -221,7 +221,7 @@ def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
 
 
 def _is_parameters(value: Any) -> bool:
-    """Returns whether a value looks like Haiku's parameters: arrays by two names."""
+    """Checks whether a value looks like Haiku's parameters: arrays by two names."""
     modules = list(value.values()) if isinstance(value, Mapping) else []
     if not modules or not all(isinstance(each, Mapping) for each in modules):
         return False
@@ -272,7 +272,7 @@ def _size(array) -> int:
 
 
 def _sizes_table(params) -> markup.Html:
-    """Returns a row per layer and part: names, shapes and number of parameters."""
+    """Makes a row per layer and part: names, shapes and number of parameters."""
     rows = []
     for module, arrays in params.items():
         shapes = ", ".join(
@@ -306,7 +306,7 @@ def _heads_table(params, config) -> list[str]:
 
 
 def _mask_sizes(mask) -> tuple[int, int]:
-    """Returns how many queries and keys of a mask are drawn."""
+    """Finds how many queries and keys of a mask are drawn."""
     sizes = [0, 0]
     for leaf in _parts(mask):
         if isinstance(leaf, masks.arrays.Dense):

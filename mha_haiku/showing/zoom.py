@@ -42,7 +42,7 @@ def masked_cells(
     rows: int | None = None,
     columns: int | None = None,
 ) -> Array:
-    """Returns where a map has no weight because its mask forbids it, `[B..., H, P, Q]`.
+    """Marks cells without weight because the mask forbids it, `[B..., H, P, Q]`.
 
     H is 1 where all heads have the same mask. Of a map that is pooled to at most so
     many rows and columns, a cell counts as masked if it lies outside of the keys
@@ -79,7 +79,7 @@ def masked_cells(
 
 
 def channels(attention_map: attention.AttentionMap) -> tuple[Array, Array, bool]:
-    """Returns queries and keys whose products, summed over channels, are the scores.
+    """Computes queries and keys whose products sum over channels to the scores.
 
     They are scaled queries `[B..., H, T, K]`, keys `[B..., H, S, K]`, and whether the
     scores are these sums alone: a dot product without a bias or a soft cap.
@@ -159,19 +159,19 @@ def patches(
 
 
 def _finer(width: int) -> int:
-    """Returns the positions of a bin at the next level: a power of two."""
+    """Computes the positions of a bin at the next level: a power of two."""
     return 2 ** max(0, math.ceil(math.log2(width / _FACTOR)))
 
 
 def _shares(edges, regions, size) -> np.ndarray:
-    """Returns which share of each cell lies in each region, `[regions, cells]`."""
+    """Computes the share of each cell in each region, `[regions, cells]`."""
     start = np.maximum(edges[:-1], regions[:, None])
     stop = np.minimum(edges[1:], regions[:, None] + size)
     return (np.maximum(stop - start, 0) / np.diff(edges)).astype(np.float32)
 
 
 def _of_places(attention_map, starts, width, side) -> Array:
-    """Returns parts of one width, `[B... x H, n, R, R]`, from `starts` `[.., n, 2]`."""
+    """Cuts parts of one width, `[B... x H, n, R, R]`, at `starts` `[.., n, 2]`."""
     *batch, heads, num_queries, num_keys = attention_map.shape
     flat, count = starts.shape[:2]
     # Queries of some bins at once, so that tiles stay small.

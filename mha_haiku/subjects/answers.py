@@ -67,7 +67,7 @@ class Lens:
 
     @property
     def names(self) -> list[str]:
-        """What each row is."""
+        """The name of each row."""
         return [*(f"before layer {i}" for i in range(len(self.texts) - 1)), "output"]
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Circuits:
     _repr_html_, show, plot = display.html, display.show, display.plot
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns a row for each pair of heads, the highest score first."""
+        """Lists a row for each pair of heads, the highest score first."""
         places = np.argwhere(~np.isnan(self.scores)).tolist()
         ends = ("sender_layer", "sender_head", "receiver_layer", "receiver_head")
         rows = [
@@ -124,7 +124,7 @@ class Strongest:
     _repr_html_, show, plot = display.html, display.show, display.plot
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns a row for each place, with the text in front of it."""
+        """Lists a row for each place, with the text in front of it."""
         rows = []
         for i, (example, query, key, value) in enumerate(
             zip(self.examples, self.queries, self.keys, self.values, strict=True)

@@ -23,7 +23,7 @@ class Codec(NamedTuple):
 
 
 def of_task(task: tasks.Task) -> Codec:
-    """Returns the codec of a task."""
+    """Makes the codec of a task."""
 
     def decode(tokens):
         return generation.text_of(task, tokens).removeprefix(" ")
@@ -32,7 +32,7 @@ def of_task(task: tasks.Task) -> Codec:
 
 
 def of_tokenizer(tokenizer: Any) -> Codec:
-    """Returns the codec of a tokenizer of `tokenizers`, `transformers` or similar."""
+    """Makes the codec of a tokenizer of `tokenizers`, `transformers` or similar."""
     for name in ("encode", "decode"):
         if not callable(getattr(tokenizer, name, None)):
             raise TypeError(
@@ -95,7 +95,7 @@ def _example(tokens, lengths=None) -> tasks.Example:
 
 
 def labels(codec: Codec | None, batch: tasks.Example) -> tuple[tuple[str, ...], ...]:
-    """Returns the text of each token of each example; () of features."""
+    """Lists the text of each token of each example; () for features."""
     tokens = np.asarray(batch.inputs)
     if tokens.ndim != 2:
         return ()
@@ -104,7 +104,7 @@ def labels(codec: Codec | None, batch: tasks.Example) -> tuple[tuple[str, ...], 
 
 
 def one_token(codec: Codec | None, token: Any) -> int:
-    """Returns a token, given by its number or by a text of one token."""
+    """Reads a token, given by its number or by a text of one token."""
     if not isinstance(token, str):
         return int(token)
     if codec is None:

@@ -95,7 +95,7 @@ def wrap(
 
 
 def _takes_lengths(function) -> bool:
-    """Returns whether a function can be told the lengths of padded inputs."""
+    """Checks whether a function can be told the lengths of padded inputs."""
     try:
         given = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have none
@@ -104,7 +104,7 @@ def _takes_lengths(function) -> bool:
 
 
 def _parted(params) -> tuple[Any, Any]:
-    """Returns the arrays of a tree, and what else is in it, such as activations."""
+    """Splits a tree into its arrays and all other leaves, such as activations."""
     # Modules of Equinox have both; only arrays may be traced.
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
     return (
@@ -121,7 +121,7 @@ def _joined(arrays, others) -> Any:
 
 
 def _is_run(path) -> bool:
-    """Returns whether it is a folder, of which the config.json is a run's."""
+    """Checks whether a path is a folder with the config.json of a run."""
     if not path.is_dir():
         return False
     contents = files.read_json(folders.Folder(path).config)

@@ -55,7 +55,7 @@ def _(subject: Subject) -> MapSet:
 
 
 def _measured(run, name) -> MapSet:
-    """Returns the maps of held-out examples, and numbers of heads over these."""
+    """Collects maps, and numbers of heads, over held-out examples."""
     config = run.config.replace(attention=dict(dtype="float32"))
     if len(_PROGRAMS) > _MOST_PROGRAMS:
         _PROGRAMS.clear()
@@ -83,7 +83,7 @@ def _(path: Any) -> MapSet:
 @sets.dossier_of.register(str)
 @sets.dossier_of.register(os.PathLike)
 def _(path: Any, compare: Any = None) -> Dossier:
-    """Returns all that lies in a folder where its maps were saved."""
+    """Collects all that lies in a folder where its maps were saved."""
     other = sets.named(compare)[1]
     if _has_saved_maps(path) and (other is None or _has_saved_maps(other)):
         return dossiers.of_folder(path, compare=other)
@@ -118,7 +118,7 @@ def _(subject: Subject) -> markup.Html:
 
 
 def _of_run(title, run) -> markup.Html:
-    """Returns what a run is, and its parameters by layer and head."""
+    """Describes a run, with its parameters by layer and head."""
     config = run.config
     rows = [
         ("task", f"{config.task.name}, {run.task.sequence_length} positions"),

@@ -54,7 +54,7 @@ class Subject:
 
     @classmethod
     def of_run(cls, run: folders.Run, name: str) -> "Subject":
-        """Returns a run as a subject, with looped layers, so that each has a name."""
+        """Makes a run a subject, with looped layers, so that each has a name."""
         run = run.looped()
         codec = None if run.task.num_tokens is None else inputs.of_task(run.task)
         return cls(run.model, run.params, name, run=run, codec=codec)
@@ -87,7 +87,7 @@ class Subject:
         return self._codec("decode").decode(np.asarray(tokens).tolist())
 
     def examples(self, count: int = EXAMPLES) -> tasks.Example:
-        """Returns the first held-out examples, a batch of B = `count`."""
+        """Makes the first held-out examples, a batch of B = `count`."""
         if self.run is None:
             self._refuse("examples", "has no task; pass examples to mh.wrap")
         return self.run.examples(count)
@@ -479,7 +479,7 @@ class Subject:
         return inputs.batch(self.codec, given)
 
     def _one(self, given) -> tuple[tasks.Example, tuple[tuple, tuple]]:
-        """Returns one example, with the texts at its queries and its keys."""
+        """Makes one example, with the texts at its queries and its keys."""
         batch = self._batch(given)[0]
         if len(batch.inputs) != 1:
             raise ValueError(
@@ -490,7 +490,7 @@ class Subject:
         return batch, (own, keys[0] if keys else own)
 
     def _labels(self, batch) -> tuple[tuple, tuple]:
-        """Returns the texts at queries and keys of each example; (): unknown."""
+        """Lists the texts at queries and keys of each example; (): unknown."""
         if batch.decoder_inputs is None or self.run is None:
             return inputs.labels(self.codec, batch), ()
         rows, task = workbench.rows_of(batch), self.run.task
@@ -500,7 +500,7 @@ class Subject:
         )
 
     def _parts(self, batch=None) -> list[str]:
-        """Returns the name of the heads of each attention part."""
+        """Finds the name of the heads' site in each attention part."""
         if self.model.config is not None:
             places = models.heads_of_layers(self.model.config)
             return [f"{place.path}/heads" for place in places]
@@ -529,7 +529,7 @@ class Subject:
         )
 
     def _pair(self, clean, corrupted, given):
-        """Returns a batch of each, the clean one with its answers, and its tokens."""
+        """Makes a batch of each text, with the answers, and the clean tokens."""
         batches = [self._batch(x)[0] for x in (clean, corrupted)]
         shapes = [np.shape(x.inputs) for x in batches]
         if shapes[0] != shapes[1]:
@@ -574,7 +574,7 @@ _LOGITS = "logit difference"
 
 
 def _edited(model, edits) -> models.Model:
-    """Returns a model with edits, also token by token and with scanned layers."""
+    """Edits a model, also token by token and with scanned layers."""
     decoding = model.decoding
     if decoding is not None:
         decoding = decoding._replace(
@@ -595,7 +595,7 @@ def _is_edited(model) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _strongest(model, path):
-    """Returns a program: each query's largest weight, its two keys, output's norm."""
+    """Makes a program: each query's largest weight, its two keys, output's norm."""
 
     @jax.jit
     def run(params, batch):

@@ -27,7 +27,7 @@ class Health(NamedTuple):
 
 
 def initial() -> Health:
-    """Returns the health of a run before its first step."""
+    """Makes the health of a run before its first step."""
     none = jnp.zeros((), jnp.int32)
     return Health(jnp.full(WINDOW, jnp.inf, jnp.float32), none, none)
 

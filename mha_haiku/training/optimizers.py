@@ -131,7 +131,7 @@ def _muon(config, learning_rate):
 
 
 def _matrices(params):
-    """Returns the axes of the matrices in layers, as a tree; None for other leaves."""
+    """Finds the axes of the matrices in layers, as a tree; None for other leaves."""
 
     def axes(path, leaf):
         module = path[0].key
@@ -160,7 +160,7 @@ def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model
 
 
 def are_frozen(config: OptimizerConfig, params: Any) -> Any:
-    """Returns the tree of `params` with True where `config.frozen` names the module.
+    """Makes a tree like `params`, True where `config.frozen` names the module.
 
     ConfigError if a name is of no module, or no parameter is left to train.
     """
@@ -191,7 +191,7 @@ def are_frozen(config: OptimizerConfig, params: Any) -> Any:
 
 
 def is_decayed(params: Any) -> Any:
-    """Returns the tree of `params` with True where weight decay applies."""
+    """Makes a tree like `params`, True where weight decay applies."""
 
     def decayed(path, leaf):
         in_stack = any(modules.is_stacked(key.key) for key in path)

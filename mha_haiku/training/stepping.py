@@ -50,7 +50,7 @@ class Report(NamedTuple):
 
 
 def stream(seed: int | Array, name: str) -> Array:
-    """Returns the PRNG key of a stream, one of `_STREAMS`, which are independent."""
+    """Makes the PRNG key of a stream, one of `_STREAMS`, which are independent."""
     key = jax.random.key(jnp.asarray(seed, jnp.uint32))
     return jax.random.fold_in(key, _STREAMS.index(name))
 
@@ -71,7 +71,7 @@ def initial_state(
 
 
 def state_of(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
-    """Returns the state before the first step, with these parameters."""
+    """Makes the state before the first step, with these parameters."""
     return TrainState(
         jnp.zeros((), jnp.int32), params, optimizer.init(params), health.initial()
     )

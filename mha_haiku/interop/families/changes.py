@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def _each(to_ours: Callable, to_theirs: Callable) -> Change:
-    """Returns the change that does the same with each array, wherever it stands."""
+    """Makes the change that does the same with each array, wherever it stands."""
     return Change(
         lambda arrays, place: [to_ours(x) for x in arrays],
         lambda arrays, place: [to_theirs(x) for x in arrays],
@@ -41,7 +41,7 @@ def _each(to_ours: Callable, to_theirs: Callable) -> Change:
 
 
 def chain(*changes: Change) -> Change:
-    """Returns the changes one after the other, in the order in which arrays load."""
+    """Chains the changes, in the order in which arrays load."""
 
     def to_ours(arrays, place):
         for change in changes:
@@ -94,7 +94,7 @@ class_token = Change(
 
 
 def rows_from(first: Callable[[Place], int]) -> Change:
-    """Returns the change that leaves out the unused rows before `first(place)`."""
+    """Makes the change that leaves out the unused rows before `first(place)`."""
 
     def to_theirs(arrays, place):
         (x,) = arrays
@@ -105,7 +105,7 @@ def rows_from(first: Callable[[Place], int]) -> Change:
 
 
 def first_by(factor: Callable[[Place], float]) -> Change:
-    """Returns the change that multiplies the first of several arrays by a factor."""
+    """Makes the change that multiplies the first of several arrays by a factor."""
 
     def scaled(arrays, by):
         if by == 1:
@@ -120,7 +120,7 @@ def first_by(factor: Callable[[Place], float]) -> Change:
 
 
 def by_heads(order: Callable[[Place], np.ndarray]) -> Change:
-    """Returns the change from `[H 3 K, ...]` to three of `[H K, ...]`, head by head.
+    """Makes the change from `[H 3 K, ...]` to three of `[H K, ...]`, by heads.
 
     GPT-NeoX stores a head's query, key and value one after the other. Mixing this up
     with `thirds` gives wrong numbers and no error. `order(place)` has the features

@@ -8,7 +8,7 @@ def _scale(theirs):
 
 
 def _inverse_layer(place: changes.Place) -> float:
-    """Returns the factor of queries where scores are divided by the layer's number."""
+    """Finds the factor of queries where scores are divided by the layer's number."""
     is_divided = place.theirs.get("scale_attn_by_inverse_layer_idx", False)
     return 1 / (place.layer + 1) if is_divided else 1
 
@@ -17,7 +17,7 @@ _QUERY_KEY_VALUE = changes.chain(changes.thirds, changes.first_by(_inverse_layer
 
 
 def _convolution(ours: str, theirs: str) -> tuple[tables.Row, ...]:
-    """Returns the rows of a linear map that is stored `[in, out]`, as ours are."""
+    """Makes the rows of a linear map that is stored `[in, out]`, as ours are."""
     return tables.linear(ours, theirs, changes.as_it_is)
 
 

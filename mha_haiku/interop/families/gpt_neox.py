@@ -8,7 +8,7 @@ _SHARE = 0.25  # of a head's features that turn, where config.json does not say 
 
 
 def _order(place: changes.Place) -> np.ndarray:
-    """Returns the features `[K]` in the order in which ours K/2 apart are pairs.
+    """Orders the features `[K]` so that pairs stand K/2 apart, as ours do.
 
     The first `turning` features of a head turn, in pairs half of them apart. The halves
     of the others are appended to the halves of these, and have frequency 0.

@@ -46,7 +46,7 @@ def _family(
     tied: bool = False,
     head_settings: tuple = (),
 ) -> tables.Family:
-    """Returns a family; `kv_heads`, `head_size` and `tied` are defaults of theirs."""
+    """Makes a family; `kv_heads`, `head_size` and `tied` are defaults of theirs."""
     return tables.Family(
         name=name,
         prefix="model.",

@@ -75,7 +75,7 @@ def sizes(
         "intermediate_size",
     ),
 ) -> tuple[Setting, ...]:
-    """Returns the settings of L, D, H and F; without defaults all must be given."""
+    """Makes the settings of L, D, H and F; without defaults all must be given."""
     ours = (
         "num_layers",
         "model_size",
@@ -88,14 +88,14 @@ def sizes(
 def activation(
     theirs: str, default: str, names: Mapping[str, str] = ACTIVATIONS
 ) -> Setting:
-    """Returns the setting of the feed-forward parts' activation."""
+    """Makes the setting of the feed-forward parts' activation."""
     return Setting("feed_forward.activation", theirs, default, names)
 
 
 def next_token(
     name: str, logits: str, embeddings: str, *settings: Setting | Rule, tied: bool
 ) -> tables.Head:
-    """Returns the head of a causal model, from names of arrays; `tied` is a default."""
+    """Makes the head of a causal model, from names of arrays; `tied` is a default."""
     return tables.Head(
         name,
         {"output.with_bias": False},
@@ -120,7 +120,7 @@ POSITIONS_AFTER_PADDING = Rule(
 
 
 def biases(default: bool) -> Rule:
-    """Returns the rule of `attention_bias`: of queries, keys, values and the output."""
+    """Makes the rule of `attention_bias`: of queries, keys, values and the output."""
     ours_of = ("attention.with_bias", "attention.output_bias")
 
     def write(ours):
@@ -135,7 +135,7 @@ def biases(default: bool) -> Rule:
 
 
 def windows(is_local: Callable[[Theirs, int], bool], *, optional: bool = False) -> Rule:
-    """Returns the rule of the positions that each layer's queries see.
+    """Makes the rule of the positions that each layer's queries see.
 
     `is_local` says whether a layer has a window where `layer_types` does not. With
     `optional` it counts only with `use_sliding_window`: Qwen's configs have a window
@@ -185,7 +185,7 @@ def windows(is_local: Callable[[Theirs, int], bool], *, optional: bool = False) 
 
 
 def one_window() -> Rule:
-    """Returns the rule of Mistral: one window for all layers, or none."""
+    """Makes the rule of Mistral: one window for all layers, or none."""
     rule = windows(lambda theirs, i: True)
 
     def write(ours):
@@ -255,20 +255,20 @@ def _of_layers(given: Any, num_layers: int) -> Sequence[Any]:
 
 
 def head_size(theirs: Theirs) -> int:
-    """Returns K of the heads that a `config.json` describes."""
+    """Reads K, the size of a head, from a `config.json`."""
     default = theirs["hidden_size"] // theirs["num_attention_heads"]
     return theirs.get("head_dim") or default
 
 
 def turning(theirs: Theirs, share: float) -> int:
-    """Returns how many of a head's K features rotary positions turn."""
+    """Counts how many of a head's K features rotary positions turn."""
     return int(
         head_size(theirs) * _rope(theirs, 10_000.0, share)["partial_rotary_factor"]
     )
 
 
 def _rope(theirs: Theirs, theta: float, share: float = 1.0) -> dict[str, Any]:
-    """Returns rotary positions in the words of `transformers` 5."""
+    """Describes rotary positions in the words of `transformers` 5."""
     given = theirs.get("rope_parameters")
     if given is None:
         given = dict(theirs.get("rope_scaling") or {})
@@ -285,7 +285,7 @@ def _rope(theirs: Theirs, theta: float, share: float = 1.0) -> dict[str, Any]:
 
 
 def _frequencies_field(ropes: list[dict[str, Any]], size: int) -> dict[str, Any]:
-    """Returns the fields of rotary positions of one kind, or of one per layer."""
+    """Makes the fields of rotary positions of one kind, or of one per layer."""
     first = ropes[0]
     if any(rope != first for rope in ropes):
         frequencies = [_frequencies(rope, size) for rope in ropes]
@@ -299,7 +299,7 @@ def _frequencies_field(ropes: list[dict[str, Any]], size: int) -> dict[str, Any]
 
 
 def _frequencies(rope: Theirs, size: int) -> list[float]:
-    """Returns radians per position, `[K/2]`; features that do not turn have 0.
+    """Computes radians per position, `[K/2]`; features that do not turn have 0.
 
     Source: Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783, section 3.2, and
     Chen et al. 2023, https://arxiv.org/abs/2306.15595 (linear).
@@ -317,7 +317,7 @@ def _frequencies(rope: Theirs, size: int) -> list[float]:
 
 
 def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
-    """Returns rotary positions of given frequencies, as far as they have a name."""
+    """Describes rotary positions of given frequencies, if they have a name."""
     if frequencies is None:
         return {"rope_type": "default", "rope_theta": float(period)}
     given = np.array(frequencies, float)

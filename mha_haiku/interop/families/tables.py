@@ -54,7 +54,7 @@ def norm(
 def query_key_value(
     theirs: str, weight: changes.Change, bias: changes.Change
 ) -> tuple[Row, ...]:
-    """Returns the rows of one linear map for queries, keys and values together."""
+    """Makes the rows of one linear map for queries, keys and values together."""
     return tuple(
         Row(
             tuple(f"attention/{part}/{ours}" for part in ("query", "key", "value")),

@@ -53,7 +53,7 @@ def mean(
 
 @running.compiled
 def _sums(model, params, example) -> list[tuple[Array, Array]]:
-    """Returns the sums of the outputs of heads of each part, and their counts."""
+    """Sums the outputs of the heads of each part, and counts the positions."""
     _, found = running.look(model, params, example, ["*/heads"])
     sums = []
     for name, values in found.items():

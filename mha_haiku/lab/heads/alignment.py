@@ -22,13 +22,13 @@ Align = Callable[[tasks.Example], Mapping[str, np.ndarray]]
 
 
 def label(name: str) -> str:
-    """Returns what the share of an alignment is, by its name in `Task.alignments`."""
+    """Describes the share of an alignment, by its name in `Task.alignments`."""
     which = "rows that have an aligned key" if name == "aligned" else f"{name} rows"
     return f"share of {which} whose largest weight is aligned"
 
 
 def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
-    """Returns where the rows of a batch should look, booleans `[N, T, S]` by name.
+    """Finds where the rows of a batch should look, booleans `[N, T, S]` by name.
 
     An example whose alignment is not known has no such row. The batch is on the host.
     """
@@ -47,7 +47,7 @@ def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
 
 
 def shares(places: Array, alignment: Array) -> Array:
-    """Returns the share of rows with an aligned key that look at one.
+    """Computes the share of rows with an aligned key that look at such a key.
 
     `places` `[N, H, T]` are the keys with the largest weight of each row, below 0 in a
     row that sees nothing; `alignment` `[N, T, S]` is true where a row should look. The
@@ -63,7 +63,7 @@ def shares(places: Array, alignment: Array) -> Array:
 
 
 def evidence(found: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the part of `heads.role_evidence` on alignment, from `shares` by name."""
+    """Makes the part of `heads.role_evidence` on alignment, from `shares` by name."""
     if "aligned" not in found:
         return {}
     xnp, share = _module_of(found["aligned"]), found["aligned"]

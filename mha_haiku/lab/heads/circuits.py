@@ -22,7 +22,7 @@ KINDS = ("q", "k", "v")  # through which a head reads what another has written
 
 
 def ov(weights: HeadWeights) -> np.ndarray:
-    """Returns the OV circuit, `[D, D]`: what a vector that is looked at becomes."""
+    """Computes the OV circuit, `[D, D]`, from a vector looked at to the output."""
     return weights.value @ weights.output
 
 
@@ -31,7 +31,7 @@ def copying_score(
     embedding: np.ndarray | None = None,
     unembedding: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Returns the sum of the OV circuit's eigenvalues over the sum of their sizes.
+    """Divides the sum of the OV circuit's eigenvalues by the sum of their sizes.
 
     In [-1, 1]: 1 where the head copies, -1 where it takes away what it looks at, about
     0 for random weights. With both ends, `[N, D]` of `token_embedding` and `[D, N]` of
@@ -61,7 +61,7 @@ def matching_score(
     *,
     earlier: HeadWeights | None = None,
 ) -> np.ndarray:
-    """Returns `copying_score` of the QK circuit: 1 where a head looks for equal tokens.
+    """Computes `copying_score` of the QK circuit: 1 if a head seeks equal tokens.
 
     These are as both sides read them, `[N, D]`; None: of the whole stream. With an
     earlier head, of a layer below, keys are made of what that head has written: 1 where
@@ -80,7 +80,7 @@ def matching_score(
 
 
 def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarray:
-    """Returns how much of what one head reads is what another has written, in [0, 1].
+    """Measures how much of a head's input another head has written, in [0, 1].
 
     The Frobenius norm of the product of the two circuits over the product of their
     norms: of `OV` of the earlier head with `QK` (kind "q"), its transpose ("k"), or
@@ -139,7 +139,7 @@ def compositions(
 
 
 def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
-    """Returns through which of q, k and v heads of one part read heads of another.
+    """Finds through which of q, k and v heads of one part read heads of another.
 
     "" where they do not without other heads in between, as in a layer below. `kinds`
     has the kind of every part, "" where there is one kind.

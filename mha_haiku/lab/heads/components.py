@@ -59,7 +59,7 @@ class Map(NamedTuple):
 
     @classmethod
     def of(cls, own: attention.AttentionMap) -> "Map":
-        """Returns queries, keys and values of a map."""
+        """Takes the queries, keys and values of all heads from an attention map."""
         value = own.key[..., :0] if own.value is None else own.value
         both = (scores.repeat_heads(x, own.shape[-3]) for x in (own.key, value))
         return cls(own.query, *both)
@@ -102,7 +102,7 @@ class Held:
         self.components += (Component("biases" if is_whole else "rest"),)
 
     def linearized(self) -> "Held":
-        """Returns it with `ends`, what is asked for of the run, `push` and `pull`."""
+        """Linearizes the run: sets `ends` (the wanted values), `push` and `pull`."""
         self._of = jax.jit(functools.partial(self._run, read=self._read))
         # From values of sources to what they add to `ends`.
         self.ends, self.push = jax.linearize(self._of, self.sources)
@@ -110,7 +110,7 @@ class Held:
         return self
 
     def curvature(self) -> Array:
-        """Returns how far it is from linear, a share of the largest value."""
+        """Measures how far the run is from linear, a share of the largest value."""
         start = self._of(jax.tree.map(jnp.zeros_like, self.sources))
 
         def share(end, first, change):
@@ -121,7 +121,7 @@ class Held:
         return jnp.stack(jax.tree.leaves(shares)).max()
 
     def pull(self, cotangents: dict[str, dict[str, Array]]) -> dict[str, Array]:
-        """Returns gradients of `sources`, of the sum of products with cotangents.
+        """Computes gradients by `sources` of the sum of products with cotangents.
 
         These are fields of a `Map` by its name; what is left out is 0.
         """
@@ -135,7 +135,7 @@ class Held:
         return self._pull(cotangents)[0]
 
     def parts(self, gradients: dict[str, Array]) -> Array:
-        """Returns `[M - 1, B, L]`, what components add to what gradients are of.
+        """Computes the terms of components by gradients, as `[M - 1, B, L]`.
 
         It is by their position, of which L is the largest number.
         """
@@ -149,7 +149,7 @@ class Held:
         return jnp.concatenate(list(map(jnp.pad, found, pads)))
 
     def single(self, m: Array) -> dict[str, Array]:
-        """Returns the values of sites of component m alone."""
+        """Computes the values of the sites from component m alone."""
         result, first = {}, 0
         for name, stack in self._stacks.items():
             stop = first + stack.shape[-2]
@@ -159,7 +159,7 @@ class Held:
         return result
 
     def _run(self, components, read):
-        """Returns what is asked for, of the values of sites that components write."""
+        """Runs the model with the values of component sites, and reads the result."""
         own = components | self._factors
         # In the order of layers: JAX sorts arrays that it passes on by their names.
         names = sorted(own, key=self._order.index)
@@ -169,7 +169,7 @@ class Held:
         return read(model._replace(apply=sites.edit(model.apply, changes)), *given)
 
     def _components(self, name, value, found) -> tuple[tuple[Component, ...], Array]:
-        """Returns the components of a site, and their values."""
+        """Splits a site into its components and their values."""
         if name in self.heads:
             part, count = self.heads.index(name), value.shape[-2]
             return tuple(Component("head", part, h) for h in range(count)), value
@@ -202,7 +202,7 @@ def _maps(model, params, example) -> dict[str, Map]:
 
 
 def scales(own: attention.AttentionMap) -> tuple[Array, Array]:
-    """Returns what queries are multiplied by, `[B, T, H, 1]`, and keys.
+    """Computes the factors of queries, `[B, T, H, 1]`, and of keys.
 
     Raises:
       ValueError: If the score is no scaled product.
@@ -235,7 +235,7 @@ class Cells(NamedTuple):
 
     @classmethod
     def of(cls, own: attention.AttentionMap, rows: Array, key: Array) -> "Cells":
-        """Returns the numbers at a key; -n: at the key with the n-th largest weight."""
+        """Computes the numbers at a key; -n: the key with the n-th largest weight."""
         num_heads, num_queries, num_keys = own.shape[-3:]
         shape = num_heads, len(rows), num_keys
         weights = own.tile(rows, slice(None))[0]
@@ -271,17 +271,17 @@ class Cells(NamedTuple):
 
 
 def at_rows(x: Array, rows: Array) -> Array:
-    """Returns `[H, R, K]` of `[1, T, H, K]`."""
+    """Takes the rows `[H, R, K]` out of `[1, T, H, K]`."""
     return jnp.take(x[0], rows, axis=0, mode="clip").swapaxes(0, 1)
 
 
 def at_keys(x: Array, keys: Array) -> Array:
-    """Returns `[H, R, K]` of `[1, S, H, K]` and keys `[H, R]`."""
+    """Takes `[H, R, K]` out of `[1, S, H, K]`, at keys `[H, R]`."""
     return jnp.take_along_axis(x[0].swapaxes(0, 1), keys[..., None], 1, mode="clip")
 
 
 def one(shape: tuple[int, ...], *places: Any) -> Array:
-    """Returns an array with 1 at places on its last axes, and 0 elsewhere."""
+    """Makes an array with 1 at places on its last axes, and 0 elsewhere."""
     result = jnp.ones(())
     for size, place in zip(shape[-len(places) :], places, strict=True):
         result = jnp.multiply.outer(result, jnp.arange(size) == place)

@@ -38,7 +38,7 @@ def logit_attribution(
     *,
     classes: Array | None = None,
 ) -> Contributions:
-    """Returns direct logit attribution: each head's own part of the logits.
+    """Computes direct logit attribution: the part of each head in the logits.
 
     The residual stream is a sum, of which a head's output is one term, and logits are
     linear in it once the factors of the norms in between are held constant. Effects
@@ -167,7 +167,7 @@ def _contributions(model, params, example, weights, classes):
 
 
 def _normed(config, x, norm) -> Array:
-    """Returns `[..., D]` through a norm, whose factor counts as a constant."""
+    """Passes `[..., D]` through a norm, whose factor counts as a constant."""
     if config.norm.kind == "none":
         return x
     x = x - norm.is_centered * x.mean(-1, keepdims=True)
@@ -177,7 +177,7 @@ def _normed(config, x, norm) -> Array:
 
 
 def _pooled(config, x, valid) -> Array:
-    """Returns `[B, ...]` of `[B, T, ...]`, or x itself without pooling."""
+    """Pools `[B, T, ...]` to `[B, ...]`, or returns x itself without pooling."""
     if config.output.pool == "first":
         return x[:, 0]
     if config.output.pool is None:
@@ -187,5 +187,5 @@ def _pooled(config, x, valid) -> Array:
 
 
 def _last(vector, x) -> Array:
-    """Returns `[D]` with the axes of x."""
+    """Reshapes `[D]` to the number of axes of x, as the last axis."""
     return jnp.reshape(vector, (1,) * (x.ndim - 1) + (-1,))

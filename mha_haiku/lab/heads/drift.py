@@ -35,7 +35,7 @@ def measured_by_drift(
 
 @functools.lru_cache(maxsize=8)
 def mean_pooled(model: models.Model) -> models.Model:
-    """Returns the model with vectors `[B, D]` in place of logits.
+    """Replaces the logits of a model with vectors `[B, D]`.
 
     A vector is the mean of an example's outputs, in an encoder-decoder the decoder's,
     over its valid positions.
@@ -54,7 +54,7 @@ def mean_pooled(model: models.Model) -> models.Model:
 def vectors(
     model: models.Model, params: Any, batches: Iterable[tasks.Example]
 ) -> np.ndarray:
-    """Returns the vectors of `mean_pooled` of all examples, `[N, D]` float32."""
+    """Computes the vectors of `mean_pooled` of all examples, `[N, D]` float32."""
     program = _vectors(mean_pooled(model))
     return np.concatenate(running.over(batches, lambda x: program(params, x)))
 
@@ -90,7 +90,7 @@ def _vectors(pooled):
 
 
 def _means(outputs, lengths) -> Array:
-    """Returns the means `[B, D]` of `[B, T, D]` over valid positions, float32."""
+    """Averages `[B, T, D]` to `[B, D]` over valid positions, float32."""
     outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
     if lengths is None:
         return outputs.mean(1)

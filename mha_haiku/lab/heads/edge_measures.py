@@ -46,7 +46,7 @@ compiled_whole = functools.partial(compiled, compacts=False)
 
 @_offered
 def edge_patching(subject: Measured, corrupted: Examples) -> Edges:
-    """Returns what changes when one edge is patched, for each edge, by running all.
+    """Measures the change when one edge is patched, for each edge, by running all.
 
     The sender's output of the corrupted run enters what the receiver reads there; all
     that follows is computed anew. This is what `edge_attribution` estimates, at E runs
@@ -72,7 +72,7 @@ def _patched_one_by_one(model, params, clean, corrupted, edges, *, metric):
 def edge_attribution(
     subject: Measured, corrupted: Examples, *, steps: int | None = None
 ) -> Edges:
-    """Returns attribution patching: the change by patching an edge, at first order.
+    """Runs attribution patching: the change by patching an edge, at first order.
 
     The slope of the metric by what the receiver reads, times what patching adds to it.
     Memory grows with B T D times the number of nodes and readers.
@@ -96,14 +96,14 @@ def edge_attribution(
 def integrated_edge_attribution(
     subject: Measured, corrupted: Examples, *, steps: int = 5
 ) -> Edges:
-    """Returns `edge_attribution` with integrated gradients, EAP-IG."""
+    """Computes `edge_attribution` with integrated gradients, EAP-IG."""
     return edge_attribution(subject, corrupted, steps=steps)
 
 
 def node_attribution(
     subject: Measured, corrupted: Examples, *, steps: int | None = None
 ) -> "Nodes":
-    """Returns attribution patching of nodes: the sum over the edges from each.
+    """Runs attribution patching of nodes: sums over the edges from each node.
 
     Arguments, errors and sources are as of `edge_attribution`.
     """
@@ -129,7 +129,7 @@ def _slopes(model, params, clean, corrupted, shares, *, metric):
 
 @_offered
 def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> Edges:
-    """Returns what patching an edge costs once those behind it are decided, by ACDC.
+    """Measures the cost of patching an edge once later edges are decided, by ACDC.
 
     From the logits back, each edge is patched for good if the mean metric rises by less
     than the threshold. All pairs run at once, E times.
@@ -179,7 +179,7 @@ def learned_edges(
     learning_rate: float = 0.1,
     seed: int = 0,
 ) -> Edges:
-    """Returns the probability that an edge's gate is open, where gates were learned.
+    """Learns gates of edges, and returns the probability that each gate is open.
 
     Gates of a hard concrete distribution say how much of an edge is of the clean run.
     Adam minimises the squared change of the metric, as a share of the change by
@@ -242,7 +242,7 @@ EDGE_MEASURES["path_patching"] = patching.path_patching
 
 @_offered
 def composition(subject: Measured, corrupted: Examples) -> Edges:
-    """Returns the composition of weights of each pair of heads; nothing is run.
+    """Computes the composition of weights of each pair of heads; nothing is run.
 
     Source: Elhage et al. 2021, "Three kinds of composition",
     https://transformer-circuits.pub/2021/framework/index.html.
@@ -274,7 +274,7 @@ class Nodes(patching.Changes):
     cost: Cost = dataclasses.field(default=Cost(0), kw_only=True)
 
     def rows(self) -> list[dict[str, int | float | str]]:
-        """Returns a row for each node: its name and its numbers."""
+        """Lists a row for each node: its name and its numbers."""
         return [
             {"node": graphs.label(node)} | self._numbers((i,))
             for i, node in enumerate(self.nodes)
@@ -286,7 +286,7 @@ def _edges(subject, changes, cost, **options) -> Edges:
 
 
 def _at_once(subject, corrupted, program, *arrays):
-    """Returns what a program gives of all pairs as one batch."""
+    """Runs a program on all pairs as one batch."""
     joined = []
     for batches in (subject.batches, corrupted):
         check_batches(batches)

@@ -65,7 +65,7 @@ class Pieces:
     def __call__(
         self, params: Params, wanted: Sequence[str], given: Mapping[str, Array]
     ) -> dict[str, Array]:
-        """Returns the sites that are wanted and exist, by the ends of their names."""
+        """Computes the wanted sites that exist, by the ends of their names."""
         wanted = tuple(name for name in self._names if name in wanted)
         if wanted not in self._programs:
             used = [name in wanted for name in self._names]
@@ -114,7 +114,7 @@ class Pair:
             self._clean = {name: seen[name][count:] for name in self._written}
 
     def patched(self, kept: Array) -> Array:
-        """Returns the metric `[B]` where edges are kept by as much as `[E]` says.
+        """Computes the metric `[B]` with edges kept by the shares `[E]`.
 
         An edge carries `kept` times what its sender writes in this run, plus the rest
         of 1 times what it has written in the corrupted run.
@@ -173,7 +173,7 @@ class Pair:
         return self._metric(found["logits"], self._example)
 
     def slopes(self, share: Array | None = None) -> Array:
-        """Returns what patching each edge changes at first order, `[B, E]`.
+        """Computes the change by patching each edge, at first order, `[B, E]`.
 
         Args:
           share: How much of the embeddings is the clean run's where slopes are taken;
@@ -229,7 +229,7 @@ class Pair:
         return edges[:, *graph.places.T]
 
     def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Returns slopes of the metric by values at sites, and the streams read."""
+        """Computes slopes of the metric by values at sites, and the streams read."""
         parts, (model, params), edit = self.graph.parts, self._compact, {}
         for name in (
             map(_EMBEDDINGS.get, self.graph.stacks) if share is not None else ()
@@ -260,12 +260,12 @@ class Pair:
     # --- Attention whose heads read streams of their own
 
     def _read(self, part, params, kind, source) -> dict[str, Array]:
-        """Returns queries (and gates), keys or values of a stream `[B, T, D]`."""
+        """Computes queries (and gates), keys or values of a stream `[B, T, D]`."""
         names = [f"{part.path}/{name}" for name in _READ[kind]]
         return self._pieces(params, names, {part.reads["qkv".index(kind)]: source})
 
     def _projected(self, part, params, kind, sources) -> dict[str, Array]:
-        """Returns what `_read` does, `[B, T, H, K]`, of streams `[H, B, T, D]`."""
+        """Applies `_read` to streams `[H, B, T, D]`, one a head: `[B, T, H, K]`."""
 
         def of_head(source, place):
             found = self._read(part, params, kind, source)
@@ -274,7 +274,7 @@ class Pair:
         return jax.vmap(of_head, out_axes=-2)(sources, jnp.array(_places(part, kind)))
 
     def _attended(self, part, params, read) -> Array:
-        """Returns heads `[B, T, H, V]`, of keys and values `[B, S, H, K]` of their own.
+        """Runs heads `[B, T, H, V]` with separate keys and values `[B, S, H, K]`.
 
         Attention runs as often as the largest number of heads that share a key.
         """
@@ -293,7 +293,7 @@ class Pair:
         return jnp.moveaxis(found[rank, :, :, np.arange(len(groups))], 0, -2)
 
     def _head_slopes(self, part, params, sources, slope) -> list[Array]:
-        """Returns slopes `[H, B, T, D]` by what each head's q, k and v are made of.
+        """Computes slopes `[H, B, T, D]` by the streams of each head's q, k and v.
 
         `sources` are the three streams; `slope` is by the outputs, `[B, T, H, V]`.
         """
@@ -350,34 +350,34 @@ _READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
 def _patterns(names) -> list[str]:
-    """Returns patterns of sites, one for all layers: a scan then stacks no copies."""
+    """Finds patterns of sites, one for all layers: a scan then stacks no copies."""
     return sorted({sites.numbered_by_layer(name)[0] for name in names})
 
 
 def _left(part) -> str:
-    """Returns the site of the stream that a feed-forward part has written to."""
+    """Names the site of the stream that a feed-forward part has written to."""
     return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
 
 
 def _places(part, kind) -> tuple[int, ...]:
-    """Returns the place of each head among the queries, or keys and values."""
+    """Finds the place of each head among the queries, or keys and values."""
     return tuple(range(len(part.groups))) if kind == "q" else part.groups
 
 
 def _rows(x) -> Array:
-    """Returns `[B, U, T D]` of `[U, B, T, D]`."""
+    """Reshapes `[U, B, T, D]` to `[B, U, T D]`."""
     return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], x.shape[0], -1)
 
 
 def _contributions(part, params, heads) -> Array:
-    """Returns what the heads write to the stream, `[H, B, T, D]`, without biases."""
+    """Computes the heads' terms of the stream, `[H, B, T, D]`, without biases."""
     weights = params[f"{part.path}/linear"]["w"]
     weights = weights.reshape(*heads.shape[-2:], -1)
     return jnp.einsum("bthv,hvd->hbtd", heads, weights)
 
 
 def _parted(params) -> tuple[Params, Params]:
-    """Returns stacked parameters by the names of the first layer, and the others."""
+    """Splits stacked parameters, by the names of the first layer, from the others."""
     own = {name: x for name, x in params.items() if anatomy.is_stacked(name)}
     rest = {name: x for name, x in params.items() if name not in own}
     first = {name: str(anatomy.layer_of(name)._replace(index=0)) for name in own}

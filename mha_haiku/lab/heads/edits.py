@@ -43,7 +43,7 @@ def ablate(
 
 
 def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
-    """Returns the edit that multiplies the heads of each of L layers by its gates.
+    """Makes an edit that multiplies the heads of each of L layers by its gates.
 
     Gates are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays; `at`
     is a pattern of attention paths, whose first number is the layer.
@@ -98,7 +98,7 @@ def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edit
 def on_parts(
     names: Iterable[str], given: Iterable[Any], change: Callable[[Array, Any], Array]
 ) -> Edits:
-    """Returns edits of the sites `names` of P parts, such as their heads.
+    """Makes edits of the sites `names` of P parts, such as their heads.
 
     `change` takes the value of the site and the tree of arrays `given` for the part.
     Layers that are alike have one edit, which a model that scans them runs as one.
@@ -111,7 +111,7 @@ def on_parts(
 
 
 def gated(values: Array, gates: Array, replacement: Array | None = None) -> Array:
-    """Returns `gate * output + (1 - gate) * replacement` of heads.
+    """Computes `gate * output + (1 - gate) * replacement` of heads.
 
     Outputs `values` are `[B..., T, H, V]`, gates `[H]`, `[B..., H]` or `[B..., T, H]`,
     the replacement a number, `[H, V]` or `[B..., T, H, V]`; None: zeros.
@@ -127,7 +127,7 @@ def gated(values: Array, gates: Array, replacement: Array | None = None) -> Arra
 
 
 def _aligned(gates, shape):
-    """Returns gates with all axes of `[B..., T, H]`, new ones of size 1."""
+    """Gives gates all axes of `[B..., T, H]`, new ones of size 1."""
     alone, per_example = shape[-1:], (*shape[:-2], shape[-1])
     if gates.shape == shape:
         return gates
@@ -142,7 +142,7 @@ def _aligned(gates, shape):
 
 
 def _of_layers(given, change):
-    """Returns an edit by what is given for each layer; scanned ones are stacked."""
+    """Makes an edit by the tree for each layer; a scan of layers reads a stack."""
     shapes = [jax.tree.map(jnp.shape, own) for own in given.values()]
     if all(each == shapes[0] for each in shapes):
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *given.values())

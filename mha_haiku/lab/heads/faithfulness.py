@@ -39,7 +39,7 @@ class Circuit:
 
     @property
     def faithfulness(self) -> float:
-        """What remains with the circuit alone: 1 all, 0 as if all were patched.
+        """The share that the circuit alone keeps: 1 all, 0 as if all were patched.
 
         Source: Hanna et al. 2024, section 4, https://arxiv.org/abs/2403.17806.
         """
@@ -47,7 +47,7 @@ class Circuit:
 
     @property
     def rest(self) -> float:
-        """What remains without the circuit, in the same unit."""
+        """The share that remains without the circuit, in the same unit."""
         return self._share(self.without)
 
     def _share(self, metric) -> float:
@@ -55,7 +55,7 @@ class Circuit:
         return float((metric.mean() - corrupted) / (whole - corrupted))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns a row for each edge of the circuit, the strongest first."""
+        """Lists a row for each edge of the circuit, the strongest first."""
         edges = self.edges
         order = np.argsort(-np.where(self.kept, edges.strength, -np.inf), kind="stable")
         return [
@@ -84,7 +84,7 @@ def circuit(
     measure: str = "integrated_edge_attribution",
     **options: Any,
 ) -> Circuit:
-    """Returns the circuit of the strongest edges.
+    """Finds the circuit of the strongest edges.
 
     Edges that are on no way from an embedding to the logits through other edges of the
     circuit change nothing; they are left out, and others take their place.
@@ -112,7 +112,7 @@ def circuit(
 
 
 def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarray:
-    """Returns the edges of a circuit, `[E]` booleans, by their strength `[E]`.
+    """Chooses the edges of a circuit, `[E]` booleans, by their strength `[E]`.
 
     From the logits back, the strongest edge into a node that is reached comes next. So
     many are taken that at most `edges` of them are on a way from an embedding.
@@ -155,7 +155,7 @@ def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarr
 def with_edges(
     subject: running.Measured, corrupted: Iterable[tasks.Example], kept: np.ndarray
 ) -> np.ndarray:
-    """Returns the metric where some edges are kept and all others patched, `[N, X]`.
+    """Measures the metric with some edges kept and all others patched, `[N, X]`.
 
     Args:
       subject: The model to measure, with the clean examples.

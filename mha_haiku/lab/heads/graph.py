@@ -53,7 +53,7 @@ class Part(NamedTuple):
 
     @property
     def written(self) -> str:
-        """The site of what its nodes pass on: heads, or the output."""
+        """The site that the part's nodes write: heads, or the output."""
         return f"{self.path}/{'heads' if self.groups else 'output'}"
 
 
@@ -99,17 +99,17 @@ class Graph(NamedTuple):
 
 
 def stack_of(site: str) -> str:
-    """Returns the stack that a site is in."""
+    """Finds the stack of a site."""
     return site.partition("/")[0]
 
 
 def enters(site: str) -> bool:
-    """Returns whether a site is the stream that enters a layer."""
+    """Checks whether a site is the stream that enters a layer."""
     return "/layer_" in site and site.endswith("/stream")
 
 
 def label(node: Node) -> str:
-    """Returns a node as it is written in tables and figures: "3.5" is a head."""
+    """Names a node as tables and figures do: "3.5" is a head."""
     layer, head = map(int, node)
     name = f"feed-forward {layer}" if head == UNITS else f"{layer}.{head}"
     return _NAMES.get((layer, head), name)
@@ -124,7 +124,7 @@ _NAMES = {
 
 @functools.lru_cache(maxsize=8)
 def of_model(model: models.Model) -> Graph:
-    """Returns the graph of a model.
+    """Builds the graph of a model.
 
     Raises:
       ValueError: If the model is not of `models.build` or `interop.load`, or its stream

@@ -19,7 +19,7 @@ TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1
 
 
 def sample(log_alpha: Array, rng: Array) -> Array:
-    """Returns random gates in [0, 1] from their logits; eq. 10 to 12."""
+    """Draws random gates in [0, 1] from their logits; eq. 10 to 12."""
     # Drawn above 0, so that its logarithm is finite.
     tiny = jnp.finfo(log_alpha.dtype).tiny
     uniform = jax.random.uniform(rng, log_alpha.shape, log_alpha.dtype, tiny, 1.0)
@@ -28,12 +28,12 @@ def sample(log_alpha: Array, rng: Array) -> Array:
 
 
 def open_probability(log_alpha: Array) -> Array:
-    """Returns P(gate is not 0), whose sum over gates is the L0 penalty; eq. 12."""
+    """Computes P(gate is not 0), whose sum over gates is the L0 penalty; eq. 12."""
     return jax.nn.sigmoid(log_alpha - TEMPERATURE * math.log(-LOW / HIGH))
 
 
 def settled(log_alpha: Array) -> Array:
-    """Returns the gates without noise, for use after training; eq. 13."""
+    """Computes the gates without noise, for use after training; eq. 13."""
     return _stretched(jax.nn.sigmoid(log_alpha))
 
 

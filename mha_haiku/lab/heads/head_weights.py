@@ -36,7 +36,7 @@ def weights(
     *,
     folded: bool = False,
 ) -> HeadWeights:
-    """Returns the four matrices of one head, float64.
+    """Extracts the four matrices of one head from the parameters, float64.
 
     Grouped heads have the key and value of their group. What follows these maps (rotary
     positions, norms of queries and keys, smeared keys, the score's scale and
@@ -106,7 +106,7 @@ def token_embedding(model: models.Model, params: Any) -> np.ndarray:
 def unembedding(
     model: models.Model, params: Any, *, folded: bool = False
 ) -> np.ndarray:
-    """Returns the linear map from the residual stream to logits, `[D, C]` float64.
+    """Builds the linear map from the residual stream to logits, `[D, C]` float64.
 
     With `folded` the norms after the last layer are in it, as in `weights`.
     """
@@ -146,7 +146,7 @@ class Norm(NamedTuple):
 
 
 def norm_of(config: models.ModelConfig, params: Any, module: str) -> Norm:
-    """Returns a norm of a model; see `leaves_of`."""
+    """Reads a norm of a model; see `leaves_of`."""
     size = config.model_size
     leaves = {"scale": np.ones(size), "offset": np.zeros(size)}
     leaves |= leaves_of(params, module)
@@ -154,7 +154,7 @@ def norm_of(config: models.ModelConfig, params: Any, module: str) -> Norm:
 
 
 def end_norms(config: models.ModelConfig, params: Any) -> list[Norm]:
-    """Returns the norms between the last layer and the logits, in their order."""
+    """Lists the norms between the last layer and the logits, in their order."""
     stack = "decoder" if config.family == "encoder_decoder" else "encoder"
     places = models.NORM_PLACES[config.norm.position]
     names = [] if places.end else [f"{stack}/norm"]
@@ -163,7 +163,7 @@ def end_norms(config: models.ModelConfig, params: Any) -> list[Norm]:
 
 
 def norm_name(place: models.LayerHeads) -> str:
-    """Returns the module of the norm before a part; the one after ends in "_after"."""
+    """Names the norm module before a part; the module after ends in "_after"."""
     layer, _, attention = place.path.rpartition("/")
     return f"{layer}/{'norm_2' if attention == 'cross_attention' else 'norm_1'}"
 
@@ -178,7 +178,7 @@ def leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
 
 
 def config_of(model: models.Model) -> Any:
-    """Returns the config of a model, and raises ValueError if it has none."""
+    """Returns the config of a model, or raises ValueError if there is none."""
     if model.config is None:
         raise ValueError(
             "model must be one that models.build or interop.load made, whose "
@@ -188,7 +188,7 @@ def config_of(model: models.Model) -> Any:
 
 
 def _norm_in_front(config, params, place, name) -> Norm:
-    """Returns the norm that queries, keys or values of a part are read through."""
+    """Finds the norm that queries, keys or values of a part are read through."""
     if not models.NORM_PLACES[config.norm.position].before:
         raise ValueError(
             "folded must be False for a model whose norms come after the parts: there "

@@ -82,7 +82,7 @@ def ablation(
 
 @running.compiled
 def changes(model, params, example, *, metric, ablation_value) -> Array:
-    """Returns the change of the metric when one head is ablated, `[B, L, H]`."""
+    """Measures the change of the metric when one head is ablated, `[B, L, H]`."""
     return programs.Clean.of(model, params, example, metric, ablation_value).ablated()
 
 
@@ -217,7 +217,7 @@ def gated_metric(
 
 @running.compiled
 def gated(model, params, example, gates, *, metric, ablation_value) -> Array:
-    """Returns the metric under patterns of gates `[P, L, H]`, `[B, P]`."""
+    """Measures the metric, `[B, P]`, under patterns of gates `[P, L, H]`."""
     clean = programs.Clean.of(model, params, example, metric, ablation_value)
     return programs.over(clean.gated, gates, example).T
 
@@ -259,7 +259,7 @@ def _measured(subject, compiled, **known) -> Importance:
 
 
 def _results(subject, compiled, *arrays, **known) -> np.ndarray:
-    """Returns what a program that is compiled for `known` gives for all N examples."""
+    """Runs a program that is compiled for `known` on all N examples."""
     program = compiled(subject.model, **known)
     found = running.over(
         subject.batches, lambda example: program(subject.params, example, *arrays)

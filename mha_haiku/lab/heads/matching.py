@@ -36,7 +36,7 @@ def match(
     second: tuple[models.Model, Any],
     batches: Iterable[tasks.Example],
 ) -> Matching:
-    """Returns the pairs of heads of two models, such as two seeds, that attend alike.
+    """Pairs the heads of two models, such as two seeds, that attend alike.
 
     Each model comes with its parameters, and both read the same inputs. Any layers of
     one kind may be paired; the pairs have the least total divergence.

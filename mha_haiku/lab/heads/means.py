@@ -8,7 +8,7 @@ from mha_haiku.core import display
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Returns the mean over the first axis, float64; NaN are left out, if not all."""
+    """Averages over the first axis, float64; NaN are left out unless all are NaN."""
     values = np.asarray(values, np.float64)
     count = (~np.isnan(values)).sum(0)
     return np.nansum(values, 0) / np.where(count, count, np.nan)

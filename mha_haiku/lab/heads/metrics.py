@@ -19,13 +19,13 @@ Array = jax.Array
 
 
 def loss(logits: Array, example: tasks.Example) -> Array:
-    """Returns the mean cross-entropy of each example's targets, `[B]` nats."""
+    """Computes the mean cross-entropy of each example's targets, `[B]` nats."""
     each = losses.cross_entropy(jnp.asarray(logits), example.targets)
     return _mean(jnp.where(example.weights > 0, each, 0), example.weights)
 
 
 def accuracy(logits: Array, example: tasks.Example) -> Array:
-    """Returns the share of right answers of each example, `[B]`: the higher the better.
+    """Computes the share of right answers of each example, `[B]`: high is good.
 
     Measures of heads want a metric that is low where the model is good: `mistakes()`.
     """
@@ -35,7 +35,7 @@ def accuracy(logits: Array, example: tasks.Example) -> Array:
 def mistakes(
     correct: Callable[[Array, tasks.Example], Array] | None = None,
 ) -> "Metric":
-    """Returns the metric that is the share of wrong answers of each example.
+    """Makes the metric that is the share of wrong answers of each example.
 
     `correct` gives booleans like the targets from logits and batch, as a task's does;
     None: whether the likeliest class is the target.
@@ -52,7 +52,7 @@ def mistakes(
 def failures(
     correct: Callable[[Array, tasks.Example], Array] | None = None,
 ) -> "Metric":
-    """Returns the metric that is 1 for an example with any wrong answer, else 0.
+    """Makes the metric that is 1 for an example with any wrong answer, else 0.
 
     Its mean is one minus the share of exact matches. `correct` is as in `mistakes`.
     """
@@ -66,7 +66,7 @@ def failures(
 
 
 def drift(logits: Array, example: tasks.Example) -> Array:
-    """Returns one minus the cosine of two vectors of each example, `[B]` in [0, 2].
+    """Computes 1 minus the cosine of two vectors of each example, `[B]` in [0, 2].
 
     `logits` are `[B, D]`, the vectors of an edited model, and the batch's targets are
     the vectors of the whole model; see `heads.measured_by_drift`. At the whole model
@@ -79,7 +79,7 @@ def drift(logits: Array, example: tasks.Example) -> Array:
 
 
 def logit_difference(logits: Array, example: tasks.Example) -> Array:
-    """Returns the logit of a wrong answer less the right one's, `[B]`.
+    """Subtracts the right answer's logit from the logit of a wrong answer, `[B]`.
 
     The batch's `targets` are `[B, 2]`, the right and the wrong class. Of logits `[B, T,
     C]` the last valid position answers.
@@ -91,7 +91,7 @@ def logit_difference(logits: Array, example: tasks.Example) -> Array:
 
 
 def at_last(logits: Array, example: tasks.Example) -> Array:
-    """Returns the logits `[B, C]` of each example's last valid position."""
+    """Takes the logits `[B, C]` of each example's last valid position."""
     if logits.ndim == 2:
         return logits
     lengths = example.lengths

@@ -52,7 +52,7 @@ class Changes(means.PerExample):
         return self.mean / (self.other - self.base).mean()
 
     def _numbers(self, place: tuple[int, ...]) -> dict[str, float]:
-        """Returns the numbers of one place of the arrays, by their names."""
+        """Reads the numbers of one place of the arrays, by their names."""
         names = ("mean", "standard_error", "share")
         return {name: float(getattr(self, name)[place]) for name in names}
 
@@ -68,7 +68,7 @@ class Patched(Changes):
     tokens: tuple[str, ...] = ()  # at each position, of one pair of texts
 
     def rows(self) -> list[dict[str, int | float]]:
-        """Returns a row for each patched place, by `axes` and its numbers."""
+        """Lists a row for each patched place, with its `axes` and its numbers."""
         return [
             dict(zip(self.axes, place, strict=True)) | self._numbers(tuple(place))
             for place in np.argwhere(~np.isnan(self.mean)).tolist()
@@ -99,7 +99,7 @@ class Edges(Changes):
         return np.abs(self.mean) if self.kept is None else self.mean
 
     def rows(self) -> list[dict[str, int | float | str]]:
-        """Returns a row for each edge: its ends, its kind and its numbers."""
+        """Lists a row for each edge: its ends, its kind and its numbers."""
         ends = ("sender_layer", "sender_head", "receiver_layer", "receiver_head")
         places = np.concatenate([self.senders, self.receivers], axis=1).tolist()
         return [
@@ -151,7 +151,7 @@ def activation_patching(
 
 @running.compiled
 def _activations(model, params, clean, corrupted, *, metric, what, per_position, into):
-    """Returns changes `[B, P, H]` or `[B, L]` (and T), and both metrics."""
+    """Computes changes `[B, P, H]` or `[B, L]` (and T), and both metrics."""
     examples = (clean, corrupted) if into == "clean" else (corrupted, clean)
     pair = _both(model, params, *examples, programs.AT)
     ours, theirs = (
@@ -174,7 +174,7 @@ def _activations(model, params, clean, corrupted, *, metric, what, per_position,
 
 
 def _of_layers(ours, theirs, per_position) -> Array:
-    """Returns what the streams of another run change, `[B, L]` or `[B, L, T]`."""
+    """Computes changes by the streams of another run, `[B, L]` or `[B, L, T]`."""
     if not ours.streams:
         raise ValueError(
             "what must be 'heads' for a model that has no streams of one stack of "
@@ -340,13 +340,13 @@ _READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
 def _is_head(head, part, values) -> Array:
-    """Returns which of a part's heads is this one, booleans `[1, 1, H, 1]`."""
+    """Marks the given head among a part's heads, booleans `[1, 1, H, 1]`."""
     is_it = (part == head[0]) & (jnp.arange(values.shape[-2]) == head[1])
     return is_it[None, None, :, None]
 
 
 def _checked(name, heads, counts) -> list[tuple[int, int]]:
-    """Returns the wanted heads, or all."""
+    """Checks and lists the wanted heads, or lists all for None."""
     every = [(part, head) for part, size in enumerate(counts) for head in range(size)]
     if heads is None:
         return every
@@ -366,7 +366,7 @@ def over_pairs(
     program: Callable,
     *arrays: np.ndarray,
 ) -> tuple[np.ndarray, ...]:
-    """Returns the results of a program on all pairs of batches, float64 `[N, ...]`."""
+    """Runs a program on all pairs of batches; results are float64 `[N, ...]`."""
     for batches in (subject.batches, corrupted):
         running.check_batches(batches)
     cleans, others = list(subject.batches), list(corrupted)
@@ -392,7 +392,7 @@ def over_pairs(
 
 
 def _both(model, params, one, other, at):
-    """Returns what `running.look` does for two batches; the model is compiled once."""
+    """Applies `running.look` to two batches; the model is compiled once."""
     pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), one, other)
     found = jax.lax.map(
         lambda example: running.look(model, params, example, at, strict=False), pair

@@ -66,7 +66,7 @@ class Clean(NamedTuple):
         return running.exists([x.shape[-2] for x in self.heads.values()])
 
     def gated(self, gates: Array) -> Array:
-        """Returns the metric with heads gated by `[P, H]` or `[B, P, H]`."""
+        """Computes the metric with heads gated by `[P, H]` or `[B, P, H]`."""
 
         def change(heads, given):
             part, value = given
@@ -75,13 +75,13 @@ class Clean(NamedTuple):
         return self.run(edits.on_parts(self.heads, [*enumerate(self.values)], change))
 
     def slopes(self, gate: Array) -> Array:
-        """Returns the slopes `[B, P, H]` of the metric where all gates are `gate`."""
+        """Computes slopes `[B, P, H]` of the metric where all gates are `gate`."""
         gates = jnp.full((len(self.before), *self.exists.shape), gate, jnp.float32)
         found = jax.grad(lambda gates: self.gated(gates).sum())(gates)
         return jnp.where(self.exists[None], found, jnp.nan)
 
     def ablated(self, *, per_position: bool = False) -> Array:
-        """Returns the change of the metric when one head is ablated, `[B, P, H]`.
+        """Measures the change of the metric when one head is ablated, `[B, P, H]`.
 
         With `per_position`, at each position alone: `[B, P, H, T]`.
         """
@@ -125,12 +125,12 @@ class Clean(NamedTuple):
         return changes if per_position else changes[..., 0]
 
     def from_layer(self, layer: int | Array, stream: Array) -> edits.Edits:
-        """Returns the edits of a run that begins with what enters a layer."""
+        """Makes the edits of a run that begins with the input stream of a layer."""
         pattern, _ = sites.numbered_by_layer(next(iter(self.streams)))
         return {pattern: sites.Resume(layer, stream)}
 
     def each_layer(self, function: Callable, layers: Sequence[Any]) -> Array:
-        """Returns `[X, B]`, the concatenated results of `function(index, layer)`."""
+        """Concatenates the results of `function(index, layer)`, `[X, B]`."""
         if not self.is_scanned:
             return jnp.concatenate([function(*each) for each in enumerate(layers)])
         # One layer is compiled, and which one runs first is an array.

@@ -101,7 +101,7 @@ def prune_units(
 def open_gates(
     config: models.ModelConfig, keep: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """Returns gates, L arrays `[H]`: 0 for heads that `prune` removes, else 1."""
+    """Makes gates, L arrays `[H]`: 0 for heads that `prune` removes, else 1."""
     layers = models.heads_of_layers(config)
     keep = _names(keep, layers)
     return [
@@ -125,7 +125,7 @@ def scaled(
 
 
 def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
-    """Returns the parameters with every array changed that has an axis of `holders`."""
+    """Changes every array of the parameters that has an axis of `holders`."""
     # `change(layer, axis, array)` returns None to remove an array; the layer of stacked
     # layers is a slice.
     if anatomy.UNITS in holders:
@@ -159,7 +159,7 @@ def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
 
 
 def _looped(params, config):
-    """Returns the parameters unstacked, and the config that says so."""
+    """Unstacks the parameters, and changes the config to say so."""
     if config.scan_layers:
         params = models.unstacked(params)
     return params, config.replace(scan_layers=False)
@@ -171,7 +171,7 @@ def _indices(row) -> list[int]:
 
 
 def _names(keep, layers) -> list[list[int]]:
-    """Returns the names of the heads that each layer keeps, and checks them."""
+    """Lists the names of the heads that each layer keeps, and checks them."""
     if len(keep) != len(layers):
         raise ValueError(
             f"keep must have an entry for each of the {len(layers)} layers, got "

@@ -47,7 +47,7 @@ def rank_intervals(
 
 
 def rank_correlation(first: Importance, second: Importance) -> float:
-    """Returns Spearman's correlation, in [-1, 1], of the means of two importances.
+    """Computes Spearman's correlation, in [-1, 1], of two importances' means.
 
     These must be of the same heads. NaN where one is constant over the heads.
     """
@@ -72,7 +72,7 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
 def pairs(
     subject: running.Measured, *, ablation_value: AblationValue = zero
 ) -> np.ndarray:
-    """Returns the mean change of the metric when two heads are ablated.
+    """Measures the mean change of the metric when two heads are ablated.
 
     It is `[L, H, L, H]` float64, symmetric; on the diagonal one head is ablated.
     """
@@ -157,7 +157,7 @@ _PATTERNS = 16
 
 
 def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
-    """Returns the mean metric `[P]` with one more of the heads `[P, 2]` ablated."""
+    """Measures the mean metric `[P]` with one more of the heads `[P, 2]` ablated."""
     found = []
     size = min(_PATTERNS, int(np.size(gates)))
     for start in range(0, len(heads), size):
@@ -172,6 +172,6 @@ def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
 
 
 def _existing(subject) -> np.ndarray:
-    """Returns `[L, H]` booleans, True where the layer has that head."""
+    """Marks the heads that each layer has, `[L, H]` booleans."""
     example = next(iter(subject.batches))
     return running.exists(running.num_heads(subject.model, subject.params, example))

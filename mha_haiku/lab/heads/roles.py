@@ -137,7 +137,7 @@ def roles(
 
 
 def role_of(scores: Mapping[str, float]) -> str:
-    """Returns the role whose score goes furthest from its threshold to 1.
+    """Chooses the role whose score goes furthest from its threshold to 1.
 
     Scores come by the names of `SCORES`; "mixed" where none reaches its threshold.
     """
@@ -151,7 +151,7 @@ def role_of(scores: Mapping[str, float]) -> str:
 
 @running.compiled
 def _observed(model, params, example, aligned, *, separators):
-    """Returns the sum of `role_evidence` over a batch for each map."""
+    """Sums `role_evidence` over a batch for each map."""
     separators = jnp.array(separators, jnp.int32)
 
     def summed(attention_map, kind):
@@ -239,7 +239,7 @@ def role_evidence(
 
 
 def _counts(values, seen) -> Array:
-    """Returns the counts of -128 to 128 among seen values, and of all others."""
+    """Counts -128 to 128 among seen values, and all others."""
     # By comparisons: examples on several devices are counted where they are.
     wanted = jnp.arange(-_FARTHEST, _FARTHEST + 1).reshape(*(1,) * values.ndim, -1)
     is_there = (values[..., None] == wanted) & seen[..., None]
@@ -249,7 +249,7 @@ def _counts(values, seen) -> Array:
 
 
 def _repeated(tokens, counted) -> Array:
-    """Returns the share `[B]` of counted queries whose token has occurred before."""
+    """Computes the share `[B]` of counted queries whose token has occurred before."""
     # A stable sort puts equal tokens side by side, in the order of their positions: all
     # but the first of each group have occurred before. A second one puts them back.
     places = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, tokens.ndim - 1)
@@ -273,7 +273,7 @@ def _correlations(rows, places, seen) -> Array:
 
 
 def _entropy_of_equal_weights(attention_map) -> Array:
-    """Returns the mean entropy `[B..., H or 1]` of equal weights on unmasked keys."""
+    """Averages the entropy of equal weights on unmasked keys, `[B..., H or 1]`."""
     *batch_shape, _, num_queries, num_keys = attention_map.shape
     weighting = attention_map.weighting
     found = weighting.mask.key_counts(num_queries, num_keys, weighting.origin)
@@ -289,7 +289,7 @@ def roles_of_evidence(
     columns: Sequence[Sequence[int]] | None = None,
     kinds: Iterable[str] = (),
 ) -> Roles:
-    """Returns roles from sums over examples of `role_evidence`, `[H, ...]` per layer.
+    """Finds roles from sums over examples of `role_evidence`, `[H, ...]` a layer.
 
     `columns` has, for each layer, its heads' columns in the result; None: in order.
     """

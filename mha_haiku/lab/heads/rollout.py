@@ -227,7 +227,7 @@ def _check_layers(name, given, maps) -> None:
 
 
 def _chained(layers: Sequence[Layer], maps: Maps, rows: Rows, per_layer: bool) -> Array:
-    """Returns rows of the product of the layers' matrices, see `rollout`."""
+    """Computes rows of the product of the layers' matrices; see `rollout`."""
     rows = jnp.asarray(_positions(maps, rows))
     size, dtype = maps[0].shape[-1], maps[0].dtype
     start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column for each row
@@ -258,7 +258,7 @@ def _with_residual(totals, gather, residual, columns) -> Array:
 
 
 def _values_of(attention_map) -> Array:
-    """Returns the values that each head reads, `[B..., S, H, V]`."""
+    """Takes the values that each head reads, `[B..., S, H, V]`."""
     if attention_map.value is None:
         raise ValueError(
             "maps must have values, as attend makes them; got one with value=None."
@@ -385,7 +385,7 @@ def _matrix(layer, residual):
 
 
 def _capacities(matrices):
-    """Returns the capacities as a sparse matrix; node `l T + t` is t below layer l."""
+    """Builds the sparse matrix of capacities; node `l T + t` is t below layer l."""
     from scipy import sparse
 
     num_layers, size, _ = matrices.shape

@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 
 
 def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
-    """Returns a function's results (trees of arrays) on each batch, as host arrays."""
+    """Runs a function on each batch; results are trees of host arrays."""
     check_batches(batches)
     results = [fetched(function(example)) for example in batches]
     if not results:
@@ -56,7 +56,7 @@ def check_batches(batches: Iterable[tasks.Example]) -> None:
 
 
 def compiled(function: Callable, *, compacts: bool = True) -> Callable:
-    """Returns a function of a model and keywords that returns a compiled program.
+    """Makes a function of a model and keywords that returns a compiled program.
 
     The decorated function takes the model, its parameters, a batch and other arrays,
     and by keyword what is known when compiling, such as a metric; its program takes
@@ -77,7 +77,7 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
 
 
 def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
-    """Returns the model's `Output` on a batch, without dropout."""
+    """Computes the model's `Output` on a batch, without dropout."""
     given = example.model_inputs()
     inputs = given.pop("inputs")  # by place: a model's function may name it otherwise
     return model.apply(params, None, inputs, **given, is_training=False)
@@ -86,7 +86,7 @@ def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
 def look(
     model: models.Model, params: Any, example: tasks.Example, at: Any, **options: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns the model's `Output` on a batch, and what is at sites, by name.
+    """Computes the model's `Output` on a batch, and the values at sites, by name.
 
     `at` and the options are as in `sites.look`. Sites of an encoder come first, sites
     of cross-attention last: in this order attention parts are counted.
@@ -100,7 +100,7 @@ def look(
 def run_edited(
     model: models.Model, params: Any, example: tasks.Example, edits: Any
 ) -> Any:
-    """Returns the model's `Output` on a batch with the edits of `sites.edit`."""
+    """Computes the model's `Output` on a batch with the edits of `sites.edit`."""
     return sites.edit(functools.partial(run, model), edits)(params, example)
 
 
@@ -108,7 +108,7 @@ _ORDER = ("encoder", "", "decoder", "cross")
 
 
 def kind_of(name: str) -> str:
-    """Returns the kind of attention that a site belongs to; "" where there is one.
+    """Finds the kind of attention of a site; "" where there is one kind.
 
     A single stack of layers is called encoder too, which the order does not mind.
     """
@@ -126,26 +126,26 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
 
 
 def is_scanned(model: models.Model, params: Any) -> bool:
-    """Returns whether parameters are stacked, as scanned layers have them."""
+    """Checks whether parameters are stacked, as scanned layers have them."""
     return model.config is not None and any(map(anatomy.is_stacked, params))
 
 
 def kinds_of(model: models.Model) -> list[str]:
-    """Returns the kind of each attention part; [] where there is one kind."""
+    """Lists the kind of each attention part; [] where there is one kind."""
     if model.config is None or model.config.family != "encoder_decoder":
         return []
     return [part.kind for part in models.heads_of_layers(model.config)]
 
 
 def label(kinds: Sequence[str], layer: int) -> str:
-    """Returns the label of an attention part: "cross 0", or "layer 3" without kinds."""
+    """Labels an attention part: "cross 0", or "layer 3" without kinds."""
     if not kinds:
         return f"layer {layer}"
     return f"{kinds[layer]} {layer - list(kinds).index(kinds[layer])}"
 
 
 def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
-    """Returns the inputs at the queries of maps of a kind, and their valid lengths.
+    """Takes the inputs at the queries of maps of a kind, and the valid lengths.
 
     Tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
     """
@@ -155,7 +155,7 @@ def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
 
 
 def tokens(example: tasks.Example, kind: str) -> Array | None:
-    """Returns the tokens `[B, T]` at queries and keys of maps of a kind.
+    """Takes the tokens `[B, T]` at queries and keys of maps of a kind.
 
     None where there are features, or where queries and keys are of different texts.
     """
@@ -170,7 +170,7 @@ def key_lengths(example: tasks.Example, kind: str) -> Array | None:
 
 
 def valid(size: int, example: tasks.Example, kind: str) -> Array:
-    """Returns which of `size` queries of maps of a kind are valid, `[B, T]`."""
+    """Marks which of `size` queries of maps of a kind are valid, `[B, T]`."""
     _, lengths = queries(example, kind)
     if lengths is None:
         return jnp.ones((len(example.inputs), size), bool)
@@ -178,12 +178,12 @@ def valid(size: int, example: tasks.Example, kind: str) -> Array:
 
 
 def exists(counts: Sequence[int]) -> np.ndarray:
-    """Returns `[P, H]` booleans of heads that exist, from the number in each part."""
+    """Marks the heads that exist, `[P, H]` booleans, from the number in each part."""
     return np.arange(max(counts))[None] < np.array(counts)[:, None]
 
 
 def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
-    """Returns the number of heads of each attention part."""
+    """Counts the heads of each attention part."""
     if model.config is not None:
         return [len(part.names) for part in models.heads_of_layers(model.config)]
     _, found = jax.eval_shape(
@@ -209,7 +209,7 @@ def by_kind(
 
 
 def fetched(tree: Any) -> Any:
-    """Returns arrays as host arrays, gathered where several processes share them."""
+    """Brings arrays to the host, gathered where several processes share them."""
     if all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     from jax.experimental import multihost_utils

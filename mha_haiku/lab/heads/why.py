@@ -42,7 +42,7 @@ class Answer:
     _repr_html_, show, plot = display.html, display.show, display.plot
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Returns a row for each number, by the names of its columns."""
+        """Lists a row for each number, by the names of its columns."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -73,7 +73,7 @@ class Terms(Answer):
     names = ("source", "component")
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Returns a row for each term that is not 0; at most `count` of them."""
+        """Lists a row for each term that is not 0, at most `count` rows."""
         rows = []
         for (i, j), x in np.ndenumerate(self.terms):
             own = (str(self.labels[0][i]), str(self.labels[1][j]))
@@ -101,7 +101,7 @@ class Pairs(Terms):
     names = ("query", "key")
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Returns what `Terms.rows` does, positions among it."""
+        """Lists the rows of `Terms.rows`, and a row for positions."""
         own = {"term": self.position, "query": "position", "key": "of the score"}
         return _largest_first([*super().rows(), own], count)
 
@@ -134,12 +134,12 @@ class Cells(Answer):
 
     @property
     def title(self) -> str:
-        """How much there is."""
+        """The title, with the number of cells."""
         count = sum(map(np.size, self.scores.values()))
         return f"The largest pairs of {count} cells"
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Returns a row for each cell, with its largest pair."""
+        """Lists a row for each cell, with its largest pair."""
         rows = []
         for part, own in self.terms.items():
             for h, r in np.argwhere(np.isfinite(self.scores[part])).tolist():
@@ -185,13 +185,13 @@ class Reads(Answer):
 
     @property
     def title(self) -> str:
-        """What it is of."""
+        """The title, with the number of examples."""
         return (
             f"What heads read by queries, keys and values, {len(self.norms)} examples"
         )
 
     def mean(self, kind: str) -> np.ndarray:
-        """Returns `[P, H, M]` of "q", "k" or "v": over all queries of all examples."""
+        """Averages "q", "k" or "v" over all queries of all examples, `[P, H, M]`."""
         checks.choice("kind", kind, circuits.KINDS)
         over = self.norms if kind == "v" else self.counts[..., None]
         return self.by[kind].sum(0) / over.sum(0)[..., None]
@@ -210,7 +210,7 @@ class Reads(Answer):
         return result
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Returns a row for each head and component, next to weights' composition.
+        """Lists a row for each head and component, with weights' composition.
 
         `count` is the largest number of rows for each of "q", "k" and "v".
         """
@@ -228,7 +228,7 @@ class Reads(Answer):
 
 
 def _largest_first(rows, count) -> list[dict[str, Any]]:
-    """Returns rows by the size of their terms, without those of 0."""
+    """Sorts rows by the size of their terms, largest first, without terms of 0."""
     rows = [row for row in rows if abs(row["term"]) > 0]
     return sorted(rows, key=lambda row: -abs(row["term"]))[:count]
 
@@ -244,7 +244,7 @@ def pairs(
     *,
     sources: bool | Sequence[tuple[int, int]] = False,
 ) -> Pairs:
-    """Returns the score of a query and a key as a sum over pairs of components.
+    """Splits the score of a query and a key into a sum over pairs of components.
 
     It takes 2 K backward passes through linear maps; memory does not grow with T S.
 
@@ -307,7 +307,7 @@ def cells(
     *,
     count: int = 5,
 ) -> Cells:
-    """Returns the largest pairs of every head at once, for R queries.
+    """Finds the largest pairs of every head at once, for R queries.
 
     It takes M passes through linear maps, and memory of R M D numbers a part. The model
     and errors are as of `pairs`. A key of -n is, for each head and query, the one with
@@ -336,7 +336,7 @@ def written(
     *,
     answer: int | None = None,
 ) -> Terms:
-    """Returns what a head writes for a query, by source position and component.
+    """Splits a head's output for a query by source position and component.
 
     Its weights are held, as are the factors of norms; other arguments and errors are as
     of `pairs`. `answer` is the class whose logit, at the query, is asked for: what
@@ -357,7 +357,7 @@ def written(
 
 
 def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Reads:
-    """Returns what all heads read by queries, keys and values, over a data set.
+    """Measures what all heads read by queries, keys and values, over a data set.
 
     Queries that see nothing, and padding, do not count. It takes a pass over the maps
     and three backward passes through linear maps for each head. `batches` are of
@@ -397,7 +397,7 @@ def _cell(model, params, example, layer, head, query, key, *, splits):
 
 
 def _side(held, layer, head, name, at, splits):
-    """Returns a query or a key, its parts, and what splits these by source position."""
+    """Computes a query or key, its parts, and arrays to split by source position."""
     wholes = {end: getattr(held.ends[end], name) for end in held.maps}
     rows = jnp.stack([at, jnp.maximum(at - 1, 0)])  # smeared keys read two positions
     first = jnp.stack([True, at > 0])[:, None, None]
@@ -555,7 +555,7 @@ def _sums(model, params, example):
 
 
 def _targets(own, output, example, kind) -> tuple[Map, Array]:
-    """Returns what queries, keys and values are multiplied by, and valid queries."""
+    """Computes the factors of queries, keys and values, and the valid queries."""
     query, key, _ = Map.of(own)
     of_queries, of_keys = components.scales(own)
     plain = own.weighting._replace(
@@ -580,7 +580,7 @@ def _targets(own, output, example, kind) -> tuple[Map, Array]:
 
 
 def _logits(model, params, example) -> Array:
-    """Returns the logits, before a soft cap."""
+    """Computes the logits before a soft cap."""
     at = ["uncapped_logits"]
     output, found = running.look(model, params, example, at, strict=False)
     return found.get("uncapped_logits", output.logits)
@@ -614,7 +614,7 @@ def _known(model, params, example) -> _Known:
 
 
 def _with_rest(parts, whole) -> np.ndarray:
-    """Returns parts `[M - 1, ...]` of a whole, float64, and the rest as the last."""
+    """Adds the rest of a whole to its parts `[M - 1, ...]` as the last, float64."""
     parts, whole = np.float64(parts), np.float64(whole)
     return np.concatenate([parts, (whole - parts.sum(0))[None]])
 
@@ -643,7 +643,7 @@ def _position(name, value, length) -> int:
 
 
 def _split(known, parts, splits, chosen) -> tuple[tuple[Component, ...], np.ndarray]:
-    """Returns components and parts, chosen heads split by the position they read."""
+    """Splits components and parts of chosen heads by the position they read."""
     result = []
     for each, part in zip(known, parts, strict=True):
         if each.kind != "head" or each[1:3] not in chosen:

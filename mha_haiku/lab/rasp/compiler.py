@@ -36,7 +36,7 @@ class Sizes(NamedTuple):
     num_classes: int  # the program's answers, and None
 
     def __or__(self, other: "Sizes") -> "Sizes":
-        """Returns the larger ones of both."""
+        """Takes the larger sizes of both."""
         return Sizes(*map(max, self, other))
 
 
@@ -71,7 +71,7 @@ class Compiled:
         return np.array([[(i, h) in self.heads for h in heads] for i in layers])
 
     def examples(self, count: int, *, seed: int = 0) -> tasks.Example:
-        """Returns a batch of `count` random inputs and the program's answers to them.
+        """Makes a batch of `count` random inputs and the program's answers.
 
         Targets `[B, T]` are places in `answers`; the first position does not count.
         """
@@ -90,7 +90,7 @@ class Compiled:
 
 
 def sizes(program: Program) -> Sizes:
-    """Returns the sizes of the model that `compile` makes of a program."""
+    """Computes the sizes of the model that `compile` makes of a program."""
     return _sizes(layout.Layout(program))
 
 
@@ -166,7 +166,7 @@ def _sizes(own: layout.Layout) -> Sizes:
 
 
 def _places(own, num_heads, generator) -> dict[Head, Place]:
-    """Returns random places for the program's heads in their layers."""
+    """Draws random places for the program's heads in their layers."""
     places = {}
     for layer in range(own.num_layers):
         heads = [each for each in own.heads if own.layer(each) == layer]
@@ -196,7 +196,7 @@ def _config(program, num_heads, sizes) -> models.ModelConfig:
 def built(
     config: models.ModelConfig, num_tokens: int, num_classes: int
 ) -> tuple[models.Model, Any]:
-    """Returns the model and the shapes of its parameters."""
+    """Builds the model and the shapes of its parameters."""
     # Cached: what is jitted of the model is compiled once for all seeds.
     model = models.build(
         config, num_tokens=num_tokens, feature_size=None, num_classes=num_classes

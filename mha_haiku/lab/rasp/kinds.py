@@ -41,7 +41,7 @@ def _offered(make: Callable[..., Compiled]) -> Callable[..., Compiled]:
 
 @_offered
 def plain(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
-    """Returns what `compile` makes."""
+    """Compiles the program with `compile`, and checks the answers."""
     return _checked(compiler.compile(program, seed=seed, **options), seed)
 
 
@@ -178,7 +178,7 @@ def trained(
 
 
 def doubled(program: Program, *, is_backup: bool) -> Program:
-    """Returns a program whose heads that copy are two each, as in `language.Either`.
+    """Doubles the heads of a program that copy, as in `language.Either`.
 
     Raises:
       ValueError: If no head copies.
@@ -213,13 +213,13 @@ def doubled(program: Program, *, is_backup: bool) -> Program:
 
 
 def right(compiled: Compiled, example: tasks.Example) -> float:
-    """Returns the share of a batch's answers that a model gives right."""
+    """Measures the share of right answers of a model on a batch."""
     return float(_quality(compiled.model)(compiled.params, example)[1])
 
 
 @functools.lru_cache(maxsize=64)
 def _quality(model) -> Callable:
-    """Returns a compiled function of parameters and a batch: mean loss, share right."""
+    """Compiles a function of parameters and a batch: mean loss, share right."""
 
     @jax.jit
     def quality(params, example):
@@ -235,7 +235,7 @@ def _quality(model) -> Callable:
 
 
 def _checked(compiled: Compiled, seed: int) -> Compiled:
-    """Returns a model that makes no mistake, or raises ValueError."""
+    """Checks that a model makes no mistake, or raises ValueError."""
     share = right(compiled, compiled.examples(CHECKED, seed=seed))
     if share < 1:
         raise ValueError(
@@ -267,7 +267,7 @@ def _trained(compiled, x, params_of, given, *, seed, least) -> Compiled:
 
 @functools.lru_cache(maxsize=64)
 def _rounds(model, params_of) -> Callable:
-    """Returns a compiled function that trains `_STEPS` steps."""
+    """Compiles a function that trains `_STEPS` steps."""
     quality = _quality(model)
 
     @jax.jit
@@ -286,7 +286,7 @@ def _rounds(model, params_of) -> Callable:
 
 
 def _held(x, given):
-    """Returns the parameters `x` where they are free, the others as they were."""
+    """Takes the parameters `x` where they are free, and the old ones elsewhere."""
     params, is_free = given
     return jax.tree.map(
         lambda new, old, free: jnp.where(free > 0, new, old), x, params, is_free
@@ -294,7 +294,7 @@ def _held(x, given):
 
 
 def _projected(projection, params):
-    """Returns the parameters of a model whose stream is compressed, `[D, d]`."""
+    """Compresses the parameters of a model's stream by a projection `[D, d]`."""
 
     def of(module, name, x):
         if module.endswith(("embedding", "positions", "linear", "output")):

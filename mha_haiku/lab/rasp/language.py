@@ -23,7 +23,7 @@ class Sequence:
 
     @property
     def is_number(self) -> bool:
-        """Whether a model keeps it as a number; if not, as the one-hot code of it."""
+        """Whether a model keeps the sequence as a number, not as a one-hot code."""
         return False
 
 
@@ -78,7 +78,7 @@ class Selector:
         return Selector(self.conditions + other.conditions, self.orders + other.orders)
 
     def best(self, *orders: Sequence) -> "Selector":
-        """Returns the selector of the keys with the largest values of the orders.
+        """Selects the keys with the largest values of the orders.
 
         These are integers, and None at no selected key.
         """
@@ -86,7 +86,7 @@ class Selector:
         return Selector(self.conditions, self.orders + orders)
 
     def last(self) -> "Selector":
-        """Returns the selector of the last selected key alone."""
+        """Selects the last selected key alone."""
         return self.best(indices)
 
 
@@ -112,7 +112,7 @@ indices = Leaf("indices")
 
 
 def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
-    """Returns a function of the values at each position; None: there is no result.
+    """Applies a function to the values at each position; None: there is no result.
 
     Its inputs are one or two sequences that are no numbers, or one of numbers.
     """
@@ -128,19 +128,19 @@ def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
 def select(
     keys: Sequence, queries: Sequence, predicate: Callable[[Any, Any], bool]
 ) -> Selector:
-    """Returns the selector of keys of which `predicate(key, query)` holds."""
+    """Selects the keys for which `predicate(key, query)` holds."""
     _refuse_numbers("keys and queries", keys, queries)
     return Selector((Condition(keys, queries, predicate),))
 
 
 def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
-    """Returns the value on which selected keys agree, None where none is selected."""
+    """Gathers the value on which selected keys agree, None where none is selected."""
     _refuse_numbers("values", values)
     return Head(selector, values, name, "value")
 
 
 def mean(selector: Selector, values: Sequence, *, name: str) -> Head:
-    """Returns the mean of the numbers of the selected keys, 0 where none is selected.
+    """Averages the numbers of the selected keys, 0 where none is selected.
 
     No selected key may hold None.
     """
@@ -149,7 +149,7 @@ def mean(selector: Selector, values: Sequence, *, name: str) -> Head:
 
 
 def selector_width(selector: Selector, *, name: str) -> Sequence:
-    """Returns the number of keys that a selector without an order selects."""
+    """Counts the keys that a selector without an order selects."""
     if selector.orders:
         raise ValueError("selector must have no order: its width is counted.")
     share = Head(selector, None, name, "share")
@@ -176,7 +176,7 @@ class Program:
         return _values(self.output, self.is_causal, known)
 
     def domain(self, sequence: Sequence) -> list[Any]:
-        """Returns all values that a sequence may have, None left out, in order."""
+        """Lists all values that a sequence may have, None left out, in order."""
         if sequence is tokens:
             return list(self.vocabulary)
         if sequence is indices:
@@ -199,7 +199,7 @@ class Program:
 
 
 def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
-    """Returns the inputs of a sequence: "q", "k" and "v" of a head, or "" of a map."""
+    """Lists the inputs of a sequence: "q", "k" and "v" of a head, or "" of a map."""
     if isinstance(sequence, Map):
         return {"": list(sequence.inputs)}
     if isinstance(sequence, Leaf):
@@ -218,7 +218,7 @@ def _refuse_numbers(argument: str, *sequences: Sequence) -> None:
 
 
 def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:
-    """Returns the values of a sequence; `known` caches the values of all sequences."""
+    """Computes the values of a sequence; `known` caches values of all sequences."""
     if sequence in known:
         return known[sequence]
     for each in itertools.chain(*inputs_of(sequence).values()):

@@ -76,11 +76,11 @@ class Layout:
         self.num_layers = 1 + max(map(self.layer, self.heads + self._maps))
 
     def layer(self, part: Sequence) -> int:
-        """Returns the layer whose heads or hidden units compute a part."""
+        """Finds the layer whose heads or hidden units compute a part."""
         return self._when(part) // 2
 
     def read(self, part: Sequence) -> np.ndarray:
-        """Returns what reads a code, `[D, values]`, or a number, `[D, 1]`."""
+        """Builds the reader of a code, `[D, values]`, or of a number, `[D, 1]`."""
         if part in self.slots:
             return np.eye(self.stream_size)[:, self.slots[part]]
         (source,) = part.inputs  # a map of one code, which is linear
@@ -89,7 +89,7 @@ class Layout:
         return self.read(source) @ np.array(table, float)
 
     def head(self, head: Head) -> HeadMatrices:
-        """Returns the matrices of a head.
+        """Builds the matrices of a head.
 
         The score of a key is the weight of a condition for each that holds, plus its
         place in the order. The first position scores half a step less than selected
@@ -130,7 +130,7 @@ class Layout:
         return HeadMatrices(query, bias, key, value, self.slots[head])
 
     def units(self, layer: int) -> Units:
-        """Returns the hidden units of a layer."""
+        """Builds the hidden units of a layer."""
         own = [each for each in self._maps if self.layer(each) == layer]
         units = [unit for each in own for unit in self._units_of(each)]
         if not units:
@@ -140,7 +140,7 @@ class Layout:
         return Units(weights.T, biases, outputs)
 
     def bearable(self) -> np.ndarray:
-        """Returns `[D]`, the noise each entry of the stream bears, up to a factor."""
+        """Finds the noise each entry of the stream bears, `[D]`, up to a factor."""
         result = np.ones(self.stream_size)
         result[0] = 0
         for head in self.heads:
@@ -150,7 +150,7 @@ class Layout:
         return result
 
     def _computed_when(self, part: Sequence) -> int:
-        """Returns 2 l for what attention of layer l makes, 2 l + 1 for hidden units."""
+        """Numbers a part: 2 l for attention of layer l, 2 l + 1 for hidden units."""
         if isinstance(part, Leaf):
             return -1
         inputs = [x for each in language.inputs_of(part).values() for x in each]
@@ -166,7 +166,7 @@ class Layout:
         return frozenset().union(*map(self.senders, inputs))
 
     def _number(self, part: Sequence) -> np.ndarray:
-        """Returns `[D]`, what reads a code as its number."""
+        """Builds the vector that reads a code as its number, `[D]`."""
         return self.read(part) @ np.array(self.domain(part), float)
 
     def _order(self, selector) -> tuple[np.ndarray, int]:
@@ -235,7 +235,7 @@ class Layout:
 
 
 def _is_looked_up(part: Sequence) -> bool:
-    """Returns whether hidden units compute it: of two codes, or of a number."""
+    """Checks whether hidden units compute a part: of two codes, or of a number."""
     return isinstance(part, Map) and (len(part.inputs) > 1 or part.inputs[0].is_number)
 
 

@@ -35,7 +35,7 @@ def _different(generator, count, length, size):
 
 
 def _repeated(generator, count, length, size):
-    """The first half of the positions again in the second; in it tokens differ."""
+    """Draws different tokens for the first half, and repeats them in the second."""
     half = -(-length // 2)
     first = _different(generator, count, half, size)
     return np.concatenate([first, first], axis=1)[:, :length]
@@ -88,7 +88,7 @@ def _offered(
 
 
 def _at(offset: int) -> Selector:
-    """Returns the selector of the position at an offset from the query's."""
+    """Selects the position at an offset from the query's position."""
     return select(indices, indices, lambda key, query: key == query + offset)
 
 
@@ -109,7 +109,7 @@ def _previous(sequence: Sequence = tokens, name: str = "previous_token") -> Sequ
 
 
 def _token_at(place: Callable[[int], int], name: str) -> Sequence:
-    """Returns the token at a place that depends on the query's place alone."""
+    """Gathers the token at a place that depends on the query's place alone."""
     there = select(indices, indices, lambda key, query: key == place(query))
     return aggregate(there, tokens, name=name)
 
@@ -363,7 +363,7 @@ def bracket_depth(length):
 
 
 def _hops(number: int) -> Sequence:
-    """Returns the token at the end of hops, each to the position that a token names."""
+    """Gathers the token at the end of hops, each to the position a token names."""
     here = tokens
     for i in range(number):
         named = select(indices, here, operator.eq)

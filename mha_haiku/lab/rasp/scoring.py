@@ -4,7 +4,7 @@ import numpy as np
 
 
 def auroc(values: np.ndarray, is_real: np.ndarray) -> float:
-    """Returns the probability that a real head or edge is ranked above another.
+    """Computes the probability that a real head or edge is ranked above another.
 
     1 where all real ones are above all others, 0.5 for chance; ties count half. Values
     are the larger the more important, NaN where there is no head; `is_real` are

@@ -24,7 +24,7 @@ class Score(NamedTuple):
     values: dict[str, tuple[float, float, float]]
 
     def text(self, shown: int = 5) -> str:
-        """Returns the scores, and some examples that are right and that are wrong."""
+        """Writes the scores as text, with some right and some wrong examples."""
         lines = [f"{self.job.bench.title}: {len(self.texts):,} held-out examples", ""]
         for name, (value, low, high) in self.values.items():
             lines.append(f"{name:<18} {value:.4f}  (95 %: {low:.4f} to {high:.4f})")

@@ -233,7 +233,7 @@ def write_report(
 
 
 def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
-    """Returns a program that gives a batch, its answers, and each layer's `Seen`."""
+    """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
     # Of heads that have the same places in all layers, the others are left out at once.
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
     shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)
@@ -271,7 +271,7 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
 
 
 def _indices(run, examples, indices) -> list[int]:
-    """Returns the indices of the held-out examples to show."""
+    """Lists the indices of the held-out examples to show."""
     with checks.user_mistakes():
         if indices is None:
             count = run.config.attention.examples if examples is None else examples
@@ -284,7 +284,7 @@ def _indices(run, examples, indices) -> list[int]:
 
 
 def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
-    """Returns a batch of a user's own inputs, and the names of its examples."""
+    """Makes a batch of a user's inputs, and the names of its examples."""
     text, tokens, batch, names = own
     given = sum(x is not None for x in (text, tokens, batch))
     if given != 1:
@@ -334,7 +334,7 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
 def _examples(
     task, names, example, answers, aligned, *, num_bins, is_own
 ) -> list[map_set.Example]:
-    """Returns the examples of a batch on the host, without their maps."""
+    """Makes the examples of a batch on the host, without their maps."""
     # A user's text has predictions everywhere and targets nowhere.
     classes = np.asarray(example.targets).reshape(len(names), -1)
     counts = np.asarray(example.weights).reshape(classes.shape) > 0
@@ -392,7 +392,7 @@ def _examples(
 
 
 def _mean(name, example, maps) -> map_set.Example:
-    """Returns the mean of whole maps, whose tokens are not known."""
+    """Makes an example of the mean of whole maps, whose tokens are not known."""
     tokens, *decoder = (
         [""] * each.shape[1]
         for each in (example.inputs, example.decoder_inputs)
@@ -407,7 +407,7 @@ def _mean(name, example, maps) -> map_set.Example:
 def _axes(
     num_bins, lengths, tokens, read=None, predicted=None, aligned=None
 ) -> tuple[map_set.Axis, map_set.Axis, dict[str, map_set.Axes]]:
-    """Returns the queries, the keys, and what layers of a kind have in their place."""
+    """Makes queries, keys, and the axes that layers of a kind have in their place."""
     # Valid positions have `lengths`; `tokens` are the input tokens. A decoder has
     # `read` tokens and should predict others. Answers are the decoder's, whose axes are
     # therefore the axes of the example; `aligned` `[T, S]` is for cross-attention.

@@ -20,13 +20,13 @@ class StudiedCircuit(NamedTuple):
     file_name = "circuit"
 
     def table(self) -> tables.Table:
-        """Returns a row per edge, the strongest first."""
+        """Makes a table with a row per edge, the strongest first."""
         columns = [tables.Column(name) for name in ("sender", "receiver", "kind")]
         columns.append(tables.Column("value", self.circuit.edges.unit, "{:.4g}"))
         return tables.Table(columns, self.circuit.rows())
 
     def text(self) -> str:
-        """Returns the table as text, and below it what the circuit is worth."""
+        """Writes the table as text, with the worth of the circuit below it."""
         found, cost = self.circuit, self.circuit.edges.cost
         edges = found.edges
         return (

@@ -29,7 +29,7 @@ def of_folder(
     *,
     compare: str | os.PathLike | None = None,
 ) -> map_set.Dossier:
-    """Returns all that the folder of a run with saved maps has of its heads."""
+    """Collects all that the folder of a run with saved maps has of its heads."""
     root = checks.as_path(workdir)
     folder = folders.Folder(root).attention
     if not (folder / "maps.npz").exists():
@@ -43,7 +43,7 @@ def of_folder(
 def of_maps(
     folder: str | os.PathLike, *, compare: str | os.PathLike | None = None
 ) -> map_set.Dossier:
-    """Returns a dossier of the `maps.npz` of a folder.
+    """Makes a dossier of the `maps.npz` of a folder.
 
     Heads of another run to `compare` are matched with the heads of the maps' run.
     """
@@ -82,13 +82,13 @@ def of_maps(
 
 
 def steps_of(folder: folders.Folder) -> list[int]:
-    """Returns the steps of the snapshots in a run's folder, in order."""
+    """Lists the steps of the snapshots in a run's folder, in order."""
     paths = folder.snapshots.glob("*/maps.npz")
     return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
 
 
 def compared(workdir: str | os.PathLike) -> Path:
-    """Returns the saved maps of a run that another is compared with."""
+    """Finds the saved maps of a run that another run is compared with."""
     root = checks.as_path(workdir)
     path = folders.Folder(root).attention / "maps.npz"
     if not path.exists():
@@ -114,7 +114,7 @@ def _with_importance(maps: MapSet, root: Path | None) -> MapSet:
 
 
 def _snapshots(folder: Path) -> list[MapSet]:
-    """Returns the saved moments of a training, of whose numbers only `aligned`."""
+    """Loads the saved moments of a training, with the numbers `aligned` alone."""
     moments = []
     for path in folder.glob("*/maps.npz"):
         maps = MapSet.load(path)
@@ -127,7 +127,7 @@ def _snapshots(folder: Path) -> list[MapSet]:
 
 
 def _run_of(folder: Path) -> Path | None:
-    """Returns the folder of the run in which a folder lies, or None."""
+    """Finds the folder of the run in which a folder lies, or None."""
     parents = folder.resolve().parents[:3]
     near = (each for each in parents if folders.Folder(each).config.exists())
     return next(near, None)
@@ -139,7 +139,7 @@ def _same_inputs(*roots: Path) -> bool:
 
 
 def _matches(first: Path, second: Path, maps: MapSet, other: MapSet) -> np.ndarray:
-    """Returns for each head its counterpart in the other run; see `Dossier`."""
+    """Finds for each head its counterpart in the other run; see `Dossier`."""
     runs = [folders.load_run(root).looped() for root in (first, second)]
     count = max(1, min(_MATCHED_EXAMPLES, 2**12 // runs[0].task.sequence_length))
     matching = heads.match(
@@ -155,7 +155,7 @@ def _matches(first: Path, second: Path, maps: MapSet, other: MapSet) -> np.ndarr
 
 
 def _places(maps: MapSet, run: folders.Run) -> dict:
-    """Returns where a head of the model (layer, place) stands in the set."""
+    """Maps the model's heads (layer, place) to their places in the set."""
     layers = models.heads_of_layers(run.config.model)
     return {
         (layer.index, layers[layer.index].names.index(int(name))): (i, h)

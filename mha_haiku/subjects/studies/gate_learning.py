@@ -207,7 +207,7 @@ def learn(
 
 
 def _held_out(bench, run, whole=None) -> dict[str, float]:
-    """Returns the held-out metrics of a run, and shows that it compiles."""
+    """Measures the held-out metrics of a run, and shows that the model compiles."""
     for each in bench.progress([run], name="held-out examples", unit="model"):
         vectors = None if whole is None else pruned_runs.vectors_of(whole)
         found = pruned_runs.held_out(each, vectors)
@@ -226,7 +226,7 @@ def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders
 
 
 def table(lines: list[Line]) -> Table:
-    """Returns a row per model; where heads are of kinds, how many of each stay."""
+    """Makes a row per model; where heads are of kinds, how many of each stay."""
     kinds = pruned_runs.kinds(lines[0].layers)
     columns = [
         Column("model"),
@@ -240,7 +240,7 @@ def table(lines: list[Line]) -> Table:
 
 
 def text(lines: list[Line]) -> str:
-    """Returns the table as text, with a legend where heads are of kinds."""
+    """Writes the table as text, with a legend where heads are of kinds."""
     kinds = ", ".join(pruned_runs.kinds(lines[0].layers))
     legend = "kept: the heads of each layer, with ; between layers and | between "
     return table(lines).text() + (f"\n\n{legend}{kinds}" if kinds else "")
@@ -260,7 +260,7 @@ class _Counted:
 
 
 def _drift_sums(whole, model, task, params, rng, example, *, is_training):
-    """Returns the sum of drifts from the whole model, in the place of a loss."""
+    """Sums the drifts from the whole model, in the place of a loss."""
     del task
     given = example.model_inputs()
     inputs = given.pop("inputs")

@@ -49,7 +49,7 @@ class Text(NamedTuple):
     log_probability: float
 
     def record(self) -> dict[str, Any]:
-        """Returns it as JSON values."""
+        """Converts the text to JSON values."""
         fields = self._asdict()
         for name in ("given_tokens", "tokens"):
             fields[name] = fields[name].tolist()
@@ -59,7 +59,7 @@ class Text(NamedTuple):
 
 
 def given(config: configuration.RunConfig) -> str | None:
-    """Returns what a run writes from: "prompt", "source", or None: it cannot."""
+    """Tells whether a run writes from a "prompt" or a "source"; None: it cannot."""
     family = config.model.family
     if family == "encoder_decoder":
         return "source"
@@ -136,11 +136,11 @@ class Job(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """What is given: "prompt" or "source"."""
+        """The kind of the given texts: "prompt" or "source"."""
         return given(self.bench.run.config)
 
     def with_params(self, params: Any) -> "Job":
-        """Returns the job with other parameters of its model."""
+        """Copies the job with other parameters of its model."""
         run = self.bench.run._replace(params=params)
         return self._replace(bench=self.bench.with_run(run))
 
@@ -222,7 +222,7 @@ class Stream:
         yield utf8.decode(b"", final=True)
 
     def text(self) -> Text:
-        """Returns what has been written so far."""
+        """Returns the text that has been written so far."""
         if self._text is not None:
             return self._text
         return _text(self._job, 0, np.array(self._tokens, np.int32), float("nan"))
@@ -271,7 +271,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
 
 
 def text_of(task: tasks.Task, tokens: Sequence[int]) -> str:
-    """Returns the text that tokens of a causal model's task add to a prompt."""
+    """Decodes the text that tokens of a causal model's task add to a prompt."""
     pieces = b"".join(task.piece(int(token)) for token in tokens)
     return pieces.decode("utf-8", errors="replace")
 
@@ -285,7 +285,7 @@ def of_held_out(
     most: int = TOKENS,
     seed: int = 0,
 ) -> tuple[Job, tasks.Example]:
-    """Returns the job to write from held-out examples, and the examples.
+    """Makes the job to write from held-out examples, and takes the examples.
 
     A source is answered with at most `tokens` tokens; the first half of a text is
     continued, and both are of at most `most` tokens.
@@ -317,7 +317,7 @@ def write_attention(
 
 
 def _example(job, texts) -> tasks.Example:
-    """Returns texts as a batch of examples, with what was written as targets."""
+    """Makes a batch of examples from texts, with the written tokens as targets."""
     task = job.bench.run.task
     if job.kind == "prompt":
         rows = [np.concatenate([text.given_tokens, text.tokens]) for text in texts]
@@ -363,12 +363,12 @@ def check_samples(samples: int, strategy: Strategy) -> None:
 
 
 def _key(job, start) -> jax.Array:
-    """Returns the key of the batch that begins with a text."""
+    """Derives the random key of the batch that begins with a text."""
     return jax.random.fold_in(jax.random.key(job.seed), start)
 
 
 def _text(job, i, written, log_probability) -> Text:
-    """Returns text i, of tokens that may be too many and end with the end token."""
+    """Makes text i of tokens that may be too many and end with the end token."""
     task, tokens = job.bench.run.task, written[: job.tokens]
     is_ended = task.end_token is not None and task.end_token in tokens.tolist()
     if is_ended:
@@ -384,7 +384,7 @@ def _text(job, i, written, log_probability) -> Text:
 
 
 def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
-    """Returns the bench and number of tokens for texts that continue prompts."""
+    """Finds the bench and number of tokens for texts that continue prompts."""
     # A model has learnt nothing of distances beyond its training's: past
     # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
     # tokens, about a unigram's loss. If each token sees the T - 1 before it instead,
@@ -417,7 +417,7 @@ def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
 
 
 def _windowed(bench, reach) -> Bench:
-    """Returns the bench whose model sees only so many positions before its own."""
+    """Limits the model of a bench to so many positions before the current one."""
     run = bench.run
     own = [
         reach if window is None else min(window, reach)
@@ -432,7 +432,7 @@ def _windowed(bench, reach) -> Bench:
 
 
 def _room_of_answers(run, tokens) -> int:
-    """Returns the number of tokens of an answer; the start token takes a position."""
+    """Finds the number of tokens of an answer; the start token takes a position."""
     most = imported_runs.most_positions(run.config) or _MOST_TOKENS
     with checks.user_mistakes():
         wanted = run.task.target_length if tokens is None else tokens

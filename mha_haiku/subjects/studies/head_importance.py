@@ -41,11 +41,11 @@ class HeadImportance(NamedTuple):
     file_name = "head_importance"
 
     def table(self) -> tables.Table:
-        """Returns a row per head."""
+        """Makes a table with a row per head."""
         return per_head.table(self.numbers, self.layers)
 
     def text(self) -> str:
-        """Returns the table as text, and below it how far the measures agree."""
+        """Writes the table as text, with the agreement of the measures below it."""
         columns = [tables.Column("agreement")]
         columns += [tables.Column(name, "", "{:.2f}") for name in self.measures]
         rows = [

@@ -40,7 +40,7 @@ class HeadStatistics(NamedTuple):
     _repr_html_, show, plot = display.html, display.show, display.plot
 
     def table(self) -> tables.Table:
-        """Returns a row per head; as text it shows means only."""
+        """Makes a table with a row per head; as text it shows means only."""
         return per_head.table(
             self.numbers,
             self.layers,
@@ -49,7 +49,7 @@ class HeadStatistics(NamedTuple):
         )
 
     def text(self) -> str:
-        """Returns the table as text, with a legend of its numbers and roles."""
+        """Writes the table as text, with a legend of its numbers and roles."""
         text = f"{self.table().text()}\n\n{per_head.legend(self.numbers)}"
         found = set() if self.roles is None else set(self.roles.names.flat)
         meanings = {
@@ -125,7 +125,7 @@ def measure(
 
 
 def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
-    """Returns the wanted ones of `count` layers or heads; None means all."""
+    """Checks and lists the wanted layers or heads of `count`; None means all."""
     if wanted is None:
         return list(range(count))
     if not wanted:
@@ -137,7 +137,7 @@ def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
 def chosen_layers(
     config: models.ModelConfig, wanted: Sequence[int | str] | None
 ) -> list[int]:
-    """Returns the indices of the wanted layers, counted over all kinds.
+    """Finds the indices of the wanted layers, counted over all kinds.
 
     They are indices, addresses ("cross.0"; "3" where there is one kind), or kinds
     ("cross"), which are all layers of them; None means all.

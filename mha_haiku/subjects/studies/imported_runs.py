@@ -36,7 +36,7 @@ class ImportedRun(NamedTuple):
     num_parameters: int
 
     def text(self) -> str:
-        """Returns what it is, in a few lines."""
+        """Describes the run in a few lines."""
         model, task = self.config.model, self.config.task
         heads = sum(len(layer.names) for layer in models.heads_of_layers(model))
         metric = tasks.metrics(task.name)[0]
@@ -95,19 +95,19 @@ def in_memory(
 
 
 def is_imported(config: configuration.RunConfig) -> bool:
-    """Returns whether the config of a run is of a model that had learnt elsewhere."""
+    """Checks whether a run's config is of a model that had learned elsewhere."""
     return getattr(config.data, "tokenizer", None) == _TOKENIZER
 
 
 def most_positions(config: configuration.RunConfig) -> int | None:
-    """Returns how many positions the model of a run has; None: any number."""
+    """Finds the number of positions of a run's model; None: any number."""
     if is_imported(config):
         return config.model.embedding.max_length
     return models.max_length(config.model)
 
 
 def _task_name(imported: interop.Imported, source) -> str:
-    """Returns the task of a model."""
+    """Finds the task of a model."""
     config, sizes = imported.config, interop.sizes_of(imported.params)
     if sizes.num_tokens is None:
         raise ConfigError(
@@ -137,7 +137,7 @@ def _task_name(imported: interop.Imported, source) -> str:
 
 
 def _config(imported, name, sequence_length, path) -> configuration.RunConfig:
-    """Returns the config of a run of a model."""
+    """Makes the config of a run of a model."""
     most, length = imported.config.embedding.max_length, sequence_length
     if length is None:
         length = min(_LENGTHS[name], most)

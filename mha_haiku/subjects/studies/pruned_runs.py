@@ -48,7 +48,7 @@ class Point(NamedTuple):
 
     @property
     def kept(self) -> int:
-        """How many heads are left."""
+        """The number of heads that are left."""
         return sum(map(len, self.keep))
 
 
@@ -64,7 +64,7 @@ def order_of(
     examples: int,
     worst: float | None = None,
 ) -> list[tuple[int, int]]:
-    """Returns the run's heads as (layer, index in the layer), the first to go first.
+    """Orders the run's heads, (layer, index in the layer), the first to go first.
 
     The order is one of `ORDERS`, on some held-out examples. Layers of the run must be
     unstacked. The greedy order need not go past the `worst` mean metric: heads that
@@ -135,14 +135,14 @@ def ablated(
 
 
 def decisive(task: tasks.Task) -> str:
-    """Returns the metric of pruned models that is drawn and that may fall or rise."""
+    """Names the metric of pruned models that is drawn and that may fall or rise."""
     if "loss" not in task.metrics:
         return "drift"
     return "exact_match" if task.counts_exact else "accuracy"
 
 
 def kept_after(run: folders.Run, order: Sequence[tuple[int, int]], count: int) -> Keep:
-    """Returns the names of the last `count` heads of an order, for each layer."""
+    """Lists the names of the last `count` heads of an order, for each layer."""
     layers = models.heads_of_layers(run.config.model)
     gone = set(order[: len(order) - count])
     return [
@@ -264,7 +264,7 @@ def vectors_of(run: folders.Run) -> np.ndarray | None:
 
 
 def kinds(layers: Sequence[models.LayerHeads]) -> dict[str, int]:
-    """Returns how many heads there are of each kind; {} in a model of one kind."""
+    """Counts the heads of each kind; {} in a model of one kind."""
     counts = collections.Counter()
     for layer in layers:
         if layer.kind:
@@ -273,7 +273,7 @@ def kinds(layers: Sequence[models.LayerHeads]) -> dict[str, int]:
 
 
 def names(layers: Sequence[models.LayerHeads]) -> str:
-    """Returns the names of heads: ";" stands between layers, "|" between kinds."""
+    """Joins the names of heads, with ";" between layers and "|" between kinds."""
     own = itertools.groupby(layers, key=lambda layer: layer.kind)
     return "|".join(
         ";".join(" ".join(map(str, layer.names)) for layer in group) for _, group in own
@@ -283,13 +283,13 @@ def names(layers: Sequence[models.LayerHeads]) -> str:
 def cells(
     layers: Sequence[models.LayerHeads], metrics: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Returns the cells that a table of pruned models has of each."""
+    """Makes the cells of a pruned model in a table."""
     kept = sum(len(layer.names) for layer in layers)
     return {"heads": kept, **kinds(layers), **metrics, "kept": names(layers)}
 
 
 def columns(metrics: Mapping[str, float]) -> list[Column]:
-    """Returns the columns of what `held_out` returns."""
+    """Makes the columns of the metrics of `held_out`."""
     return [
         Column(name, "nats" if name == "loss" else "", "{:.4f}")
         for name in sorted(metrics)
@@ -320,7 +320,7 @@ class _Timed:
 
 
 def _alternating(first: _Timed, second: _Timed) -> tuple[float, float]:
-    """Returns the median seconds of the two."""
+    """Measures the median seconds of both, in turns."""
     # Measured alternately, so that a slower phase of the machine affects both alike.
     seconds: list[tuple[float, float]] = []
     end = time.perf_counter() + _TIMED_SECONDS

@@ -54,7 +54,7 @@ class Pruned(NamedTuple):
     file_name = "pruning"
 
     def table(self) -> Table:
-        """Returns a row per model."""
+        """Makes a table with a row per model."""
         own = pruned_runs.columns(self.points[0].metrics)
         if self.baseline:
             own.append(Column(self.baseline_name, "", "{:.4f}"))
@@ -84,7 +84,7 @@ class Pruned(NamedTuple):
         return Table(columns, rows)
 
     def text(self) -> str:
-        """Returns the table as text, with a legend of its columns."""
+        """Writes the table as text, with a legend of its columns."""
         metric, own = next(x for x in _METRICS if x in self.points[0].metrics), ""
         kinds = pruned_runs.kinds(self.points[0].layers)
         between_kinds = f", and | between {', '.join(kinds)}" if kinds else ""
@@ -179,7 +179,7 @@ def read_curve(path: str | os.PathLike) -> curves.Pruning:
 
 
 def _curve(text: str) -> curves.Pruning:
-    """Returns the curve in the text of a pruning.csv."""
+    """Reads the curve from the text of a pruning.csv."""
     rows = list(csv.DictReader(text.splitlines()))
     names = list(rows[0])
     kinds = names[1 : names.index("units")]
@@ -228,12 +228,12 @@ def check(request: Request) -> None:
 
 
 def _with_heads(run, order, count) -> folders.Run:
-    """Returns the run with that many heads."""
+    """Prunes the run to that many heads."""
     return pruned_runs.prune(run, pruned_runs.kept_after(run, order, count))
 
 
 def _fewest(bench, run, order, drop) -> int:
-    """Returns the fewest heads that lose at most `drop` accuracy, or drift by it."""
+    """Finds the fewest heads whose loss of accuracy, or drift, is at most `drop`."""
     whole = bench.run
     if "loss" not in whole.task.metrics:
         counts = list(range(len(order), -1, -1))

@@ -46,7 +46,7 @@ class Samples(workbench.TrainingStudy):
         self._right = [run.task.answer(row.targets) for row in rows]
 
     def wants(self, step: int) -> bool:
-        """Returns whether the run is evaluated at `step`, also after it was resumed."""
+        """Checks whether the run is evaluated at `step`, also after a resume."""
         is_last = step == self._config.training.steps
         return step > 0 and (step % self.every == 0 or is_last)
 
@@ -75,7 +75,7 @@ class Samples(workbench.TrainingStudy):
 
 
 def _quoted(text: str, *, is_end: bool = False) -> str:
-    """Returns the beginning, or the end, of a text as one line with quotes around."""
+    """Quotes the beginning, or the end, of a text as one line."""
     if len(text) > _SHOWN:
         text = f"...{text[-_SHOWN:]}" if is_end else f"{text[:_SHOWN]}..."
     return json.dumps(text, ensure_ascii=False)

@@ -43,7 +43,7 @@ class Snapshots(workbench.TrainingStudy):
                 shutil.rmtree(folder.snapshots / str(each))
 
     def wants(self, step: int) -> bool:
-        """Returns whether `step` is one of the snapshots' steps."""
+        """Checks whether `step` is one of the snapshots' steps."""
         return step in self.steps
 
     def look(self, step: int, params: Any) -> None:
@@ -61,7 +61,7 @@ class Snapshots(workbench.TrainingStudy):
 
 
 def spread(last: int, every: int, count: int) -> tuple[int, ...]:
-    """Returns `count` steps, spread evenly in their logarithm, the last one included.
+    """Spreads `count` steps evenly in their logarithm, with the last one included.
 
     All but the last are multiples of `every`; if there are too few, there are fewer.
     """

@@ -73,7 +73,7 @@ class Timeline(workbench.TrainingStudy):
 def scores_over_steps(
     lines: Sequence[Mapping[str, Any]],
 ) -> tuple[np.ndarray, dict[str, PerHead]]:
-    """Returns steps `[P]`, and scores `[P, L, H]`, NaN where there is no head."""
+    """Collects steps `[P]`, and scores `[P, L, H]`, NaN where there is no head."""
     steps = np.array([line["step"] for line in lines])
     scores = {}
     for name in lines[0]["scores"]:

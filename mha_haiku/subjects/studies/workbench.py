@@ -59,7 +59,7 @@ class Bench:
         return f"{name}{task}, step {self.run.step}"
 
     def compact(self) -> "Bench":
-        """Returns the bench with layers scanned, where they are many and alike."""
+        """Scans the layers of the bench's model, where they are many and alike."""
         if self.run.config.model.num_layers <= heads.running.FEW_LAYERS:
             return self
         run = self.run.compact()
@@ -71,7 +71,7 @@ class Bench:
         return dataclasses.replace(self, run=run)
 
     def looped(self) -> "Bench":
-        """Returns the bench with unstacked layers, so that each can be reached."""
+        """Unstacks the layers of the bench's model, so that each can be reached."""
         return self.with_run(self.run.looped())
 
     def placed(
@@ -118,7 +118,7 @@ class Bench:
         return placement.program(function, num_scalars=0, returns_state=False)
 
     def whole_batch(self, count: int) -> int:
-        """Returns `count` rounded up, so that devices can split as many examples."""
+        """Rounds `count` up, so that devices can split as many examples."""
         placement = self.run.placement
         parts = 1 if placement is None else placement.batch_parts
         return -(-count // parts) * parts
@@ -158,7 +158,7 @@ class Bench:
         return output, [found[f"{parts[i].path}/map"] for i in layers]
 
     def held_out(self, indices: Sequence[int]) -> tasks.Example:
-        """Returns the held-out examples of these indices, split over devices."""
+        """Makes the held-out examples of these indices, split over devices."""
         data, make = self.once("held_out", self._held_out)
         indices = np.asarray(indices, np.int32)
         if self.run.placement is not None:
@@ -178,7 +178,7 @@ class Bench:
         return placed, jax.jit(make)
 
     def batch_size(self, examples: int, positions: int = _BATCH_POSITIONS) -> int:
-        """Returns how many of `examples` fit a batch of at most so many positions."""
+        """Finds how many of `examples` fit a batch of at most so many positions."""
         with checks.user_mistakes():
             checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
         task = self.run.task
@@ -186,7 +186,7 @@ class Bench:
         return self.whole_batch(min(examples, most))
 
     def batches(self, examples: int, *, name: str = "") -> "Batches":
-        """Returns held-out examples in whole batches; with a name they show a bar."""
+        """Groups held-out examples in whole batches; with a name they show a bar."""
         return Batches(self, examples, self.batch_size(examples), name)
 
     def measured(
@@ -196,7 +196,7 @@ class Bench:
         metric: str | None = None,
         name: str = "",
     ) -> heads.Measured:
-        """Returns the run as what measures of heads take.
+        """Turns the run into the subject that measures of heads take.
 
         Args:
           examples: The number of held-out examples, rounded up to whole batches.
@@ -216,7 +216,7 @@ class Bench:
         return heads.Measured(run.model, function, run.params, batches)
 
     def metric(self, name: str | None = None) -> str:
-        """Returns the name of a metric, of which the task has one; None: its first."""
+        """Finds the name of a metric that the task has; None: the task's first."""
         task = self.run.task
         own = (*task.metrics, *(["exact_match"] if task.counts_exact else []))
         with checks.user_mistakes():
@@ -267,13 +267,13 @@ class Bench:
 
 
 def rows_of(batch: tasks.Example) -> list[tasks.Example]:
-    """Returns the examples of a batch on the host, one by one."""
+    """Splits a batch on the host into its examples."""
     count = len(batch.inputs)
     return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
 
 
 def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows of tokens filled up with 0, `[B, T]`, and their lengths, `[B]`."""
+    """Fills rows of tokens up with 0, `[B, T]`, and counts their lengths, `[B]`."""
     lengths = np.array([len(row) for row in rows], np.int32)
     tokens = np.zeros((len(rows), lengths.max()), np.int32)
     for row, into in zip(rows, tokens, strict=True):
@@ -282,7 +282,7 @@ def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def command(script: str, root: str | os.PathLike) -> str:
-    """Returns the command line of a script for the run in a folder, for a message."""
+    """Writes the command line of a script for the run in a folder, for a message."""
     # With `scripts/run`, if the user came by it, who may have no other environment.
     root = Path(root)
     if root.is_relative_to(Path.cwd()):

@@ -78,7 +78,7 @@ def join(
 
 
 def is_first() -> bool:
-    """Returns whether this process reads and writes the run's folder."""
+    """Checks whether this process reads and writes the run's folder."""
     return jax.process_index() == 0
 
 
@@ -102,7 +102,7 @@ def agree(stops: bool, steps: int) -> tuple[bool, int]:
 
 
 def first_does(function: Callable[[], Any]) -> Any:
-    """Returns on all processes the result of `function()` on the first, which is JSON.
+    """Runs `function()` on the first process; returns its JSON result on all.
 
     A ConfigError of the first process is raised on all; for any other error of it the
     others raise RuntimeError.
@@ -128,7 +128,7 @@ def first_does(function: Callable[[], Any]) -> Any:
 
 
 def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
-    """Returns on all processes the host arrays that `function()` returns on the first.
+    """Reads host arrays by `function()` on the first process; returns them on all.
 
     `abstract` is a tree of their shapes and dtypes; raises what `first_does` does.
     """
@@ -176,7 +176,7 @@ def _exit(status: int, message: str) -> None:
 
 
 def _is_alone() -> bool:
-    """Returns whether there are no other processes, or they have been left."""
+    """Checks whether there are no other processes, or they have been left."""
     return jax.process_count() == 1 or not jax.distributed.is_initialized()
 
 

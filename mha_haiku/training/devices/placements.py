@@ -63,7 +63,7 @@ class Replicas:
     put_state = put
 
     def initial_state(self, function: Callable, seed: np.uint32) -> Any:
-        """Returns `function(seed)`, a state, on every device."""
+        """Puts `function(seed)`, a state, on every device."""
         return self.put(jax.jit(function)(seed))
 
     def fetch(self, tree: Any) -> Any:
@@ -92,7 +92,7 @@ class Replicas:
         )
 
     def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
-        """Returns this device's part of `make(indices)`; only inside a program.
+        """Makes this device's part of `make(indices)`; only inside a program.
 
         The indices `[N]` int32 in the global batch are each on exactly one device.
         """
@@ -106,7 +106,7 @@ class Replicas:
         return make((first + jnp.arange(size)).astype(jnp.int32))
 
     def own_key(self, key: jax.Array) -> jax.Array:
-        """Returns a key for this device's own random numbers; only inside a program."""
+        """Derives a key for this device's random numbers; only inside a program."""
         return jax.random.fold_in(key, jax.lax.axis_index(_AXIS))
 
     def total(self, tree: Any) -> Any:
@@ -162,7 +162,7 @@ class Sharded:
     def sharding_of(
         self, path: tuple, shape: tuple[int, ...]
     ) -> jax.sharding.NamedSharding:
-        """Returns the sharding of a parameter, or of the optimizer's moments of it.
+        """Picks the sharding of a parameter, or of the optimizer's moments of it.
 
         The last two keys of its path in a tree are its module and its name.
         """

@@ -103,7 +103,7 @@ class RunConfig(Section, path="config"):
     devices: DevicesConfig = DevicesConfig()
 
     def replace(self, **changes: Any) -> Self:
-        """Returns the config with other values; see `Section.replace`.
+        """Makes a config with other values; see `Section.replace`.
 
         Where `task` names another task, options that both tasks have keep their values,
         and the others get their defaults.
@@ -120,7 +120,7 @@ class RunConfig(Section, path="config"):
 
 
 def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
-    """Returns the config of a run with the default of every field.
+    """Makes the config of a run with the default of every field.
 
     The task is one of `tasks.names()`, or the file and class of your own, as
     "mine.py:MyTask"; or a task, for which the model gets enough positions.
@@ -187,7 +187,7 @@ def check_fields(config: RunConfig) -> None:
 
 
 def of_seeds(config: RunConfig) -> list[RunConfig]:
-    """Returns the config of each run that a config describes, one per seed."""
+    """Makes the config of each run that a config describes, one per seed."""
     return [
         config.replace(seed=config.seed + i, training=dict(seeds=1))
         for i in range(config.training.seeds)

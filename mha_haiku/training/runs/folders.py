@@ -49,7 +49,7 @@ class Folder(NamedTuple):
     lock = _path("lock.json")
 
     def of_seed(self, seed: int) -> "Folder":
-        """The folder of one run of several that trained together, from its seed."""
+        """Returns the folder of one run of several that trained together, by seed."""
         return Folder(self.root / f"seed_{seed}")
 
 
@@ -73,7 +73,7 @@ class Run(NamedTuple):
         return display.html(self)
 
     def examples(self, count: int) -> tasks.Example:
-        """Returns the first held-out examples, a batch of B = `count`."""
+        """Makes the first held-out examples, a batch of B = `count`."""
         indices = np.arange(checks.positive_integer("count", count), dtype=np.int32)
         return evaluation.held_out_batch(
             self.task, self.config.seed, self.task.held_out_data, indices
@@ -100,7 +100,7 @@ class Run(NamedTuple):
 def of_runs(
     folder: Folder, config: configuration.RunConfig
 ) -> list[tuple[configuration.RunConfig, Folder]]:
-    """Returns config and folder of each run that a config describes."""
+    """Lists the config and folder of each run that a config describes."""
     if config.training.seeds == 1:
         return [(config, folder)]
     return [(own, folder.of_seed(own.seed)) for own in configuration.of_seeds(config)]
@@ -170,7 +170,7 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
 
 
 def shared_kept(folder: Folder) -> tasks.Kept | None:
-    """Returns on all processes what `read_kept` returns on the first."""
+    """Calls `read_kept` on the first process, and returns its result on all."""
     read = functools.cache(lambda: read_kept(folder))
 
     def described():
@@ -213,7 +213,7 @@ def make_model(
 def abstract_state(
     config: configuration.RunConfig, task: tasks.Task, model: models.Model
 ) -> stepping.TrainState:
-    """Returns the shapes and dtypes of the run's state, without computing it."""
+    """Finds the shapes and dtypes of the run's state, without computing it."""
     transformation = optimizers.make(config.optimizer, steps=config.training.steps)
     return jax.eval_shape(
         lambda: stepping.initial_state(model, transformation, task, config.seed)
@@ -258,7 +258,7 @@ def _verified(path, sha256) -> bytes | None:
 
 
 def changed_task(folder: Folder) -> str | None:
-    """Returns a message if the file of the run's task has changed, else None."""
+    """Checks whether the file of the run's task has changed: a message, else None."""
     saved = _read_whole(folder) or {}
     if (before := saved.get("task_sha256")) is None:
         return None

@@ -360,7 +360,7 @@ def _look(trainer, is_due: Callable[[int], bool] = bool) -> None:
 
 
 def _next_stop(trainer, most, training) -> int:
-    """Returns where the next dispatch ends: at most at the next report of any kind."""
+    """Finds where the next dispatch ends: at most at the next report of any kind."""
     marks = (
         training.report_every,
         training.evaluate_every,

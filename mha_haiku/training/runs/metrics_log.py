@@ -157,7 +157,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 def events_of_steps(
     first: int, report: stepping.Report, skipped: int, *, least_rise: float
 ) -> list[dict[str, Any]]:
-    """Returns the events of one dispatch, in order, as lines of metrics.jsonl.
+    """Lists the events of one dispatch, in order, as lines of metrics.jsonl.
 
     Event "not_finite" has "what" ("loss" or "gradient") and "skipped", the steps that
     were skipped so far; "loss_spike" has the "loss" and its "deviations" from the mean
@@ -194,7 +194,7 @@ def check_tensorboard() -> Any:
 
 
 def _shown(values: Sequence[float], digits: int) -> str:
-    """Returns the mean of numbers, and if they are several their range in brackets."""
+    """Formats the mean of numbers, with the range of several in brackets."""
     mean, low, high = (
         f"{x:.{digits}f}" for x in (sum(values) / len(values), min(values), max(values))
     )

@@ -143,7 +143,7 @@ def open_run(
 def whole(
     summaries: Mapping[int, Summary], failed: Mapping[int, str]
 ) -> Summary | SeedsSummary:
-    """Returns the summary of a run, or of all that trained together."""
+    """Summarizes a run, or all runs that trained together."""
     if len(summaries) == 1 and not failed:
         return next(iter(summaries.values()))
     summaries = dict(sorted(summaries.items()))

@@ -111,7 +111,7 @@ class Bar:
         self._last_line = time.perf_counter()
 
     def times(self) -> str:
-        """Returns the times elapsed and left: "0:12 elapsed, 1:40 left"."""
+        """Formats the times elapsed and left: "0:12 elapsed, 1:40 left"."""
         now = time.perf_counter()
         text = f"{_clock(now - self._opened)} elapsed"
         place, began = self._timed_from

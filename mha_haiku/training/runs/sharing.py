@@ -54,7 +54,7 @@ def make(config: "RunConfig", available: Sequence[jax.Device]) -> devices.Placem
 
 
 def shape(config: "RunConfig", num_devices: int) -> Shape:
-    """Returns the sizes of the mesh that a config describes, for so many devices.
+    """Finds the sizes of the mesh that a config describes, for so many devices.
 
     ConfigError unless they multiply to the devices, and divide what they share.
     """

@@ -47,7 +47,7 @@ def _restored(stored, abstract, transformation) -> stepping.TrainState:
 
 
 def _state_of(params, transformation) -> stepping.TrainState:
-    """Returns the state before the first step, with these parameters, on the host."""
+    """Makes the state before the first step, with these parameters, on the host."""
     return jax.tree.map(np.asarray, stepping.state_of(params, transformation))
 
 
@@ -226,7 +226,7 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """The steps that all models have taken which have not failed."""
+        """The steps taken by all models that have not failed."""
         return min(model.step for model in self.models if not model.failure)
 
     def take_steps(self, stop: int) -> None:
@@ -274,7 +274,7 @@ class Trainer:
             self._evaluate(without)
 
     def params(self) -> list[tuple[Model, Any]]:
-        """Returns the models that the last dispatch has moved, with parameters."""
+        """Lists the models that the last dispatch has moved, with parameters."""
         return self._of_moved(self.state.params)
 
     def save(self) -> None:
@@ -291,7 +291,7 @@ class Trainer:
         self._drop_failed()
 
     def _numbers(self) -> list[stepping.TrainState]:
-        """Returns the states of all models without their arrays, on the host."""
+        """Fetches the states of all models, without their arrays, to the host."""
         return self.together.fetch(self.state._replace(params=(), optimizer_state=()))
 
     def _of_moved(self, tree) -> list[tuple[Model, Any]]:
@@ -311,7 +311,7 @@ class Trainer:
 
 
 def _means(window) -> dict[str, float]:
-    """Returns the means over a window's finite steps, and the last gradient's norm."""
+    """Averages over a window's finite steps, and adds the last gradient's norm."""
     # From the numbers of each step, so that their bits do not depend on how steps are
     # divided into dispatches.
     steps = jax.tree.map(lambda *parts: np.concatenate(parts), *window)

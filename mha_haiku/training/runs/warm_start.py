@@ -73,7 +73,7 @@ def load(config: configuration.RunConfig) -> Source:
 def params(
     source: Source, config: configuration.RunConfig, task: tasks.Task, new: Params
 ) -> Params:
-    """Returns the parameters to start with.
+    """Chooses the parameters to start with.
 
     A table of tokens may have more or fewer rows than the other run's, as for
     [MASK] or [CLS]: with the same tokenizer, the rows of its tokens come first.
@@ -108,7 +108,7 @@ def _shapes(params, left_out) -> dict[str, tuple[int, ...]]:
 
 
 def _with_rows_of(its, own) -> dict[str, np.ndarray]:
-    """Returns tables with as many rows as `own`: the rows of `its`, then of `own`."""
+    """Makes tables with as many rows as `own`: the rows of `its`, then of `own`."""
     widths, other = ({k: np.shape(x)[1:] for k, x in y.items()} for y in (own, its))
     if widths != other:
         return its

@@ -82,12 +82,12 @@ _OF_OWN_DATA = own_data.TASKS
 
 
 def names() -> tuple[str, ...]:
-    """Returns the names of all tasks."""
+    """Lists the names of all tasks."""
     return tuple(_TASKS)
 
 
 def options(name: str) -> dict[str, dict[str, fields.Field]]:
-    """Returns the fields that a task has in `config.task` and in `config.data`.
+    """Lists the fields that a task has in `config.task` and in `config.data`.
 
     The name is one of `names()`, or the file and class of a task of your own,
     "mine.py:MyTask"; ConfigError if there is no such task.
@@ -104,17 +104,17 @@ def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
 
 
 def metrics(name: str) -> tuple[str, ...]:
-    """Returns what a task is measured by, its own metric first; see `options`."""
+    """Lists the metrics of a task, its own metric first; see `options`."""
     return _task(name).metrics
 
 
 def continues(name: str) -> bool:
-    """Returns whether a task's targets are its next inputs; see `options`."""
+    """Checks whether a task's targets are its next inputs; see `options`."""
     return _task(name).continues
 
 
 def model_defaults(name: str) -> dict[str, Any]:
-    """Returns what suits a task of `config.model`, by dotted names; see `options`."""
+    """Lists `config.model` values that suit a task, by dotted name; see `options`."""
     task = _task(name)
     implied = {"family": "causal"} if task.continues else {}
     implied |= {"output.pool": "mean"} if task.labels_whole else {}
@@ -172,7 +172,7 @@ def register(task: type[Task]) -> str:
 
 
 def values(task: Task) -> dict[str, dict[str, Any]]:
-    """Returns the values of a task's options; see `options`."""
+    """Collects the values of a task's options; see `options`."""
     return {
         section: {name: getattr(task, name) for name in named}
         for section, named in _declared(type(task)).items()

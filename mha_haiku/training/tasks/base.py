@@ -36,7 +36,7 @@ class Example(NamedTuple):
     decoder_lengths: jax.Array | None = None  # `[]` int32, valid positions of these
 
     def model_inputs(self) -> dict[str, jax.Array | None]:
-        """Returns what a model reads of it, as keyword arguments of `Model.apply`."""
+        """Collects the inputs of a model, as keyword arguments of `Model.apply`."""
         given = {"inputs": self.inputs, "lengths": self.lengths}
         if self.decoder_inputs is not None:
             given["decoder_inputs"] = self.decoder_inputs
@@ -147,7 +147,7 @@ class Task(abc.ABC):
 
     @property
     def held_out_data(self) -> Any:
-        """The same for evaluation; it shares no example with `train_data`."""
+        """The same as `train_data` for evaluation, with no example in common."""
         return self._split[1]
 
     @property
@@ -156,7 +156,7 @@ class Task(abc.ABC):
         return self.train_data
 
     def keep(self) -> Kept | None:
-        """Returns what a run stores to make the same task again; None: nothing."""
+        """Returns the data that a run stores to remake the task; None: nothing."""
         return None
 
     def correct(self, logits: jax.Array, example: Example) -> jax.Array:
@@ -176,17 +176,17 @@ class Task(abc.ABC):
         return str(c)
 
     def piece(self, token: int) -> bytes:
-        """Returns what class `token` adds to a written text, as UTF-8."""
+        """Returns the text that class `token` adds to a written text, as UTF-8."""
         return f" {self.class_label(token)}".encode()
 
     def labels(self, example: Example) -> list[str]:
-        """Returns the text of each position of one example's inputs."""
+        """Lists the text of each position of one example's inputs."""
         return [
             self.token_label(token) for token in np.asarray(example.inputs).tolist()
         ]
 
     def decoder_labels(self, example: Example) -> list[str]:
-        """Returns the text of each position of one example's decoder inputs.
+        """Lists the text of each position of one example's decoder inputs.
 
         Position t reads target t - 1, the first one the start token, and predicts
         target t.
@@ -195,7 +195,7 @@ class Task(abc.ABC):
         return [self.class_label(token) for token in tokens]
 
     def question(self, example: Example) -> str:
-        """Returns the readable text of one example's valid inputs."""
+        """Writes one example's valid inputs as readable text."""
         return " ".join(self.labels(example)[: example.lengths])
 
     def answer(self, tokens: Sequence[int] | np.ndarray) -> str:
@@ -220,7 +220,7 @@ class Task(abc.ABC):
         return {}
 
     def right_answers(self, example: Example) -> list[list[int]]:
-        """Returns all right answers to one example, without end tokens."""
+        """Lists all right answers to one example, without end tokens."""
         counts = np.asarray(example.weights) > 0
         return [self.until_end(np.asarray(example.targets)[counts])]
 
@@ -240,7 +240,7 @@ class Task(abc.ABC):
         }
 
     def images(self, example: Example) -> np.ndarray | None:
-        """Returns what positions look like: `[T, h, w]` uint8, 255 for ink; or None."""
+        """Returns the positions' images, `[T, h, w]` uint8, 255 for ink; or None."""
         return None
 
     def encode(self, text: str) -> np.ndarray:
@@ -270,7 +270,7 @@ class Task(abc.ABC):
         return self.encode(text)
 
     def _edits(self, answers, examples) -> np.ndarray:
-        """Returns each answer's distance to the nearest right one, and its length."""
+        """Finds each answer's distance to the nearest right one, and its length."""
         if len(answers) != len(examples.targets):
             raise ValueError(
                 f"answers must be as many as examples, {len(examples.targets)}, got "
@@ -319,7 +319,7 @@ class DataTask(Task):
 
     @abc.abstractmethod
     def _to_keep(self) -> Kept:
-        """Returns what a new run stores."""
+        """Returns the data that a new run stores."""
 
     def _check_same(self, text: Mapping[str, Any]) -> None:
         """Raises ConfigError unless `text`, as in `Kept`, is the run's."""
@@ -368,7 +368,7 @@ def needed(package: str, by: str) -> Iterator[None]:
 
 
 def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
-    """Returns the chance level of always giving the frequencies of training targets.
+    """Computes the chance level of always giving training targets' frequencies.
 
     `learnt` and `met`, `[C]`, count each class as a target of the training and of the
     held-out part. One is added to every count of the first, so that none is zero.
@@ -381,7 +381,7 @@ def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
 
 
 def all_count(targets: jax.Array) -> jax.Array:
-    """Returns weights of 1 for every one of `targets`."""
+    """Makes weights of 1 for every one of `targets`."""
     return jnp.ones(targets.shape, jnp.float32)
 
 

@@ -93,7 +93,7 @@ class Classify(text.TextTask):
 
     @property
     def before(self) -> tuple[int, ...]:
-        """What stands before a text: the tokenizer's special tokens, or [CLS]."""
+        """The tokens before a text: the tokenizer's special tokens, or [CLS]."""
         return self.encoder.before or (self.encoder.num_tokens,)
 
     @property

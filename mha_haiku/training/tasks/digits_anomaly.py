@@ -89,7 +89,7 @@ class DigitsAnomaly(base.Task):
         )
 
     def labels(self, example: base.Example) -> list[str]:
-        """Returns the digit of each image; "?" for any other image."""
+        """Lists the digit of each image; "?" for any other image."""
         inputs = np.asarray(example.inputs, np.float32)
         return [self._digits.get(image.tobytes(), "?") for image in inputs]
 

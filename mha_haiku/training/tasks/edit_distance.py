@@ -6,7 +6,7 @@ import numpy as np
 
 
 def distance(answer: Sequence[int], right: Sequence[int]) -> int:
-    """Returns the fewest tokens to insert, delete and replace to make it right.
+    """Counts the fewest tokens to insert, delete and replace to reach `right`.
 
     Source: Levenshtein 1966; Wagner and Fischer 1974, doi:10.1145/321796.321811.
     """
@@ -24,7 +24,7 @@ def distance(answer: Sequence[int], right: Sequence[int]) -> int:
 def nearest(
     answer: Sequence[int], right_answers: Sequence[Sequence[int]]
 ) -> tuple[int, int]:
-    """Returns the distance to the nearest right answer, and that one's length."""
+    """Finds the distance to the nearest right answer, and that answer's length."""
     if answer in right_answers:
         return 0, len(answer)
     return min((distance(answer, right), len(right)) for right in right_answers)

@@ -101,7 +101,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
     def score(
         self, answers: Sequence[Sequence[int] | np.ndarray], examples: base.Example
     ) -> dict[str, float]:
-        """Returns "word_error_rate" and "phoneme_error_rate" of answers.
+        """Computes "word_error_rate" and "phoneme_error_rate" of answers.
 
         The share of answers that are none of the word's pronunciations, in [0, 1], and
         the edits to the nearest of them per phoneme of it.

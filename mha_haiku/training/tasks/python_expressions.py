@@ -50,7 +50,7 @@ def load() -> tuple[tuple[str, str], ...]:
 
 
 def expressions(source: str) -> list[tuple[str, str]]:
-    """Returns expressions of a module and their kinds, those inside of others too."""
+    """Lists expressions of a module and their kinds, nested expressions too."""
     lines = [line.encode() for line in source.splitlines()]
     found = []
     for node in ast.walk(ast.parse(source)):

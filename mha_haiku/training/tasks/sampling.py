@@ -64,7 +64,7 @@ def distinct(
 
 
 def is_held_out(what: str, fraction: float) -> bool:
-    """Returns whether a text is in a held-out part of this share, in [0, 1).
+    """Checks whether a text is in a held-out part of this share, in [0, 1).
 
     Its hash decides: what is added to the data leaves all the rest in its part.
     """
@@ -72,6 +72,6 @@ def is_held_out(what: str, fraction: float) -> bool:
 
 
 def place(what: bytes) -> float:
-    """Returns a number in [0, 1), made of a hash: uniform, the same for equal bytes."""
+    """Hashes bytes to a number in [0, 1): uniform, the same for equal bytes."""
     digest = hashlib.sha256(what).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # what a float can hold

@@ -76,7 +76,7 @@ class Sentences(text.TextTask):
 
 
 def sentences(whole: str) -> list[str]:
-    """Returns the sentences of a text, each once, with single spaces between words."""
+    """Lists the sentences of a text, each once, with single spaces between words."""
     paragraphs = (" ".join(each.split()) for each in _PARAGRAPHS.split(whole))
     pieces = (piece for each in paragraphs for piece in _ENDS.split(each))
     return [

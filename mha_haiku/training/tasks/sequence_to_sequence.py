@@ -90,7 +90,7 @@ class SequenceToSequence(base.Task):
         return self.fitting(super().encode(text))
 
     def fitting(self, tokens: np.ndarray) -> np.ndarray:
-        """Returns the tokens of a user's source; ConfigError if more than S."""
+        """Checks and returns the tokens of a user's source; ConfigError if over S."""
         if len(tokens) > self.sequence_length:
             raise checks.ConfigError(
                 f"text must have at most {self.sequence_length} tokens, as the longest "
@@ -150,7 +150,7 @@ class PairsTask(base.DataTask, SequenceToSequence):
         return self.row(index, data)
 
     def row(self, index: jax.Array | int, data: Pairs) -> base.Example:
-        """Returns pair `index` of `data`: for going over all of them, each once."""
+        """Makes the example of pair `index` of `data`, for a pass over all pairs."""
         return self.pair(*(jnp.asarray(each)[index] for each in data))
 
     @property

@@ -28,13 +28,13 @@ class Part(NamedTuple):
 
 
 def languages() -> tuple[str, ...]:
-    """Returns the codes of all languages, such as "en" and "de"."""
+    """Lists the codes of all languages, such as "en" and "de"."""
     return tuple(_num2words().CONVERTER_CLASSES)
 
 
 @functools.lru_cache(2**16)
 def word(language: str, number: int) -> str:
-    """Returns the word of a number: `word("de", 34)` is "vierunddreißig"."""
+    """Spells out a number: `word("de", 34)` is "vierunddreißig"."""
     try:
         return _num2words().num2words(number, lang=language)
     except Exception as error:  # of any kind, as languages are unequally complete
@@ -45,7 +45,7 @@ def word(language: str, number: int) -> str:
 
 @functools.lru_cache(4)
 def words(language: str, largest: int) -> list[str]:
-    """Returns the words of the numbers from 0 to `largest`, at most 999,999.
+    """Spells out the numbers from 0 to `largest`, at most 999,999.
 
     `num2words` takes 0.1 ms for each. Words from 1,000 on are put together here, of
     what is said of the thousands and what is said behind them, unless that differs
@@ -67,7 +67,7 @@ def words(language: str, largest: int) -> list[str]:
 
 @functools.lru_cache(2**16)
 def parts(language: str, number: int) -> tuple[Part, ...]:
-    """Returns which letters of a number's word say what, by the order of the meanings.
+    """Splits a number's word into parts by meaning, in the order of the meanings.
 
     Letters of "and" or "und" say nothing. A word may say two things at once, 13 its
     tens and units, Spanish "quinientos" a digit and that it is of hundreds: it is
@@ -134,7 +134,7 @@ def _below_100(language: str, number: int) -> tuple[Part, ...]:
 
 
 def _plain(language: str, number: int) -> str:
-    """Returns a number's word without accents, letter by letter: "een" for "één"."""
+    """Spells out a number without accents, letter by letter: "een" for "één"."""
     letters = []
     for letter in word(language, number):
         plain, *marks = unicodedata.normalize("NFD", letter)
@@ -143,7 +143,7 @@ def _plain(language: str, number: int) -> str:
 
 
 def _beginning(said: str, own: str) -> int:
-    """Returns how many letters of `own` a word begins with.
+    """Counts the letters of `own` with which a word begins.
 
     `own` may have lost its last letter, as "eins" in "einhundert"; 0: it is not there.
     """
@@ -160,7 +160,7 @@ def _common_suffix(left: str, right: str) -> int:
 
 
 def _letters(said: str, start: int, stop: int) -> tuple[int, int]:
-    """Returns the range without signs and spaces at its ends."""
+    """Trims signs and spaces off the ends of a range."""
     while start < stop and not said[start].isalpha():
         start += 1
     while start < stop and not said[stop - 1].isalpha():

@@ -21,7 +21,7 @@ _given: dict[tuple[str, str], type[Task]] = {}
 
 
 def is_name(name: Any) -> bool:
-    """Returns whether a name means a task of the user."""
+    """Checks whether a name means a task of the user."""
     return isinstance(name, str) and ":" in name
 
 
@@ -64,7 +64,7 @@ def load(name: str) -> type[Task]:
 
 
 def digest(name: str) -> str | None:
-    """Returns the sha256 of the file of a task of the user; None: it has no file."""
+    """Computes the sha256 of the file of a user's task; None: it has no file."""
     if not is_name(name) or name.startswith(":"):
         return None
     return hashlib.sha256(_read(name)).hexdigest()
@@ -100,7 +100,7 @@ def _run(file, source) -> Any:
 
 
 def raised(what: str, error: BaseException) -> str:
-    """Returns the message, on one line, for an error that the user's code raised."""
+    """Formats the message, on one line, for an error that the user's code raised."""
     return " ".join(f"{what} raised {type(error).__name__}: {error}".split())
 
 

@@ -97,7 +97,7 @@ class TextTask(base.DataTask):
     def made_tokenizer(
         self, text: str, described: dict[str, Any]
     ) -> tokenization.Tokenizer:
-        """Returns the tokenizer of the run, of a file, or one trained on a text."""
+        """Makes the tokenizer of the run, of a file, or one trained on a text."""
         if self._kept is not None:
             self._check_same(described)
             return self.encoder
@@ -195,7 +195,7 @@ class TextTask(base.DataTask):
         return tokenization.padded(rows, self.sequence_length, np.int32)
 
     def _room(self, length: int) -> int:
-        """Returns how many tokens of a text have room between special ones."""
+        """Counts the tokens of a text that have room between special ones."""
         num_special = len(self.before) + len(self.encoder.after)
         if length <= num_special:
             raise checks.ConfigError(
@@ -213,7 +213,7 @@ class TextTask(base.DataTask):
 
 
 def read(path: str) -> str:
-    r"""Returns the text of a file, of all files of a folder, or of Python's topics.
+    r"""Reads the text of a file, of all files of a folder, or of Python's topics.
 
     Files of a folder and its folders are joined by an empty line, in the order of their
     paths; hidden ones are left out. A byte order mark is dropped, and `\r\n` is `\n`.

@@ -214,7 +214,7 @@ class Pretrained(Tokenizer):
         return np.array(encoding.ids, np.int32)
 
     def label(self, token: int) -> str:
-        r"""Returns what a token adds to a text that it continues, by its decoder.
+        r"""Decodes the text that a token adds to a text that it continues.
 
         Parts of a character are `\xe2`, special tokens are their names, and tokens that
         only the model knows are `<49153>`.

@@ -73,7 +73,7 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
 
     @abc.abstractmethod
     def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
-        """Returns where in the source the target's tokens at `[T]` positions stand.
+        """Finds the source positions of the target's tokens at `[T]` positions.
 
         What it says of positions behind the `length` of the source does not matter.
         """

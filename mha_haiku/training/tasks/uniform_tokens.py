@@ -27,7 +27,7 @@ class UniformTokensTask(base.UniformTask):
 
     @abc.abstractmethod
     def targets(self, inputs: jax.Array) -> jax.Array:
-        """Returns the `[T]` int32 targets of `[T]` int32 tokens."""
+        """Computes the `[T]` int32 targets of `[T]` int32 tokens."""
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
         random = sampling.words(key, self.sequence_length)

@@ -31,12 +31,12 @@ def describe(tree: Any) -> dict[str, dict[str, Any]]:
 
 
 def fields(names: Iterable[str]) -> set[str]:
-    """Returns the fields of a tree: the first parts of its arrays' names, ".params"."""
+    """Collects the fields of a tree: first parts of its arrays' names, ".params"."""
     return {match[0] for match in map(_FIELD.match, names) if match}
 
 
 def of_fields(described: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
-    """Returns the arrays that are in some fields of a tree; see `describe`."""
+    """Selects the arrays that are in some fields of a tree; see `describe`."""
     return {name: x for name, x in described.items() if fields([name]) <= wanted}
 
 

@@ -90,7 +90,7 @@ def check(folder: Path) -> Manifest:
 
 
 def _names(folder) -> list[str]:
-    """Returns the names of the files in a folder, which must hold nothing else."""
+    """Lists the names of the files in a folder, which must hold nothing else."""
     paths = sorted(folder.iterdir())
     for path in paths:
         if path.is_symlink() or not path.is_file():
@@ -111,7 +111,7 @@ def _check_types(manifest) -> None:
 
 
 def _text(contents) -> str:
-    """Returns the canonical text of these contents, with a sha256 of itself."""
+    """Formats these contents as canonical text, with a sha256 of itself."""
     # Canonical, so that any change of the file shows, even one of white space.
     canonical = functools.partial(json.dumps, indent=1, sort_keys=True, allow_nan=False)
     digest = hashlib.sha256(canonical(contents).encode()).hexdigest()

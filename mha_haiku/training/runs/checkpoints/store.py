@@ -60,12 +60,12 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._join()
 
     def steps(self) -> list[int]:
-        """Returns the steps that exist, good or not (such as a link), ascending."""
+        """Lists the steps that exist, good or not (such as a link), ascending."""
         self._join()
         return self._steps()
 
     def latest(self) -> int | None:
-        """Returns the newest good step, or None where nothing has been saved.
+        """Finds the newest good step, or None where nothing has been saved.
 
         It logs a warning about each damaged step after it, once, and renames that to
         `<step>.damaged` unless this is read-only. ConfigError if none is good.
@@ -106,7 +106,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._thread.start()
 
     def fields(self, step: int | None = None) -> set[str]:
-        """Returns the fields of what was saved, {".step", ".params"}; see `restore`."""
+        """Lists the fields that were saved, {".step", ".params"}; see `restore`."""
         return arrays.fields(manifest.read(self._path(self._existing(step))).arrays)
 
     def restore(
@@ -185,7 +185,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
     def _damage_of(self, step) -> str | None:
-        """Returns what is wrong with a step, None if nothing; reads it only once."""
+        """Finds the damage of a step, None if there is none; reads it only once."""
         if step not in self._damage:
             self._damage[step] = None
             try:
@@ -273,7 +273,7 @@ def _remove(path) -> None:
 
 
 def _reason(error) -> str:
-    """Returns the message of safetensors or of the system, on one line."""
+    """Puts the message of safetensors or of the system on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split())
