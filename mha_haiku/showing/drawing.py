@@ -83,7 +83,7 @@ class Scale(NamedTuple):
         return cls(0.0, top, "viridis")
 
     def ink(self, value: float) -> str:
-        """Chooses "black" or "white", whichever contrasts more with the color."""
+        """Chooses "black" or "white", whichever contrasts more with the colour."""
         import matplotlib
 
         share = (value - self.low) / (self.high - self.low)

@@ -142,7 +142,7 @@ def picture(image: np.ndarray, *, alt: str) -> Html:
 
 
 def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
-    """Computes the colors of numbers, `[..., 3]` uint8; gray where they are NaN."""
+    """Computes the colours of numbers, `[..., 3]` uint8; grey where they are NaN."""
     stops = _STOPS[scale.colours]
     share = (np.asarray(values, float) - scale.low) / (scale.high - scale.low)
     at = np.clip(np.nan_to_num(share), 0, 1) * (len(stops) - 1)
@@ -153,7 +153,7 @@ def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
 
 
 def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
-    """Computes the color of a number and of the ink on it, as CSS names them."""
+    """Computes the colour of a number and of the ink on it, as CSS names them."""
     rgb = colours(np.array(value), scale)
     ink = {"black": "#000", "white": "#fff"}[drawing.ink(rgb / 255.0)]
     return "#" + bytes(rgb.tolist()).hex(), ink
