@@ -87,7 +87,7 @@ class AttentionMap:
 
     @property
     def rows_sum_to(self) -> str:
-        """What the weights of a row sum to, in words."""
+        """The sum of the weights of a row, in words."""
         normalizer = self.weighting.normalizer
         return "1" if normalizer is None else normalizer.rows_sum_to
 
@@ -233,7 +233,7 @@ class AttentionMap:
         return _engine.apply(self, x)
 
     def outputs(self) -> Float[Array, "*B T H V"]:
-        """Returns what each head passes on: its weights times its values, gated."""
+        """Computes each head's output: its weights times its values, gated."""
         value, (*batch, num_heads, length, _) = self.value, self.shape
         if value is None:
             raise ValueError(

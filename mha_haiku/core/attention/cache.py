@@ -147,7 +147,7 @@ class Cache:
     def whole_map(
         self, row: attention_map.AttentionMap, lengths: Array
     ) -> attention_map.AttentionMap:
-        """Returns the map of all queries so far on all keys so far.
+        """Builds the map of all queries so far on all keys so far.
 
         It is `(B, H, W, W)`, of a source `(B, H, W, S)`; rows from `lengths` `[B]` on
         have no weights. `row` is a map of the same attention.
@@ -208,7 +208,7 @@ class Cache:
         return jnp.pad(tile, pad, constant_values=-jnp.inf)
 
     def _positions_first(self, size: int | None = None) -> tuple[Array, Array]:
-        """Returns keys and values `[B..., W, G, K]`, or only the first slots."""
+        """Lays out keys and values, or their first slots, as `[B..., W, G, K]`."""
         key, value = self.key[..., :size], self.value[..., :size, :]
         return jnp.moveaxis(key, -1, -3), jnp.moveaxis(value, -2, -3)
 
@@ -275,7 +275,10 @@ class Prompt:
         return values, whole, cache
 
     def _in_slots(self, x: Array, slots: int, empty: float = 0) -> Array:
-        """Returns `[B..., H, W, K]` of `[B..., P, H, K]`, `empty` beyond the prompt."""
+        """Moves `[B..., P, H, K]` to slots `[B..., H, W, K]`.
+
+        Slots beyond the prompt are `empty`.
+        """
         x, lengths = jnp.moveaxis(x, -3, -2), jnp.asarray(self.lengths)
         if slots < x.shape[-2]:
             first = jnp.maximum(lengths - slots, 0)[..., None]
@@ -317,7 +320,7 @@ def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
 
 
 def _positions_of_slots(slots: int, first: Array) -> Array:
-    """Returns which of the positions first..first + W - 1 each of W slots holds."""
+    """Finds which of the positions first..first + W - 1 each of W slots holds."""
     own = jnp.arange(slots).reshape(*(1,) * (jnp.ndim(first) - 1), -1)
     return first + (own - first) % slots
 

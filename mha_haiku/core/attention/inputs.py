@@ -58,7 +58,7 @@ class Nonfinite(NamedTuple):
     def pairs(
         self, rows: tiles.Index | tiles.Span, columns: tiles.Index | tiles.Span
     ) -> Bool[Array, "*B H R C"]:
-        """Returns which pairs of R queries and C keys have one."""
+        """Finds which pairs of R queries and C keys have a nonfinite vector."""
         queries = tiles.take(self.queries, rows, axis=-2)
         keys = tiles.take(self.keys, columns, axis=-2)
         keys = jnp.repeat(keys, queries.shape[-1] // keys.shape[-1], axis=-1)

@@ -28,12 +28,12 @@ class Normalizer(abc.ABC):
     def log_denominator(
         self, logsumexp: Float[Array, "*B H T"]
     ) -> Float[Array, "*B H T"]:
-        """Returns the log of the denominators in nats, for a finite logsumexp."""
+        """Computes the log of the denominators in nats, from a finite logsumexp."""
 
     def __call__(
         self, values: Float[Array, "*B T H V"], logsumexp: Float[Array, "*B H T"]
     ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"]]:
-        """Returns values and log denominators in place of softmax's.
+        """Turns softmax's values and log denominators into this normalizer's.
 
         Rows without weights and rows of NaN stay as they are: they have no gradient.
         """
@@ -49,7 +49,7 @@ class Normalizer(abc.ABC):
         """Raises ValueError where it does not fit attention of H heads."""
 
     def aligned(self, batch_ndim: int, num_heads: int) -> "Normalizer":
-        """Returns the same with arrays `[B..., H]`, B... of size 1, as maps keep it."""
+        """Shapes the normalizer's arrays as `[B..., H]`, B... of size 1, for maps."""
         del batch_ndim, num_heads
         return self
 
@@ -65,7 +65,7 @@ def as_normalizer(value: Normalizer | None) -> Normalizer | None:
 
 
 def sink(logits: Array | float) -> Normalizer:
-    """Returns softmax with one more score per head in the denominator, of no key.
+    """Makes a softmax with one more score per head in the denominator, of no key.
 
     What the sink takes of a row goes nowhere: values and weights are multiplied by
     `sigmoid(logsumexp - logit)`.
@@ -87,7 +87,7 @@ def sink(logits: Array | float) -> Normalizer:
 
 
 def unnormalized() -> Normalizer:
-    """Returns no normalization: weights are the exponentials of the scores.
+    """Leaves out normalization: weights are the exponentials of the scores.
 
     It is meant for scores that are logs of positive kernels, `scores.sigmoid` and
     `scores.linear`; exponentials of plain dot products soon overflow.

@@ -59,7 +59,7 @@ class Observation(abc.ABC):
     def nothing(
         self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype
     ) -> Sums:
-        """Returns the sums of R queries, S keys and a head before any tile."""
+        """Makes the sums of R queries, S keys and a head before any tile."""
 
     @abc.abstractmethod
     def add(self, tile: Tile, sums: Sums) -> Sums:
@@ -76,7 +76,7 @@ class Observation(abc.ABC):
         return jax.tree.map(jnp.add, first, second)
 
     def part(self, num_queries: int, num_keys: int) -> tuple[range, range]:
-        """Returns the consecutive queries and keys that the walk is to cover."""
+        """Chooses the consecutive queries and keys that the walk is to cover."""
         return range(num_queries), range(num_keys)
 
 

@@ -11,7 +11,7 @@ Array = jax.Array
 
 
 def additive(weight: Float[Array, "H K"]) -> scores.Score:
-    """Returns the score `weight . tanh(query + key)`.
+    """Makes the score `weight . tanh(query + key)`.
 
     Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
     """
@@ -21,7 +21,7 @@ def additive(weight: Float[Array, "H K"]) -> scores.Score:
 
 
 def cosine(scale: Float[Array, " H"] | float = 10.0) -> scores.Score:
-    """Returns the score `scale * cos(query, key)`, which no length of a vector changes.
+    """Makes the score `scale * cos(query, key)`, which no vector length changes.
 
     Source: Henry et al. 2020, eq. 4, https://arxiv.org/abs/2010.04245; a scale per
     head: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
@@ -33,7 +33,7 @@ def cosine(scale: Float[Array, " H"] | float = 10.0) -> scores.Score:
 
 
 def sigmoid(scale: float | None = None, offset: float = 0.0) -> scores.Score:
-    """Returns the log of `sigmoid(scale * query . key + offset)`.
+    """Makes the score `log(sigmoid(scale * query . key + offset))`.
 
     With `normalizers.unnormalized()` the weights are these sigmoids themselves, each by
     itself: sigmoid attention.
@@ -51,7 +51,7 @@ def sigmoid(scale: float | None = None, offset: float = 0.0) -> scores.Score:
 
 
 def linear() -> scores.Score:
-    """Returns the log of `feature(query) . feature(key)`, where `feature = elu + 1`.
+    """Makes the score `log(feature(query) . feature(key))`, `feature = elu + 1`.
 
     Weights are then these products, over their sum or, with
     `normalizers.unnormalized()`, as they are: linear attention, computed pair by pair.
@@ -99,7 +99,7 @@ class Cosine(scores.Score):
 
 
 def _directions(x: Array) -> Array:
-    """Returns vectors of length 1 in the dtype of scores; 0 stays 0."""
+    """Scales vectors to length 1 in the dtype of scores; 0 stays 0."""
     x = x.astype(products.accumulation_dtype(x.dtype))
     size = jnp.square(x).sum(-1, keepdims=True)
     return x * jax.lax.rsqrt(jnp.where(size == 0, 1, size))
@@ -141,7 +141,7 @@ class Linear(scores.Score):
         return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
 
     def _kernel(self, query, key):
-        """Returns products `[B..., H, R, C]`, none too small to be divided by."""
+        """Computes products `[B..., H, R, C]`, none too small to divide by."""
         kernel = products.pair(query, key)
         limits = jnp.finfo(kernel.dtype)
         return jnp.maximum(kernel, limits.tiny / limits.eps)

@@ -51,7 +51,7 @@ class Score(tiles.Part, abc.ABC):
     def __call__(
         self, query: Float[Array, "*B R H K"], key: Float[Array, "*B C G K"]
     ) -> Float[Array, "*B H R C"]:
-        """Returns the scores."""
+        """Computes the scores."""
 
     def gradients(
         self,
@@ -95,7 +95,7 @@ def as_score(value: Score | ScoreFunction | None) -> Score:
 
 
 def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Score:
-    """Returns the score `scale * query . key`, capped smoothly at +-`soft_cap`.
+    """Makes the score `scale * query . key`, capped smoothly at +-`soft_cap`.
 
     Args:
       scale: Scale of the scores, at least 0; None means 1 / sqrt(K).
@@ -176,5 +176,5 @@ def repeat_heads(
 
 
 def chained(cotangent: Array, slope: Array) -> Array:
-    """Returns their product, 0 for masked pairs even where their scores are NaN."""
+    """Multiplies cotangents by slopes, 0 for masked pairs even of NaN scores."""
     return jnp.where(cotangent == 0, 0, cotangent * slope)

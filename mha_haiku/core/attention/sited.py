@@ -38,7 +38,7 @@ def map_of_weights(
     gates: Float[Array, "*B T H #V"] | None = None,
     are_shares: bool = True,
 ) -> AttentionMap:
-    """Returns the map of weights that are known themselves, which it holds whole.
+    """Builds a map from weights that are already known, which it holds whole.
 
     Weights are not negative, and do not depend on the query and the key, which are for
     show. `are_shares` says whether a row sums to 1, or to 0 where every key is masked.
@@ -55,7 +55,7 @@ def map_of_weights(
 
 @functools.partial(jax.jit, inline=True)  # traced once for all layers of a shape
 def _logarithms(weights) -> tuple[Array, Array]:
-    """Returns log weights, and for each row 0, or -inf if it has none."""
+    """Computes log weights, and for each row 0, or -inf if it has no weights."""
     weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
     is_some = weights > 0
     logs = jnp.where(is_some, jnp.log(jnp.where(is_some, weights, 1)), -jnp.inf)
@@ -63,7 +63,7 @@ def _logarithms(weights) -> tuple[Array, Array]:
 
 
 def _map_of_scores(scores_, logsumexp, *, query, key, value, normalizer, gates):
-    """Returns the map of scores, which it holds whole as its bias."""
+    """Builds the map of scores, which it holds whole as its bias."""
     *batch, num_heads, num_queries, num_keys = scores_.shape
     is_known = query is not None and key is not None
     zeros = functools.partial(jnp.zeros, dtype=scores_.dtype)

@@ -48,7 +48,7 @@ class RowSum(NamedTuple):
 
 
 def linear(of_keys: Callable[[observation.Tile], Array]) -> RowSum:
-    """Returns the sum over keys of weight times a number of the key."""
+    """Makes the sum over keys of weight times a number of the key."""
     return RowSum(lambda tile, product: product, (of_keys,))
 
 

@@ -19,7 +19,7 @@ Array = jax.Array
 def gini(
     amounts: Float[Array, "*B S"], left_out: Bool[Array, "*#B #S"] | None = None
 ) -> Float[Array, "*B"]:
-    """Returns the Gini coefficient of amounts of at least 0; 0 where all are 0.
+    """Computes the Gini coefficient of amounts of at least 0; 0 if all are 0.
 
     Source: Sen 1973, On Economic Inequality, section 2.3.
     """
@@ -43,7 +43,7 @@ def _ones(tile):
 
 
 def _inward(tile):
-    """Returns how far a key is from the edge of the tile nearest to the queries."""
+    """Measures how far each key is from the tile edge nearest to the queries."""
     at = tile.columns.array()
     return jnp.where(
         _is_left(tile), tile.columns.stop - 1 - at, at - tile.columns.start
@@ -87,7 +87,7 @@ def _moments(tile, mass, first, second):
 
 
 def _at_offsets(tile):
-    """Returns the weights of the previous, the own and the next position, if here."""
+    """Reads weights at the previous, same and next position; 0 outside the tile."""
     at_rows = tile.given.queries["position"][:, None]
     wanted = at_rows + jnp.arange(-1, 2)[None, :] - tile.columns.start
     inside = (wanted >= 0) & (wanted < tile.columns.size)
@@ -110,7 +110,7 @@ def _induction(tile):
 
 
 def _root(x):
-    """Returns the square root, whose derivative at 0, and at NaN, is 0 here."""
+    """Takes the square root, with derivative 0 at 0 and at NaN."""
     root = jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
     return jnp.where(jnp.isnan(x), jnp.nan, root)
 

@@ -60,7 +60,7 @@ class Weighting(NamedTuple):
         )
 
     def scoring(self) -> "Weighting":
-        """Returns what scores depend on: without normalizer and gates."""
+        """Drops the normalizer and gates, on which scores do not depend."""
         return self._replace(normalizer=None, gates=None)
 
     def moved(self, by: tiles.Origin) -> "Weighting":
@@ -68,7 +68,7 @@ class Weighting(NamedTuple):
         return self._replace(origin=self.origin.moved(by))
 
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
-        """Returns the weighting of one head of one example: H = 1, no batch axes."""
+        """Selects the weighting of one head of one example: H = 1, no batch axes."""
         bias, score, normalizer = jax.tree.map(
             lambda x: tiles.at_batch(x, (*example, head))[None],
             (self.bias, self.score, self.normalizer),

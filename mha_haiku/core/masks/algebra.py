@@ -96,12 +96,12 @@ class Mask(tiles.Part, abc.ABC):
         return keys
 
     def open_range(self, rows: Range, keys: Range) -> Range:
-        """Returns (start, stop) of keys that surely all of the queries can see."""
+        """Finds (start, stop) of keys that surely all of the queries can see."""
         del rows
         return keys[0], keys[0]
 
     def at_head(self, example: tuple, head: Array) -> Self:
-        """Returns an aligned mask of one head of one example, without batch axes."""
+        """Selects one head of one example of an aligned mask, without batch axes."""
         del head
         return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
 
@@ -121,7 +121,7 @@ class Mask(tiles.Part, abc.ABC):
         self.check_lengths(num_keys)
 
     def batch_ndim(self) -> int:
-        """Returns the number of batch axes that the ranks of its arrays imply."""
+        """Infers the number of batch axes from the ranks of the mask's arrays."""
         ranks = self.batch_ranks()
         if ranks is None:
             return 0
@@ -141,7 +141,7 @@ class Mask(tiles.Part, abc.ABC):
     def aligned_tile(
         self, rows: Array | tiles.Span, columns: Array | tiles.Span
     ) -> Bool[Array, "..."]:
-        """Returns an aligned mask at R x C positions; it fits `[B..., H, R, C]`.
+        """Computes an aligned mask at R x C positions; it fits `[B..., H, R, C]`.
 
         `tiles.on_rows`, `on_columns`, `take` and `as_array` know arrays and spans.
         """
@@ -152,13 +152,13 @@ class Mask(tiles.Part, abc.ABC):
         return self
 
     def batch_ranks(self) -> tuple[int, ...] | None:
-        """Returns the possible numbers of batch axes, likeliest first; None: any."""
+        """Lists the possible numbers of batch axes, likeliest first; None: any."""
         for name, axes in self._own_axes().items():
             return (jnp.ndim(getattr(self, name)) - len(axes),)
         return None
 
     def has_heads(self) -> bool:
-        """Returns whether the heads of an aligned mask may differ."""
+        """Checks whether the heads of an aligned mask may differ."""
         return False
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
@@ -175,7 +175,7 @@ class Mask(tiles.Part, abc.ABC):
     def unseen_keys(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
-        """Returns the keys that no query sees; call it on an aligned mask.
+        """Finds the keys that no query sees; call it on an aligned mask.
 
         They are booleans that broadcast to `[B..., H, S]`, or None where every key is
         known to be seen. Queries stand at positions from `first_query` on.
@@ -215,7 +215,7 @@ class Mask(tiles.Part, abc.ABC):
         return lax.map(of_block, queries.reshape(count, _BLOCK))
 
     def _by_query(self, num_queries, num_keys, origin, function) -> Array:
-        """Returns `[..., T]`, what a function of tiles says of each query."""
+        """Applies a function to tiles, and joins the results to `[..., T]`."""
         stacked = self._by_block(num_queries, num_keys, origin, function)
         joined = jnp.moveaxis(stacked, 0, -2)
         return lax.collapse(joined, joined.ndim - 2)[..., :num_queries]
@@ -350,7 +350,7 @@ def _overlap(left: tuple, right: tuple) -> tuple:
 
 
 def _within(mask: Mask, looser: type) -> str:
-    """Returns the expression of a mask inside another, in brackets where it needs."""
+    """Formats a mask inside another mask's expression, in brackets if needed."""
     return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
 
 

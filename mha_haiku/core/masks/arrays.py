@@ -14,7 +14,7 @@ Mask = algebra.Mask
 
 
 def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
-    """Returns the mask of keys in the query's own segment.
+    """Makes the mask of keys in the same segment as the query.
 
     Args:
       query_ids: `[B..., T]` integers.
@@ -104,7 +104,7 @@ class Segments(Mask):
         return start, jnp.where(is_open, stop, start)
 
     def _ids_of(self, rows) -> tuple[Array, Array]:
-        """Returns the smallest and largest segment id of the queries."""
+        """Finds the smallest and largest segment id of the queries."""
         ids = jnp.asarray(self.query_ids)
         limits = jnp.iinfo(ids.dtype)
         at = jnp.arange(ids.shape[-1])
@@ -144,7 +144,7 @@ class Dense(Mask):
 
 
 def _hull(seen: Array) -> tuple[Array, Array] | None:
-    """Returns (start, stop) of the keys `[B..., S]` that are seen in any example."""
+    """Finds (start, stop) of the keys `[B..., S]` that are seen in any example."""
     # None where it is not known, as one entry stands for all keys.
     num_keys = seen.shape[-1]
     if num_keys == 1:

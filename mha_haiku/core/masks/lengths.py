@@ -11,7 +11,7 @@ Mask = algebra.Mask
 
 
 def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
-    """Returns the mask of each example's first keys, for its first queries.
+    """Makes the mask of each example's first keys, for its first queries.
 
     Args:
       lengths: `[B...]` integers in 0..S.
@@ -35,7 +35,7 @@ def valid_lens(lengths: Array) -> Mask:
 
 
 def prefix(lengths: Array) -> Mask:
-    """Returns the causal mask whose first `lengths` `[B...]` keys everyone sees.
+    """Makes the causal mask whose first `lengths` `[B...]` keys every query sees.
 
     Source: Raffel et al. 2020 (T5), figure 4, https://arxiv.org/abs/1910.10683.
     """
@@ -140,6 +140,6 @@ class ValidLens(_Lengths):
 
 
 def _first_of(keys: algebra.Range, length: int | Array) -> algebra.Range:
-    """Returns the keys that are before position `length`."""
+    """Clips a range of keys to the keys before position `length`."""
     start, stop = keys
     return start, tiles.largest(tiles.smallest(length, stop), start)

@@ -15,17 +15,17 @@ Mask = algebra.Mask
 
 
 def full() -> Mask:
-    """Returns the mask that allows everything."""
+    """Makes the mask that allows everything."""
     return algebra.Full()
 
 
 def causal() -> Mask:
-    """Returns the mask of positions up to the query's own."""
+    """Makes the mask of positions up to the position of the query."""
     return Band(None, 0)
 
 
 def window(left: int | None, right: int | None) -> Mask:
-    """Returns the mask of positions from t - `left` to t + `right`; None: no end."""
+    """Makes the mask of positions from t - `left` to t + `right`; None: no end."""
     for name, reach in (("left", left), ("right", right)):
         if reach is not None:
             checks.non_negative_integer(name, reach)
@@ -33,12 +33,12 @@ def window(left: int | None, right: int | None) -> Mask:
 
 
 def dilated(rate: int) -> Mask:
-    """Returns the mask of positions whose distance is a multiple of `rate`."""
+    """Makes the mask of positions whose distance is a multiple of `rate`."""
     return Dilated(checks.positive_integer("rate", rate))
 
 
 def global_tokens(positions: Iterable[int]) -> Mask:
-    """Returns the mask of positions that see all and are seen by all.
+    """Makes the mask of positions that see all and are seen by all.
 
     Source: Beltagy et al. 2020 (Longformer), section 3.1,
     https://arxiv.org/abs/2004.05150.
@@ -51,7 +51,7 @@ def global_tokens(positions: Iterable[int]) -> Mask:
 
 
 def where(function: Callable[[Array, Array], Array]) -> Mask:
-    """Returns the mask of a function of positions: `where(lambda t, s: s % 4 <= t)`.
+    """Makes a mask from a function of positions: `where(lambda t, s: s % 4 <= t)`.
 
     The function gets int32 positions of queries `[R, 1]` and of keys `[1, C]`, and
     returns booleans of them together: whether the query may see the key. It is called
@@ -70,7 +70,7 @@ class _Relative(Mask):
 
     @abc.abstractmethod
     def allows(self, rows: Array, columns: Array) -> Array:
-        """Returns whether queries at `rows` may attend to keys at `columns`."""
+        """Decides whether queries at `rows` may attend to keys at `columns`."""
 
 
 @tiles.pytree
@@ -99,7 +99,7 @@ class Band(_Relative):
         return self._reached(rows[1] - 1, rows[0], keys)
 
     def _reached(self, leftmost, rightmost, keys):
-        """Returns the keys from the first of one query to the last of another."""
+        """Finds the range from one query's first key to another query's last key."""
         first, last = keys
         if self.left is not None:
             first = tiles.largest(leftmost - self.left, first)

@@ -51,7 +51,7 @@ POOLS = ("first", "mean")
 
 
 def a_list(name: str, value: Any) -> Any:
-    """Returns the value, or raises ConfigError where it is no list."""
+    """Checks that the value is a list, and returns it; else raises ConfigError."""
     if not isinstance(value, tuple):
         raise checks.ConfigError(f"{name} must be a list, got {value!r}.")
     return value
@@ -345,5 +345,5 @@ class ModelConfig(Section, path="config.model"):
 
 
 def make_norm(config: ModelConfig) -> Callable[..., Callable[[jax.Array], jax.Array]]:
-    """Returns what makes the norms of a model from their `name`."""
+    """Returns the function that makes the norms of a model from their `name`."""
     return functools.partial(NORMS[config.norm.kind], config.norm.epsilon)

@@ -116,7 +116,7 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
 
 
 def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
-    """Returns the `Model`, with looped or scanned layers; arguments as in `build`."""
+    """Builds the `Model`, with looped or scanned layers; arguments as in `build`."""
     policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
     run = functools.partial(
         forward.forward,
@@ -221,6 +221,6 @@ def _check_rows(name, ids, count, lengths):
 
 
 def _is_known(x):
-    """Returns whether this process can look at the numbers of an array."""
+    """Checks whether this process can look at the numbers of an array."""
     is_traced = isinstance(x, jax.core.Tracer)
     return not is_traced and getattr(x, "is_fully_addressable", True)

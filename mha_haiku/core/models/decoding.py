@@ -101,7 +101,7 @@ class Beam(Strategy):
         checks.non_negative_number("length_penalty", self.length_penalty)
 
     def penalty(self, count: Array) -> Array:
-        """Returns what log probabilities of so many tokens are divided by."""
+        """Computes the divisor of log probabilities of so many tokens."""
         return ((5 + count) / 6) ** self.length_penalty
 
 
@@ -258,7 +258,7 @@ def stream(
 
 @functools.partial(jax.jit, static_argnames=("writer", "keep_queries"))
 def _begun(writer, keep_queries, params, given, end, key):
-    """Returns the texts with their first token, the cache, and a key for each text."""
+    """Writes each text's first token; also returns the cache and a key per text."""
     logits, cache = _prefilled(writer, params, given, keep_queries)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(given.lengths)))
     texts = _prompted(given, writer.max_length, end)
@@ -286,7 +286,7 @@ def _advanced(writer, params, texts, cache, keys, end, steps):
 
 @functools.partial(jax.jit, static_argnames=("writer",), donate_argnames=("cache",))
 def _finished(writer, params, texts, cache):
-    """Returns the cache with the last token of each text, whose logits nobody needs."""
+    """Adds each text's last token, whose logits nobody needs, to the cache."""
     return _stepped(writer, params, texts, cache)[1]
 
 
@@ -369,7 +369,7 @@ def _prefilled(writer, params, given, keep_queries):
 
 
 def _stepped(writer, params, texts, cache):
-    """Returns the logits `[B, C]` after the last token of each text, and the cache."""
+    """Computes the logits `[B, C]` after each text's last token, and the cache."""
     # A text that has ended has its last token put in its place once more.
     positions = jnp.minimum(texts.lengths, cache.size) - 1
     last = jnp.take_along_axis(texts.tokens, positions[:, None], axis=1)[:, 0]
@@ -388,7 +388,7 @@ def _appended(strategy, texts, logits, keys, end):
 
 
 def _with_tokens(texts, tokens, end):
-    """Returns the texts that have not ended with one more token, `[...]`."""
+    """Appends one token each, `[...]`, to the texts that have not ended."""
     at, max_length = texts.lengths, texts.tokens.shape[-1]
     places = jnp.arange(max_length).reshape(*(1,) * at.ndim, -1)
     is_new = (places == at[..., None]) & ~texts.is_done[..., None]

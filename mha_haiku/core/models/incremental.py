@@ -41,12 +41,12 @@ class DecodingCache:
     size: int = tiles.static()  # S_max
 
     def at(self, positions: Array, layers: tuple | None = None) -> "DecodingCache":
-        """Returns the cache at other positions, with other layers if they are given."""
+        """Copies the cache to other positions, with other layers if given."""
         layers = self.layers if layers is None else layers
         return dataclasses.replace(self, layers=layers, positions=positions)
 
     def by_example(self, function: Callable[[Array], Array]) -> "DecodingCache":
-        """Returns the cache of other examples, by a function of arrays `[B, ...]`."""
+        """Makes the cache of other examples, by a function of arrays `[B, ...]`."""
         own = self.layers, self.positions, self.source_lengths
         layers, positions, lengths = jax.tree.map(function, own)
         return dataclasses.replace(
@@ -98,7 +98,7 @@ def decoding(
     policy: jmp.Policy,
     is_scanned: bool,
 ) -> Decoding | None:
-    """Returns a model token by token; None where no token follows from others."""
+    """Makes a model run token by token; None where no token follows from others."""
     # Steps of scanned layers, too, are looped.
     has_source = config.family == "encoder_decoder"
     has_logits = config.output.logits and config.output.pool is None
@@ -210,7 +210,7 @@ def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
 
 
 def maps(cache: DecodingCache) -> tuple[attention.AttentionMap, ...]:
-    """Returns the attention maps of whole texts, `(B, H, S_max, S_max)` per layer.
+    """Builds the attention maps of whole texts, `(B, H, S_max, S_max)` per layer.
 
     An encoder-decoder returns `Maps`: cross-attention's are `(B, H, S_max, S)`.
     """

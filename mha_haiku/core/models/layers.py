@@ -25,7 +25,7 @@ def make_stack(
     *,
     decoder: bool = False,
 ) -> modules.Encoder | modules.Decoder:
-    """Returns the decoder; or the encoder, the only stack of a model without one."""
+    """Makes the decoder; or the encoder, the only stack if there is no decoder."""
     kind, make_layer, num_layers = modules.Encoder, _encoder_layer, config.num_layers
     if decoder:
         kind, make_layer = modules.Decoder, _decoder_layer
@@ -43,7 +43,7 @@ def make_stack(
 def own_masks(
     config: ModelConfig, lengths: Array | None, *, decoder: bool = False
 ) -> Mask | list[Mask]:
-    """Returns the mask of all layers, or a list of one per layer where they differ."""
+    """Makes the mask of all layers, or a list of one per layer where they differ."""
     windows = parts.windows(config)
     windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
     is_causal = decoder or config.family == "causal"
@@ -54,7 +54,7 @@ def own_masks(
 def cross_mask(
     source: Array | None, lengths: Array | None, decoder_lengths: Array | None
 ) -> Mask | None:
-    """Returns the mask of cross-attention; lengths of None: all positions are valid."""
+    """Makes the mask of cross-attention; lengths of None: all positions are valid."""
     if lengths is None and decoder_lengths is None:
         return None
     if lengths is None:
@@ -63,7 +63,7 @@ def cross_mask(
 
 
 def bias(config: ModelConfig, kind: str = "") -> positions.ScoreBias | list | None:
-    """Returns the score bias of all layers, or a list of one per pruned layer."""
+    """Makes the score bias of all layers, or a list of one per pruned layer."""
     make_bias = modules.PositionScheme.of(config.embedding).bias
     if make_bias is None:
         return None
@@ -161,7 +161,7 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
 
 
 def _parts(config, i) -> dict[str, Any]:
-    """Returns what layers of both stacks take, of layer i among all."""
+    """Collects the arguments that layers of both stacks take, for layer i of all."""
     hidden_size, own = parts.hidden_sizes(config)[i], config.feed_forward
 
     def make_feed_forward():

@@ -31,12 +31,12 @@ class LayerHeads(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What it is called: "layer 3", or "cross 3" where there are kinds."""
+        """The name to show: "layer 3", or "cross 3" where there are kinds."""
         return f"{self.kind or 'layer'} {self.layer}"
 
     @property
     def address(self) -> str:
-        """How a user names it in a flag: "3", or "cross.3" where there are kinds."""
+        """The name in a user's flag: "3", or "cross.3" where there are kinds."""
         return f"{self.kind}.{self.layer}" if self.kind else f"{self.layer}"
 
     @property
@@ -48,7 +48,7 @@ class LayerHeads(NamedTuple):
 
 
 def heads_of_layers(config: ModelConfig) -> tuple[LayerHeads, ...]:
-    """Returns the heads of each of the P attention parts that a config describes."""
+    """Lists the heads of each of the P attention parts that a config describes."""
     kept, own = config.attention.kept_heads, places(config)
     if kept is None:
         kept = [range(config.attention.num_heads)] * len(own)
@@ -59,7 +59,7 @@ def heads_of_layers(config: ModelConfig) -> tuple[LayerHeads, ...]:
 
 
 def places(config: ModelConfig) -> list[tuple[str, int]]:
-    """Returns the kind and the layer of each attention part, in their order."""
+    """Lists the kind and the layer of each attention part, in their order."""
     own = range(config.num_layers)
     decoder = range(num_decoder_layers(config))
     if not decoder:
@@ -95,7 +95,7 @@ def part_of(config: ModelConfig, module: str) -> int | slice | None:
 
 
 def layer_of(config: ModelConfig, module: str) -> int | slice | None:
-    """Returns which of all layers a module, by its name, is in; as `part_of` does."""
+    """Finds which of all layers a module, by its name, is in; as `part_of` does."""
     layer = anatomy.layer_of(module)
     if layer is None:
         return None
@@ -104,7 +104,7 @@ def layer_of(config: ModelConfig, module: str) -> int | slice | None:
 
 
 def _among(layer, sizes, place) -> int | slice:
-    """Returns where a layer stands in a list of several stacks of these sizes."""
+    """Finds the place of a layer in a list of several stacks of these sizes."""
     before = sum(sizes[:place])
     if layer.index is None:
         return slice(before, before + sizes[place])
@@ -112,19 +112,19 @@ def _among(layer, sizes, place) -> int | slice:
 
 
 def num_decoder_layers(config: ModelConfig) -> int:
-    """Returns the number of layers of the decoder; 0: there is none."""
+    """Counts the layers of the decoder; 0: there is none."""
     if config.family != "encoder_decoder":
         return 0
     return config.decoder.num_layers or config.num_layers
 
 
 def num_all_layers(config: ModelConfig) -> int:
-    """Returns the number of layers of encoder and decoder together."""
+    """Counts the layers of encoder and decoder together."""
     return config.num_layers + num_decoder_layers(config)
 
 
 def max_length(config: ModelConfig) -> int | None:
-    """Returns how many positions the model has; None: any number."""
+    """Returns the number of positions that the model has; None: any number."""
     own = config.embedding
     is_limited = "max_length" in POSITION_SCHEMES[own.positions].fields
     return own.max_length if is_limited else None
@@ -145,7 +145,7 @@ def description(config: ModelConfig) -> str:
 
 
 def hidden_sizes(config: ModelConfig) -> tuple[int, ...]:
-    """Returns the number of hidden units of each of the L layers."""
+    """Lists the number of hidden units of each of the L layers."""
     sizes = config.feed_forward.hidden_sizes
     if sizes is None:
         return (config.feed_forward.hidden_size,) * num_all_layers(config)
@@ -153,7 +153,7 @@ def hidden_sizes(config: ModelConfig) -> tuple[int, ...]:
 
 
 def windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """Returns the window of each of the L layers, None for one that sees everything."""
+    """Lists the window of each of the L layers, None for one that sees everything."""
     given = config.attention.window
     return (
         tuple(given) if isinstance(given, tuple) else (given,) * num_all_layers(config)
@@ -173,7 +173,7 @@ def frequencies(
 
 
 def are_alike(config: ModelConfig) -> bool:
-    """Returns whether layers differ in the values of their parameters alone."""
+    """Checks whether layers differ in the values of their parameters alone."""
     is_pruned = config.attention.kept_heads is not None
     is_pruned |= config.feed_forward.hidden_sizes is not None
     differ = max(len(set(each(config))) for each in (windows, frequencies)) > 1
@@ -201,7 +201,7 @@ def _layer_heads(config, names) -> LayerHeads:
 
 
 def shared_by_heads(config: ModelConfig) -> str | None:
-    """Returns what heads share so that none can be removed, as words; None: nothing."""
+    """Describes what heads share so that none can be removed; None: nothing."""
     own = config.attention
     if own.qk_norm and own.qk_norm_over != "head":
         return (

@@ -75,7 +75,7 @@ class LayerName(NamedTuple):
 
 
 def layer_of(module: str) -> LayerName | None:
-    """Returns which layer a module, by its name, belongs to; None: to none."""
+    """Finds the layer to which a module, by its name, belongs; None: to none."""
     match = _LAYER.fullmatch(module)
     if match is None:
         return None
@@ -84,7 +84,7 @@ def layer_of(module: str) -> LayerName | None:
 
 
 def is_stacked(module: str) -> bool:
-    """Returns whether the arrays of a module, by its name, have a leading axis L."""
+    """Checks whether a module's arrays, by its name, have a leading axis L."""
     layer = layer_of(module)
     return layer is not None and layer.index is None
 
@@ -95,7 +95,7 @@ def register(axes: Mapping[str, Axis]) -> None:
 
 
 def axis_of(module: str, name: str) -> Axis | None:
-    """Returns the axis of a parameter that belongs to heads or hidden units, if any."""
+    """Finds the axis of a parameter that holds heads or hidden units, if any."""
     return _AXES.get(f"{module.rpartition('/')[2]}/{name}", _AXES.get(name))
 
 

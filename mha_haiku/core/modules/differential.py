@@ -35,14 +35,14 @@ class DifferentialAttention(multi_head_attention.MultiHeadAttention):
             )
 
     def _shared(self, value: Array) -> Array:
-        """Returns the values of both maps of each head, `[B..., S, H, 2 V]`."""
+        """Joins the values of each head's two maps, for both: `[B..., S, H, 2 V]`."""
         *shape, num_maps, size = value.shape
         pairs = value.reshape(*shape, num_maps // 2, 2 * size)
         return jnp.repeat(pairs, 2, axis=-2)
 
     @hk.transparent
     def _combined(self, values: Array) -> Array:
-        """Returns the normalised differences `[B..., T, H / 2, 2 V]`."""
+        """Computes the normalized differences `[B..., T, H / 2, 2 V]`."""
         start = hk.initializers.RandomNormal(0.1)
         vectors = {
             name: hk.get_parameter(f"lambda_{name}", (self.key_size,), init=start)

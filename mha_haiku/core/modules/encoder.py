@@ -138,7 +138,7 @@ class Layer(multi_head_attention.CachedModule):
 
     @hk.transparent
     def _added(self, x: Array, part: Callable, name: str, residual: bool) -> tuple:
-        """Returns x after a part, normed, and what else the part returns."""
+        """Applies a part to x, with norms; also returns the part's other results."""
         before, after, end = self._norms
         output, *rest = part(self.make_norm(name=name)(x) if before else x)
         if after:

@@ -71,7 +71,7 @@ class FeedForward(hk.Module):
 
 
 def gelu(x: Array) -> Array:
-    """Returns the exact Gaussian error linear unit, `x * (1 + erf(x / sqrt(2))) / 2`.
+    """Computes the exact Gaussian error linear unit, `x * (1 + erf(x / sqrt(2))) / 2`.
 
     Within 1e-7 |x| of `jax.nn.gelu(x, approximate=False)`, whose `erfc` costs an
     exponential and twice the passes on the CPU.

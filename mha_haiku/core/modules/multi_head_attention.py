@@ -226,7 +226,7 @@ class MultiHeadAttention(CachedModule):
 
     @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:
-        """Returns keys and values as attention reads them, and the cache."""
+        """Makes the keys and values that attention reads, and updates the cache."""
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")
@@ -284,7 +284,7 @@ def _size(name: str, value: int | None, default: int) -> int:
 
 
 def _blanked(x: Array, blank: Array | None) -> Array:
-    """Returns `[B..., T, D]` with zeros where `[B..., H, T]` is true of all heads."""
+    """Zeroes `[B..., T, D]` where `[B..., H, T]` is true of all heads."""
     if blank is None:
         return x
     blank = tiles.lifted(blank, x.ndim).all(-2)[..., None]

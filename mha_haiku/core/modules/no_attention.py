@@ -56,7 +56,7 @@ class Bias(hk.Module):
 def map_of_no_heads(
     query: Array, key: Array, mask: masks.Mask | Array | None
 ) -> attention.AttentionMap:
-    """Returns the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`."""
+    """Makes the map `(B..., 0, T, S)` of `[B..., T, D]` and `[B..., S, D]`."""
     dtype = jnp.promote_types(query.dtype, jnp.float32)
     keys = jnp.zeros((*key.shape[:-1], 0, 1), key.dtype)
     mask = masks.as_mask(mask).aligned(query.ndim - 2)

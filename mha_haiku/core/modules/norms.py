@@ -73,7 +73,7 @@ class RMSNorm(hk.Module):
 
 
 def no_norm(epsilon: float = 0.0, name: str | None = None) -> Callable:
-    """Returns what leaves features as they are, from the arguments of a norm."""
+    """Makes, from a norm's arguments, a function that leaves features as they are."""
     del epsilon, name
     return lambda x: x
 
@@ -81,7 +81,7 @@ def no_norm(epsilon: float = 0.0, name: str | None = None) -> Callable:
 def over_all_heads(
     make_norm: Callable[..., Callable[[Array], Array]],
 ) -> Callable[..., Callable[[Array], Array]]:
-    """Returns what makes norms over all heads of `[..., H, K]`, with H K scales.
+    """Extends `make_norm` to norms over all heads `[..., H, K]`, with H K scales.
 
     Source: OLMo Team 2025, section 3.1, https://arxiv.org/abs/2501.00656.
     """
@@ -110,13 +110,13 @@ def rms_norm(x: Array, scale: Array, *, epsilon: float) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _standardised(x: Array, epsilon: float) -> Array:
-    """Returns `[..., D]` of mean 0 and variance 1 over D, but for `epsilon`."""
+    """Standardizes `[..., D]` to mean 0 and variance 1 over D, but for `epsilon`."""
     return _standardised_by(x, epsilon)[0]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _of_unit_size(x: Array, epsilon: float) -> Array:
-    """Returns `[..., D]` of mean square 1 over D, but for `epsilon`."""
+    """Scales `[..., D]` to mean square 1 over D, but for `epsilon`."""
     return _of_unit_size_by(x, epsilon)[0]
 
 
@@ -142,7 +142,7 @@ def _of_unit_size_jvp(epsilon, primals, tangents):
 
 
 def _standardised_by(x, epsilon):
-    """Returns the standardised features, and what they were multiplied by."""
+    """Standardizes the features; also returns the factor that scaled them."""
     return _of_unit_size_by(x - x.mean(-1, keepdims=True), epsilon)
 
 

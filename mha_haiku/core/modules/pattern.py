@@ -33,7 +33,7 @@ class Pattern(NamedTuple):
 
     @classmethod
     def of(cls, config: Section) -> "Pattern":
-        """Returns the pattern that `config.model.attention` names."""
+        """Builds the pattern that `config.model.attention` names."""
         made = []
         for field, choices in CHOICES.items():
             make, fields, _ = choices[getattr(config, field)]
@@ -85,7 +85,7 @@ def register(
 def additive_score(
     num_heads: int, key_size: int, *, temperature: float = 1.0
 ) -> attention.Score:
-    """Returns an additive score over a temperature, with a learned "score" `[H, K]`."""
+    """Makes an additive score over a temperature, with a learned "score" `[H, K]`."""
     w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
     weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
     return attention.additive(weight if temperature == 1 else weight / temperature)
@@ -94,7 +94,7 @@ def additive_score(
 def cosine_score(
     num_heads: int, key_size: int, *, temperature: float = 1.0
 ) -> attention.Score:
-    """Returns cosines times a learned "cosine_scale" `[H]`, which starts at 10.
+    """Makes a cosine score with a learned "cosine_scale" `[H]`, starting at 10.
 
     Source: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
     """
@@ -122,14 +122,14 @@ def _linear(num_heads, key_size):
 
 
 def _over(scale, key_size, temperature) -> float | None:
-    """Returns the scale over a temperature; None stands for 1 / sqrt(K)."""
+    """Divides the scale by a temperature; None stands for 1 / sqrt(K)."""
     if temperature == 1:
         return scale
     return (1 / math.sqrt(key_size) if scale is None else scale) / temperature
 
 
 def learned_sinks(num_heads: int) -> attention.Normalizer:
-    """Returns softmax with a sink per head, whose logits "sinks" `[H]` start at 0.
+    """Makes a softmax with a sink per head, whose logits "sinks" `[H]` start at 0.
 
     Source: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925.
     """
@@ -150,7 +150,7 @@ def _unnormalized(num_heads):
 
 
 def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Returns a gate in [0, 1] per position and head: `[B..., T, H, 1]`.
+    """Computes a gate in [0, 1] per position and head: `[B..., T, H, 1]`.
 
     It is the sigmoid of a linear map without bias, named "head_gate", of the query's
     input `[B..., T, D]`.
@@ -162,7 +162,7 @@ def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
 
 
 def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Returns the same per position, head and channel, `[B..., T, H, V]`."""
+    """Computes gates in [0, 1] per position, head and channel, `[B..., T, H, V]`."""
     return _gates(query, num_heads, value_size)
 
 

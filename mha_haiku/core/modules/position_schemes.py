@@ -40,7 +40,7 @@ class PositionScheme(NamedTuple):
 
     @classmethod
     def of(cls, config: Section) -> "PositionScheme":
-        """Returns the scheme of `config.model.embedding`, which has its fields."""
+        """Builds the scheme of `config.model.embedding`, which has its fields."""
         scheme = POSITION_SCHEMES[config.positions]
         given = {name: getattr(config, name) for name in scheme.fields}
         embed, rotate, bias = (

@@ -40,7 +40,7 @@ class ScoreBias(tiles.Part, abc.ABC):
     def aligned_tile(
         self, rows: Array | tiles.Span, columns: Array | tiles.Span
     ) -> Array:
-        """Returns an aligned bias at `rows` x `columns`, as `[B..., H, R, C]`."""
+        """Computes an aligned bias at `rows` x `columns`, as `[B..., H, R, C]`."""
 
     @abc.abstractmethod
     def check(
@@ -96,7 +96,7 @@ class DenseBias(ScoreBias):
 
 
 def alibi(num_heads: int) -> ScoreBias:
-    """Returns the bias `-slope_h |t - s|`, its slopes a geometric series over heads.
+    """Makes the bias `-slope_h |t - s|`, slopes a geometric series over heads.
 
     Source: Press et al. 2022, section 3, https://arxiv.org/abs/2108.12409; numbers of
     heads that are no power of two as in the authors' code.
@@ -112,7 +112,7 @@ def alibi(num_heads: int) -> ScoreBias:
 def relative_bias(
     table: Array, *, bidirectional: bool, max_distance: int = 128
 ) -> ScoreBias:
-    """Returns a learned bias per head and bucket of the distance.
+    """Makes a learned bias per head and bucket of the distance.
 
     Args:
       table: `[buckets, H]`. Half of a direction's buckets stand for one distance each;
@@ -142,7 +142,7 @@ class _DistanceBias(ScoreBias):
     kind: ClassVar[str]
 
     def at_heads(self, heads: Sequence[int]) -> Self:
-        """Returns the bias of some of the heads, in their order."""
+        """Selects the bias of some of the heads, in their order."""
         name, axis, array = self._of_heads()
         chosen = array.take(np.array(heads, np.int32), axis)
         return dataclasses.replace(self, **{name: chosen})
@@ -213,12 +213,12 @@ class RelativeBias(_DistanceBias):
         return dataclasses.replace(self, table=table)
 
     def _diagonal_buckets(self, rows, columns):
-        """Returns the bucket of each diagonal of a tile, from its lower left corner."""
+        """Finds the bucket of each diagonal of a tile, from the lower left corner."""
         diagonals = jnp.arange(rows.size + columns.size - 1) - (rows.size - 1)
         return self.buckets(columns.start - rows.start + diagonals)
 
     def buckets(self, distance: Array) -> Array:
-        """Returns the bucket of each distance s - t, in positions."""
+        """Finds the bucket of each distance s - t, in positions."""
         num_buckets = self.table.shape[-1]
         first = jnp.zeros_like(distance)
         if self.bidirectional:

@@ -15,7 +15,7 @@ Array = jax.Array
 def sinusoidal(
     positions: Int[Array, "*B T"], size: int, *, max_period: float = 10_000.0
 ) -> Float[Array, "*B T D"]:
-    """Returns sines and cosines of the positions at geometrically spaced periods.
+    """Computes sines and cosines of positions at geometrically spaced periods.
 
     They are float32, in [-1, 1]: feature 2i is a sine and 2i + 1 the cosine of the same
     angle. The longest wavelength is 2 pi `max_period` positions; D is even.

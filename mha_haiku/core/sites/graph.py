@@ -79,7 +79,7 @@ class Equation:
 
 
 def equations(jaxpr: core.Jaxpr) -> list[Equation]:
-    """Returns the equations of a level, in order; for calls, those that are inside."""
+    """Lists the equations of a level, in order; for calls, the equations inside."""
     result, count = [], itertools.count()
 
     def value_of(atom, values):
@@ -153,7 +153,7 @@ class Axes:
         return (len(self._sizes) - 1,)
 
     def of(self, *axes: Iterable[int]) -> Axis:
-        """Returns the factors of axes, in order, after all splits."""
+        """Lists the factors of axes, in order, after all splits."""
         result = []
         for factor in itertools.chain.from_iterable(axes):
             parts = self._parts.get(factor)
@@ -164,12 +164,12 @@ class Axes:
         return math.prod(self._sizes[x] for x in self.of(axis))
 
     def start(self, value: Value, *marked: int) -> Step:
-        """Returns a step to begin with, of which some axes are marked."""
+        """Makes a step to begin with, some of whose axes are marked."""
         axes = [self.new(size) for size in value.shape]
         return Step(value, axes, tuple(axes[i] for i in marked))
 
     def back(self, equation: Equation, position: int, step: Step) -> Step | None:
-        """Returns an input of an equation whose output is a step; None if marks end."""
+        """Steps from an equation's output back to an input; None if marks end."""
         value, marks = equation.inputs[position], step.marks
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)
@@ -190,7 +190,7 @@ class Axes:
         return Step(value, axes, marks) if has_marks else None
 
     def ahead(self, equation: Equation, position: int, step: Step) -> Step | None:
-        """Returns the output of an equation of which an input is a step."""
+        """Steps from an equation's input ahead to its output."""
         value = equation.outputs[position if len(equation.outputs) > 1 else 0]
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)
@@ -235,7 +235,7 @@ class Axes:
         return None
 
     def _regrouped(self, axes, shape) -> list[Axis] | None:
-        """Returns the axes after a reshape; None where sizes have no common factors."""
+        """Regroups the axes for a reshape; None if sizes have no common factors."""
         rest, result = list(self.of(*axes)), []
         for size in shape:
             axis = []
@@ -255,7 +255,7 @@ class Axes:
 
 
 def free(product: Equation, side: int) -> list[int]:
-    """Returns the axes of an operand that are neither contracted nor shared."""
+    """Lists the axes of an operand that are neither contracted nor shared."""
     contracted, shared = product.params["dimension_numbers"]
     taken = {*contracted[side], *shared[side]}
     return [i for i in range(len(product.inputs[side].shape)) if i not in taken]
@@ -308,7 +308,7 @@ class Layout:
         groups: tuple[Axis | None, ...],
         heads: Axis,
     ) -> "Layout | None":
-        """Returns the layout of a value; None where it has other axes than these.
+        """Finds the layout of a value; None where it has other axes than these.
 
         `groups` are the canonical axes; None among them: all that is left. A group of
         which the value has nothing is an axis of size 1.
@@ -343,7 +343,7 @@ class Layout:
 
 
 def _reordered(value, factors, order, shape) -> Array:
-    """Returns a value with other axes; no step is traced that changes nothing."""
+    """Gives a value other axes; no step is traced that changes nothing."""
     if value.shape != factors:
         value = jax.lax.reshape(value, factors)
     if order != tuple(range(len(order))):
@@ -352,7 +352,7 @@ def _reordered(value, factors, order, shape) -> Array:
 
 
 def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
-    """Returns the layouts of weights, and of the operands from which they may come."""
+    """Picks the layouts of weights and of the operands that may make them."""
     *_, num_heads, num_queries, num_keys = layouts["weights"].canonical
     result = {"weights": layouts["weights"]}
     lengths = {"query": num_queries, "key": num_keys, "value": num_keys}

@@ -16,7 +16,7 @@ _HELD = (core.ClosedJaxpr, core.Jaxpr)
 
 
 def inner(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
-    """Returns the jaxprs inside of an equation, in the order of its parameters."""
+    """Lists the jaxprs inside of an equation, in the order of its parameters."""
     if not eqn.primitive.multiple_results:
         return []  # every call, loop and branch may return several values
     if eqn.primitive.name == "while":
@@ -62,7 +62,7 @@ def bound(call: core.ClosedJaxpr, inputs: Sequence) -> list:
 
 @functools.lru_cache(16)
 def _inlined_call(mesh) -> tuple[core.Primitive, dict]:
-    """Returns the primitive of an inlined call, and its parameters for one input."""
+    """Finds the primitive of an inlined call, and its parameters for one input."""
     del mesh  # the key, since the parameters depend on it
     (eqn,) = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns
     is_flag = isinstance(eqn.params["inline"], bool)  # before jax 0.12

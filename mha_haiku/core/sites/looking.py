@@ -106,7 +106,7 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
 
 
 def _walked(function, reads, edits, strict) -> Callable:
-    """Returns a function that gives the output, changed, and what was seen."""
+    """Wraps a function to return its output, changed, and the values seen."""
 
     @functools.wraps(function)
     def walked(*args, **kwargs):
@@ -161,7 +161,7 @@ def _surveyed(function, args, kwargs):
 
 
 def _parted(tree) -> tuple[list, Callable]:
-    """Returns the arrays of a tree, and what puts others in their places."""
+    """Splits a tree: its arrays, and a function to put others in their places."""
     leaves, structure = jax.tree.flatten(tree)
     is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
     arrays = list(itertools.compress(leaves, is_array))

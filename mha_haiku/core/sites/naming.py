@@ -25,7 +25,7 @@ _LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Returns whether a pattern, in which `*` stands for anything, names a site.
+    """Checks whether a pattern, in which `*` stands for anything, names a site.
 
     It may begin at any part of the path. A site that is passed more than once has a
     number there, `path#1/heads`, which a pattern may leave out.
@@ -47,7 +47,7 @@ def numbered_by_layer(name: str) -> tuple[str, int | None]:
 
 
 def layer(name: str, turns: Sequence) -> int | Array | None:
-    """Returns the layer of a site: a number of its name, or the turn of a scan."""
+    """Finds the layer of a site: a number in its name, or the turn of a scan."""
     found = _LAYER.search(name)
     if not found:
         return None
@@ -55,25 +55,25 @@ def layer(name: str, turns: Sequence) -> int | Array | None:
 
 
 def at_turn(name: str, turn: Sequence[int]) -> str:
-    """Returns a name with the turns of the scans around in their places."""
+    """Puts the turns of the scans around a site into their places in its name."""
     for each in turn:
         name = name.replace(TURN, str(each), 1)
     return name
 
 
 def of_call(name: str, count: int) -> str:
-    """Returns the name of the site where its path is passed for the n-th time."""
+    """Makes the name of a site whose path is passed for the n-th time."""
     parent, _, last = name.rpartition("/")
     return f"{parent}#{count}/{last}"
 
 
 def of_facet(path: str, name: str) -> str:
-    """Returns the name of a facet of a site with this path."""
+    """Makes the name of a facet of a site with this path."""
     return "/".join(filter(None, (path.partition(_NUMBERED)[0], name)))
 
 
 def is_empty(path: str) -> bool:
-    """Returns whether a path says no more than the turns of scans."""
+    """Checks whether a path says no more than the turns of scans."""
     return not path.strip(f"{TURN}{_NUMBERED}/")
 
 
@@ -89,7 +89,7 @@ def joined(path: str, local: str) -> str:
 
 
 def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
-    """Returns the path of what is in a scan, with a place for the turn."""
+    """Makes the path for the inside of a scan, with a place for the turn."""
     # Where all that is inside is in one module whose name ends in 0, the turn is to
     # take the place of the 0, once that module is reached: layer 3 has the same name in
     # a loop of Python and in a scan.
@@ -101,7 +101,7 @@ def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
 
 
 def _heads(jaxpr) -> set[str]:
-    """Returns the first parts of all paths in a jaxpr."""
+    """Collects the first parts of all paths in a jaxpr."""
     heads = set()
     for eqn in jaxpr.eqns:
         path = jaxprs.path(eqn)

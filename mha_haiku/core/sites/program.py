@@ -40,7 +40,7 @@ class Resume:
 
 
 def with_layer(change: Callable) -> Callable:
-    """Returns a change that takes the value and the layer, of one that takes less."""
+    """Adapts a change to take the value and the layer, even if it takes less."""
     if isinstance(change, Resume):
         return change
     try:
@@ -127,7 +127,7 @@ def _run_plain(jaxpr, begin, end, last_use, values) -> None:
 
 
 def _last_uses(jaxpr, stops) -> dict:
-    """Returns the index of the last equation that reads each variable."""
+    """Finds the index of the last equation that reads each variable."""
     last = {}
     for stop in stops:
         for x in stop.site.inputs:
@@ -175,7 +175,7 @@ def _passed(stop, leaves, turns, seen) -> list:
 
 
 def _chosen(change, chosen, turns, layer, name, view):
-    """Returns a changed view, at the turns of the scans that are meant."""
+    """Changes a view at the turns of the scans that are meant."""
     if chosen.all():
         changed = change(view, layer)
         _check(name, view, changed)
@@ -190,7 +190,7 @@ def _chosen(change, chosen, turns, layer, name, view):
 
 
 def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
-    """Returns the leaves of a site with one facet changed, and their parameters."""
+    """Changes one facet of a site; returns the leaves and their parameters."""
     trees = []
 
     def changed(*leaves):
@@ -238,7 +238,7 @@ def _is_other_map(before, after) -> bool:
 
 
 def _like(before, after):
-    """Returns an edited view with the dtypes that it had."""
+    """Casts an edited view to the dtypes that it had."""
 
     def cast(x, y):
         dtype = jnp.result_type(x)

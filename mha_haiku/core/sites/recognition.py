@@ -90,7 +90,7 @@ _MIXING = {"slice", "dynamic_slice", "dot_general"}
 
 
 def _neutral(equation, value) -> list[int]:
-    """Returns the input that has the same numbers, in another form."""
+    """Finds the input that has the same numbers, in another form."""
     if equation.name not in _NEUTRAL:
         return []
     return [equation.outputs.index(value) if len(equation.outputs) > 1 else 0]
@@ -112,7 +112,7 @@ def _weighing(equation, value) -> list[int]:
 
 
 def _summing(equation, value) -> list[int]:
-    """Returns the inputs that may be a sum of exponentials, if the output is."""
+    """Lists the inputs that may be a sum of exponentials, if the output is one."""
     if equation.name in ("add", "max"):
         return [0, 1]
     if equation.name in ("log", "abs"):
@@ -123,7 +123,7 @@ def _summing(equation, value) -> list[int]:
 
 
 def _scoring(equation, value) -> list[int]:
-    """Returns the inputs that may be scores, if the output is: what products made."""
+    """Lists inputs made by products: they may be scores if the output is scores."""
     if len(equation.outputs) > 1:
         return _neutral(equation, value)
     return [i for i, x in enumerate(equation.inputs) if x.is_made]
@@ -168,7 +168,7 @@ class _Search:
         self.of = self.axes.of
 
     def attention(self) -> tuple[graph.Value | None, list[Site]]:
-        """Returns the output of the softmax, and the sites; none if it is another."""
+        """Finds the softmax's output, and the sites; none if it is no attention."""
         product, side, nothing = self.product, self.side, (None, [])
         contracted, shared = product.params["dimension_numbers"]
         weights, values = product.inputs[side], product.inputs[1 - side]
@@ -224,7 +224,7 @@ class _Search:
         return output, self.sites(steps, softmax, walk[1], values, heads, groups)
 
     def softmax(self, equation, step) -> _Softmax | None:
-        """Returns how weights are made, if this is the last equation of a softmax."""
+        """Finds how weights are made, if this equation is a softmax's last."""
         back, walk = self.axes.back, self.axes.walk
         if equation.name == "logistic":
             return _Softmax(back(equation, 0, step), False, is_sigmoid=True)
@@ -257,7 +257,7 @@ class _Search:
         return None if are_shares is None else _Softmax(scores, are_shares)
 
     def sums_to_one(self, equation, step, exponential) -> bool | None:
-        """Returns whether a row sums to 1; None if there is no sum over keys.
+        """Checks whether a row sums to 1; None if there is no sum over keys.
 
         The equation is a division by the sum, or a subtraction of its logarithm, and
         `step` its output; an exponential of None stands for any.
@@ -280,7 +280,7 @@ class _Search:
         return "add" not in names if names else None
 
     def groups(self, weights, heads) -> _Groups:
-        """Returns which factors of weights are batches, heads and queries."""
+        """Finds which factors of weights are batches, heads and queries."""
         axes = [self.of(axis) for axis in weights.axes]
         shared = sorted(self.product.params["dimension_numbers"][1][self.side])
         free = graph.free(self.product, self.side)
@@ -312,7 +312,7 @@ class _Search:
         return _Groups([batch[i] for i in sorted(batch)], own, axes[queries])
 
     def heads_of(self, heads, shared, free) -> tuple[Axis | None, list[Axis]]:
-        """Returns the factors of heads, and all that is merged.
+        """Finds the factors of heads, and all merged axes.
 
         Heads are what the program merges or contracts with the size of values, or sums:
         () if it contracts the size alone, None if nothing shows. Weights share factors
@@ -353,7 +353,7 @@ class _Search:
         return own, merged
 
     def scores(self, value, is_sigmoid, equation, step) -> _Scores | None:
-        """Returns queries and keys, if this is their product and belongs to values."""
+        """Finds queries and keys, if this is their product and belongs to values."""
         if equation.name != "dot_general" or _has_sites(equation):
             return None
         contracted, _ = equation.params["dimension_numbers"]
@@ -378,7 +378,7 @@ class _Search:
         return None
 
     def belong_together(self, query, key, value, is_sigmoid) -> bool:
-        """Returns whether keys and values are of the same data, as attention's are."""
+        """Checks whether keys and values are of the same data, as in attention."""
         are_made = [x.is_made for x in (query.value, key.value, value)]
         if any(are_made) or is_sigmoid:
             if all(are_made[1:]):
@@ -410,7 +410,7 @@ class _Search:
         return step
 
     def weights(self, steps, groups) -> Step | None:
-        """Returns the weights to show: mixed and masked, but not dropped out."""
+        """Finds the weights to show: mixed and masked, but not dropped out."""
         names = [step.value.maker.name for step in steps]
         mixed = [i for i, name in enumerate(names) if name in _MIXING]
         best = last = here = min(mixed, default=len(steps) - 1)
@@ -426,7 +426,7 @@ class _Search:
         return None
 
     def sites(self, steps, softmax, scores, values, heads, groups) -> list[Site]:
-        """Returns the sites of an attention: those that variables of the level show."""
+        """Lists the sites of an attention that variables of the level show."""
         weights = self.weights(steps, groups)
         while heads is not None and heads.value.variable is None:
             users = heads.value.users
@@ -484,7 +484,7 @@ def _is_readable(value, index) -> bool:
 
 
 def _has_sites(equation) -> bool:
-    """Returns whether an equation is of an attention that has its own sites."""
+    """Checks whether an equation is of an attention that has its own sites."""
     return SEEN in jaxprs.path(equation.eqn)
 
 

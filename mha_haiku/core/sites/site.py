@@ -46,7 +46,7 @@ def faceted(
     facets: tuple[Facet, ...],
     fit: Callable[[Any, Any], Any] | None = None,
 ) -> Any:
-    """Returns the value of a site that can be looked at in several ways.
+    """Makes a value a site that can be looked at in several ways.
 
     `fit` makes of a changed value of another structure one of the value's, with which
     the program continues; None: facets keep the structure.
@@ -69,7 +69,7 @@ def under_vmaps(
 
 
 def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:
-    """Returns the parameters of a site's equation, all of whose leaves are there."""
+    """Makes the parameters of a site's equation, all of whose leaves are there."""
     # `kept` says which leaves of the value are there (all, unless a transformation
     # dropped some), `batched` where each vmap around has the axis of each leaf, from
     # the innermost vmap out.

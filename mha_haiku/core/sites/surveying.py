@@ -29,7 +29,7 @@ class _Around(NamedTuple):
     place: tuple[int | None, ...] = ()
 
     def inside(self, eqn, index: int, number: int, jaxpr) -> "_Around":
-        """Returns what is around a jaxpr inside of an equation of the level."""
+        """Describes the surroundings of a jaxpr inside an equation of the level."""
         path = naming.joined(self.path, jaxprs.path(eqn))
         in_while = self.in_while or eqn.primitive.name == "while"
         if eqn.primitive.name != "scan":
@@ -68,7 +68,7 @@ class Stop:
         return bool(self.reads or self.edits or self.is_kept)
 
     def views(self) -> list[Any]:
-        """Returns what each facet shows, as shapes and dtypes, at one turn."""
+        """Finds the shapes and dtypes that each facet shows at one turn."""
         params = self.site.params
 
         def view(*leaves):
@@ -81,7 +81,7 @@ class Stop:
         return jax.eval_shape(mapped, *shapes)
 
     def place_at(self, turn: Sequence[int]) -> tuple[int, ...]:
-        """Returns the order of the site among all, at a turn of the scans around."""
+        """Finds the site's place among all sites, at a turn of the scans around."""
         turns, place = iter(turn), (*self.around.place, self.site.index)
         return tuple(next(turns) if x is None else x for x in place)
 

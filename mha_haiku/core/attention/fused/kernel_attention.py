@@ -179,7 +179,7 @@ def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | N
 
 
 def _sees_nonfinite(nonfinite: Nonfinite, start: Array, stop: Array) -> Array:
-    """Returns which queries are nonfinite or see a nonfinite key, `[N, T, H, 1]`."""
+    """Marks queries that are nonfinite or see a nonfinite key, `[N, T, H, 1]`."""
     queries, keys = (x.reshape(-1, *x.shape[-2:]) for x in nonfinite)
     before = jnp.cumsum(keys, axis=1, dtype=jnp.int32)
     before = jnp.pad(before, [(0, 0), (1, 0), (0, 0)])  # [N, S + 1, G]

@@ -52,7 +52,7 @@ class KernelMask:
         )
 
     def seen_keys(self, num_queries: int, num_keys: int) -> tuple[Array, Array]:
-        """Returns (start, stop) of the keys that each query sees, for a collapsed mask.
+        """Finds (start, stop) of the keys each query sees, for a collapsed mask.
 
         Each is `[N, T]`, or `[1, T]` where the examples are alike.
         """

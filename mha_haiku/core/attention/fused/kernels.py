@@ -165,7 +165,7 @@ class FlashTPU(Kernel):
 
 
 def _block_sizes(flash: Any, num_queries: int, num_keys: int, size: int) -> Any:
-    """Returns tiles larger than the kernel's default of 128, as far as they divide."""
+    """Picks tiles above the kernel's default of 128 where they divide lengths."""
     most = 512 if size <= 128 else 256  # the tiles of all operands share fast memory
     rows, columns = (
         max(n for n in (128, 256, 512) if n <= most and not count % n)

@@ -51,12 +51,12 @@ def weighting_specs(weighting: Weighting, *, share_heads: bool = True) -> Weight
 
 
 def unshared(spec: Spec) -> tuple[str, ...]:
-    """Returns the axes of the mesh along which an array of this spec is everywhere."""
+    """Lists the mesh axes along which an array of this spec is replicated."""
     return tuple(axis for axis in AXES if axis not in spec)
 
 
 def with_own_key(inputs: Inputs, mesh: jax.sharding.Mesh) -> Inputs:
-    """Returns the inputs with a dropout key of this device's own, in `shard_map`."""
+    """Gives the inputs a separate dropout key on each device, in `shard_map`."""
     if inputs.rng is None:
         return inputs
     index = 0

@@ -204,7 +204,7 @@ def _spread(inputs, device_ring) -> tuple[tuple, tuple]:
 
 
 def _part(inputs, all_keys, at, row, key) -> Inputs:
-    """Returns what two chunks, of the given numbers, need to attend to each other."""
+    """Builds the inputs for attention between two chunks of the given numbers."""
     (query, query_flags), (key, value, key_flags) = row, key
     num_queries, num_keys = query.shape[-3], key.shape[-3]
     first = tiles.Origin(at[0] * num_queries, at[1] * num_keys)

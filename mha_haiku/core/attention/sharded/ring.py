@@ -105,7 +105,7 @@ class Ring(NamedTuple):
         return row_sums, self._passed_on(key_sums), device_sums
 
     def _chunks_of(self, device) -> Array:
-        """Returns which chunks a device has, `[C]`."""
+        """Lists the chunks that a device has, `[C]`."""
         if self.chunks == 1:
             return jnp.stack([device])
         return jnp.stack([device, 2 * self.size - 1 - device])
@@ -131,7 +131,7 @@ class Ring(NamedTuple):
 
 
 def _is_lopsided(mask: masks.Mask) -> bool:
-    """Returns whether later queries see more keys, or fewer, than earlier ones."""
+    """Checks whether later queries see more keys, or fewer, than earlier ones."""
     parts = jax.tree.leaves(mask, is_leaf=lambda x: isinstance(x, relative.Band))
     bands = [part for part in parts if isinstance(part, relative.Band)]
     return any((band.left is None) != (band.right is None) for band in bands)

@@ -84,7 +84,7 @@ def _spread(maps, given, device_ring) -> tuple[tuple, tuple]:
 
 
 def _part(maps, at, row, key):
-    """Returns what two chunks, of the given numbers, need to be looked at."""
+    """Collects the inputs for a look at two chunks of the given numbers."""
     queries, logsumexps, of_queries = row
     keys, of_keys = key
     first = tiles.Origin(at[0] * queries[0].shape[-3], at[1] * keys[0].shape[-3])
@@ -98,7 +98,7 @@ def _part(maps, at, row, key):
 
 
 def _nothing(observation, stay, go_round) -> Sums:
-    """Returns the sums `[C, B..., H, t, ...]` of chunks that met no other yet."""
+    """Makes the sums `[C, B..., H, t, ...]` of chunks that met no other yet."""
     _, (logsumexp, *_), of_queries = stay
     (key, *_), of_keys = go_round
     *shape, num_heads, num_queries = logsumexp.shape
@@ -123,7 +123,7 @@ def _nothing(observation, stay, go_round) -> Sums:
 
 
 def _specs(observation, maps, given):
-    """Returns how maps and what is given are shared; heads side by side are not."""
+    """Builds the sharding of maps and given arrays; heads side by side stay whole."""
     batch_ndim = maps[0].query.ndim - 3
     heads = None if observation.side_by_side else "heads"
     batch = layout.rows(batch_ndim)[:batch_ndim]

@@ -233,7 +233,7 @@ attend = gradients.differentiable(forward, backward)
 
 
 def _zeros(weighting, wants_bias):
-    """Returns what gradients of bias, if wanted, and score begin with."""
+    """Makes the zeros with which gradients of bias, if wanted, and score begin."""
     bias = weighting.bias if wants_bias else None
     return jax.tree.map(jnp.zeros_like, (bias, weighting.score))
 
@@ -258,7 +258,7 @@ def _view(inputs, example, head, *, nonfinite):
 
 
 def _dropout(inputs, options, example, head):
-    """Returns a function from rows and columns to their dropout factors, or None."""
+    """Makes a function from rows and columns to their dropout factors, or None."""
     if not options.dropout_rate:
         return None
     n = 0  # of the head, counted over all examples

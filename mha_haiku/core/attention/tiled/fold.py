@@ -120,7 +120,7 @@ class Walk:
         example: tuple,
         head: Array,
     ) -> "Walk":
-        """Returns the walk over a head of an example; over all where side by side."""
+        """Makes the walk over a head of an example; over all where side by side."""
         num_queries, num_keys = maps[0].query.shape[-3], maps[0].key.shape[-3]
         queries, keys = range(num_queries), range(num_keys)
         if first is None:
@@ -152,7 +152,7 @@ class Walk:
         )
 
     def nothing(self) -> Sums:
-        """Returns what a block of queries, all keys and the head begin with."""
+        """Makes the initial sums of a block of queries, all keys and the head."""
         return self.observation.nothing(
             self.sizes.rows, self.num_keys, self.given, self.heads[0].logsumexp.dtype
         )
@@ -162,7 +162,7 @@ class Walk:
         return self.heads[0].key.shape[-2]
 
     def over_rows(self, function: Callable[[Block, Tree], Tree], carry: Tree) -> Tree:
-        """Returns `carry` after `function(block, carry)` of each block of queries."""
+        """Folds `function(block, carry)` over blocks of queries; returns `carry`."""
         if not self.num_keys:
             return carry
         start, size = self.queries.start, len(self.queries)

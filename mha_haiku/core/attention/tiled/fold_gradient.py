@@ -104,7 +104,7 @@ class Wanted:
 
 
 def _differentiable(run: Callable, pull_back: Callable) -> Callable:
-    """Gives `run(maps, given)`, which returns sums, a gradient of its own."""
+    """Gives `run(maps, given)`, which returns sums, the gradient `pull_back`."""
 
     # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
     # which sums came to nothing (`SymbolicZero`), so that neither costs anything.
@@ -287,7 +287,7 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
 
 
 def _zeros(part: views.Factors, wants_bias: bool) -> views.Factors:
-    """Returns what the gradients of a map, or of a head, begin with."""
+    """Makes the zeros with which the gradients of a map, or of a head, begin."""
     query, key, weighting, logsumexp = part
     bias = weighting.bias if wants_bias else None
     weighting = Weighting(None, bias, weighting.score, origin=None)
@@ -299,7 +299,7 @@ def _zeros(part: views.Factors, wants_bias: bool) -> views.Factors:
 
 
 def _finished(gradients: views.Factors) -> views.Factors:
-    """Returns the gradients of a head, laid out as in the gradients of all heads."""
+    """Lays out the gradients of a head as in the gradients of all heads."""
     weighting = jax.tree.map(lambda x: x.squeeze(0), gradients.weighting)
     return gradients._replace(key=gradients.key.T, weighting=weighting)
 
@@ -317,7 +317,7 @@ def _placed_together(stacked: tuple, totals: tuple, axes: tuple, at: int) -> tup
 
 
 def _chosen(tree: Tree, is_chosen: tuple[bool, ...]) -> Tree:
-    """Returns a tree with None in place of the leaves that are not chosen."""
+    """Replaces the leaves of a tree that are not chosen with None."""
     leaves, structure = jax.tree.flatten(tree)
     pairs = zip(leaves, is_chosen, strict=True)
     return jax.tree.unflatten(structure, [x if ok else None for x, ok in pairs])

@@ -47,7 +47,7 @@ class Bins(NamedTuple):
         return -(-(self.stop - self.start) // self.width)
 
     def touched(self, size: int) -> int:
-        """Returns how many bins a span of a size may touch at most."""
+        """Counts the bins that a span of this size may touch at most."""
         return min(self.count, (size - 1) // self.width + 2)
 
     def first(self, span: tiles.Span) -> Array:
@@ -55,14 +55,14 @@ class Bins(NamedTuple):
         return jnp.clip(first, 0, self.count - self.touched(span.size))
 
     def membership(self, span: tiles.Span, dtype) -> Array:
-        """Returns which positions are in which of the touched bins, `[size, bins]`."""
+        """Marks which positions are in which touched bins, `[size, bins]`."""
         position = span.array()[:, None]
         bins = self.first(span) + jnp.arange(self.touched(span.size))[None, :]
         inside = (position >= self.start) & (position < self.stop)
         return (inside & ((position - self.start) // self.width == bins)).astype(dtype)
 
     def mean(self, total: Array, counts: Array) -> Array:
-        """Returns the mean, of sums `[..., bins, n]`, over positions that count."""
+        """Averages sums `[..., bins, n]` over the positions that count."""
         size = self.stop - self.start
         counted = tiles.take(counts, tiles.Span(self.start, size), -1)
         fill = [(0, 0)] * (counts.ndim - 1) + [(0, self.count * self.width - size)]
@@ -107,7 +107,7 @@ class Grid(NamedTuple):
 
 
 def bin_edges(size: int, bins: int) -> np.ndarray:
-    """Returns the edges of at most `bins` equal bins of positions; the last may differ.
+    """Finds edges of at most `bins` equal bins of positions; the last may differ.
 
     They are integers from 0 to `size`; bin i covers `edges[i]:edges[i + 1]`.
     """
@@ -198,7 +198,7 @@ class _AtKeys(Observation):
 def largest(
     weights: Array, factors: views.Factors, *, sizes: sweep.Sizes, mesh: Mesh
 ) -> Array:
-    """Returns the largest weights `[B..., H, T]`, which are known, with a gradient."""
+    """Gives the known largest weights `[B..., H, T]` a gradient."""
 
     def positions(maps):
         sums = fold_gradient.fold(_Top(1), maps, NOTHING_GIVEN, sizes, mesh)

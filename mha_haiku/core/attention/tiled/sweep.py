@@ -243,26 +243,26 @@ def over_keys(
 
 
 def _seen(weighting: Weighting, rows: tiles.Span, num_keys: int) -> tuple:
-    """Returns (start, stop) of the keys that any of the queries can see."""
+    """Finds (start, stop) of the keys that any of the queries can see."""
     there = _there(weighting, rows, num_keys)
     return tuple(x - weighting.origin.key for x in weighting.mask.key_range(*there))
 
 
 def _there(weighting: Weighting, rows: tiles.Span, num_keys: int) -> tuple:
-    """Returns (start, stop) of queries and of all keys, as positions in the mask."""
+    """Finds (start, stop) of queries and of all keys, as positions in the mask."""
     origin = weighting.origin
     spans = origin.rows(rows), origin.columns(tiles.Span(0, num_keys))
     return tuple((span.start, span.stop) for span in spans)
 
 
 def _divisor(shape: tuple[int, ...], most: int) -> int:
-    """Returns the largest divisor of the number of heads that is at most `most`."""
+    """Finds the largest divisor of the number of heads that is at most `most`."""
     count = math.prod(shape) or 1  # a map of no heads
     return max(n for n in range(1, min(most, count) + 1) if count % n == 0)
 
 
 def _even(size: int, most: int) -> int:
-    """Returns the width of about equal parts of at most `most`."""
+    """Computes the width of about equal parts of at most `most`."""
     size = max(size, 1)  # an empty map has no tile, but tiles have a size
     parts = -(-size // min(most, size))
     width = -(-size // parts)

@@ -23,7 +23,7 @@ class Factors(NamedTuple):
     logsumexp: Array | None = None
 
     def head(self, example: tuple, head: Array) -> "Factors":
-        """Returns one head of one example; the indices may be traced."""
+        """Selects one head of one example; the indices may be traced."""
         whole, num_heads = self, self.query.shape[-2]
         if not num_heads:
             # A walk over no heads is traced all the same, to learn the shapes that it
@@ -62,7 +62,7 @@ class Factors(NamedTuple):
 
 
 def counting(factors: Factors, counted: Array | None = None) -> tuple[Factors, Array]:
-    """Returns a map of the rows that can be summed over, and which of its rows count.
+    """Builds a map of the rows that can be summed over, and marks rows that count.
 
     What is summed over queries would have NaN in other rows' places too, as 0 x NaN is
     NaN. So rows of NaN, and rows that do not count (`counted`, `[B..., T]`; None: all
@@ -84,5 +84,5 @@ def counting(factors: Factors, counted: Array | None = None) -> tuple[Factors, A
 
 
 def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
-    """Returns the `[S, K]` of `[B..., S, G, K]` that belong to a query head."""
+    """Selects the `[S, K]` of `[B..., S, G, K]` that belong to a query head."""
     return tiles.at_batch(key, example)[:, head // (num_heads // key.shape[-2])]
