@@ -137,7 +137,7 @@ def test_what_is_no_score_or_mask_is_refused(given, error, message):
         mh.attend(QUERY, KEY, VALUE, **given)
 
 
-def test_what_the_package_readme_registers_works_at_once(monkeypatch):
+def test_what_the_readme_of_the_core_registers_works_at_once(monkeypatch):
     added = (
         (pattern.SCORES, "distance"),
         (anatomy._AXES, "rate"),
@@ -148,7 +148,8 @@ def test_what_the_package_readme_registers_works_at_once(monkeypatch):
         del registry[name]
     _, found = mh.attend(QUERY, KEY, VALUE, mask=masks.causal())
     found.statistics()  # compiled before there is another one
-    readme = pathlib.Path(mh.__file__).with_name("README.md").read_text("utf-8")
+    core = pathlib.Path(mh.__file__).with_name("core")
+    readme = (core / "README.md").read_text("utf-8")
     (snippet,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     exec(snippet, {"Distance": _from_documentation(attention.Score, "Distance")})
     at = np.arange(QUERY.shape[1])

@@ -126,9 +126,9 @@ class Bar:
         self._bar.close()
 
 
-def over(items: Iterable[Any], *, name: str) -> Iterator[Any]:
+def over(items: Iterable[Any], *, name: str, unit: str = "step") -> Iterator[Any]:
     """Yields items of known number, and shows how many are done; see `Bar`."""
-    with Bar(len(items), unit="step", name=name, doing="compiling") as bar:
+    with Bar(len(items), unit=unit, name=name, doing="compiling") as bar:
         for item in items:
             yield item
             bar.advance()
