@@ -58,7 +58,8 @@ def main() -> None:
         seeds = _seeds(FLAGS.seeds)
     if FLAGS.list:
         for claim in wanted:
-            print(f"{claim.name} ({claim.minutes:g} min): {claim.sentence}")
+            minutes = telling.Outcome.read(claim, STORED).seconds / 60
+            print(f"{claim.name} (took {minutes:.0f} min): {claim.sentence}")
             about = f"{claim.seeds} seeds; control: {claim.control}"
             print(f"    {claim.source.paper}; {about}")
         return

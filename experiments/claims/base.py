@@ -170,8 +170,6 @@ class Claim:
     """What the figure shows in addition to the criteria."""
     seeds: ClassVar[int] = 3
     """How many are measured: 3, or 6 where the pilot says that three cannot decide."""
-    minutes: ClassVar[float]
-    """About, of all seeds with the control, on two idle cores."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Packages to import that not everybody has, such as a pretrained model."""
     version: ClassVar[int] = 1

@@ -54,7 +54,6 @@ class CircuitsOfHeads(base.Claim):
         "A larger one-layer model, trained on more text: the paper's have 12 heads of "
         "size 64, ours 8 of size 8."
     )
-    minutes = 1.7
     version = 2
     before = base.Before(
         "partly",

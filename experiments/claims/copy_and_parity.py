@@ -47,7 +47,6 @@ class CopyAndParity(base.Claim):
         "Other tasks: eight are few, and which of them have a short program is the "
         "authors' judgement, but for the largest token, which is in their library."
     )
-    minutes = 2.0
     version = 2
     before = base.Before(
         "reproduced",

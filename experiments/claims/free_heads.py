@@ -46,7 +46,6 @@ class FreeHeads(base.Claim):
         "A task that needs more of the heads: continuing a repeated sequence takes two "
         "kinds of heads, and a translator or BERT has more to do."
     )
-    minutes = 2.0
     version = 2
     before = base.Before(
         "partly",

@@ -60,7 +60,6 @@ class FreeHeadsMinilm(base.Claim):
         "It bounded how far vectors turn by 0.05, a number of ours. Now a probe reads "
         "labels from the vectors, and what counts is its accuracy.",
     )
-    minutes = 1.0
     tried = (
         "Without 20 % of the heads the probe loses 1.3 points on average, which six "
         "choices of 320 sentences cannot tell from one point. Without 40 % it loses "

@@ -52,7 +52,6 @@ class GatedAttention(base.Claim):
         ),
     )
     seeds = 6
-    minutes = 1.5
     tried = (
         "Three pilot seeds left both criteria undecided, 0.48 (0.11 to 0.84) and 0.36 "
         "(-0.01 to 0.72). A sink is never complete, as a head with nothing to do may "

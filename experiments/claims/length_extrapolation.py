@@ -58,7 +58,6 @@ class LengthExtrapolation(base.Claim):
         "copying, where it does, no model here gets to 12 tokens. The paper has a "
         "battery of tasks, and models of over 100 million parameters."
     )
-    minutes = 1.5
     seeds = 6
     version = 2
     before = base.Before(

@@ -69,7 +69,6 @@ class MarkovChains(base.Claim):
         "Other distributions of chains: the two compared here differ in more than how "
         "much unigrams help."
     )
-    minutes = 0.3
     version = 4
     before = base.Before(
         "reproduced",

@@ -61,7 +61,6 @@ class MaxRetrieval(base.Claim):
         "lemma is of the limit of many items: with larger gaps of priority the fall "
         "begins at more items."
     )
-    minutes = 1.0
     version = 2
     before = base.Before(
         "reproduced",

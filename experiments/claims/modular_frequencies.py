@@ -82,7 +82,6 @@ class ModularFrequencies(base.Claim):
             "held-out loss has fallen, and its excluded loss decides."
         ),
     )
-    minutes = 2.0
     version = 2
     tried = (
         "Other learning rates, on seed 0: with 0.003 the held-out loss falls after "

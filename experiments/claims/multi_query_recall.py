@@ -63,7 +63,6 @@ class MultiQueryRecall(base.Claim):
         "A way to train linear attention that packs more pairs into a state; gated "
         "convolutions, which the paper measured, in its place."
     )
-    minutes = 1.3
     version = 2
     before = base.Before(
         "reproduced",

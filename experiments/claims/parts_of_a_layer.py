@@ -52,7 +52,6 @@ class PartsOfALayer(base.Claim):
         "Learning rates, warm-up or an initialisation that let unscaled heads of 256 "
         "channels learn as well as scaled ones."
     )
-    minutes = 0.6
     version = 2
     before = base.Before(
         "partly",

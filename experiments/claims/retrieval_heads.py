@@ -53,8 +53,7 @@ class RetrievalHeads(base.Claim):
     texts, places and numbers for the same model, so the intervals are over texts.
 
     The paper has about 600 needles, each alone in a text of 1,000 to 50,000 tokens.
-    Here texts are shorter and share needles, so that one core can measure a set of
-    seeds within ten minutes.
+    Here texts are shorter and share needles, so that two cores can measure them.
     """
 
     sentence = "Few heads retrieve, and without them a needle is not found"
@@ -85,7 +84,6 @@ class RetrievalHeads(base.Claim):
         "exceed; and the control was true by construction. Now the question is unlike "
         "the needle, and the control is as many induction heads.",
     )
-    minutes = 4.0
     tried = (
         "In this model most heads that retrieve are induction heads: on pilot seeds 0 "
         "to 2 ten heads have a retrieval score above 0.1, and six of them are among "

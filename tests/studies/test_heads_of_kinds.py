@@ -265,7 +265,7 @@ def test_gates_close_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_pat
         bench, penalty=100.0, steps=60, gate_learning_rate=0.3
     )
     assert [gate.shape for gate in found.gates] == [(H,)] * 5
-    assert not np.concatenate(found.keep).any()
+    assert not np.concatenate(found.gates).any()
     request = pruning.Request(keep=0.4, order="gradient", examples=4)
     result = pruning.prune(bench, request)
     whole, pruned = result.points

@@ -63,10 +63,10 @@ def matching_score(
 ) -> np.ndarray:
     """Computes `copying_score` of the QK circuit: 1 if a head seeks equal tokens.
 
-    These are as both sides read them, `[N, D]`; None: of the whole stream. With an
-    earlier head, of a layer below, keys are made of what that head has written: 1 where
-    the head looks for positions at which the earlier head has read the query's token,
-    which is induction where the earlier head looks one back.
+    `embedding` `[N, D]` has the tokens as both sides read them; without it the score is
+    of the whole stream. With an earlier head, of a layer below, keys are made of what
+    that head has written: 1 where the head looks for positions at which the earlier
+    head has read the query's token, which is induction where that head looks one back.
 
     Source: Elhage et al. 2021, "Checking the mechanistic theory".
     """
@@ -111,12 +111,10 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     return found / np.where(sizes > 0, sizes, 1)
 
 
-def compositions(
-    model: models.Model, params: Any, kind: str, *, folded: bool = False
-) -> np.ndarray:
+def compositions(model: models.Model, params: Any, kind: str) -> np.ndarray:
     """Computes `composition` of all heads with all heads that can read them.
 
-    Model and `folded` are as in `heads.weights`. The result is `[P, H, P, H]` for P
+    The result is `[P, H, P, H]` for P
     attention parts, the earlier head first; NaN where the second does not read the
     first without other heads in between.
     """
@@ -126,7 +124,7 @@ def compositions(
     widest = max(len(place.names) for place in places)
     result = np.full((len(places), widest) * 2, np.nan)
     own = {
-        i: head_weights.weights(model, params, i, folded=folded)
+        i: head_weights.weights(model, params, i)
         for i, place in enumerate(places)
         if place.names
     }

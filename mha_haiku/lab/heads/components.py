@@ -135,9 +135,9 @@ class Held:
         return self._pull(cotangents)[0]
 
     def parts(self, gradients: dict[str, Array]) -> Array:
-        """Computes the terms of components by gradients, as `[M - 1, B, L]`.
+        """Multiplies components by gradients, as `[M - 1, B, L]`.
 
-        It is by their position, of which L is the largest number.
+        Position l of component m has its term there; L is the most positions of any.
         """
         found = []
         for name, stack in self._stacks.items():

@@ -260,7 +260,10 @@ def _repeated(tokens, counted) -> Array:
 
 
 def _correlations(rows, places, seen) -> Array:
-    """Returns correlations `[B, H]` of seen queries' and keys' positions; 0 for one."""
+    """Correlates the positions of seen queries with those of their keys, `[B, H]`.
+
+    The correlation is 0 where all keys or all queries are at one position.
+    """
     count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
 
     def centered(x):

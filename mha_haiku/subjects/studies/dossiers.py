@@ -21,7 +21,6 @@ from mha_haiku.subjects.studies import workbench
 from mha_haiku.training.runs import folders
 
 _MATCHED_EXAMPLES = 16
-_UNSEEN = np.iinfo(np.int64).max  # the offset of a row that sees nothing
 
 
 def of_folder(

@@ -1,4 +1,4 @@
-"""Gates learned on a trained run, with a penalty per open head.
+"""Gates learned on a trained run, with a penalty per open gate.
 
 The gates are parameters next to the model's; the training step is the usual one.
 L layers, H heads of a layer.

@@ -3,7 +3,7 @@
 In training, and of an attention module, all have the same number of parameters and the
 same sizes (`sizes.py`), and do it in the way that is usual and fast with their library.
 
-`prepare` returns a `worker.Program`. Its arguments mean the same in each module:
+`prepare` returns a `worker.Program`. Its arguments, unless a module says otherwise:
 
   case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
   size: Steps or calls in a run.
