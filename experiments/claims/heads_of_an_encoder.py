@@ -128,7 +128,8 @@ class HeadsOfAnEncoder(base.Claim):
         if arm == base.PLANTED:
             model = desk.once((self, "planted"), lambda: _planted(model))
         example = bench.held_out(range(_SENTENCES * seed, _SENTENCES * (seed + 1)))
-        around = (*bench.run.task.before, *bench.run.task.after)  # [CLS] and [SEP]
+        encoder = bench.run.task.encoder
+        around = (*encoder.before, *encoder.after)  # [CLS] and [SEP]
         scores = heads.roles(model, params, [example], separators=around).scores
         program = desk.once((self, model), lambda: _divergences(model))
         divergences = np.float64(program(params, example))  # [L, L, H, H]

@@ -8,7 +8,8 @@ back is the same bit for bit. A parameter that is missing, unknown, or of a shap
 does not fit is a ValueError.
 
 What our module does without parameters (another score or temperature, a sink of a
-given number) is not seen here: another library computes plain softmax attention.
+given number, weights without a denominator) is not seen here: another library computes
+plain softmax attention.
 """
 
 from collections.abc import Mapping

@@ -75,6 +75,8 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
         config, sizes = read_fields(family, head, found.config)
         expected = one_layer_shapes(config, sizes)
         rows = list(rows_of(family, head, config, sizes))
+    # Before the arrays are read: a config may be refused as a whole.
+    model = models.build(config, **sizes._asdict())
     needed = {name for row in rows for name in row.theirs}
     _check_copies(found, head, needed, stored)
     _check_names(found, head, needed, stored)
@@ -95,7 +97,6 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
             f"{found.name} has a tokenizer of {tokenizer.num_tokens} tokens, and a "
             f"model of {sizes.num_tokens}: it belongs to another model."
         )
-    model = models.build(config, **sizes._asdict())
     return Imported(config, params, tokenizer, model)
 
 

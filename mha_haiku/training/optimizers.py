@@ -63,7 +63,8 @@ class OptimizerConfig(Section, path="config.optimizer"):
 def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
     """Returns the learning rate of each step: a linear rise, then half a cosine.
 
-    The rise ends at `warmup_steps`, or at `steps` if these are fewer.
+    The rise ends at `warmup_steps`, or at `steps` if these are fewer; the cosine ends
+    at `learning_rate * final_learning_rate_fraction` at `steps`.
     """
     warmup_steps = min(config.warmup_steps, steps)
     return optax.warmup_cosine_decay_schedule(

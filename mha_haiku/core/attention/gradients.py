@@ -48,7 +48,10 @@ def tile_gradients(
     kept: Float[Array, "*B H R C"] | None,
     rows: RowGradients,
 ) -> tuple[Array, Array, Array, scores.Score, Array]:
-    """Computes the gradients of query, key, value, score and the tile itself."""
+    """Computes gradients of query, key, value, score and the tile, in this order.
+
+    `kept` has the factors of dropout; None: 1.
+    """
     weights = jnp.exp(tile - rows.logsumexp[..., None])
     weights_grad = products.pair(rows.values, value)
     used = weights

@@ -58,9 +58,11 @@ def as_normalizer(value: Normalizer | None) -> Normalizer | None:
     """Converts to a normalizer; None stands for softmax."""
     if value is None or isinstance(value, Normalizer):
         return value
+    names = "sink", "unnormalized"
+    suggestion = checks.nearest(value, names) if isinstance(value, str) else ""
     raise TypeError(
-        "normalizer must be None or a Normalizer, as sink, unnormalized return; got "
-        f"{checks.shown(value)}."
+        f"normalizer must be None or a Normalizer, as {', '.join(names)} return; "
+        f"got {checks.shown(value)}.{suggestion}"
     )
 
 

@@ -100,7 +100,7 @@ def axis_of(module: str, name: str) -> Axis | None:
 
 
 def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray:
-    """Takes the `kept` of `count` heads or units out of a parameter."""
+    """Returns a parameter with only the `kept` of its `count` heads or units."""
     array = np.asarray(array)
     size = _size_of_each(array, axis, count)
     places = np.asarray(kept, int)[:, None] * size + np.arange(size)

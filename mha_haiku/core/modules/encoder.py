@@ -230,7 +230,7 @@ class EncoderLayer(Layer):
 
 
 class Stack(multi_head_attention.CachedModule):
-    """What encoders and decoders share: layers, then a norm of the site "stream"."""
+    """Layers, then a norm that reads the site "stream": encoders and decoders."""
 
     make_sized_layer: type[Layer]  # of a layer from sizes
 

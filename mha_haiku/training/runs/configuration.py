@@ -221,16 +221,19 @@ def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
 def _check_kind(model, task, example) -> None:
     """Checks that the model reads what the task gives, and answers what it asks."""
     families, why, pool = ("encoder", "causal"), "", model.output.pool
+    is_whole = example.targets.ndim == 0
     has, pools = "a target for each position", "None"
+    if is_whole and task.labels_whole:
+        has, pools = "one target for all positions", "'first' or 'mean'"
+    elif is_whole:
+        has = "a set as its input"
     if task.continues:
         families = ("causal",)
         why = "\nIts targets are the next inputs, which another family sees."
     elif example.decoder_inputs is not None:
         families = ("encoder_decoder",)
-    elif example.targets.ndim == 0 and task.labels_whole:
-        has, pools = "one target for all positions", "'first' or 'mean'"
-    elif example.targets.ndim == 0:
-        families, has = ("set_classifier",), "a set as its input"
+    elif is_whole and not task.labels_whole:
+        families = ("set_classifier",)
     if model.family not in families:
         raise ConfigError(
             f"config.model.family must be {' or '.join(map(repr, families))} for the "

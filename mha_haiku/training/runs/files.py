@@ -35,11 +35,16 @@ def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Reads the object in a JSON file; None where there is no file."""
-    return arrays.read_json(path) if path.exists() else None
+    if os.path.exists(path.parent) and not os.path.isdir(path.parent):
+        raise ConfigError(f"{path.parent} must be a folder.")
+    return arrays.read_json(path) if os.path.exists(path) else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the records of a log, in order; warns of damaged lines, and omits them."""
+    """Reads the records of a log, in order; warns of damaged lines, and omits them.
+
+    A last line that a kill cut off is left out without a warning.
+    """
     lines = _parse(_read_bytes(path))
     damaged = [str(i) for i, (_, record) in enumerate(lines, start=1) if record is None]
     if damaged:

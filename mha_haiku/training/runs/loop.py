@@ -98,7 +98,8 @@ def train(
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
-      NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
+      NonFiniteLossError: If more steps in a row are nonfinite than the config
+        allows, in all runs.
       SaveError: If the last checkpoint cannot be written.
     """
     started = time.perf_counter()

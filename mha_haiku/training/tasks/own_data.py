@@ -324,7 +324,9 @@ def _pairs(examples) -> list[tuple[str, str | int]]:
         is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
         if not (is_pair and isinstance(pair[0], str) and pair[0]):
             got = f"got {checks.shown(pair)} as number {i}"
-            raise ValueError(f"examples must be pairs that begin with a text, {got}.")
+            raise ValueError(
+                f"examples must be pairs of a text and a label or text, {got}."
+            )
         if isinstance(pair[1], bool) or not isinstance(pair[1], (str, int, np.integer)):
             got = f"got {checks.shown(pair[1])} in number {i}"
             raise ValueError(f"examples must end in a text or an integer, {got}.")

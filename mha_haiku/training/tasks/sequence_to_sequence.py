@@ -198,5 +198,7 @@ class TextPairsTask(PairsTask):
         return pieces.decode(errors="replace")
 
 
-def _padded(labels: list[str], length: jax.Array) -> list[str]:
+def _padded(labels: list[str], length: jax.Array | None) -> list[str]:
+    if length is None:
+        return labels
     return labels[:length] + ["<pad>"] * (len(labels) - int(length))

@@ -252,7 +252,7 @@ class Elsewhere(contextlib.nullcontext):
     """The null object of `Checkpoints`, on processes that do not write them."""
 
     def __init__(self, latest: int | None):
-        super().__init__()
+        super().__init__(self)
         self._latest = latest
 
     def latest(self) -> int | None:
