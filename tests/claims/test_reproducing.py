@@ -143,7 +143,8 @@ def test_a_claim_is_told_on_a_page_in_a_figure_and_in_a_row(halves, tmp_path):
     readme.write_text(telling.with_table(readme, [outcome]))
     told = readme.read_text()
     assert re.fullmatch(r"(?s)above\n<!--.*-->\n\nCl.*\| claim.*-->\nbelow\n", told)
-    assert "\nold\n" not in told and "**reproduced** (before: partly)" in told
+    assert "\nold\n" not in told and told.count("| reproduced |\n") == 1
+    assert "| **reproduced** (before: partly); " in telling.gallery([outcome])
     assert "](experiments/claims/conftest.md)" in told
     assert "\nClaims by verdict: 1 reproduced.\n" in told
     assert telling.with_table(readme, [outcome]) == told
