@@ -35,9 +35,15 @@ def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Reads the object in a JSON file; None where there is no file."""
-    if os.path.exists(path.parent) and not os.path.isdir(path.parent):
-        raise ConfigError(f"{path.parent} must be a folder.")
-    return arrays.read_json(path) if os.path.exists(path) else None
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise ConfigError(f"{path.parent} must be a folder.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from None
+    return arrays.read_json(path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
