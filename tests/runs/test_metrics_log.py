@@ -93,6 +93,7 @@ class _Terminal(io.StringIO):
 def test_bar_is_on_stderr_of_a_terminal_only(monkeypatch, capsys):
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "120")  # some versions of tqdm cut lines to it
     with _console(start=10) as console:
         console.advance(15)
         console.report(20, [EVALUATION])
