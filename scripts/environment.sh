@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: makes a virtual environment with the project in it.
+# Sourced by the scripts in this folder: makes a virtual environment with the project in it.
 #
 # MHA_HAIKU_ENVIRONMENT is its folder; `.venv` in the repository if that is not set.
 

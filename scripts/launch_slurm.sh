@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains on all GPUs of some hosts of a Slurm cluster, one process each:
 #   sbatch scripts/launch_slurm.sh --config=configs/text_lm.py --workdir=/shared/text_lm
-# from the repository, whose .venv all hosts see. Sent again it goes on where it stopped.
+# from the repository, whose .venv all hosts see. Sent again, it resumes.
 #SBATCH --job-name=mha_haiku
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8

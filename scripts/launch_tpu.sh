@@ -2,7 +2,7 @@
 # Trains on all hosts of a Cloud TPU pod slice, where this repository lies in ~/mha_haiku
 # with its .venv, and jax[tpu] in that:
 #   scripts/launch_tpu.sh NAME ZONE --config=configs/text_lm.py --workdir=/shared/text_lm
-# Sent again it goes on where it stopped.
+# Sent again, it resumes.
 set -euo pipefail
 if [ $# -lt 3 ]; then
   echo "error: give the name of the TPU, its zone, and the flags of experiments.train." >&2

@@ -17,12 +17,12 @@ _ROOT = pathlib.Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "tests",
     [
-        "attention/test_attend_laws.py attention/test_blockwise.py "
-        "attention/fused/test_kernel_attention_laws.py",
+        "attention/test_attend_properties.py attention/test_blockwise.py "
+        "attention/fused/test_kernel_attention_properties.py",
         "models/test_build.py runs/test_loop.py runs/test_durability.py",
     ],
 )
-def test_laws_to_the_bit_hold_in_optimised_programs(tests):
+def test_properties_to_the_bit_hold_in_optimised_programs(tests):
     files = [f"tests/{name}" for name in tests.split()]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]

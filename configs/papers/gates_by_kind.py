@@ -1,11 +1,11 @@
-r"""Translates numbers in words with 24 heads of three kinds, most of which gates close.
+r"""Translates numbers in words with 24 heads of three kinds, most of them gated off.
 
 Run: python -m experiments.train --config=configs/papers/gates_by_kind.py
 Expect: 99.6 percent held-out exact match, 99.94 percent accuracy, loss 0.0025 (unigram
 12.3 percent, 2.931); 105 s of processor time, in 141 s on 2 CPU cores that did other
 work.
 
-Then gates close heads of the trained model:
+Then gates switch heads of the trained model off:
 
 python -m experiments.learn_gates --workdir=runs/gates_by_kind --penalty=0.02 \
     --steps=400 --tuning_steps=200 --noscratch

@@ -1,10 +1,10 @@
-r"""Predicts the next character in four layers, most of whose heads gates then close.
+r"""Predicts the next character in four layers, most of whose heads are then gated off.
 
 Run: python -m experiments.train --config=configs/papers/learned_gates.py
 Expect: 65.5 percent held-out accuracy, loss 1.295 (unigram 24.7 percent, 3.238); 86 s
 on 2 CPU cores that did other work.
 
-Then gates close heads of the trained model, and the rest is trained further. A model
+Then gates switch off heads of the trained model, and the rest is trained on. A model
 with the same heads is trained from scratch for as many steps. Voita et al. (2019),
 https://arxiv.org/abs/1905.09418, report that the former is better:
 

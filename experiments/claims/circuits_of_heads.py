@@ -46,8 +46,8 @@ class CircuitsOfHeads(base.Claim):
     control = "random weights"
     planted = "copying heads and a pair that makes induction, written into them"
     effect = (
-        "{0} of one-layer heads copy; the largest K-composition is {1} above that of "
-        "random matrices, and the score of its pair is {2} for matching and {3} for "
+        "{0} of one-layer heads copy; the largest K-composition is {1} above random "
+        "matrices, and the score of its pair is {2} for matching and {3} for "
         "copying"
     )
     would_change = (
@@ -71,7 +71,7 @@ class CircuitsOfHeads(base.Claim):
             published={"one-layer model": 10 / 12},
         ),
         base.Criterion(
-            "largest K-composition, above that of random matrices",
+            "largest K-composition minus K-composition of random matrices",
             lambda x: x["largest K-composition"] - x["random K-composition"],
             at_least=0.0,
             bound_from=base.PAPER,

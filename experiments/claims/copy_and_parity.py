@@ -21,7 +21,7 @@ class CopyAndParity(base.Claim):
     positions begin at a random place, as in the paper. Training ends when 99 % of the
     held-out answers up to 8 tokens are right as a whole, or after 4,000 steps, and then
     counts as failed: the task has no reach. The reach of a task is the share of whole
-    answers that are right at 10, 12, 14 and 16 tokens, above that of a guess. It is
+    answers that are right at 10, 12, 14 and 16 tokens, above guessing. It is
     correlated by ranks with having a program. In the control the programs are dealt to
     tasks at random. The planted failure in it deals all of them to the right tasks.
     """

@@ -29,7 +29,7 @@ class HeadSizes(base.Claim):
     than 0.01. A head size fits if no weight of the eight matrices is off by more than
     0.001. This is done twice: with vectors as wide as the head is large, as in the
     theorem, and with vectors of width 24 for all head sizes, as in a model of many
-    heads. In the control the matrices are those of a random head of size 4. The planted
+    heads. In the control the matrices come from a random head of size 4. The planted
     failure gives the control one matrix in eight that no small head has made.
     """
 

@@ -80,8 +80,7 @@ class HeadsOfAnEncoder(base.Claim):
             published={"section 3.2, layers 6 to 10 have over half": 0.5},
         ),
         base.Criterion(
-            "divergence of two heads of a layer, below that of heads of two layers, as "
-            "a share",
+            "divergence of heads of one layer, as a share below heads of two layers",
             lambda x: 1 - x["divergence within"] / x["divergence between"],
             at_least=0.1,
         ),

@@ -50,7 +50,7 @@ class InductionSignatures(base.Claim):
     control = "a second half of other words"
     planted = "a second half of which three quarters are a repetition after all"
     effect = (
-        "without 2 % of the heads, those of the highest scores, the loss in the second "
+        "without the 2 % of heads of the highest scores the loss in the second "
         "half is higher by {0} nats than without as many others of their layers; the "
         "highest induction score is above the highest anti-induction score by {1}"
     )

@@ -31,8 +31,8 @@ class LearnedGates(base.Claim):
     held-out phonemes are right, or for 6,000 steps, and then counts as failed: what
     stays of it is as good as a guess. Gates with a penalty on open heads are learned
     with it for 800 steps, and the heads that they leave are trained for 1,000 more.
-    They are compared with two rivals of as many heads: those of the trained model that
-    are most important (the mean absolute gradient of the loss with respect to a head's
+    They are compared with two rivals of as many heads: the most important heads of the
+    trained model (the mean absolute gradient of the loss with respect to a head's
     gate, divided by the norm of its layer), and the gates' heads alone from the first
     step. All see the same examples at the same learning rates for as many steps. The
     rate falls to zero over the last 1,000.
@@ -85,21 +85,22 @@ class LearnedGates(base.Claim):
     needs = ("cmudict",)
     criteria = (
         base.Criterion(
-            "held-out loss from scratch minus that of the heads that stay",
+            "held-out loss from scratch minus loss with the heads that stay",
             lambda x: x["loss from scratch"] - x["loss of those that stay"],
             at_least=0.0,
             unit="nats",
             bound_from=base.PAPER,
         ),
         base.Criterion(
-            "held-out loss of the most important heads minus that of those that stay",
+            "held-out loss with the most important heads minus loss with the heads "
+            "that stay",
             lambda x: x["loss of the most important"] - x["loss of those that stay"],
             at_least=0.0,
             unit="nats",
             bound_from=base.OURS,
         ),
         base.Criterion(
-            "share of cross-attention's heads that stay, minus that of the encoder's",
+            "share of cross-attention's heads that stay minus share of the encoder's",
             lambda x: x["cross stays"] - x["encoder stays"],
             at_least=0.0,
             bound_from=base.PAPER,

@@ -278,7 +278,7 @@ def _excess(line):
 
 
 def steps_to_bigrams(looks: Sequence[dict[str, float]]) -> float:
-    """Returns the step at which the loss is half-way to that of bigrams.
+    """Returns the step at which the loss is half-way to the bigram loss.
 
     The way is from the better of the other two strategies; between two looks the loss
     is a line. It is the last step where the loss does not get there.

@@ -153,7 +153,7 @@ def factor_of(arm: str, size: int) -> float:
 
 
 def slope_of(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Returns the slope of the line that fits the logs of values to those of sizes."""
+    """Returns the slope of a line fitted to log values over log sizes."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
@@ -171,7 +171,7 @@ def inverse_temperature(entropy: jax.Array) -> jax.Array:
 def _weight_and_right(model, params, examples, factor):
     """Returns `[3, B]`: largest weight; right as trained; right with temperature.
 
-    The weight is that of inputs in which one item stands out, the rest is of uniform
+    The weight is of inputs in which one item stands out, the rest is of uniform
     priorities. Scores are multiplied by the factor.
     """
 

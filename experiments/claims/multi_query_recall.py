@@ -72,8 +72,8 @@ class MultiQueryRecall(base.Claim):
     )
     tried = (
         "With linear attention all accuracies had settled by 4,000 steps. With softmax "
-        "attention those of head size 2 had not, and still rose by up to 0.1, so that "
-        "the control may need even smaller heads than was measured."
+        "attention head size 2 had not settled, and still rose by up to 0.1, so the "
+        "control may need even smaller heads than was measured."
     )
     criteria = (
         base.Criterion(

@@ -1,4 +1,4 @@
-"""A few heads retrieve what a text says, and they are not those of induction."""
+"""A few heads retrieve what a text says, and they are not induction heads."""
 
 import functools
 
@@ -44,7 +44,7 @@ class RetrievalHeads(base.Claim):
     retrieval score of a head is the share of digits, among those that the model gets
     right, for which the head's largest weight is on the same digit of the needle.
     Heads are scored on 20 needles in five texts. On 20 needles in five other texts
-    thirteen heads (5 %) are ablated: those of the highest retrieval scores, after the
+    thirteen heads (5 %) are ablated, the highest by retrieval score, after the
     thirteen heads of the highest induction scores (on random words that are repeated)
     have been left out. The control ablates these induction heads instead. For
     comparison thirteen of the remaining heads are ablated at random (the mean of two
@@ -74,7 +74,7 @@ class RetrievalHeads(base.Claim):
         "is found, and {1} less than without random others"
     )
     would_change = (
-        "A larger model, whose heads for retrieval are others than those of induction, "
+        "A larger model, whose retrieval heads are not its induction heads, "
         "and longer texts."
     )
     before = base.Before(

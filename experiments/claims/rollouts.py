@@ -31,7 +31,7 @@ class Rollouts(base.Claim):
     Sentences are drawn: five groups of three words. None to three of adverbs begin,
     then comes the subject, as "small green keys", and the number of its noun is the
     answer. Each group after that is a phrase, as "near green doors", or three adverbs.
-    All nouns are singular or plural at random, so that those of phrases mislead. As in
+    All nouns are singular or plural at random, so that nouns in phrases mislead. As in
     the paper there is one answer, at one place; the paper's sentences are of Wikipedia.
 
     An input matters as much as the probability of the right answer changes when a blank
@@ -59,8 +59,8 @@ class Rollouts(base.Claim):
     control = "the model before training"
     planted = "what matters, leaked by the measures that are compared with it"
     effect = (
-        "in the last layer the correlation of roll-out is above that of raw attention "
-        "by {0}, and that of flow by {1}"
+        "in the last layer roll-out correlates better than raw attention by {0}, and "
+        "flow by {1}"
     )
     would_change = (
         "Sentences as in the paper, in which more words than one phrase say what the "

@@ -30,7 +30,7 @@ class Streaming(base.Claim):
     re-computation, which reads the last 128 tokens anew for each prediction, as a text
     of their own. The planted failure is that the four tokens of the control see nothing
     before them, as if they were the first of a text. A seed is three texts of 384
-    tokens; the loss is that of every eighth token of the last third, when the first
+    tokens; the loss is of every eighth token of the last third, when the first
     tokens have long left the window. The model is the same with all seeds, so the
     intervals are over texts.
     """
@@ -40,7 +40,7 @@ class Streaming(base.Claim):
         paper="Xiao et al. 2023",
         place="figure 1 and table 2",
         published=(
-            "perplexities of a window, of a window with four first tokens beside it, "
+            "perplexities of a window, of a window and the first four tokens, "
             "and of a window with re-computation: Llama-2-13B 5,158, 5.40 and 5.43; "
             "the first two of Falcon-7B 17.90 and 12.12, of Pythia-12B 21.62 and 12.09"
         ),
@@ -67,7 +67,7 @@ class Streaming(base.Claim):
     version = 2
     criteria = (
         base.Criterion(
-            "loss of the window alone, minus that with four tokens beside it",
+            "loss of the window alone minus loss with the first four tokens",
             lambda x: x["loss, window"] - x["loss, four tokens beside it"],
             at_least=0.195,
             unit="nats",
@@ -109,15 +109,15 @@ class Streaming(base.Claim):
         def of_re_computation():
             return float(anew(bench.run.params, example))
 
-        beside = seen(_CACHE - _KEPT)
-        beside[:, kept] |= np.arange(_LENGTH)[:, None] >= kept
+        visible = seen(_CACHE - _KEPT)
+        visible[:, kept] |= np.arange(_LENGTH)[:, None] >= kept
         if arm == base.PLANTED:
-            beside[kept, :first] = False
+            visible[kept, :first] = False
         return {
             "loss, window": desk.once((self, seed, "window"), of_window),
             "loss, re-computation": desk.once((self, seed, "anew"), of_re_computation),
             "loss, four tokens beside it": float(
-                loss(bench.run.params, example, beside, kept)
+                loss(bench.run.params, example, visible, kept)
             ),
         }
 

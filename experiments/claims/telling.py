@@ -95,7 +95,7 @@ class Outcome:
 
     @property
     def pilot(self) -> "Pilot":
-        """What the pilot says, of all seeds below those of the verdict."""
+        """What the pilot says, of all seeds below the verdict's seeds."""
         pilots = {
             seed: record.numbers
             for seed, record in self.measured["claim"].items()

@@ -197,13 +197,13 @@ def test_a_wider_beam_is_no_less_likely_and_knows_how_likely_its_texts_are():
     np.testing.assert_allclose(wide.log_probability, total, atol=1e-4)
 
 
-def test_a_key_gives_one_text_whoever_stands_beside_it():
+def test_a_key_gives_one_text_whatever_else_is_in_the_batch():
     strategy, key = decoding.Sampled(0.9), jax.random.key(1)
     found = _generate(strategy, key=key)
     assert_equal(_generate(strategy, key=key).tokens, found.tokens)
     other = np.where(np.arange(100)[:, None] < 50, PROMPTS, (PROMPTS + 1) % C)
-    beside = _generate(strategy, other, key=key)
-    assert_equal(beside.tokens[:50], found.tokens[:50])
+    together = _generate(strategy, other, key=key)
+    assert_equal(together.tokens[:50], found.tokens[:50])
     changed = _generate(strategy, key=jax.random.key(2)).tokens != found.tokens
     assert changed.any(1).mean() > 0.5
 

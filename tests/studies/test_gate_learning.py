@@ -1,4 +1,4 @@
-"""Gates close heads of a run, and what is left is trained on."""
+"""Gates switch heads of a run off, and the rest is trained further."""
 
 import dataclasses
 import pathlib

@@ -1,4 +1,4 @@
-"""Laws that every task obeys."""
+"""Properties of every task."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Laws that every sequence-to-sequence task obeys."""
+"""Properties of every sequence-to-sequence task."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Laws of attention: gradients, invariances, dropout.
+"""Properties of attention: gradients, invariances, dropout.
 
 B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
 """
