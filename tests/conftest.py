@@ -51,7 +51,7 @@ def _resident() -> int:
 _LONGEST = (
     "test_commands_do_what_they_say",
     "test_runs_survive",
-    "test_laws_to_the_bit_hold",
+    "test_properties_to_the_bit_hold",
     "test_language_model_goes",
     "test_notebook_runs",
     "test_a_mesh_over_two_processes",
