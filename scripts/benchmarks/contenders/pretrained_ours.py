@@ -56,7 +56,11 @@ def _edges(imported, tokens):
     corrupted = clean._replace(inputs=np.flip(clean.inputs, 1))
     metric = mh.heads.metrics.logit_difference
     of = mh.heads.Measured(imported.model, metric, imported.params, [clean])
-    return worker.Program(lambda: mh.heads.edge_attribution(of, [corrupted]))
+
+    def run():
+        mh.heads.edge_attribution(of, [corrupted])
+
+    return worker.Program(run)
 
 
 def _load(source):

