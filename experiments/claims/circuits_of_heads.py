@@ -22,7 +22,7 @@ class CircuitsOfHeads(base.Claim):
     eigenvalues (their sum is at least half of the sum of their sizes). The other has
     two layers of four heads, and is trained on repeated random tokens until its
     accuracy is 0.95: from 500 steps on their number is doubled, up to 2,000. The
-    K-composition of a pair of heads is compared with that of random matrices: the
+    K-composition of a pair of heads is compared with random matrices: the
     largest of all 16 pairs, less the largest among 16 pairs of normal matrices of the
     same shapes in any of 64 draws. The pair with the largest one is looked
     at, without asking what it attends to. If it makes induction, the second head looks
@@ -39,7 +39,7 @@ class CircuitsOfHeads(base.Claim):
         place="sections on detecting copying behavior and on two-layer transformers",
         published=(
             "10 of 12 one-layer heads copy; K-composition of induction heads stands "
-            "out from that of random matrices, and they have both scores near 1"
+            "out from random matrices, and they have both scores near 1"
         ),
         link="https://transformer-circuits.pub/2021/framework/index.html",
     )

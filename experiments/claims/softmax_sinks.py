@@ -73,7 +73,7 @@ class SoftmaxSinks(base.Claim):
         "Three layers that are trained by SGD have sinks, too: 0.43 to 0.67 of the "
         "attention in the three pilot seeds. In a pilot of width 32 the residual of "
         "the start token did not stand out with Adam: its norm was 11.7 after 3,000 "
-        "steps, and 8.1 at the first; those of other tokens were 11.8."
+        "steps, and 8.1 at the first; other tokens had 11.8."
     )
     criteria = (
         base.Criterion(

@@ -75,7 +75,7 @@ def values_of(model, params, example):
 def held(config, leaves, x, parts):
     """Returns parts `[M, ..., D]` through the norm of x, its factor a constant.
 
-    The last part is that of the biases, which gets the norm's offset.
+    The last part is the biases, which get the norm's offset.
     """
     if config.norm.kind == "none":
         return parts
