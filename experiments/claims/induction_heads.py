@@ -65,7 +65,7 @@ class InductionHeads(base.Claim):
         "jump is compared with that on a smooth task.",
     )
     tried = (
-        "The best head has a score of 0.84 to 0.86 in two layers, 0.13 in one layer, and "
+        "The best head has a score of 0.84 to 0.86 in two layers, 0.13 in one, and "
         "0.53 to 0.57 with smeared keys, which is not far above 0.5. In "
         "the control the jump is undecided, and has to be: plain layers do not differ "
         "but for chance, and the paper says only that there is a bump, so that the "
