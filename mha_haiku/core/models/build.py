@@ -168,7 +168,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         init,
         apply,
         description=parts.description(config),
-        decoding=incremental.decoding(config, run, vocabulary, policy, is_scanned),
+        decoding=incremental.decoding(config, run, vocabulary, policy),
         config=config,
     )
 

@@ -16,9 +16,8 @@ import numpy as np
 
 from mha_haiku.core import checks
 from mha_haiku.core.models import build, incremental
-from mha_haiku.core.models.incremental import maps
 
-__all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "maps", "stream"]
+__all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "stream"]
 
 Array = jax.Array
 _NO_TOKEN = -1
@@ -113,14 +112,11 @@ class Generated(NamedTuple):
       lengths: `[B]`, tokens of each text, its end token included.
       log_probability: `[B]` float32 in nats, of what was written, by the model's own
         probabilities (of temperature 1).
-      cache: What the model keeps of the texts, where queries were kept: `maps` of it
-        are the attention maps of whole texts; else None.
     """
 
     tokens: Array
     lengths: Array
     log_probability: Array
-    cache: incremental.DecodingCache | None = None
 
 
 class _Writer(NamedTuple):
@@ -159,7 +155,6 @@ def generate(
     key: Array | None = None,
     source: Array | None = None,
     source_lengths: Array | None = None,
-    keep_queries: bool = False,
 ) -> Generated:
     """Generates tokens after prompts.
 
@@ -181,7 +176,6 @@ def generate(
         the key, its place in the batch and what stands before.
       source: `[B, S]` tokens or `[B, S, ...]` features, of an encoder-decoder.
       source_lengths: `[B]`, valid positions of each source; None: all S.
-      keep_queries: Whether `Generated.cache` is returned; not with a beam.
 
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
@@ -190,20 +184,11 @@ def generate(
     writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
     params = writer.decoding.prepare(params)
     if isinstance(strategy, Beam):
-        if keep_queries:
-            raise ValueError("keep_queries must be False with a beam.")
         return _beam(writer, params, given, end)
     key = jax.random.key(0) if key is None else key
-    texts, cache, keys = _begun(writer, keep_queries, params, given, end, key)
-    texts, cache = _advanced(writer, params, texts, cache, keys, end, max_length)
-    if keep_queries:
-        cache = _finished(writer, params, texts, cache)
-    return Generated(
-        _ended(texts.tokens, texts.lengths, end),
-        texts.lengths,
-        texts.log_probability,
-        cache if keep_queries else None,
-    )
+    texts, cache, keys = _begun(writer, params, given, end, key)
+    texts, _ = _advanced(writer, params, texts, cache, keys, end, max_length)
+    return _generated(texts, end)
 
 
 def stream(
@@ -239,7 +224,7 @@ def stream(
     def tokens():
         own = writer.decoding.prepare(params)
         first = jax.random.key(0) if key is None else key
-        texts, cache, keys = _begun(writer, False, own, given, end, first)
+        texts, cache, keys = _begun(writer, own, given, end, first)
         told = given.lengths
         while True:
             # Copies, as the next call writes into the memory of what it is given.
@@ -256,10 +241,10 @@ def stream(
     return tokens()
 
 
-@functools.partial(jax.jit, static_argnames=("writer", "keep_queries"))
-def _begun(writer, keep_queries, params, given, end, key):
+@functools.partial(jax.jit, static_argnames=("writer",))
+def _begun(writer, params, given, end, key):
     """Writes each text's first token; also returns the cache and a key per text."""
-    logits, cache = _prefilled(writer, params, given, keep_queries)
+    logits, cache = _prefilled(writer, params, given)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(given.lengths)))
     texts = _prompted(given, writer.max_length, end)
     return _appended(writer.strategy, texts, logits, keys, end), cache, keys
@@ -284,17 +269,11 @@ def _advanced(writer, params, texts, cache, keys, end, steps):
     return texts, cache
 
 
-@functools.partial(jax.jit, static_argnames=("writer",), donate_argnames=("cache",))
-def _finished(writer, params, texts, cache):
-    """Adds each text's last token, whose logits nobody needs, to the cache."""
-    return _stepped(writer, params, texts, cache)[1]
-
-
 @functools.partial(jax.jit, static_argnames=("writer",))
 def _beam(writer, params, given, end):
     _, strategy, max_length = writer
     width, size = strategy.width, len(given.lengths)
-    logits, cache = _prefilled(writer, params, given, False)
+    logits, cache = _prefilled(writer, params, given)
     in_beam = lambda x: jnp.repeat(x, width, axis=0)  # noqa: E731
     logits, cache = in_beam(logits), cache.by_example(in_beam)
     texts = _prompted(given, max_length, end)
@@ -347,12 +326,15 @@ def _beam(writer, params, given, end):
     texts, *_ = jax.lax.while_loop(goes_on, step, (texts, parents, cache))
     best = standing(texts, texts.lengths).argmax(1)
     best = jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i])(x, best), texts)
-    return Generated(
-        _ended(best.tokens, best.lengths, end), best.lengths, best.log_probability
-    )
+    return _generated(best, end)
 
 
-def _prefilled(writer, params, given, keep_queries):
+def _generated(texts, end) -> Generated:
+    tokens = _ended(texts.tokens, texts.lengths, end)
+    return Generated(tokens, texts.lengths, texts.log_probability)
+
+
+def _prefilled(writer, params, given):
     """Reads the prompts: logits `[B, C]` after them, and a cache for whole texts."""
     # The last token of a text is written, but never read.
     decoding, _, max_length = writer
@@ -364,7 +346,6 @@ def _prefilled(writer, params, given, keep_queries):
         max_length=size,
         source=given.source,
         source_lengths=given.source_lengths,
-        keep_queries=keep_queries,
     )
 
 

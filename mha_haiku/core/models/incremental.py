@@ -16,8 +16,6 @@ import jmp
 from mha_haiku.core import attention, checks, modules, tiles
 from mha_haiku.core.models import parts
 from mha_haiku.core.models.architecture import ModelConfig
-from mha_haiku.core.models.forward import Maps
-from mha_haiku.core.modules import no_attention
 
 Array = jax.Array
 
@@ -33,11 +31,6 @@ class DecodingCache:
     positions: Array  # `[B]`, where the next token of each example stands
     # `[B]`, valid positions of the source; None: all, or no source.
     source_lengths: Array | None
-    # If queries are kept, a map of each attention without its arrays: mask, bias, score
-    # and normalizer; else None.
-    rows: tuple[attention.AttentionMap, ...] | None
-    # If queries are kept, the maps of the source; () without one.
-    encoder_maps: tuple[attention.AttentionMap, ...]
     size: int = tiles.static()  # S_max
 
     def at(self, positions: Array, layers: tuple | None = None) -> "DecodingCache":
@@ -54,13 +47,6 @@ class DecodingCache:
         )
 
 
-@tiles.pytree
-class Prepared:
-    """Parameters as steps read them; see `Decoding.prepare`."""
-
-    params: Any
-
-
 class Decoding(NamedTuple):
     """A model token by token, as pure functions.
 
@@ -68,16 +54,16 @@ class Decoding(NamedTuple):
 
     Attributes:
       prefill: `prefill(params, prompts, lengths, *, max_length, source=None,
-        source_lengths=None, keep_queries=False) -> (logits, cache)`. Prompts are tokens
-        `[B, P]`, of lengths `[B]`; the logits `[B, C]` follow their last tokens. A text
-        may grow to `max_length` positions, S_max. With `keep_queries` the cache has the
-        maps of the whole text, see `maps`. For a source see `decoding.generate`.
+        source_lengths=None) -> (logits, cache)`. Prompts are tokens `[B, P]`, of
+        lengths `[B]`; the logits `[B, C]` follow their last tokens. A text may grow to
+        `max_length` positions, S_max. For a source see `decoding.generate`.
       step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
         put at the cache's positions. The maps, one per layer, are `(B, H, 1, S_max)`,
         or as many keys as a window lets anybody see; an encoder's are left out.
         Examples stand at positions of their own, so that a map is one of many:
         `jax.vmap(lambda row: row.weights())(maps[0])`; sites have one example's value.
-      prepare: Converts the parameters to what both of the above read faster.
+      prepare: Converts the parameters to what both of the above read faster; what it
+        has converted stays.
       num_tokens: The vocabulary.
       max_length: The longest text that the model has positions for; None: any.
       has_source: Whether a source must be given.
@@ -85,7 +71,7 @@ class Decoding(NamedTuple):
 
     prefill: Callable[..., tuple[Array, DecodingCache]]
     step: Callable[..., tuple[Array, tuple, DecodingCache]]
-    prepare: Callable[[Any], Prepared]
+    prepare: Callable[[Any], Any]
     num_tokens: int
     max_length: int | None
     has_source: bool
@@ -96,7 +82,6 @@ def decoding(
     forward: Callable,
     num_tokens: int | None,
     policy: jmp.Policy,
-    is_scanned: bool,
 ) -> Decoding | None:
     """Makes a model run token by token; None where no token follows from others."""
     # Steps of scanned layers, too, are looped.
@@ -120,10 +105,9 @@ def decoding(
         return output.logits[..., 0, :], output.maps, caches
 
     def prepare(params):
-        if isinstance(params, Prepared):
-            return params
-        looped = modules.unstacked(params) if is_scanned else params
-        return Prepared(policy.cast_to_compute(looped))
+        is_stacked = any(map(modules.is_stacked, params))
+        looped = modules.unstacked(params) if is_stacked else params
+        return policy.cast_to_compute(looped)
 
     def prefill(
         params,
@@ -133,7 +117,6 @@ def decoding(
         max_length,
         source=None,
         source_lengths=None,
-        keep_queries=False,
     ):
         checks.integer_in("max_length", max_length, 1, longest)
         prompts, lengths = jnp.asarray(prompts), jnp.asarray(lengths)
@@ -146,31 +129,20 @@ def decoding(
         windows = parts.windows(config)
         if has_source:
             windows = windows[config.num_layers :]
-        caches = [
-            attention.Prompt(lengths, max_length, window, keep_queries)
-            for window in windows
-        ]
+        caches = [attention.Prompt(lengths, max_length, window) for window in windows]
         if has_source:
-            of_source = attention.Prompt(
-                lengths, max_length, None, keep_queries, is_source=True
-            )
+            of_source = attention.Prompt(lengths, max_length, is_source=True)
             caches = [(own, of_source) for own in caches]
             source = policy.cast_to_compute(jnp.asarray(source))
-        logits, maps, caches = advance(
-            prepare(params).params,
+        logits, _, caches = advance(
+            prepare(params),
             prompts,
             source,
             source_lengths,
             caches=caches,
             last=lengths - 1,
         )
-        rows, encoder_maps = None, ()
-        if keep_queries:
-            encoder_maps = maps.encoder if has_source else ()
-            rows = tuple(map(_without_arrays, maps[len(encoder_maps) :]))
-        return logits, DecodingCache(
-            caches, lengths, source_lengths, rows, encoder_maps, max_length
-        )
+        return logits, DecodingCache(caches, lengths, source_lengths, max_length)
 
     def step(params, tokens, cache):
         known = tiles.known(cache.positions)
@@ -178,7 +150,7 @@ def decoding(
             raise ValueError(
                 f"the cache has room for max_length = {cache.size} tokens, and is full."
             )
-        params = prepare(params).params
+        params = prepare(params)
 
         @jax.vmap
         def step_of_one(token, caches, position, source_lengths):
@@ -207,50 +179,3 @@ def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
         raise ValueError(
             "source and source_lengths must be None: the model has no encoder."
         )
-
-
-def maps(cache: DecodingCache) -> tuple[attention.AttentionMap, ...]:
-    """Builds the attention maps of whole texts, `(B, H, S_max, S_max)` per layer.
-
-    An encoder-decoder returns `Maps`: cross-attention's are `(B, H, S_max, S)`.
-    """
-    if cache.rows is None:
-        raise ValueError(
-            "the maps of a whole text need the queries of all its tokens: keep_queries "
-            "must be True where the cache is made."
-        )
-    parts = cache.layers
-    if cache.encoder_maps:
-        own, cross = zip(*cache.layers, strict=True)
-        parts = (*own, *cross)
-    whole = tuple(
-        _whole_map(cache, layer, row)
-        for layer, row in zip(parts, cache.rows, strict=True)
-    )
-    if not cache.encoder_maps:
-        return whole
-    kinds = len(cache.encoder_maps), len(own), len(cross)
-    return Maps((*cache.encoder_maps, *whole), kinds)
-
-
-def _whole_map(cache, layer, row):
-    if isinstance(layer, attention.Cache):
-        return layer.whole_map(row, cache.positions)
-    # Of attention without heads, whose row is the map of the prompt.
-    query = jnp.zeros((*cache.positions.shape, cache.size, 1))
-    num_keys = row.shape[-1] if layer.is_source else cache.size
-    key = jnp.zeros((*cache.positions.shape, num_keys, 1))
-    return no_attention.map_of_no_heads(query, key, row.weighting.mask)
-
-
-def _without_arrays(attention_map):
-    if not attention_map.shape[-3]:
-        return attention_map
-    return dataclasses.replace(
-        attention_map,
-        query=None,
-        key=None,
-        value=None,
-        logsumexp=None,
-        weighting=attention_map.weighting._replace(gates=None),
-    )
