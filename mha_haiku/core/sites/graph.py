@@ -91,7 +91,7 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
             inputs = [value_of(x, values) for x in eqn.invars]
             name, inner = eqn.primitive.name, jaxprs.inner(eqn)
             if name in _CALLS:
-                (called,) = inner
+                called = inner[0].jaxpr
                 within = {x: Value(x.aval) for x in called.constvars}
                 within.update(zip(called.invars, inputs, strict=True))
                 enter(called, within, place, (*calls, next(count)))
@@ -118,16 +118,19 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
     return result
 
 
+def has_sites(eqn: core.JaxprEqn) -> bool:
+    """Checks whether an equation is of an attention that has its own sites."""
+    return SEEN in jaxprs.path(eqn)
+
+
 def primitives(jaxpr: core.Jaxpr) -> set[str]:
     """Returns the primitives of a level and of its calls, but for sites' attention."""
-    names = set()
-    for eqn in jaxpr.eqns:
-        if SEEN in jaxprs.path(eqn):
-            continue
-        names.add(eqn.primitive.name)
-        if eqn.primitive.name in _CALLS:
-            names |= primitives(*jaxprs.inner(eqn))
-    return names
+
+    def enters(eqn):
+        return eqn.primitive.name in _CALLS and not has_sites(eqn)
+
+    walk = jaxprs.walk(jaxpr, enters)
+    return {eqn.primitive.name for eqn in walk if not has_sites(eqn)}
 
 
 class Step(NamedTuple):

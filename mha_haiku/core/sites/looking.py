@@ -130,9 +130,9 @@ def _walked(function, reads, edits, strict) -> Callable:
 
 
 def _walk(function, reads, edits, strict, args, kwargs):
-    survey, closed, leaves, outputs_of = _surveyed(function, args, kwargs)
+    survey, leaves, outputs_of = _surveyed(function, args, kwargs)
     _match(survey, list(reads.items()), edits, strict)
-    outputs, seen = program.run(survey.top, closed.consts, leaves)
+    outputs, seen = program.run(survey.top, leaves)
     # Of all dicts, JAX keeps the order of this one alone.
     found = collections.OrderedDict()
     patterns = list(reads)
@@ -145,7 +145,7 @@ def _walk(function, reads, edits, strict, args, kwargs):
 
 
 def _surveyed(function, args, kwargs):
-    """Traces a function: its survey, jaxpr, arrays, and what makes its output."""
+    """Traces a function: its survey, its arrays, and what makes its output."""
     # What is no array, such as a flag or the activation of an Equinox module, stays.
     arrays, arguments_of = _parted((args, kwargs))
     outputs_of = None
@@ -156,8 +156,8 @@ def _surveyed(function, args, kwargs):
         results, outputs_of = _parted(function(*args, **kwargs))
         return results
 
-    closed = jax.make_jaxpr(flat)(*arrays)
-    return surveying.Survey(closed.jaxpr), closed, arrays, outputs_of
+    survey = surveying.Survey(jax.make_jaxpr(flat)(*arrays))
+    return survey, arrays, outputs_of
 
 
 def _parted(tree) -> tuple[list, Callable]:

@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from mha_haiku.core.sites import graph, jaxprs
-from mha_haiku.core.sites.site import SEEN, Facet, parameters
+from mha_haiku.core.sites import graph
+from mha_haiku.core.sites.site import Facet, parameters
 
 Axis = graph.Axis
 Step = graph.Step
@@ -176,7 +176,7 @@ class _Search:
             return nothing  # there is no axis of queries
         if weights.maker is None or 0 in weights.shape + values.shape:
             return nothing
-        if _has_sites(product):
+        if graph.has_sites(product.eqn):
             return nothing
         weights = self.axes.start(weights, *contracted[side])
         walk = self.axes.walk(weights, _weighing, self.softmax)
@@ -354,7 +354,7 @@ class _Search:
 
     def scores(self, value, is_sigmoid, equation, step) -> _Scores | None:
         """Finds queries and keys, if this is their product and belongs to values."""
-        if equation.name != "dot_general" or _has_sites(equation):
+        if equation.name != "dot_general" or graph.has_sites(equation.eqn):
             return None
         contracted, _ = equation.params["dimension_numbers"]
         keys, queries = step.marks
@@ -481,11 +481,6 @@ def _site(index, variables, facet) -> Site:
 
 def _is_readable(value, index) -> bool:
     return value.variable is not None and value.index <= index
-
-
-def _has_sites(equation) -> bool:
-    """Checks whether an equation is of an attention that has its own sites."""
-    return SEEN in jaxprs.path(equation.eqn)
 
 
 def _have_common_source(*values: graph.Value) -> bool:
