@@ -275,7 +275,7 @@ def _beam(writer, params, given, end):
     width, size = strategy.width, len(given.lengths)
     logits, cache = _prefilled(writer, params, given)
     in_beam = lambda x: jnp.repeat(x, width, axis=0)  # noqa: E731
-    logits, cache = in_beam(logits), cache.by_example(in_beam)
+    logits, cache = in_beam(logits), jax.tree.map(in_beam, cache)
     texts = _prompted(given, max_length, end)
     texts = jax.tree.map(lambda x: in_beam(x).reshape(size, width, *x.shape[1:]), texts)
     # All texts of a beam are alike at first: one counts.
@@ -318,7 +318,7 @@ def _beam(writer, params, given, end):
         texts, parents, cache = state
         rows = (jnp.arange(size)[:, None] * width + parents).reshape(-1)
         flat = jax.tree.map(lambda x: x.reshape(size * width, *x.shape[2:]), texts)
-        cache = cache.by_example(lambda x: x[rows])
+        cache = jax.tree.map(lambda x: x[rows], cache)
         logits, cache = _stepped(writer, params, flat, cache)
         return *extended(texts, logits), cache
 
@@ -354,7 +354,8 @@ def _stepped(writer, params, texts, cache):
     # A text that has ended has its last token put in its place once more.
     positions = jnp.minimum(texts.lengths, cache.size) - 1
     last = jnp.take_along_axis(texts.tokens, positions[:, None], axis=1)[:, 0]
-    logits, _, cache = writer.decoding.step(params, last, cache.at(positions))
+    cache = dataclasses.replace(cache, positions=positions)
+    logits, _, cache = writer.decoding.step(params, last, cache)
     return logits, cache
 
 

@@ -22,7 +22,7 @@ Array = jax.Array
 
 @tiles.pytree
 class DecodingCache:
-    """What a model keeps of the tokens so far, as a pytree."""
+    """What a model keeps of the tokens so far, as a pytree of arrays `[B, ...]`."""
 
     # A cache per layer, of an encoder-decoder a pair: of self-attention and of
     # cross-attention, which has the keys and values of the source. Of attention without
@@ -32,19 +32,6 @@ class DecodingCache:
     # `[B]`, valid positions of the source; None: all, or no source.
     source_lengths: Array | None
     size: int = tiles.static()  # S_max
-
-    def at(self, positions: Array, layers: tuple | None = None) -> "DecodingCache":
-        """Copies the cache to other positions, with other layers if given."""
-        layers = self.layers if layers is None else layers
-        return dataclasses.replace(self, layers=layers, positions=positions)
-
-    def by_example(self, function: Callable[[Array], Array]) -> "DecodingCache":
-        """Makes the cache of other examples, by a function of arrays `[B, ...]`."""
-        own = self.layers, self.positions, self.source_lengths
-        layers, positions, lengths = jax.tree.map(function, own)
-        return dataclasses.replace(
-            self, layers=layers, positions=positions, source_lengths=lengths
-        )
 
 
 class Decoding(NamedTuple):
@@ -166,7 +153,11 @@ def decoding(
         logits, maps, caches = step_of_one(
             jnp.asarray(tokens), cache.layers, cache.positions, cache.source_lengths
         )
-        return logits, maps, cache.at(cache.positions + 1, caches)
+        return (
+            logits,
+            maps,
+            dataclasses.replace(cache, layers=caches, positions=cache.positions + 1),
+        )
 
     return Decoding(prefill, step, prepare, num_tokens, longest, has_source)
 

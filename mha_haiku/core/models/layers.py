@@ -3,7 +3,6 @@
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any
 
 import haiku as hk
 import jax
@@ -26,14 +25,12 @@ def make_stack(
     decoder: bool = False,
 ) -> modules.Encoder | modules.Decoder:
     """Makes the decoder; or the encoder, the only stack if there is no decoder."""
-    kind, make_layer, num_layers = modules.Encoder, _encoder_layer, config.num_layers
-    if decoder:
-        kind, make_layer = modules.Decoder, _decoder_layer
-        num_layers = parts.num_decoder_layers(config)
+    kind = modules.Decoder if decoder else modules.Encoder
+    decoder_layers = parts.num_decoder_layers(config)
     ends_in_norm = architecture.NORM_PLACES[config.norm.position].end
     return kind(
-        num_layers,
-        functools.partial(make_layer, config, implementation),
+        decoder_layers if decoder else config.num_layers,
+        functools.partial(_make_layer, config, implementation, decoder),
         make_norm=None if ends_in_norm else architecture.make_norm(config),
         stack=stack,
         name="decoder" if decoder else "encoder",
@@ -90,33 +87,48 @@ def _mask(window, lengths, is_causal) -> Mask:
     return functools.reduce(operator.and_, kinds) if kinds else masks.full()
 
 
-def _encoder_layer(config, implementation, i) -> modules.EncoderLayer:
-    heads = parts.heads_of_layers(config)[i]
-    attend = _make_attention(
-        config, implementation, heads, "attention", rotary=_rotary(config, i)
-    )
+def _make_layer(config, implementation, decoder, i):
+    """Makes layer i of the decoder, or of the encoder."""
+    own = config.feed_forward
+    place = config.num_layers + i if decoder else i  # among all layers
+    hidden_size = parts.hidden_sizes(config)[place]
+    rotate = modules.PositionScheme.of(config.embedding).rotate
+    if rotate is not None:
+        frequencies = parts.frequencies(config)[place]
+        rotate = functools.partial(rotate, frequencies=frequencies)
+
+    def make_feed_forward():
+        return modules.FeedForward(
+            hidden_size,
+            **architecture.ACTIVATIONS[own.activation]._asdict(),
+            with_bias=own.with_bias,
+            name="feed_forward",
+        )
+
+    options = {
+        "make_feed_forward": make_feed_forward if hidden_size else None,
+        "hidden_size": None if hidden_size else 0,
+        "make_norm": architecture.make_norm(config),
+        "norm_position": config.norm.position,
+        "attention_residual": config.attention.residual,
+        "feed_forward_residual": own.residual,
+        "dropout_rate": config.dropout_rate,
+        "name": f"layer_{i}",
+    }
+    make = functools.partial(_make_attention, config, implementation)
+    heads = {x.kind: x for x in parts.heads_of_layers(config) if x.layer == i}
+    if decoder:
+        return modules.DecoderLayer(
+            make(heads["decoder"], "attention", rotary=rotate),
+            make(heads["cross"], "cross_attention"),
+            **options,
+        )
+    attend = make(heads.get("encoder", heads.get("")), "attention", rotary=rotate)
     return modules.EncoderLayer(
         attend if config.attention.num_heads else None,
         num_heads=None if config.attention.num_heads else 0,
-        parallel=config.feed_forward.parallel,
-        **_parts(config, i),
-        name=f"layer_{i}",
-    )
-
-
-def _decoder_layer(config, implementation, i) -> modules.DecoderLayer:
-    all_heads = parts.heads_of_layers(config)
-    own, cross = (
-        next(part for part in all_heads if (part.kind, part.layer) == (kind, i))
-        for kind in ("decoder", "cross")
-    )
-    place = config.num_layers + i  # among all layers
-    make = functools.partial(_make_attention, config, implementation)
-    return modules.DecoderLayer(
-        make(own, "attention", rotary=_rotary(config, place)),
-        make(cross, "cross_attention"),
-        **_parts(config, place),
-        name=f"layer_{i}",
+        parallel=own.parallel,
+        **options,
     )
 
 
@@ -158,33 +170,3 @@ def _make_attention(config, implementation, heads, name, *, rotary=None):
         )
 
     return make
-
-
-def _parts(config, i) -> dict[str, Any]:
-    """Collects the arguments that layers of both stacks take, for layer i of all."""
-    hidden_size, own = parts.hidden_sizes(config)[i], config.feed_forward
-
-    def make_feed_forward():
-        return modules.FeedForward(
-            hidden_size,
-            **architecture.ACTIVATIONS[own.activation]._asdict(),
-            with_bias=own.with_bias,
-            name="feed_forward",
-        )
-
-    return {
-        "make_feed_forward": make_feed_forward if hidden_size else None,
-        "hidden_size": None if hidden_size else 0,
-        "make_norm": architecture.make_norm(config),
-        "norm_position": config.norm.position,
-        "attention_residual": config.attention.residual,
-        "feed_forward_residual": own.residual,
-        "dropout_rate": config.dropout_rate,
-    }
-
-
-def _rotary(config, i):
-    rotate = modules.PositionScheme.of(config.embedding).rotate
-    if rotate is None:
-        return None
-    return functools.partial(rotate, frequencies=parts.frequencies(config)[i])

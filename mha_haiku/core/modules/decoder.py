@@ -36,7 +36,7 @@ class DecoderLayer(encoder.Layer):
         **options,
     ):
         super().__init__(make_attention, make_feed_forward, **options)
-        self.make_cross_attention = make_cross_attention
+        self.makers["cross_attention"] = make_cross_attention
         if make_cross_attention is None and make_attention is not None:
             raise ValueError(
                 "make_cross_attention must be given where make_attention is."
@@ -75,26 +75,15 @@ class DecoderLayer(encoder.Layer):
         first_query=0,
     ) -> tuple:
         rate = self.dropout_rate if is_training else 0.0
+        own_mask = masks.causal() & masks.as_mask(mask)
+        given = {"rate": rate, "first_query": first_query}
+        x = sites.site("stream", x)
         x, own, own_cache = self._attended(
-            sites.site("stream", x),
-            None,
-            masks.causal() & masks.as_mask(mask),
-            make=self.make_attention,
-            names=("attention", "norm_1"),
-            rate=rate,
-            bias=bias,
-            cache=cache[0],
-            first_query=first_query,
+            "attention", x, None, own_mask, bias=bias, cache=cache[0], **given
         )
+        x = sites.site("stream_after_attention", x)
         x, cross, cross_cache = self._attended(
-            sites.site("stream_after_attention", x),
-            encoded,
-            cross_mask,
-            make=self.make_cross_attention,
-            names=("cross_attention", "norm_2"),
-            rate=rate,
-            cache=cache[1],
-            first_query=first_query,
+            "cross_attention", x, encoded, cross_mask, cache=cache[1], **given
         )
         x = sites.site("stream_after_cross_attention", x)
         x = self._fed_forward(x, norm="norm_3", rate=rate)

@@ -27,6 +27,8 @@ MakeFeedForward = Callable[[], feed_forward.FeedForward]
 MakeNorm = Callable[..., Callable[[Array], Array]]
 LayerCache = attention.Prompt | attention.Cache
 
+_NORMS = {"attention": "norm_1", "cross_attention": "norm_2"}  # of attention, by name
+
 
 class Layer(multi_head_attention.CachedModule):
     """What encoder and decoder layers share: their parts, residuals, norms, dropout.
@@ -73,7 +75,7 @@ class Layer(multi_head_attention.CachedModule):
         _check_given_once(
             "make_feed_forward", make_feed_forward, "hidden_size", hidden_size
         )
-        self.make_attention = make_attention
+        self.makers = {"attention": make_attention}
         self.make_feed_forward = make_feed_forward
         self.num_heads = num_heads
         self.key_size = key_size
@@ -87,12 +89,11 @@ class Layer(multi_head_attention.CachedModule):
     @hk.transparent
     def _attended(
         self,
+        name,
         x,
         encoded,
         mask,
         *,
-        make,
-        names,
         rate,
         cache,
         first_query,
@@ -100,13 +101,14 @@ class Layer(multi_head_attention.CachedModule):
         **options,
     ) -> tuple[Array, attention.AttentionMap, LayerCache | None]:
         """Returns `x` after an attention part, its map, and its cache if it has one."""
-        # `names` are of the attention and its norm. Parallel parts are not added here.
+        # Parallel parts are not added here.
+        make = self.makers[name]
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
-            with jax.named_scope(names[0]):
+            with jax.named_scope(name):
                 no_map = no_attention.map_of_no_heads(x, keys, mask)
             return x, no_map, cache
-        make = make or functools.partial(self._sized_attention, x.shape[-1], names[0])
+        make = make or functools.partial(self._sized_attention, x.shape[-1], name)
 
         def attend(x):
             keys = x if encoded is None else encoded
@@ -118,7 +120,7 @@ class Layer(multi_head_attention.CachedModule):
             return dropout(output, rate), own_map, None
 
         residual = self._attention_residual and is_added
-        return self._added(x, attend, names[1], residual)
+        return self._added(x, attend, _NORMS[name], residual)
 
     @hk.transparent
     def _fed_forward(self, x, *, norm, rate, is_added=True) -> Array:
@@ -205,21 +207,13 @@ class EncoderLayer(Layer):
     ):
         rate = self.dropout_rate if is_training else 0.0
         # Where a part is missing, the other alone is the sequence of both.
-        has_attention = self.make_attention or self.num_heads
+        has_attention = self.makers["attention"] or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
         x = sites.site("stream", x)
+        given = {"bias": bias, "rate": rate, "cache": cache, "first_query": first_query}
         attended, own_map, cache = self._attended(
-            x,
-            None,
-            mask,
-            make=self.make_attention,
-            names=("attention", "norm_1"),
-            rate=rate,
-            is_added=not is_parallel,
-            bias=bias,
-            cache=cache,
-            first_query=first_query,
+            "attention", x, None, mask, is_added=not is_parallel, **given
         )
         fed_forward = functools.partial(self._fed_forward, norm="norm_2", rate=rate)
         if is_parallel:
