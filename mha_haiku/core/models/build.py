@@ -153,12 +153,12 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     ):
         _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
         if num_tokens is not None:
-            _check_rows("inputs", inputs, num_tokens, lengths)
+            check_rows("inputs", inputs, num_tokens, lengths)
         if segments is not None:
             _check_segments(config, inputs, segments)
-            _check_rows("segments", segments, config.embedding.segments, lengths)
+            check_rows("segments", segments, config.embedding.segments, lengths)
         if has_decoder:
-            _check_rows("decoder_inputs", decoder_inputs, num_classes, decoder_lengths)
+            check_rows("decoder_inputs", decoder_inputs, num_classes, decoder_lengths)
         params, inputs = policy.cast_to_compute((params, inputs))
         given = inputs, lengths, segments, decoder_inputs, decoder_lengths
         return transformed.apply(params, rng, *given, is_training=is_training)
@@ -204,7 +204,7 @@ def _check_segments(config, inputs, segments):
         )
 
 
-def _check_rows(name, ids, count, lengths):
+def check_rows(name: str, ids: Any, count: int, lengths: Any) -> None:
     """Raises ValueError where valid ids, if they are known, name no row of a table."""
     if not _is_known(ids) or not _is_known(lengths):
         return

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, display
 from mha_haiku.core.models import build, incremental
 
 __all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "stream"]
@@ -418,63 +418,49 @@ def _checked(model, given, strategy, max_length, end_token, key):
     if end_token is not None:
         checks.integer_in("end_token", end_token, 0, None)
     prompts = np.asarray(prompts)
-    if prompts.ndim != 2 or not np.issubdtype(prompts.dtype, np.integer):
+    is_integer = np.issubdtype(prompts.dtype, np.integer)
+    if prompts.ndim != 2 or not prompts.shape[1] or not is_integer:
         raise ValueError(
-            "prompts must be tokens [B, P], integers, got "
+            "prompts must be tokens [B, P], integers, at least one each, got "
             f"{prompts.dtype} of shape {prompts.shape}."
         )
     size, columns = prompts.shape
-    lengths = np.full(size, columns) if lengths is None else np.asarray(lengths)
-    if lengths.shape != (size,) or not np.issubdtype(lengths.dtype, np.integer):
-        raise ValueError(
-            f"lengths must be integers [B] = {(size,)}, got {lengths.dtype} of shape "
-            f"{lengths.shape}."
-        )
-    if (lengths < 1).any() or not columns:
-        raise ValueError("prompts must have at least one token each, got an empty one.")
-    if (lengths > columns).any():
-        raise ValueError(f"lengths must be at most P = {columns}, got {lengths.max()}.")
+    lengths = _checked_lengths("lengths", lengths, size, 1, "P", columns)
     if (lengths > max_length).any():
         raise ValueError(
             f"prompts must have at most max_length = {max_length} tokens, got one of "
             f"{lengths.max()}."
         )
-    is_token = np.arange(columns) < lengths[:, None]
-    wrong = is_token & ((prompts < 0) | (prompts >= decoding.num_tokens))
-    if wrong.any():
-        raise ValueError(
-            f"prompts must be of tokens from 0 to {decoding.num_tokens - 1}, got "
-            f"{prompts[wrong][0]}."
-        )
+    build.check_rows("prompts", prompts, decoding.num_tokens, lengths)
+    if source is not None:
+        source = source if isinstance(source, jax.Array) else np.asarray(source)
+        if source.ndim < 2 or len(source) != size:
+            raise ValueError(
+                f"source must be [B, S] or [B, S, ...] with B = {size}, got shape "
+                f"{source.shape}."
+            )
+        sizes = size, 0, "S", source.shape[1]
+        _checked_lengths("source_lengths", source_lengths, *sizes)
     shared = _SHORTEST
     while shared < lengths.max():
         shared *= 4
     padded = np.zeros((size, min(shared, max_length)), np.int32)
     columns = min(columns, padded.shape[1])
-    padded[:, :columns] = np.where(is_token, prompts, 0)[:, :columns]
-    if source is not None:
-        source = _checked_source(size, source, source_lengths)
+    is_token = np.arange(columns) < lengths[:, None]
+    padded[:, :columns] = np.where(is_token, prompts[:, :columns], 0)
     end = np.int32(_NO_TOKEN if end_token is None else end_token)
     given = _Given(padded, lengths.astype(np.int32), source, source_lengths)
     return _Writer(decoding, strategy, max_length), given, end
 
 
-def _checked_source(size, source, lengths):
-    source = source if isinstance(source, jax.Array) else np.asarray(source)
-    if source.ndim < 2 or len(source) != size:
+def _checked_lengths(name, lengths, size, shortest, letter, longest) -> np.ndarray:
+    """Checks lengths `[B]`; None stands for the longest."""
+    lengths = np.full(size, longest) if lengths is None else np.asarray(lengths)
+    is_integer = np.issubdtype(lengths.dtype, np.integer)
+    wrong = lengths[(lengths < shortest) | (lengths > longest)][:1]
+    if lengths.shape != (size,) or not is_integer or wrong.size:
         raise ValueError(
-            f"source must be [B, S] or [B, S, ...] with B = {size}, got shape "
-            f"{source.shape}."
+            f"{name} must be integers [B] = {(size,)} from {shortest} to {letter} = "
+            f"{longest}, got {display.numbers(wrong if wrong.size else lengths)}."
         )
-    lengths = np.full(size, source.shape[1]) if lengths is None else np.asarray(lengths)
-    if (
-        lengths.shape != (size,)
-        or not np.issubdtype(lengths.dtype, np.integer)
-        or (lengths < 0).any()
-        or (lengths > source.shape[1]).any()
-    ):
-        raise ValueError(
-            f"source_lengths must be integers [B] from 0 to S = {source.shape[1]}, got "
-            f"{lengths}."
-        )
-    return source
+    return lengths
