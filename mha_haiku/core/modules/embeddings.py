@@ -1,5 +1,7 @@
 """Embeddings of tokens."""
 
+import dataclasses
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -7,21 +9,15 @@ import jax.numpy as jnp
 Array = jax.Array
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class TokenEmbedding(hk.Module):
     """A learned vector per token, which may serve for logits as well."""
 
-    def __init__(
-        self,
-        num_tokens: int,
-        size: int,
-        name: str | None = None,
-        *,
-        w_init: hk.initializers.Initializer | None = None,
-    ):
-        super().__init__(name=name)
-        self.num_tokens = num_tokens
-        self.size = size
-        self.w_init = w_init or hk.initializers.RandomNormal(1.0)
+    num_tokens: int
+    size: int
+    name: str | None = None
+    _: dataclasses.KW_ONLY
+    w_init: hk.initializers.Initializer = hk.initializers.RandomNormal(1.0)
 
     def __call__(self, tokens: Array) -> Array:
         """Embeds tokens `[...]`, clipped to 0..C - 1, as `[..., D]`."""

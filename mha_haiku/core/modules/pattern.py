@@ -104,21 +104,14 @@ def cosine_score(
     return attention.cosine(scale if temperature == 1 else scale / temperature)
 
 
-def _dot_product(num_heads, key_size, *, scale, soft_cap, temperature):
-    del num_heads
+def _dot_product(_, key_size, *, scale, soft_cap, temperature):
     if soft_cap is not None:
         soft_cap /= temperature  # of the scores, which are divided too
     return attention.dot_product(_over(scale, key_size, temperature), soft_cap)
 
 
-def _sigmoid(num_heads, key_size, *, scale, temperature, offset):
-    del num_heads
+def _sigmoid(_, key_size, *, scale, temperature, offset):
     return attention.sigmoid(_over(scale, key_size, temperature), offset)
-
-
-def _linear(num_heads, key_size):
-    del num_heads, key_size
-    return attention.linear()
 
 
 def _over(scale, key_size, temperature) -> float | None:
@@ -142,11 +135,6 @@ def _softmax(num_heads, *, sinks):
     if sinks == "learned":
         return learned_sinks(num_heads)
     return attention.sink(float(sinks))
-
-
-def _unnormalized(num_heads):
-    del num_heads
-    return attention.unnormalized()
 
 
 def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
@@ -198,7 +186,7 @@ register(
     fields=("scale", "temperature", "offset"),
     stays_small=True,
 )
-register(SCORES, "linear", _linear, stays_small=True)
+register(SCORES, "linear", lambda *_: attention.linear(), stays_small=True)
 register(
     NORMALIZERS,
     "softmax",
@@ -206,7 +194,7 @@ register(
     fields=("sinks",),
     axes={"sinks": anatomy.Axis(anatomy.HEADS, -1)},  # [H]
 )
-register(NORMALIZERS, "none", _unnormalized)
+register(NORMALIZERS, "none", lambda _: attention.unnormalized())
 register(GATES, "none", None)
 _GATE_AXES = {"head_gate/w": anatomy.Axis(anatomy.HEADS, -1)}  # [D, H] or [D, H V]
 register(GATES, "head", head_gates, axes=_GATE_AXES)

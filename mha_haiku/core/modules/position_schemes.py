@@ -3,6 +3,7 @@
 Another one is added here: what it does, and a line in `POSITION_SCHEMES`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -49,15 +50,15 @@ class PositionScheme(NamedTuple):
         return scheme._replace(embed=embed, rotate=rotate, bias=bias)
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class LearnedPositions(hk.Module):
     """A learned vector per position.
 
     Source: Gehring et al. 2017, section 3.1, https://arxiv.org/abs/1705.03122.
     """
 
-    def __init__(self, max_length: int, name: str | None = None):
-        super().__init__(name=name)
-        self.max_length = max_length
+    max_length: int
+    name: str | None = None
 
     def __call__(self, x: Array, first: int | Array = 0) -> Array:
         """Adds the encodings of positions from `first` on to `x` `[..., T, D]`."""
@@ -76,23 +77,16 @@ class LearnedPositions(hk.Module):
         return x + own.reshape((1,) * (x.ndim - 2) + (length, size))
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class RelativePositions(hk.Module):
     """Learned score biases per bucket of distance; see `positions.relative_bias`."""
 
-    def __init__(
-        self,
-        num_heads: int,
-        *,
-        bidirectional: bool,
-        num_buckets: int = 32,
-        max_distance: int = 128,
-        name: str | None = None,
-    ):
-        super().__init__(name=name)
-        self.num_heads = num_heads
-        self.bidirectional = bidirectional
-        self.num_buckets = num_buckets
-        self.max_distance = max_distance
+    num_heads: int
+    _: dataclasses.KW_ONLY
+    bidirectional: bool
+    num_buckets: int = 32
+    max_distance: int = 128
+    name: str | None = None
 
     def __call__(self) -> positions.ScoreBias:
         init = hk.initializers.RandomNormal(0.02)
@@ -106,8 +100,7 @@ def _learned(x, first, prefix, *, max_length):
     return LearnedPositions(max_length, name=f"{prefix}positions")(x, first)
 
 
-def _sinusoidal(x, first, prefix):
-    del prefix
+def _sinusoidal(x, first, _):
     at = first + jnp.arange(x.shape[-2])
     encoding = positions.sinusoidal(at, x.shape[-1]).astype(x.dtype)
     return x + encoding.reshape(*(1,) * (x.ndim - 2), *encoding.shape)
@@ -115,11 +108,6 @@ def _sinusoidal(x, first, prefix):
 
 def _rotary(x, at, *, frequencies, rotary_period):
     return positions.rotary(x, at, max_period=rotary_period, frequencies=frequencies)
-
-
-def _alibi(num_heads, prefix, *, bidirectional):
-    del prefix, bidirectional
-    return positions.alibi(num_heads)
 
 
 def _relative(num_heads, prefix, *, bidirectional):
@@ -132,6 +120,6 @@ POSITION_SCHEMES: dict[str, PositionScheme] = {
     "learned": PositionScheme(embed=_learned, fields=("max_length",)),
     "sinusoidal": PositionScheme(embed=_sinusoidal, has_pairs=True),
     "rotary": PositionScheme(rotate=_rotary, fields=("rotary_period",), has_pairs=True),
-    "alibi": PositionScheme(bias=_alibi),
+    "alibi": PositionScheme(bias=lambda heads, *_, **__: positions.alibi(heads)),
     "t5": PositionScheme(bias=_relative),
 }
