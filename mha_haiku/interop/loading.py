@@ -165,12 +165,6 @@ def head_of(
     return next(fitting, family.heads[-1])
 
 
-def read_config(theirs: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
-    """Reads `config.model`, and the sizes next to it, from a config.json."""
-    family = family_of(theirs)
-    return read_fields(family, head_of(family, theirs, ()), theirs)
-
-
 def family_of(theirs: Mapping[str, Any]) -> tables.Family:
     """Finds the family that config.json names."""
     kind = theirs.get("model_type")
