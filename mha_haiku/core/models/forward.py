@@ -259,11 +259,9 @@ def _bias(config, decoder) -> positions.ScoreBias | list | None:
     make_bias = modules.PositionScheme.of(config.embedding).bias
     if make_bias is None:
         return None
-    is_causal, num_heads = (
-        decoder or config.family == "causal",
-        config.attention.num_heads,
-    )
-    result = make_bias(num_heads, _prefix(decoder), bidirectional=not is_causal)
+    is_causal = decoder or config.family == "causal"
+    sizes = config.attention.num_heads, _prefix(decoder)
+    result = make_bias(*sizes, bidirectional=not is_causal)
     if config.attention.kept_heads is None:
         return result
     return [
