@@ -1,6 +1,7 @@
 """What makes the pattern of attention: a score, a normalizer and gates, by their names.
 
-Another one is added here: what makes it, and a call of `register`.
+Another one is added here: what makes it, and its name in `SCORES`, `NORMALIZERS` or
+`GATES`; its parameters in `anatomy.py`. From elsewhere, `register` does both.
 """
 
 import functools
@@ -56,12 +57,6 @@ class Choice(NamedTuple):
     # Of a score: whether its exponentials stay small, so that weights need not be
     # divided by their sum.
     stays_small: bool = False
-
-
-SCORES: dict[str, Choice] = {}
-NORMALIZERS: dict[str, Choice] = {}
-GATES: dict[str, Choice] = {}
-CHOICES = {"score": SCORES, "normalizer": NORMALIZERS, "gate": GATES}  # by their field
 
 
 def register(
@@ -162,40 +157,20 @@ def _gates(query, num_heads, size):
 
 _EXAMPLES = {"score": additive_score, "normalizer": learned_sinks, "gates": head_gates}
 
-register(
-    SCORES, "dot_product", _dot_product, fields=("scale", "soft_cap", "temperature")
-)
-register(
-    SCORES,
-    "additive",
-    additive_score,
-    fields=("temperature",),
-    axes={"score": anatomy.Axis(anatomy.HEADS, -2)},  # [H, K]
-)
-register(
-    SCORES,
-    "cosine",
-    cosine_score,
-    fields=("temperature",),
-    axes={"cosine_scale": anatomy.Axis(anatomy.HEADS, -1)},  # [H]
-)
-register(
-    SCORES,
-    "sigmoid",
-    _sigmoid,
-    fields=("scale", "temperature", "offset"),
-    stays_small=True,
-)
-register(SCORES, "linear", lambda *_: attention.linear(), stays_small=True)
-register(
-    NORMALIZERS,
-    "softmax",
-    _softmax,
-    fields=("sinks",),
-    axes={"sinks": anatomy.Axis(anatomy.HEADS, -1)},  # [H]
-)
-register(NORMALIZERS, "none", lambda _: attention.unnormalized())
-register(GATES, "none", None)
-_GATE_AXES = {"head_gate/w": anatomy.Axis(anatomy.HEADS, -1)}  # [D, H] or [D, H V]
-register(GATES, "head", head_gates, axes=_GATE_AXES)
-register(GATES, "channel", channel_gates, axes=_GATE_AXES)
+SCORES = {
+    "dot_product": Choice(_dot_product, ("scale", "soft_cap", "temperature")),
+    "additive": Choice(additive_score, ("temperature",)),
+    "cosine": Choice(cosine_score, ("temperature",)),
+    "sigmoid": Choice(_sigmoid, ("scale", "temperature", "offset"), stays_small=True),
+    "linear": Choice(lambda *_: attention.linear(), stays_small=True),
+}
+NORMALIZERS = {
+    "softmax": Choice(_softmax, ("sinks",)),
+    "none": Choice(lambda _: attention.unnormalized()),
+}
+GATES = {
+    "none": Choice(None),
+    "head": Choice(head_gates),
+    "channel": Choice(channel_gates),
+}
+CHOICES = {"score": SCORES, "normalizer": NORMALIZERS, "gate": GATES}  # by their field
