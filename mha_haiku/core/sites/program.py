@@ -60,7 +60,7 @@ def with_layer(change: Callable) -> Callable:
 
 def run(
     level: surveying.Level, args: Sequence, turns: tuple = ()
-) -> tuple[list, dict[tuple[str, int], Any]]:
+) -> tuple[list, dict[tuple[str, str], Any]]:
     """Runs a level: its outputs, and what was seen, by name and pattern."""
     # `turns` has the turn of each scan around, from the outermost.
     jaxpr, seen = level.closed.jaxpr, {}
@@ -152,14 +152,14 @@ def _passed(stop, leaves, turns, seen) -> list:
         name = stop.names[i].replace(naming.TURN, "*")
         changed = functools.partial(_chosen, change, chosen, turns, layer, name)
         leaves, params = _edited(leaves, params, params["facets"][i], changed)
-    for i, number, function in stop.reads:
+    for i, pattern, function in stop.reads:
         facet, tree = params["facets"][i], params["tree"]
 
         def read(*leaves, facet=facet, tree=tree, function=function):
             return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
 
         mapped = under_vmaps(read, params["batched"], own_axes=False)
-        seen[stop.names[i], number] = mapped(*leaves)
+        seen[stop.names[i], pattern] = mapped(*leaves)
     leaves = site_p.bind(*leaves, **params)
     if params["tree"] == stop.site.params["tree"]:
         return leaves
@@ -330,10 +330,10 @@ def _scanned(eqn, level, inputs, turns):
         unroll=params["unroll"],
     )
     by_turn = {}
-    for (name, number), value in seen.items():
+    for (name, pattern), value in seen.items():
         before, _, after = name.rpartition(naming.TURN)
         for i in range(length):
-            by_turn[f"{before}{i}{after}", number] = jax.tree.map(
+            by_turn[f"{before}{i}{after}", pattern] = jax.tree.map(
                 lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), value
             )
     return [*carry, *stacked], by_turn

@@ -54,8 +54,8 @@ class Stop:
     # The attention that was recognised, of which it is one; None for a site that is an
     # equation of the program.
     group: int | None = None
-    # Facets that are looked at: their index, the pattern's number, a function.
-    reads: list[tuple[int, int, Callable]] = dataclasses.field(default_factory=list)
+    # Facets that are looked at: their index, the pattern, a function.
+    reads: list[tuple[int, str, Callable]] = dataclasses.field(default_factory=list)
     # Facets that are changed: their index, a function, and at which turns of the scans
     # around.
     edits: list[tuple[int, Callable, np.ndarray]] = dataclasses.field(
