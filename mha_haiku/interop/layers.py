@@ -32,11 +32,6 @@ _PROJECTIONS = "query", "key", "value"
 _OF_A_NORM = "scale", "offset"
 _OF_OURS_ALONE = "/sinks", "/head_gate/w", "/score", "/smear"  # parameters
 
-_HAIKU = tuple(
-    tables.row(f"{part}/{leaf}", f"{part}/{leaf}")
-    for part in (*_PROJECTIONS, "linear")
-    for leaf in ("w", "b")
-)
 _EQUINOX = (
     *tables.linear("query", "query_proj"),
     *tables.linear("key", "key_proj"),
@@ -87,7 +82,8 @@ def from_haiku(
 
     Both modules name and shape them alike, so that it serves for the way back too.
     """
-    own = _checked(_flat(params, "params", separator="/"), path, _HAIKU)
+    # Of any table, what is ours counts.
+    own = _checked(_flat(params, "params", separator="/"), path, _EQUINOX)
     return _nested(own, name)
 
 

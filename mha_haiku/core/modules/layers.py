@@ -377,7 +377,7 @@ class Stack(multi_head_attention.CachedModule):
 
         layers = range(self.num_layers)
         own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
-        x, results = self.stack(call_layer, self.num_layers, x, own)
+        x, results = self.stack(call_layer, x, own)
         x = sites.site("stream", x)
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
