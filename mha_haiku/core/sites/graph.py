@@ -369,21 +369,14 @@ def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
     return result
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MapOf:
+def map_of(layouts: dict[str, Layout], make_map: Callable, values: dict) -> Any:
     """Makes the map of weights, and of what else is known by name."""
-
-    layouts: dict[str, Layout]
-    are_shares: bool  # whether rows sum to 1
-    make_map: Callable  # see `recognition.register`
-
-    def __call__(self, values: dict[str, Array]) -> Any:
-        shown = {name: self.layouts[name].shown(x) for name, x in values.items()}
-        weights = shown.pop("weights")
-        *batch, num_heads, _, _ = weights.shape
-        for name, x in shown.items():
-            length, own_heads, size = x.shape[-3:]
-            own_heads = num_heads if name == "query" else own_heads
-            whole = (*batch, length, own_heads, size)
-            shown[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
-        return self.make_map(weights, are_shares=self.are_shares, **shown)
+    shown = {name: layouts[name].shown(x) for name, x in values.items()}
+    weights = shown.pop("weights")
+    *batch, num_heads, _, _ = weights.shape
+    for name, x in shown.items():
+        length, own_heads, size = x.shape[-3:]
+        own_heads = num_heads if name == "query" else own_heads
+        whole = (*batch, length, own_heads, size)
+        shown[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
+    return make_map(weights, **shown)

@@ -464,7 +464,8 @@ class _Search:
             is_mixed = any(step.value.maker.name in _MIXING for step in steps)
             known = graph.fitting(layouts)
             are_shares = softmax.are_shares and not is_mixed
-            read = graph.MapOf(known, are_shares, _make_map)
+            make_map = functools.partial(_make_map, are_shares=are_shares)
+            read = functools.partial(graph.map_of, known, make_map)
             facet = Facet("map", read, None, 'edit "weights"')
             leaves = {name: variables[name] for name in known}
             sites.insert(-1, _site(self.product.index, leaves, facet))
