@@ -73,6 +73,10 @@ def build(
       num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
         reads; else with tied logits at most `num_tokens`.
       implementation: How attention is computed, as in `attend`; None: the config's.
+
+    Raises:
+      ConfigError: If fields do not go together, or tied logits have no token for each
+        class.
     """
     consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"

@@ -45,6 +45,9 @@ class Greedy(Strategy):
 class Sampled(Strategy):
     """A random token, by the model's probabilities.
 
+    Raises:
+      ValueError: If a field is out of its range.
+
     Source: Holtzman et al. 2020, section 3.1, https://arxiv.org/abs/1904.09751.
     """
 
@@ -179,6 +182,7 @@ def generate(
 
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
+      TypeError: If `strategy` is no `Strategy`.
     """
     given = prompts, lengths, source, source_lengths
     writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
@@ -211,6 +215,10 @@ def stream(
     beam: its tokens are not final before its end. A text that has ended continues with
     `end_token`, or -1 where there is none. `chunk` tokens are computed at a time; the
     first comes alone.
+
+    Raises:
+      ValueError: If `strategy` is a beam, `chunk` is below 1, or as in `generate`.
+      TypeError: If `strategy` is no `Strategy`.
     """
     given = prompts, lengths, source, source_lengths
     writer, given, end = _checked(model, given, strategy, max_length, end_token, key)

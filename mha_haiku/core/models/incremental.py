@@ -54,6 +54,10 @@ class Decoding(NamedTuple):
       num_tokens: The vocabulary.
       max_length: The longest text that the model has positions for; None: any.
       has_source: Whether a source must be given.
+
+    Raises:
+      ValueError: From `prefill`, if prompts or `max_length` do not fit, or a source is
+        missing or not read; from `step`, if a cache is full.
     """
 
     prefill: Callable[..., tuple[Array, DecodingCache]]

@@ -68,6 +68,9 @@ class Layer(multi_head_attention.CachedModule):
           feed_forward_residual: The same of the feed-forward part.
           dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
           name: The module's name.
+
+        Raises:
+          ValueError: If a part has neither a size nor a maker, or both.
         """
         super().__init__(name=name)
         checks.choice("norm_position", norm_position, norms.PLACES)
@@ -179,6 +182,9 @@ class EncoderLayer(Layer):
         Parallel parts both read what enters the layer, with norms of their own, and
         both are added to it (Wang and Komatsuzaki 2021, GPT-J,
         https://github.com/kingoflolz/mesh-transformer-jax).
+
+        Raises:
+          ValueError: If parallel parts lack a residual, or have a norm after their sum.
         """
         super().__init__(make_attention, make_feed_forward, **options)
         has_residual = self._attention_residual and self._feed_forward_residual
@@ -330,6 +336,9 @@ class Stack(multi_head_attention.CachedModule):
             `modules.rematerialized` returns it. Scanned layers have stacked parameters.
           name: The module's name.
           **layer: Arguments of the layers, as `num_heads`, in place of `make_layer`.
+
+        Raises:
+          ValueError: If arguments of layers are given next to `make_layer`.
         """
         super().__init__(name=name)
         self.num_layers = checks.positive_integer("num_layers", num_layers)
@@ -402,6 +411,9 @@ class Encoder(Stack):
 
         Takes the arguments of `EncoderLayer`. Mask and bias are of all layers, or
         sequences of L of them, which must be alike where layers are scanned.
+
+        Raises:
+          ValueError: If a sequence is not of L, or scanned layers are not alike.
         """
         return super().__call__(x, mask=mask, bias=bias, is_training=is_training)[:2]
 

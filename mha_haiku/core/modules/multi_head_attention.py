@@ -45,6 +45,9 @@ class CachedModule(hk.Module):
         cross-attention; of a stack one for each layer. Where it has the keys of a
         source, what they are made of is not read. The first token is at `first_query`.
         Other arguments and sites are as in a call; masks go by name.
+
+        Raises:
+          ValueError: If `is_training` or a `dropout_rate` is given.
         """
         for name in ("is_training", "dropout_rate"):
             if options.get(name):
@@ -104,6 +107,11 @@ class MultiHeadAttention(CachedModule):
             products, softmax and no gates if left out.
           implementation: The implementation of `attend`.
           name: The module's name.
+
+        Raises:
+          ValueError: If a size is not positive, G does not divide H, `groups` do not
+            name each key/value head, or both `w_init` and `w_init_scale` are given.
+          TypeError: If a part of `transforms` or `pattern` is no function.
         """
         super().__init__(name=name)
         if w_init is not None and w_init_scale is not None:
@@ -167,6 +175,9 @@ class MultiHeadAttention(CachedModule):
           bias: What is added to the scores; see `attend`.
           first_query: The position of the first query, for rotation, mask and bias.
           dropout_rate: Dropout rate of the weights, in [0, 1); needs an rng.
+
+        Raises:
+          ValueError: If query, key, value, mask and bias do not fit each other.
         """
         given = {"bias": bias, "first_query": first_query, "dropout_rate": dropout_rate}
         return super().__call__(query, key, value, mask, **given)[:2]

@@ -61,7 +61,11 @@ class LearnedPositions(hk.Module):
     name: str | None = None
 
     def __call__(self, x: Array, first: int | Array = 0) -> Array:
-        """Adds the encodings of positions from `first` on to `x` `[..., T, D]`."""
+        """Adds the encodings of positions from `first` on to `x` `[..., T, D]`.
+
+        Raises:
+          ValueError: If there are more tokens than positions.
+        """
         length, size = x.shape[-2:]
         if length > self.max_length:
             raise ValueError(
