@@ -2,7 +2,13 @@
 
 from mha_haiku.core.modules.anatomy import is_stacked
 from mha_haiku.core.modules.differential import DifferentialAttention
-from mha_haiku.core.modules.embeddings import TokenEmbedding
+from mha_haiku.core.modules.embeddings import (
+    POSITION_SCHEMES,
+    LearnedPositions,
+    PositionScheme,
+    RelativePositions,
+    TokenEmbedding,
+)
 from mha_haiku.core.modules.feed_forward import FeedForward, gelu
 from mha_haiku.core.modules.head_transforms import HeadTransforms, smeared_keys
 from mha_haiku.core.modules.layer_stacks import (
@@ -25,12 +31,6 @@ from mha_haiku.core.modules.pattern import (
     cosine_score,
     head_gates,
     learned_sinks,
-)
-from mha_haiku.core.modules.position_schemes import (
-    POSITION_SCHEMES,
-    LearnedPositions,
-    PositionScheme,
-    RelativePositions,
 )
 
 __all__ = [

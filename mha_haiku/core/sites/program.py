@@ -216,26 +216,19 @@ def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
 
 
 def _check(name, before, after) -> None:
-    if _is_other_map(before, after):
-        return
-    forms = [
-        (jax.tree.structure(x), [*map(jnp.shape, jax.tree.leaves(x))])
-        for x in (before, after)
-    ]
-    if forms[0] != forms[1]:
+    if _form(before) != _form(after):
         raise ValueError(
             f"the edit of {name!r} must return what it is given, changed: "
             f"{display.value(before)}, got {display.value(after)}."
         )
 
 
-def _is_other_map(before, after) -> bool:
-    is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(before))
-    return (
-        not is_array
-        and type(before) is type(after)
-        and getattr(before, "shape", None) == getattr(after, "shape", ())
-    )
+def _form(view) -> tuple:
+    """Returns what an edit must keep: the shape of a map, of others the whole tree."""
+    structure, leaves = jax.tree.structure(view), jax.tree.leaves(view)
+    if hasattr(view, "shape") and not jax.tree_util.treedef_is_leaf(structure):
+        return type(view), view.shape
+    return structure, [*map(jnp.shape, leaves)]
 
 
 def _like(before, after):
