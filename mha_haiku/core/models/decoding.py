@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, display
-from mha_haiku.core.models import build, incremental
+from mha_haiku.core.models import build
 
 __all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "stream"]
 
@@ -125,7 +125,7 @@ class Generated(NamedTuple):
 class _Writer(NamedTuple):
     """What a program is compiled for."""
 
-    decoding: incremental.Decoding
+    decoding: build.Decoding
     strategy: Strategy
     max_length: int
 
@@ -422,7 +422,7 @@ def _checked(model, given, strategy, max_length, end_token, key):
         raise ValueError("key must be given where tokens are drawn at random.")
     longest = None if decoding.max_length is None else decoding.max_length + 1
     checks.integer_in("max_length", max_length, 1, longest)
-    incremental.check_source(decoding.has_source, source, source_lengths)
+    build.check_source(decoding.has_source, source, source_lengths)
     if end_token is not None:
         checks.integer_in("end_token", end_token, 0, None)
     prompts = np.asarray(prompts)
