@@ -25,7 +25,6 @@ Array = jax.Array
 MakeAttention = Callable[[], multi_head_attention.MultiHeadAttention]
 MakeFeedForward = Callable[[], feed_forward.FeedForward]
 MakeNorm = Callable[..., Callable[[Array], Array]]
-LayerCache = attention.Prompt | attention.Cache
 
 _NORMS = {"attention": "norm_1", "cross_attention": "norm_2"}  # of attention, by name
 
@@ -37,6 +36,8 @@ class Layer(multi_head_attention.CachedModule):
     "stream_after_attention", "stream_after_cross_attention" and
     "stream_after_feed_forward" where it leaves a part.
     """
+
+    has_training = True
 
     def __init__(
         self,
@@ -91,36 +92,23 @@ class Layer(multi_head_attention.CachedModule):
 
     @hk.transparent
     def _attended(
-        self,
-        name,
-        x,
-        encoded,
-        mask,
-        *,
-        rate,
-        cache,
-        first_query,
-        is_added=True,
-        **options,
-    ) -> tuple[Array, attention.AttentionMap, LayerCache | None]:
-        """Returns `x` after an attention part, its map, and its cache if it has one."""
+        self, name, x, encoded, mask, *, rate, step, is_added=True, **options
+    ) -> tuple:
+        """Returns `x` after an attention part, its map, and its cache in a step."""
         # Parallel parts are not added here.
         make = self.makers[name]
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
             with jax.named_scope(name):
                 no_map = no_attention.map_of_no_heads(x, keys, mask)
-            return x, no_map, cache
+            return (x, no_map) if step is None else (x, no_map, step.cache)
         make = make or functools.partial(self._sized_attention, x.shape[-1], name)
 
         def attend(x):
             keys = x if encoded is None else encoded
-            arrays = x, keys, keys, mask
-            if cache is not None:
-                at = {"cache": cache, "first_query": first_query}
-                return make().step(*arrays, **at, **options)
-            output, own_map = make()(*arrays, dropout_rate=rate, **options)
-            return dropout(output, rate), own_map, None
+            given = options if step is None else {"step": step, **options}
+            output, *seen = make()(x, keys, keys, mask, dropout_rate=rate, **given)
+            return dropout(output, rate), *seen
 
         residual = self._attention_residual and is_added
         return self._added(x, attend, _NORMS[name], residual)
@@ -195,7 +183,6 @@ class EncoderLayer(Layer):
             )
         self._parallel = parallel
 
-    @hk.transparent
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -203,22 +190,17 @@ class EncoderLayer(Layer):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
-    ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap]:
+        step: multi_head_attention.Step | None = None,
+    ) -> tuple[Array, attention.AttentionMap, *tuple[Any, ...]]:
         """Applies the layer: output and attention map; see `MultiHeadAttention`."""
-        return super().__call__(x, mask, bias=bias, is_training=is_training)[:2]
-
-    @hk.transparent
-    def _run(
-        self, x, mask=None, *, bias=None, is_training=False, cache=None, first_query=0
-    ):
         rate = self.dropout_rate if is_training else 0.0
         # Where a part is missing, the other alone is the sequence of both.
         has_attention = self.makers["attention"] or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
         x = sites.site("stream", x)
-        given = {"bias": bias, "rate": rate, "cache": cache, "first_query": first_query}
-        attended, own_map, cache = self._attended(
+        given = {"bias": bias, "rate": rate, "step": step}
+        attended, *seen = self._attended(
             "attention", x, None, mask, is_added=not is_parallel, **given
         )
         fed_forward = functools.partial(self._fed_forward, norm="norm_2", rate=rate)
@@ -226,7 +208,7 @@ class EncoderLayer(Layer):
             x = x + attended + fed_forward(x, is_added=False)
         else:
             x = fed_forward(sites.site("stream_after_attention", attended))
-        return sites.site("stream_after_feed_forward", x), own_map, cache
+        return sites.site("stream_after_feed_forward", x), *seen
 
 
 class DecoderMaps(NamedTuple):
@@ -259,7 +241,6 @@ class DecoderLayer(Layer):
                 "make_cross_attention must be given where make_attention is."
             )
 
-    @hk.transparent
     def __call__(
         self,
         x: Array,
@@ -269,49 +250,38 @@ class DecoderLayer(Layer):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
-    ) -> tuple[Array, DecoderMaps]:
+        step: multi_head_attention.Step | None = None,
+    ) -> tuple[Array, DecoderMaps, *tuple[Any, ...]]:
         """Applies the layer: output `[B..., T, D]` and attention maps.
 
         Takes the arguments of `EncoderLayer`, and what the encoder returned. The mask,
         besides causality, and the bias are of the decoder's own positions.
         """
-        given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
-        return super().__call__(x, encoded, is_training=is_training, **given)[:2]
-
-    @hk.transparent
-    def _run(
-        self,
-        x,
-        encoded,
-        mask=None,
-        cross_mask=None,
-        *,
-        bias=None,
-        is_training=False,
-        cache=(None, None),
-        first_query=0,
-    ) -> tuple:
         rate = self.dropout_rate if is_training else 0.0
         own_mask = masks.causal() & masks.as_mask(mask)
-        given = {"rate": rate, "first_query": first_query}
+        own_step = cross_step = None
+        if step is not None:
+            own_step, cross_step = (step._replace(cache=each) for each in step.cache)
         x = sites.site("stream", x)
-        x, own, own_cache = self._attended(
-            "attention", x, None, own_mask, bias=bias, cache=cache[0], **given
+        x, own, *own_cache = self._attended(
+            "attention", x, None, own_mask, rate=rate, bias=bias, step=own_step
         )
         x = sites.site("stream_after_attention", x)
-        x, cross, cross_cache = self._attended(
-            "cross_attention", x, encoded, cross_mask, cache=cache[1], **given
+        x, cross, *cross_cache = self._attended(
+            "cross_attention", x, encoded, cross_mask, rate=rate, step=cross_step
         )
         x = sites.site("stream_after_cross_attention", x)
         x = self._fed_forward(x, norm="norm_3", rate=rate)
         x = sites.site("stream_after_feed_forward", x)
-        return x, DecoderMaps(own, cross), (own_cache, cross_cache)
+        caches = () if step is None else ((*own_cache, *cross_cache),)
+        return x, DecoderMaps(own, cross), *caches
 
 
 class Stack(multi_head_attention.CachedModule):
     """Layers, then a norm that reads the site "stream": encoders and decoders."""
 
     make_sized_layer: type[Layer]  # of a layer from sizes
+    has_training = True
 
     def __init__(
         self,
@@ -361,10 +331,12 @@ class Stack(multi_head_attention.CachedModule):
         self.stack = stack
 
     @hk.transparent
-    def _run(self, x, *args, cache=None, mask=None, bias=None, **shared):
-        """Runs the layers: output, maps, and caches or Nones."""
+    def _run(self, x, *args, step, mask, bias, **shared):
+        """Runs the layers: output, maps, and in a step caches."""
         # What has an entry for each layer, and what all layers share.
-        per_layer = {} if cache is None else {"cache": list(cache)}
+        per_layer = {}
+        if step is not None:
+            per_layer["step"] = [step._replace(cache=each) for each in step.cache]
         for name, value in (("mask", mask), ("bias", bias)):
             if not isinstance(value, list | tuple):
                 shared[name] = value
@@ -377,12 +349,8 @@ class Stack(multi_head_attention.CachedModule):
             per_layer[name] = value
 
         def call_layer(i, x, own):
-            layer = self.make_layer(i)
-            if cache is not None:
-                output, *rest = layer.step(x, *args, **shared, **own)
-            else:
-                output, *rest = *layer(x, *args, **shared, **own), None
-            return output, tuple(rest)
+            output, *seen = self.make_layer(i)(x, *args, **shared, **own)
+            return output, tuple(seen)
 
         layers = range(self.num_layers)
         own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
@@ -398,7 +366,6 @@ class Encoder(Stack):
 
     make_sized_layer = EncoderLayer
 
-    @hk.transparent
     def __call__(
         self,
         x: Array,
@@ -406,7 +373,8 @@ class Encoder(Stack):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
-    ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
+        step: multi_head_attention.Step | None = None,
+    ) -> tuple[Array, tuple[attention.AttentionMap, ...], *tuple[Any, ...]]:
         """Applies all layers: output `[B..., T, D]`, and one attention map per layer.
 
         Takes the arguments of `EncoderLayer`. Mask and bias are of all layers, or
@@ -415,7 +383,8 @@ class Encoder(Stack):
         Raises:
           ValueError: If a sequence is not of L, or scanned layers are not alike.
         """
-        return super().__call__(x, mask=mask, bias=bias, is_training=is_training)[:2]
+        given = {"mask": mask, "bias": bias, "is_training": is_training}
+        return self._run(x, step=step, **given)
 
 
 class Decoder(Stack):
@@ -423,7 +392,6 @@ class Decoder(Stack):
 
     make_sized_layer = DecoderLayer
 
-    @hk.transparent
     def __call__(
         self,
         x: Array,
@@ -433,10 +401,11 @@ class Decoder(Stack):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
-    ) -> tuple[Array, tuple[DecoderMaps, ...]]:
+        step: multi_head_attention.Step | None = None,
+    ) -> tuple[Array, tuple[DecoderMaps, ...], *tuple[Any, ...]]:
         """Applies all layers; takes what `DecoderLayer` does, masks as `Encoder`."""
         given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
-        return super().__call__(x, encoded, is_training=is_training, **given)[:2]
+        return self._run(x, encoded, step=step, is_training=is_training, **given)
 
 
 def dropout(x: Array, rate: float) -> Array:
