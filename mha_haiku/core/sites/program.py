@@ -129,18 +129,14 @@ def _run_plain(jaxpr, begin, end, last_use, values) -> None:
 
 def _last_uses(jaxpr, stops) -> dict:
     """Finds the index of the last equation that reads each variable."""
+    reads = [(index, eqn.invars) for index, eqn in enumerate(jaxpr.eqns)]
+    reads += [(stop.site.index, stop.site.inputs) for stop in stops]
+    reads += [(len(jaxpr.eqns), jaxpr.outvars)]
     last = {}
-    for stop in stops:
-        for x in stop.site.inputs:
-            if not isinstance(x, core.Literal):
-                last[x] = max(last.get(x, 0), stop.site.index)
-    for index, eqn in enumerate(jaxpr.eqns):
-        for x in eqn.invars:
+    for index, atoms in reads:
+        for x in atoms:
             if not isinstance(x, core.Literal):
                 last[x] = max(last.get(x, 0), index)
-    for x in jaxpr.outvars:
-        if not isinstance(x, core.Literal):
-            last[x] = len(jaxpr.eqns)
     return last
 
 
