@@ -26,8 +26,11 @@ def inner(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr]:
         held = []
         for value in params.values():
             held += value if isinstance(value, tuple | list) else [value]
+    # Of an open one that has constants (of a kernel) only the equations are read.
     return [
-        core.ClosedJaxpr(each, ()) if isinstance(each, core.Jaxpr) else each
+        core.ClosedJaxpr(each, (None,) * len(each.constvars))
+        if isinstance(each, core.Jaxpr)
+        else each
         for each in held
         if isinstance(each, core.ClosedJaxpr | core.Jaxpr)
     ]
