@@ -274,7 +274,7 @@ def test_programs_are_compiled_once_for_a_size():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"prompts": PROMPTS[:, :0]}, "at least one each, got int64"),
+        ({"prompts": PROMPTS[:, :0]}, "at least one token each"),
         ({"lengths": np.zeros(100, int)}, "integers .* from 1 to P = 8, got .0."),
         ({"lengths": LENGTHS[:5]}, r"integers \[B\] = \(100,\) from 1 to P = 8, got"),
         ({"lengths": LENGTHS + P}, "lengths must be integers .* to P = 8, got"),

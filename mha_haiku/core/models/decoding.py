@@ -429,7 +429,7 @@ def _checked(model, given, strategy, max_length, end_token, key):
     is_integer = np.issubdtype(prompts.dtype, np.integer)
     if prompts.ndim != 2 or not prompts.shape[1] or not is_integer:
         raise ValueError(
-            "prompts must be tokens [B, P], integers, at least one each, got "
+            "prompts must have at least one token each: tokens [B, P], integers, got "
             f"{prompts.dtype} of shape {prompts.shape}."
         )
     size, columns = prompts.shape
