@@ -5,7 +5,7 @@ and `export` writes its forward pass as a program that runs without this package
 `from_torch`, `to_torch` and similar functions move the parameters of single modules.
 """
 
-from mha_haiku.interop.exporting import export, run_exported
+from mha_haiku.interop.exporting import export
 from mha_haiku.interop.families.vit import patches
 from mha_haiku.interop.layers import (
     from_equinox,
@@ -16,7 +16,7 @@ from mha_haiku.interop.layers import (
     to_flax,
     to_torch,
 )
-from mha_haiku.interop.loading import Imported, Sizes, load, read_config, sizes_of
+from mha_haiku.interop.loading import Imported, Sizes, load, sizes_of
 from mha_haiku.interop.saving import save
 
 __all__ = [
@@ -29,8 +29,6 @@ __all__ = [
     "from_torch",
     "load",
     "patches",
-    "read_config",
-    "run_exported",
     "save",
     "sizes_of",
     "to_equinox",

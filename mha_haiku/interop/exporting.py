@@ -11,7 +11,7 @@ nothing else:
 
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,10 @@ def export(
     Raises:
       ConfigError: If the file cannot be written, or flatbuffers is missing.
     """
-    _check_flatbuffers()
+    if importlib.util.find_spec("flatbuffers") is None:
+        raise checks.ConfigError(
+            "An exported program needs flatbuffers: pip install 'mha_haiku[interop]'."
+        )
 
     def forward(inputs, lengths, *read):
         given = dict(zip(("decoder_inputs", "decoder_lengths"), read, strict=False))
@@ -82,24 +85,3 @@ def _weights(maps) -> dict[str, jax.Array]:
     return {
         name: jnp.stack([each.weights() for each in own]) for name, own in kinds.items()
     }
-
-
-def run_exported(file: str | os.PathLike) -> Callable[..., dict[str, jax.Array]]:
-    """Loads the program in a file of `export`, a function of inputs and lengths."""
-    _check_flatbuffers()
-    try:
-        content = checks.regular_file(checks.as_path(file)).read_bytes()
-        return jax.jit(jax.export.deserialize(bytearray(content)).call)
-    except OSError as error:
-        raise checks.ConfigError(f"{file} cannot be read: {error.strerror}.") from None
-    except Exception as error:  # whatever a damaged file leads flatbuffers into
-        raise checks.ConfigError(
-            f"{file} is cut off or no exported program: {type(error).__name__}."
-        ) from None
-
-
-def _check_flatbuffers() -> None:
-    if importlib.util.find_spec("flatbuffers") is None:
-        raise checks.ConfigError(
-            "An exported program needs flatbuffers: pip install 'mha_haiku[interop]'."
-        )

@@ -32,11 +32,6 @@ _PROJECTIONS = "query", "key", "value"
 _OF_A_NORM = "scale", "offset"
 _OF_OURS_ALONE = "/sinks", "/head_gate/w", "/score", "/smear"  # parameters
 
-_HAIKU = tuple(
-    tables.row(f"{part}/{leaf}", f"{part}/{leaf}")
-    for part in (*_PROJECTIONS, "linear")
-    for leaf in ("w", "b")
-)
 _EQUINOX = (
     *tables.linear("query", "query_proj"),
     *tables.linear("key", "key_proj"),
@@ -86,8 +81,12 @@ def from_haiku(
     """Renames the parameters of the `hk.MultiHeadAttention` at a path to `name`.
 
     Both modules name and shape them alike, so that it serves for the way back too.
+
+    Raises:
+      ValueError: If there is no such module, or its parameters do not fit.
     """
-    own = _checked(_flat(params, "params", separator="/"), path, _HAIKU)
+    # Of any table, what is ours counts.
+    own = _checked(_flat(params, "params", separator="/"), path, _EQUINOX)
     return _nested(own, name)
 
 
@@ -103,6 +102,9 @@ def from_torch(
         `jax.nn.relu` in its `FeedForward`, unless torch was given another.
       prefix: What the names begin with, as `encoder.layers.0.`; others are left out.
       name: The module's path; None: "multi_head_attention" or "encoder_layer".
+
+    Raises:
+      ValueError: If an array is missing, unknown or does not fit.
     """
     flat = {
         key.removeprefix(prefix): array
@@ -157,6 +159,9 @@ def from_flax(params: Mapping[str, Any], *, name: str = _NAME) -> Params:
     (`variables["params"]`) or `flax.nnx.MultiHeadAttention`
     (`nnx.to_pure_dict(nnx.state(module, nnx.Param))`): kernels `[D, H, K]` and `[H, V,
     D]`. The norms of `normalize_qk`, which subtract the mean, are unknown.
+
+    Raises:
+      ValueError: If an array is missing, unknown or does not fit.
     """
     flat = _flat(params, "params")
     for (ours,), (theirs,), *_ in _FLAX:
@@ -183,6 +188,10 @@ def to_flax(
 
     Returns:
       `{"query": {"kernel": [D, H, K], "bias": [H, K]}, ..., "out": ...}`.
+
+    Raises:
+      ValueError: If there is no such module, or Flax has none of its parameters or of
+        so many heads.
     """
     checks.positive_integer("num_heads", num_heads)
     counts = {
@@ -201,6 +210,9 @@ def from_equinox(module: Any, *, name: str = _NAME) -> Params:
     """Builds the parameters of a `MultiHeadAttention` from an Equinox module.
 
     `module` is an `equinox.nn.MultiheadAttention`, or a mapping of its arrays by name.
+
+    Raises:
+      ValueError: If an array is missing, unknown or does not fit.
     """
     return _nested(_read("module", _flat(module, "module"), _EQUINOX), name)
 
@@ -214,6 +226,9 @@ def to_equinox(
       params: Parameters that include a `MultiHeadAttention`.
       module: An `equinox.nn.MultiheadAttention` of the same sizes and biases.
       name: The attention's path in `params`.
+
+    Raises:
+      ValueError: If there is no such module, or it is not of the sizes of `module`.
     """
     own = _checked(_flat(params, "params", separator="/"), name, _EQUINOX)
     written = _written(own, _EQUINOX)

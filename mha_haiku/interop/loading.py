@@ -62,21 +62,21 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     dtype = jnp.dtype(np.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype must be a floating-point dtype, got {dtype}.")
-    found = sources.find(source)
+    found, family = sources.find(source), None
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found)
         stored, head = dict(found.arrays), tables.Head(OWN, {})
-        expected = flat(shapes(config, sizes))
-        rows = [tables.row(name, name) for name in expected]
     else:
         family = family_of(found.config)
         stored = named(family, found)
         head = head_of(family, found.config, stored)
         config, sizes = read_fields(family, head, found.config)
-        expected = one_layer_shapes(config, sizes)
-        rows = list(rows_of(family, head, config, sizes))
     # Before the arrays are read: a config may be refused as a whole.
     model = models.build(config, **sizes._asdict())
+    expected = flat(shapes(config, sizes))
+    rows = [tables.row(name, name) for name in expected]
+    if family is not None:
+        rows = list(rows_of(family, head, config, expected))
     needed = {name for row in rows for name in row.theirs}
     _check_copies(found, head, needed, stored)
     _check_names(found, head, needed, stored)
@@ -165,12 +165,6 @@ def head_of(
     return next(fitting, family.heads[-1])
 
 
-def read_config(theirs: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
-    """Reads `config.model`, and the sizes next to it, from a config.json."""
-    family = family_of(theirs)
-    return read_fields(family, head_of(family, theirs, ()), theirs)
-
-
 def family_of(theirs: Mapping[str, Any]) -> tables.Family:
     """Finds the family that config.json names."""
     kind = theirs.get("model_type")
@@ -217,48 +211,30 @@ def _config(values: Mapping[str, Any]) -> models.ModelConfig:
 
 
 def rows_of(
-    family: tables.Family, head: tables.Head, config: models.ModelConfig, sizes: Sizes
+    family: tables.Family,
+    head: tables.Head,
+    config: models.ModelConfig,
+    names: Collection[str],
 ) -> Iterator[tables.Row]:
-    """Yields the rows that a model of this config has parameters for, names whole."""
-    wanted = set(one_layer_shapes(config, sizes))
-    layer_prefix = family.prefix + family.layer
-    placed = [
+    """Yields the rows that a model with parameters of these names has, names whole."""
+    rows = [
         each._replace(theirs=tuple(family.prefix + name for name in each.theirs))
         for each in family.rows
     ]
-    for each in (*placed, *head.rows):
+    rows += head.rows
+    for i in range(config.num_layers):
+        ours, theirs = _LAYER.format(i), (family.prefix + family.layer).format(i)
+        for each in family.layer_rows:
+            own = tuple(ours + name for name in each.ours)
+            its = tuple(theirs + name for name in each.theirs)
+            rows.append(tables.Row(own, its, each.change, i))
+    wanted = set(names)
+    for each in rows:
         if wanted.issuperset(each.ours):
             wanted -= set(each.ours)
             yield each
-    for each in family.layer_rows:
-        first = [_LAYER.format(0) + name for name in each.ours]
-        if not wanted.issuperset(first):
-            continue
-        wanted -= set(first)
-        for i in range(config.num_layers):
-            yield tables.Row(
-                tuple(_LAYER.format(i) + name for name in each.ours),
-                tuple(layer_prefix.format(i) + name for name in each.theirs),
-                each.change,
-                i,
-            )
     if wanted:
         raise RuntimeError(f"{family.name} has no row for {sorted(wanted)}.")
-
-
-def one_layer_shapes(config: models.ModelConfig, sizes: Sizes) -> dict[str, Any]:
-    """Finds the shapes of the parameters of the model, cut down to one layer."""
-    # These two may differ by layer.
-    window, frequencies = (
-        given[:1] for given in (models.windows(config), models.frequencies(config))
-    )
-    config = config.replace(
-        num_layers=1,
-        scan_layers=False,
-        attention=dict(window=window),
-        embedding=dict(frequencies=None if frequencies == (None,) else frequencies),
-    )
-    return flat(shapes(config, sizes))
 
 
 def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
@@ -324,11 +300,9 @@ def _check_names(found, head, needed, stored) -> None:
 
 def _check_shapes(found, row, place, expected, stored) -> None:
     """Raises ConfigError unless a row's arrays have the shapes that the model needs."""
-    layer, first = _LAYER.format(row.layer), _LAYER.format(0)
-    sizes = [expected[name.replace(layer, first, 1)].shape for name in row.ours]
     # The inverse of the change tells the shapes; broadcast zeros take no memory until
     # it touches them.
-    ours = [np.broadcast_to(np.float32(0), size) for size in sizes]
+    ours = [np.broadcast_to(np.float32(0), expected[name].shape) for name in row.ours]
     for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
         if stored[name].shape != x.shape:
             raise checks.ConfigError(

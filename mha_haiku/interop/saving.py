@@ -204,7 +204,9 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
     prefix = "" if head.rows or head.has else family.prefix
     result: dict[str, np.ndarray] = {}
     left = loading.flat(params)
-    for row in loading.rows_of(family, head, config, sizes):
+    looped = config.replace(scan_layers=False)
+    names = loading.flat(loading.shapes(looped, sizes))
+    for row in loading.rows_of(family, head, config, names):
         place = changes.Place(config, theirs, row.layer)
         for name in row.ours:
             if name not in left:

@@ -32,8 +32,8 @@ def _prompt(*arrays):
     return [np.where(is_valid, x[:, :P], np.float32(np.nan)) for x in arrays]
 
 
-def _prefilled(mask, window=None, keep_queries=False, gates=None, **options):
-    prompt = attention.Prompt(LENGTHS, S, window, keep_queries)
+def _prefilled(mask, window=None, gates=None, **options):
+    prompt = attention.Prompt(LENGTHS, S, window)
     gates = None if gates is None else gates[:, :P]
     weighting = attention.Weighting(mask, gates=gates, **options)
     return prompt.attend(*_prompt(QUERY, KEY, VALUE), weighting)
@@ -71,13 +71,8 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("keep_queries", "window"),
-    everyday.some(
-        [(True, None), (True, 6), (False, None), (False, 3), (False, 6), (True, 3)], 2
-    ),
-)
-def test_each_new_query_attends_as_among_all(window, keep_queries):
+@pytest.mark.parametrize("window", everyday.some([None, 6, 3], 2))
+def test_each_new_query_attends_as_among_all(window):
     mask = masks.window(window, 0) if window else masks.causal()
     (score, stated_score), normalizer, stated = KINDS[window]
     options = {"bias": positions.alibi(H), "score": score, "normalizer": normalizer}
@@ -90,8 +85,8 @@ def test_each_new_query_attends_as_among_all(window, keep_queries):
     if gates is not None:
         wanted = wanted._replace(values=wanted.values * gates)
 
-    values, whole, cache = _prefilled(mask, window, keep_queries, gates, **options)
-    slots = S if keep_queries or not window else min(window + 1, S)
+    values, _, cache = _prefilled(mask, window, gates, **options)
+    slots = min(window + 1, S) if window else S
     assert cache.key.shape == (B, G, K, slots)
     for b, n in enumerate(LENGTHS):
         np.testing.assert_allclose(values[b, :n], wanted.values[b, :n], atol=1e-5)
@@ -107,18 +102,6 @@ def test_each_new_query_attends_as_among_all(window, keep_queries):
             np.testing.assert_allclose(found, own, atol=1e-6)
             total = wanted.weights[b, :, t].sum(-1)
             np.testing.assert_allclose(weights[b, :, 0].sum(-1), total, rtol=1e-5)
-    if not keep_queries:
-        with pytest.raises(ValueError, match="keep_queries must be True"):
-            cache.whole_map(whole, at + 1)
-        return
-    whole = cache.whole_map(whole, at + 1)
-    weights = whole.weights()
-    for b, t in enumerate(at):
-        if gates is not None:
-            kept = whole.weighting.gates
-            np.testing.assert_array_equal(kept[b, : t + 1], gates[b, : t + 1])
-        written = wanted.weights[b] * (np.arange(S) <= t)[:, None]
-        np.testing.assert_allclose(weights[b], written, atol=1e-6)
 
 
 def test_nan_that_a_window_has_left_behind_is_gone():
@@ -126,18 +109,17 @@ def test_nan_that_a_window_has_left_behind_is_gone():
     wanted = oracles.attention(
         QUERY, KEY, VALUE, allowed=(DISTANCE >= 0) & (DISTANCE <= 2)
     )
-    for keep_queries in (False, True):
-        *_, cache = _prefilled(mask, 2, keep_queries)
-        bad = np.where(np.arange(S)[:, None, None] == 5, np.float32(np.nan), VALUE)
-        one = jax.tree.map(lambda x: x[1:2], cache)
-        for t in range(5, S):  # of example 1 alone, whose prompt has 5 tokens
-            values, _, _, one = _step(
-                one, QUERY[1:2], KEY[1:2], bad[1:2], jnp.array([t]), mask, {}, None
-            )
-            if t <= 7:
-                assert np.isnan(values).all()
-            else:
-                np.testing.assert_allclose(values[0, 0], wanted.values[1, t], atol=1e-5)
+    *_, cache = _prefilled(mask, 2)
+    bad = np.where(np.arange(S)[:, None, None] == 5, np.float32(np.nan), VALUE)
+    one = jax.tree.map(lambda x: x[1:2], cache)
+    for t in range(5, S):  # of example 1 alone, whose prompt has 5 tokens
+        values, _, _, one = _step(
+            one, QUERY[1:2], KEY[1:2], bad[1:2], jnp.array([t]), mask, {}, None
+        )
+        if t <= 7:
+            assert np.isnan(values).all()
+        else:
+            np.testing.assert_allclose(values[0, 0], wanted.values[1, t], atol=1e-5)
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mha_haiku import interop, models
+from mha_haiku import models
+from mha_haiku.interop import loading
 from tests.interop import small_models
 
 
@@ -10,8 +11,9 @@ def _read(case, change):
     """Returns `config.model` of a case whose config.json was changed."""
     config = dict(small_models.expected()[case]["config"])
     change(config)
-    found, _ = interop.read_config(config)
-    return found
+    family = loading.family_of(config)
+    head = loading.head_of(family, config, ())
+    return loading.read_fields(family, head, config)[0]
 
 
 def _as_it_is(config):

@@ -98,12 +98,10 @@ def test_greedy_texts_of_100_prompts_are_those_of_full_passes():
 
 @pytest.mark.slow
 def test_the_last_token_needs_no_position():
-    found = _generate(decoding.Greedy(), max_length=N + 1, keep_queries=True)
-    wanted = _generate(decoding.Greedy(), keep_queries=True)
+    found = _generate(decoding.Greedy(), max_length=N + 1)
+    wanted = _generate(decoding.Greedy())
     assert found.tokens.shape == (100, N + 1)
     assert_equal(found.tokens[:, :N], wanted.tokens)
-    for own, each in zip(*map(decoding.maps, (found.cache, wanted.cache)), strict=True):
-        np.testing.assert_allclose(own.weights(), each.weights(), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -263,16 +261,6 @@ def test_drawn_tokens_follow_the_probabilities():
         assert_equal(shares(*fields)[expected == 0], 0)
 
 
-def test_the_maps_of_a_generated_text_are_those_of_a_pass_over_it():
-    found = _generate(decoding.Greedy(), keep_queries=True)
-    output = _model().apply(
-        _parameters(), None, found.tokens, lengths=found.lengths, is_training=False
-    )
-    for own, wanted in zip(decoding.maps(found.cache), output.maps, strict=True):
-        np.testing.assert_allclose(own.weights(), wanted.weights(), atol=1e-5)
-    assert _generate(decoding.Greedy()).cache is None
-
-
 def test_programs_are_compiled_once_for_a_size():
     _generate(decoding.Greedy(), end_token=END)
     programs = (decoding._begun, decoding._advanced)
@@ -286,10 +274,10 @@ def test_programs_are_compiled_once_for_a_size():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"prompts": PROMPTS[:, :0]}, "at least one token each, got an empty one"),
-        ({"lengths": np.zeros(100, int)}, "at least one token each"),
-        ({"lengths": LENGTHS[:5]}, r"lengths must be integers \[B\] = \(100,\), got"),
-        ({"lengths": LENGTHS + P}, "lengths must be at most P = 8, got 16"),
+        ({"prompts": PROMPTS[:, :0]}, "at least one token each"),
+        ({"lengths": np.zeros(100, int)}, "integers .* from 1 to P = 8, got .0."),
+        ({"lengths": LENGTHS[:5]}, r"integers \[B\] = \(100,\) from 1 to P = 8, got"),
+        ({"lengths": LENGTHS + P}, "lengths must be integers .* to P = 8, got"),
         ({"max_length": 7}, "at most max_length = 7 tokens, got one of 8"),
         ({"max_length": N + 2}, "max_length must be an integer from 1 to 13, got 14"),
         ({"source": PROMPTS}, "source_lengths must be None: the model has no encoder"),
@@ -302,18 +290,14 @@ def test_programs_are_compiled_once_for_a_size():
                 "source": PROMPTS,
                 "source_lengths": LENGTHS + 1,
             },
-            "source_lengths must be integers .B. from 0 to S = 8, got",
+            "source_lengths must be integers .B. = .100,. from 0 to S = 8, got",
         ),
-        ({"prompts": PROMPTS + 1}, "tokens from 0 to 5, got 6"),
+        ({"prompts": PROMPTS + 1}, "prompts must be integers from 0 to 5, got 6 at"),
         ({"prompts": PROMPTS[0]}, r"tokens \[B, P\], integers, got int64 of shape"),
         ({"prompts": PROMPTS * 1.0}, "integers, got float64"),
         ({"end_token": -1}, "end_token must be an integer of at least 0, got -1"),
         ({"strategy": decoding.Sampled()}, "key must be given"),
         ({"model": _model("encoder")}, "predict the next token of a text"),
-        (
-            {"strategy": decoding.Beam(2), "keep_queries": True},
-            "keep_queries must be False with a beam",
-        ),
     ],
 )
 def test_what_cannot_be_generated_is_refused(changed, message):

@@ -104,7 +104,7 @@ def test_each_layer_draws_its_own_dropout(stack):
         def call_layer(i, x, gates):
             return x, jax.random.uniform(hk.next_rng_key())
 
-        return stack(call_layer, L, x, None)[1]
+        return stack(call_layer, x, [()] * L)[1]
 
     drawn = hk.transform(forward).apply({}, jax.random.key(0), np.ones(3))
     assert len({float(each) for each in drawn}) == L
@@ -120,7 +120,7 @@ def test_what_is_computed_again_drops_the_same(stack, normal, random_parameters)
                 x = jnp.sin(hk.Linear(D, name=f"layer_{i}")(x))
                 return hk.dropout(hk.next_rng_key(), 0.5, x), None
 
-            return stack(call_layer, L, x, None)[0]
+            return stack(call_layer, x, [()] * L)[0]
 
         return hk.transform(forward)
 
@@ -142,7 +142,7 @@ def test_each_layer_starts_from_values_of_its_own_at_the_same_scale(stack, norma
             def call_layer(i, x, gates):
                 return hk.Linear(D, name=f"layer_{i}")(x), None
 
-            return stack(call_layer, L, x, None)
+            return stack(call_layer, x, [()] * L)
 
         return jax.jit(hk.transform(forward).init)(jax.random.key(0), normal(T, D))
 

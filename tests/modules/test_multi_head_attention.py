@@ -305,8 +305,8 @@ def test_step_returns_what_a_call_does_and_a_cache(kind, normal, random_paramete
     sizes = {"num_heads": 2, "key_size": K, "hidden_size": 5, "name": "part"}
     x, sequences = normal(B, T, 8), {"encoder": 1, "decoder": 2}
     args = (x,) * sequences.get(kind, 3)
-    prompt = attention.Prompt(np.full(B, T), T, None, False)
-    source = attention.Prompt(np.full(B, T), T, None, False, is_source=True)
+    prompt = attention.Prompt(np.full(B, T), T)
+    source = attention.Prompt(np.full(B, T), T, is_source=True)
     cache = {"cache": [prompt] * 2} if kind == "encoder" else {"cache": prompt}
     cache = {"cache": [(prompt, source)] * 2} if kind == "decoder" else cache
     training = {"is_training": False} if kind in sequences else {}
@@ -346,7 +346,7 @@ def test_step_returns_what_a_call_does_and_a_cache(kind, normal, random_paramete
 )
 def test_step_has_no_dropout(make, options, normal):
     x = normal(B, T, 8)
-    prompt = attention.Prompt(np.full(B, T), T, None, False)
+    prompt = attention.Prompt(np.full(B, T), T)
     step = hk.transform(lambda x: make().step(x, x, x, cache=prompt, **options))
     with pytest.raises(ValueError, match=f"{next(iter(options))} must be left out"):
         step.init(jax.random.key(0), x)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Float
 
-from mha_haiku.core import masks, tiles
+from mha_haiku.core import tiles
 from mha_haiku.core.attention import (
     attention_map,
     implementations,
@@ -36,18 +36,12 @@ class Cache:
 
     key: Array  # `[B..., G, K, W]`, zeros in slots that nothing was written to
     value: Array  # `[B..., G, W, V]`, zeros in slots that nothing was written to
-    # `[B..., H, W, K]` where queries are kept too, else None.
-    query: Array | None = None
-    # `[B..., H, W]` with them: -inf where there is no query yet.
-    logsumexp: Array | None = None
-    # `[B..., H, W, 1]` or `[B..., H, W, V]` with them, where attention is gated.
-    gates: Array | None = None
     # `[B..., 1, G, K]`, the last key before it was mixed with the one before it, of
     # modules that mix keys; else None.
     before: Array | None = None
     is_ring: bool = tiles.static(False)  # whether slots are used as a ring buffer
     # Whether keys and values belong to a source, all there from the beginning: `[B...,
-    # G, K, S]` and `[B..., G, S, V]`. Only queries are of W slots then.
+    # G, K, S]` and `[B..., G, S, V]`.
     is_source: bool = tiles.static(False)
 
     def mixed(
@@ -94,17 +88,15 @@ class Cache:
             lambda size: self._scores_of(size, query, weighting.score), position
         )
         tile = weighting.masked(tile, rows, slots)
-        is_read = None  # [..., W, 1, 1]; None: all values are
-        if self.query is not None and not self.is_source:
-            # Without a ring a NaN that a window has left behind is still there.
-            is_read = (tile != -jnp.inf).any((-3, -2))[..., None, None]
+        slot = position % num_slots if self.is_ring else position
+        is_own = jnp.arange(num_slots) == slot
         cache = self
 
         def mixed(weights):
             def of_first(size):
                 _, values = self._positions_first(size)
-                if is_read is not None:
-                    values = jnp.where(is_read[..., :size, :, :], values, 0)
+                if self.is_ring:  # whose slot may hold NaN of long ago
+                    values = jnp.where(is_own[:, None, None], 0, values)
                 return products.mix(weights[..., :size], values)
 
             return self._by_reached(of_first, position)
@@ -115,11 +107,7 @@ class Cache:
             # The new key is not read from the cache, which is written after it is read:
             # so XLA writes in place, where it else copies the whole for each reader.
             own = weighting.scores(query, key, rows, rows)
-            slot = position % num_slots if self.is_ring else position
-            is_own = jnp.arange(num_slots) == slot
             tile = jnp.where(is_own, -jnp.inf, tile)
-            if self.is_ring:  # whose slot may hold NaN of long ago
-                is_read = ~is_own[:, None, None]
             of_own = functools.partial(products.mix, value=value)
             attended, logsumexp = _attended([(tile, mixed), (own, of_own)])
             # Adds 0, which XLA cannot know: the write has to wait for all reads.
@@ -131,7 +119,6 @@ class Cache:
             )
         attended = attended.astype(self.value.dtype)
         attended, logsumexp = weighting.finished(attended, logsumexp)
-        cache = cache._with_query(query, logsumexp, weighting.gates, position)
         keys, values = cache._positions_first()
         if self.is_ring:
             keys, values = (jnp.roll(x, -first, -3) for x in (keys, values))
@@ -143,37 +130,6 @@ class Cache:
             values,
         )
         return *sited.sited(attended, row), cache
-
-    def whole_map(
-        self, row: attention_map.AttentionMap, lengths: Array
-    ) -> attention_map.AttentionMap:
-        """Builds the map of all queries so far on all keys so far.
-
-        It is `(B, H, W, W)`, of a source `(B, H, W, S)`; rows from `lengths` `[B]` on
-        have no weights. `row` is a map of the same attention.
-        """
-        if self.query is None:
-            raise ValueError(
-                "the map of a whole text needs the queries of all its tokens: "
-                "keep_queries must be True when the cache is made."
-            )
-        key, value = self._positions_first()
-        is_row = jnp.arange(self.query.shape[-2])[None, None] < lengths[:, None, None]
-        valid_keys = (
-            jnp.full_like(lengths, key.shape[-3]) if self.is_source else lengths
-        )
-        return dataclasses.replace(
-            row,
-            query=jnp.moveaxis(self.query, -3, -2),
-            key=key,
-            logsumexp=jnp.where(is_row, self.logsumexp, -jnp.inf),
-            weighting=row.weighting._replace(
-                mask=row.weighting.mask & masks.padding(valid_keys, lengths),
-                gates=None if self.gates is None else jnp.moveaxis(self.gates, -3, -2),
-                origin=tiles.Origin(),
-            ),
-            value=value,
-        )
 
     def _by_reached(self, function, position) -> Array:
         # Calls `function(size)` with the fewest slots that hold all keys so far: only a
@@ -187,18 +143,6 @@ class Cache:
             _latest(jnp.asarray(position)) <= num_slots // 4,
             lambda: function(num_slots // 4),
             lambda: function(num_slots),
-        )
-
-    def _with_query(self, query, logsumexp, gates, position) -> "Cache":
-        if self.query is None:
-            return self
-        if gates is not None:
-            gates = _written(self.gates, jnp.moveaxis(gates, -3, -2), position, -2)
-        return dataclasses.replace(
-            self,
-            query=_written(self.query, jnp.moveaxis(query, -3, -2), position, -2),
-            logsumexp=_written(self.logsumexp, logsumexp, position, -1),
-            gates=gates,
         )
 
     def _scores_of(self, size, query, score) -> Array:
@@ -222,8 +166,6 @@ class Prompt:
     size: int = tiles.static()  # the positions that the text may grow to
     # How many positions before its own a query sees; None: all.
     window: int | None = tiles.static(None)
-    # Whether the cache keeps queries, and all positions with them.
-    keep_queries: bool = tiles.static(False)
     # Whether the prompts attend to a source, see `Cache`.
     is_source: bool = tiles.static(False)
     before: Array | None = None  # the cache before this step; see `Cache`
@@ -249,9 +191,8 @@ class Prompt:
         values, whole = implementations.attend_within(
             query, key, value, weighting, implementation=implementation
         )
-        gates = weighting.gates
         slots = self.size
-        if self.window is not None and not self.keep_queries:
+        if self.window is not None:
             slots = min(self.window + 1, self.size)
         if self.is_source:
             key, value = jnp.moveaxis(key, -3, -1), jnp.moveaxis(value, -3, -2)
@@ -263,22 +204,10 @@ class Prompt:
                 before=self.before,
                 is_ring=slots < self.size,
             )
-        if self.keep_queries:
-            rows = jnp.moveaxis(whole.logsumexp, -1, -2)[..., None]
-            rows = self._in_slots(rows, slots, -jnp.inf)[..., 0]
-            cache = dataclasses.replace(
-                cache,
-                query=self._in_slots(query, slots),
-                logsumexp=rows,
-                gates=None if gates is None else self._in_slots(gates, slots),
-            )
         return values, whole, cache
 
-    def _in_slots(self, x: Array, slots: int, empty: float = 0) -> Array:
-        """Moves `[B..., P, H, K]` to slots `[B..., H, W, K]`.
-
-        Slots beyond the prompt are `empty`.
-        """
+    def _in_slots(self, x: Array, slots: int) -> Array:
+        """Moves `[B..., P, H, K]` to slots `[B..., H, W, K]`, 0 beyond the prompt."""
         x, lengths = jnp.moveaxis(x, -3, -2), jnp.asarray(self.lengths)
         if slots < x.shape[-2]:
             first = jnp.maximum(lengths - slots, 0)[..., None]
@@ -289,7 +218,7 @@ class Prompt:
             pad = [(0, 0)] * (x.ndim - 2) + [(0, slots - x.shape[-2]), (0, 0)]
             x = jnp.pad(x, pad)
         is_written = of_slots < lengths[..., None]
-        return jnp.where(is_written[..., None, :, None], x, empty)
+        return jnp.where(is_written[..., None, :, None], x, 0)
 
 
 @jax.custom_batching.custom_vmap

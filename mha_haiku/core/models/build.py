@@ -1,10 +1,13 @@
-"""Whole models as pure functions, built from a config.
+"""Whole models as pure functions, built from a config; also token by token.
 
 Families differ in their targets: `encoder` classifies each position, `causal` the same
 but from earlier positions only, `set_classifier` chooses one element of a set,
 independent of the order, and `encoder_decoder` predicts another sequence.
+
+P positions of prompts, S_max positions that a text may grow to.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,11 +18,59 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
-from mha_haiku.core import checks, display, modules
-from mha_haiku.core.models import architecture, consistency, forward, incremental, parts
+from mha_haiku.core import attention, checks, display, modules, tiles
+from mha_haiku.core.models import architecture, consistency, forward, parts
 from mha_haiku.core.models.forward import Output
 
 Array = jax.Array
+
+
+@tiles.pytree
+class DecodingCache:
+    """What a model keeps of the tokens so far, as a pytree of arrays `[B, ...]`."""
+
+    # A cache per layer, of an encoder-decoder a pair: of self-attention and of
+    # cross-attention, which has the keys and values of the source. Of attention without
+    # heads the `attention.Prompt`.
+    layers: tuple
+    positions: Array  # `[B]`, where the next token of each example stands
+    # `[B]`, valid positions of the source; None: all, or no source.
+    source_lengths: Array | None
+    size: int = tiles.static()  # S_max
+
+
+class Decoding(NamedTuple):
+    """A model token by token, as pure functions.
+
+    Logits and maps with a cache equal the logits and maps of whole texts without it.
+
+    Attributes:
+      prefill: `prefill(params, prompts, lengths, *, max_length, source=None,
+        source_lengths=None) -> (logits, cache)`. Prompts are tokens `[B, P]`, of
+        lengths `[B]`; the logits `[B, C]` follow their last tokens. A text may grow to
+        `max_length` positions, S_max. For a source see `decoding.generate`.
+      step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
+        put at the cache's positions. The maps, one per layer, are `(B, H, 1, S_max)`,
+        or as many keys as a window lets anybody see; an encoder's are left out.
+        Examples stand at positions of their own, so that a map is one of many:
+        `jax.vmap(lambda row: row.weights())(maps[0])`; sites have one example's value.
+      prepare: Converts the parameters to what both of the above read faster; what it
+        has converted stays.
+      num_tokens: The vocabulary.
+      max_length: The longest text that the model has positions for; None: any.
+      has_source: Whether a source must be given.
+
+    Raises:
+      ValueError: From `prefill`, if prompts or `max_length` do not fit, or a source is
+        missing or not read; from `step`, if a cache is full.
+    """
+
+    prefill: Callable[..., tuple[Array, DecodingCache]]
+    step: Callable[..., tuple[Array, tuple, DecodingCache]]
+    prepare: Callable[[Any], Any]
+    num_tokens: int
+    max_length: int | None
+    has_source: bool
 
 
 class Model(NamedTuple):
@@ -49,7 +100,7 @@ class Model(NamedTuple):
     apply: Callable[..., Output]
     scanned: "Model | None" = None
     description: str = ""
-    decoding: incremental.Decoding | None = None
+    decoding: Decoding | None = None
     config: architecture.ModelConfig | None = None
 
     def __repr__(self) -> str:
@@ -73,6 +124,10 @@ def build(
       num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
         reads; else with tied logits at most `num_tokens`.
       implementation: How attention is computed, as in `attend`; None: the config's.
+
+    Raises:
+      ConfigError: If fields do not go together, or tied logits have no token for each
+        class.
     """
     consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
@@ -153,12 +208,12 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     ):
         _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
         if num_tokens is not None:
-            _check_rows("inputs", inputs, num_tokens, lengths)
+            check_rows("inputs", inputs, num_tokens, lengths)
         if segments is not None:
             _check_segments(config, inputs, segments)
-            _check_rows("segments", segments, config.embedding.segments, lengths)
+            check_rows("segments", segments, config.embedding.segments, lengths)
         if has_decoder:
-            _check_rows("decoder_inputs", decoder_inputs, num_classes, decoder_lengths)
+            check_rows("decoder_inputs", decoder_inputs, num_classes, decoder_lengths)
         params, inputs = policy.cast_to_compute((params, inputs))
         given = inputs, lengths, segments, decoder_inputs, decoder_lengths
         return transformed.apply(params, rng, *given, is_training=is_training)
@@ -168,9 +223,112 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         init,
         apply,
         description=parts.description(config),
-        decoding=incremental.decoding(config, run, vocabulary, policy, is_scanned),
+        decoding=_decoding(config, run, vocabulary, policy),
         config=config,
     )
+
+
+def _decoding(config, run, num_tokens, policy) -> Decoding | None:
+    """Makes a model run token by token; None where no token follows from others."""
+    # Steps of scanned layers, too, are looped.
+    has_source = config.family == "encoder_decoder"
+    has_logits = config.output.logits and config.output.pool is None
+    is_causal = config.family in ("causal", "encoder_decoder")
+    if num_tokens is None or not is_causal or not has_logits:
+        return None
+    longest = parts.max_length(config)
+    transformed = hk.transform(
+        functools.partial(run, is_training=False, stack=modules.looped)
+    )
+
+    def advance(params, tokens, source, source_lengths, **more):
+        """Reads one token: its logits, the maps and the changed caches."""
+        given = {"inputs": tokens}
+        if has_source:
+            given = {"inputs": source, "lengths": source_lengths}
+            given["decoder_inputs"] = tokens
+        output, caches = transformed.apply(params, None, **given, **more)
+        return output.logits[..., 0, :], output.maps, caches
+
+    def prepare(params):
+        is_stacked = any(map(modules.is_stacked, params))
+        looped = modules.unstacked(params) if is_stacked else params
+        return policy.cast_to_compute(looped)
+
+    def prefill(
+        params,
+        prompts,
+        lengths,
+        *,
+        max_length,
+        source=None,
+        source_lengths=None,
+    ):
+        checks.integer_in("max_length", max_length, 1, longest)
+        prompts, lengths = jnp.asarray(prompts), jnp.asarray(lengths)
+        if prompts.ndim != 2 or not 1 <= prompts.shape[1] <= max_length:
+            raise ValueError(
+                "prompts must be [B, P] with P from 1 to max_length = "
+                f"{max_length}, got shape {prompts.shape}."
+            )
+        check_source(has_source, source, source_lengths)
+        windows = parts.windows(config)
+        if has_source:
+            windows = windows[config.num_layers :]
+        caches = [attention.Prompt(lengths, max_length, window) for window in windows]
+        if has_source:
+            of_source = attention.Prompt(lengths, max_length, is_source=True)
+            caches = [(own, of_source) for own in caches]
+            source = policy.cast_to_compute(jnp.asarray(source))
+        logits, _, caches = advance(
+            prepare(params),
+            prompts,
+            source,
+            source_lengths,
+            caches=caches,
+            last=lengths - 1,
+        )
+        return logits, DecodingCache(caches, lengths, source_lengths, max_length)
+
+    def step(params, tokens, cache):
+        known = tiles.known(cache.positions)
+        if known is not None and (known >= cache.size).any():
+            raise ValueError(
+                f"the cache has room for max_length = {cache.size} tokens, and is full."
+            )
+        params = prepare(params)
+
+        @jax.vmap
+        def step_of_one(token, caches, position, source_lengths):
+            return advance(
+                params,
+                token[None],
+                None,
+                source_lengths,
+                caches=caches,
+                first=position,
+            )
+
+        logits, maps, caches = step_of_one(
+            jnp.asarray(tokens), cache.layers, cache.positions, cache.source_lengths
+        )
+        return (
+            logits,
+            maps,
+            dataclasses.replace(cache, layers=caches, positions=cache.positions + 1),
+        )
+
+    return Decoding(prefill, step, prepare, num_tokens, longest, has_source)
+
+
+def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
+    """Raises ValueError unless there is a source where one is read, and only there."""
+    if has_source and source is None:
+        raise ValueError("source must be given: the model is an encoder-decoder.")
+    if not has_source and (source is not None or source_lengths is not None):
+        raise ValueError(
+            "source and source_lengths must be None: the model has no encoder."
+        )
 
 
 def _check_decoder_inputs(has_decoder, inputs, lengths):
@@ -204,7 +362,7 @@ def _check_segments(config, inputs, segments):
         )
 
 
-def _check_rows(name, ids, count, lengths):
+def check_rows(name: str, ids: Any, count: int, lengths: Any) -> None:
     """Raises ValueError where valid ids, if they are known, name no row of a table."""
     if not _is_known(ids) or not _is_known(lengths):
         return

@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks
-from mha_haiku.core.models import build, incremental
-from mha_haiku.core.models.incremental import maps
+from mha_haiku.core import checks, display
+from mha_haiku.core.models import build
 
-__all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "maps", "stream"]
+__all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "stream"]
 
 Array = jax.Array
 _NO_TOKEN = -1
@@ -45,6 +44,9 @@ class Greedy(Strategy):
 @dataclasses.dataclass(frozen=True)
 class Sampled(Strategy):
     """A random token, by the model's probabilities.
+
+    Raises:
+      ValueError: If a field is out of its range.
 
     Source: Holtzman et al. 2020, section 3.1, https://arxiv.org/abs/1904.09751.
     """
@@ -113,20 +115,17 @@ class Generated(NamedTuple):
       lengths: `[B]`, tokens of each text, its end token included.
       log_probability: `[B]` float32 in nats, of what was written, by the model's own
         probabilities (of temperature 1).
-      cache: What the model keeps of the texts, where queries were kept: `maps` of it
-        are the attention maps of whole texts; else None.
     """
 
     tokens: Array
     lengths: Array
     log_probability: Array
-    cache: incremental.DecodingCache | None = None
 
 
 class _Writer(NamedTuple):
     """What a program is compiled for."""
 
-    decoding: incremental.Decoding
+    decoding: build.Decoding
     strategy: Strategy
     max_length: int
 
@@ -159,7 +158,6 @@ def generate(
     key: Array | None = None,
     source: Array | None = None,
     source_lengths: Array | None = None,
-    keep_queries: bool = False,
 ) -> Generated:
     """Generates tokens after prompts.
 
@@ -181,29 +179,20 @@ def generate(
         the key, its place in the batch and what stands before.
       source: `[B, S]` tokens or `[B, S, ...]` features, of an encoder-decoder.
       source_lengths: `[B]`, valid positions of each source; None: all S.
-      keep_queries: Whether `Generated.cache` is returned; not with a beam.
 
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
+      TypeError: If `strategy` is no `Strategy`.
     """
     given = prompts, lengths, source, source_lengths
     writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
     params = writer.decoding.prepare(params)
     if isinstance(strategy, Beam):
-        if keep_queries:
-            raise ValueError("keep_queries must be False with a beam.")
         return _beam(writer, params, given, end)
     key = jax.random.key(0) if key is None else key
-    texts, cache, keys = _begun(writer, keep_queries, params, given, end, key)
-    texts, cache = _advanced(writer, params, texts, cache, keys, end, max_length)
-    if keep_queries:
-        cache = _finished(writer, params, texts, cache)
-    return Generated(
-        _ended(texts.tokens, texts.lengths, end),
-        texts.lengths,
-        texts.log_probability,
-        cache if keep_queries else None,
-    )
+    texts, cache, keys = _begun(writer, params, given, end, key)
+    texts, _ = _advanced(writer, params, texts, cache, keys, end, max_length)
+    return _generated(texts, end)
 
 
 def stream(
@@ -226,6 +215,10 @@ def stream(
     beam: its tokens are not final before its end. A text that has ended continues with
     `end_token`, or -1 where there is none. `chunk` tokens are computed at a time; the
     first comes alone.
+
+    Raises:
+      ValueError: If `strategy` is a beam, `chunk` is below 1, or as in `generate`.
+      TypeError: If `strategy` is no `Strategy`.
     """
     given = prompts, lengths, source, source_lengths
     writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
@@ -239,7 +232,7 @@ def stream(
     def tokens():
         own = writer.decoding.prepare(params)
         first = jax.random.key(0) if key is None else key
-        texts, cache, keys = _begun(writer, False, own, given, end, first)
+        texts, cache, keys = _begun(writer, own, given, end, first)
         told = given.lengths
         while True:
             # Copies, as the next call writes into the memory of what it is given.
@@ -256,10 +249,10 @@ def stream(
     return tokens()
 
 
-@functools.partial(jax.jit, static_argnames=("writer", "keep_queries"))
-def _begun(writer, keep_queries, params, given, end, key):
+@functools.partial(jax.jit, static_argnames=("writer",))
+def _begun(writer, params, given, end, key):
     """Writes each text's first token; also returns the cache and a key per text."""
-    logits, cache = _prefilled(writer, params, given, keep_queries)
+    logits, cache = _prefilled(writer, params, given)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(given.lengths)))
     texts = _prompted(given, writer.max_length, end)
     return _appended(writer.strategy, texts, logits, keys, end), cache, keys
@@ -284,19 +277,13 @@ def _advanced(writer, params, texts, cache, keys, end, steps):
     return texts, cache
 
 
-@functools.partial(jax.jit, static_argnames=("writer",), donate_argnames=("cache",))
-def _finished(writer, params, texts, cache):
-    """Adds each text's last token, whose logits nobody needs, to the cache."""
-    return _stepped(writer, params, texts, cache)[1]
-
-
 @functools.partial(jax.jit, static_argnames=("writer",))
 def _beam(writer, params, given, end):
     _, strategy, max_length = writer
     width, size = strategy.width, len(given.lengths)
-    logits, cache = _prefilled(writer, params, given, False)
+    logits, cache = _prefilled(writer, params, given)
     in_beam = lambda x: jnp.repeat(x, width, axis=0)  # noqa: E731
-    logits, cache = in_beam(logits), cache.by_example(in_beam)
+    logits, cache = in_beam(logits), jax.tree.map(in_beam, cache)
     texts = _prompted(given, max_length, end)
     texts = jax.tree.map(lambda x: in_beam(x).reshape(size, width, *x.shape[1:]), texts)
     # All texts of a beam are alike at first: one counts.
@@ -339,7 +326,7 @@ def _beam(writer, params, given, end):
         texts, parents, cache = state
         rows = (jnp.arange(size)[:, None] * width + parents).reshape(-1)
         flat = jax.tree.map(lambda x: x.reshape(size * width, *x.shape[2:]), texts)
-        cache = cache.by_example(lambda x: x[rows])
+        cache = jax.tree.map(lambda x: x[rows], cache)
         logits, cache = _stepped(writer, params, flat, cache)
         return *extended(texts, logits), cache
 
@@ -347,12 +334,15 @@ def _beam(writer, params, given, end):
     texts, *_ = jax.lax.while_loop(goes_on, step, (texts, parents, cache))
     best = standing(texts, texts.lengths).argmax(1)
     best = jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i])(x, best), texts)
-    return Generated(
-        _ended(best.tokens, best.lengths, end), best.lengths, best.log_probability
-    )
+    return _generated(best, end)
 
 
-def _prefilled(writer, params, given, keep_queries):
+def _generated(texts, end) -> Generated:
+    tokens = _ended(texts.tokens, texts.lengths, end)
+    return Generated(tokens, texts.lengths, texts.log_probability)
+
+
+def _prefilled(writer, params, given):
     """Reads the prompts: logits `[B, C]` after them, and a cache for whole texts."""
     # The last token of a text is written, but never read.
     decoding, _, max_length = writer
@@ -364,7 +354,6 @@ def _prefilled(writer, params, given, keep_queries):
         max_length=size,
         source=given.source,
         source_lengths=given.source_lengths,
-        keep_queries=keep_queries,
     )
 
 
@@ -373,7 +362,8 @@ def _stepped(writer, params, texts, cache):
     # A text that has ended has its last token put in its place once more.
     positions = jnp.minimum(texts.lengths, cache.size) - 1
     last = jnp.take_along_axis(texts.tokens, positions[:, None], axis=1)[:, 0]
-    logits, _, cache = writer.decoding.step(params, last, cache.at(positions))
+    cache = dataclasses.replace(cache, positions=positions)
+    logits, _, cache = writer.decoding.step(params, last, cache)
     return logits, cache
 
 
@@ -432,67 +422,53 @@ def _checked(model, given, strategy, max_length, end_token, key):
         raise ValueError("key must be given where tokens are drawn at random.")
     longest = None if decoding.max_length is None else decoding.max_length + 1
     checks.integer_in("max_length", max_length, 1, longest)
-    incremental.check_source(decoding.has_source, source, source_lengths)
+    build.check_source(decoding.has_source, source, source_lengths)
     if end_token is not None:
         checks.integer_in("end_token", end_token, 0, None)
     prompts = np.asarray(prompts)
-    if prompts.ndim != 2 or not np.issubdtype(prompts.dtype, np.integer):
+    is_integer = np.issubdtype(prompts.dtype, np.integer)
+    if prompts.ndim != 2 or not prompts.shape[1] or not is_integer:
         raise ValueError(
-            "prompts must be tokens [B, P], integers, got "
+            "prompts must have at least one token each: tokens [B, P], integers, got "
             f"{prompts.dtype} of shape {prompts.shape}."
         )
     size, columns = prompts.shape
-    lengths = np.full(size, columns) if lengths is None else np.asarray(lengths)
-    if lengths.shape != (size,) or not np.issubdtype(lengths.dtype, np.integer):
-        raise ValueError(
-            f"lengths must be integers [B] = {(size,)}, got {lengths.dtype} of shape "
-            f"{lengths.shape}."
-        )
-    if (lengths < 1).any() or not columns:
-        raise ValueError("prompts must have at least one token each, got an empty one.")
-    if (lengths > columns).any():
-        raise ValueError(f"lengths must be at most P = {columns}, got {lengths.max()}.")
+    lengths = _checked_lengths("lengths", lengths, size, 1, "P", columns)
     if (lengths > max_length).any():
         raise ValueError(
             f"prompts must have at most max_length = {max_length} tokens, got one of "
             f"{lengths.max()}."
         )
-    is_token = np.arange(columns) < lengths[:, None]
-    wrong = is_token & ((prompts < 0) | (prompts >= decoding.num_tokens))
-    if wrong.any():
-        raise ValueError(
-            f"prompts must be of tokens from 0 to {decoding.num_tokens - 1}, got "
-            f"{prompts[wrong][0]}."
-        )
+    build.check_rows("prompts", prompts, decoding.num_tokens, lengths)
+    if source is not None:
+        source = source if isinstance(source, jax.Array) else np.asarray(source)
+        if source.ndim < 2 or len(source) != size:
+            raise ValueError(
+                f"source must be [B, S] or [B, S, ...] with B = {size}, got shape "
+                f"{source.shape}."
+            )
+        sizes = size, 0, "S", source.shape[1]
+        _checked_lengths("source_lengths", source_lengths, *sizes)
     shared = _SHORTEST
     while shared < lengths.max():
         shared *= 4
     padded = np.zeros((size, min(shared, max_length)), np.int32)
     columns = min(columns, padded.shape[1])
-    padded[:, :columns] = np.where(is_token, prompts, 0)[:, :columns]
-    if source is not None:
-        source = _checked_source(size, source, source_lengths)
+    is_token = np.arange(columns) < lengths[:, None]
+    padded[:, :columns] = np.where(is_token, prompts[:, :columns], 0)
     end = np.int32(_NO_TOKEN if end_token is None else end_token)
     given = _Given(padded, lengths.astype(np.int32), source, source_lengths)
     return _Writer(decoding, strategy, max_length), given, end
 
 
-def _checked_source(size, source, lengths):
-    source = source if isinstance(source, jax.Array) else np.asarray(source)
-    if source.ndim < 2 or len(source) != size:
+def _checked_lengths(name, lengths, size, shortest, letter, longest) -> np.ndarray:
+    """Checks lengths `[B]`; None stands for the longest."""
+    lengths = np.full(size, longest) if lengths is None else np.asarray(lengths)
+    is_integer = np.issubdtype(lengths.dtype, np.integer)
+    wrong = lengths[(lengths < shortest) | (lengths > longest)][:1]
+    if lengths.shape != (size,) or not is_integer or wrong.size:
         raise ValueError(
-            f"source must be [B, S] or [B, S, ...] with B = {size}, got shape "
-            f"{source.shape}."
+            f"{name} must be integers [B] = {(size,)} from {shortest} to {letter} = "
+            f"{longest}, got {display.numbers(wrong if wrong.size else lengths)}."
         )
-    lengths = np.full(size, source.shape[1]) if lengths is None else np.asarray(lengths)
-    if (
-        lengths.shape != (size,)
-        or not np.issubdtype(lengths.dtype, np.integer)
-        or (lengths < 0).any()
-        or (lengths > source.shape[1]).any()
-    ):
-        raise ValueError(
-            f"source_lengths must be integers [B] from 0 to S = {source.shape[1]}, got "
-            f"{lengths}."
-        )
-    return source
+    return lengths

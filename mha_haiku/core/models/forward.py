@@ -1,5 +1,7 @@
 """The forward pass of a model: of whole inputs, of prompts, of one token at a time."""
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -8,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mha_haiku.core import attention, display, modules, sites
-from mha_haiku.core.models import architecture, layers
+from mha_haiku.core import attention, display, masks, modules, positions, sites
+from mha_haiku.core.models import architecture, parts
 from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import layer_stacks
 
@@ -95,49 +97,36 @@ def forward(
     and `last`, `[B]`, is the one token of each text whose logits are wanted.
     """
     has_decoder = config.family == "encoder_decoder"
-    encoded, encoder_maps = None, ()
 
-    def run(*args, decoder=False, **given):
-        own = layers.make_stack(config, implementation, stack, decoder=decoder)
-        if caches is None or decoder != has_decoder:
-            return *own(*args, is_training=is_training, **given), None
-        return own.step(*args, cache=caches, first_query=first, **given)
-
-    if inputs is not None:
+    def run(decoder, num_tokens, inputs, lengths, segments, *encoded, **given):
+        """Runs a stack: its embedding, valid positions, output, maps and caches."""
+        is_last = decoder == has_decoder
+        embedding = _make_embedding(config, num_tokens, decoder)
         valid = _valid(inputs, lengths)
-        embedding = _make_embedding(config, num_tokens)
-        x, maps, kept = run(
-            _embedded(
-                config,
-                embedding,
-                _zeroed(inputs, valid),
-                segments,
-                first=0 if has_decoder else first,
-            ),
-            mask=layers.own_masks(config, lengths),
-            bias=layers.bias(config, "encoder" if has_decoder else ""),
-        )
-        encoded, encoder_maps = x, maps
+        start = first if is_last else 0
+        x = _zeroed(inputs, valid)
+        x = _embedded(config, embedding, x, segments, decoder, start)
+        given["mask"] = _masks(config, lengths, decoder)
+        given["bias"] = _bias(config, decoder)
+        layers = _make_stack(config, implementation, stack, decoder)
+        if is_last and caches is not None:
+            results = layers.step(x, *encoded, cache=caches, first_query=first, **given)
+        else:
+            results = *layers(x, *encoded, is_training=is_training, **given), None
+        return embedding, valid, *results
+
+    x, maps = None, ()
+    if inputs is not None:
+        given = num_tokens, inputs, lengths, segments
+        embedding, valid, x, maps, kept = run(False, *given)
     if has_decoder:
-        valid = _valid(decoder_inputs, decoder_lengths)
-        embedding = _make_embedding(config, num_classes, decoder=True)
-        x, decoder_maps, kept = run(
-            _embedded(
-                config,
-                embedding,
-                _zeroed(decoder_inputs, valid),
-                decoder=True,
-                first=first,
-            ),
-            encoded,
-            mask=layers.own_masks(config, decoder_lengths, decoder=True),
-            cross_mask=layers.cross_mask(inputs, lengths, decoder_lengths),
-            bias=layers.bias(config, "decoder"),
-            decoder=True,
+        given = num_classes, decoder_inputs, decoder_lengths, None
+        cross_mask = _cross_mask(inputs, lengths, decoder_lengths)
+        embedding, valid, x, decoder_maps, kept = run(
+            True, *given, x, cross_mask=cross_mask
         )
         own, cross = zip(*decoder_maps, strict=True)
-        kinds = len(encoder_maps), len(own), len(cross)
-        maps = Maps((*encoder_maps, *own, *cross), kinds)
+        maps = Maps((*maps, *own, *cross), (len(maps), len(own), len(cross)))
     logits = None
     if config.output.logits:
         read = x
@@ -147,14 +136,14 @@ def forward(
     return Output(logits, maps, policy.cast_to_output(x)), kept
 
 
-def _make_embedding(config, num_tokens, *, decoder=False) -> hk.Module:
+def _make_embedding(config, num_tokens, decoder) -> hk.Module:
     name = _prefix(decoder) + "embedding"
     if num_tokens is None:
         return hk.Linear(config.model_size, name=name)
     return modules.TokenEmbedding(num_tokens, config.model_size, name=name)
 
 
-def _embedded(config, embedding, inputs, segments=None, *, decoder=False, first=0):
+def _embedded(config, embedding, inputs, segments, decoder, first) -> Array:
     """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`."""
     own, prefix = config.embedding, _prefix(decoder)
     x = embedding(inputs)
@@ -228,3 +217,151 @@ def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
         total = jnp.where(counts[..., None], x, 0).sum(1, dtype=dtype)
         return (total / jnp.maximum(counts.sum(1), 1)[:, None]).astype(x.dtype)
     return x
+
+
+# --- The layers: what they are made of, their masks and biases
+
+
+def _make_stack(config, implementation, stack, decoder):
+    """Makes the decoder; or the encoder, the only stack if there is no decoder."""
+    kind = modules.Decoder if decoder else modules.Encoder
+    decoder_layers = parts.num_decoder_layers(config)
+    ends_in_norm = architecture.NORM_PLACES[config.norm.position].end
+    return kind(
+        decoder_layers if decoder else config.num_layers,
+        functools.partial(_make_layer, config, implementation, decoder),
+        make_norm=None if ends_in_norm else architecture.make_norm(config),
+        stack=stack,
+        name="decoder" if decoder else "encoder",
+    )
+
+
+def _masks(config, lengths, decoder) -> masks.Mask | list[masks.Mask]:
+    """Makes the mask of all layers, or a list of one per layer where they differ."""
+    windows = parts.windows(config)
+    windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
+    is_causal = decoder or config.family == "causal"
+    own = [_mask(window, lengths, is_causal) for window in windows]
+    return own if len(set(windows)) > 1 else own[0]
+
+
+def _cross_mask(source, lengths, decoder_lengths) -> masks.Mask | None:
+    """Makes the mask of cross-attention; lengths of None: all positions are valid."""
+    if lengths is None and decoder_lengths is None:
+        return None
+    if lengths is None:
+        lengths = jnp.full_like(decoder_lengths, source.shape[1])
+    return masks.padding(lengths, decoder_lengths)
+
+
+def _bias(config, decoder) -> positions.ScoreBias | list | None:
+    """Makes the score bias of all layers, or a list of one per pruned layer."""
+    make_bias = modules.PositionScheme.of(config.embedding).bias
+    if make_bias is None:
+        return None
+    is_causal = decoder or config.family == "causal"
+    sizes = config.attention.num_heads, _prefix(decoder)
+    result = make_bias(*sizes, bidirectional=not is_causal)
+    if config.attention.kept_heads is None:
+        return result
+    return [
+        result.at_heads(heads.names)
+        for heads in parts.heads_of_layers(config)
+        if heads.kind in (("decoder",) if decoder else ("", "encoder"))
+    ]
+
+
+def _mask(window, lengths, is_causal) -> masks.Mask:
+    kinds = []
+    if window is not None:
+        kinds.append(masks.window(window, 0 if is_causal else window))
+    elif is_causal:
+        kinds.append(masks.causal())
+    if lengths is not None:
+        kinds.append(masks.padding(lengths, lengths))
+    return functools.reduce(operator.and_, kinds) if kinds else masks.full()
+
+
+def _make_layer(config, implementation, decoder, i):
+    """Makes layer i of the decoder, or of the encoder."""
+    own = config.feed_forward
+    place = config.num_layers + i if decoder else i  # among all layers
+    hidden_size = parts.hidden_sizes(config)[place]
+    rotate = modules.PositionScheme.of(config.embedding).rotate
+    if rotate is not None:
+        frequencies = parts.frequencies(config)[place]
+        rotate = functools.partial(rotate, frequencies=frequencies)
+
+    def make_feed_forward():
+        return modules.FeedForward(
+            hidden_size,
+            **architecture.ACTIVATIONS[own.activation]._asdict(),
+            with_bias=own.with_bias,
+            name="feed_forward",
+        )
+
+    options = {
+        "make_feed_forward": make_feed_forward if hidden_size else None,
+        "hidden_size": None if hidden_size else 0,
+        "make_norm": architecture.make_norm(config),
+        "norm_position": config.norm.position,
+        "attention_residual": config.attention.residual,
+        "feed_forward_residual": own.residual,
+        "dropout_rate": config.dropout_rate,
+        "name": f"layer_{i}",
+    }
+    make = functools.partial(_make_attention, config, implementation)
+    heads = {x.kind: x for x in parts.heads_of_layers(config) if x.layer == i}
+    if decoder:
+        return modules.DecoderLayer(
+            make(heads["decoder"], "attention", rotary=rotate),
+            make(heads["cross"], "cross_attention"),
+            **options,
+        )
+    attend = make(heads.get("encoder", heads.get("")), "attention", rotary=rotate)
+    return modules.EncoderLayer(
+        attend if config.attention.num_heads else None,
+        num_heads=None if config.attention.num_heads else 0,
+        parallel=own.parallel,
+        **options,
+    )
+
+
+def _make_attention(config, implementation, heads, name, *, rotary=None):
+    # Only self-attention uses positions, smeared keys included: the distance of a
+    # target's position to a source's means nothing.
+    own = config.attention
+    # Norms of heads take the root mean square, whatever norms the stream has.
+    head_norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
+    qk_norms = architecture.QK_NORMS[own.qk_norm_over]
+    if hk.running_init():  # makes parameters from one example, on one device
+        implementation = own.implementation
+    smears = own.smear_keys and name == "attention"
+
+    def make():
+        if not heads.names:  # all are pruned
+            return modules.NoAttention(
+                config.model_size, with_bias=own.output_bias, name=name
+            )
+        kind = modules.MultiHeadAttention
+        if own.differential:
+            kind = modules.DifferentialAttention
+        return kind(
+            len(heads.names),
+            parts.key_size(config),
+            model_size=config.model_size,
+            with_bias=own.with_bias,
+            output_bias=own.output_bias,
+            num_key_value_heads=heads.num_key_value_heads,
+            groups=heads.groups,
+            transforms=modules.HeadTransforms(
+                own.qk_norm and qk_norms(head_norm),
+                modules.smeared_keys if smears else None,
+                rotary,
+            ),
+            pattern=modules.Pattern.of(own),
+            implementation=implementation,
+            name=name,
+        )
+
+    return make

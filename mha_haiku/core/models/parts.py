@@ -146,30 +146,21 @@ def description(config: ModelConfig) -> str:
 
 def hidden_sizes(config: ModelConfig) -> tuple[int, ...]:
     """Lists the number of hidden units of each of the L layers."""
-    sizes = config.feed_forward.hidden_sizes
-    if sizes is None:
-        return (config.feed_forward.hidden_size,) * num_all_layers(config)
-    return tuple(sizes)
+    own = config.feed_forward
+    return own.hidden_sizes or (own.hidden_size,) * num_all_layers(config)
 
 
 def windows(config: ModelConfig) -> tuple[int | None, ...]:
     """Lists the window of each of the L layers, None for one that sees everything."""
     given = config.attention.window
-    return (
-        tuple(given) if isinstance(given, tuple) else (given,) * num_all_layers(config)
-    )
+    return given if isinstance(given, tuple) else (given,) * num_all_layers(config)
 
 
-def frequencies(
-    config: ModelConfig,
-) -> tuple[tuple[float, ...] | None, ...]:
+def frequencies(config: ModelConfig) -> tuple[tuple[float, ...] | None, ...]:
     """Returns the rotary frequencies `[K / 2]` of each layer; None: the default."""
     given = config.embedding.frequencies
-    if given is None:
-        return (None,) * num_all_layers(config)
-    if not any(isinstance(each, tuple) for each in given):
-        given = [given] * num_all_layers(config)
-    return tuple(map(tuple, given))
+    is_by_layer = any(isinstance(each, tuple) for each in given or ())
+    return given if is_by_layer else (given,) * num_all_layers(config)
 
 
 def are_alike(config: ModelConfig) -> bool:

@@ -1,10 +1,14 @@
 """Haiku modules; they own parameters, and leave the numbers to pure functions."""
 
 from mha_haiku.core.modules.anatomy import is_stacked
-from mha_haiku.core.modules.decoder import Decoder, DecoderLayer
 from mha_haiku.core.modules.differential import DifferentialAttention
-from mha_haiku.core.modules.embeddings import TokenEmbedding
-from mha_haiku.core.modules.encoder import Encoder, EncoderLayer
+from mha_haiku.core.modules.embeddings import (
+    POSITION_SCHEMES,
+    LearnedPositions,
+    PositionScheme,
+    RelativePositions,
+    TokenEmbedding,
+)
 from mha_haiku.core.modules.feed_forward import FeedForward, gelu
 from mha_haiku.core.modules.head_transforms import HeadTransforms, smeared_keys
 from mha_haiku.core.modules.layer_stacks import (
@@ -14,6 +18,7 @@ from mha_haiku.core.modules.layer_stacks import (
     stacked,
     unstacked,
 )
+from mha_haiku.core.modules.layers import Decoder, DecoderLayer, Encoder, EncoderLayer
 from mha_haiku.core.modules.multi_head_attention import MultiHeadAttention
 from mha_haiku.core.modules.no_attention import Bias, NoAttention
 from mha_haiku.core.modules.norms import LayerNorm, RMSNorm, no_norm, over_all_heads
@@ -26,12 +31,6 @@ from mha_haiku.core.modules.pattern import (
     cosine_score,
     head_gates,
     learned_sinks,
-)
-from mha_haiku.core.modules.position_schemes import (
-    POSITION_SCHEMES,
-    LearnedPositions,
-    PositionScheme,
-    RelativePositions,
 )
 
 __all__ = [

@@ -45,6 +45,10 @@ _AXES = {
     "key_norm/scale": Axis(HEAD_FEATURES, -1),
     "key_norm/offset": Axis(HEAD_FEATURES, -1),
     "smear": Axis(KEY_VALUE_HEADS, -1),  # [G]
+    "score": Axis(HEADS, -2),  # [H, K]
+    "cosine_scale": Axis(HEADS, -1),  # [H]
+    "sinks": Axis(HEADS, -1),  # [H]
+    "head_gate/w": Axis(HEADS, -1),  # [D, H] or [D, H V]
     "hidden/w": Axis(UNITS, -1),  # [D, F]
     "hidden/b": Axis(UNITS, -1),
     "gate/w": Axis(UNITS, -1),

@@ -1,27 +1,32 @@
-"""Embeddings of tokens."""
+"""How tokens enter a model, and the order of positions: schemes, by their names.
+
+Another scheme is added here: what it does, and a line in `POSITION_SCHEMES`.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 
+from mha_haiku.core import positions
+from mha_haiku.core.fields import Section
+
 Array = jax.Array
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class TokenEmbedding(hk.Module):
     """A learned vector per token, which may serve for logits as well."""
 
-    def __init__(
-        self,
-        num_tokens: int,
-        size: int,
-        name: str | None = None,
-        *,
-        w_init: hk.initializers.Initializer | None = None,
-    ):
-        super().__init__(name=name)
-        self.num_tokens = num_tokens
-        self.size = size
-        self.w_init = w_init or hk.initializers.RandomNormal(1.0)
+    num_tokens: int
+    size: int
+    name: str | None = None
+    _: dataclasses.KW_ONLY
+    w_init: hk.initializers.Initializer = hk.initializers.RandomNormal(1.0)
 
     def __call__(self, tokens: Array) -> Array:
         """Embeds tokens `[...]`, clipped to 0..C - 1, as `[..., D]`."""
@@ -39,3 +44,114 @@ class TokenEmbedding(hk.Module):
     def _table(self) -> Array:
         shape = (self.num_tokens, self.size)
         return hk.get_parameter("embeddings", shape, init=self.w_init)
+
+
+class PositionScheme(NamedTuple):
+    """Where positions enter a model; a place where they do not is None.
+
+    The functions take the config's `fields` by keyword, and make their parameters.
+    """
+
+    # A function from embeddings `[..., T, D]`, the position of the first and the prefix
+    # of module names ("decoder_" in a decoder) to embeddings with positions.
+    embed: Callable[..., Array] | None = None
+    # A function from queries or keys `[B..., T, H, K]`, their positions `[T]` and
+    # `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
+    rotate: Callable[..., Array] | None = None
+    # A function from H, the prefix, and whether later keys are seen, `bidirectional`,
+    # to a score bias.
+    bias: Callable[..., positions.ScoreBias] | None = None
+    # The fields of `config.model.embedding` that the functions read.
+    fields: tuple[str, ...] = ()
+    # Whether features count in pairs, so that their number must be even: K of a scheme
+    # that rotates, else D.
+    has_pairs: bool = False
+
+    @classmethod
+    def of(cls, config: Section) -> "PositionScheme":
+        """Builds the scheme of `config.model.embedding`, which has its fields."""
+        scheme = POSITION_SCHEMES[config.positions]
+        given = {name: getattr(config, name) for name in scheme.fields}
+        embed, rotate, bias = (
+            make and functools.partial(make, **given) for make in scheme[:3]
+        )
+        return scheme._replace(embed=embed, rotate=rotate, bias=bias)
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class LearnedPositions(hk.Module):
+    """A learned vector per position.
+
+    Source: Gehring et al. 2017, section 3.1, https://arxiv.org/abs/1705.03122.
+    """
+
+    max_length: int
+    name: str | None = None
+
+    def __call__(self, x: Array, first: int | Array = 0) -> Array:
+        """Adds the encodings of positions from `first` on to `x` `[..., T, D]`.
+
+        Raises:
+          ValueError: If there are more tokens than positions.
+        """
+        length, size = x.shape[-2:]
+        if length > self.max_length:
+            raise ValueError(
+                f"there are learned positions for {self.max_length} tokens, got "
+                f"{length}."
+            )
+        init = hk.initializers.RandomNormal(0.02)
+        table = hk.get_parameter("positions", (self.max_length, size), x.dtype, init)
+        if isinstance(first, int):
+            own = table[first : first + length]
+        else:
+            own = jax.lax.dynamic_slice_in_dim(table, first, length)
+        return x + own.reshape((1,) * (x.ndim - 2) + (length, size))
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class RelativePositions(hk.Module):
+    """Learned score biases per bucket of distance; see `positions.relative_bias`."""
+
+    num_heads: int
+    _: dataclasses.KW_ONLY
+    bidirectional: bool
+    num_buckets: int = 32
+    max_distance: int = 128
+    name: str | None = None
+
+    def __call__(self) -> positions.ScoreBias:
+        init = hk.initializers.RandomNormal(0.02)
+        table = hk.get_parameter("table", (self.num_buckets, self.num_heads), init=init)
+        return positions.relative_bias(
+            table, bidirectional=self.bidirectional, max_distance=self.max_distance
+        )
+
+
+def _learned(x, first, prefix, *, max_length):
+    return LearnedPositions(max_length, name=f"{prefix}positions")(x, first)
+
+
+def _sinusoidal(x, first, _):
+    at = first + jnp.arange(x.shape[-2])
+    encoding = positions.sinusoidal(at, x.shape[-1]).astype(x.dtype)
+    return x + encoding.reshape(*(1,) * (x.ndim - 2), *encoding.shape)
+
+
+def _rotary(x, at, *, frequencies, rotary_period):
+    return positions.rotary(x, at, max_period=rotary_period, frequencies=frequencies)
+
+
+def _relative(num_heads, prefix, *, bidirectional):
+    name = f"{prefix}relative_positions"
+    return RelativePositions(num_heads, bidirectional=bidirectional, name=name)()
+
+
+POSITION_SCHEMES: dict[str, PositionScheme] = {
+    "none": PositionScheme(),
+    "learned": PositionScheme(embed=_learned, fields=("max_length",)),
+    "sinusoidal": PositionScheme(embed=_sinusoidal, has_pairs=True),
+    "rotary": PositionScheme(rotate=_rotary, fields=("rotary_period",), has_pairs=True),
+    "alibi": PositionScheme(bias=lambda heads, *_, **__: positions.alibi(heads)),
+    "t5": PositionScheme(bias=_relative),
+}

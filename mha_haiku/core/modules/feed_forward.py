@@ -39,6 +39,9 @@ class FeedForward(hk.Module):
           with_bias: Whether the linear maps have biases.
           w_init: Initialiser of the weights; variance scaling if left out.
           name: The module's name.
+
+        Raises:
+          ValueError: If `hidden_size` is no positive integer.
         """
         super().__init__(name=name)
         self.hidden_size = checks.positive_integer("hidden_size", hidden_size)

@@ -25,25 +25,21 @@ Params = Mapping[str, Mapping[str, Any]]
 # Calls layer i: from (i, x [..., T, D], what it is given) to (x [..., T, D], its map or
 # maps).
 CallLayer = Callable[[int, Array, Any], tuple[Array, Any]]
-# From (the call, L, x [..., T, D], [L, ...] or L trees of arrays given to the layers,
-# such as their masks, or None) to (x, the L layers' maps).
-LayerStack = Callable[[CallLayer, int, Array, Any], tuple[Array, tuple]]
+# From (the call, x [..., T, D], L trees of arrays given to the layers, such as their
+# masks) to (x, the L layers' maps).
+LayerStack = Callable[[CallLayer, Array, Sequence], tuple[Array, tuple]]
 
 
-def looped(
-    call_layer: CallLayer, num_layers: int, x: Array, given: Array | Sequence | None
-) -> tuple[Array, tuple]:
+def looped(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tuple]:
     """Calls the layers one by one: each is compiled by itself, and they may differ."""
     maps = []
-    for i in range(num_layers):
-        x, attention_map = call_layer(i, x, None if given is None else given[i])
+    for i, own in enumerate(given):
+        x, attention_map = call_layer(i, x, own)
         maps.append(attention_map)
     return x, tuple(maps)
 
 
-def scanned(
-    call_layer: CallLayer, num_layers: int, x: Array, given: Array | Sequence | None
-) -> tuple[Array, tuple]:
+def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tuple]:
     """Calls the layers as one `lax.scan`: what is compiled does not grow with L.
 
     Layer 0 is compiled and stands for all, so that layers may differ in the values of
@@ -54,7 +50,7 @@ def scanned(
     initialisation are parameters of other names, shapes or dtypes, which raise
     ValueError; not, say, another activation.
     """
-    given = _stacked(given)
+    num_layers, given = len(given), _stacked(given)
     if hk.running_init():
         _check_alike(
             call_layer, num_layers, x, jax.tree.map(lambda leaf: leaf[0], given)
@@ -82,11 +78,11 @@ def rematerialized(stack: LayerStack) -> LayerStack:
     """
 
     @functools.wraps(stack)
-    def stack_again(call_layer, num_layers, x, given):
-        def call_layer_again(i, x, given):
-            return hk.remat(functools.partial(call_layer, i))(x, given)
+    def stack_again(call_layer, x, given):
+        def call_layer_again(i, x, own):
+            return hk.remat(functools.partial(call_layer, i))(x, own)
 
-        return stack(call_layer_again, num_layers, x, given)
+        return stack(call_layer_again, x, given)
 
     return stack_again
 
@@ -157,11 +153,8 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _stacked(given: Any) -> Any:
+def _stacked(given: Sequence) -> Any:
     """Stacks trees of arrays `[...]`, one per layer, to one of `[L, ...]`."""
-    if not isinstance(given, list | tuple):
-        return jax.tree.map(jnp.asarray, given)
-
     if len({jax.tree.structure(each) for each in given}) > 1:
         raise ValueError(
             "scanned layers must be alike, got something for some of them alone, or of "

@@ -6,7 +6,7 @@ weights and gates, `head_transforms.py` what happens to heads after their projec
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import haiku as hk
 import jax
@@ -24,17 +24,20 @@ Array = jax.Array
 Initializer = hk.initializers.Initializer
 
 
+class Step(NamedTuple):
+    """What makes a call a step; see `CachedModule.step`."""
+
+    cache: Any
+    first_query: int | Array = 0
+
+
 class CachedModule(hk.Module):
-    """A module with two public methods, `__call__` and `step`, and one path, `_run`.
+    """A module whose call returns a cache too where it is given a `Step`."""
 
-    Haiku puts the name of a method into the names of parameters and scopes, and so of
-    sites, unless it is `__call__`. Both methods are therefore transparent to Haiku and
-    enter `_run` by the `__call__` here, so that their names are the same.
-    """
+    has_training: ClassVar[bool] = False  # whether a call takes `is_training`
 
-    def __call__(self, *args, **options):
-        return self._run(*args, **options)
-
+    # Haiku puts the name of a method into the names of parameters and scopes, and so of
+    # sites, unless it is `__call__` or transparent.
     @hk.transparent
     def step(self, *args, cache: Any, first_query: int | Array = 0, **options):
         """Runs one step: the output, and the cache of the next step; no dropout.
@@ -45,6 +48,9 @@ class CachedModule(hk.Module):
         cross-attention; of a stack one for each layer. Where it has the keys of a
         source, what they are made of is not read. The first token is at `first_query`.
         Other arguments and sites are as in a call; masks go by name.
+
+        Raises:
+          ValueError: If `is_training` or a `dropout_rate` is given.
         """
         for name in ("is_training", "dropout_rate"):
             if options.get(name):
@@ -52,8 +58,9 @@ class CachedModule(hk.Module):
                     f"{name} must be left out of step, which has no dropout, got "
                     f"{options[name]!r}."
                 )
-        given = {"cache": cache, "first_query": first_query}
-        return CachedModule.__call__(self, *args, **given, **options)
+        if self.has_training:
+            options["is_training"] = False
+        return self(*args, step=Step(cache, first_query), **options)
 
 
 class MultiHeadAttention(CachedModule):
@@ -104,6 +111,11 @@ class MultiHeadAttention(CachedModule):
             products, softmax and no gates if left out.
           implementation: The implementation of `attend`.
           name: The module's name.
+
+        Raises:
+          ValueError: If a size is not positive, G does not divide H, `groups` do not
+            name each key/value head, or both `w_init` and `w_init_scale` are given.
+          TypeError: If a part of `transforms` or `pattern` is no function.
         """
         super().__init__(name=name)
         if w_init is not None and w_init_scale is not None:
@@ -140,7 +152,6 @@ class MultiHeadAttention(CachedModule):
         self.pattern = (pattern or patterns.Pattern()).checked()
         self.implementation = implementation
 
-    @hk.transparent
     def __call__(
         self,
         query: Float[Array, "*B T D"],
@@ -151,8 +162,9 @@ class MultiHeadAttention(CachedModule):
         bias: positions.ScoreBias | Array | None = None,
         first_query: int | Array = 0,
         dropout_rate: float = 0.0,
-    ) -> tuple[Float[Array, "*B T model_size"], attention.AttentionMap]:
-        """Attends: the output, and the attention map `(B..., H, T, S)`.
+        step: Step | None = None,
+    ) -> tuple[Array, attention.AttentionMap, *tuple[Any, ...]]:
+        """Attends: the output `[B..., T, D]`, and the attention map `(B..., H, T, S)`.
 
         Its sites are "query", "key" and "value" (projected, normalised and rotated, as
         they are compared), "gates" where there are any, "map", "weights", "heads"
@@ -167,23 +179,12 @@ class MultiHeadAttention(CachedModule):
           bias: What is added to the scores; see `attend`.
           first_query: The position of the first query, for rotation, mask and bias.
           dropout_rate: Dropout rate of the weights, in [0, 1); needs an rng.
-        """
-        given = {"bias": bias, "first_query": first_query, "dropout_rate": dropout_rate}
-        return super().__call__(query, key, value, mask, **given)[:2]
+          step: What the method `step` gives; the next cache is returned too.
 
-    @hk.transparent
-    def _run(
-        self,
-        query,
-        key,
-        value,
-        mask=None,
-        *,
-        bias=None,
-        first_query=0,
-        dropout_rate=0.0,
-        cache=None,
-    ) -> tuple:
+        Raises:
+          ValueError: If query, key, value, mask and bias do not fit each other.
+        """
+        cache, first_query = step or (None, first_query)
         mask = masks.as_mask(mask)
         first_query = tiles.checked_first(first_query)
         has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
@@ -222,7 +223,7 @@ class MultiHeadAttention(CachedModule):
         values = self._combined(values)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
-        return sites.site("output", output), attention_map, *(kept or [None])
+        return sites.site("output", output), attention_map, *kept
 
     @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:

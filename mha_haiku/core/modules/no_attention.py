@@ -1,5 +1,7 @@
 """What is left of attention whose heads are all pruned."""
 
+from typing import Any
+
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -23,25 +25,23 @@ class NoAttention(multi_head_attention.CachedModule):
         self.model_size = model_size
         self.with_bias = with_bias
 
-    @hk.transparent
     def __call__(
         self,
         query: Array,
         key: Array,
         value: Array,
         mask: masks.Mask | Array | None = None,
+        *,
+        step: multi_head_attention.Step | None = None,
         **options,
-    ) -> tuple[Array, attention.AttentionMap]:
+    ) -> tuple[Array, attention.AttentionMap, *tuple[Any, ...]]:
         """Returns the bias at every query, and a map of shape `(B..., 0, T, S)`."""
-        return super().__call__(query, key, value, mask, **options)[:2]
-
-    @hk.transparent
-    def _run(self, query, key, value, mask=None, *, cache=None, **options) -> tuple:
         del value, options
         output = jnp.zeros((*query.shape[:-1], self.model_size), query.dtype)
         if self.with_bias:
             output = Bias(name="linear")(output)
-        return output, map_of_no_heads(query, key, mask), cache
+        no_map = map_of_no_heads(query, key, mask)
+        return (output, no_map) if step is None else (output, no_map, step.cache)
 
 
 class Bias(hk.Module):

@@ -1,6 +1,7 @@
 """What makes the pattern of attention: a score, a normalizer and gates, by their names.
 
-Another one is added here: what makes it, and a call of `register`.
+Another one is added here: what makes it, and its name in `SCORES`, `NORMALIZERS` or
+`GATES`; its parameters in `anatomy.py`. From elsewhere, `register` does both.
 """
 
 import functools
@@ -58,12 +59,6 @@ class Choice(NamedTuple):
     stays_small: bool = False
 
 
-SCORES: dict[str, Choice] = {}
-NORMALIZERS: dict[str, Choice] = {}
-GATES: dict[str, Choice] = {}
-CHOICES = {"score": SCORES, "normalizer": NORMALIZERS, "gate": GATES}  # by their field
-
-
 def register(
     choices: dict[str, Choice],
     name: str,
@@ -104,21 +99,14 @@ def cosine_score(
     return attention.cosine(scale if temperature == 1 else scale / temperature)
 
 
-def _dot_product(num_heads, key_size, *, scale, soft_cap, temperature):
-    del num_heads
+def _dot_product(_, key_size, *, scale, soft_cap, temperature):
     if soft_cap is not None:
         soft_cap /= temperature  # of the scores, which are divided too
     return attention.dot_product(_over(scale, key_size, temperature), soft_cap)
 
 
-def _sigmoid(num_heads, key_size, *, scale, temperature, offset):
-    del num_heads
+def _sigmoid(_, key_size, *, scale, temperature, offset):
     return attention.sigmoid(_over(scale, key_size, temperature), offset)
-
-
-def _linear(num_heads, key_size):
-    del num_heads, key_size
-    return attention.linear()
 
 
 def _over(scale, key_size, temperature) -> float | None:
@@ -142,11 +130,6 @@ def _softmax(num_heads, *, sinks):
     if sinks == "learned":
         return learned_sinks(num_heads)
     return attention.sink(float(sinks))
-
-
-def _unnormalized(num_heads):
-    del num_heads
-    return attention.unnormalized()
 
 
 def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
@@ -174,40 +157,20 @@ def _gates(query, num_heads, size):
 
 _EXAMPLES = {"score": additive_score, "normalizer": learned_sinks, "gates": head_gates}
 
-register(
-    SCORES, "dot_product", _dot_product, fields=("scale", "soft_cap", "temperature")
-)
-register(
-    SCORES,
-    "additive",
-    additive_score,
-    fields=("temperature",),
-    axes={"score": anatomy.Axis(anatomy.HEADS, -2)},  # [H, K]
-)
-register(
-    SCORES,
-    "cosine",
-    cosine_score,
-    fields=("temperature",),
-    axes={"cosine_scale": anatomy.Axis(anatomy.HEADS, -1)},  # [H]
-)
-register(
-    SCORES,
-    "sigmoid",
-    _sigmoid,
-    fields=("scale", "temperature", "offset"),
-    stays_small=True,
-)
-register(SCORES, "linear", _linear, stays_small=True)
-register(
-    NORMALIZERS,
-    "softmax",
-    _softmax,
-    fields=("sinks",),
-    axes={"sinks": anatomy.Axis(anatomy.HEADS, -1)},  # [H]
-)
-register(NORMALIZERS, "none", _unnormalized)
-register(GATES, "none", None)
-_GATE_AXES = {"head_gate/w": anatomy.Axis(anatomy.HEADS, -1)}  # [D, H] or [D, H V]
-register(GATES, "head", head_gates, axes=_GATE_AXES)
-register(GATES, "channel", channel_gates, axes=_GATE_AXES)
+SCORES = {
+    "dot_product": Choice(_dot_product, ("scale", "soft_cap", "temperature")),
+    "additive": Choice(additive_score, ("temperature",)),
+    "cosine": Choice(cosine_score, ("temperature",)),
+    "sigmoid": Choice(_sigmoid, ("scale", "temperature", "offset"), stays_small=True),
+    "linear": Choice(lambda *_: attention.linear(), stays_small=True),
+}
+NORMALIZERS = {
+    "softmax": Choice(_softmax, ("sinks",)),
+    "none": Choice(lambda _: attention.unnormalized()),
+}
+GATES = {
+    "none": Choice(None),
+    "head": Choice(head_gates),
+    "channel": Choice(channel_gates),
+}
+CHOICES = {"score": SCORES, "normalizer": NORMALIZERS, "gate": GATES}  # by their field

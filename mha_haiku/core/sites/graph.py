@@ -91,7 +91,7 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
             inputs = [value_of(x, values) for x in eqn.invars]
             name, inner = eqn.primitive.name, jaxprs.inner(eqn)
             if name in _CALLS:
-                (called,) = inner
+                called = inner[0].jaxpr
                 within = {x: Value(x.aval) for x in called.constvars}
                 within.update(zip(called.invars, inputs, strict=True))
                 enter(called, within, place, (*calls, next(count)))
@@ -118,16 +118,19 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
     return result
 
 
+def has_sites(eqn: core.JaxprEqn) -> bool:
+    """Checks whether an equation is of an attention that has its own sites."""
+    return SEEN in jaxprs.path(eqn)
+
+
 def primitives(jaxpr: core.Jaxpr) -> set[str]:
     """Returns the primitives of a level and of its calls, but for sites' attention."""
-    names = set()
-    for eqn in jaxpr.eqns:
-        if SEEN in jaxprs.path(eqn):
-            continue
-        names.add(eqn.primitive.name)
-        if eqn.primitive.name in _CALLS:
-            names |= primitives(*jaxprs.inner(eqn))
-    return names
+
+    def enters(eqn):
+        return eqn.primitive.name in _CALLS and not has_sites(eqn)
+
+    walk = jaxprs.walk(jaxpr, enters)
+    return {eqn.primitive.name for eqn in walk if not has_sites(eqn)}
 
 
 class Step(NamedTuple):
@@ -366,21 +369,14 @@ def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
     return result
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class MapOf:
+def map_of(layouts: dict[str, Layout], make_map: Callable, values: dict) -> Any:
     """Makes the map of weights, and of what else is known by name."""
-
-    layouts: dict[str, Layout]
-    are_shares: bool  # whether rows sum to 1
-    make_map: Callable  # see `recognition.register`
-
-    def __call__(self, values: dict[str, Array]) -> Any:
-        shown = {name: self.layouts[name].shown(x) for name, x in values.items()}
-        weights = shown.pop("weights")
-        *batch, num_heads, _, _ = weights.shape
-        for name, x in shown.items():
-            length, own_heads, size = x.shape[-3:]
-            own_heads = num_heads if name == "query" else own_heads
-            whole = (*batch, length, own_heads, size)
-            shown[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
-        return self.make_map(weights, are_shares=self.are_shares, **shown)
+    shown = {name: layouts[name].shown(x) for name, x in values.items()}
+    weights = shown.pop("weights")
+    *batch, num_heads, _, _ = weights.shape
+    for name, x in shown.items():
+        length, own_heads, size = x.shape[-3:]
+        own_heads = num_heads if name == "query" else own_heads
+        whole = (*batch, length, own_heads, size)
+        shown[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
+    return make_map(weights, **shown)

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from jax.extend import core
@@ -12,35 +12,38 @@ CALLS = ("jit", "pjit", "closed_call", "core_call")
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 REMAT = ("checkpoint", "remat", "remat2")
 
-_HELD = (core.ClosedJaxpr, core.Jaxpr)
 
-
-def inner(eqn: core.JaxprEqn) -> list[core.Jaxpr]:
+def inner(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr]:
     """Lists the jaxprs inside of an equation, in the order of its parameters."""
+    params, name = eqn.params, eqn.primitive.name
     if not eqn.primitive.multiple_results:
         return []  # every call, loop and branch may return several values
-    if eqn.primitive.name == "while":
-        return [eqn.params[key].jaxpr for key in ("cond_jaxpr", "body_jaxpr")]
-    if eqn.primitive.name in CUSTOM:
-        call = eqn.params.get("call_jaxpr") or eqn.params["fun_jaxpr"]
-        return [getattr(call, "jaxpr", call)]
-    return [getattr(each, "jaxpr", each) for each in _held(eqn)]
+    if name == "while":
+        held = [params["cond_jaxpr"], params["body_jaxpr"]]
+    elif name in CUSTOM:
+        held = [params.get("call_jaxpr") or params["fun_jaxpr"]]
+    else:
+        held = []
+        for value in params.values():
+            held += value if isinstance(value, tuple | list) else [value]
+    # Of an open one that has constants (of a kernel) only the equations are read.
+    return [
+        core.ClosedJaxpr(each, (None,) * len(each.constvars))
+        if isinstance(each, core.Jaxpr)
+        else each
+        for each in held
+        if isinstance(each, core.ClosedJaxpr | core.Jaxpr)
+    ]
 
 
-def consts(eqn: core.JaxprEqn) -> list:
-    """Returns the constants of a call."""
-    (call,) = (each for each in _held(eqn) if isinstance(each, core.ClosedJaxpr))
-    return call.consts
-
-
-def _held(eqn) -> list[core.ClosedJaxpr | core.Jaxpr]:
-    held = []
-    for value in eqn.params.values():
-        if isinstance(value, _HELD):
-            held.append(value)
-        elif isinstance(value, tuple | list):
-            held += [x for x in value if isinstance(x, _HELD)]
-    return held
+def walk(
+    jaxpr: core.Jaxpr, enters: Callable[[core.JaxprEqn], bool] = lambda eqn: True
+) -> Iterator[core.JaxprEqn]:
+    """Yields all equations, each before what is inside of it, if the walk enters it."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for each in inner(eqn) if enters(eqn) else ():
+            yield from walk(each.jaxpr, enters)
 
 
 def bound(call: core.ClosedJaxpr, inputs: Sequence) -> list:

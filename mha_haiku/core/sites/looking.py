@@ -130,22 +130,21 @@ def _walked(function, reads, edits, strict) -> Callable:
 
 
 def _walk(function, reads, edits, strict, args, kwargs):
-    survey, closed, leaves, outputs_of = _surveyed(function, args, kwargs)
-    _match(survey, list(reads.items()), edits, strict)
-    outputs, seen = program.run(survey.top, closed.consts, leaves)
+    survey, leaves, outputs_of = _surveyed(function, args, kwargs)
+    _match(survey, reads, edits, strict)
+    outputs, seen = program.run(survey.top, leaves)
     # Of all dicts, JAX keeps the order of this one alone.
     found = collections.OrderedDict()
-    patterns = list(reads)
     for _, names in survey.names():
         for name in names:
-            number = _first(patterns, name)
-            if number is not None:
-                found[name] = seen[name, number]
+            pattern = _first(reads, name)
+            if pattern is not None:
+                found[name] = seen[name, pattern]
     return outputs_of(outputs), found
 
 
 def _surveyed(function, args, kwargs):
-    """Traces a function: its survey, jaxpr, arrays, and what makes its output."""
+    """Traces a function: its survey, its arrays, and what makes its output."""
     # What is no array, such as a flag or the activation of an Equinox module, stays.
     arrays, arguments_of = _parted((args, kwargs))
     outputs_of = None
@@ -156,8 +155,8 @@ def _surveyed(function, args, kwargs):
         results, outputs_of = _parted(function(*args, **kwargs))
         return results
 
-    closed = jax.make_jaxpr(flat)(*arrays)
-    return surveying.Survey(closed.jaxpr), closed, arrays, outputs_of
+    survey = surveying.Survey(jax.make_jaxpr(flat)(*arrays))
+    return survey, arrays, outputs_of
 
 
 def _parted(tree) -> tuple[list, Callable]:
@@ -180,22 +179,22 @@ def _parted(tree) -> tuple[list, Callable]:
 
 def _match(survey, reads, edits, strict) -> None:
     """Enters in the stops what is to be done there; refuses what cannot be."""
-    patterns = [pattern for pattern, _ in reads]
     used, names_of_all, groups = set(), [], set()
     stops = list(survey.top.all_stops())
     for stop in stops:
         turns = list(stop.turns())
         names_of_all += [name for _, names in turns for name in names]
         for i, facet in enumerate(stop.site.params["facets"]):
-            numbers = {_first(patterns, names[i]) for _, names in turns} - {None}
-            for number in sorted(numbers):
+            wanted = {_first(reads, names[i]) for _, names in turns}
+            for pattern in [each for each in reads if each in wanted]:
                 if stop.around.in_while:
                     raise ValueError(
                         f"{stop.names[i]!r} is inside of a while loop, whose values "
                         "turn by turn cannot be returned: use jax.lax.scan, or look at "
                         "the function that the loop calls."
                     )
-                stop.reads.append((i, number, reads[number][1]))
+                used.add(pattern)
+                stop.reads.append((i, pattern, reads[pattern]))
             for pattern, change in edits.items():
                 chosen = np.zeros(stop.around.lengths, bool)
                 for turn, names in turns:
@@ -209,20 +208,17 @@ def _match(survey, reads, edits, strict) -> None:
                     )
                 used.add(pattern)
                 stop.edits.append((i, change, chosen))
-        used |= {patterns[number] for _, number, _ in stop.reads}
         if stop.is_active and stop.group is not None:
             groups.add(stop.group)
     for stop in stops:
         stop.is_kept = stop.group in groups
-    for pattern in (*patterns, *edits):
+    for pattern in (*reads, *edits):
         if pattern not in used and strict:
             _refuse(pattern, names_of_all, survey.kernels)
 
 
-def _first(patterns, name) -> int | None:
-    return next(
-        (i for i, each in enumerate(patterns) if naming.matches(each, name)), None
-    )
+def _first(patterns, name) -> str | None:
+    return next((each for each in patterns if naming.matches(each, name)), None)
 
 
 def _refuse(pattern, names, kernels) -> None:

@@ -93,21 +93,9 @@ def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
     # Where all that is inside is in one module whose name ends in 0, the turn is to
     # take the place of the 0, once that module is reached: layer 3 has the same name in
     # a loop of Python and in a scan.
-    heads = _heads(jaxpr)
+    paths = map(jaxprs.path, jaxprs.walk(jaxpr, lambda eqn: not jaxprs.path(eqn)))
+    heads = {path.partition("/")[0] for path in paths if path}
     (head,) = heads if len(heads) == 1 else ("",)
     if head.endswith("_0"):
         return f"{path}{_NUMBERED}{head}"
     return "/".join(filter(None, (path, TURN)))
-
-
-def _heads(jaxpr) -> set[str]:
-    """Collects the first parts of all paths in a jaxpr."""
-    heads = set()
-    for eqn in jaxpr.eqns:
-        path = jaxprs.path(eqn)
-        if path:
-            heads.add(path.partition("/")[0])
-        else:
-            for inner in jaxprs.inner(eqn):
-                heads |= _heads(inner)
-    return heads

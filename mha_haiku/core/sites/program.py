@@ -59,12 +59,13 @@ def with_layer(change: Callable) -> Callable:
 
 
 def run(
-    level: surveying.Level, consts: Sequence, args: Sequence, turns: tuple = ()
-) -> tuple[list, dict[tuple[str, int], Any]]:
+    level: surveying.Level, args: Sequence, turns: tuple = ()
+) -> tuple[list, dict[tuple[str, str], Any]]:
     """Runs a level: its outputs, and what was seen, by name and pattern."""
     # `turns` has the turn of each scan around, from the outermost.
-    jaxpr, seen = level.jaxpr, {}
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+    jaxpr, seen = level.closed.jaxpr, {}
+    values = dict(zip(jaxpr.constvars, level.closed.consts, strict=True))
+    values |= zip(jaxpr.invars, args, strict=True)
 
     def read(atom):
         return atom.val if isinstance(atom, core.Literal) else values[atom]
@@ -128,18 +129,14 @@ def _run_plain(jaxpr, begin, end, last_use, values) -> None:
 
 def _last_uses(jaxpr, stops) -> dict:
     """Finds the index of the last equation that reads each variable."""
+    reads = [(index, eqn.invars) for index, eqn in enumerate(jaxpr.eqns)]
+    reads += [(stop.site.index, stop.site.inputs) for stop in stops]
+    reads += [(len(jaxpr.eqns), jaxpr.outvars)]
     last = {}
-    for stop in stops:
-        for x in stop.site.inputs:
-            if not isinstance(x, core.Literal):
-                last[x] = max(last.get(x, 0), stop.site.index)
-    for index, eqn in enumerate(jaxpr.eqns):
-        for x in eqn.invars:
+    for index, atoms in reads:
+        for x in atoms:
             if not isinstance(x, core.Literal):
                 last[x] = max(last.get(x, 0), index)
-    for x in jaxpr.outvars:
-        if not isinstance(x, core.Literal):
-            last[x] = len(jaxpr.eqns)
     return last
 
 
@@ -151,14 +148,14 @@ def _passed(stop, leaves, turns, seen) -> list:
         name = stop.names[i].replace(naming.TURN, "*")
         changed = functools.partial(_chosen, change, chosen, turns, layer, name)
         leaves, params = _edited(leaves, params, params["facets"][i], changed)
-    for i, number, function in stop.reads:
+    for i, pattern, function in stop.reads:
         facet, tree = params["facets"][i], params["tree"]
 
         def read(*leaves, facet=facet, tree=tree, function=function):
             return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
 
         mapped = under_vmaps(read, params["batched"], own_axes=False)
-        seen[stop.names[i], number] = mapped(*leaves)
+        seen[stop.names[i], pattern] = mapped(*leaves)
     leaves = site_p.bind(*leaves, **params)
     if params["tree"] == stop.site.params["tree"]:
         return leaves
@@ -215,26 +212,19 @@ def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
 
 
 def _check(name, before, after) -> None:
-    if _is_other_map(before, after):
-        return
-    forms = [
-        (jax.tree.structure(x), [*map(jnp.shape, jax.tree.leaves(x))])
-        for x in (before, after)
-    ]
-    if forms[0] != forms[1]:
+    if _form(before) != _form(after):
         raise ValueError(
             f"the edit of {name!r} must return what it is given, changed: "
             f"{display.value(before)}, got {display.value(after)}."
         )
 
 
-def _is_other_map(before, after) -> bool:
-    is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(before))
-    return (
-        not is_array
-        and type(before) is type(after)
-        and getattr(before, "shape", None) == getattr(after, "shape", ())
-    )
+def _form(view) -> tuple:
+    """Returns what an edit must keep: the shape of a map, of others the whole tree."""
+    structure, leaves = jax.tree.structure(view), jax.tree.leaves(view)
+    if hasattr(view, "shape") and not jax.tree_util.treedef_is_leaf(structure):
+        return type(view), view.shape
+    return structure, [*map(jnp.shape, leaves)]
 
 
 def _like(before, after):
@@ -253,17 +243,15 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
     """Runs an equation that holds levels: its outputs, and what was seen."""
     name, params = eqn.primitive.name, eqn.params
     if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
-        (level,), consts = levels, jaxprs.consts(eqn)
-        body = lambda *inputs: run(level, consts, inputs, turns)  # noqa: E731
+        body = lambda *inputs: run(levels[0], inputs, turns)  # noqa: E731
         if name in ("jit", "pjit"):
             given = params["in_shardings"]
             is_given = all(isinstance(x, jax.sharding.Sharding) for x in given)
             body = jax.jit(body, **({"in_shardings": given} if is_given else {}))
         return body(*inputs)
     if name in jaxprs.REMAT:
-        (level,) = levels
         again = jax.checkpoint(
-            lambda *inputs: run(level, (), inputs, turns),
+            lambda *inputs: run(levels[0], inputs, turns),
             policy=params["policy"],
             prevent_cse=params["prevent_cse"],
         )
@@ -271,7 +259,7 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
     if name == "scan":
         return _scanned(eqn, levels[0], inputs, turns)
     if name == "cond":
-        return _branched(eqn, levels, inputs, turns)
+        return _branched(levels, inputs, turns)
     if name == "while":
         return _repeated(eqn, levels, inputs, turns), {}
     if name == "shard_map":
@@ -284,17 +272,17 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
 
 
 def _scanned(eqn, level, inputs, turns):
-    params, call = eqn.params, eqn.params["jaxpr"]
+    params, jaxpr = eqn.params, level.closed.jaxpr
     length = params["length"]
     # By their ranks, since the parameters that tell constants, carry and scanned inputs
     # apart differ between versions: a scanned one has an axis more outside than inside.
     num_unscanned = sum(
         x.aval.ndim == y.aval.ndim
-        for x, y in zip(eqn.invars, call.jaxpr.invars, strict=True)
+        for x, y in zip(eqn.invars, jaxpr.invars, strict=True)
     )
     num_carry = sum(
         x.aval.ndim == y.aval.ndim
-        for x, y in zip(eqn.outvars, call.jaxpr.outvars, strict=True)
+        for x, y in zip(eqn.outvars, jaxpr.outvars, strict=True)
     )
     num_consts = num_unscanned - num_carry
     fixed, carry = inputs[:num_consts], inputs[num_consts:num_unscanned]
@@ -310,7 +298,7 @@ def _scanned(eqn, level, inputs, turns):
 
         def whole(carry):
             own = (*turns, turn)
-            outputs, seen = run(level, call.consts, [*fixed, *carry, *x], own)
+            outputs, seen = run(level, [*fixed, *carry, *x], own)
             return outputs[:num_carry], (outputs[num_carry:], seen)
 
         if not resumed:
@@ -331,22 +319,18 @@ def _scanned(eqn, level, inputs, turns):
         unroll=params["unroll"],
     )
     by_turn = {}
-    for (name, number), value in seen.items():
+    for (name, pattern), value in seen.items():
         before, _, after = name.rpartition(naming.TURN)
         for i in range(length):
-            by_turn[f"{before}{i}{after}", number] = jax.tree.map(
+            by_turn[f"{before}{i}{after}", pattern] = jax.tree.map(
                 lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), value
             )
     return [*carry, *stacked], by_turn
 
 
-def _branched(eqn, levels, inputs, turns):
+def _branched(levels, inputs, turns):
     index, *inputs = inputs
-    calls = eqn.params["branches"]
-    whole = [
-        lambda *x, level=level, call=call: run(level, call.consts, x, turns)
-        for level, call in zip(levels, calls, strict=True)
-    ]
+    whole = [lambda *x, level=level: run(level, x, turns) for level in levels]
     seen = [jax.eval_shape(branch, *inputs)[1] for branch in whole]
 
     def unseen(x):  # stands for a value of a branch that was not taken
@@ -362,19 +346,16 @@ def _branched(eqn, levels, inputs, turns):
 
         return taken
 
-    return jax.lax.switch(index, [branch(i) for i in range(len(calls))], *inputs)
+    return jax.lax.switch(index, [branch(i) for i in range(len(levels))], *inputs)
 
 
 def _repeated(eqn, levels, inputs, turns):
-    params = eqn.params
-    test, body = params["cond_jaxpr"], params["body_jaxpr"]
-    for_test = params["cond_nconsts"]
-    for_body = for_test + params["body_nconsts"]
+    test, body = levels
+    for_test = eqn.params["cond_nconsts"]
+    for_body = for_test + eqn.params["body_nconsts"]
     return jax.lax.while_loop(
-        lambda x: run(levels[0], test.consts, [*inputs[:for_test], *x], turns)[0][0],
-        lambda x: run(levels[1], body.consts, [*inputs[for_test:for_body], *x], turns)[
-            0
-        ],
+        lambda x: run(test, [*inputs[:for_test], *x], turns)[0][0],
+        lambda x: run(body, [*inputs[for_test:for_body], *x], turns)[0],
         inputs[for_body:],
     )
 
@@ -387,7 +368,7 @@ def _sharded(eqn, level, inputs, turns):
     axes = tuple(name for name in mesh.axis_names if name in axes)
 
     def body(*inputs):
-        outputs, seen = run(level, (), inputs, turns)
+        outputs, seen = run(level, inputs, turns)
         return outputs, jax.tree.map(lambda x: jnp.asarray(x)[None], seen)
 
     mapped = jax.shard_map(

@@ -34,8 +34,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.extend import core
 
-from mha_haiku.core.sites import graph, jaxprs
-from mha_haiku.core.sites.site import SEEN, Facet, parameters
+from mha_haiku.core.sites import graph
+from mha_haiku.core.sites.site import Facet, parameters
 
 Axis = graph.Axis
 Step = graph.Step
@@ -176,7 +176,7 @@ class _Search:
             return nothing  # there is no axis of queries
         if weights.maker is None or 0 in weights.shape + values.shape:
             return nothing
-        if _has_sites(product):
+        if graph.has_sites(product.eqn):
             return nothing
         weights = self.axes.start(weights, *contracted[side])
         walk = self.axes.walk(weights, _weighing, self.softmax)
@@ -354,7 +354,7 @@ class _Search:
 
     def scores(self, value, is_sigmoid, equation, step) -> _Scores | None:
         """Finds queries and keys, if this is their product and belongs to values."""
-        if equation.name != "dot_general" or _has_sites(equation):
+        if equation.name != "dot_general" or graph.has_sites(equation.eqn):
             return None
         contracted, _ = equation.params["dimension_numbers"]
         keys, queries = step.marks
@@ -464,7 +464,8 @@ class _Search:
             is_mixed = any(step.value.maker.name in _MIXING for step in steps)
             known = graph.fitting(layouts)
             are_shares = softmax.are_shares and not is_mixed
-            read = graph.MapOf(known, are_shares, _make_map)
+            make_map = functools.partial(_make_map, are_shares=are_shares)
+            read = functools.partial(graph.map_of, known, make_map)
             facet = Facet("map", read, None, 'edit "weights"')
             leaves = {name: variables[name] for name in known}
             sites.insert(-1, _site(self.product.index, leaves, facet))
@@ -481,11 +482,6 @@ def _site(index, variables, facet) -> Site:
 
 def _is_readable(value, index) -> bool:
     return value.variable is not None and value.index <= index
-
-
-def _has_sites(equation) -> bool:
-    """Checks whether an equation is of an attention that has its own sites."""
-    return SEEN in jaxprs.path(equation.eqn)
 
 
 def _have_common_source(*values: graph.Value) -> bool:

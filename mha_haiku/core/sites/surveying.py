@@ -54,8 +54,8 @@ class Stop:
     # The attention that was recognised, of which it is one; None for a site that is an
     # equation of the program.
     group: int | None = None
-    # Facets that are looked at: their index, the pattern's number, a function.
-    reads: list[tuple[int, int, Callable]] = dataclasses.field(default_factory=list)
+    # Facets that are looked at: their index, the pattern, a function.
+    reads: list[tuple[int, str, Callable]] = dataclasses.field(default_factory=list)
     # Facets that are changed: their index, a function, and at which turns of the scans
     # around.
     edits: list[tuple[int, Callable, np.ndarray]] = dataclasses.field(
@@ -95,7 +95,7 @@ class Stop:
 class Level:
     """A jaxpr and what is inside."""
 
-    jaxpr: core.Jaxpr  # the jaxpr, without constants
+    closed: core.ClosedJaxpr
     stops: list[Stop] = dataclasses.field(default_factory=list)  # its sites, in order
     # The levels inside of equations, by their index.
     inner: dict[int, list["Level"]] = dataclasses.field(default_factory=dict)
@@ -115,12 +115,16 @@ class Level:
 class Survey:
     """The sites of a program."""
 
-    def __init__(self, jaxpr: core.Jaxpr):
+    def __init__(self, closed: core.ClosedJaxpr):
         self.kernels: set[str] = set()
         self._counts: dict[str, int] = {}
         self._group = itertools.count().__next__
-        self._pathless = _pathless(jaxpr)
-        self.top = self._level(jaxpr, _Around())
+        # An edit inside has made sites of some of these; the others keep their numbers.
+        walk = jaxprs.walk(closed.jaxpr)
+        taken = {jaxprs.path(eqn) for eqn in walk if eqn.primitive is site_p}
+        names = (f"attention_{i}" for i in itertools.count())
+        self._pathless = (name for name in names if name not in taken)
+        self.top = self._level(closed, _Around())
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
             stop.names = tuple(
@@ -138,13 +142,13 @@ class Survey:
         found.sort(key=lambda each: each[0])
         return [(stop, names) for _, stop, names in found]
 
-    def _level(self, jaxpr, around) -> Level:
+    def _level(self, closed, around) -> Level:
+        jaxpr, level = closed.jaxpr, Level(closed)
         is_seen = SEEN in around.path.split("/")
         recognised, named = {}, {}
         for first, sites in () if is_seen else recognition.attentions(jaxpr):
             for site in sites:
                 recognised.setdefault(site.index, []).append((first, site))
-        level = Level(jaxpr)
         # A site may stand behind the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
             for first, site in recognised.get(index, ()):
@@ -168,7 +172,7 @@ class Survey:
                 self.kernels.add(eqn.primitive.name)
                 continue
             inner = [
-                self._level(each, around.inside(eqn, index, number, each))
+                self._level(each, around.inside(eqn, index, number, each.jaxpr))
                 for number, each in enumerate(jaxprs.inner(eqn))
             ]
             if any(each.stops or each.inner for each in inner):
@@ -184,19 +188,3 @@ class Survey:
             self._counts[name] = count + 1
             given.append(naming.of_call(name, count) if count else name)
         return Stop(site, local, tuple(given), around, group)
-
-
-def _pathless(jaxpr) -> Iterator[str]:
-    # An edit inside has made sites of some of these; the others keep their numbers.
-    taken = set(_paths_of_sites(jaxpr))
-    for i in itertools.count():
-        if f"attention_{i}" not in taken:
-            yield f"attention_{i}"
-
-
-def _paths_of_sites(jaxpr) -> Iterator[str]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is site_p:
-            yield jaxprs.path(eqn)
-        for inner in jaxprs.inner(eqn):
-            yield from _paths_of_sites(inner)

@@ -143,10 +143,12 @@ def windows(is_local: Callable[[Theirs, int], bool], *, optional: bool = False) 
     """
 
     def read(theirs):
-        num_layers, window = theirs["num_hidden_layers"], sliding_window(theirs)
+        window = theirs.get("sliding_window", _WINDOW)
+        if optional and not theirs.get("use_sliding_window", False):
+            window = None
         kinds = theirs.get("layer_types") or [
             "sliding_attention" if is_local(theirs, i) else "full_attention"
-            for i in range(num_layers)
+            for i in range(theirs["num_hidden_layers"])
         ]
         for kind in kinds:
             with checks.user_mistakes():
@@ -158,11 +160,6 @@ def windows(is_local: Callable[[Theirs, int], bool], *, optional: bool = False) 
         sizes = [window - 1 if kind == "sliding_attention" else None for kind in kinds]
         is_one = all(size == sizes[0] for size in sizes)
         return {"attention.window": sizes[0] if is_one else sizes}
-
-    def sliding_window(theirs):
-        if optional and not theirs.get("use_sliding_window", False):
-            return None
-        return theirs.get("sliding_window", _WINDOW)
 
     def write(ours):
         num_layers, window = ours["num_layers"], ours["attention.window"]

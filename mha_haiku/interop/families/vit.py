@@ -12,8 +12,11 @@ def patches(images: np.ndarray, size: int) -> np.ndarray:
     """Returns the inputs of a ViT, `[B, 1 + N, channels * size * size]`.
 
     They are a row of zeros, for the class, and the patches, row by row, of images `[B,
-    channels, height, width]`, normalised as the model wants it. `size`, a patch's
-    height and width, must divide the image's.
+    channels, height, width]`, normalised as the model wants it. `size` is a patch's
+    height and width.
+
+    Raises:
+      ValueError: If `size` does not divide the image's height and width.
     """
     batch, channels, height, width = images.shape
     if height % size or width % size:

@@ -35,7 +35,7 @@ def prepare(
     params, key, state = writer.decoding.prepare(params), jax.random.key(0), []
 
     def reset():
-        begun = decoding._begun(writer, False, params, given, end, key)
+        begun = decoding._begun(writer, params, given, end, key)
         state[:] = jax.block_until_ready(begun)
 
     def run():

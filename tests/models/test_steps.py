@@ -8,7 +8,6 @@ import pytest
 
 from mha_haiku import attention, heads, models
 from mha_haiku.core import sites
-from mha_haiku.core.models import incremental
 from tests import everyday
 from tests.tiny_runs import model_config
 
@@ -107,16 +106,13 @@ def _gated(function, gates):
 def _whole(model, params, gates=None):
     apply = _gated(model.apply, gates)
     output = apply(params, None, TOKENS, is_training=False)
-    weights = [each.weights() for each in output.maps]
-    return output.logits, weights, [each.weighting.gates for each in output.maps]
+    return output.logits, [each.weights() for each in output.maps]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "keep_queries"))
-def _all_steps(model, params, gates=None, keep_queries=False):
+@functools.partial(jax.jit, static_argnames="model")
+def _all_steps(model, params, gates=None):
     """Logits and rows of the maps of all steps, and the cache after them."""
-    prefill = functools.partial(
-        model.decoding.prefill, max_length=S, keep_queries=keep_queries
-    )
+    prefill = functools.partial(model.decoding.prefill, max_length=S)
     logits, cache = _gated(prefill, gates)(params, OTHER[:, :P], LENGTHS)
 
     def step(cache, tokens):
@@ -133,7 +129,7 @@ def _all_steps(model, params, gates=None, keep_queries=False):
 def test_logits_and_maps_with_a_cache_are_those_without(name):
     model = _build(**MODELS[name])
     params = _parameters(model.init)
-    wanted, weights, _ = _whole(model, params)
+    wanted, weights = _whole(model, params)
     # A few last places of 8 bits of logits up to about 10.
     tolerance = 0.1 if name == "bfloat16" else 1e-5
     first, (logits, rows, origins), cache = _all_steps(model, params)
@@ -149,29 +145,6 @@ def test_logits_and_maps_with_a_cache_are_those_without(name):
                 np.testing.assert_allclose(*shared, atol=tolerance)
                 np.testing.assert_array_equal(own[:, :start], 0)
     np.testing.assert_array_equal(cache.positions, LENGTHS + STEPS)
-
-
-@pytest.mark.parametrize(
-    "name", everyday.some(["t5", "additive", "pruned", "sinks, gates"], 1)
-)
-def test_the_map_of_a_text_is_that_of_the_whole(name):
-    model = _build(**MODELS[name])
-    params = _parameters(model.init)
-    _, weights, gates = _whole(model, params)
-    _, _, cache = _all_steps(model, params, keep_queries=True)
-    maps = incremental.maps(cache)
-    assert len(maps) == L
-    for found, wanted, gate in zip(maps, weights, gates, strict=True):
-        assert found.shape == wanted.shape
-        for b, n in enumerate(LENGTHS + STEPS):
-            if gate is not None:
-                kept = found.weighting.gates
-                np.testing.assert_allclose(kept[b, :n], gate[b, :n], atol=1e-5)
-            is_row = (np.arange(S) < n)[:, None]
-            own = found.weights()[b]
-            np.testing.assert_allclose(own, np.asarray(wanted[b]) * is_row, atol=1e-5)
-    with pytest.raises(ValueError, match="keep_queries must be True"):
-        incremental.maps(_all_steps(model, params)[2])
 
 
 SOURCE_LENGTHS = np.array([4, 0, 7])
@@ -198,19 +171,8 @@ TRANSLATORS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "keep_queries"),
-    everyday.some(
-        [
-            ("learned", True),
-            *((name, False) for name in TRANSLATORS if name != "learned"),
-            ("window, t5, scanned", True),
-            ("pruned, alibi", True),
-        ],
-        1,
-    ),
-)
-def test_an_encoder_decoder_with_a_cache_is_that_without(name, keep_queries):
+@pytest.mark.parametrize("name", everyday.some(TRANSLATORS, 1))
+def test_an_encoder_decoder_with_a_cache_is_that_without(name):
     config = _config(family="encoder_decoder", **TRANSLATORS[name])
     model = models.build(config, num_tokens=13, feature_size=None, num_classes=C)
     init = functools.partial(model.init, decoder_inputs=TOKENS)
@@ -240,7 +202,6 @@ def test_an_encoder_decoder_with_a_cache_is_that_without(name, keep_queries):
             max_length=S,
             source=np.where(padding, 12, SOURCE),
             source_lengths=SOURCE_LENGTHS,
-            keep_queries=keep_queries,
         )
 
         def step(cache, tokens):
@@ -249,11 +210,11 @@ def test_an_encoder_decoder_with_a_cache_is_that_without(name, keep_queries):
             return cache, (logits, cross)
 
         tokens = np.stack([TOKENS[np.arange(B), LENGTHS + i] for i in range(STEPS)])
-        cache, (later, cross) = jax.lax.scan(step, cache, tokens)
-        return logits, later, cross, cache
+        _, (later, cross) = jax.lax.scan(step, cache, tokens)
+        return logits, later, cross
 
     wanted, weights = whole(params)
-    first, logits, cross, cache = steps(params)
+    first, logits, cross = steps(params)
     tolerance = 0.1 if name == "bfloat16" else 1e-5
     for b, n in enumerate(LENGTHS):
         np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=tolerance)
@@ -265,15 +226,6 @@ def test_an_encoder_decoder_with_a_cache_is_that_without(name, keep_queries):
                 continue
             own = np.moveaxis(own[b, :, n : n + STEPS], 1, 0)
             np.testing.assert_allclose(rows[:, b, :, 0], own, atol=tolerance)
-    if not keep_queries:
-        return
-    maps = incremental.maps(cache)
-    assert maps.kinds == weights.kinds == (2, 2, 2)
-    for i, (found, each) in enumerate(zip(maps, weights, strict=True)):
-        assert found.shape == each.shape
-        for b, n in enumerate(LENGTHS + STEPS if i > 1 else SOURCE_LENGTHS):
-            own = np.asarray(each[b]) * (np.arange(each.shape[2]) < n)[:, None]
-            np.testing.assert_allclose(found.weights()[b], own, atol=tolerance)
 
 
 def _is_map(x):
@@ -284,7 +236,7 @@ def test_edits_and_looks_hold_in_steps():
     model = _build()
     params = _parameters(model.init)
     gates = np.float32([[1, 0, 0.5, 1], [0, 1, 1, 1]])
-    wanted, *_ = _whole(model, params, gates)
+    wanted, _ = _whole(model, params, gates)
     first, (logits, *_), cache = _all_steps(model, params, gates)
     for b, n in enumerate(LENGTHS):
         np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=1e-5)

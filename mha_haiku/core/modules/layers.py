@@ -1,4 +1,4 @@
-"""Transformer encoder layers and their stack, and what decoders share with them.
+"""Transformer layers and their stacks: encoders, and decoders that read an encoder.
 
 Sizes make the parts of a layer; a function that makes a part replaces them, so that any
 module of the same call fits, and layers may differ.
@@ -6,7 +6,7 @@ module of the same call fits, and layers may differ.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import haiku as hk
 import jax
@@ -25,7 +25,8 @@ Array = jax.Array
 MakeAttention = Callable[[], multi_head_attention.MultiHeadAttention]
 MakeFeedForward = Callable[[], feed_forward.FeedForward]
 MakeNorm = Callable[..., Callable[[Array], Array]]
-LayerCache = attention.Prompt | attention.Cache
+
+_NORMS = {"attention": "norm_1", "cross_attention": "norm_2"}  # of attention, by name
 
 
 class Layer(multi_head_attention.CachedModule):
@@ -35,6 +36,8 @@ class Layer(multi_head_attention.CachedModule):
     "stream_after_attention", "stream_after_cross_attention" and
     "stream_after_feed_forward" where it leaves a part.
     """
+
+    has_training = True
 
     def __init__(
         self,
@@ -66,6 +69,9 @@ class Layer(multi_head_attention.CachedModule):
           feed_forward_residual: The same of the feed-forward part.
           dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
           name: The module's name.
+
+        Raises:
+          ValueError: If a part has neither a size nor a maker, or both.
         """
         super().__init__(name=name)
         checks.choice("norm_position", norm_position, norms.PLACES)
@@ -73,7 +79,7 @@ class Layer(multi_head_attention.CachedModule):
         _check_given_once(
             "make_feed_forward", make_feed_forward, "hidden_size", hidden_size
         )
-        self.make_attention = make_attention
+        self.makers = {"attention": make_attention}
         self.make_feed_forward = make_feed_forward
         self.num_heads = num_heads
         self.key_size = key_size
@@ -86,39 +92,26 @@ class Layer(multi_head_attention.CachedModule):
 
     @hk.transparent
     def _attended(
-        self,
-        x,
-        encoded,
-        mask,
-        *,
-        make,
-        names,
-        rate,
-        cache,
-        first_query,
-        is_added=True,
-        **options,
-    ) -> tuple[Array, attention.AttentionMap, LayerCache | None]:
-        """Returns `x` after an attention part, its map, and its cache if it has one."""
-        # `names` are of the attention and its norm. Parallel parts are not added here.
+        self, name, x, encoded, mask, *, rate, step, is_added=True, **options
+    ) -> tuple:
+        """Returns `x` after an attention part, its map, and its cache in a step."""
+        # Parallel parts are not added here.
+        make = self.makers[name]
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
-            with jax.named_scope(names[0]):
+            with jax.named_scope(name):
                 no_map = no_attention.map_of_no_heads(x, keys, mask)
-            return x, no_map, cache
-        make = make or functools.partial(self._sized_attention, x.shape[-1], names[0])
+            return (x, no_map) if step is None else (x, no_map, step.cache)
+        make = make or functools.partial(self._sized_attention, x.shape[-1], name)
 
         def attend(x):
             keys = x if encoded is None else encoded
-            arrays = x, keys, keys, mask
-            if cache is not None:
-                at = {"cache": cache, "first_query": first_query}
-                return make().step(*arrays, **at, **options)
-            output, own_map = make()(*arrays, dropout_rate=rate, **options)
-            return dropout(output, rate), own_map, None
+            given = options if step is None else {"step": step, **options}
+            output, *seen = make()(x, keys, keys, mask, dropout_rate=rate, **given)
+            return dropout(output, rate), *seen
 
         residual = self._attention_residual and is_added
-        return self._added(x, attend, names[1], residual)
+        return self._added(x, attend, _NORMS[name], residual)
 
     @hk.transparent
     def _fed_forward(self, x, *, norm, rate, is_added=True) -> Array:
@@ -177,6 +170,9 @@ class EncoderLayer(Layer):
         Parallel parts both read what enters the layer, with norms of their own, and
         both are added to it (Wang and Komatsuzaki 2021, GPT-J,
         https://github.com/kingoflolz/mesh-transformer-jax).
+
+        Raises:
+          ValueError: If parallel parts lack a residual, or have a norm after their sum.
         """
         super().__init__(make_attention, make_feed_forward, **options)
         has_residual = self._attention_residual and self._feed_forward_residual
@@ -187,7 +183,6 @@ class EncoderLayer(Layer):
             )
         self._parallel = parallel
 
-    @hk.transparent
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -195,44 +190,98 @@ class EncoderLayer(Layer):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | None = None,
-    ) -> tuple[Float[Array, "*B T D"], attention.AttentionMap]:
+        step: multi_head_attention.Step | None = None,
+    ) -> tuple[Array, attention.AttentionMap, *tuple[Any, ...]]:
         """Applies the layer: output and attention map; see `MultiHeadAttention`."""
-        return super().__call__(x, mask, bias=bias, is_training=is_training)[:2]
-
-    @hk.transparent
-    def _run(
-        self, x, mask=None, *, bias=None, is_training=False, cache=None, first_query=0
-    ):
         rate = self.dropout_rate if is_training else 0.0
         # Where a part is missing, the other alone is the sequence of both.
-        has_attention = self.make_attention or self.num_heads
+        has_attention = self.makers["attention"] or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
         x = sites.site("stream", x)
-        attended, own_map, cache = self._attended(
-            x,
-            None,
-            mask,
-            make=self.make_attention,
-            names=("attention", "norm_1"),
-            rate=rate,
-            is_added=not is_parallel,
-            bias=bias,
-            cache=cache,
-            first_query=first_query,
+        given = {"bias": bias, "rate": rate, "step": step}
+        attended, *seen = self._attended(
+            "attention", x, None, mask, is_added=not is_parallel, **given
         )
         fed_forward = functools.partial(self._fed_forward, norm="norm_2", rate=rate)
         if is_parallel:
             x = x + attended + fed_forward(x, is_added=False)
         else:
             x = fed_forward(sites.site("stream_after_attention", attended))
-        return sites.site("stream_after_feed_forward", x), own_map, cache
+        return sites.site("stream_after_feed_forward", x), *seen
+
+
+class DecoderMaps(NamedTuple):
+    """The attention maps of a decoder layer."""
+
+    own: attention.AttentionMap  # `(B..., H, T, T)`, of the decoder's positions
+    cross: attention.AttentionMap  # `(B..., H, T, S)`, to the encoder's positions
+
+
+class DecoderLayer(Layer):
+    """Causal self-attention, cross-attention, then a feed-forward part.
+
+    `DecoderLayer(num_heads=4, key_size=16, hidden_size=128)` is one; both attentions
+    have these sizes.
+
+    Source: Vaswani et al. 2017, section 3.1, https://arxiv.org/abs/1706.03762.
+    """
+
+    def __init__(
+        self,
+        make_attention: MakeAttention | None = None,
+        make_cross_attention: MakeAttention | None = None,
+        make_feed_forward: MakeFeedForward | None = None,
+        **options,
+    ):
+        super().__init__(make_attention, make_feed_forward, **options)
+        self.makers["cross_attention"] = make_cross_attention
+        if make_cross_attention is None and make_attention is not None:
+            raise ValueError(
+                "make_cross_attention must be given where make_attention is."
+            )
+
+    def __call__(
+        self,
+        x: Array,
+        encoded: Array,
+        mask: masks.Mask | Array | None = None,
+        cross_mask: masks.Mask | Array | None = None,
+        *,
+        is_training: bool,
+        bias: positions.ScoreBias | Array | None = None,
+        step: multi_head_attention.Step | None = None,
+    ) -> tuple[Array, DecoderMaps, *tuple[Any, ...]]:
+        """Applies the layer: output `[B..., T, D]` and attention maps.
+
+        Takes the arguments of `EncoderLayer`, and what the encoder returned. The mask,
+        besides causality, and the bias are of the decoder's own positions.
+        """
+        rate = self.dropout_rate if is_training else 0.0
+        own_mask = masks.causal() & masks.as_mask(mask)
+        own_step = cross_step = None
+        if step is not None:
+            own_step, cross_step = (step._replace(cache=each) for each in step.cache)
+        x = sites.site("stream", x)
+        x, own, *own_cache = self._attended(
+            "attention", x, None, own_mask, rate=rate, bias=bias, step=own_step
+        )
+        x = sites.site("stream_after_attention", x)
+        x, cross, *cross_cache = self._attended(
+            "cross_attention", x, encoded, cross_mask, rate=rate, step=cross_step
+        )
+        x = sites.site("stream_after_cross_attention", x)
+        x = self._fed_forward(x, norm="norm_3", rate=rate)
+        x = sites.site("stream_after_feed_forward", x)
+        caches = () if step is None else ((*own_cache, *cross_cache),)
+        return x, DecoderMaps(own, cross), *caches
 
 
 class Stack(multi_head_attention.CachedModule):
     """Layers, then a norm that reads the site "stream": encoders and decoders."""
 
     make_sized_layer: type[Layer]  # of a layer from sizes
+    has_training = True
 
     def __init__(
         self,
@@ -257,6 +306,9 @@ class Stack(multi_head_attention.CachedModule):
             `modules.rematerialized` returns it. Scanned layers have stacked parameters.
           name: The module's name.
           **layer: Arguments of the layers, as `num_heads`, in place of `make_layer`.
+
+        Raises:
+          ValueError: If arguments of layers are given next to `make_layer`.
         """
         super().__init__(name=name)
         self.num_layers = checks.positive_integer("num_layers", num_layers)
@@ -279,10 +331,12 @@ class Stack(multi_head_attention.CachedModule):
         self.stack = stack
 
     @hk.transparent
-    def _run(self, x, *args, cache=None, mask=None, bias=None, **shared):
-        """Runs the layers: output, maps, and caches or Nones."""
+    def _run(self, x, *args, step, mask, bias, **shared):
+        """Runs the layers: output, maps, and in a step caches."""
         # What has an entry for each layer, and what all layers share.
-        per_layer = {} if cache is None else {"cache": list(cache)}
+        per_layer = {}
+        if step is not None:
+            per_layer["step"] = [step._replace(cache=each) for each in step.cache]
         for name, value in (("mask", mask), ("bias", bias)):
             if not isinstance(value, list | tuple):
                 shared[name] = value
@@ -295,16 +349,12 @@ class Stack(multi_head_attention.CachedModule):
             per_layer[name] = value
 
         def call_layer(i, x, own):
-            layer = self.make_layer(i)
-            if cache is not None:
-                output, *rest = layer.step(x, *args, **shared, **own)
-            else:
-                output, *rest = *layer(x, *args, **shared, **own), None
-            return output, tuple(rest)
+            output, *seen = self.make_layer(i)(x, *args, **shared, **own)
+            return output, tuple(seen)
 
         layers = range(self.num_layers)
         own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
-        x, results = self.stack(call_layer, self.num_layers, x, own)
+        x, results = self.stack(call_layer, x, own)
         x = sites.site("stream", x)
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
@@ -316,7 +366,6 @@ class Encoder(Stack):
 
     make_sized_layer = EncoderLayer
 
-    @hk.transparent
     def __call__(
         self,
         x: Array,
@@ -324,13 +373,39 @@ class Encoder(Stack):
         *,
         is_training: bool,
         bias: positions.ScoreBias | Array | Sequence | None = None,
-    ) -> tuple[Array, tuple[attention.AttentionMap, ...]]:
+        step: multi_head_attention.Step | None = None,
+    ) -> tuple[Array, tuple[attention.AttentionMap, ...], *tuple[Any, ...]]:
         """Applies all layers: output `[B..., T, D]`, and one attention map per layer.
 
         Takes the arguments of `EncoderLayer`. Mask and bias are of all layers, or
         sequences of L of them, which must be alike where layers are scanned.
+
+        Raises:
+          ValueError: If a sequence is not of L, or scanned layers are not alike.
         """
-        return super().__call__(x, mask=mask, bias=bias, is_training=is_training)[:2]
+        given = {"mask": mask, "bias": bias, "is_training": is_training}
+        return self._run(x, step=step, **given)
+
+
+class Decoder(Stack):
+    """A stack of decoder layers: `Decoder(2, num_heads=4, hidden_size=128)` is one."""
+
+    make_sized_layer = DecoderLayer
+
+    def __call__(
+        self,
+        x: Array,
+        encoded: Array,
+        mask: masks.Mask | Array | Sequence | None = None,
+        cross_mask: masks.Mask | Array | None = None,
+        *,
+        is_training: bool,
+        bias: positions.ScoreBias | Array | Sequence | None = None,
+        step: multi_head_attention.Step | None = None,
+    ) -> tuple[Array, tuple[DecoderMaps, ...], *tuple[Any, ...]]:
+        """Applies all layers; takes what `DecoderLayer` does, masks as `Encoder`."""
+        given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
+        return self._run(x, encoded, step=step, is_training=is_training, **given)
 
 
 def dropout(x: Array, rate: float) -> Array:
