@@ -163,7 +163,6 @@ class AttentionMap:
         self,
         *,
         pooled: tuple[int, int] | None = None,
-        query_offset: int | None = None,
         counted: Array | None = None,
         positions: Array | None = None,
         tokens: Array | None = None,
@@ -178,7 +177,6 @@ class AttentionMap:
 
         Args:
           pooled: (P, Q): also the map pooled to that many bins, from the same pass.
-          query_offset: Query t stands at t + `query_offset`; None: at `first_query`.
           counted: `[B..., T]` booleans: the queries that count; None: all that see.
           positions: `[B..., S]` booleans: positions (separators, say) whose mass is
             asked for.
@@ -190,16 +188,8 @@ class AttentionMap:
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
-        return _engine.statistics(
-            self,
-            pooled=pooled,
-            query_offset=query_offset,
-            counted=counted,
-            positions=positions,
-            tokens=tokens,
-            key_tokens=key_tokens,
-            per_query=per_query,
-        )
+        given = counted, positions, tokens, key_tokens
+        return _engine.statistics(self, pooled, per_query, *given)
 
     def pooled(
         self,
