@@ -65,8 +65,8 @@ class AttentionMap:
         if self.rows_sum_to != "1":
             parts[0] = f"{weights} [B..., H, T, S], rows sum to {self.rows_sum_to}"
         parts += [
-            f"query {display.array(self.query)}",
-            f"key {display.array(self.key)}",
+            f"query {display.value(self.query)}",
+            f"key {display.value(self.key)}",
         ]
         if bias is not None:
             parts.append(f"bias {bias}")

@@ -268,12 +268,12 @@ class Statistics:
         dtype = getattr(self.entropy, "dtype", "values")
         parts = [
             f"{len(self.values)} of {dtype}[{shape}]",
-            f"received {display.array(self.received)}",
+            f"received {display.value(self.received)}",
         ]
         if getattr(self.entropy, "ndim", 0) > getattr(self.num_queries, "ndim", 0):
-            parts.append(f"per query {display.array(self.entropy)}")
+            parts.append(f"per query {display.value(self.entropy)}")
         if self.pooled is not None:
-            parts.append(f"pooled {display.array(self.pooled)}")
+            parts.append(f"pooled {display.value(self.pooled)}")
         if missing:
             parts.append(f"without {', '.join(missing)}")
         return f"Statistics({'; '.join(parts)})"

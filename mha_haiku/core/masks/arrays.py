@@ -78,7 +78,7 @@ class Segments(Mask):
         ids = [self.query_ids]
         if self.key_ids is not self.query_ids:
             ids.append(self.key_ids)
-        return f"segments({', '.join(map(display.array, ids))})"
+        return f"segments({', '.join(map(display.value, ids))})"
 
     def aligned_tile(self, rows, columns):
         query_ids = tiles.take(self.query_ids, rows, axis=-1)
@@ -121,7 +121,7 @@ class Dense(Mask):
     values: Array = tiles.array("HTS")
 
     def __repr__(self):
-        return f"dense({display.array(self.values)})"
+        return f"dense({display.value(self.values)})"
 
     def batch_ranks(self):
         rank = jnp.ndim(self.values)
