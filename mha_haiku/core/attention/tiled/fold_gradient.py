@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import custom_gradient
+from mha_haiku.core.attention import gradients
 from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
@@ -32,9 +32,8 @@ Array = jax.Array
 _LOW = -1e4
 
 _REFUSAL = (
-    "observations of an attention map have first derivatives alone, in reverse mode "
-    "(jax.grad, jax.vjp); a second one, and forward mode, have to be made from its "
-    "weights(), of attention by implementation='formula'."
+    "observations of an attention map have first derivatives alone; a second one has "
+    "to be made from its weights(), of attention by implementation='formula'."
 )
 
 # What runs a fold over maps that devices share: under "forward" a function with the
@@ -57,7 +56,7 @@ def fold(
     def pull_back(arguments, _, is_wanted, cotangents):
         return _pulled_back(observation, *arguments, cotangents, sizes, is_wanted)
 
-    return custom_gradient.differentiable(run, pull_back, _REFUSAL)(asked, given)
+    return gradients.with_gradient(run, pull_back)(asked, given)
 
 
 def known(
@@ -79,9 +78,8 @@ def known(
         pulled = _pulled_back(observation, asked, own, cotangents, sizes, is_wanted)
         return pulled[0], None
 
-    return custom_gradient.differentiable(
-        lambda _, sums: (sums, ()), pull_back, _REFUSAL
-    )(asked, lax.stop_gradient(sums))
+    function = gradients.with_gradient(lambda _, sums: (sums, ()), pull_back)
+    return function(asked, lax.stop_gradient(sums))
 
 
 class Wanted(NamedTuple):
@@ -103,11 +101,11 @@ def _pulled_back(observation, asked, given, cotangents, sizes, is_wanted) -> tup
     )
     function = functools.partial(backward, observation, sizes, wanted)
     factors = sweep.Factors.of(asked)
-    gradients, given_grad = _once(function, factors, given, cotangents)
-    if gradients is not None:
-        query, key, weighting, logsumexp = gradients
-        gradients = AttentionMap(query, key, logsumexp, weighting, mesh=asked.mesh)
-    return gradients, given_grad
+    map_grad, given_grad = _once(function, factors, given, cotangents)
+    if map_grad is not None:
+        query, key, weighting, logsumexp = map_grad
+        map_grad = AttentionMap(query, key, logsumexp, weighting, mesh=asked.mesh)
+    return map_grad, given_grad
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -166,14 +164,14 @@ def backward(
         # Keys' gradients are summed transposed, as `products.gather` makes them.
         zeros, given_zeros = zeros_of(walk.head, walk.given)
         zeros = zeros and zeros._replace(key=zeros.key.T)
-        gradients, given_grad = walk.over_rows(add_block, (zeros, given_zeros))
-        if gradients is not None:
-            weighting = jax.tree.map(lambda x: x.squeeze(0), gradients.weighting)
-            gradients = gradients._replace(key=gradients.key.T, weighting=weighting)
-        return by_head_axis(gradients, given_grad)
+        map_grad, given_grad = walk.over_rows(add_block, (zeros, given_zeros))
+        if map_grad is not None:
+            weighting = jax.tree.map(lambda x: x.squeeze(0), map_grad.weighting)
+            map_grad = map_grad._replace(key=map_grad.key.T, weighting=weighting)
+        return by_head_axis(map_grad, given_grad)
 
-    def by_head_axis(gradients, given_grad):
-        return gradients and gradients[:2], gradients and gradients[2:], given_grad
+    def by_head_axis(map_grad, given_grad):
+        return map_grad and map_grad[:2], map_grad and map_grad[2:], given_grad
 
     axes = (1, 0, 1)  # where the heads stand, after B..., in what that returns
     totals = by_head_axis(*zeros_of(factors, given))
@@ -189,7 +187,7 @@ def backward(
 
 def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
     """Adds a tile to the gradients of a head (of keys `[K, S]`)."""
-    gradients, given_grad = totals
+    map_grad, given_grad = totals
     observation, dtype = walk.observation, walk.head.logsumexp.dtype
     log_weights = walk.log_weights(block, columns, seen_from)
     own = walk.given_of(block, columns)
@@ -211,8 +209,8 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
 
     _, pullback = jax.vjp(sums, log_weights, _chosen(own, is_wanted))
     scores_grad, own_grad = pullback(jax.tree.leaves(cotangents))
-    if gradients is not None:
-        weighting, grads = walk.head.weighting, gradients.weighting
+    if map_grad is not None:
+        weighting, grads = walk.head.weighting, map_grad.weighting
         query_grad, key_grad, score_grad = weighting.score.gradients(
             tiles.take(walk.head.query, block.rows, 0)[:, None],
             tiles.take(walk.head.key, columns, 0)[:, None],
@@ -224,11 +222,11 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
             bias = weighting.bias.add_gradient(grads.bias, scores_grad[None], *at)
             grads = grads._replace(bias=bias)
         start = block.rows.start
-        gradients = sweep.Factors(
-            tiles.add(gradients.query, query_grad[:, 0], start, 0),
-            tiles.add(gradients.key, key_grad[:, 0].T, columns.start, 1),
+        map_grad = sweep.Factors(
+            tiles.add(map_grad.query, query_grad[:, 0], start, 0),
+            tiles.add(map_grad.key, key_grad[:, 0].T, columns.start, 1),
             grads,
-            tiles.add(gradients.logsumexp, -scores_grad.sum(-1), start, 0),
+            tiles.add(map_grad.logsumexp, -scores_grad.sum(-1), start, 0),
         )
 
     def added(totals, parts, span):
@@ -236,7 +234,7 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
             lambda total, x: tiles.add(total, x, span.start, 0), totals, parts
         )
 
-    return gradients, Given(
+    return map_grad, Given(
         added(given_grad.queries, own_grad.queries, block.rows),
         added(given_grad.keys, own_grad.keys, columns),
     )
