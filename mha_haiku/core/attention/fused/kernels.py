@@ -234,14 +234,9 @@ def _block_sizes(flash: Any, num_queries: int, num_keys: int, size: int) -> Any:
         max(n for n in (128, 256, 512) if n <= most and not count % n)
         for count in (num_queries, num_keys)
     )
-    row_sizes = ("block_q", "block_q_major_dkv", "block_q_dkv", "block_q_dq")
-    column_sizes = ("block_k_major", "block_k", "block_k_major_dkv", "block_k_dkv")
-    column_sizes += ("block_k_major_dq", "block_k_dq")
-    return flash.BlockSizes(
-        block_b=1,
-        **dict.fromkeys(row_sizes, rows),
-        **dict.fromkeys(column_sizes, columns),
-    )
+    names = [field.name for field in dataclasses.fields(flash.BlockSizes)]
+    sizes = {name: rows if "block_q" in name else columns for name in names}
+    return flash.BlockSizes(**sizes | {"block_b": 1})
 
 
 def translated(mask: algebra.Mask) -> KernelMask | None:
