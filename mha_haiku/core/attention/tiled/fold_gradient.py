@@ -10,7 +10,6 @@ logsumexp into the gradient of the attention that made it.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,30 +81,11 @@ def known(
     return function(asked, lax.stop_gradient(sums))
 
 
-class Wanted(NamedTuple):
-    """Which gradients are wanted."""
-
-    map: bool  # the gradient of anything in the map
-    bias: bool  # the gradient of its bias
-    given: tuple[bool, ...]  # for each array
-
-
 def _pulled_back(observation, asked, given, cotangents, sizes, is_wanted) -> tuple:
     if not jax.tree.leaves(cotangents):
         return None, None
-    wanted_map, wanted_given = is_wanted
-    wanted = Wanted(
-        bool(jax.tree.leaves(wanted_map)),
-        bool(jax.tree.leaves(wanted_map.weighting.bias)),
-        tuple(x is not None for x in _leaves(wanted_given)),
-    )
-    function = functools.partial(backward, observation, sizes, wanted)
-    factors = sweep.Factors.of(asked)
-    map_grad, given_grad = _once(function, factors, given, cotangents)
-    if map_grad is not None:
-        query, key, weighting, logsumexp = map_grad
-        map_grad = AttentionMap(query, key, logsumexp, weighting, mesh=asked.mesh)
-    return map_grad, given_grad
+    function = functools.partial(backward, observation, sizes)
+    return _once(function, asked, given, cotangents, is_wanted)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -119,29 +99,34 @@ def _refuse(*_):
     raise ValueError(_REFUSAL)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def backward(
     observation: Observation,
     sizes: sweep.Sizes,
-    wanted: Wanted,
-    factors: sweep.Factors,
+    asked: AttentionMap,
     given: Given,
     cotangents: Sums,
-) -> tuple[sweep.Factors | None, Given]:
-    """Computes the gradients of a map and of what is given, None where not wanted."""
+    is_wanted: tuple[AttentionMap, Given],
+) -> tuple[AttentionMap | None, Given]:
+    """Computes the gradients of a map and of what is given, None where not wanted.
+
+    `is_wanted` has None in the place of each array that is not differentiated.
+    """
+    wanted_map, wanted_given = is_wanted
+    wants_map = bool(jax.tree.leaves(wanted_map))
+    wants_bias = bool(jax.tree.leaves(wanted_map.weighting.bias))
     # A query without a finite logsumexp has no weights here, and so no gradient.
-    logsumexp = factors.logsumexp
-    logsumexp = jnp.where(jnp.isfinite(logsumexp), logsumexp, -jnp.inf)
-    finite = factors._replace(logsumexp=logsumexp)
+    logsumexp = jnp.where(jnp.isfinite(asked.logsumexp), asked.logsumexp, -jnp.inf)
+    finite = sweep.Factors.of(asked)._replace(logsumexp=logsumexp)
     *batch_shape, num_heads, _ = logsumexp.shape
 
     def zeros_of(part, given):
         """Makes the zeros with which gradients of a map, or of a head, begin."""
-        given_zeros = jax.tree.map(jnp.zeros_like, _chosen(given, wanted.given))
-        if not wanted.map:
+        given_zeros = jax.tree.map(jnp.zeros_like, _chosen(given, wanted_given))
+        if not wants_map:
             return None, given_zeros
         query, key, weighting, logsumexp = part
-        bias = weighting.bias if wanted.bias else None
+        bias = weighting.bias if wants_bias else None
         weighting = Weighting(None, bias, weighting.score, origin=None)
         vectors = (jnp.zeros_like(x, logsumexp.dtype) for x in (query, key))
         others = jax.tree.map(jnp.zeros_like, (weighting, logsumexp))
@@ -174,15 +159,16 @@ def backward(
         return map_grad and map_grad[:2], map_grad and map_grad[2:], given_grad
 
     axes = (1, 0, 1)  # where the heads stand, after B..., in what that returns
-    totals = by_head_axis(*zeros_of(factors, given))
+    totals = by_head_axis(*zeros_of(finite, given))
     vectors, others, given_grad = sweep.summed_over_heads(
         head_gradients, totals, axes, tuple(batch_shape), num_heads, sizes.heads
     )
-    if not wanted.map:
+    if not wants_map:
         return None, given_grad
-    query, key = vectors
-    query, key = query.astype(factors.query.dtype), key.astype(factors.key.dtype)
-    return sweep.Factors(query, key, *others), given_grad
+    (query, key), (weighting, logsumexp) = vectors, others
+    query, key = query.astype(asked.query.dtype), key.astype(asked.key.dtype)
+    map_grad = AttentionMap(query, key, logsumexp, weighting, mesh=asked.mesh)
+    return map_grad, given_grad
 
 
 def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
@@ -191,24 +177,18 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
     observation, dtype = walk.observation, walk.head.logsumexp.dtype
     log_weights = walk.log_weights(block, columns, seen_from)
     own = walk.given_of(block, columns)
-    is_wanted = tuple(x is not None for x in _leaves(given_grad))
 
     def sums(log_weights, wanted):
-        pairs = zip(jax.tree.leaves(own), _leaves(wanted), strict=True)
-        given = [x if new is None else new for x, new in pairs]
-        given = jax.tree.unflatten(jax.tree.structure(own), given)
+        given = jax.tree.map(lambda x, new: x if new is None else new, own, wanted)
         # Part of what is differentiated, as `where` has no gradient for masked pairs:
         # numbers of 1e38 given for a masked key would make it 0 x inf.
         log_weights = jnp.where(log_weights < HIDDEN / 2, _LOW, log_weights)
         tile = walk.tile_of(log_weights, block, columns, given)
         nothing = observation.nothing(block.rows.size, columns.size, given, dtype)
-        pairs = zip(
-            _leaves(observation.add(tile, nothing)), _leaves(cotangents), strict=True
-        )
-        return [x for x, cotangent in pairs if cotangent is not None]
+        return _chosen(observation.add(tile, nothing), cotangents)
 
-    _, pullback = jax.vjp(sums, log_weights, _chosen(own, is_wanted))
-    scores_grad, own_grad = pullback(jax.tree.leaves(cotangents))
+    _, pullback = jax.vjp(sums, log_weights, _chosen(own, given_grad))
+    scores_grad, own_grad = pullback(cotangents)
     if map_grad is not None:
         weighting, grads = walk.head.weighting, map_grad.weighting
         query_grad, key_grad, score_grad = weighting.score.gradients(
@@ -240,12 +220,6 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
     )
 
 
-def _chosen(tree: Tree, is_chosen: tuple[bool, ...]) -> Tree:
-    """Replaces the leaves of a tree that are not chosen with None."""
-    leaves, structure = jax.tree.flatten(tree)
-    pairs = zip(leaves, is_chosen, strict=True)
-    return jax.tree.unflatten(structure, [x if ok else None for x, ok in pairs])
-
-
-def _leaves(tree: Tree) -> list:
-    return jax.tree.leaves(tree, is_leaf=lambda x: x is None)
+def _chosen(tree: Tree, like: Tree) -> Tree:
+    """Replaces the leaves of a tree with None where another tree has None."""
+    return jax.tree.map(lambda x, y: None if y is None else x, tree, like)
