@@ -59,7 +59,6 @@ class Sharded(implementations.OnMesh):
                 chosen = blockwise.Blockwise()
             return _attend_in_a_ring(inputs, Options(self.mesh, chosen, dropout_rate))
         alone = implementations.named(self.implementation)
-
         return _on_devices(
             lambda inputs: alone(inputs, dropout_rate), inputs, self.mesh
         )
@@ -130,13 +129,7 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
         nothing = (
             jnp.zeros(rows[0].shape, dtype),
             tuple(jnp.zeros(x.shape, dtype) for x in keys[:2]),
-            jax.tree.map(
-                jnp.zeros_like,
-                (
-                    inputs.weighting.bias if wants_bias else None,
-                    inputs.weighting.score,
-                ),
-            ),
+            blockwise.zeros(inputs.weighting, wants_bias),
         )
 
         def meet(at, row, key, query_grad, key_grad, shared_grads):

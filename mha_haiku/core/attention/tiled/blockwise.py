@@ -21,6 +21,7 @@ from mha_haiku.core import checks, masks, tiles
 from mha_haiku.core.attention import dense, gradients, products, scores
 from mha_haiku.core.attention.inputs import HIDDEN, Inputs
 from mha_haiku.core.attention.tiled import sweep
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
@@ -213,7 +214,7 @@ def backward(
             jnp.zeros(view.query.shape, dtype),
             jnp.zeros(view.key.shape[::-1], dtype),
             jnp.zeros(value.shape[::-1], dtype),
-            *_zeros(view.weighting, wants_bias),
+            *zeros(view.weighting, wants_bias),
         )
         sums = sweep.over_rows(add_block, sums, num_queries, sizes.rows)
         query_grad, key_grad, value_grad, *head_grads = sums
@@ -222,7 +223,7 @@ def backward(
 
     totals = (
         *(jnp.zeros(x.shape, dtype) for x in inputs[:3]),
-        *_zeros(inputs.weighting, wants_bias),
+        *zeros(inputs.weighting, wants_bias),
     )
     axes = (1, 1, 1, 0, 0)
     return sweep.summed_over_heads(
@@ -233,7 +234,7 @@ def backward(
 attend = gradients.differentiable(forward, backward)
 
 
-def _zeros(weighting, wants_bias):
+def zeros(weighting: Weighting, wants_bias: bool) -> tuple:
     """Makes the zeros with which gradients of bias, if wanted, and score begin."""
     bias = weighting.bias if wants_bias else None
     return jax.tree.map(jnp.zeros_like, (bias, weighting.score))
