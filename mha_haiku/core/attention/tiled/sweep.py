@@ -137,7 +137,9 @@ def _num_steps(num_queries, num_keys, weighting, rows, columns) -> int:
     total, is_static = 0, True
     for start in range(0, num_queries, rows):
         block = tiles.Span(min(start, num_queries - rows), rows)
-        ends = _seen(weighting, block, num_keys) if is_static else ()
+        ends = ()
+        if is_static:
+            ends = _keys(weighting.mask.key_range, weighting.origin, block, num_keys)
         is_static = bool(ends) and all(isinstance(end, int) for end in ends)
         first, last = ends if is_static else (0, num_keys * block.stop // num_queries)
         total += -(-last // columns) - first // columns
@@ -259,10 +261,9 @@ def over_keys(
     `Factors.scores` takes it; `width` is a tile's, at most S.
     """
     count = -(-num_keys // width)
-    start, stop = _seen(weighting, rows, num_keys)
-    there, origin = _there(weighting, rows, num_keys), weighting.origin
-    open_range = weighting.mask.open_range(*there)
-    open_start, open_stop = (x - origin.key for x in open_range)
+    mask = weighting.mask
+    start, stop = _keys(mask.key_range, weighting.origin, rows, num_keys)
+    open_start, open_stop = _keys(mask.open_range, weighting.origin, rows, num_keys)
     first, last = start // width, tiles.smallest(-(-stop // width), count)
     last = tiles.largest(first, last)
     open_first = tiles.smallest(tiles.largest(-(-open_start // width), first), last)
@@ -294,17 +295,11 @@ def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
     return tiles.at_batch(key, example)[:, head // (num_heads // key.shape[-2])]
 
 
-def _seen(weighting: Weighting, rows: tiles.Span, num_keys: int) -> tuple:
-    """Finds (start, stop) of the keys that any of the queries can see."""
-    there = _there(weighting, rows, num_keys)
-    return tuple(x - weighting.origin.key for x in weighting.mask.key_range(*there))
-
-
-def _there(weighting: Weighting, rows: tiles.Span, num_keys: int) -> tuple:
-    """Finds (start, stop) of queries and of all keys, as positions in the mask."""
-    origin = weighting.origin
-    spans = origin.rows(rows), origin.columns(tiles.Span(0, num_keys))
-    return tuple((span.start, span.stop) for span in spans)
+def _keys(range_of, origin, rows, num_keys) -> tuple:
+    """Finds (start, stop) of keys by a range of the mask, which knows positions."""
+    spans = origin.at(rows, tiles.Span(0, num_keys))
+    found = range_of(*((span.start, span.stop) for span in spans))
+    return tuple(x - origin.key for x in found)
 
 
 def _divisor(shape: tuple[int, ...], most: int) -> int:
