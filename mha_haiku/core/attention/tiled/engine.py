@@ -96,8 +96,8 @@ def statistics(
         raise ValueError("key_tokens needs tokens, the tokens of the queries.")
     key_tokens = tokens if key_tokens is None else key_tokens
     queries_shape, keys_shape = (*batch_shape, num_queries), (*batch_shape, num_keys)
-    _check_fits("counted", counted, queries_shape, bool)
-    _check_fits("positions", positions, keys_shape, bool)
+    _check_fits("counted", counted, queries_shape, jnp.bool_)
+    _check_fits("positions", positions, keys_shape, jnp.bool_)
     _check_fits("tokens", tokens, queries_shape, jnp.integer)
     _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
     position = asked.checked_origin().rows(tiles.Span(0, num_queries)).array()
@@ -209,11 +209,10 @@ def _statistics(asked, given, counted, *, registered, grid, per_query, sizes):
 
 
 def _check_fits(name, array, shape, kind):
+    kinds = {jnp.bool_: "booleans", jnp.integer: "integers"}
     if array is None:
         return
-    kinds = {bool: "booleans", jnp.integer: "integers"}
-    is_kind = array.dtype == bool if kind is bool else jnp.issubdtype(array.dtype, kind)
-    if array.shape != shape or not is_kind:
+    if array.shape != shape or not jnp.issubdtype(array.dtype, kind):
         raise ValueError(
             f"{name} must be {kinds[kind]} of shape {shape}, got {array.dtype} of "
             f"shape {array.shape}."
