@@ -14,14 +14,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Float
 
-from mha_haiku.core.attention import products, scores
+from mha_haiku.core.attention import custom_gradient, products, scores
 from mha_haiku.core.attention.inputs import Inputs
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
+_FORWARD_MODE = (
+    "attention is differentiated in reverse mode (jax.grad, jax.vjp) by a gradient of "
+    "its own; for forward mode (jax.jvp, jax.jacfwd, jax.linearize) take "
+    "implementation='formula'."
+)
 
 
 class RowGradients(NamedTuple):
@@ -59,36 +63,6 @@ def tile_gradients(
     return query_grad, key_grad, value_grad, score_grad, scores_grad
 
 
-def with_gradient(run: Callable, pull_back: Callable) -> Callable:
-    """Gives a function the gradient `pull_back`, in reverse mode.
-
-    `run(*arguments)` returns the outputs and what else the gradient needs.
-    `pull_back(arguments, saved, is_wanted, cotangents)` returns the gradients of the
-    arguments. `is_wanted` is like the arguments, with None for each array that is not
-    differentiated; a cotangent of zeros is None.
-    """
-
-    # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
-    # which outputs came to nothing (`SymbolicZero`), so that neither costs anything.
-    # Residuals are a pytree, in which a bool would be traced. None is structure, and so
-    # says "no" while the program is made.
-    def forward_rule(*primals):
-        is_wanted = jax.tree.map(lambda x: x.perturbed or None, primals)
-        arguments = jax.tree.map(lambda x: x.value, primals)
-        outputs, saved = run(*arguments)
-        return outputs, (arguments, saved, is_wanted)
-
-    def backward_rule(residuals, cotangents):
-        cotangents = jax.tree.map(
-            lambda x: None if isinstance(x, SymbolicZero) else x, cotangents
-        )
-        return pull_back(*residuals, cotangents)
-
-    function = jax.custom_vjp(lambda *arguments: run(*arguments)[0])
-    function.defvjp(forward_rule, backward_rule, symbolic_zeros=True)
-    return function
-
-
 def differentiable(forward: Callable, backward: Callable) -> Callable:
     """Gives `forward` the gradient `backward`.
 
@@ -119,7 +93,7 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
             weighting = Weighting(None, bias, score, origin=None)
             return (Inputs(*arrays, weighting),)
 
-        return with_gradient(run, pull_back)(inputs)
+        return custom_gradient.differentiable(run, pull_back, _FORWARD_MODE)(inputs)
 
     return attend
 

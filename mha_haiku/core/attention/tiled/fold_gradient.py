@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import gradients
+from mha_haiku.core.attention import custom_gradient
 from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
@@ -31,8 +31,9 @@ Array = jax.Array
 _LOW = -1e4
 
 _REFUSAL = (
-    "observations of an attention map have first derivatives alone; a second one has "
-    "to be made from its weights(), of attention by implementation='formula'."
+    "observations of an attention map have first derivatives alone, in reverse mode "
+    "(jax.grad, jax.vjp); a second one, and forward mode, have to be made from its "
+    "weights(), of attention by implementation='formula'."
 )
 
 # What runs a fold over maps that devices share: under "forward" a function with the
@@ -55,7 +56,7 @@ def fold(
     def pull_back(arguments, _, is_wanted, cotangents):
         return _pulled_back(observation, *arguments, cotangents, sizes, is_wanted)
 
-    return gradients.with_gradient(run, pull_back)(asked, given)
+    return custom_gradient.differentiable(run, pull_back, _REFUSAL)(asked, given)
 
 
 def known(
@@ -77,8 +78,9 @@ def known(
         pulled = _pulled_back(observation, asked, own, cotangents, sizes, is_wanted)
         return pulled[0], None
 
-    function = gradients.with_gradient(lambda _, sums: (sums, ()), pull_back)
-    return function(asked, lax.stop_gradient(sums))
+    return custom_gradient.differentiable(
+        lambda _, sums: (sums, ()), pull_back, _REFUSAL
+    )(asked, lax.stop_gradient(sums))
 
 
 def _pulled_back(observation, asked, given, cotangents, sizes, is_wanted) -> tuple:
