@@ -211,11 +211,19 @@ class AttentionMap:
           The mean, over the queries of a bin that see anything, of their weight on the
           keys of a bin. With all keys a row sums to what rows of the map do, or to 0 if
           no query sees.
+
+        Raises:
+          ValueError: If a number of bins is below 1, or positions are not
+            consecutive.
         """
         return _engine.pooled(self, rows, columns, queries, keys)
 
     def top(self, k: int) -> observation.Top:
-        """Finds the k largest weights of each row, and their keys."""
+        """Finds the k largest weights of each row, and their keys.
+
+        Raises:
+          ValueError: If `k` is not in 1..S.
+        """
         return _engine.top(self, k)
 
     def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:
@@ -223,7 +231,11 @@ class AttentionMap:
         return _engine.apply(self, x)
 
     def outputs(self) -> Float[Array, "*B T H V"]:
-        """Computes each head's output: its weights times its values, gated."""
+        """Computes each head's output: its weights times its values, gated.
+
+        Raises:
+          ValueError: If the map has no value.
+        """
         value, (*batch, num_heads, length, _) = self.value, self.shape
         if value is None:
             raise ValueError(
@@ -249,6 +261,9 @@ class AttentionMap:
 
         In nats, 0 (the same) to log 2: the mean over queries that see anything in both
         maps; None compares the heads of this map with each other.
+
+        Raises:
+          ValueError: If the maps disagree on batch axes, T or S.
 
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """

@@ -101,6 +101,9 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
       scale: Scale of the scores, at least 0; None means 1 / sqrt(K).
       soft_cap: The score becomes `soft_cap * tanh(score / soft_cap)`; None: no cap.
 
+    Raises:
+      ValueError: If `scale` is negative, or `soft_cap` not above 0.
+
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; the cap: Gemma
     Team 2024, section 2, https://arxiv.org/abs/2408.00118.
     """
@@ -113,6 +116,9 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
 
 def additive(weight: Float[Array, "H K"]) -> Score:
     """Makes the score `weight . tanh(query + key)`.
+
+    Raises:
+      ValueError: If `weight` is not `[H, K]`.
 
     Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
     """
