@@ -153,7 +153,7 @@ def test_a_model_and_its_output_say_what_they_are():
 
 
 def test_values_are_said_in_few_words():
-    assert display.array(jax.random.key(0)) == "key<fry>[]"
+    assert display.value(jax.random.key(0)) == "key<fry>[]"
     assert display.numbers(np.arange(3)) == "[0, 1, 2]"
     assert display.value([1] * 100) == "100 of int"
     assert display.value("x" * 100) == "str(...)"

@@ -13,7 +13,6 @@ from mha_haiku.core.attention import (
     attention_map,
     implementations,
     inputs,
-    other_scores,
     reference,
     scores,
     weighting,
@@ -43,7 +42,7 @@ def everything_checked(monkeypatch):
     }.items():
         for name in names:
             monkeypatch.setattr(owner, name, checked(getattr(owner, name)))
-    for kind in (scores.DotProduct, other_scores.Cosine, other_scores.Linear):
+    for kind in (scores.DotProduct, scores.Cosine, scores.Linear):
         # Annotated where they are declared, in the base class.
         function = kind.__call__
         annotations = scores.Score.__call__.__annotations__
@@ -67,8 +66,8 @@ def test_attention_and_its_map_have_the_shapes_that_they_say(
 ):
     score = {
         "dot_product": scores.dot_product,
-        "cosine": other_scores.cosine,
-        "linear": other_scores.linear,
+        "cosine": scores.cosine,
+        "linear": scores.linear,
     }[score]()
     mask = masks.causal() & masks.padding(np.array([3, 5]))
 

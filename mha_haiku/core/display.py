@@ -42,25 +42,18 @@ def plot(value: Any, **options: Any) -> Any:
     return _registered["plot"](value, **options)
 
 
-def array(x: Any) -> str:
-    """Describes an array as `float32[2,4,6]`, and anything else by its type."""
-    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
-    if shape is None or dtype is None:
-        return value(x)
-    return f"{dtype}[{','.join(map(str, shape))}]"
-
-
 def numbers(x: Any) -> str:
     """Formats a few numbers as `[3, 6]` if they are known, else dtype and shape."""
     if getattr(x, "size", _MOST_NUMBERS + 1) > _MOST_NUMBERS or not is_known(x):
-        return array(x)
+        return value(x)
     return str(np.asarray(x).tolist())
 
 
 def value(x: Any) -> str:
-    """Describes any value in a few words."""
-    if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return array(x)
+    """Describes an array as `float32[2,4,6]`, any other value in a few words."""
+    shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"{dtype}[{','.join(map(str, shape))}]"
     if isinstance(x, tuple | list) and not hasattr(x, "_fields") and x:
         kinds = {type(each).__name__ for each in x}
         return f"{len(x)} of {kinds.pop()}" if len(kinds) == 1 else f"{len(x)} values"

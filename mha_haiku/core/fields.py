@@ -181,13 +181,13 @@ class Section:
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Section):
             return NotImplemented
-        return (self._path, values(self)) == (other._path, values(other))
+        return (self._path, vars(self)) == (other._path, vars(other))
 
     def __hash__(self) -> int:
-        return hash((self._path, *values(self).items()))
+        return hash((self._path, *vars(self).items()))
 
     def __contains__(self, name: str) -> bool:
-        return name in values(self)
+        return name in vars(self)
 
     def replace(self, **changes: Any) -> Self:
         """Replaces values by name; of a section also by a dictionary of changes.
@@ -197,7 +197,7 @@ class Section:
         """
         for name, value in changes.items():
             if name not in self:
-                names = [f"{self._path}.{known}" for known in values(self)]
+                names = [f"{self._path}.{known}" for known in vars(self)]
                 names += [known for known, *_ in flat(self)]
                 raise checks.ConfigError(
                     f"{self._path} has no field {name!r}."
@@ -219,23 +219,16 @@ class Section:
         """Converts the values to JSON, without sections that have no field."""
         plain = {
             name: value.to_json() if isinstance(value, Section) else value
-            for name, value in values(self).items()
-            if not isinstance(value, Section) or values(value)
+            for name, value in vars(self).items()
+            if not isinstance(value, Section) or vars(value)
         }
         return json.loads(json.dumps(plain, default=_plain))
-
-
-def values(section: Section) -> dict[str, Any]:
-    """Returns the values of a section's fields, and its sections, by name."""
-    return {
-        each.name: getattr(section, each.name) for each in dataclasses.fields(section)
-    }
 
 
 def flat(section: Section) -> Iterator[tuple[str, Field, Any]]:
     """Yields each field's whole name, what is declared of it, and its value."""
     fields = declared(type(section))
-    for name, value in values(section).items():
+    for name, value in vars(section).items():
         if name in fields:
             yield f"{section._path}.{name}", fields[name], value
         else:

@@ -91,7 +91,6 @@ def observed(found, numbers):
     """Returns what the fold makes of a map."""
     statistics = found.statistics(
         pooled=(3, 4),
-        query_offset=1,
         tokens=TOKENS,
         key_tokens=KEY_TOKENS,
         positions=CHOSEN,
@@ -119,7 +118,7 @@ def stated(found, numbers):
     counts = sees & COUNTED[:, None]
     weights = jnp.where(counts[..., None], all_weights, 0)
     count = jnp.maximum(counts.sum(-1), 1)
-    t, s = 1 + np.arange(T)[:, None], np.arange(S)[None]
+    t, s = np.arange(T)[:, None], np.arange(S)[None]
 
     def entropy(p):
         return -(p * jnp.log(jnp.where(p > 0, p, 1))).sum(-1)
@@ -348,13 +347,8 @@ def test_gradients_of_long_maps_hold_no_matrix(observe):
 
 
 @dataclasses.dataclass(frozen=True)
-class SquaresOfLaterQueries(observation.Observation):
-    """The sum of squared weights of each query from `start` on."""
-
-    start: int
-
-    def part(self, num_queries, num_keys):
-        return range(self.start, num_queries), range(num_keys)
+class Squares(observation.Observation):
+    """The sum of squared weights of each query."""
 
     def nothing(self, num_queries, num_keys, given, dtype):
         return observation.Sums(jnp.zeros(num_queries, dtype))
@@ -363,17 +357,16 @@ class SquaresOfLaterQueries(observation.Observation):
         return sums._replace(queries=sums.queries + (tile.weights**2).sum(-1))
 
 
-def test_gradient_of_sums_of_a_part_of_the_queries():
-    given, start = numbers(None, "dot product"), 4
-    slopes = jnp.asarray(rng.normal(size=(B, H, T - start)))
+def test_gradient_of_an_observation():
+    given = numbers(None, "dot product")
+    slopes = jnp.asarray(rng.normal(size=(B, H, T)))
 
     def in_tiles(query):
         _, attention_map = attend(query, given["key"], given["value"])
-        sums = attention_map.observe(SquaresOfLaterQueries(start))
+        sums = attention_map.observe(Squares())
         return (slopes * sums.queries).sum()
 
     def whole(query):
-        query = query[:, start:]
         _, attention_map = attend(
             query, given["key"], given["value"], implementation="formula"
         )
@@ -386,8 +379,8 @@ def test_gradient_of_sums_of_a_part_of_the_queries():
     )
 
 
-class Entropies(SquaresOfLaterQueries):
-    """The entropy of the weights of each query from `start` on."""
+class Entropies(Squares):
+    """The entropy of the weights of each query."""
 
     def add(self, tile, sums):
         entropy = -(tile.weights * tile.log_weights).sum(-1)
@@ -403,7 +396,7 @@ def test_neither_large_cotangents_nor_queries_that_see_nan_spoil_a_gradient():
     def gradient(arrays, factor):
         query, key = arrays
         found = attend(query, key, given["value"], mask=masks.causal())[1]
-        entropy = found.observe(Entropies(0)).queries
+        entropy = found.observe(Entropies()).queries
         return factor * jnp.where(jnp.isfinite(entropy), entropy, 0).sum()
 
     query, key = given["query"], given["key"]

@@ -7,8 +7,14 @@ from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.cache import Cache, Prompt
 from mha_haiku.core.attention.implementations import IMPLEMENTATIONS, attend
 from mha_haiku.core.attention.normalizers import Normalizer, sink, unnormalized
-from mha_haiku.core.attention.other_scores import additive, cosine, linear, sigmoid
-from mha_haiku.core.attention.scores import Score, dot_product
+from mha_haiku.core.attention.scores import (
+    Score,
+    additive,
+    cosine,
+    dot_product,
+    linear,
+    sigmoid,
+)
 from mha_haiku.core.attention.statistic import RowSum, Statistic
 from mha_haiku.core.attention.statistics import STATISTICS, Statistics
 from mha_haiku.core.attention.tiled import Blockwise, bin_edges

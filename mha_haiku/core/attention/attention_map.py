@@ -65,8 +65,8 @@ class AttentionMap:
         if self.rows_sum_to != "1":
             parts[0] = f"{weights} [B..., H, T, S], rows sum to {self.rows_sum_to}"
         parts += [
-            f"query {display.array(self.query)}",
-            f"key {display.array(self.key)}",
+            f"query {display.value(self.query)}",
+            f"key {display.value(self.key)}",
         ]
         if bias is not None:
             parts.append(f"bias {bias}")
@@ -163,7 +163,6 @@ class AttentionMap:
         self,
         *,
         pooled: tuple[int, int] | None = None,
-        query_offset: int | None = None,
         counted: Array | None = None,
         positions: Array | None = None,
         tokens: Array | None = None,
@@ -178,7 +177,6 @@ class AttentionMap:
 
         Args:
           pooled: (P, Q): also the map pooled to that many bins, from the same pass.
-          query_offset: Query t stands at t + `query_offset`; None: at `first_query`.
           counted: `[B..., T]` booleans: the queries that count; None: all that see.
           positions: `[B..., S]` booleans: positions (separators, say) whose mass is
             asked for.
@@ -190,16 +188,8 @@ class AttentionMap:
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
-        return _engine.statistics(
-            self,
-            pooled=pooled,
-            query_offset=query_offset,
-            counted=counted,
-            positions=positions,
-            tokens=tokens,
-            key_tokens=key_tokens,
-            per_query=per_query,
-        )
+        given = counted, positions, tokens, key_tokens
+        return _engine.statistics(self, pooled, per_query, *given)
 
     def pooled(
         self,
@@ -221,11 +211,19 @@ class AttentionMap:
           The mean, over the queries of a bin that see anything, of their weight on the
           keys of a bin. With all keys a row sums to what rows of the map do, or to 0 if
           no query sees.
+
+        Raises:
+          ValueError: If a number of bins is below 1, or positions are not
+            consecutive.
         """
         return _engine.pooled(self, rows, columns, queries, keys)
 
     def top(self, k: int) -> observation.Top:
-        """Finds the k largest weights of each row, and their keys."""
+        """Finds the k largest weights of each row, and their keys.
+
+        Raises:
+          ValueError: If `k` is not in 1..S.
+        """
         return _engine.top(self, k)
 
     def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:
@@ -233,7 +231,11 @@ class AttentionMap:
         return _engine.apply(self, x)
 
     def outputs(self) -> Float[Array, "*B T H V"]:
-        """Computes each head's output: its weights times its values, gated."""
+        """Computes each head's output: its weights times its values, gated.
+
+        Raises:
+          ValueError: If the map has no value.
+        """
         value, (*batch, num_heads, length, _) = self.value, self.shape
         if value is None:
             raise ValueError(
@@ -259,6 +261,9 @@ class AttentionMap:
 
         In nats, 0 (the same) to log 2: the mean over queries that see anything in both
         maps; None compares the heads of this map with each other.
+
+        Raises:
+          ValueError: If the maps disagree on batch axes, T or S.
 
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """

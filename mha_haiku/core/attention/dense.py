@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import dropout, gradients, products
+from mha_haiku.core.attention import gradients, products
 from mha_haiku.core.attention.inputs import Inputs
 
 Array = jax.Array
@@ -62,6 +62,27 @@ def _backward(inputs, saved, rows, wants_bias, dropout_rate):
 attend = gradients.differentiable(formula, _backward)
 
 
+def dropout_factors(
+    rng: Array, rate: float, head: Array, rows: tiles.Index, columns: tiles.Index
+) -> Float[Array, "R C"]:
+    """Draws the factor of each weight of a tile: 0 or 1 / (1 - rate).
+
+    They are the same whatever tiles they are drawn in.
+    """
+    # Each weight has its key, folded from its head (over all examples), row and column.
+    if not jnp.issubdtype(rng.dtype, jax.dtypes.prng_key):
+        rng = jax.random.wrap_key_data(rng)  # a raw one, as `hk.next_rng_key` gives it
+    row_keys = jax.vmap(jax.random.fold_in, (None, 0))(
+        jax.random.fold_in(rng, head), tiles.as_array(rows)
+    )
+    fold_columns = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = jax.vmap(fold_columns, (0, None))(row_keys, tiles.as_array(columns))
+    # A folded key is a hash already: its first word serves as the random bits.
+    bits = jax.random.key_data(keys)[..., 0]
+    is_kept = bits >= jnp.uint32(round(rate * 2**32))
+    return is_kept.astype(jnp.float32) / (1 - rate)
+
+
 def _spans(inputs):
     num_queries, num_keys = inputs.map_shape[-2:]
     return tiles.Span(0, num_queries), tiles.Span(0, num_keys)
@@ -72,6 +93,6 @@ def _dropout(inputs, dropout_rate):
         return None
     shape, (rows, columns) = inputs.map_shape, _spans(inputs)
     factors = jax.vmap(
-        lambda n: dropout.factors(inputs.rng, dropout_rate, n, rows, columns)
+        lambda n: dropout_factors(inputs.rng, dropout_rate, n, rows, columns)
     )(jnp.arange(math.prod(shape[:-2])))
     return factors.reshape(shape)

@@ -9,16 +9,14 @@ Source: Dao et al. 2022 (FlashAttention), appendix B.2,
 https://arxiv.org/abs/2205.14135.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Float
 
-from mha_haiku.core.attention import products, reverse_only, scores
+from mha_haiku.core.attention import custom_gradient, products, scores
 from mha_haiku.core.attention.inputs import Inputs
 from mha_haiku.core.attention.weighting import Weighting
 
@@ -77,34 +75,33 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
     backward = jax.jit(backward, static_argnums=(3, 4))
 
     def attend(inputs, options):
-        function = jax.custom_vjp(lambda inputs: forward(inputs, options)[:2])
-        function.defvjp(
-            functools.partial(_forward, forward, options),
-            functools.partial(_backward, backward, options),
-            symbolic_zeros=True,
-        )
-        return function(reverse_only.reverse_only(inputs, _FORWARD_MODE))
+        def run(inputs):
+            values, logsumexp, saved = forward(inputs, options)
+            return (values, logsumexp), (values, logsumexp, saved)
+
+        def pull_back(arguments, saved, is_wanted, cotangents):
+            (inputs,), (wanted,) = arguments, is_wanted
+            *outputs, saved = saved
+            rows = _row_gradients(inputs, *outputs, *cotangents)
+            # Where the bias is not differentiated, its gradient, which may be as large
+            # as the map, is never made.
+            wants_bias = bool(jax.tree.leaves(wanted.weighting.bias))
+            *arrays, bias, score = backward(inputs, saved, rows, wants_bias, options)
+            pairs = zip(arrays, inputs[:3], strict=True)
+            arrays = (gradient.astype(x.dtype) for gradient, x in pairs)
+            # None: all else has no gradient.
+            weighting = Weighting(None, bias, score, origin=None)
+            return (Inputs(*arrays, weighting),)
+
+        return custom_gradient.differentiable(run, pull_back, _FORWARD_MODE)(inputs)
 
     return attend
 
 
-# With symbolic zeros JAX says which inputs are differentiated (`perturbed`): where the
-# bias is not, its gradient, which may be as large as the map, is never made.
-def _forward(forward, options, primals):
-    inputs = jax.tree.map(lambda x: x.value, primals)
-    is_wanted = [x.perturbed for x in jax.tree.leaves(primals.weighting.bias)]
-    values, logsumexp, saved = forward(inputs, options)
-    # Residuals are a pytree, in which a bool would be traced. None is structure, and so
-    # says "no" while the program is made.
-    wants_bias = True if any(is_wanted) else None
-    return (values, logsumexp), (inputs, values, logsumexp, saved, wants_bias)
-
-
-def _backward(backward, options, residuals, cotangents):
-    inputs, values, logsumexp, saved, wants_bias = residuals
+def _row_gradients(inputs, values, logsumexp, values_grad, logsumexp_grad):
     values_grad, logsumexp_grad = (
-        jnp.zeros(x.shape, x.dtype) if isinstance(x, SymbolicZero) else x
-        for x in cotangents
+        jnp.zeros_like(x) if gradient is None else gradient
+        for x, gradient in ((values, values_grad), (logsumexp, logsumexp_grad))
     )
     has_gradient = jnp.isfinite(logsumexp)
     if inputs.nonfinite is None:  # then NaN is passed on
@@ -117,17 +114,8 @@ def _backward(backward, options, residuals, cotangents):
     # Values of a row that the loss ignores may be infinite, and 0 x inf is NaN.
     shift = jnp.where(values_grad == 0, 0, shift).sum(-1)
     shift = jnp.moveaxis(shift, -1, -2) - logsumexp_grad
-    rows = RowGradients(
+    return RowGradients(
         values_grad,
         jnp.where(has_gradient, shift, 0),
         jnp.where(has_gradient, logsumexp, jnp.inf),
     )
-    *arrays, bias, score = backward(
-        inputs, saved, rows, wants_bias is not None, options
-    )
-    arrays = [
-        gradient.astype(x.dtype) for gradient, x in zip(arrays, inputs[:3], strict=True)
-    ]
-    # None: all else has no gradient.
-    weighting = Weighting(None, bias, score, origin=None)
-    return (Inputs(*arrays, weighting),)

@@ -65,14 +65,6 @@ class Nonfinite(NamedTuple):
         queries = jnp.moveaxis(queries, -1, -2)[..., :, None]
         return queries | jnp.moveaxis(keys, -1, -2)[..., None, :]
 
-    def zeroed(
-        self, query: Array, key: Array, value: Array
-    ) -> tuple[Array, Array, Array]:
-        """Replaces these vectors by zeros in queries, keys and values."""
-        query = jnp.where(self.queries[..., None], 0, query)
-        key, value = (jnp.where(self.keys[..., None], 0, x) for x in (key, value))
-        return query, key, value
-
 
 class Inputs(NamedTuple):
     """What attention is computed from."""
@@ -90,7 +82,9 @@ class Inputs(NamedTuple):
         """Replaces nonfinite queries, keys and values by zeros."""
         if self.nonfinite is None:
             return self
-        query, key, value = self.nonfinite.zeroed(*self[:3])
+        queries, keys = (x[..., None] for x in self.nonfinite)
+        key, value = (jnp.where(keys, 0, x) for x in (self.key, self.value))
+        query = jnp.where(queries, 0, self.query)
         return self._replace(query=query, key=key, value=value)
 
     @property

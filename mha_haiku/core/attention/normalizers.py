@@ -75,6 +75,9 @@ def sink(logits: Array | float) -> Normalizer:
     Args:
       logits: `[H]`, or one number for all heads; 0 adds 1 to the denominator.
 
+    Raises:
+      ValueError: If `logits` are not floats `[H]` or one float.
+
     Source: Miller 2023, https://www.evanmiller.org/attention-is-off-by-one.html; its
     "zero sink": Xiao et al. 2023, https://arxiv.org/abs/2309.17453; learned per head:
     OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925.

@@ -5,7 +5,7 @@ it, and its gradient.
 """
 
 import abc
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +40,7 @@ NOTHING_GIVEN = Given()
 class Tile(NamedTuple):
     """A tile of one head of one example."""
 
-    # `[R, C]`; where heads are `side_by_side` a tuple, `[H, R, C]` of each map. Queries
-    # that an earlier block has counted have weights of 0.
+    # `[R, C]`. Queries that an earlier block has counted have weights of 0.
     weights: Array
     log_weights: Array  # their logarithms, finite and very low where they are 0
     rows: tiles.Span  # the queries, as positions in the map
@@ -51,9 +50,6 @@ class Tile(NamedTuple):
 
 class Observation(abc.ABC):
     """What can be asked of a map: a frozen dataclass of what is static."""
-
-    # Whether a tile has all heads of one or two maps, so that they can be compared.
-    side_by_side: ClassVar[bool] = False
 
     @abc.abstractmethod
     def nothing(
@@ -74,10 +70,6 @@ class Observation(abc.ABC):
     def merge(self, first: Tree, second: Tree) -> Tree:
         """Merges the sums of queries over the keys of two devices."""
         return jax.tree.map(jnp.add, first, second)
-
-    def part(self, num_queries: int, num_keys: int) -> tuple[range, range]:
-        """Chooses the consecutive queries and keys that the walk is to cover."""
-        return range(num_queries), range(num_keys)
 
 
 class Top(NamedTuple):

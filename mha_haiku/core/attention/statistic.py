@@ -14,8 +14,8 @@ Its functions get an `observation.Tile` of one head of one example:
     given.keys["positions"]   [C] booleans, the chosen positions
 
 Tokens and chosen positions exist where `AttentionMap.statistics` got `tokens=` or
-`positions=`; an entry that reads them says so by `needs`. A tile does not know S; a
-`HeadStatistic` does, from the shape of `HeadSums.received`.
+`positions=`; an entry that reads them says so by `needs`. A tile does not know S;
+`from_head` does, from the shape of `HeadSums.received`.
 """
 
 import dataclasses
@@ -58,12 +58,12 @@ def _itself(x: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-    """A number per query, averaged over the queries of a head."""
+    """A number per query, averaged over the queries of a head; or one of the head."""
 
     name: str  # its name in `Statistics`
     unit: str  # what it is measured in
     label: str  # what it says, for tables and figures
-    sums: tuple[RowSum, ...]  # what tiles add up to
+    sums: tuple[RowSum, ...] = ()  # what tiles add up to
     # From these sums, `[..., T]`, to the statistic of each query.
     from_sums: Callable[..., Array] = _itself
     # From the mean over queries to the statistic of the head.
@@ -71,21 +71,12 @@ class Statistic:
     # The argument of `AttentionMap.statistics` without which there is none.
     needs: str | None = None
     source: str = ""  # where it comes from
-
-
-@dataclasses.dataclass(frozen=True)
-class HeadStatistic:
-    """A number of a head, `[B..., H]`, that is no mean over its queries."""
-
-    name: str
-    unit: str
-    label: str
-    from_sums: Callable[["HeadSums"], Array]
-    source: str = ""
+    # In place of all that: to a number of each head, `[B..., H]`, that is no mean.
+    from_head: Callable[["HeadSums"], Array] | None = None
 
 
 class HeadSums(NamedTuple):
-    """The sums from which `HeadStatistic`s are made."""
+    """The sums from which statistics of whole heads are made."""
 
     counts: Array  # `[B..., H, T]` booleans, the queries that count
     received: Array  # `[B..., H, S]`, the mass that each key receives

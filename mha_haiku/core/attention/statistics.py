@@ -6,12 +6,7 @@ from jax import lax
 from jaxtyping import Bool, Float
 
 from mha_haiku.core import display, tiles
-from mha_haiku.core.attention.statistic import (
-    HeadStatistic,
-    RowSum,
-    Statistic,
-    linear,
-)
+from mha_haiku.core.attention.statistic import RowSum, Statistic, linear
 
 Array = jax.Array
 
@@ -125,7 +120,7 @@ _NEAR = {  # what `_at_offsets` looks at, in its order
     "next": "the next position",
 }
 
-STATISTICS: dict[str, Statistic | HeadStatistic] = {
+STATISTICS: dict[str, Statistic] = {
     entry.name: entry
     for entry in (
         Statistic(
@@ -224,17 +219,17 @@ STATISTICS: dict[str, Statistic | HeadStatistic] = {
             needs="tokens",
             source="Olsson et al. 2022, https://arxiv.org/abs/2209.11895",
         ),
-        HeadStatistic(
+        Statistic(
             "received_gini",
             "Gini coefficient",
             "inequality of what the keys that may be seen receive",
-            lambda sums: gini(sums.received, sums.unseen),
+            from_head=lambda sums: gini(sums.received, sums.unseen),
         ),
-        HeadStatistic(
+        Statistic(
             "num_queries",
             "queries",
             "queries that count",
-            lambda sums: sums.counts.sum(-1),
+            from_head=lambda sums: sums.counts.sum(-1),
         ),
     )
 }
@@ -273,12 +268,12 @@ class Statistics:
         dtype = getattr(self.entropy, "dtype", "values")
         parts = [
             f"{len(self.values)} of {dtype}[{shape}]",
-            f"received {display.array(self.received)}",
+            f"received {display.value(self.received)}",
         ]
         if getattr(self.entropy, "ndim", 0) > getattr(self.num_queries, "ndim", 0):
-            parts.append(f"per query {display.array(self.entropy)}")
+            parts.append(f"per query {display.value(self.entropy)}")
         if self.pooled is not None:
-            parts.append(f"pooled {display.array(self.pooled)}")
+            parts.append(f"pooled {display.value(self.pooled)}")
         if missing:
             parts.append(f"without {', '.join(missing)}")
         return f"Statistics({'; '.join(parts)})"

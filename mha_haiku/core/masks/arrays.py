@@ -19,6 +19,9 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
     Args:
       query_ids: `[B..., T]` integers.
       key_ids: `[B..., S]` integers; None: the ids of the queries.
+
+    Raises:
+      ValueError: If ids are no integers, or disagree on the number of axes.
     """
     query_ids = tiles.integers("query_ids", query_ids, low=None)
     key_ids = (
@@ -33,7 +36,11 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
 
 
 def dense(array: Array) -> Mask:
-    """Makes a mask of booleans or 0/1, `[B..., T, S]` or `[B..., H, T, S]`."""
+    """Makes a mask of booleans or 0/1, `[B..., T, S]` or `[B..., H, T, S]`.
+
+    Raises:
+      ValueError: If the array is neither boolean nor 0/1, or has less than two axes.
+    """
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     if jnp.issubdtype(array.dtype, jnp.integer):
         known = tiles.known(array)
@@ -78,7 +85,7 @@ class Segments(Mask):
         ids = [self.query_ids]
         if self.key_ids is not self.query_ids:
             ids.append(self.key_ids)
-        return f"segments({', '.join(map(display.array, ids))})"
+        return f"segments({', '.join(map(display.value, ids))})"
 
     def aligned_tile(self, rows, columns):
         query_ids = tiles.take(self.query_ids, rows, axis=-1)
@@ -121,7 +128,7 @@ class Dense(Mask):
     values: Array = tiles.array("HTS")
 
     def __repr__(self):
-        return f"dense({display.array(self.values)})"
+        return f"dense({display.value(self.values)})"
 
     def batch_ranks(self):
         rank = jnp.ndim(self.values)

@@ -17,6 +17,9 @@ def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
       lengths: `[B...]` integers in 0..S.
       query_lengths: `[B...]` integers of at least 0; later queries see nothing. None:
         all queries see.
+
+    Raises:
+      ValueError: If lengths are no integers of at least 0, or disagree on batch axes.
     """
     lengths = tiles.integers("lengths", lengths)
     if query_lengths is not None:

@@ -56,6 +56,9 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
     The function gets int32 positions of queries `[R, 1]` and of keys `[1, C]`, and
     returns booleans of them together: whether the query may see the key. It is called
     for tiles anywhere, so it must be pure and accept any positions.
+
+    Raises:
+      TypeError: If `function` is no function.
     """
     if not callable(function):
         raise TypeError(

@@ -337,7 +337,7 @@ def _check_decoder_inputs(has_decoder, inputs, lengths):
             jnp.result_type(inputs), jnp.integer
         )
         if not is_integer or jnp.ndim(inputs) != 2:
-            given = "None" if inputs is None else display.array(inputs)
+            given = "None" if inputs is None else display.value(inputs)
             raise ValueError(
                 "decoder_inputs must be the tokens [B, T] that the decoder reads, from "
                 f"the start token on, got {given}."

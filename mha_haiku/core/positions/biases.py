@@ -121,6 +121,10 @@ def relative_bias(
         they share bucket 0 (for causal masks).
       max_distance: Distances from here on share the last bucket, in positions.
 
+    Raises:
+      ValueError: If `table` is not `[buckets, H]` or has too few buckets, or
+        `max_distance` lies within the exact ones.
+
     Source: Raffel et al. 2020 (T5), section 2.1, https://arxiv.org/abs/1910.10683.
     """
     table = jnp.asarray(table)

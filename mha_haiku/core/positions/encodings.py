@@ -20,6 +20,9 @@ def sinusoidal(
     They are float32, in [-1, 1]: feature 2i is a sine and 2i + 1 the cosine of the same
     angle. The longest wavelength is 2 pi `max_period` positions; D is even.
 
+    Raises:
+      ValueError: If `size` is odd or below 2.
+
     Source: Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
     """
     if size < 2 or size % 2:
@@ -47,6 +50,9 @@ def rotary(
       max_period: The slowest pair turns by about 1 / `max_period` radians a position.
       frequencies: `[K / 2]`, radians per position of each pair, in place of
         `max_period`; pairs of 0 do not turn.
+
+    Raises:
+      ValueError: If K is odd, or `positions` or `frequencies` do not fit.
 
     Source: Su et al. 2021 (RoFormer), eq. 34, https://arxiv.org/abs/2104.09864.
     """

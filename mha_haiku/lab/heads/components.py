@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import attention, sites
-from mha_haiku.core.attention import other_scores, scores
+from mha_haiku.core.attention import scores
 from mha_haiku.lab.heads import edits, running
 
 Array = jax.Array
@@ -209,11 +209,11 @@ def scales(own: attention.AttentionMap) -> tuple[Array, Array]:
     """
     score, (query, key, _) = own.weighting.score, Map.of(own)
     ones = [jnp.ones((*x.shape[:-1], 1), own.dtype) for x in (query, key)]
-    if isinstance(score, other_scores.Cosine):
+    if isinstance(score, scores.Cosine):
         lengths = [jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
         scale = score.aligned(query.ndim - 3).scale[..., None, :, None]
         return scale / lengths[0], ones[1] / lengths[1]
-    if isinstance(score, other_scores.Sigmoid):
+    if isinstance(score, scores.Sigmoid):
         score = scores.DotProduct(score.scale, None)
     if not isinstance(score, scores.DotProduct):
         raise ValueError(

@@ -34,7 +34,7 @@ class Importance(means.PerExample):
     kinds: tuple[str, ...] = ()  # of each layer; () where there is one kind
 
     def __repr__(self) -> str:
-        shown, mean = f"{display.array(self.per_example)} [N, L, H]", self.mean
+        shown, mean = f"{display.value(self.per_example)} [N, L, H]", self.mean
         if mean.size and not np.isnan(mean).all():
             layer, head = np.unravel_index(np.nanargmax(mean), mean.shape)
             shown += (

@@ -113,7 +113,7 @@ class RunConfig(Section, path="config"):
         if name in (None, self.task.name):
             return super().replace(**changes)
         for key, section in _sections(name).items():
-            before = fields.values(getattr(self, key)).items()
+            before = vars(getattr(self, key)).items()
             kept = {option: value for option, value in before if option in section}
             changes[key] = section.replace(**{**kept, **changes.get(key, {})})
         return super().replace(**changes)
@@ -253,7 +253,7 @@ def _check_kind(model, task, example) -> None:
 
 def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
     """Makes the task of `config.task` and `config.data`; errors name the field."""
-    options = fields.values(config.task) | fields.values(config.data)
+    options = vars(config.task) | vars(config.data)
     try:
         return tasks.make(**options, kept=kept)
     except ConfigError as error:

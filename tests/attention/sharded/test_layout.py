@@ -45,13 +45,13 @@ SPECS = {
 }
 
 
-def _specs_of(part, batch_ndim, **options):
+def _specs_of(part, batch_ndim):
     """Returns how the arrays of a mask, a bias or a score are shared."""
     kinds = {"mask": masks.Mask, "bias": positions.ScoreBias, "score": Score}
     (name,) = (name for name, kind in kinds.items() if isinstance(part, kind))
     part = part.aligned(batch_ndim) if name == "mask" else part
     weighting = Weighting(**{name: part})
-    return getattr(layout.weighting_specs(weighting, **options), name)
+    return getattr(layout.weighting_specs(weighting), name)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -61,11 +61,6 @@ def test_arrays_are_shared_by_the_meaning_of_their_axes(name):
         _specs_of(part, 1), is_leaf=lambda x: isinstance(x, layout.Spec)
     )
     assert found == [layout.Spec(*axes) for axes in expected]
-
-
-def test_heads_side_by_side_are_not_shared():
-    spec = _specs_of(positions.alibi(N).aligned(1), 1, share_heads=False)
-    assert spec.slopes == layout.Spec(None, None)
 
 
 def test_without_batch_axes_nothing_is_shared_by_examples():

@@ -14,7 +14,7 @@ from jax import lax
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import scores
-from mha_haiku.core.attention.fused import kernel_masks, kernels
+from mha_haiku.core.attention.fused import kernels
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 from mha_haiku.core.attention.tiled import blockwise
 
@@ -112,7 +112,7 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
         yield f"values of the keys' size K = {key_size}, not V = {value_size}"
     if not math.prod(inputs.map_shape):
         yield f"at least one score, not a map of shape {inputs.map_shape}"
-    mask = kernel_masks.translated(weighting.mask)
+    mask = kernels.translated(weighting.mask)
     if weighting.origin != tiles.Origin():
         yield "queries from position 0 on, and no other first_query"
     if mask is None:
@@ -149,7 +149,7 @@ def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | N
     # replaced get no cotangent, and what the kernel is to ignore is zero, so that
     # neither its content nor what the kernel makes of it changes anything.
     *batch_shape, _, num_queries, num_keys = inputs.map_shape
-    mask = kernel_masks.translated(inputs.weighting.mask)
+    mask = kernels.translated(inputs.weighting.mask)
     mask = mask.collapsed(tuple(batch_shape), num_queries, num_keys)
     start, stop = mask.seen_keys(num_queries, num_keys)
     fully_masked = (start == stop)[..., None, None]

@@ -34,13 +34,12 @@ def input_specs(inputs: Inputs) -> Inputs:
     )
 
 
-def weighting_specs(weighting: Weighting, *, share_heads: bool = True) -> Weighting:
+def weighting_specs(weighting: Weighting) -> Weighting:
     """Returns the sharding of mask, bias and score: by batch and heads alone."""
-    shared = _SHARED if share_heads else _SHARED | {"H": None}
 
     def spec(letters, x):
         sizes = zip(letters, x.shape, strict=True)
-        return Spec(*(shared.get(letter) if n > 1 else None for letter, n in sizes))
+        return Spec(*(_SHARED.get(letter) if n > 1 else None for letter, n in sizes))
 
     mask, bias, score = (
         None if part is None else jax.tree.map(spec, part.axes(), part)

@@ -21,7 +21,7 @@ from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, implementations, products
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 from mha_haiku.core.attention.sharded import layout, ring
-from mha_haiku.core.attention.tiled import blockwise, sweep
+from mha_haiku.core.attention.tiled import blockwise
 
 Array = jax.Array
 IN_A_RING = ("auto", "blockwise")
@@ -54,43 +54,42 @@ class Sharded(implementations.OnMesh):
         """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         layout.check(inputs, self.mesh)
         if self.mesh.shape["sequence"] > 1:
-            chosen = blockwise.Blockwise()
-            if isinstance(self.implementation, blockwise.Blockwise):
-                chosen = self.implementation
-            sizes = sweep.Sizes(chosen.rows, chosen.columns, chosen.heads)
-            options = Options(self.mesh, sizes, dropout_rate)
-            return _attend_in_a_ring(inputs, options)
+            chosen = self.implementation
+            if not isinstance(chosen, blockwise.Blockwise):
+                chosen = blockwise.Blockwise()
+            return _attend_in_a_ring(inputs, Options(self.mesh, chosen, dropout_rate))
         alone = implementations.named(self.implementation)
-
-        def attend(inputs):
-            inputs = layout.with_own_key(inputs, self.mesh)
-            return alone(inputs, dropout_rate)
-
-        batch_ndim = inputs.query.ndim - 3
-        return jax.shard_map(
-            attend,
-            mesh=self.mesh,
-            in_specs=(layout.input_specs(inputs),),
-            out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
-            check_vma=False,
-        )(inputs)
+        return _on_devices(
+            lambda inputs: alone(inputs, dropout_rate), inputs, self.mesh
+        )
 
 
 class Options(NamedTuple):
     """What is known before anything is computed."""
 
     mesh: jax.sharding.Mesh  # the devices
-    sizes: sweep.Sizes  # of the tiles; None among them: what suits the platform
+    chunks: blockwise.Blockwise  # how two chunks attend
     dropout_rate: float  # share of the weights set to zero, in [0, 1)
 
 
+def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tuple:
+    """Computes values and logsumexp by `attend` of the part of each device."""
+    batch_ndim = inputs.query.ndim - 3
+    return jax.shard_map(
+        lambda inputs: attend(layout.with_own_key(inputs, mesh)),
+        mesh=mesh,
+        in_specs=(layout.input_specs(inputs),),
+        out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
+        check_vma=False,
+    )(inputs)
+
+
 def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
-    device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
-    num_keys = inputs.map_shape[-1]
+    device_ring = _ring_of(inputs, options)
+    batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
     def local(inputs):
-        inputs = layout.with_own_key(inputs, options.mesh)
-        rows, keys = _spread(inputs, device_ring)
+        rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         dtype = products.accumulation_dtype(inputs.query.dtype)
         shape = rows[0].shape[:-1]
         nothing = (
@@ -100,58 +99,45 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
 
         def meet(at, row, key, sums, key_sums, device_sums):
             part = _part(inputs, num_keys, at, row, key)
-            values, logsumexp, _ = blockwise.forward(part, _blockwise(part, options))
+            own = options.chunks.options(part, options.dropout_rate)
+            values, logsumexp, _ = blockwise.forward(part, own)
             return _merged(sums, (values, logsumexp)), key_sums, device_sums
 
         (values, logsumexp), _, _ = device_ring.around(
             meet, rows, keys, nothing, (), ()
         )
-        values = device_ring.from_chunks(values.astype(inputs.value.dtype), -3)
-        return values, device_ring.from_chunks(logsumexp, -1)
+        values = values.astype(inputs.value.dtype)
+        values = device_ring.from_chunks(values, batch_ndim)
+        return values, device_ring.from_chunks(logsumexp, batch_ndim + 1)
 
-    batch_ndim = inputs.query.ndim - 3
-    values, logsumexp = jax.shard_map(
-        local,
-        mesh=options.mesh,
-        in_specs=(specs,),
-        out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
-        check_vma=False,
-    )(inputs)
-    return values, logsumexp, ()
+    return *_on_devices(local, inputs, options.mesh), ()
 
 
 def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
     del saved
     device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
-    num_keys = inputs.map_shape[-1]
+    batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
     def local(inputs, rows_grad):
         inputs = layout.with_own_key(inputs, options.mesh)
-        rows, keys = _spread(inputs, device_ring)
+        rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         rows_grad = gradients.RowGradients(
-            *(
-                device_ring.to_chunks(x, axis)
-                for x, axis in zip(rows_grad, (-3, -1, -1), strict=True)
-            )
+            device_ring.to_chunks(rows_grad.values, batch_ndim),
+            *device_ring.to_chunks(rows_grad[1:], batch_ndim + 1),
         )
         dtype = products.accumulation_dtype(inputs.query.dtype)
         nothing = (
             jnp.zeros(rows[0].shape, dtype),
             tuple(jnp.zeros(x.shape, dtype) for x in keys[:2]),
-            jax.tree.map(
-                jnp.zeros_like,
-                (
-                    inputs.weighting.bias if wants_bias else None,
-                    inputs.weighting.score,
-                ),
-            ),
+            blockwise.zeros(inputs.weighting, wants_bias),
         )
 
         def meet(at, row, key, query_grad, key_grad, shared_grads):
             row, back = row
             part = _part(inputs, num_keys, at, row, key)
+            own = options.chunks.options(part, options.dropout_rate)
             query, key, value, bias, score = blockwise.backward(
-                part, (), back, wants_bias, _blockwise(part, options)
+                part, (), back, wants_bias, own
             )
             return jax.tree.map(
                 jnp.add,
@@ -167,12 +153,11 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
             shared_grads,
             shared_specs,
         )
-        grads = (device_ring.from_chunks(x, -3) for x in (query_grad, *key_grads))
+        grads = device_ring.from_chunks((query_grad, *key_grads), batch_ndim)
         return *grads, *shared_grads
 
     bias_spec = specs.weighting.bias if wants_bias else None
     shared_specs = bias_spec, specs.weighting.score
-    batch_ndim = inputs.query.ndim - 3
     rows, logsumexp = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
     return jax.shard_map(
         local,
@@ -192,15 +177,10 @@ def _ring_of(inputs, options) -> ring.Ring:
     return ring.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
 
 
-def _spread(inputs, device_ring) -> tuple[tuple, tuple]:
-    """Returns what stays on its device, and what goes round, in chunks `[C, ...]`."""
-    query, key, value = (device_ring.to_chunks(x, -3) for x in inputs[:3])
-    query_flags = key_flags = None
-    if inputs.nonfinite is not None:
-        query_flags, key_flags = (
-            device_ring.to_chunks(x, -2) for x in inputs.nonfinite
-        )
-    return (query, query_flags), (key, value, key_flags)
+def _spread(inputs) -> tuple[tuple, tuple]:
+    """Returns what stays on its device, and what goes round."""
+    query_flags, key_flags = inputs.nonfinite or (None, None)
+    return (inputs.query, query_flags), (inputs.key, inputs.value, key_flags)
 
 
 def _part(inputs, all_keys, at, row, key) -> Inputs:
@@ -219,12 +199,6 @@ def _part(inputs, all_keys, at, row, key) -> Inputs:
         None if query_flags is None else Nonfinite(query_flags, key_flags),
         rng,
     )
-
-
-def _blockwise(part, options) -> blockwise.Options:
-    best = sweep.default_sizes(part.map_shape, part.weighting, jax.default_backend())
-    sizes = (own or other for own, other in zip(options.sizes, best, strict=True))
-    return blockwise.Options(sweep.Sizes(*sizes), options.dropout_rate)
 
 
 def _merged(first, second):

@@ -39,25 +39,33 @@ class Ring(NamedTuple):
         can_halve = not (num_queries % (2 * size) or num_keys % (2 * size))
         return cls(size, 2 if size > 1 and can_halve and _is_lopsided(mask) else 1)
 
-    def to_chunks(self, x: Array, axis: int) -> Array:
+    def to_chunks(self, tree: Any, axis: int) -> Any:
         """Splits the device's part of the sequence into chunks `[C, ...]`."""
-        if self.chunks == 1:
-            return x[None]
-        even, odd = jnp.split(x, 2, axis)
-        even, odd = self._moved(even, 0), self._moved(odd, 1)
-        is_even = self._is_even()
-        low = jnp.where(is_even, even, odd)
-        return jnp.stack([low, jnp.where(is_even, odd, even)])
 
-    def from_chunks(self, chunks: Array, axis: int) -> Array:
+        def split(x):
+            if self.chunks == 1:
+                return x[None]
+            even, odd = jnp.split(x, 2, axis)
+            even, odd = self._moved(even, 0), self._moved(odd, 1)
+            is_even = self._is_even()
+            low = jnp.where(is_even, even, odd)
+            return jnp.stack([low, jnp.where(is_even, odd, even)])
+
+        return jax.tree.map(split, tree)
+
+    def from_chunks(self, tree: Any, axis: int) -> Any:
         """Joins chunks to the device's part of the sequence: undoes `to_chunks`."""
-        if self.chunks == 1:
-            return chunks[0]
-        low, high = chunks
-        is_even = self._is_even()
-        even, odd = jnp.where(is_even, low, high), jnp.where(is_even, high, low)
-        even, odd = self._moved(even, 0, back=True), self._moved(odd, 1, back=True)
-        return jnp.concatenate([even, odd], axis)
+
+        def joined(chunks):
+            if self.chunks == 1:
+                return chunks[0]
+            low, high = chunks
+            is_even = self._is_even()
+            even, odd = jnp.where(is_even, low, high), jnp.where(is_even, high, low)
+            even, odd = self._moved(even, 0, back=True), self._moved(odd, 1, back=True)
+            return jnp.concatenate([even, odd], axis)
+
+        return jax.tree.map(joined, tree)
 
     def around(
         self,

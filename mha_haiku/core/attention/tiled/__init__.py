@@ -3,7 +3,7 @@
 from mha_haiku.core.attention import attention_map, implementations
 from mha_haiku.core.attention.tiled import engine
 from mha_haiku.core.attention.tiled.blockwise import Blockwise
-from mha_haiku.core.attention.tiled.observations import bin_edges
+from mha_haiku.core.attention.tiled.grid import bin_edges
 
 __all__ = ["Blockwise", "bin_edges"]
 

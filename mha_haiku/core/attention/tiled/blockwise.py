@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import checks, masks, tiles
-from mha_haiku.core.attention import dense, dropout, gradients, products, scores
+from mha_haiku.core.attention import dense, gradients, products, scores
 from mha_haiku.core.attention.inputs import HIDDEN, Inputs
-from mha_haiku.core.attention.tiled import sweep, views
+from mha_haiku.core.attention.tiled import sweep
+from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
@@ -42,15 +43,16 @@ class Blockwise:
         """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         if not math.prod(inputs.map_shape) * inputs.value.shape[-1]:
             return dense.attend(inputs, dropout_rate)
-        sizes = sweep.default_sizes(
+        return attend(inputs, self.options(inputs, dropout_rate))
+
+    def options(self, inputs: Inputs, dropout_rate: float) -> "Options":
+        """Returns what `forward` and `backward` are compiled for."""
+        best = sweep.default_sizes(
             inputs.map_shape, inputs.weighting, jax.default_backend()
         )
-        chosen = {
-            field: size
-            for field, size in dataclasses.asdict(self).items()
-            if size is not None
-        }
-        return attend(inputs, Options(sizes._replace(**chosen), dropout_rate))
+        chosen = dataclasses.astuple(self)
+        sizes = (own or other for own, other in zip(chosen, best, strict=True))
+        return Options(sweep.Sizes(*sizes), dropout_rate)
 
 
 class Options(NamedTuple):
@@ -212,7 +214,7 @@ def backward(
             jnp.zeros(view.query.shape, dtype),
             jnp.zeros(view.key.shape[::-1], dtype),
             jnp.zeros(value.shape[::-1], dtype),
-            *_zeros(view.weighting, wants_bias),
+            *zeros(view.weighting, wants_bias),
         )
         sums = sweep.over_rows(add_block, sums, num_queries, sizes.rows)
         query_grad, key_grad, value_grad, *head_grads = sums
@@ -221,7 +223,7 @@ def backward(
 
     totals = (
         *(jnp.zeros(x.shape, dtype) for x in inputs[:3]),
-        *_zeros(inputs.weighting, wants_bias),
+        *zeros(inputs.weighting, wants_bias),
     )
     axes = (1, 1, 1, 0, 0)
     return sweep.summed_over_heads(
@@ -232,7 +234,7 @@ def backward(
 attend = gradients.differentiable(forward, backward)
 
 
-def _zeros(weighting, wants_bias):
+def zeros(weighting: Weighting, wants_bias: bool) -> tuple:
     """Makes the zeros with which gradients of bias, if wanted, and score begin."""
     bias = weighting.bias if wants_bias else None
     return jax.tree.map(jnp.zeros_like, (bias, weighting.score))
@@ -242,14 +244,14 @@ def _view(inputs, example, head, *, nonfinite):
     # Nonfinite queries and keys become `nonfinite`: NaN, which reaches their own scores
     # alone, or 0. Values become 0, as the sums over keys would spread NaN to rows it is
     # masked for.
-    whole = views.Factors(inputs.query, inputs.key, inputs.weighting)
+    whole = sweep.Factors(inputs.query, inputs.key, inputs.weighting)
     view, num_heads = whole.head(example, head), inputs.query.shape[-2]
-    value = views.key_head(inputs.value, example, head, num_heads)
+    value = sweep.key_head(inputs.value, example, head, num_heads)
     if inputs.nonfinite is None:
         return view, value
     queries = tiles.at_batch(inputs.nonfinite.queries, example)[:, head, None]
     keys = inputs.nonfinite.keys[..., None]
-    keys = views.key_head(keys, example, head, num_heads)
+    keys = sweep.key_head(keys, example, head, num_heads)
     query, key = (
         jnp.where(is_nonfinite, nonfinite, x)
         for is_nonfinite, x in ((queries, view.query), (keys, view.key))
@@ -264,4 +266,4 @@ def _dropout(inputs, options, example, head):
     n = 0  # of the head, counted over all examples
     for i, size in zip((*example, head), inputs.map_shape[:-2], strict=True):
         n = n * size + i
-    return functools.partial(dropout.factors, inputs.rng, options.dropout_rate, n)
+    return functools.partial(dense.dropout_factors, inputs.rng, options.dropout_rate, n)

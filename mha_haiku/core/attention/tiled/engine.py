@@ -1,114 +1,55 @@
 """What is asked of a whole map, answered by walks over its tiles.
 
-A function here answers for the method of `AttentionMap` of its name. All statistics are
-computed in one walk.
+A public function here answers for the method of `AttentionMap` of its name. All
+statistics are computed in one walk.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.core import checks, tiles
-from mha_haiku.core.attention import observation
+from mha_haiku.core import checks, masks, tiles
+from mha_haiku.core.attention import products
 from mha_haiku.core.attention.attention_map import AttentionMap
-from mha_haiku.core.attention.observation import Given, Observation, Sums
-from mha_haiku.core.attention.statistic import (
-    HeadStatistic,
-    HeadSums,
-    RowSum,
-    Statistic,
+from mha_haiku.core.attention.inputs import HIDDEN
+from mha_haiku.core.attention.observation import (
+    NOTHING_GIVEN,
+    Given,
+    Observation,
+    Sums,
+    Top,
 )
+from mha_haiku.core.attention.statistic import HeadSums, RowSum
 from mha_haiku.core.attention.statistics import LARGEST, STATISTICS, Statistics
-from mha_haiku.core.attention.tiled import fold_gradient, observations, sweep, views
+from mha_haiku.core.attention.tiled import fold_gradient, sweep
+from mha_haiku.core.attention.tiled.grid import Grid
 
 Array = jax.Array
+# Weights that are compared at once in `divergence`, of all examples and heads.
+_SCORES_COMPARED = 2**19
 
 
-def statistics(
-    asked: AttentionMap,
-    *,
-    pooled: tuple[int, int] | None,
-    query_offset: int | None,
-    counted: Array | None,
-    per_query: bool,
-    **arrays: Array | None,
-) -> Statistics:
-    """Measures all statistics; `arrays` are positions, tokens and key_tokens."""
-    origin = asked.checked_origin()
-    if query_offset is not None:
-        origin = tiles.Origin(query_offset)
-    given = _given_of(asked.shape, origin=origin, counted=counted, **arrays)
-    grid = None if pooled is None else observations.Grid.of(asked.shape, *pooled)
-    return _statistics(
-        _factors(asked),
-        given,
-        counted,
-        registered=tuple(STATISTICS.values()),
-        grid=grid,
-        per_query=per_query,
-        **_how(asked),
-    )
+def _compiled(*static: str) -> Callable:
+    """Compiles a function of a map, which gets the sizes of its tiles as `sizes=`."""
 
+    def decorate(function):
+        program = jax.jit(function, static_argnames=(*static, "sizes"))
 
-def pooled(
-    asked: AttentionMap, rows: int, columns: int, queries: slice, keys: slice
-) -> Array:
-    """Computes the mean mass of each cell, `[B..., H, P, Q]`."""
-    grid = observations.Grid.of(asked.shape, rows, columns, queries, keys)
-    return observations.pooled(_factors(asked), grid=grid, **_how(asked))
+        @functools.wraps(function)
+        def ask(asked, *arguments, **options):
+            asked.checked_origin()
+            scoring = asked.weighting.scoring()
+            asked = dataclasses.replace(asked, weighting=scoring, value=None)
+            return program(asked, *arguments, sizes=_sizes(asked), **options)
 
+        return ask
 
-def top(asked: AttentionMap, k: int) -> observation.Top:
-    """Finds the k largest weights of each query."""
-    checks.integer_in("k", k, 1, asked.shape[-1])
-    return observations.top(_factors(asked), k=k, **_how(asked))
-
-
-def apply(asked: AttentionMap, x: Array) -> Array:
-    """Multiplies the map by `x`."""
-    x = observations.factor(asked.shape, x, axis=-1)
-    return observations.apply(_factors(asked), x, **_how(asked))
-
-
-def apply_transposed(asked: AttentionMap, y: Array) -> Array:
-    """Multiplies the transposed map by `y`."""
-    y = observations.factor(asked.shape, y, axis=-2)
-    return observations.apply_transposed(_factors(asked), y, **_how(asked))
-
-
-def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
-    """Computes the divergences of the heads, `[B..., H, H']`."""
-    if other is not None:
-        shapes = asked.shape, other.shape
-        mine, theirs = ((*x[:-3], *x[-2:]) for x in shapes)
-        if mine != theirs:
-            raise ValueError(
-                "maps that are compared must have the same batch axes, T and S; got "
-                f"shapes {shapes[0]} and {shapes[1]}."
-            )
-        other = _factors(other)
-    return observations.divergence(_factors(asked), other, **_how(asked))
-
-
-def observe(
-    asked: AttentionMap, observed: observation.Observation, given: observation.Given
-) -> observation.Sums:
-    """Runs an observation."""
-    return fold_gradient.fold(observed, (_factors(asked),), given, **_how(asked))
-
-
-def _factors(asked: AttentionMap) -> views.Factors:
-    asked.checked_origin()
-    scoring = asked.weighting.scoring()
-    return views.Factors(asked.query, asked.key, scoring, asked.logsumexp)
-
-
-def _how(asked: AttentionMap) -> dict:
-    return {"sizes": _sizes(asked), "mesh": asked.mesh}
+    return decorate
 
 
 def _sizes(asked: AttentionMap) -> sweep.Sizes:
@@ -119,12 +60,71 @@ def _sizes(asked: AttentionMap) -> sweep.Sizes:
     return sweep.default_sizes(asked.shape, asked.weighting, backend, largest)
 
 
+def _counting(asked, counted=None) -> tuple[AttentionMap, Array]:
+    """Builds a map of the rows that can be summed over, and marks rows that count.
+
+    What is summed over queries would have NaN in other rows' places too, as 0 x NaN is
+    NaN. So rows of NaN, and rows that do not count (`counted`, `[B..., T]`; None: all
+    that see do), weigh nothing here, and whoever finishes the sums puts NaN where
+    `[B..., H, T]`, what counts, is NaN: it is 1 for a row that counts, else 0.
+    """
+    logsumexp, is_nan = asked.logsumexp, jnp.isnan(asked.logsumexp)
+    counts = jnp.where(is_nan, jnp.nan, logsumexp != -jnp.inf).astype(asked.dtype)
+    if counted is not None:
+        counts = jnp.where(counted[..., None, :], counts, 0)
+    has_weights = counts > 0
+    query = asked.query
+    if isinstance(asked.weighting.mask, masks.Full):
+        # Elsewhere zeros stand for NaN in it already.
+        query = jnp.where(jnp.moveaxis(has_weights, -1, -2)[..., None], query, 0)
+    logsumexp = jnp.where(has_weights, logsumexp, -jnp.inf)
+    return dataclasses.replace(asked, query=query, logsumexp=logsumexp), counts
+
+
+def statistics(
+    asked: AttentionMap,
+    pooled: tuple[int, int] | None,
+    per_query: bool,
+    counted: Array | None,
+    positions: Array | None,
+    tokens: Array | None,
+    key_tokens: Array | None,
+) -> Statistics:
+    """Measures all statistics."""
+    *batch_shape, _, num_queries, num_keys = asked.shape
+    if key_tokens is not None and tokens is None:
+        raise ValueError("key_tokens needs tokens, the tokens of the queries.")
+    key_tokens = tokens if key_tokens is None else key_tokens
+    queries_shape, keys_shape = (*batch_shape, num_queries), (*batch_shape, num_keys)
+    _check_fits("counted", counted, queries_shape, jnp.bool_)
+    _check_fits("positions", positions, keys_shape, jnp.bool_)
+    _check_fits("tokens", tokens, queries_shape, jnp.integer)
+    _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
+    position = asked.checked_origin().rows(tiles.Span(0, num_queries)).array()
+    queries = {"position": position.reshape(*[1] * len(batch_shape), -1)}
+    keys = {}
+    if positions is not None:
+        keys["positions"] = positions
+    if tokens is not None:
+        queries["tokens"] = tokens
+        keys |= {"tokens": key_tokens, "preceding": jnp.roll(key_tokens, 1, -1)}
+    return _statistics(
+        asked,
+        # Alike in all heads.
+        jax.tree.map(lambda x: jnp.asarray(x)[..., None], Given(queries, keys)),
+        counted,
+        registered=tuple(STATISTICS.values()),  # so that another entry compiles anew
+        grid=None if pooled is None else Grid.of(asked.shape, *pooled),
+        per_query=per_query,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Observed(Observation):
     """The row sums of entries, what keys receive, and the cells of a grid."""
 
     sums: tuple[RowSum, ...]
-    grid: observations.Grid | None
+    grid: Grid | None
 
     def nothing(self, num_queries, num_keys, given, dtype):
         zeros = jnp.zeros(num_queries, dtype)
@@ -167,32 +167,27 @@ class _Observed(Observation):
         )
 
 
-@functools.partial(
-    jax.jit, static_argnames=("registered", "grid", "per_query", "sizes", "mesh")
-)
-def _statistics(factors, given, counted, *, registered, grid, per_query, sizes, mesh):
+@_compiled("registered", "grid", "per_query")
+def _statistics(asked, given, counted, *, registered, grid, per_query, sizes):
     """Computes the statistics of a map; without a `grid` there is no pooled map."""
-    # `STATISTICS` are an argument, so that another entry compiles anew.
-    num_queries, num_keys = factors.query.shape[-3], factors.key.shape[-3]
-    factors, counts = views.counting(factors, counted)
+    num_queries, num_keys = asked.shape[-2:]
+    asked, counts = _counting(asked, counted)
     has_weights, is_nan = counts > 0, jnp.isnan(counts)
     entries = [
         entry
         for entry in registered
-        if isinstance(entry, Statistic)
+        if entry.from_head is None
         and (entry.needs is None or entry.needs in given.keys)
     ]
     wanted = tuple(dict.fromkeys(each for entry in entries for each in entry.sums))
-    sums = fold_gradient.fold(_Observed(wanted, grid), (factors,), given, sizes, mesh)
+    sums = fold_gradient.fold(_Observed(wanted, grid), asked, given, sizes)
     count = jnp.maximum((counts != 0).sum(-1), 1)
     # Rows without weights may be NaN, which would spread to means and gradients. NaN of
     # rows that count is put back last, where nothing differentiates it.
     rows = jax.tree.map(lambda x: jnp.where(has_weights, x, 0), sums.queries)
     received = jnp.where(is_nan.any(-1)[..., None], jnp.nan, sums.keys)
     row_sums = dict(zip(wanted, rows, strict=True))
-    row_sums[LARGEST] = observations.largest(
-        row_sums[LARGEST], factors, sizes=sizes, mesh=mesh
-    )
+    row_sums[LARGEST] = _largest(row_sums[LARGEST][..., None], asked, sizes)[..., 0]
 
     def finished(entry):
         each_query = entry.from_sums(*(row_sums[each] for each in entry.sums))
@@ -200,49 +195,253 @@ def _statistics(factors, given, counted, *, registered, grid, per_query, sizes, 
         each_query = jnp.where(is_nan, jnp.nan, each_query)
         return entry.from_mean(each_query if per_query else each_query.sum(-1) / count)
 
-    mask, origin = factors.weighting.mask, factors.weighting.origin
+    mask, origin = asked.weighting.mask, asked.weighting.origin
     unseen = mask.unseen_keys(num_queries, num_keys, origin.query)
     head_sums = HeadSums(counts != 0, received, unseen)
     results = {
-        entry.name: entry.from_sums(head_sums)
+        entry.name: entry.from_head(head_sums)
         for entry in registered
-        if isinstance(entry, HeadStatistic)
+        if entry.from_head is not None
     }
     results |= {entry.name: finished(entry) for entry in entries}
     pooled = None if grid is None else grid.rows.mean(sums.head, counts)
     return Statistics(results, received, pooled)
 
 
-def _given_of(map_shape, *, origin, counted, positions, tokens, key_tokens) -> Given:
-    """Checks and names what entries may need; see `AttentionMap.statistics`."""
-    *batch_shape, _, num_queries, num_keys = map_shape
-    if key_tokens is not None and tokens is None:
-        raise ValueError("key_tokens needs tokens, the tokens of the queries.")
-    key_tokens = tokens if key_tokens is None else key_tokens
-    queries_shape, keys_shape = (*batch_shape, num_queries), (*batch_shape, num_keys)
-    _check_fits("counted", counted, queries_shape, bool)
-    _check_fits("positions", positions, keys_shape, bool)
-    _check_fits("tokens", tokens, queries_shape, jnp.integer)
-    _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
-    position = origin.rows(tiles.Span(0, num_queries)).array()
-    queries = {"position": position.reshape(*[1] * len(batch_shape), -1)}
-    keys = {}
-    if positions is not None:
-        keys["positions"] = positions
-    if tokens is not None:
-        queries["tokens"] = tokens
-        keys |= {"tokens": key_tokens, "preceding": jnp.roll(key_tokens, 1, -1)}
-    # Alike in all heads.
-    return jax.tree.map(lambda x: jnp.asarray(x)[..., None], Given(queries, keys))
-
-
 def _check_fits(name, array, shape, kind):
+    kinds = {jnp.bool_: "booleans", jnp.integer: "integers"}
     if array is None:
         return
-    kinds = {bool: "booleans", jnp.integer: "integers"}
-    is_kind = array.dtype == bool if kind is bool else jnp.issubdtype(array.dtype, kind)
-    if array.shape != shape or not is_kind:
+    if array.shape != shape or not jnp.issubdtype(array.dtype, kind):
         raise ValueError(
             f"{name} must be {kinds[kind]} of shape {shape}, got {array.dtype} of "
             f"shape {array.shape}."
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pooled(Observation):
+    grid: Grid
+
+    def nothing(self, num_queries, num_keys, given, dtype):
+        return Sums(head=self.grid.zeros(dtype))
+
+    def add(self, tile, sums):
+        bins = self.grid.columns.membership(tile.columns, tile.weights.dtype)
+        return sums._replace(head=self.grid.add(sums.head, tile.weights @ bins, tile))
+
+
+def pooled(
+    asked: AttentionMap, rows: int, columns: int, queries: slice, keys: slice
+) -> Array:
+    """Computes the mean mass of each cell, `[B..., H, P, Q]`."""
+    num_queries, num_keys = asked.shape[-2:]
+    queries = _consecutive("queries", queries, num_queries)
+    keys = _consecutive("keys", keys, num_keys)
+    if (len(queries), len(keys)) != (num_queries, num_keys):
+        # Any rectangle of a map is a map, as the logsumexp of a row is known; devices
+        # do not share it.
+        rows_of, columns_of = (slice(x.start, x.stop) for x in (queries, keys))
+        first = tiles.Origin(queries.start, keys.start)
+        asked = AttentionMap(
+            asked.query[..., rows_of, :, :],
+            asked.key[..., columns_of, :, :],
+            asked.logsumexp[..., rows_of],
+            asked.weighting.moved(first),
+        )
+    return _pooled(asked, grid=Grid.of(asked.shape, rows, columns))
+
+
+@_compiled("grid")
+def _pooled(asked, *, grid, sizes):
+    asked, counts = _counting(asked)
+    sums = fold_gradient.fold(_Pooled(grid), asked, NOTHING_GIVEN, sizes)
+    return grid.rows.mean(sums.head, counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Top(Observation):
+    k: int
+
+    def nothing(self, num_queries, num_keys, given, dtype):
+        shape = num_queries, self.k
+        lowest = jnp.full(shape, 2 * HIDDEN, dtype)  # below all that is masked
+        return Sums((lowest, jnp.full(shape, -1, jnp.int32)))
+
+    def add(self, tile, sums):
+        k = min(self.k, tile.columns.size)
+        largest, keys = lax.top_k(tile.log_weights, k)
+        here = largest, (keys + tile.columns.start).astype(jnp.int32)
+        return sums._replace(queries=self.merge(sums.queries, here))
+
+    def merge(self, first, second):
+        pairs = zip(first, second, strict=True)
+        log_weights, keys = (jnp.concatenate(pair, -1) for pair in pairs)
+        log_weights, chosen = lax.top_k(log_weights, self.k)
+        return log_weights, jnp.take_along_axis(keys, chosen, -1)
+
+
+@_compiled("k")
+def top(asked: AttentionMap, k: int, *, sizes: sweep.Sizes) -> Top:
+    """Finds the k largest weights of each row; see `AttentionMap.top`."""
+    checks.integer_in("k", k, 1, asked.shape[-1])
+    asked, counts = _counting(asked)
+    log_weights, keys = _top(lax.stop_gradient(asked), k, sizes)
+    weights = _largest(jnp.exp(log_weights), asked, sizes)
+    return Top(jnp.where(jnp.isnan(counts)[..., None], jnp.nan, weights), keys)
+
+
+@dataclasses.dataclass(frozen=True)
+class _AtKeys(Observation):
+    """The weights at the keys that are given of each query, `[T, k]`; 0 for -1."""
+
+    def nothing(self, num_queries, num_keys, given, dtype):
+        return Sums(jnp.zeros(given.queries.shape, dtype))
+
+    def add(self, tile, sums):
+        at = tile.given.queries - tile.columns.start
+        is_here = (at >= 0) & (at < tile.columns.size)
+        at = jnp.clip(at, 0, tile.columns.size - 1)
+        here = jnp.where(is_here, jnp.take_along_axis(tile.weights, at, 1), 0)
+        return sums._replace(queries=sums.queries + here)
+
+
+def _top(asked, k, sizes) -> tuple[Array, Array]:
+    """Finds the log weights and the keys, or -1, of the k largest weights."""
+    sums = fold_gradient.fold(_Top(k), asked, NOTHING_GIVEN, sizes)
+    log_weights, keys = sums.queries
+    return log_weights, jnp.where(log_weights > HIDDEN / 2, keys, -1)
+
+
+def _largest(weights, asked, sizes) -> Array:
+    """Gives the known k largest weights `[B..., H, T, k]` a gradient."""
+
+    def at_keys(asked):
+        _, keys = _top(asked, weights.shape[-1], sizes)
+        return Given(jnp.swapaxes(keys, -2, -3))
+
+    sums = Sums(weights)
+    return fold_gradient.known(sums, _AtKeys(), asked, at_keys, sizes).queries
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product(Observation):
+    def nothing(self, num_queries, num_keys, given, dtype):
+        return Sums(jnp.zeros((num_queries, given.keys.shape[-1]), dtype))
+
+    def add(self, tile, sums):
+        return sums._replace(queries=sums.queries + tile.weights @ tile.given.keys)
+
+
+@dataclasses.dataclass(frozen=True)
+class _TransposedProduct(Observation):
+    def nothing(self, num_queries, num_keys, given, dtype):
+        size = given.queries.shape[-1]
+        return Sums(keys=jnp.zeros((num_keys, size), dtype))
+
+    def add(self, tile, sums):
+        y = tile.given.queries[:, None]
+        part = products.gather(tile.weights[None], y, 1)[:, 0]
+        return sums._replace(keys=sums.keys + part)
+
+
+@_compiled()
+def apply(asked: AttentionMap, x: Array, *, sizes: sweep.Sizes) -> Array:
+    """Multiplies the map by `x`; see `AttentionMap.apply`."""
+    x = _factor(asked.shape, x, axis=-1)
+    given = Given(keys=x.astype(asked.dtype))
+    sums = fold_gradient.fold(_Product(), asked, given, sizes)
+    return jnp.moveaxis(sums.queries, -3, -2)
+
+
+@_compiled()
+def apply_transposed(asked: AttentionMap, y: Array, *, sizes: sweep.Sizes) -> Array:
+    """Multiplies the transposed map by `y`; see `AttentionMap.apply_transposed`."""
+    y = _factor(asked.shape, y, axis=-2)
+    asked, counts = _counting(asked)
+    given = Given(queries=y.astype(counts.dtype))
+    sums = fold_gradient.fold(_TransposedProduct(), asked, given, sizes)
+    has_nan = jnp.isnan(counts).any(-1)[..., None, None]
+    return jnp.moveaxis(jnp.where(has_nan, jnp.nan, sums.keys), -3, -2)
+
+
+@_compiled("observed")
+def observe(
+    asked: AttentionMap, observed: Observation, given: Given, *, sizes: sweep.Sizes
+) -> Sums:
+    """Runs an observation."""
+    return fold_gradient.fold(observed, asked, given, sizes)
+
+
+@jax.jit
+def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
+    """Computes mean Jensen-Shannon divergences; see `AttentionMap.divergence`.
+
+    The divergence of two rows: the entropy of their mean less their mean entropy. It
+    needs the rows of all heads at once, so that this is no walk over single heads.
+    """
+    maps = [asked] if other is None else [asked, other]
+    shapes = [(*each.shape[:-3], *each.shape[-2:]) for each in maps]
+    if shapes[0] != shapes[-1]:
+        raise ValueError(
+            "maps that are compared must have the same batch axes, T and S; got "
+            f"shapes {maps[0].shape} and {maps[1].shape}."
+        )
+    *_, num_queries, num_keys = asked.shape
+    maps, counts = zip(*map(_counting, maps), strict=True)
+    weighs = [(x > 0).astype(x.dtype) for x in counts]
+    sees = [(x != 0).astype(x.dtype) for x in counts]  # also what is NaN
+    num_rows = sum(math.prod(each.shape[:-2]) for each in maps)
+    height = max(_SCORES_COMPARED // max(num_rows * num_keys, 1), 1)
+
+    def entropy(weights):
+        return -(weights * jnp.log(jnp.where(weights > 0, weights, 1))).sum(-1)
+
+    @jax.checkpoint  # so that a gradient keeps nothing of size T x S
+    def of_rows(rows):
+        at = jnp.minimum(rows, num_queries - 1)
+        weights = [each.tile(at, slice(None)) for each in maps]
+        first, last = weights[0], weights[-1]
+        means = lax.map(
+            jax.checkpoint(lambda x: entropy((x[..., None, :, :] + last) / 2)),
+            jnp.moveaxis(first, -3, 0),
+        )
+        both = entropy(first)[..., None, :] + entropy(last)[..., None, :, :]
+        divergences = jnp.moveaxis(means, 0, -3) - both / 2
+        counted = [jnp.take(each, at, -1) for each in weighs]
+        is_new = (rows < num_queries).astype(first.dtype)
+        sums = "...hgr,...hr,...gr,r->...hg"
+        return jnp.einsum(sums, divergences, counted[0], counted[-1], is_new)
+
+    count = -(-num_queries // height)
+    blocks = jnp.arange(count * height).reshape(count, height)
+    total = lax.map(of_rows, blocks).sum(0)
+    in_both = functools.partial(jnp.einsum, "...ht,...gt->...hg")
+    count = in_both(weighs[0], weighs[-1])
+    has_nan = in_both(sees[0], sees[-1]) > count
+    mean = jnp.maximum(total, 0) / jnp.maximum(count, 1)
+    return jnp.where(has_nan, jnp.nan, mean)
+
+
+def _factor(map_shape, x, axis) -> Array:
+    """Checks what a map is to be multiplied by along its axis -1 (S) or -2 (T)."""
+    x = jnp.asarray(x)
+    *batch_shape, num_heads, _, _ = map_shape
+    name = {-2: "T", -1: "S"}[axis]
+    allowed = [(*batch_shape, map_shape[axis], heads) for heads in (num_heads, 1)]
+    if x.shape[:-1] not in allowed:
+        raise ValueError(
+            f"the array must be [B..., {name}, H, V] or [B..., {name}, 1, V], "
+            f"which is {allowed[0]} and V here; got shape {x.shape}."
+        )
+    return x
+
+
+def _consecutive(name: str, part: slice, size: int) -> range:
+    positions = range(size)[part]
+    if not positions or positions.step != 1:
+        raise ValueError(
+            f"{name} must be a slice of consecutive positions in 0..{size}, at least "
+            f"one; got {part}."
+        )
+    return positions

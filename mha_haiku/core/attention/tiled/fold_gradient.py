@@ -8,20 +8,19 @@ the logsumexp, the gradient takes two paths: to queries, keys and bias here, and
 logsumexp into the gradient of the attention that made it.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 
 from mha_haiku.core import tiles
-from mha_haiku.core.attention import reverse_only
+from mha_haiku.core.attention import custom_gradient
+from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
-from mha_haiku.core.attention.tiled import sweep, views
+from mha_haiku.core.attention.tiled import sweep
 from mha_haiku.core.attention.tiled.fold import Walk, forward, take
 from mha_haiku.core.attention.weighting import Weighting
 
@@ -44,99 +43,51 @@ SHARED: dict[str, Callable] = {}
 
 
 def fold(
-    observation: Observation,
-    maps: tuple[views.Factors, ...],
-    given: Given,
-    sizes: sweep.Sizes,
-    mesh: jax.sharding.Mesh | None = None,
+    observation: Observation, asked: AttentionMap, given: Given, sizes: sweep.Sizes
 ) -> Sums:
-    """Folds an observation over all tiles; differentiable in reverse mode.
+    """Folds an observation over all tiles; differentiable in reverse mode."""
 
-    `maps` is one map; or two, of as many queries and keys, that stand side by side:
-    then sums are of `[B..., ...]`, without heads.
-    """
+    def run(asked, given):
+        arguments = observation, sweep.Factors.of(asked), given, sizes
+        if asked.mesh is not None:
+            return SHARED["forward"](*arguments, asked.mesh), ()
+        return forward(*arguments), ()
 
-    def run(maps, given):
-        if mesh is not None:
-            return SHARED["forward"](observation, maps, given, sizes, mesh)
-        return forward(observation, maps, given, sizes)
+    def pull_back(arguments, _, is_wanted, cotangents):
+        return _pulled_back(observation, *arguments, cotangents, sizes, is_wanted)
 
-    def pull_back(maps, given, cotangents, wanted):
-        return backward(observation, maps, given, cotangents, sizes, wanted)
-
-    return _differentiable(run, pull_back)(maps, given)
+    return custom_gradient.differentiable(run, pull_back, _REFUSAL)(asked, given)
 
 
 def known(
     sums: Sums,
     observation: Observation,
-    maps: tuple[views.Factors, ...],
-    given: Given | Callable[[tuple[views.Factors, ...]], Given],
+    asked: AttentionMap,
+    given: Callable[[AttentionMap], Given],
     sizes: sweep.Sizes,
 ) -> Sums:
     """Gives sums that are known already the gradient of an observation.
 
     The largest weights, say, are differentiated as the weights at the keys where they
-    stand. `given` may be a function from the maps, which only a gradient calls.
+    stand. Only a gradient calls `given`.
     """
-    is_given = not callable(given)
 
-    def run(maps, arguments):
-        return arguments[0]
+    def pull_back(arguments, _, is_wanted, cotangents):
+        asked, own = arguments[0], given(arguments[0])
+        is_wanted = is_wanted[0], jax.tree.map(lambda _: None, own)
+        pulled = _pulled_back(observation, asked, own, cotangents, sizes, is_wanted)
+        return pulled[0], None
 
-    def pull_back(maps, arguments, cotangents, wanted):
-        own = arguments[1] if is_given else given(maps)
-        wanted = dataclasses.replace(wanted, given=(False,) * len(jax.tree.leaves(own)))
-        maps_grad, _ = backward(observation, maps, own, cotangents, sizes, wanted)
-        return maps_grad, None
-
-    arguments = lax.stop_gradient((sums, given if is_given else ()))
-    return _differentiable(run, pull_back)(maps, arguments)
+    return custom_gradient.differentiable(
+        lambda _, sums: (sums, ()), pull_back, _REFUSAL
+    )(asked, lax.stop_gradient(sums))
 
 
-@tiles.pytree
-class Wanted:
-    """Which gradients are wanted."""
-
-    maps: bool = tiles.static()  # the gradient of anything in the maps
-    biases: tuple[bool, ...] = tiles.static()  # for each map, the gradient of its bias
-    given: tuple[bool, ...] = tiles.static()  # for each array
-
-
-def _differentiable(run: Callable, pull_back: Callable) -> Callable:
-    """Gives `run(maps, given)`, which returns sums, the gradient `pull_back`."""
-
-    # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
-    # which sums came to nothing (`SymbolicZero`), so that neither costs anything.
-    def forward_rule(maps, given):
-        wanted = Wanted(
-            _is_perturbed(maps),
-            tuple(_is_perturbed(each.weighting.bias) for each in maps),
-            tuple(x.perturbed for x in jax.tree.leaves(given)),
-        )
-        maps, given = jax.tree.map(lambda x: x.value, (maps, given))
-        return run(maps, given), (maps, given, wanted)
-
-    def backward_rule(saved, cotangents):
-        maps, given, wanted = saved
-        cotangents = jax.tree.map(
-            lambda x: None if isinstance(x, SymbolicZero) else x, cotangents
-        )
-        if not jax.tree.leaves(cotangents):
-            return None, None
-        return _once(
-            functools.partial(pull_back, wanted=wanted), maps, given, cotangents
-        )
-
-    function = jax.custom_vjp(run)
-    function.defvjp(forward_rule, backward_rule, symbolic_zeros=True)
-    return lambda maps, given: function(
-        *reverse_only.reverse_only((maps, given), _REFUSAL)
-    )
-
-
-def _is_perturbed(primals):
-    return any(x.perturbed for x in jax.tree.leaves(primals))
+def _pulled_back(observation, asked, given, cotangents, sizes, is_wanted) -> tuple:
+    if not jax.tree.leaves(cotangents):
+        return None, None
+    function = functools.partial(backward, observation, sizes)
+    return _once(function, asked, given, cotangents, is_wanted)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -150,38 +101,46 @@ def _refuse(*_):
     raise ValueError(_REFUSAL)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def backward(
     observation: Observation,
-    maps: tuple[views.Factors, ...],
+    sizes: sweep.Sizes,
+    asked: AttentionMap,
     given: Given,
     cotangents: Sums,
-    sizes: sweep.Sizes,
-    wanted: Wanted,
-) -> tuple[tuple[views.Factors, ...], Given]:
-    """Computes the gradients of maps and of what is given, None where not wanted."""
+    is_wanted: tuple[AttentionMap, Given],
+) -> tuple[AttentionMap | None, Given]:
+    """Computes the gradients of a map and of what is given, None where not wanted.
+
+    `is_wanted` has None in the place of each array that is not differentiated.
+    """
+    wanted_map, wanted_given = is_wanted
+    wants_map = bool(jax.tree.leaves(wanted_map))
+    wants_bias = bool(jax.tree.leaves(wanted_map.weighting.bias))
     # A query without a finite logsumexp has no weights here, and so no gradient.
-    finite = tuple(
-        each._replace(
-            logsumexp=jnp.where(jnp.isfinite(each.logsumexp), each.logsumexp, -jnp.inf)
-        )
-        for each in maps
-    )
-    *batch_shape, num_heads, _ = maps[0].logsumexp.shape
-    batch_shape, is_alone = tuple(batch_shape), not observation.side_by_side
+    logsumexp = jnp.where(jnp.isfinite(asked.logsumexp), asked.logsumexp, -jnp.inf)
+    finite = sweep.Factors.of(asked)._replace(logsumexp=logsumexp)
+    *batch_shape, num_heads, _ = logsumexp.shape
 
-    def zeros_of(parts):
-        pairs = zip(parts, wanted.biases, strict=True) if wanted.maps else ()
-        return [_zeros(part, wants_bias) for part, wants_bias in pairs]
+    def zeros_of(part, given):
+        """Makes the zeros with which gradients of a map, or of a head, begin."""
+        given_zeros = jax.tree.map(jnp.zeros_like, _chosen(given, wanted_given))
+        if not wants_map:
+            return None, given_zeros
+        query, key, weighting, logsumexp = part
+        bias = weighting.bias if wants_bias else None
+        weighting = Weighting(None, bias, weighting.score, origin=None)
+        vectors = (jnp.zeros_like(x, logsumexp.dtype) for x in (query, key))
+        others = jax.tree.map(jnp.zeros_like, (weighting, logsumexp))
+        return sweep.Factors(*vectors, *others), given_zeros
 
-    def head_gradients(example, head, totals=()):
+    def head_gradients(example, head, totals):
         del totals
-        walk = Walk.of(observation, finite, given, sizes, None, example, head)
-        at = (*example, head) if is_alone else example
-        own = jax.tree.map(lambda x: tiles.at_batch(x, at), cotangents)
+        walk = Walk(observation, finite, given, sizes, None, example, head)
+        own = jax.tree.map(lambda x: tiles.at_batch(x, (*example, head)), cotangents)
 
         def add_block(block, totals):
-            queries = take(own.queries, block.at)
+            queries = take(own.queries, block.rows)
 
             def add_tile(columns, seen_from, totals):
                 here = Sums(queries, take(own.keys, columns), own.head)
@@ -190,71 +149,53 @@ def backward(
             return walk.over_keys(add_tile, block, totals)
 
         # Keys' gradients are summed transposed, as `products.gather` makes them.
-        zeros = tuple(x._replace(key=x.key.mT) for x in zeros_of(walk.heads))
-        given_zeros = jax.tree.map(jnp.zeros_like, _chosen(walk.given, wanted.given))
-        map_grads, given_grad = walk.over_rows(add_block, (zeros, given_zeros))
-        finished = _finished if is_alone else jax.vmap(_finished)
-        return by_head_axis([finished(each) for each in map_grads], given_grad)
+        zeros, given_zeros = zeros_of(walk.head, walk.given)
+        zeros = zeros and zeros._replace(key=zeros.key.T)
+        map_grad, given_grad = walk.over_rows(add_block, (zeros, given_zeros))
+        if map_grad is not None:
+            weighting = jax.tree.map(lambda x: x.squeeze(0), map_grad.weighting)
+            map_grad = map_grad._replace(key=map_grad.key.T, weighting=weighting)
+        return by_head_axis(map_grad, given_grad)
 
-    def by_head_axis(map_grads, given_grad):
-        vectors = tuple((x.query, x.key) for x in map_grads)
-        others = tuple((x.weighting, x.logsumexp) for x in map_grads)
-        return vectors, others, given_grad
+    def by_head_axis(map_grad, given_grad):
+        return map_grad and map_grad[:2], map_grad and map_grad[2:], given_grad
 
     axes = (1, 0, 1)  # where the heads stand, after B..., in what that returns
-    totals = by_head_axis(
-        zeros_of(maps), jax.tree.map(jnp.zeros_like, _chosen(given, wanted.given))
+    totals = by_head_axis(*zeros_of(finite, given))
+    vectors, others, given_grad = sweep.summed_over_heads(
+        head_gradients, totals, axes, tuple(batch_shape), num_heads, sizes.heads
     )
-    if is_alone:
-        vectors, others, given_grad = sweep.summed_over_heads(
-            head_gradients, totals, axes, batch_shape, num_heads, sizes.heads
-        )
-    else:
-        stacked = sweep.over_heads(head_gradients, batch_shape, 1, sizes.heads)
-        vectors, others, given_grad = _placed_together(
-            stacked, totals, axes, len(batch_shape)
-        )
-    if not wanted.maps:
-        return (None,) * len(maps), given_grad
-    map_grads = (
-        views.Factors(query.astype(each.query.dtype), key.astype(each.key.dtype), *rest)
-        for each, (query, key), rest in zip(maps, vectors, others, strict=True)
-    )
-    return tuple(map_grads), given_grad
+    if not wants_map:
+        return None, given_grad
+    (query, key), (weighting, logsumexp) = vectors, others
+    query, key = query.astype(asked.query.dtype), key.astype(asked.key.dtype)
+    map_grad = AttentionMap(query, key, logsumexp, weighting, mesh=asked.mesh)
+    return map_grad, given_grad
 
 
 def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
     """Adds a tile to the gradients of a head (of keys `[K, S]`)."""
-    map_grads, given_grad = totals
-    observation, dtype = walk.observation, walk.heads[0].logsumexp.dtype
+    map_grad, given_grad = totals
+    observation, dtype = walk.observation, walk.head.logsumexp.dtype
     log_weights = walk.log_weights(block, columns, seen_from)
     own = walk.given_of(block, columns)
-    is_wanted = tuple(x is not None for x in _leaves(given_grad))
 
     def sums(log_weights, wanted):
-        pairs = zip(jax.tree.leaves(own), _leaves(wanted), strict=True)
-        given = [x if new is None else new for x, new in pairs]
-        given = jax.tree.unflatten(jax.tree.structure(own), given)
+        given = jax.tree.map(lambda x, new: x if new is None else new, own, wanted)
         # Part of what is differentiated, as `where` has no gradient for masked pairs:
         # numbers of 1e38 given for a masked key would make it 0 x inf.
-        log_weights = jax.tree.map(
-            lambda x: jnp.where(x < HIDDEN / 2, _LOW, x), log_weights
-        )
+        log_weights = jnp.where(log_weights < HIDDEN / 2, _LOW, log_weights)
         tile = walk.tile_of(log_weights, block, columns, given)
         nothing = observation.nothing(block.rows.size, columns.size, given, dtype)
-        pairs = zip(
-            _leaves(observation.add(tile, nothing)), _leaves(cotangents), strict=True
-        )
-        return [x for x, cotangent in pairs if cotangent is not None]
+        return _chosen(observation.add(tile, nothing), cotangents)
 
-    _, pullback = jax.vjp(sums, log_weights, _chosen(own, is_wanted))
-    log_weights_grad, own_grad = pullback(jax.tree.leaves(cotangents))
-
-    def add(total, head, scores_grad):
-        weighting, grads = head.weighting, total.weighting
+    _, pullback = jax.vjp(sums, log_weights, _chosen(own, given_grad))
+    scores_grad, own_grad = pullback(cotangents)
+    if map_grad is not None:
+        weighting, grads = walk.head.weighting, map_grad.weighting
         query_grad, key_grad, score_grad = weighting.score.gradients(
-            tiles.take(head.query, block.rows, 0)[:, None],
-            tiles.take(head.key, columns, 0)[:, None],
+            tiles.take(walk.head.query, block.rows, 0)[:, None],
+            tiles.take(walk.head.key, columns, 0)[:, None],
             scores_grad[None],
         )
         grads = grads._replace(score=jax.tree.map(jnp.add, grads.score, score_grad))
@@ -263,65 +204,24 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
             bias = weighting.bias.add_gradient(grads.bias, scores_grad[None], *at)
             grads = grads._replace(bias=bias)
         start = block.rows.start
-        return views.Factors(
-            tiles.add(total.query, query_grad[:, 0], start, 0),
-            tiles.add(total.key, key_grad[:, 0].T, columns.start, 1),
+        map_grad = sweep.Factors(
+            tiles.add(map_grad.query, query_grad[:, 0], start, 0),
+            tiles.add(map_grad.key, key_grad[:, 0].T, columns.start, 1),
             grads,
-            tiles.add(total.logsumexp, -scores_grad.sum(-1), start, 0),
+            tiles.add(map_grad.logsumexp, -scores_grad.sum(-1), start, 0),
         )
-
-    if observation.side_by_side:
-        add = jax.vmap(add)
-    if map_grads:
-        map_grads = tuple(map(add, map_grads, walk.heads, log_weights_grad))
 
     def added(totals, parts, span):
         return jax.tree.map(
             lambda total, x: tiles.add(total, x, span.start, 0), totals, parts
         )
 
-    return map_grads, Given(
+    return map_grad, Given(
         added(given_grad.queries, own_grad.queries, block.rows),
         added(given_grad.keys, own_grad.keys, columns),
     )
 
 
-def _zeros(part: views.Factors, wants_bias: bool) -> views.Factors:
-    """Makes the zeros with which the gradients of a map, or of a head, begin."""
-    query, key, weighting, logsumexp = part
-    bias = weighting.bias if wants_bias else None
-    weighting = Weighting(None, bias, weighting.score, origin=None)
-    return views.Factors(
-        jnp.zeros_like(query, logsumexp.dtype),
-        jnp.zeros_like(key, logsumexp.dtype),
-        *jax.tree.map(jnp.zeros_like, (weighting, logsumexp)),
-    )
-
-
-def _finished(gradients: views.Factors) -> views.Factors:
-    """Lays out the gradients of a head as in the gradients of all heads."""
-    weighting = jax.tree.map(lambda x: x.squeeze(0), gradients.weighting)
-    return gradients._replace(key=gradients.key.T, weighting=weighting)
-
-
-def _placed_together(stacked: tuple, totals: tuple, axes: tuple, at: int) -> tuple:
-    """Puts gradients `[B..., 1, H, ...]` of heads side by side in their places."""
-    *map_grads, given_grad = stacked
-    map_grads = jax.tree.map(lambda x: x.squeeze(at), map_grads)
-    return tuple(
-        jax.tree.map(
-            lambda total, x, axis=axis: sweep.placed(x, total.shape, axis, at), *pair
-        )
-        for axis, *pair in zip(axes, totals, [*map_grads, given_grad], strict=True)
-    )
-
-
-def _chosen(tree: Tree, is_chosen: tuple[bool, ...]) -> Tree:
-    """Replaces the leaves of a tree that are not chosen with None."""
-    leaves, structure = jax.tree.flatten(tree)
-    pairs = zip(leaves, is_chosen, strict=True)
-    return jax.tree.unflatten(structure, [x if ok else None for x, ok in pairs])
-
-
-def _leaves(tree: Tree) -> list:
-    return jax.tree.leaves(tree, is_leaf=lambda x: x is None)
+def _chosen(tree: Tree, like: Tree) -> Tree:
+    """Replaces the leaves of a tree with None where another tree has None."""
+    return jax.tree.map(lambda x, y: None if y is None else x, tree, like)

@@ -3,9 +3,9 @@
 Whatever reads a whole map without holding it consists of these loops: `over_heads`
 takes one head of one example at a time (on the CPU, where two-dimensional tiles are the
 fastest) or several, `over_rows` a block of its queries, `over_keys` a tile of the keys
-that the block may see at all. Tiles have one size, so that one body is compiled for
-all: the last one of a row or column starts earlier, and ignores what it shares with the
-one before.
+that the block may see at all. `Factors` give the scores of a tile. Tiles have one size,
+so that one body is compiled for all: the last one of a row or column starts earlier,
+and ignores what it shares with the one before.
 """
 
 import math
@@ -16,7 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.core import tiles
+from mha_haiku.core import masks, tiles
+from mha_haiku.core.attention.attention_map import AttentionMap
+from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
@@ -35,6 +37,59 @@ _SCORES_ON_ACCELERATORS = 2**25
 # tiles is the slower of the two at 8,192 positions and the faster at 2,048.
 _SCORES_OF_A_STEP = 60_000
 _COST_OF_TOGETHER = 1.07
+
+
+class Factors(NamedTuple):
+    """What a map is made from; or one head of it, whose arrays have no B... and H."""
+
+    query: Array  # `[B..., T, H, K]`; of a head `[T, K]`
+    key: Array  # `[B..., S, G, K]`; of a head `[S, K]`
+    weighting: Weighting  # mask, bias, score and origin, aligned
+    # `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None where it is
+    # not known yet.
+    logsumexp: Array | None = None
+
+    @classmethod
+    def of(cls, whole: AttentionMap) -> "Factors":
+        return cls(whole.query, whole.key, whole.weighting, whole.logsumexp)
+
+    def head(self, example: tuple, head: Array) -> "Factors":
+        """Selects one head of one example; the indices may be traced."""
+        whole, num_heads = self, self.query.shape[-2]
+        if not num_heads:
+            # A walk over no heads is traced all the same, to learn the shapes that it
+            # returns, and no axis of size 0 can be indexed.
+            def with_one_head(x):
+                return jnp.zeros([size or 1 for size in x.shape], x.dtype)
+
+            whole, num_heads = jax.tree.map(with_one_head, self), 1
+        query, key, weighting, logsumexp = whole
+        if logsumexp is not None:
+            logsumexp = tiles.at_batch(logsumexp, (*example, head))
+        return Factors(
+            tiles.at_batch(query, example)[:, head],
+            key_head(key, example, head, num_heads),
+            weighting.at_head(example, head),
+            logsumexp,
+        )
+
+    def scores(
+        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
+    ) -> Array:
+        """Computes the scores `[R, C]` of a tile of a head, HIDDEN where masked.
+
+        Keys before the position `seen_from` are hidden as well; None: the mask is known
+        to allow all of the tile.
+        """
+        query, key = tiles.take(self.query, rows, 0), tiles.take(self.key, columns, 0)
+        weighting = self.weighting
+        if seen_from is None:
+            weighting = weighting._replace(mask=masks.full())
+        at = weighting.origin.at(rows, columns)
+        tile = weighting.scores(query[:, None], key[:, None], *at, hidden=HIDDEN)[0]
+        if seen_from is None or (isinstance(seen_from, int) and not seen_from):
+            return tile
+        return jnp.where(tiles.on_columns(columns) >= seen_from, tile, HIDDEN)
 
 
 class Sizes(NamedTuple):
@@ -82,7 +137,9 @@ def _num_steps(num_queries, num_keys, weighting, rows, columns) -> int:
     total, is_static = 0, True
     for start in range(0, num_queries, rows):
         block = tiles.Span(min(start, num_queries - rows), rows)
-        ends = _seen(weighting, block, num_keys) if is_static else ()
+        ends = ()
+        if is_static:
+            ends = _keys(weighting.mask.key_range, weighting.origin, block, num_keys)
         is_static = bool(ends) and all(isinstance(end, int) for end in ends)
         first, last = ends if is_static else (0, num_keys * block.stop // num_queries)
         total += -(-last // columns) - first // columns
@@ -193,29 +250,20 @@ def over_rows(
 def over_keys(
     body: Callable[[tiles.Span, Array | None, Any], Any],
     carry: Any,
-    weighting: Weighting | None,
+    weighting: Weighting,
     rows: tiles.Span,
     num_keys: int,
     width: int,
-    keys: tuple[int, int] | None = None,
 ) -> Any:
     """Calls `body(columns, seen_from, carry)` for the tiles of a row.
 
-    Tiles that no query of the block can see are left out (without a weighting, none).
-    `seen_from` is as `views.Factors.scores` takes it; `width` is a tile's, at most S;
-    `keys`, (start, stop), are those to cover.
+    Tiles that no query of the block can see are left out. `seen_from` is as
+    `Factors.scores` takes it; `width` is a tile's, at most S.
     """
     count = -(-num_keys // width)
-    start, stop = 0, num_keys
-    open_start, open_stop = 0, 0
-    if weighting is not None:
-        start, stop = _seen(weighting, rows, num_keys)
-        there, origin = _there(weighting, rows, num_keys), weighting.origin
-        open_range = weighting.mask.open_range(*there)
-        open_start, open_stop = (x - origin.key for x in open_range)
-    if keys is not None:
-        start = tiles.largest(start, keys[0])
-        stop = tiles.largest(tiles.smallest(stop, keys[1]), start)
+    mask = weighting.mask
+    start, stop = _keys(mask.key_range, weighting.origin, rows, num_keys)
+    open_start, open_stop = _keys(mask.open_range, weighting.origin, rows, num_keys)
     first, last = start // width, tiles.smallest(-(-stop // width), count)
     last = tiles.largest(first, last)
     open_first = tiles.smallest(tiles.largest(-(-open_start // width), first), last)
@@ -242,17 +290,16 @@ def over_keys(
     return _loop(0, last - first - num_open, masked, carry)
 
 
-def _seen(weighting: Weighting, rows: tiles.Span, num_keys: int) -> tuple:
-    """Finds (start, stop) of the keys that any of the queries can see."""
-    there = _there(weighting, rows, num_keys)
-    return tuple(x - weighting.origin.key for x in weighting.mask.key_range(*there))
+def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
+    """Selects the `[S, K]` of `[B..., S, G, K]` that belong to a query head."""
+    return tiles.at_batch(key, example)[:, head // (num_heads // key.shape[-2])]
 
 
-def _there(weighting: Weighting, rows: tiles.Span, num_keys: int) -> tuple:
-    """Finds (start, stop) of queries and of all keys, as positions in the mask."""
-    origin = weighting.origin
-    spans = origin.rows(rows), origin.columns(tiles.Span(0, num_keys))
-    return tuple((span.start, span.stop) for span in spans)
+def _keys(range_of, origin, rows, num_keys) -> tuple:
+    """Finds (start, stop) of keys by a range of the mask, which knows positions."""
+    spans = origin.at(rows, tiles.Span(0, num_keys))
+    found = range_of(*((span.start, span.stop) for span in spans))
+    return tuple(x - origin.key for x in found)
 
 
 def _divisor(shape: tuple[int, ...], most: int) -> int:

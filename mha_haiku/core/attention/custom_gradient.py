@@ -1,0 +1,84 @@
+"""Functions with a gradient of their own, which refuse forward mode in plain words.
+
+JAX cannot push tangents through a `custom_vjp`. It raises a `TypeError` that names no
+alternative, under jit as late as lowering. Here inputs pass through an identity whose
+tangent passes through a primitive that can be transposed, but not run, batched or
+compiled. Reverse mode transposes it, to nothing; forward mode meets it, and is refused.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def differentiable(run: Callable, pull_back: Callable, refusal: str) -> Callable:
+    """Gives a function the gradient `pull_back`, in reverse mode only.
+
+    `run(*arguments)` returns the outputs and what else the gradient needs.
+    `pull_back(arguments, saved, is_wanted, cotangents)` returns the gradients of the
+    arguments. `is_wanted` is like the arguments, with None for each array that is not
+    differentiated; a cotangent of zeros is None. Forward mode raises `refusal`.
+    """
+
+    # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
+    # which outputs came to nothing (`SymbolicZero`), so that neither costs anything.
+    # Residuals are a pytree, in which a bool would be traced. None is structure, and so
+    # says "no" while the program is made.
+    def forward_rule(*primals):
+        is_wanted = jax.tree.map(lambda x: x.perturbed or None, primals)
+        arguments = jax.tree.map(lambda x: x.value, primals)
+        outputs, saved = run(*arguments)
+        return outputs, (arguments, saved, is_wanted)
+
+    def backward_rule(residuals, cotangents):
+        cotangents = jax.tree.map(
+            lambda x: None if isinstance(x, SymbolicZero) else x, cotangents
+        )
+        return pull_back(*residuals, cotangents)
+
+    function = jax.custom_vjp(lambda *arguments: run(*arguments)[0])
+    function.defvjp(forward_rule, backward_rule, symbolic_zeros=True)
+    return lambda *arguments: function(*_reverse_only(arguments, refusal))
+
+
+def _reverse_only(tree: Any, message: str) -> Any:
+    """Marks a pytree as differentiable in reverse mode only."""
+
+    # It costs nothing in compiled programs. Floats are guarded one by one, so that
+    # those that nothing differentiates stay so.
+    def guarded(x):
+        can_be_differentiated = isinstance(x, jax.core.Tracer) and jnp.issubdtype(
+            x.dtype, jnp.floating
+        )
+        return _guarded.bind(x, message=message) if can_be_differentiated else x
+
+    return jax.tree.map(guarded, tree)
+
+
+def _refuse(*_, message):
+    raise ValueError(message)
+
+
+# The identity is a primitive and no `jax.custom_jvp`, whose rule would be batched as a
+# whole: then the gradient of a vmap could not be told from `jax.jacfwd`, a vmap of jvp.
+_guarded = Primitive("reverse_only")
+_guarded.def_impl(lambda x, *, message: x)
+_guarded.def_abstract_eval(lambda x, *, message: x)
+mlir.register_lowering(_guarded, lambda _, x, *, message: [x])
+batching.defvectorized(_guarded)
+ad.primitive_jvps[_guarded] = lambda primals, tangents, *, message: (
+    primals[0],
+    _tangent.bind(tangents[0], message=message),
+)
+
+_tangent = Primitive("reverse_only_tangent")
+_tangent.def_impl(_refuse)
+_tangent.def_abstract_eval(lambda x, *, message: x)
+mlir.register_lowering(_tangent, _refuse)
+batching.primitive_batchers[_tangent] = _refuse
+ad.deflinear2(_tangent, lambda cotangent, x, *, message: [cotangent])
