@@ -92,13 +92,13 @@ class Bench:
         if len(available) == 1:
             return self
         wanted = run.config.replace(devices=dict(data=None))
+        sizes = dict(heads=wanted.devices.heads, sequence=wanted.devices.sequence)
         try:
-            sizes = sharing.shape(wanted, len(available))
+            sharing.check(wanted, len(available))
             sharing.check_sequence(wanted, length)
         except ConfigError:
-            sizes = sharing.Shape(len(available), 1, 1)
-        mesh = devices.make_mesh(available, **sizes._asdict())
-        shared = devices.Sharded(mesh)
+            sizes = {}
+        shared = devices.Placement(available, **sizes)
         model = folders.make_model(run.config, run.task, shared)
         params = shared.put_state(run.params)
         return self.with_run(run._replace(model=model, params=params, placement=shared))

@@ -171,7 +171,7 @@ def validate(config: RunConfig, *, num_devices: int | None = None) -> None:
     `num_devices` None are the devices of this process.
     """
     check_fields(config)
-    sharing.shape(config, num_devices or jax.local_device_count())
+    sharing.check(config, num_devices or jax.local_device_count())
 
 
 @checks.user_mistakes()

@@ -3,9 +3,8 @@
 T positions, H heads, G key/value heads, F hidden units.
 """
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -35,35 +34,28 @@ class DevicesConfig(Section, path="config.devices"):
     )
 
 
-class Shape(NamedTuple):
-    """Sizes of the axes of a mesh."""
-
-    data: int
-    heads: int
-    sequence: int
-
-
 def make(config: "RunConfig", available: Sequence[jax.Device]) -> devices.Placement:
-    """Makes the placement of a run on some devices; raises what `shape` raises."""
-    sizes = shape(config, len(available))
-    if _is_replicated(config, sizes):
-        return devices.Replicas(available)
-    mesh = devices.make_mesh(available, **sizes._asdict())
-    shards = config.devices.shard_parameters
-    return devices.Sharded(mesh, shard_parameters=shards)
+    """Makes the placement of a run on some devices; raises what `check` raises."""
+    check(config, len(available))
+    return devices.Placement(
+        available,
+        heads=config.devices.heads,
+        sequence=config.devices.sequence,
+        shard_parameters=config.devices.shard_parameters,
+        num_models=config.training.seeds,
+    )
 
 
-def shape(config: "RunConfig", num_devices: int) -> Shape:
-    """Finds the sizes of the mesh that a config describes, for so many devices.
+def check(config: "RunConfig", num_devices: int) -> None:
+    """Raises ConfigError unless so many devices can share the work of a config.
 
-    ConfigError unless they multiply to the devices, and divide what they share.
+    The sizes of the mesh must multiply to the devices, and divide what they share.
     """
     heads, sequence = config.devices.heads, config.devices.sequence
     data, rest = config.devices.data, 0
     if data is None:
         data, rest = divmod(num_devices, heads * sequence)
-    sizes = Shape(data, heads, sequence)
-    if rest or math.prod(sizes) != num_devices:
+    if rest or data * heads * sequence != num_devices:
         given = f"data {config.devices.data or 'any'} x heads {heads} x sequence"
         raise ConfigError(
             f"config.devices must multiply to the {num_devices} "
@@ -81,7 +73,8 @@ def shape(config: "RunConfig", num_devices: int) -> Shape:
                 config.model.attention.implementation,
                 attention.IN_A_RING,
             )
-    if config.training.seeds > 1 and not _is_replicated(config, sizes):
+    divides_models = heads * sequence > 1 or config.devices.shard_parameters
+    if config.training.seeds > 1 and divides_models:
         raise ConfigError(
             f"config.training.seeds must be 1 where devices divide heads, positions or "
             f"parameters, got {config.training.seeds}.\n"
@@ -96,7 +89,6 @@ def shape(config: "RunConfig", num_devices: int) -> Shape:
             f"share it, got {size}; the nearest: "
             f"{f'{below} and {above}' if below else above}."
         )
-    return sizes
 
 
 def check_sequence(config: "RunConfig", length: int) -> None:
@@ -108,10 +100,6 @@ def check_sequence(config: "RunConfig", length: int) -> None:
             f"config.devices.sequence must {why} the {length} positions of an example, "
             f"got {parts}."
         )
-
-
-def _is_replicated(config, sizes) -> bool:
-    return sizes.heads == sizes.sequence == 1 and not config.devices.shard_parameters
 
 
 def _check_heads(model, parts) -> None:
