@@ -150,11 +150,6 @@ class Task(abc.ABC):
         """The same as `train_data` for evaluation, with no example in common."""
         return self._split[1]
 
-    @property
-    def data_shapes(self) -> Any:
-        """`train_data` or its shapes, for tracing; axes may be shorter."""
-        return self.train_data
-
     def keep(self) -> Kept | None:
         """Returns the data that a run stores to remake the task; None: nothing."""
         return None
@@ -300,7 +295,7 @@ class UniformTask(Task):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataTask(Task):
-    """A task over data from outside of the package; `_split` has both parts."""
+    """A task over data from outside of the package; `_parts` reads both parts."""
 
     # What a run stored of this task. The data is then read only once examples are
     # needed, and must be the run's.
@@ -315,15 +310,24 @@ class DataTask(Task):
     def keep(self) -> Kept:
         if self._kept is not None and self._kept.text is not None:
             return self._kept
-        return self._to_keep()
+        return Kept(self._symbols(), self._text)
+
+    @property
+    @abc.abstractmethod
+    def _text(self) -> dict[str, Any]:
+        """Names the data, as in `Kept`."""
 
     @abc.abstractmethod
-    def _to_keep(self) -> Kept:
-        """Returns the data that a new run stores."""
+    def _symbols(self) -> str:
+        """Describes the tokens, as in `Kept`."""
 
-    def _check_same(self, text: Mapping[str, Any]) -> None:
-        """Raises ConfigError unless `text`, as in `Kept`, is the run's."""
-        before = None if self._kept is None else self._kept.text
+    @abc.abstractmethod
+    def _parts(self) -> tuple[Any, Any]:
+        """Reads the data to train on, and what is held out."""
+
+    @functools.cached_property
+    def _split(self) -> tuple[Any, Any]:
+        before, text = None if self._kept is None else self._kept.text, self._text
         if before is not None and before["sha256"] != text["sha256"]:
             raise checks.ConfigError(
                 f"The run has learnt from other data: {before['name']} had the sha256 "
@@ -332,6 +336,7 @@ class DataTask(Task):
                 "Training and held-out examples need that data; inputs of your own do "
                 "not."
             )
+        return self._parts()
 
 
 def check_parts(

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
@@ -63,15 +62,16 @@ class _Held(base.DataTask):
         super().__post_init__(kept)
         _ = self._split  # so that its errors show now
 
-    def _to_keep(self) -> base.Kept:
+    def keep(self) -> base.Kept:
         return self._kept
+
+    _text = _symbols = None  # the arrays say it
 
     @property
     def _data(self) -> Any:
         return self._kind(*map(self._kept.arrays.get, self._kind._fields))
 
-    @functools.cached_property
-    def _split(self) -> tuple[Any, Any]:
+    def _parts(self) -> tuple[Any, Any]:
         held_out = self._kept.arrays[_PLACES] < self.held_out_fraction
         return base.split(self._data, held_out, self.held_out_fraction, "examples")
 
@@ -106,8 +106,7 @@ class Arrays(_Held):
         return base.unigram(*map(counts, self._split))
 
     def example(self, key: jax.Array, data: Rows) -> base.Example:
-        index = sampling.integers(sampling.words(key), len(data.inputs))
-        return base.Example(*jax.tree.map(lambda x: jnp.asarray(x)[index], data))
+        return base.Example(*sampling.row(key, data))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

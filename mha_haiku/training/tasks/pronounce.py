@@ -69,9 +69,9 @@ class Pronounce(sequence_to_sequence.PairsTask):
     def num_target_tokens(self) -> int:
         return len(self._phonemes)
 
-    def _to_keep(self) -> base.Kept:
+    def _symbols(self) -> str:
         symbols = {"source": list(_LETTERS), "target": list(self._phonemes)}
-        return base.Kept(json.dumps(symbols) + "\n", self._text)
+        return json.dumps(symbols) + "\n"
 
     def token_label(self, token: int) -> str:
         return _LETTERS[token]
@@ -131,9 +131,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
                     known[word].append(tokens)
         return known
 
-    @functools.cached_property
-    def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
-        self._check_same(self._text)
+    def _parts(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
         parts: tuple[list, list] = ([], [])
         for word, pronunciations in self._pronunciations.items():
             held_out = sampling.is_held_out(word, self.held_out_fraction)
