@@ -201,7 +201,7 @@ def test_family_must_answer_what_the_task_asks(make_config, task):
 
 def test_a_model_that_would_see_its_targets_is_refused(make_config):
     for name in tasks.names():
-        if tasks.continues(name):
+        if tasks.of_name(name).continues:
             config = runs.default_config(name).replace(model=dict(family="encoder"))
             with pytest.raises(ConfigError, match="family must be 'causal' for the"):
                 configuration.validate_for_task(config, configuration.make_task(config))

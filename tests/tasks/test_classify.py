@@ -57,7 +57,7 @@ def test_sha256_of_a_text_decides_its_part(make):
         first = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
         assert (text in held_out) == (first / 2**64 < 0.25)
     assert len(task.texts[0]) + len(held_out) == len(ROWS)
-    assert len(task.held_out_data[0]) == len(held_out)
+    assert len(task.held_out_data.inputs) == len(held_out)
 
 
 def test_tokenizer_knows_the_training_part_alone(make):
@@ -70,7 +70,7 @@ def test_texts_are_between_the_special_tokens_of_the_tokenizer(make, monkeypatch
     task = make(sequence_length=9)
     monkeypatch.setattr(type(task.encoder), "before", (1,))
     monkeypatch.setattr(type(task.encoder), "after", (2, 3))
-    rows, lengths, _ = task.train_data
+    rows, lengths = task.train_data.inputs, task.train_data.lengths
     assert task.num_tokens == task.encoder.num_tokens  # [CLS] is one of them
     assert (rows[:, 0] == 1).all() and (rows[:, -2:] == [2, 3]).all()
     assert (lengths == 9).all() and (task.encode("odd")[[0, -1]] == [1, 3]).all()

@@ -36,15 +36,14 @@ __all__ = [
     "Task",
     "batch",
     "check",
-    "continues",
     "digest",
     "from_arrays",
     "from_examples",
     "from_text",
     "make",
-    "metrics",
     "model_defaults",
     "names",
+    "of_name",
     "options",
     "register",
     "values",
@@ -92,7 +91,7 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
     The name is one of `names()`, or the file and class of a task of your own,
     "mine.py:MyTask"; ConfigError if there is no such task.
     """
-    return _declared(_task(name))
+    return _declared(of_name(name))
 
 
 def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
@@ -103,19 +102,9 @@ def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
     return declared
 
 
-def metrics(name: str) -> tuple[str, ...]:
-    """Lists the metrics of a task, its own metric first; see `options`."""
-    return _task(name).metrics
-
-
-def continues(name: str) -> bool:
-    """Checks whether a task's targets are its next inputs; see `options`."""
-    return _task(name).continues
-
-
 def model_defaults(name: str) -> dict[str, Any]:
     """Lists `config.model` values that suit a task, by dotted name; see `options`."""
-    task = _task(name)
+    task = of_name(name)
     implied = {"family": "causal"} if task.continues else {}
     implied |= {"output.pool": "mean"} if task.labels_whole else {}
     return implied | task.model_defaults
@@ -128,7 +117,7 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
     is what `Task.keep` returned when a run with this task began. ConfigError if there
     is no such task or option, or the task refuses a value.
     """
-    task = _task(name)
+    task = of_name(name)
     known = [field.name for field in dataclasses.fields(task) if field.init]
     for option in given:
         if option not in known:
@@ -179,7 +168,8 @@ def values(task: Task) -> dict[str, dict[str, Any]]:
     }
 
 
-def _task(name: str) -> type[Task]:
+def of_name(name: str) -> type[Task]:
+    """Finds the class of a task; see `options`."""
     if task_files.is_name(name):
         return task_files.load(name)
     if name in _OF_OWN_DATA:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import edit_distance
+from mha_haiku.training.tasks import edit_distance, sampling
 
 
 class Example(NamedTuple):
@@ -295,7 +295,11 @@ class UniformTask(Task):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataTask(Task):
-    """A task over data from outside of the package; `_parts` reads both parts."""
+    """A task over data from outside of the package; `_parts` reads both parts.
+
+    Unless a subclass says otherwise, these are examples with a leading axis, of which
+    one is drawn.
+    """
 
     # What a run stored of this task. The data is then read only once examples are
     # needed, and must be the run's.
@@ -311,6 +315,9 @@ class DataTask(Task):
         if self._kept is not None and self._kept.text is not None:
             return self._kept
         return Kept(self._symbols(), self._text)
+
+    def example(self, key: jax.Array, data: Any) -> Example:
+        return Example(*sampling.row(key, data))
 
     @property
     @abc.abstractmethod

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import jax
 import numpy as np
 
 from mha_haiku.core import checks, fields
@@ -114,17 +113,18 @@ class Classify(text.TextTask):
         return len(self._labels)
 
     @functools.cached_property
-    def train_data(self) -> tuple[np.ndarray, ...]:
-        """Texts `[N, T]` to train on, lengths `[N]` and labels `[N]`, all int32."""
+    def train_data(self) -> base.Example:
         return self._encoded(self._split[0])
 
     @functools.cached_property
-    def held_out_data(self) -> tuple[np.ndarray, ...]:
+    def held_out_data(self) -> base.Example:
         return self._encoded(self._split[1])
 
-    def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
+    def _encoded(self, pairs) -> base.Example:
         texts, labels = zip(*pairs, strict=True)
-        return *self.padded(texts), np.array(labels, np.int32)
+        tokens, lengths = self.padded(texts)
+        weights = np.ones(len(labels), np.float32)
+        return base.Example(tokens, np.array(labels, np.int32), weights, lengths)
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
@@ -136,10 +136,6 @@ class Classify(text.TextTask):
 
     def class_label(self, c: int) -> str:
         return self._labels[c]
-
-    def example(self, key: jax.Array, data: tuple[np.ndarray, ...]) -> base.Example:
-        tokens, length, label = sampling.row(key, data)
-        return base.Example(tokens, label, base.all_count(label), length)
 
     @property
     def _labels(self) -> list[str]:

@@ -5,12 +5,10 @@ import functools
 import re
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import base, sampling, text
+from mha_haiku.training.tasks import base, text
 
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
@@ -40,23 +38,15 @@ class Sentences(text.TextTask):
     def baseline(self) -> dict[str, float]:
         return {"accuracy": float("nan"), "loss": float("nan")}
 
-    def example(
-        self, key: jax.Array, data: tuple[np.ndarray, np.ndarray]
-    ) -> base.Example:
-        tokens, length = sampling.row(key, data)
-        weights = jnp.zeros(self.sequence_length, jnp.float32)
-        return base.Example(tokens, tokens, weights, length)
-
     @functools.cached_property
-    def train_data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sentences `[N, T]` int32 to train on, and their lengths `[N]` int32."""
+    def train_data(self) -> base.Example:
         return self._encoded(0, "training")
 
     @functools.cached_property
-    def held_out_data(self) -> tuple[np.ndarray, np.ndarray]:
+    def held_out_data(self) -> base.Example:
         return self._encoded(1, "held-out")
 
-    def _encoded(self, part, name) -> tuple[np.ndarray, np.ndarray]:
+    def _encoded(self, part, name) -> base.Example:
         _ = self._split  # checks that the text is the run's
         texts = sentences(self.texts[part])
         if not texts:
@@ -64,7 +54,8 @@ class Sentences(text.TextTask):
                 f"path must have sentences in its {name} part, got none from "
                 f"{self.path!r}."
             )
-        return self.padded(texts)
+        tokens, lengths = self.padded(texts)
+        return base.Example(tokens, tokens, np.zeros(tokens.shape, "f4"), lengths)
 
 
 def sentences(whole: str) -> list[str]:
