@@ -26,7 +26,7 @@ def three(make_config, tmp_path_factory):
 
 
 def _assert_same_runs(found, wanted, config, seeds=SEEDS):
-    for own in configuration.of_seeds(config):
+    for own, _ in folders.of_runs(folders.Folder(wanted), config):
         if own.seed in seeds:
             jax.tree.map(
                 np.testing.assert_array_equal,

@@ -186,14 +186,6 @@ def check_fields(config: RunConfig) -> None:
         )
 
 
-def of_seeds(config: RunConfig) -> list[RunConfig]:
-    """Makes the config of each run that a config describes, one per seed."""
-    return [
-        config.replace(seed=config.seed + i, training=dict(seeds=1))
-        for i in range(config.training.seeds)
-    ]
-
-
 def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
     """Raises ConfigError unless the model and devices of a valid config suit a task."""
     sharing.check_sequence(config, task.sequence_length)

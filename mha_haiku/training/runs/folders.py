@@ -48,10 +48,6 @@ class Folder(NamedTuple):
     summary = _path("summary.json")
     lock = _path("lock.json")
 
-    def of_seed(self, seed: int) -> "Folder":
-        """Returns the folder of one run of several that trained together, by seed."""
-        return Folder(self.root / f"seed_{seed}")
-
 
 class Run(NamedTuple):
     """A run, loaded from its folder."""
@@ -103,7 +99,14 @@ def of_runs(
     """Lists the config and folder of each run that a config describes."""
     if config.training.seeds == 1:
         return [(config, folder)]
-    return [(own, folder.of_seed(own.seed)) for own in configuration.of_seeds(config)]
+    seeds = range(config.seed, config.seed + config.training.seeds)
+    return [
+        (
+            config.replace(seed=seed, training=dict(seeds=1)),
+            Folder(folder.root / f"seed_{seed}"),
+        )
+        for seed in seeds
+    ]
 
 
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:

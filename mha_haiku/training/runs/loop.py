@@ -125,18 +125,14 @@ def train(
             for each in opened:
                 entered.enter_context(each.stored)
             given = None if task is None else task.keep()
+            made = _make_task(config, opened, given, override_config)
             summaries, failed = _run(
-                config, root, opened, placement, observers, override_config, given
+                config, root, opened, placement, observers, *made, started
             )
-        seconds = time.perf_counter() - started
-        for each in opened:
-            seed = each.config.seed
-            if each.finished is not None:
-                summaries[seed] = each.finished
-            elif seed in summaries:
-                summaries[seed] = summaries[seed]._replace(wall_seconds=seconds)
-                if cluster.is_first():
-                    files.write_json(each.folder.summary, summaries[seed]._asdict())
+        for each in opened if cluster.is_first() else ():
+            if each.finished is None and each.config.seed in summaries:
+                own = summaries[each.config.seed]
+                files.write_json(each.folder.summary, own._asdict())
         summary = opening.whole(summaries, failed)
         if cluster.is_first() and len(opened) > 1:
             files.write_json(root.summary, summary._asdict())
@@ -193,11 +189,10 @@ def train_seeds(
     return [each._replace(run=each.run._replace(**shared)) for each in trained]
 
 
-def _run(
-    config, root, opened, placement, observers, override_config, given
-) -> tuple[dict[int, opening.Summary], dict[int, str]]:
-    training = config.training
-    stored = [each.stored for each in opened]
+def _make_task(
+    config, opened, given, override_config
+) -> tuple[tasks.Task, warm_start.Source | None]:
+    """Makes the task, of what the runs have kept of it, and what they start from."""
     begun = [each for each in opened if each.stored.latest() is not None]
     kept, source = None, None
     if config.init_from and len(begun) < len(opened):
@@ -217,6 +212,14 @@ def _run(
     task = configuration.make_task(config, kept)
     _ = task.train_data  # read now, so that errors in a text show before it compiles
     configuration.validate_for_task(config, task)
+    return task, source
+
+
+def _run(
+    config, root, opened, placement, observers, task, source, started
+) -> tuple[dict[int, opening.Summary], dict[int, str]]:
+    training = config.training
+    stored = [each.stored for each in opened]
     is_first = cluster.is_first()
     before = time.perf_counter()
     compiling = f"{task.name}: compiling"
@@ -233,7 +236,8 @@ def _run(
             if len(opened) > 1:
                 folders.write_config(root, config, placement.devices, task)
             for each, own in zip(opened, trainer.models, strict=True):
-                own.log = stack.enter_context(_open_log(each, task, placement))
+                name = f"seed {own.seed}" if len(opened) > 1 else ""
+                own.log = stack.enter_context(_open_log(each, name, task, placement))
             trainer.console = stack.enter_context(
                 metrics_log.Console(
                     start=min(each.latest() or 0 for each in stored),
@@ -267,14 +271,15 @@ def _run(
             kept = "is saved" if trainer.step else "begins again"
             console.say(f"Interrupted at step {trainer.step}, which {kept}.")
     summaries = {
-        own.seed: _summary(own, trainer, training, task, compile_seconds)
-        for own in trainer.models
+        own.seed: each.finished
+        or _summary(own, trainer, training, task, compile_seconds, started)
+        for each, own in zip(opened, trainer.models, strict=True)
         if not own.failure
     }
     return summaries, {x.seed: x.failure for x in trainer.models if x.failure}
 
 
-def _open_log(opened, task, placement) -> metrics_log.MetricsLog:
+def _open_log(opened, name, task, placement) -> metrics_log.MetricsLog:
     """Writes the config of a run, unless it has ended, and returns its open log."""
     folder, latest = opened.folder, opened.stored.latest()
     if opened.finished is None:
@@ -292,11 +297,13 @@ def _open_log(opened, task, placement) -> metrics_log.MetricsLog:
         start=start,
         seconds=kept[-1].get("seconds", 0.0) if kept else 0.0,
         tensorboard=opened.config.training.tensorboard,
-        name=opened.name,
+        name=name,
     )
 
 
-def _summary(model, trainer, training, task, compile_seconds) -> opening.Summary:
+def _summary(
+    model, trainer, training, task, compile_seconds, started
+) -> opening.Summary:
     taken = model.step - model.start
     rate = taken / trainer.seconds if trainer.seconds else 0.0
     return opening.Summary(
@@ -307,7 +314,7 @@ def _summary(model, trainer, training, task, compile_seconds) -> opening.Summary
         interrupted=model.step < training.steps,
         resumed_from=model.start,
         skipped_steps=model.skipped,
-        wall_seconds=0.0,
+        wall_seconds=time.perf_counter() - started,
         compile_seconds=compile_seconds,
         steps_per_second=rate,
         examples_per_second=rate * training.batch_size,
