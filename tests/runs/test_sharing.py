@@ -15,7 +15,7 @@ from mha_haiku.subjects.studies import (
 )
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import configuration, loop, sharing
+from mha_haiku.training.runs import configuration, loop
 
 _FIELDS = {
     "model__dropout_rate": 0.0,
@@ -141,7 +141,7 @@ def test_a_sequence_that_the_ring_does_not_divide_is_refused(
 
 
 def test_devices_share_only_the_batch_unless_asked(make_config):
-    shared = sharing.make(make_config(), jax.devices()[:2])
+    shared = configuration.make_placement(make_config(), jax.devices()[:2])
     assert dict(shared.mesh.shape) == {"data": 2, "sequence": 1, "heads": 1}
     placed = shared.put_state({"embedding": {"embeddings": np.ones((4, 2))}})
     assert placed["embedding"]["embeddings"].is_fully_replicated

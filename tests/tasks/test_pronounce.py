@@ -62,8 +62,8 @@ def test_every_pronunciation_of_a_word_is_right():
     batch = jax.tree.map(lambda x: np.stack([x] * 4), example)
     assert task.right_answers(example) == answers[:2]
     assert task.score(answers, batch) == {
-        "word_error_rate": 0.25,
-        "phoneme_error_rate": 1 / 24,
+        "exact_match": 0.75,
+        "token_error_rate": 1 / 24,
     }
 
 

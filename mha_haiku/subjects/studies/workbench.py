@@ -25,7 +25,6 @@ from mha_haiku.training.runs import (
     folders,
     loop,
     progress,
-    sharing,
 )
 
 METRICS = ("loss", "accuracy", "exact_match", "drift")
@@ -94,8 +93,8 @@ class Bench:
         wanted = run.config.replace(devices=dict(data=None))
         sizes = dict(heads=wanted.devices.heads, sequence=wanted.devices.sequence)
         try:
-            sharing.check(wanted, len(available))
-            sharing.check_sequence(wanted, length)
+            configuration.check_devices(wanted, len(available))
+            configuration.check_sequence(wanted, length)
         except ConfigError:
             sizes = {}
         shared = devices.Placement(available, **sizes)

@@ -78,16 +78,11 @@ class Placement:
 
     def put_state(self, tree: Any) -> Any:
         """Puts parameters, or a training state, each leaf with its `sharding_of`."""
-        return jax.tree.map_with_path(
-            lambda path, leaf: _put(leaf, self.sharding_of(path, np.shape(leaf))), tree
-        )
+        return jax.tree.map(_put, tree, self._shardings(tree))
 
     def initial_state(self, function: Callable, seed: np.uint32) -> Any:
         """Puts `function(seed)`, a state, where `put_state` would."""
-        abstract = jax.eval_shape(function, seed)
-        shardings = jax.tree.map_with_path(
-            lambda path, x: self.sharding_of(path, x.shape), abstract
-        )
+        shardings = self._shardings(jax.eval_shape(function, seed))
         return jax.jit(function, out_shardings=shardings)(seed)
 
     def sharding_of(
@@ -172,6 +167,11 @@ class Placement:
         """Gathers arrays on every device; inside a program."""
         return jax.tree.map(
             lambda x: jax.lax.with_sharding_constraint(x, self._everywhere), tree
+        )
+
+    def _shardings(self, tree) -> Any:
+        return jax.tree.map_with_path(
+            lambda path, leaf: self.sharding_of(path, np.shape(leaf)), tree
         )
 
     @property

@@ -27,7 +27,6 @@ from mha_haiku.training.runs import (
     metrics_log,
     opening,
     progress,
-    sharing,
     trainers,
     warm_start,
 )
@@ -108,7 +107,7 @@ def train(
         config = configuration.with_task(config, task)
     opening.check_same(config)
     configuration.validate(config, num_devices=len(devices))
-    placement = sharing.make(config, devices)
+    placement = configuration.make_placement(config, devices)
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
     with contextlib.ExitStack() as stack:

@@ -228,7 +228,16 @@ class Task(abc.ABC):
         1], and "token_error_rate", in which an answer counts by the right one nearest
         to it; see `edit_distance.error_rate`.
         """
-        edits, lengths = self._edits(answers, examples)
+        if len(answers) != len(examples.targets):
+            raise ValueError(
+                f"answers must be as many as examples, {len(examples.targets)}, got "
+                f"{len(answers)}."
+            )
+        nearest = []
+        for i, answer in enumerate(answers):
+            right = self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples))
+            nearest.append(edit_distance.nearest(self.until_end(answer), right))
+        edits, lengths = np.array(nearest, np.int64).reshape(-1, 2).T
         return {
             "exact_match": float(np.mean(edits == 0)),
             "token_error_rate": edit_distance.error_rate(edits, lengths),
@@ -263,19 +272,6 @@ class Task(abc.ABC):
     def prompt(self, text: str) -> np.ndarray:
         """Encodes a text for a causal model to continue."""
         return self.encode(text)
-
-    def _edits(self, answers, examples) -> np.ndarray:
-        """Finds each answer's distance to the nearest right one, and its length."""
-        if len(answers) != len(examples.targets):
-            raise ValueError(
-                f"answers must be as many as examples, {len(examples.targets)}, got "
-                f"{len(answers)}."
-            )
-        nearest = []
-        for i, answer in enumerate(answers):
-            right = self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples))
-            nearest.append(edit_distance.nearest(self.until_end(answer), right))
-        return np.array(nearest, np.int64).reshape(-1, 2).T
 
 
 class UniformTask(Task):

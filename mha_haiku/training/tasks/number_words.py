@@ -175,7 +175,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     @functools.cached_property
     def _pairs(self) -> sequence_to_sequence.Pairs:
         sources, targets = (
-            tokenizer.encode_each(words)
+            list(map(tokenizer.encode, words))
             for tokenizer, words in zip(self._tokenizers, self._words, strict=True)
         )
         return sequence_to_sequence.Pairs.of(sources, targets)

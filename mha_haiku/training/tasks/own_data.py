@@ -262,7 +262,7 @@ def from_examples(
     train = tokenization.TRAINERS[tokenizer]
     made = [train("\n".join(side), vocabulary_size) for side in sides]
     stored = {"tokenizers": [json.loads(each.to_json()) for each in made]}
-    tokens = [x.encode_each(side) for x, side in zip(made, sides, strict=True)]
+    tokens = [list(map(x.encode, side)) for x, side in zip(made, sides, strict=True)]
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
     if not labels:
         both = sequence_to_sequence.Pairs.of(*tokens)

@@ -5,13 +5,12 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import base, edit_distance, sampling, sequence_to_sequence
+from mha_haiku.training.tasks import base, sampling, sequence_to_sequence
 
 _LETTERS = "'-.abcdefghijklmnopqrstuvwxyz"
 _TOKENS = {letter: token for token, letter in enumerate(_LETTERS)}
@@ -36,7 +35,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
     The hash of a word says whether it is held out: no word is in both parts.
 
     Metric: accuracy and exact match with the targets; of answers that a model has
-    decoded word and phoneme error rate, see `score`. Baseline: see
+    decoded see `score`. Baseline: see
     `PairsTask.baseline`.
 
     Source: Yolchuyeva et al. 2019, https://arxiv.org/abs/2004.06338, without stress.
@@ -97,20 +96,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
     def right_answers(self, example: base.Example) -> list[list[int]]:
         known = self._pronunciations.get(self.question(example))
         return super().right_answers(example) if known is None else list(known)
-
-    def score(
-        self, answers: Sequence[Sequence[int] | np.ndarray], examples: base.Example
-    ) -> dict[str, float]:
-        """Computes "word_error_rate" and "phoneme_error_rate" of answers.
-
-        The share of answers that are none of the word's pronunciations, in [0, 1], and
-        the edits to the nearest of them per phoneme of it.
-        """
-        edits, lengths = self._edits(answers, examples)
-        return {
-            "word_error_rate": float(np.mean(edits > 0)),
-            "phoneme_error_rate": edit_distance.error_rate(edits, lengths),
-        }
 
     @functools.cached_property
     def _phonemes(self) -> tuple[str, ...]:

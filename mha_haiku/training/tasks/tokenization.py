@@ -90,10 +90,6 @@ class Characters(Tokenizer):
                 f"It knows {checks.shown(self.alphabet)}."
             )
 
-    def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
-        ends = np.cumsum(list(map(len, texts)))
-        return np.split(self.encode("".join(texts)), ends[:-1])
-
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Finds where in a text each of its tokens begins and ends."""
         return [(place, place + 1) for place in range(len(text))]
@@ -142,11 +138,9 @@ class BytePairs(Tokenizer):
         return self.tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> np.ndarray:
-        ids = itertools.chain.from_iterable(self.encode_each(_lines(text)))
+        encodings = self.tokenizer.encode_batch(_lines(text))
+        ids = itertools.chain.from_iterable(each.ids for each in encodings)
         return np.fromiter(ids, np.int32)
-
-    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
-        return [each.ids for each in self.tokenizer.encode_batch(list(texts))]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Finds where in a text of one line each of its tokens begins and ends.
