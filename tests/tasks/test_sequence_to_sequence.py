@@ -16,7 +16,6 @@ from mha_haiku.training.tasks import edit_distance, sampling
 
 OPTIONS = {
     "reverse_seq2seq": {"min_length": 2, "max_length": 5, "num_tokens": 7},
-    "copy_seq2seq": {"min_length": 3, "max_length": 6, "num_tokens": 4},
     "number_words": {"largest": 150},
     "pronounce": {"longest": 6},
 }

@@ -20,9 +20,9 @@ from mha_haiku.training.tasks import (
     own_data,
     parity,
     pronounce,
+    reverse_seq2seq,
     sentences,
     task_files,
-    uniform_sequences,
     uniform_tokens,
 )
 from mha_haiku.training.tasks.base import Example, Kept, Task, batch
@@ -65,8 +65,7 @@ _TASKS = {
         language_model.MaskedLanguageModel,
         language_model.LanguageModel,
         sentences.Sentences,
-        uniform_sequences.ReverseSeq2Seq,
-        uniform_sequences.CopySeq2Seq,
+        reverse_seq2seq.ReverseSeq2Seq,
         number_words.NumberWords,
         pronounce.Pronounce,
         classify.Classify,

@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-import random
 from typing import ClassVar
 
 import numpy as np
@@ -19,8 +18,6 @@ from mha_haiku.training.tasks import (
     spelling,
     tokenization,
 )
-
-_LEARNT_FROM = 10_000  # numbers, by byte pairs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,13 +154,9 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         if self._kept is not None:
             return super()._tokenizers
         train = tokenization.TRAINERS[self.tokenizer]
-        if self.tokenizer == "characters":
-            texts = map("".join, self._words)
-        else:  # byte pairs are as common in fewer words, which take less time
-            numbers = range(self.largest + 1)
-            if len(numbers) > _LEARNT_FROM:
-                numbers = random.Random(0).sample(numbers, _LEARNT_FROM)
-            texts = ("\n".join(words[n] for n in numbers) for words in self._words)
+        # With a word on each line no byte pair is of two.
+        between = "" if self.tokenizer == "characters" else "\n"
+        texts = map(between.join, self._words)
         return tuple(train(text, self.vocabulary_size) for text in texts)
 
     @functools.cached_property
