@@ -174,4 +174,4 @@ def test_other_seeds_in_the_folder_are_refused(three, whole, make_config):
 def test_devices_that_share_models_are_refused(make_config, shared):
     config = make_config(training__seeds=2).replace(devices=shared)
     with pytest.raises(ConfigError, match="config.training.seeds must be 1 where"):
-        configuration.validate(config, num_devices=2)
+        configuration.check_devices(config, 2)

@@ -125,7 +125,7 @@ def test_run_goes_on_with_devices_that_share_it_otherwise(
 )
 def test_a_mesh_that_does_not_fit_is_refused(make_config, fields, what):
     with pytest.raises(ConfigError, match=what):
-        configuration.validate(make_config(**fields), num_devices=4)
+        configuration.check_devices(make_config(**fields), 4)
 
 
 @pytest.mark.parametrize(

@@ -179,18 +179,8 @@ def _registered(task) -> str:
 
 
 @checks.user_mistakes()
-def validate(config: RunConfig, *, num_devices: int | None = None) -> None:
-    """Checks every field of a config, and that so many devices can share its work.
-
-    `num_devices` None are the devices of this process.
-    """
-    check_fields(config)
-    check_devices(config, num_devices or jax.local_device_count())
-
-
-@checks.user_mistakes()
 def check_fields(config: RunConfig) -> None:
-    """Checks every field of a config except against the devices; see `validate`."""
+    """Checks every field of a config except against the devices."""
     fields.check(config)
     models.check(config.model)
     if config.seed + config.training.seeds > 2**32:

@@ -106,7 +106,7 @@ def train(
     if task is not None:
         config = configuration.with_task(config, task)
     opening.check_same(config)
-    configuration.validate(config, num_devices=len(devices))
+    configuration.check_fields(config)
     placement = configuration.make_placement(config, devices)
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
