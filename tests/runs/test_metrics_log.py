@@ -95,7 +95,7 @@ def test_bar_is_on_stderr_of_a_terminal_only(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "120")  # some versions of tqdm cut lines to it
     with _console(start=10) as console:
-        console.advance(15)
+        console.reach(15)
         console.report(20, [EVALUATION])
     shown = terminal.getvalue()
     assert "20/200" in shown and "loss 1.5000, accuracy 0.250, 12,346 examples" in shown

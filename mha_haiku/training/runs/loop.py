@@ -246,15 +246,15 @@ def _run(
                 )
             )
         console = trainer.console
-        console.say(_opening_line(config, trainer, placement, compile_seconds))
+        console.tell(_opening_line(config, trainer, placement, compile_seconds))
         warmup_steps = config.optimizer.warmup_steps
         if warmup_steps > training.steps:
-            console.say(
+            console.tell(
                 f"config.optimizer.warmup_steps is {warmup_steps}: the learning rate "
                 f"rises in all of the {training.steps} steps."
             )
         if source is not None:
-            console.say(str(source))
+            console.tell(str(source))
         observers = [observer for observer in observers if observer.every]
         for i, (each, own) in enumerate(zip(opened, trainer.models, strict=True)):
             own.observers = [copy.copy(x) if i else x for x in observers]
@@ -268,7 +268,7 @@ def _run(
             each.close()  # signals are still deferred here, so that saving completes
         if trainer.step < training.steps:
             kept = "is saved" if trainer.step else "begins again"
-            console.say(f"Interrupted at step {trainer.step}, which {kept}.")
+            console.tell(f"Interrupted at step {trainer.step}, which {kept}.")
     summaries = {
         own.seed: each.finished
         or _summary(own, trainer, training, task, compile_seconds, started)
