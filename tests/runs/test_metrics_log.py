@@ -155,7 +155,7 @@ class _Disk:
 
 def test_lines_wait_until_the_disk_has_room(tmp_path, caplog):
     with _open(tmp_path) as log:
-        log._lines._file = disk = _Disk(log._lines._file, 30)
+        log._file = disk = _Disk(log._file, 30)
         log.report(10, REPORT, learning_rate=0.5)
         log.report(20, EVALUATION, learning_rate=0.5)
         assert (tmp_path / "metrics.jsonl").stat().st_size == 30
