@@ -29,7 +29,11 @@ _SHARED = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.UNITS)  # over `heads
 def make_mesh(
     devices: Sequence[jax.Device], *, data: int, heads: int, sequence: int
 ) -> jax.sharding.Mesh:
-    """Makes the mesh; `heads`, which communicates most, has neighbouring devices."""
+    """Makes the mesh; `heads`, which communicates most, has neighbouring devices.
+
+    Raises:
+      ValueError: If the sizes do not multiply to the number of devices.
+    """
     grid = np.array(devices).reshape(data, sequence, heads)
     return jax.sharding.Mesh(grid, ("data", "sequence", "heads"))
 
@@ -46,6 +50,9 @@ class Placement:
     same for all. Where a `while_loop` ends sooner for one model, its state is kept
     while the others train: a model that is told to stop at the step it is at takes no
     step, and none of another's numbers, NaN included, reach it.
+
+    Raises:
+      ValueError: If `heads * sequence` does not divide the number of devices.
     """
 
     def __init__(
@@ -141,7 +148,11 @@ class Placement:
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
     ) -> tasks.Example:
-        """Makes a batch, `make` of the indices `[B]` int32, divided; in a program."""
+        """Makes a batch, `make` of the indices `[B]` int32, divided; in a program.
+
+        Raises:
+          ValueError: If `batch_parts` does not divide `batch_size`.
+        """
         if batch_size % self.batch_parts:
             raise ValueError(
                 f"batch_size must be a multiple of {self.batch_parts} devices, got "

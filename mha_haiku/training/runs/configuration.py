@@ -121,6 +121,9 @@ class RunConfig(Section, path="config"):
 
         Where `task` names another task, options that both tasks have keep their values,
         and the others get their defaults.
+
+        Raises:
+          ConfigError: If there is no such field or task, or it does not take the value.
         """
         task = changes.get("task")
         name = task.get("name") if isinstance(task, Mapping) else None
@@ -138,6 +141,10 @@ def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
 
     The task is one of `tasks.names()`, or the file and class of your own, as
     "mine.py:MyTask"; or a task, for which the model gets enough positions.
+
+    Raises:
+      ConfigError: If there is no task of that name.
+      TypeError: If `task` is neither a name nor an instance of a task's dataclass.
     """
     name = task if isinstance(task, str) else _registered(task)
     model = ModelConfig().replace(**fields.nested(tasks.model_defaults(name)))

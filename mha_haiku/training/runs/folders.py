@@ -69,7 +69,11 @@ class Run(NamedTuple):
         return display.html(self)
 
     def examples(self, count: int) -> tasks.Example:
-        """Makes the first held-out examples, a batch of B = `count`."""
+        """Makes the first held-out examples, a batch of B = `count`.
+
+        Raises:
+          ValueError: If `count` is no integer above 0.
+        """
         indices = np.arange(checks.positive_integer("count", count), dtype=np.int32)
         return evaluation.held_out_batch(
             self.task, self.config.seed, self.task.held_out_data, indices
@@ -138,8 +142,10 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
 def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
     """Loads config, task, model and parameters of a run, of its newest step by default.
 
-    ConfigError if there is no run, or no checkpoint of that step, or there are runs of
-    several seeds, each in a folder of its own.
+    Raises:
+      ConfigError: If there is no run, or no checkpoint of that step, or it is damaged;
+        if there are runs of several seeds, each in a folder of its own; or if the file
+        of a task of your own has changed.
     """
     folder = Folder(checks.as_path(workdir))
     saved = cluster.first_does(

@@ -40,6 +40,9 @@ class Observer:
     `look`, or a function given in its place, is called every `every` steps (0: never),
     before the first step and after the last. Of runs that train together each has a
     copy of its own, made before `begin`.
+
+    Raises:
+      ValueError: If `every` is no integer of at least 0.
     """
 
     def __init__(self, every: int, look: Callable[[int, Any], None] | None = None):
@@ -159,6 +162,7 @@ def train_seeds(
     what is compiled for the model of one serves all.
 
     Raises:
+      ValueError: If `seeds` is no integer above 0; and what `train` raises.
       KeyboardInterrupt: If training is interrupted; in a `workdir` it is resumed.
       NonFiniteLossError: If a run failed; the others are in `workdir`.
     """

@@ -113,8 +113,10 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
     """Makes the task of that name, with options that differ from their defaults.
 
     They are the fields of `config.task`, except the name, and of `config.data`; `kept`
-    is what `Task.keep` returned when a run with this task began. ConfigError if there
-    is no such task or option, or the task refuses a value.
+    is what `Task.keep` returned when a run with this task began.
+
+    Raises:
+      ConfigError: If there is no such task or option, or the task refuses a value.
     """
     task = of_name(name)
     known = [field.name for field in dataclasses.fields(task) if field.init]
@@ -142,7 +144,10 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
 
     The path is a UTF-8 file or a folder of them; options are those of the task
     "language_model", such as `sequence_length`, `tokenizer` and `vocabulary_size`.
-    ConfigError if the text cannot be read or is too short.
+
+    Raises:
+      ConfigError: If the text cannot be read or is too short, there is no such option,
+        or it does not take the value.
     """
     return make("language_model", path=os.fspath(path), **options)
 
@@ -150,8 +155,10 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
 def register(task: type[Task]) -> str:
     """Registers a task class in this process; returns its `config.task.name`.
 
-    A class in a file is named "mine.py:MyTask" and needs no registration. ConfigError
-    unless it is a frozen dataclass with all that a task needs.
+    A class in a file is named "mine.py:MyTask" and needs no registration.
+
+    Raises:
+      ConfigError: If it is no frozen dataclass with all that a task needs.
     """
     if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", None)) is task:
         return task.name

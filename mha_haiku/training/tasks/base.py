@@ -227,6 +227,9 @@ class Task(abc.ABC):
         Returns "exact_match", the share of answers that are right as a whole, in [0,
         1], and "token_error_rate", in which an answer counts by the right one nearest
         to it; see `edit_distance.error_rate`.
+
+        Raises:
+          ValueError: If there are not as many answers as examples.
         """
         if len(answers) != len(examples.targets):
             raise ValueError(
@@ -250,8 +253,10 @@ class Task(abc.ABC):
     def encode(self, text: str) -> np.ndarray:
         """Encodes a user's text as tokens, int32, as many as the text has.
 
-        The text has token ids or labels, separated by spaces: "3 1 4". ConfigError if
-        there are none, or one is not a token.
+        The text has token ids or labels, separated by spaces: "3 1 4".
+
+        Raises:
+          ConfigError: If there are none, or one is not a token.
         """
         words = text.split()
         if not words:

@@ -61,7 +61,11 @@ class Characters(Tokenizer):
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "Characters":
-        """Makes a tokenizer of a text's characters, the commonest if too many."""
+        """Makes a tokenizer of a text's characters, the commonest if too many.
+
+        Raises:
+          ValueError: If `vocabulary_size` is no integer of at least 2.
+        """
         checks.integer_in("vocabulary_size", vocabulary_size, 2, None)
         counts = Counter(text)
         commonest = sorted(counts, key=lambda c: (-counts[c], c))
@@ -116,6 +120,9 @@ class BytePairs(Tokenizer):
         """Trains a tokenizer that merges byte pairs, the commonest in `text` first.
 
         It has `vocabulary_size` tokens, at least 256, or fewer if pairs run out.
+
+        Raises:
+          ValueError: If `vocabulary_size` is no integer of at least 256.
         """
         checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
         tokenizers = library()
