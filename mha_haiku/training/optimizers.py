@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import optax
+from optax import contrib
 
 from mha_haiku.core import checks, fields, models, modules
 from mha_haiku.core.fields import Section, field
+from mha_haiku.core.modules import anatomy
 
-OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZERS = ("adamw", "sgd", "muon")
 
 
 class OptimizerConfig(Section, path="config.optimizer"):
@@ -36,10 +38,12 @@ class OptimizerConfig(Section, path="config.optimizer"):
     weight_decay: float = field(
         0.0,
         "share of parameters, times the learning rate, that a step takes off them: of "
-        "all but biases and norms",
+        "all but biases and norms; with muon of the matrices of layers alone",
         checks.non_negative_number,
     )
-    momentum: float = field(0.9, "sgd: decay of the mean of gradients", checks.fraction)
+    momentum: float = field(
+        0.9, "sgd and muon: decay of the mean of gradients", checks.fraction
+    )
     b1: float = field(0.9, "decay of Adam's mean of gradients", checks.fraction)
     b2: float = field(
         0.98, "decay of Adam's mean of squared gradients", checks.fraction
@@ -77,25 +81,16 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
     nor to the scales and offsets of norms. Frozen parameters stay as they are, and no
-    moments are kept of them.
+    moments are kept of them. Muon makes the steps of the matrices of layers, as long as
+    Adam's would be (`consistent_rms`), so that one learning rate does for both; those
+    of embeddings, logits, biases and norms are Adam's with Nesterov momentum.
 
-    Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
+    Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; muon:
+    Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, and the length of
+    its steps: Liu et al. 2025, section 2.2, https://arxiv.org/abs/2502.16982.
     """
-    learning_rate = schedule(config, steps=steps)
-    if config.name == "adamw":
-        optimizer = optax.adamw(
-            learning_rate,
-            b1=config.b1,
-            b2=config.b2,
-            weight_decay=config.weight_decay,
-            mask=is_decayed,
-        )
-    else:
-        optimizer = optax.chain(
-            optax.trace(config.momentum) if config.momentum else optax.identity(),
-            optax.add_decayed_weights(config.weight_decay, is_decayed),
-            optax.scale_by_learning_rate(learning_rate),
-        )
+    make_named = {"adamw": _adamw, "sgd": _sgd, "muon": _muon}[config.name]
+    optimizer = make_named(config, schedule(config, steps=steps))
     if config.clip_norm is not None:
         optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
     if not config.frozen:
@@ -104,6 +99,49 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
         {True: optax.set_to_zero(), False: optimizer},
         lambda params: are_frozen(config, params),
     )
+
+
+def _adamw(config, learning_rate):
+    return optax.adamw(
+        learning_rate,
+        b1=config.b1,
+        b2=config.b2,
+        weight_decay=config.weight_decay,
+        mask=is_decayed,
+    )
+
+
+def _sgd(config, learning_rate):
+    return optax.chain(
+        optax.trace(config.momentum) if config.momentum else optax.identity(),
+        optax.add_decayed_weights(config.weight_decay, is_decayed),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+
+
+def _muon(config, learning_rate):
+    return contrib.muon(
+        learning_rate,
+        beta=config.momentum,
+        weight_decay=config.weight_decay,
+        adam_b1=config.b1,
+        adam_b2=config.b2,
+        muon_weight_dimension_numbers=_matrices,
+        consistent_rms=0.2,
+    )
+
+
+def _matrices(params):
+    """Finds the axes of the matrices in layers, as a tree; None for other leaves."""
+
+    def axes(path, leaf):
+        module = path[0].key
+        in_layer = anatomy.layer_of(module) is not None
+        if not in_layer or leaf.ndim - modules.is_stacked(module) != 2:
+            return None
+        return contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
+
+    return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model:

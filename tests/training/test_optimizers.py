@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from optax import contrib
 
 from mha_haiku import models
 from mha_haiku.core import checks
@@ -216,6 +217,30 @@ def test_a_step_of_sgd_is_that_of_optax(momentum):
     linear = "encoder/layer_0/linear"
     assert_close(update[linear]["w"], -0.8 * (1 + 0.1 * params[linear]["w"]))
     assert_close(update[linear]["b"], [-0.8, -0.8])
+
+
+@pytest.mark.slow
+def test_a_step_of_muon_is_that_of_optax_for_matrices_of_layers():
+    params = jax.tree.map(jnp.float32, _PARAMS)
+    config = _config(name="muon", momentum=0.95, warmup_steps=0, clip_norm=None)
+    schedule = optimizers.schedule(config, steps=12)
+    muon = contrib.muon(
+        schedule, beta=0.95, weight_decay=0.1, adam_b2=0.99, consistent_rms=0.2
+    )
+    adam = _steps(optax.nadam(schedule, b1=0.9, b2=0.99), params)
+    linear, embedding = "encoder/layer_0/linear", "embedding"
+    found = _steps(optimizers.make(config, steps=12), params)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
+    close(found[linear]["w"], _steps(muon, params)[linear]["w"])
+    close(found[linear]["b"], adam[linear]["b"])
+    close(found[embedding]["embeddings"], adam[embedding]["embeddings"])
+    # What layers that are scanned have stacked takes the steps of each.
+    other = jax.tree.map(lambda x: x[::-1], params)
+    params = {linear: params[linear], "encoder/layer_1/linear": other[linear]}
+    both = optimizers.make(config, steps=12)
+    stacked = models.stacked(_steps(both, params))
+    found = _steps(both, jax.tree.map(jnp.asarray, models.stacked(params)))
+    jax.tree.map(close, found, stacked)
 
 
 def test_every_optimizer_has_a_name():
