@@ -592,7 +592,7 @@ def _with_dead_heads() -> tuple[heads.Measured, np.ndarray]:
     alive = np.tile([True, False], 4)
     gates = np.tile(alive.astype(np.float32), (2, 1))
     apply = sites.edit(model.apply, heads.edits.gate(gates))
-    placement = devices.Placement(jax.local_devices()[:1])
+    placement = devices.Replicas(jax.local_devices()[:1])
     adam = optimizers.make(config.optimizer, steps=_DEAD_STEPS)
     closed = models.Model(model.init, apply)
     dispatch = stepping.make_dispatch(

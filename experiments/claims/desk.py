@@ -187,7 +187,7 @@ class Desk:
         task = trained.task
         longest = max(task.sequence_length, task.target_length or 0)
         size = min(examples, max(1, positions // longest))
-        placement = self.once("placement", lambda: devices.Placement(self._devices[:1]))
+        placement = self.once("placement", lambda: devices.Replicas(self._devices[:1]))
         program = self.once(
             (trained.model, task, examples, size),
             lambda: evaluation.make_evaluation(

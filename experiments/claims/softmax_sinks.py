@@ -212,7 +212,7 @@ def _train_relu(desk, config, seed, is_enough):
     model = desk.once("model of ReLU", lambda: _with_relu(config, task))
     optimizer = optimizers.make(config.optimizer, steps=_MOST)
     placement = desk.once(
-        "placement of ReLU", lambda: devices.Placement(jax.local_devices()[:1])
+        "placement of ReLU", lambda: devices.Replicas(jax.local_devices()[:1])
     )
     dispatch = desk.once(
         "program of ReLU",

@@ -53,7 +53,8 @@ def make_evaluation(
             return jax.tree.map(jnp.add, total, sums)
 
         init = losses.zeros(counts_exact=task.counts_exact)
-        return jax.lax.fori_loop(0, num_batches, add_batch, init)
+        total = jax.lax.fori_loop(0, num_batches, add_batch, init)
+        return placement.total(total)
 
     return placement.program(evaluate, num_scalars=1, returns_state=False)
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from configs import text_lm
 from experiments import command_line
-from mha_haiku import runs
+from mha_haiku import devices, runs
 from mha_haiku.core import checks
 from mha_haiku.training import optimizers, stepping
 from mha_haiku.training.runs import configuration, folders
@@ -180,6 +180,8 @@ def _abstract(shared, tree):
     """Returns the shapes of what devices are given; hundreds of copies fit nowhere."""
 
     def of_leaf(path, x):
+        if isinstance(shared, devices.Replicas):
+            return jax.ShapeDtypeStruct((len(shared.devices), *x.shape), x.dtype)
         sharding = shared.sharding_of(path, x.shape)
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 

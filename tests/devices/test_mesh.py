@@ -30,8 +30,8 @@ _PARAMS = {
 
 
 def _placement(shard_parameters=False, **sizes):
-    here = jax.local_devices()[:4]
-    return devices.Placement(here, shard_parameters=shard_parameters, **sizes)
+    mesh = devices.make_mesh(jax.local_devices()[:4], **sizes)
+    return devices.Sharded(mesh, shard_parameters=shard_parameters)
 
 
 def _shares(tree):
@@ -44,7 +44,7 @@ def _shares(tree):
 
 
 def test_heads_and_hidden_units_are_shared():
-    shares = _shares(_placement(heads=2, sequence=1).put_state(_PARAMS))
+    shares = _shares(_placement(data=2, heads=2, sequence=1).put_state(_PARAMS))
     assert shares == {
         ("query", "w"): (6, 4),
         ("query", "b"): (4,),
@@ -68,7 +68,7 @@ def test_heads_and_hidden_units_are_shared():
 
 
 def test_parameters_and_what_the_optimizer_keeps_are_shared_over_data():
-    placement = _placement(heads=2, sequence=1, shard_parameters=True)
+    placement = _placement(data=2, heads=2, sequence=1, shard_parameters=True)
     state = placement.put_state((_PARAMS, optax.adam(0.1).init(_PARAMS)))
     shares = _shares(state[0])
     assert shares == _shares(state[1][0].mu) == _shares(state[1][0].nu)
@@ -79,7 +79,7 @@ def test_parameters_and_what_the_optimizer_keeps_are_shared_over_data():
 
 
 def test_what_is_put_comes_back_whole():
-    placement = _placement(heads=2, sequence=1, shard_parameters=True)
+    placement = _placement(data=2, heads=2, sequence=1, shard_parameters=True)
     tree = jax.tree.map(
         lambda x: np.random.default_rng(0).normal(size=x.shape), _PARAMS
     )
@@ -91,7 +91,7 @@ def test_what_is_put_comes_back_whole():
 
 
 def test_a_program_leaves_the_state_where_it_is():
-    placement = _placement(heads=1, sequence=1, shard_parameters=True)
+    placement = _placement(data=4, heads=1, sequence=1, shard_parameters=True)
 
     def initial(seed):
         return {"table": {"w": jnp.full((8, 6), seed, jnp.float32)}}
@@ -117,7 +117,7 @@ def test_a_program_leaves_the_state_where_it_is():
 
 
 def test_examples_are_shared_by_batch_and_position():
-    placement = _placement(heads=1, sequence=2)
+    placement = _placement(data=2, heads=1, sequence=2)
     assert placement.batch_parts == 2
 
     # As many features as positions: which is which is not told by the sizes.

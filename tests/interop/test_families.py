@@ -96,7 +96,8 @@ def test_classes_of_images_are_learnt_the_same_on_two_devices(tmp_path):
     imported = interop.load(small_models.write(tmp_path, "vit"))
     sizes = interop.sizes_of(imported.params)
     given, _ = _given("vit")
-    shared = devices.Placement(jax.local_devices()[:2], heads=2)
+    mesh = devices.make_mesh(jax.local_devices()[:2], data=1, heads=2, sequence=1)
+    shared = devices.Sharded(mesh)
     divided = models.build(
         imported.config, **sizes._asdict(), implementation=shared.implementation("auto")
     )

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from mha_haiku import devices
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects.studies import (
     attention_dump,
@@ -141,10 +142,14 @@ def test_a_sequence_that_the_ring_does_not_divide_is_refused(
 
 
 def test_devices_share_only_the_batch_unless_asked(make_config):
-    shared = configuration.make_placement(make_config(), jax.devices()[:2])
-    assert dict(shared.mesh.shape) == {"data": 2, "sequence": 1, "heads": 1}
-    placed = shared.put_state({"embedding": {"embeddings": np.ones((4, 2))}})
-    assert placed["embedding"]["embeddings"].is_fully_replicated
+    here = jax.devices()[:2]
+    assert isinstance(
+        configuration.make_placement(make_config(), here), devices.Replicas
+    )
+    shared = configuration.make_placement(
+        make_config(devices__shard_parameters=True), here
+    )
+    assert isinstance(shared, devices.Sharded) and shared.batch_parts == 2
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ SEED = np.uint32(4)
 
 
 def _evaluate(model, task, params, *, num_examples, batch_size, count):
-    placement = devices.Placement(jax.local_devices()[:count])
+    placement = devices.Replicas(jax.local_devices()[:count])
     program = evaluation.make_evaluation(
         model,
         task,

@@ -18,7 +18,7 @@ SEED = np.uint32(11)
 
 def _compiled_gradients(model, task, params, count, batch_size):
     """Returns a function from a step to its gradient and sums, as host arrays."""
-    placement = devices.Placement(jax.local_devices()[:count])
+    placement = devices.Replicas(jax.local_devices()[:count])
 
     def gradients(params, data, at):
         return stepping.gradients(
@@ -36,7 +36,10 @@ def _compiled_gradients(model, task, params, count, batch_size):
     params, data = placement.put((params, task.train_data))
 
     def at_step(at=5):
-        return placement.fetch(mapped(params, data, np.int32(at)))
+        results = mapped(params, data, np.int32(at))
+        for leaf in jax.tree.leaves(results):
+            np.testing.assert_array_equal(leaf[0], leaf[-1])
+        return placement.fetch(results)
 
     return at_step
 
@@ -116,7 +119,7 @@ class _Training:
     """A compiled dispatch and a way to run it."""
 
     def __init__(self, model, task, optimizer, count=2, max_steps=100, max_skips=0):
-        self.placement = devices.Placement(jax.local_devices()[:count])
+        self.placement = devices.Replicas(jax.local_devices()[:count])
         self.data = self.placement.put(task.train_data)
         initial = stepping.initial_state(model, optimizer, task, SEED)
         self.initial = jax.tree.map(np.asarray, initial)

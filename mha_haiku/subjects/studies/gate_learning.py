@@ -119,7 +119,7 @@ def learn_gates(
             lambda params: {name: name for name in params},
         ),
     )
-    placement = devices.Placement(jax.local_devices()[:1])
+    placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = stepping.make_dispatch(
         models.Model(None, apply),
         task,

@@ -225,7 +225,7 @@ def held_out(run: folders.Run, vectors: np.ndarray | None = None) -> dict[str, f
         same = heads.drift.same_neighbours(before[once], own[once])
         return {"drift": float(drifts.mean()), "neighbours": same}
     training = run.config.training
-    placement = devices.Placement(jax.local_devices()[:1])
+    placement = devices.Replicas(jax.local_devices()[:1])
     program = evaluation.make_evaluation(
         run.model,
         run.task,

@@ -91,13 +91,15 @@ class Bench:
         if len(available) == 1:
             return self
         wanted = run.config.replace(devices=dict(data=None))
-        sizes = dict(heads=wanted.devices.heads, sequence=wanted.devices.sequence)
+        heads, sequence = wanted.devices.heads, wanted.devices.sequence
         try:
             configuration.check_devices(wanted, len(available))
             configuration.check_sequence(wanted, length)
         except ConfigError:
-            sizes = {}
-        shared = devices.Placement(available, **sizes)
+            heads = sequence = 1
+        data = len(available) // (heads * sequence)
+        mesh = devices.make_mesh(available, data=data, heads=heads, sequence=sequence)
+        shared = devices.Sharded(mesh)
         model = folders.make_model(run.config, run.task, shared)
         params = shared.put_state(run.params)
         return self.with_run(run._replace(model=model, params=params, placement=shared))

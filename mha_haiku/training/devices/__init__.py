@@ -1,6 +1,17 @@
-"""Where arrays are and programs run: one device or many, of one process or several."""
+"""Where arrays are and programs run: one device or many, of one process or several.
+
+A placement divides the work among devices: `Replicas` the batch only, `Sharded`, a
+mesh, heads and the sequence as well.
+"""
 
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.devices.placements import Placement, make_mesh
+from mha_haiku.training.devices.placements import (
+    Replicas,
+    Sharded,
+    Together,
+    make_mesh,
+)
 
-__all__ = ["Placement", "cluster", "make_mesh"]
+Placement = Replicas | Sharded
+
+__all__ = ["Placement", "Replicas", "Sharded", "Together", "cluster", "make_mesh"]

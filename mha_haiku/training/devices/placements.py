@@ -1,9 +1,9 @@
-"""How devices divide a batch, a state and the programs that run on them.
+"""Placements: how devices divide a batch, a state and the programs that run on them.
 
-B batch, T positions, D model width, H heads, F hidden units, M models. A mesh has the
-axis `data`, which divides the batch, `heads` for heads and hidden units, and `sequence`
-for positions; the compiler derives the shardings of all arrays from parameters and
-examples. One device is a mesh as well.
+B batch, T positions, D model width, H heads, F hidden units. `Replicas` have the whole
+model, or several, on every device. `Sharded` has a mesh: its axis `data` divides the
+batch, `heads` heads and hidden units, `sequence` positions; the compiler derives the
+shardings of all arrays from parameters and examples.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3, https://arxiv.org/abs/1909.08053;
 parameters divided over `data`: Rajbhandari et al. 2020 (ZeRO), section 5,
@@ -24,6 +24,96 @@ from mha_haiku.training import tasks
 
 _Spec = jax.sharding.PartitionSpec
 _SHARED = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.UNITS)  # over `heads`
+_AXIS = "devices"
+
+
+class Replicas:
+    """Devices that divide each batch, each with the whole model.
+
+    Programs are `jax.pmap`ped over the axis `_AXIS`. Arrays on devices have a leading
+    axis, one entry per device, so that they can be donated to the next call. Programs
+    of `several` models have a further axis of them, on all arrays but the data.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device], *, several: bool = False):
+        self.devices = tuple(devices)
+        self._several = several
+
+    @property
+    def batch_parts(self) -> int:
+        """Into how many equal parts a batch is divided."""
+        return len(self.devices)
+
+    def implementation(self, name: str) -> str:
+        """Returns the argument `implementation` of `attend` for one of its names."""
+        return name
+
+    def put(self, tree: Any) -> Any:
+        """Puts host arrays on every device, as arrays `[devices, ...]`; see `fetch`."""
+        mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,))
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
+
+        def put(leaf):
+            row = np.asarray(leaf)[None]
+            shape = (len(self.devices), *row.shape[1:])
+            return jax.make_array_from_callback(shape, sharding, lambda _: row)
+
+        return jax.tree.map(put, tree)
+
+    put_state = put
+
+    def initial_state(self, function: Callable, seed: np.uint32) -> Any:
+        """Puts `function(seed)`, a state, on every device."""
+        return self.put(jax.jit(function)(seed))
+
+    def fetch(self, tree: Any) -> Any:
+        """Fetches arrays from `put`, or from a program, as host arrays."""
+        # Of one device of this process only; indexing `x[0]` would gather from all.
+        # Copies outlive the donation of the originals.
+        return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data[0]), tree)
+
+    def program(
+        self, function: Callable, *, num_scalars: int, returns_state: bool
+    ) -> Any:
+        """Compiles `function(state, data, *scalars)` to a program, which has `lower`.
+
+        State and data are trees from `put`. The function returns a tree, or with
+        `returns_state` (the state is donated then) a state and a tree. It may call
+        `batch`, `own_key` and `total`.
+        """
+        if self._several:
+            function = jax.vmap(function, in_axes=(0, None, *(0,) * num_scalars))
+        return jax.pmap(
+            function,
+            axis_name=_AXIS,
+            in_axes=(0, 0, *(None,) * num_scalars),
+            devices=self.devices,
+            donate_argnums=0 if returns_state else (),
+        )
+
+    def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
+        """Makes this device's part of `make(indices)`; only inside a program.
+
+        The indices `[N]` int32 in the global batch are each on exactly one device.
+        """
+        size, rest = divmod(batch_size, len(self.devices))
+        if rest:
+            raise ValueError(
+                f"batch_size must be a multiple of {len(self.devices)} devices, got "
+                f"{batch_size}."
+            )
+        first = jax.lax.axis_index(_AXIS) * size
+        return make((first + jnp.arange(size)).astype(jnp.int32))
+
+    def own_key(self, key: jax.Array) -> jax.Array:
+        """Derives a key for this device's random numbers; only inside a program."""
+        return jax.random.fold_in(key, jax.lax.axis_index(_AXIS))
+
+    def total(self, tree: Any) -> Any:
+        """Sums every leaf over the parts of the batch; only inside a program."""
+        # XLA keeps a collective of one device, and that would keep the gradient and its
+        # update from being fused.
+        return tree if len(self.devices) == 1 else jax.lax.psum(tree, _AXIS)
 
 
 def make_mesh(
@@ -38,49 +128,26 @@ def make_mesh(
     return jax.sharding.Mesh(grid, ("data", "sequence", "heads"))
 
 
-class Placement:
-    """Where devices have a batch, a state and the programs that run on them.
+class Sharded:
+    """A mesh as a placement; `Replicas` documents the common methods.
 
-    Whatever no axis of the mesh divides is on every device. With `shard_parameters`
-    parameters and the optimizer's state are divided over `data`, and gathered where
-    they are used.
-
-    Programs can be of M models of one shape (`num_models`), each with its seed: states
-    have an axis of them then, over which `jax.vmap` runs each program; the data are the
-    same for all. Where a `while_loop` ends sooner for one model, its state is kept
-    while the others train: a model that is told to stop at the step it is at takes no
-    step, and none of another's numbers, NaN included, reach it.
-
-    Raises:
-      ValueError: If `heads * sequence` does not divide the number of devices.
+    With `shard_parameters` parameters and the optimizer's state are divided over
+    `data`, and gathered where they are used.
     """
 
-    def __init__(
-        self,
-        devices: Sequence[jax.Device],
-        *,
-        heads: int = 1,
-        sequence: int = 1,
-        shard_parameters: bool = False,
-        num_models: int = 1,
-    ):
-        data = len(devices) // (heads * sequence)
-        self.mesh = make_mesh(devices, data=data, heads=heads, sequence=sequence)
-        self.devices = tuple(self.mesh.devices.flat)
+    def __init__(self, mesh: jax.sharding.Mesh, *, shard_parameters: bool = False):
+        self.mesh = mesh
+        self.devices = tuple(mesh.devices.flat)
         self._shard_parameters = shard_parameters
-        self._num_models = num_models
 
     @property
     def batch_parts(self) -> int:
-        """Into how many equal parts a batch is divided."""
         return self.mesh.shape["data"]
 
-    def implementation(self, name: str) -> str | attention.Sharded:
-        """Returns the argument `implementation` of `attend` for one of its names."""
-        return name if self.mesh.size == 1 else attention.Sharded(self.mesh, name)
+    def implementation(self, name: str) -> attention.Sharded:
+        return attention.Sharded(self.mesh, name)
 
     def put(self, tree: Any) -> Any:
-        """Puts host arrays on every device."""
         return jax.tree.map(functools.partial(_put, sharding=self._everywhere), tree)
 
     def put_state(self, tree: Any) -> Any:
@@ -88,7 +155,6 @@ class Placement:
         return jax.tree.map(_put, tree, self._shardings(tree))
 
     def initial_state(self, function: Callable, seed: np.uint32) -> Any:
-        """Puts `function(seed)`, a state, where `put_state` would."""
         shardings = self._shardings(jax.eval_shape(function, seed))
         return jax.jit(function, out_shardings=shardings)(seed)
 
@@ -119,45 +185,14 @@ class Placement:
             tree = jax.jit(lambda x: x, out_shardings=self._everywhere)(tree)
         return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data), tree)
 
-    def joined(self, trees: Sequence[Any]) -> Any:
-        """Joins host trees, one for each model, to an argument of a program."""
-        if self._num_models == 1:
-            return trees[0]
-        return jax.tree.map(lambda *x: np.stack(x), *trees)
-
-    def fetch_each(self, tree: Any) -> list[Any]:
-        """Fetches what a program returned for each model."""
-        tree = self.fetch(tree)
-        if self._num_models == 1:
-            return [tree]
-        indices = range(self._num_models)
-        return [jax.tree.map(lambda x, i=i: x[i], tree) for i in indices]
-
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
     ) -> "_Program":
-        """Compiles `function(state, data, *scalars)` to a program, which has `lower`.
-
-        The function returns a tree, or with `returns_state` (the state is donated then)
-        a state and a tree. It may call `batch`, `spread` and `gathered`.
-        """
-        if self._num_models > 1:
-            function = jax.vmap(function, in_axes=(0, None, *(0,) * num_scalars))
         return _Program(function, self._everywhere, returns_state)
 
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
     ) -> tasks.Example:
-        """Makes a batch, `make` of the indices `[B]` int32, divided; in a program.
-
-        Raises:
-          ValueError: If `batch_parts` does not divide `batch_size`.
-        """
-        if batch_size % self.batch_parts:
-            raise ValueError(
-                f"batch_size must be a multiple of {self.batch_parts} devices, got "
-                f"{batch_size}."
-            )
         return self.spread(make(jnp.arange(batch_size, dtype=jnp.int32)))
 
     def spread(self, examples: tasks.Example) -> tasks.Example:
@@ -185,9 +220,49 @@ class Placement:
             lambda path, leaf: self.sharding_of(path, np.shape(leaf)), tree
         )
 
+    def own_key(self, key: jax.Array) -> jax.Array:
+        return key  # a program of a mesh draws for the whole batch
+
+    def total(self, tree: Any) -> Any:
+        return tree  # sums are over the whole batch already
+
     @property
     def _everywhere(self) -> jax.sharding.NamedSharding:
         return jax.sharding.NamedSharding(self.mesh, _Spec())
+
+
+class Together:
+    """M models of one shape, each with its seed, in each program of a placement.
+
+    The states of several have an axis of M models, over which `jax.vmap` runs each
+    program; the data are the same for all. Where a `while_loop` ends sooner for one
+    model, its state is kept while the others train: a model that is told to stop at the
+    step it is at takes no step, and none of another's numbers, NaN included, reach it.
+    One model has no such axis, and runs the placement's own programs. Programs are made
+    for `placement`, which for several models is `Replicas`.
+    """
+
+    def __init__(self, placement: Replicas | Sharded, count: int):
+        if count > 1:
+            placement = Replicas(placement.devices, several=True)
+        self.placement = placement
+        self._count = count
+
+    def put_states(self, states: Sequence[Any]) -> Any:
+        return self.placement.put_state(self.joined(states))
+
+    def fetch(self, tree: Any) -> list[Any]:
+        """Fetches what a program returned for each model, as host arrays."""
+        tree = self.placement.fetch(tree)
+        if self._count == 1:
+            return [tree]
+        return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(self._count)]
+
+    def joined(self, trees: Sequence[Any]) -> Any:
+        """Joins trees of numbers, one per model, to an argument of a program."""
+        if self._count == 1:
+            return trees[0]
+        return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
 class _Program:

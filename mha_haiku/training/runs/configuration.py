@@ -259,13 +259,12 @@ def make_placement(
 ) -> devices.Placement:
     """Makes the placement of a run; raises what `check_devices` raises."""
     check_devices(config, len(available))
-    return devices.Placement(
-        available,
-        heads=config.devices.heads,
-        sequence=config.devices.sequence,
-        shard_parameters=config.devices.shard_parameters,
-        num_models=config.training.seeds,
-    )
+    if not _divides_models(config):
+        return devices.Replicas(available)
+    heads, sequence = config.devices.heads, config.devices.sequence
+    data = len(available) // (heads * sequence)
+    mesh = devices.make_mesh(available, data=data, heads=heads, sequence=sequence)
+    return devices.Sharded(mesh, shard_parameters=config.devices.shard_parameters)
 
 
 def check_devices(config: RunConfig, num_devices: int) -> None:
@@ -295,8 +294,7 @@ def check_devices(config: RunConfig, num_devices: int) -> None:
                 config.model.attention.implementation,
                 attention.IN_A_RING,
             )
-    divides_models = heads * sequence > 1 or config.devices.shard_parameters
-    if config.training.seeds > 1 and divides_models:
+    if config.training.seeds > 1 and _divides_models(config):
         raise ConfigError(
             f"config.training.seeds must be 1 where devices divide heads, positions or "
             f"parameters, got {config.training.seeds}.\n"
@@ -322,6 +320,12 @@ def check_sequence(config: RunConfig, length: int) -> None:
             f"config.devices.sequence must {why} the {length} positions of an example, "
             f"got {parts}."
         )
+
+
+def _divides_models(config) -> bool:
+    """Whether a device has less than a whole model."""
+    shared = config.devices
+    return shared.heads * shared.sequence > 1 or shared.shard_parameters
 
 
 def _check_heads(model, parts) -> None:

@@ -58,7 +58,7 @@ class Run(NamedTuple):
     params: Any
     step: int
     # Of model and parameters; None: one device.
-    placement: devices.Placement | None = None
+    placement: devices.Sharded | None = None
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))

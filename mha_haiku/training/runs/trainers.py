@@ -150,7 +150,8 @@ class Trainer:
         source: warm_start.Source | None = None,
     ):
         training = config.training
-        self.placement = placement
+        self.together = devices.Together(placement, len(stored))
+        placement = self.together.placement
         self._max_skips = training.max_skips if training.non_finite == "skip" else 0
         transformation = optimizers.make(config.optimizer, steps=training.steps)
         dispatch = stepping.make_dispatch(
@@ -194,12 +195,12 @@ class Trainer:
             self.state = placement.initial_state(initial, seeds[0])  # never on the host
         else:
             starts = [start(own, seed) for own, seed in zip(stored, seeds, strict=True)]
-            self.state = placement.put_state(placement.joined(starts))
+            self.state = self.together.put_states(starts)
         self._schedule = jax.jit(
             optimizers.schedule(config.optimizer, steps=training.steps)
         )
-        stops = placement.joined([np.int32(0)] * len(seeds))
-        self.seeds = placement.joined(seeds)
+        stops = self.together.joined([np.int32(0)] * len(seeds))
+        self.seeds = self.together.joined(seeds)
         self.dispatch = dispatch.lower(
             self.state, self.train_data, self.seeds, stops
         ).compile()
@@ -240,9 +241,9 @@ class Trainer:
         ]
         before = time.perf_counter()
         self.state, report = self.dispatch(
-            self.state, self.train_data, self.seeds, self.placement.joined(stops)
+            self.state, self.train_data, self.seeds, self.together.joined(stops)
         )
-        reports = self.placement.fetch_each(report)
+        reports = self.together.fetch(report)
         seconds = time.perf_counter() - before
         self.seconds += seconds
         each = zip(self.models, reports, self._numbers(), strict=True)
@@ -284,21 +285,17 @@ class Trainer:
 
     def _evaluate(self, of: Sequence[Model]) -> None:
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
-        for model, own in zip(
-            self.models, self.placement.fetch_each(sums), strict=True
-        ):
+        for model, own in zip(self.models, self.together.fetch(sums), strict=True):
             if model in of:
                 model.evaluate(own)
         self._drop_failed()
 
     def _numbers(self) -> list[stepping.TrainState]:
         """Fetches the states of all models, without their arrays, to the host."""
-        return self.placement.fetch_each(
-            self.state._replace(params=(), optimizer_state=())
-        )
+        return self.together.fetch(self.state._replace(params=(), optimizer_state=()))
 
     def _of_moved(self, tree) -> list[tuple[Model, Any]]:
-        pairs = zip(self.models, self.placement.fetch_each(tree), strict=True)
+        pairs = zip(self.models, self.together.fetch(tree), strict=True)
         return [(model, own) for model, own in pairs if model in self.moved]
 
     def _drop_failed(self) -> None:

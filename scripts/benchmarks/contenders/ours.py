@@ -41,7 +41,7 @@ def prepare(
 
 def _training(config, steps) -> worker.Program:
     """Returns what `mha_haiku.training.runs.loop` does between two reports."""
-    placement = devices.Placement(jax.local_devices()[:1])
+    placement = devices.Replicas(jax.local_devices()[:1])
     task = configuration.make_task(config)
     model = folders.make_model(config, task)
     transformation = optimizers.make(config.optimizer, steps=config.training.steps)

@@ -31,31 +31,30 @@ def prepare(
     batch_size = batch_size or config.training.batch_size
     config = config.replace(training=dict(batch_size=batch_size))
     task = configuration.make_task(config)
-    model = folders.make_model(config, task)
+    placement = devices.Replicas(jax.local_devices()[:1])
+    model = folders.make_model(config, task, placement)
     configs = [config.replace(seed=config.seed + i) for i in range(seeds)]
     counts = [1] * seeds
     if together:
         configs, counts = configs[:1], [seeds]
 
     def prepared(own, count):
-        placement = devices.Placement(jax.local_devices()[:1], num_models=count)
         stored = [checkpoints.Elsewhere(None)] * count
         return trainers.Trainer(own, task, model, stored, placement)
 
     ready = [] if compiles else list(map(prepared, configs, counts))
-    starts = [trainer.placement.fetch_each(trainer.state) for trainer in ready]
+    starts = [trainer.together.fetch(trainer.state) for trainer in ready]
 
     def reset():
         for trainer, start in zip(ready, starts, strict=True):
-            joined = trainer.placement.joined(start)
-            trainer.state = trainer.placement.put_state(joined)
+            trainer.state = trainer.together.put_states(start)
 
     def run():
         for i, (own, count) in enumerate(zip(configs, counts, strict=True)):
             trainer, taken = prepared(own, count) if compiles else ready[i], 0
             while taken < size:
                 taken = min(size, taken + config.training.steps_per_dispatch)
-                stops = trainer.placement.joined([np.int32(taken)] * count)
+                stops = trainer.together.joined([np.int32(taken)] * count)
                 trainer.state, report = trainer.dispatch(
                     trainer.state, trainer.train_data, trainer.seeds, stops
                 )
