@@ -29,6 +29,9 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     """Computes the cross-entropy in nats of each target, in float32 at least.
 
     `logits` are `[..., C]`, `targets` `[...]` integers; the result is `[...]`.
+
+    Raises:
+      ValueError: If `logits` have not the shape of `targets` and one axis after it.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(

@@ -63,11 +63,12 @@ def initial_state(
 ) -> TrainState:
     """Initializes the state before the first step; under jit or `eval_shape`."""
     key = stream(seed, "init")
-    example = jax.eval_shape(
-        lambda data: tasks.batch(task, key, data, jnp.arange(1)), task.data_shapes
-    )
-    given = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), example.model_inputs())
-    return state_of(model.init(key, *given.values()), optimizer)
+    size = () if task.feature_size is None else (task.feature_size,)
+    dtype = jnp.float32 if size else jnp.int32
+    inputs, decoder = jnp.ones((1, task.sequence_length, *size), dtype), {}
+    if task.target_length is not None:
+        decoder["decoder_inputs"] = jnp.ones((1, task.target_length), jnp.int32)
+    return state_of(model.init(key, inputs, **decoder), optimizer)
 
 
 def state_of(params: Any, optimizer: optax.GradientTransformation) -> TrainState:

@@ -31,7 +31,7 @@ from experiments import command_line
 from mha_haiku import devices, runs
 from mha_haiku.core import checks
 from mha_haiku.training import optimizers, stepping
-from mha_haiku.training.runs import configuration, folders, sharing
+from mha_haiku.training.runs import configuration, folders
 from scripts.benchmarks import compiled_traffic
 
 _KINDS = {
@@ -150,7 +150,7 @@ def _config(sizes, batch_size, **fields) -> runs.RunConfig:
 
 def _compiled(config, count, *, runs=True) -> _Program:
     """Returns the program of a training step, on the first devices."""
-    shared = sharing.make(config, jax.devices()[:count])
+    shared = configuration.make_placement(config, jax.devices()[:count])
     task = configuration.make_task(config)
     model = folders.make_model(config, task, shared)
     adam = optimizers.make(config.optimizer, steps=config.training.steps)

@@ -27,13 +27,15 @@ _PAPERS = [
 def test_any_config_may_take_few_steps(path):
     config = config_files.load(path)
     config_files.override(config, [("config.training.steps", "20")])
-    configuration.validate(config)
+    configuration.check_fields(config)
+    configuration.check_devices(config, 4)
 
 
 @pytest.mark.parametrize("of", [*_CONFIGS, *_PAPERS, *tasks.names()])
 def test_config_or_default_suits_its_task_and_hides_its_targets(of):
     config = config_files.load(of) if of.endswith(".py") else runs.default_config(of)
-    configuration.validate(config)
+    configuration.check_fields(config)
+    configuration.check_devices(config, 4)
     task = configuration.make_task(config)
     if of != "sentences":  # on which nothing trains
         configuration.validate_for_task(config, task)
@@ -67,7 +69,8 @@ def test_config_or_default_suits_its_task_and_hides_its_targets(of):
 @pytest.mark.parametrize("path", [*_CONFIGS, *_PAPERS])
 def test_config_is_valid_and_names_its_command_and_the_measured_baseline(path):
     config = config_files.load(path)
-    configuration.validate(config)
+    configuration.check_fields(config)
+    configuration.check_devices(config, 4)
     task = configuration.make_task(config)
     configuration.validate_for_task(config, task)
     docstring = ast.get_docstring(ast.parse((_REPOSITORY / path).read_text()))

@@ -14,7 +14,8 @@ NAN, INF = float("nan"), float("inf")
 
 def test_good_config_passes(make_config):
     config = make_config(optimizer__clip_norm=None, model__key_size=5)
-    configuration.validate(config, num_devices=4)
+    configuration.check_fields(config)
+    configuration.check_devices(config, 4)
     configuration.validate_for_task(config, configuration.make_task(config))
 
 
@@ -97,7 +98,9 @@ def test_good_config_passes(make_config):
 )
 def test_bad_field_is_refused_by_its_path(make_config, field, value, message):
     with pytest.raises(ConfigError, match=message) as refusal:
-        configuration.validate(make_config(**{field: value}), num_devices=4)
+        config = make_config(**{field: value})
+        configuration.check_fields(config)
+        configuration.check_devices(config, 4)
     assert len(str(refusal.value).splitlines()) <= 2
 
 
@@ -168,7 +171,7 @@ def test_config_shows_what_differs_from_defaults():
 
 
 def test_key_size_frees_the_number_of_heads(make_config):
-    configuration.validate(make_config(model__num_heads=3, model__key_size=4))
+    configuration.check_fields(make_config(model__num_heads=3, model__key_size=4))
 
 
 def test_learned_positions_must_reach_the_end(make_config):
@@ -201,7 +204,7 @@ def test_family_must_answer_what_the_task_asks(make_config, task):
 
 def test_a_model_that_would_see_its_targets_is_refused(make_config):
     for name in tasks.names():
-        if tasks.continues(name):
+        if tasks.of_name(name).continues:
             config = runs.default_config(name).replace(model=dict(family="encoder"))
             with pytest.raises(ConfigError, match="family must be 'causal' for the"):
                 configuration.validate_for_task(config, configuration.make_task(config))

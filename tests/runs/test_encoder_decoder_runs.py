@@ -75,7 +75,7 @@ def test_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
 def test_what_does_not_fit_a_decoder_is_refused(fields, message):
     config = _config(**fields)
     with pytest.raises(ConfigError, match=message):
-        configuration.validate(config, num_devices=2)
+        configuration.check_devices(config, 2)
         configuration.validate_for_task(config, configuration.make_task(config))
 
 

@@ -95,7 +95,7 @@ def test_bar_is_on_stderr_of_a_terminal_only(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", "120")  # some versions of tqdm cut lines to it
     with _console(start=10) as console:
-        console.advance(15)
+        console.reach(15)
         console.report(20, [EVALUATION])
     shown = terminal.getvalue()
     assert "20/200" in shown and "loss 1.5000, accuracy 0.250, 12,346 examples" in shown
@@ -155,7 +155,7 @@ class _Disk:
 
 def test_lines_wait_until_the_disk_has_room(tmp_path, caplog):
     with _open(tmp_path) as log:
-        log._lines._file = disk = _Disk(log._lines._file, 30)
+        log._file = disk = _Disk(log._file, 30)
         log.report(10, REPORT, learning_rate=0.5)
         log.report(20, EVALUATION, learning_rate=0.5)
         assert (tmp_path / "metrics.jsonl").stat().st_size == 30

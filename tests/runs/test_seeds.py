@@ -26,7 +26,7 @@ def three(make_config, tmp_path_factory):
 
 
 def _assert_same_runs(found, wanted, config, seeds=SEEDS):
-    for own in configuration.of_seeds(config):
+    for own, _ in folders.of_runs(folders.Folder(wanted), config):
         if own.seed in seeds:
             jax.tree.map(
                 np.testing.assert_array_equal,
@@ -174,4 +174,4 @@ def test_other_seeds_in_the_folder_are_refused(three, whole, make_config):
 def test_devices_that_share_models_are_refused(make_config, shared):
     config = make_config(training__seeds=2).replace(devices=shared)
     with pytest.raises(ConfigError, match="config.training.seeds must be 1 where"):
-        configuration.validate(config, num_devices=2)
+        configuration.check_devices(config, 2)

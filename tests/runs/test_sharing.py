@@ -16,7 +16,7 @@ from mha_haiku.subjects.studies import (
 )
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import configuration, loop, sharing
+from mha_haiku.training.runs import configuration, loop
 
 _FIELDS = {
     "model__dropout_rate": 0.0,
@@ -126,7 +126,7 @@ def test_run_goes_on_with_devices_that_share_it_otherwise(
 )
 def test_a_mesh_that_does_not_fit_is_refused(make_config, fields, what):
     with pytest.raises(ConfigError, match=what):
-        configuration.validate(make_config(**fields), num_devices=4)
+        configuration.check_devices(make_config(**fields), 4)
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,12 @@ def test_a_sequence_that_the_ring_does_not_divide_is_refused(
 
 def test_devices_share_only_the_batch_unless_asked(make_config):
     here = jax.devices()[:2]
-    assert isinstance(sharing.make(make_config(), here), devices.Replicas)
-    shared = sharing.make(make_config(devices__shard_parameters=True), here)
+    assert isinstance(
+        configuration.make_placement(make_config(), here), devices.Replicas
+    )
+    shared = configuration.make_placement(
+        make_config(devices__shard_parameters=True), here
+    )
     assert isinstance(shared, devices.Sharded) and shared.batch_parts == 2
 
 

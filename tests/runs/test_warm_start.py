@@ -46,8 +46,7 @@ def make(tmp_path):
 def _run(config, seed, kept=None):
     task = configuration.make_task(config, kept)
     model = folders.make_model(config, task)
-    example = jax.eval_shape(task.example, jax.random.key(0), task.data_shapes)
-    inputs = jnp.ones((1, *example.inputs.shape), int)
+    inputs = jnp.ones((1, task.sequence_length), int)
     shapes = jax.eval_shape(model.init, jax.random.key(0), inputs)
     generator = np.random.default_rng(seed)
     params = jax.tree.map(

@@ -48,22 +48,21 @@ def test_example_is_cls_and_a_text_with_its_label(make, sampled):
         assert task.labels(row)[0] == "[CLS]" and not row.inputs[length:].any()
         (whole,) = (each for each in label_of if each[:19] == text)
         assert task.class_label(int(row.targets)) == label_of[whole]
-    assert jax.tree.map(lambda x: x.shape, task.data_shapes) == ((1, 20), (1,), (1,))
 
 
 def test_sha256_of_a_text_decides_its_part(make):
     task = make()
-    held_out = {text for text, _ in task.corpus.held_out}
+    held_out = {text for text, _ in task.texts[1]}
     for text, _ in ROWS:
         first = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16)
         assert (text in held_out) == (first / 2**64 < 0.25)
-    assert len(task.corpus.train) + len(held_out) == len(ROWS)
-    assert len(task.held_out_data[0]) == len(held_out)
+    assert len(task.texts[0]) + len(held_out) == len(ROWS)
+    assert len(task.held_out_data.inputs) == len(held_out)
 
 
 def test_tokenizer_knows_the_training_part_alone(make):
     known = set(make().encoder.alphabet)
-    train = {text for text, _ in make().corpus.train}
+    train = {text for text, _ in make().texts[0]}
     assert known == set("".join(train)) | {"\n"}
 
 
@@ -71,7 +70,7 @@ def test_texts_are_between_the_special_tokens_of_the_tokenizer(make, monkeypatch
     task = make(sequence_length=9)
     monkeypatch.setattr(type(task.encoder), "before", (1,))
     monkeypatch.setattr(type(task.encoder), "after", (2, 3))
-    rows, lengths, _ = task.train_data
+    rows, lengths = task.train_data.inputs, task.train_data.lengths
     assert task.num_tokens == task.encoder.num_tokens  # [CLS] is one of them
     assert (rows[:, 0] == 1).all() and (rows[:, -2:] == [2, 3]).all()
     assert (lengths == 9).all() and (task.encode("odd")[[0, -1]] == [1, 3]).all()
@@ -154,8 +153,7 @@ def test_bag_of_words_by_hand():
 def test_baseline_is_that_bag_of_words(make):
     task = make()
     assert task.baseline_name == "bag of words"
-    corpus = task.corpus
-    assert task.baseline == classify.bag_of_words(corpus.train, corpus.held_out, 2)
+    assert task.baseline == classify.bag_of_words(*task.texts, 2)
     assert task.baseline["accuracy"] == 1  # "even" and "odd" say it
     assert 0 < task.baseline["loss"] < math.log(2)
 
@@ -186,9 +184,10 @@ def test_without_a_path_it_is_pythons_library():
     task = tasks.make("classify", sequence_length=48)
     labels = tuple(task.class_label(c) for c in range(task.num_classes))
     assert labels == python_expressions.KINDS
-    assert len(task.corpus.train) > 10_000
-    assert not set(task.corpus.train) & set(task.corpus.held_out)
-    for text, label in task.corpus.train[:50]:
+    train, held_out = task.texts
+    assert len(train) > 10_000
+    assert not set(train) & set(held_out)
+    for text, label in train[:50]:
         (node,) = ast.parse(text).body
         assert python_expressions.expressions(text)[0] == (text, labels[label])
         assert isinstance(node, ast.Expr)

@@ -20,7 +20,6 @@ def test_names_are_what_make_knows():
         "language_model",
         "sentences",
         "reverse_seq2seq",
-        "copy_seq2seq",
         "number_words",
         "pronounce",
         "classify",

@@ -58,12 +58,12 @@ def test_every_pronunciation_of_a_word_is_right():
         for text in (*said["tomato"], "T AH M AA T", "T AH M EY T OW <end> B")
     ]
     found = [word for word, _ in parts()[0]].index("tomato")
-    example = jax.tree.map(np.asarray, task.row(found, task.train_data))
+    example = jax.tree.map(np.asarray, task.pair(*(x[found] for x in task.train_data)))
     batch = jax.tree.map(lambda x: np.stack([x] * 4), example)
     assert task.right_answers(example) == answers[:2]
     assert task.score(answers, batch) == {
-        "word_error_rate": 0.25,
-        "phoneme_error_rate": 1 / 24,
+        "exact_match": 0.75,
+        "token_error_rate": 1 / 24,
     }
 
 
@@ -113,8 +113,7 @@ def test_missing_package_is_named_with_its_command(monkeypatch):
     with pytest.raises(checks.ConfigError, match=r"pip install 'mha_haiku\[data\]'"):
         tasks.make("pronounce", longest=5)
     again = pronounce.Pronounce(longest=7, kept=kept)  # a run opens without it
-    shapes = jax.eval_shape(again.example, jax.random.key(0), again.data_shapes)
-    assert shapes.inputs.shape == (7,) and shapes.targets.shape == (8,)
+    assert (again.sequence_length, again.target_length) == (7, 8)
     assert again.encode("word").tolist() == make().encode("word").tolist()
 
 

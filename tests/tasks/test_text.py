@@ -46,7 +46,7 @@ def test_tokenizer_knows_nothing_of_the_held_out_part(tmp_path):
     path = tmp_path / "english.txt"
     path.write_text("ab" * 50 + "xy" * 10)
     task = make(path, held_out_fraction=0.2)
-    assert task.corpus.tokenizer.alphabet == "ab"
+    assert task.encoder.alphabet == "ab"
     assert set(task.held_out_data.tolist()[4:]) == {0}
 
 

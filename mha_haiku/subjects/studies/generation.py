@@ -63,7 +63,7 @@ def given(config: configuration.RunConfig) -> str | None:
     family = config.model.family
     if family == "encoder_decoder":
         return "source"
-    is_writer = family == "causal" and tasks.continues(config.task.name)
+    is_writer = family == "causal" and tasks.of_name(config.task.name).continues
     return "prompt" if is_writer and config.model.output.logits else None
 
 

@@ -39,7 +39,7 @@ class ImportedRun(NamedTuple):
         """Describes the run in a few lines."""
         model, task = self.config.model, self.config.task
         heads = sum(len(layer.names) for layer in models.heads_of_layers(model))
-        metric = tasks.metrics(task.name)[0]
+        metric = tasks.of_name(task.name).metrics[0]
         return (
             f"{model.family}: {model.num_layers} layers, {heads} heads, "
             f"{self.num_parameters:,} parameters, {self.config.data.vocabulary_size:,} "

@@ -25,7 +25,6 @@ from mha_haiku.training.runs import (
     folders,
     loop,
     progress,
-    sharing,
 )
 
 METRICS = ("loss", "accuracy", "exact_match", "drift")
@@ -92,12 +91,14 @@ class Bench:
         if len(available) == 1:
             return self
         wanted = run.config.replace(devices=dict(data=None))
+        heads, sequence = wanted.devices.heads, wanted.devices.sequence
         try:
-            sizes = sharing.shape(wanted, len(available))
-            sharing.check_sequence(wanted, length)
+            configuration.check_devices(wanted, len(available))
+            configuration.check_sequence(wanted, length)
         except ConfigError:
-            sizes = sharing.Shape(len(available), 1, 1)
-        mesh = devices.make_mesh(available, **sizes._asdict())
+            heads = sequence = 1
+        data = len(available) // (heads * sequence)
+        mesh = devices.make_mesh(available, data=data, heads=heads, sequence=sequence)
         shared = devices.Sharded(mesh)
         model = folders.make_model(run.config, run.task, shared)
         params = shared.put_state(run.params)

@@ -39,6 +39,10 @@ def join(
     `coordinator` is "host:port" of process 0; None: all three are taken from Slurm,
     Open MPI or the TPU pod. If the processes do not all come in `timeout` seconds, this
     one ends with status 2 and two lines on stderr; JAX would abort with a stack trace.
+
+    Raises:
+      ConfigError: If one of the three is given without the others, or does not fit, or
+        JAX cannot connect.
     """
     _check(coordinator, num_processes, process_id)
     where = coordinator or "the cluster's coordinator"

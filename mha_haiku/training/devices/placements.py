@@ -119,7 +119,11 @@ class Replicas:
 def make_mesh(
     devices: Sequence[jax.Device], *, data: int, heads: int, sequence: int
 ) -> jax.sharding.Mesh:
-    """Makes the mesh; `heads`, which communicates most, has neighbouring devices."""
+    """Makes the mesh; `heads`, which communicates most, has neighbouring devices.
+
+    Raises:
+      ValueError: If the sizes do not multiply to the number of devices.
+    """
     grid = np.array(devices).reshape(data, sequence, heads)
     return jax.sharding.Mesh(grid, ("data", "sequence", "heads"))
 
@@ -148,15 +152,10 @@ class Sharded:
 
     def put_state(self, tree: Any) -> Any:
         """Puts parameters, or a training state, each leaf with its `sharding_of`."""
-        return jax.tree.map_with_path(
-            lambda path, leaf: _put(leaf, self.sharding_of(path, np.shape(leaf))), tree
-        )
+        return jax.tree.map(_put, tree, self._shardings(tree))
 
     def initial_state(self, function: Callable, seed: np.uint32) -> Any:
-        abstract = jax.eval_shape(function, seed)
-        shardings = jax.tree.map_with_path(
-            lambda path, x: self.sharding_of(path, x.shape), abstract
-        )
+        shardings = self._shardings(jax.eval_shape(function, seed))
         return jax.jit(function, out_shardings=shardings)(seed)
 
     def sharding_of(
@@ -214,6 +213,11 @@ class Sharded:
         """Gathers arrays on every device; inside a program."""
         return jax.tree.map(
             lambda x: jax.lax.with_sharding_constraint(x, self._everywhere), tree
+        )
+
+    def _shardings(self, tree) -> Any:
+        return jax.tree.map_with_path(
+            lambda path, leaf: self.sharding_of(path, np.shape(leaf)), tree
         )
 
     def own_key(self, key: jax.Array) -> jax.Array:

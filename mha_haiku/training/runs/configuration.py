@@ -5,22 +5,21 @@ before anything compiles.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import jax
 
-from mha_haiku.core import checks, fields, models
+from mha_haiku.core import attention, checks, fields, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.fields import Field, OneOf, Section, field
 from mha_haiku.core.models import ModelConfig
-from mha_haiku.training import tasks
+from mha_haiku.training import devices, tasks
 from mha_haiku.training.optimizers import OptimizerConfig
-from mha_haiku.training.runs import sharing
-from mha_haiku.training.runs.sharing import DevicesConfig
 
 _STEPS = fields.integer(1, 2**31 - 1)
 _COUNT = fields.integer(1, 2**24)
+_PARTS = fields.integer(1, 2**20)
 
 
 class TrainingConfig(Section, path="config.training"):
@@ -85,6 +84,21 @@ class SavedMapsConfig(Section, path="config.attention"):
     )
 
 
+class DevicesConfig(Section, path="config.devices"):
+    """How devices divide the work of a run."""
+
+    data: int | None = field(
+        None,
+        "parts that each batch is divided into; None: devices / (heads * sequence)",
+        _PARTS,
+    )
+    heads: int = field(1, "parts that heads and hidden units are divided into", _PARTS)
+    sequence: int = field(1, "parts that positions are divided into", _PARTS)
+    shard_parameters: bool = field(
+        False, "whether parameters and optimizer state are divided over data as well"
+    )
+
+
 class RunConfig(Section, path="config"):
     """The config of a run; `task` and `data` have the options of its task."""
 
@@ -107,6 +121,9 @@ class RunConfig(Section, path="config"):
 
         Where `task` names another task, options that both tasks have keep their values,
         and the others get their defaults.
+
+        Raises:
+          ConfigError: If there is no such field or task, or it does not take the value.
         """
         task = changes.get("task")
         name = task.get("name") if isinstance(task, Mapping) else None
@@ -124,6 +141,10 @@ def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
 
     The task is one of `tasks.names()`, or the file and class of your own, as
     "mine.py:MyTask"; or a task, for which the model gets enough positions.
+
+    Raises:
+      ConfigError: If there is no task of that name.
+      TypeError: If `task` is neither a name nor an instance of a task's dataclass.
     """
     name = task if isinstance(task, str) else _registered(task)
     model = ModelConfig().replace(**fields.nested(tasks.model_defaults(name)))
@@ -165,18 +186,8 @@ def _registered(task) -> str:
 
 
 @checks.user_mistakes()
-def validate(config: RunConfig, *, num_devices: int | None = None) -> None:
-    """Checks every field of a config, and that so many devices can share its work.
-
-    `num_devices` None are the devices of this process.
-    """
-    check_fields(config)
-    sharing.shape(config, num_devices or jax.local_device_count())
-
-
-@checks.user_mistakes()
 def check_fields(config: RunConfig) -> None:
-    """Checks every field of a config except against the devices; see `validate`."""
+    """Checks every field of a config except against the devices."""
     fields.check(config)
     models.check(config.model)
     if config.seed + config.training.seeds > 2**32:
@@ -186,17 +197,9 @@ def check_fields(config: RunConfig) -> None:
         )
 
 
-def of_seeds(config: RunConfig) -> list[RunConfig]:
-    """Makes the config of each run that a config describes, one per seed."""
-    return [
-        config.replace(seed=config.seed + i, training=dict(seeds=1))
-        for i in range(config.training.seeds)
-    ]
-
-
 def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
     """Raises ConfigError unless the model and devices of a valid config suit a task."""
-    sharing.check_sequence(config, task.sequence_length)
+    check_sequence(config, task.sequence_length)
     model, most = config.model, models.max_length(config.model)
     length = max(task.sequence_length, task.target_length or 0)
     if most is not None and most < length:
@@ -249,6 +252,97 @@ def _check_kind(model, task, example) -> None:
             "config.model.output.pool must be 'mean' with family = 'causal', whose "
             "first position sees nothing but itself, got 'first'."
         )
+
+
+def make_placement(
+    config: RunConfig, available: Sequence[jax.Device]
+) -> devices.Placement:
+    """Makes the placement of a run; raises what `check_devices` raises."""
+    check_devices(config, len(available))
+    if not _divides_models(config):
+        return devices.Replicas(available)
+    heads, sequence = config.devices.heads, config.devices.sequence
+    data = len(available) // (heads * sequence)
+    mesh = devices.make_mesh(available, data=data, heads=heads, sequence=sequence)
+    return devices.Sharded(mesh, shard_parameters=config.devices.shard_parameters)
+
+
+def check_devices(config: RunConfig, num_devices: int) -> None:
+    """Raises ConfigError unless so many devices can share the work of a config.
+
+    The sizes of the mesh must multiply to the devices, and divide what they share.
+    """
+    heads, sequence = config.devices.heads, config.devices.sequence
+    data, rest = config.devices.data, 0
+    if data is None:
+        data, rest = divmod(num_devices, heads * sequence)
+    if rest or data * heads * sequence != num_devices:
+        given = f"data {config.devices.data or 'any'} x heads {heads} x sequence"
+        raise ConfigError(
+            f"config.devices must multiply to the {num_devices} "
+            f"device{'s' * (num_devices > 1)} there are, got {given} {sequence}."
+        )
+    if sequence > 1 and config.model.family == "encoder_decoder":
+        raise ConfigError(
+            "config.devices.sequence must be 1 for an encoder_decoder, whose queries "
+            "and keys stand in sequences of two lengths."
+        )
+    if sequence > 1:
+        with checks.user_mistakes():
+            checks.choice(
+                "config.model.attention.implementation with config.devices.sequence",
+                config.model.attention.implementation,
+                attention.IN_A_RING,
+            )
+    if config.training.seeds > 1 and _divides_models(config):
+        raise ConfigError(
+            f"config.training.seeds must be 1 where devices divide heads, positions or "
+            f"parameters, got {config.training.seeds}.\n"
+            "Several seeds share the devices by their batches: config.devices.data."
+        )
+    _check_heads(config.model, heads)
+    size = config.training.batch_size
+    if rest := size % data:
+        below, above = size - rest, size - rest + data
+        raise ConfigError(
+            f"config.training.batch_size must be a multiple of the {data} devices that "
+            f"share it, got {size}; the nearest: "
+            f"{f'{below} and {above}' if below else above}."
+        )
+
+
+def check_sequence(config: RunConfig, length: int) -> None:
+    """Raises ConfigError where the devices cannot share T = `length` positions."""
+    parts = config.devices.sequence
+    if length % parts:
+        why = "be at most" if length < parts else "divide"
+        raise ConfigError(
+            f"config.devices.sequence must {why} the {length} positions of an example, "
+            f"got {parts}."
+        )
+
+
+def _divides_models(config) -> bool:
+    """Whether a device has less than a whole model."""
+    shared = config.devices
+    return shared.heads * shared.sequence > 1 or shared.shard_parameters
+
+
+def _check_heads(model, parts) -> None:
+    counts = []
+    for layer in models.heads_of_layers(model):
+        counts.append((len(layer.names), "heads", layer.label))
+        if layer.names and layer.groups is None:
+            count = layer.num_key_value_heads
+            counts.append((count, "key/value heads", layer.label))
+    for i, size in enumerate(models.hidden_sizes(model)):
+        counts.append((size, "hidden units", f"layer {i}"))
+    for count, what, layer in counts:
+        if count % parts:
+            raise ConfigError(
+                f"config.devices.heads must divide the {count} {what} of {layer}, got "
+                f"{parts}."
+            )
 
 
 def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:

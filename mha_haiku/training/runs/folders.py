@@ -48,10 +48,6 @@ class Folder(NamedTuple):
     summary = _path("summary.json")
     lock = _path("lock.json")
 
-    def of_seed(self, seed: int) -> "Folder":
-        """Returns the folder of one run of several that trained together, by seed."""
-        return Folder(self.root / f"seed_{seed}")
-
 
 class Run(NamedTuple):
     """A run, loaded from its folder."""
@@ -73,7 +69,11 @@ class Run(NamedTuple):
         return display.html(self)
 
     def examples(self, count: int) -> tasks.Example:
-        """Makes the first held-out examples, a batch of B = `count`."""
+        """Makes the first held-out examples, a batch of B = `count`.
+
+        Raises:
+          ValueError: If `count` is no integer above 0.
+        """
         indices = np.arange(checks.positive_integer("count", count), dtype=np.int32)
         return evaluation.held_out_batch(
             self.task, self.config.seed, self.task.held_out_data, indices
@@ -103,7 +103,14 @@ def of_runs(
     """Lists the config and folder of each run that a config describes."""
     if config.training.seeds == 1:
         return [(config, folder)]
-    return [(own, folder.of_seed(own.seed)) for own in configuration.of_seeds(config)]
+    seeds = range(config.seed, config.seed + config.training.seeds)
+    return [
+        (
+            config.replace(seed=seed, training=dict(seeds=1)),
+            Folder(folder.root / f"seed_{seed}"),
+        )
+        for seed in seeds
+    ]
 
 
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
@@ -135,8 +142,10 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
 def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
     """Loads config, task, model and parameters of a run, of its newest step by default.
 
-    ConfigError if there is no run, or no checkpoint of that step, or there are runs of
-    several seeds, each in a folder of its own.
+    Raises:
+      ConfigError: If there is no run, or no checkpoint of that step, or it is damaged;
+        if there are runs of several seeds, each in a folder of its own; or if the file
+        of a task of your own has changed.
     """
     folder = Folder(checks.as_path(workdir))
     saved = cluster.first_does(

@@ -27,7 +27,6 @@ from mha_haiku.training.runs import (
     metrics_log,
     opening,
     progress,
-    sharing,
     trainers,
     warm_start,
 )
@@ -41,6 +40,9 @@ class Observer:
     `look`, or a function given in its place, is called every `every` steps (0: never),
     before the first step and after the last. Of runs that train together each has a
     copy of its own, made before `begin`.
+
+    Raises:
+      ValueError: If `every` is no integer of at least 0.
     """
 
     def __init__(self, every: int, look: Callable[[int, Any], None] | None = None):
@@ -107,8 +109,8 @@ def train(
     if task is not None:
         config = configuration.with_task(config, task)
     opening.check_same(config)
-    configuration.validate(config, num_devices=len(devices))
-    placement = sharing.make(config, devices)
+    configuration.check_fields(config)
+    placement = configuration.make_placement(config, devices)
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
     with contextlib.ExitStack() as stack:
@@ -125,18 +127,14 @@ def train(
             for each in opened:
                 entered.enter_context(each.stored)
             given = None if task is None else task.keep()
+            made = _make_task(config, opened, given, override_config)
             summaries, failed = _run(
-                config, root, opened, placement, observers, override_config, given
+                config, root, opened, placement, observers, *made, started
             )
-        seconds = time.perf_counter() - started
-        for each in opened:
-            seed = each.config.seed
-            if each.finished is not None:
-                summaries[seed] = each.finished
-            elif seed in summaries:
-                summaries[seed] = summaries[seed]._replace(wall_seconds=seconds)
-                if cluster.is_first():
-                    files.write_json(each.folder.summary, summaries[seed]._asdict())
+        for each in opened if cluster.is_first() else ():
+            if each.finished is None and each.config.seed in summaries:
+                own = summaries[each.config.seed]
+                files.write_json(each.folder.summary, own._asdict())
         summary = opening.whole(summaries, failed)
         if cluster.is_first() and len(opened) > 1:
             files.write_json(root.summary, summary._asdict())
@@ -164,6 +162,7 @@ def train_seeds(
     what is compiled for the model of one serves all.
 
     Raises:
+      ValueError: If `seeds` is no integer above 0; and what `train` raises.
       KeyboardInterrupt: If training is interrupted; in a `workdir` it is resumed.
       NonFiniteLossError: If a run failed; the others are in `workdir`.
     """
@@ -193,11 +192,10 @@ def train_seeds(
     return [each._replace(run=each.run._replace(**shared)) for each in trained]
 
 
-def _run(
-    config, root, opened, placement, observers, override_config, given
-) -> tuple[dict[int, opening.Summary], dict[int, str]]:
-    training = config.training
-    stored = [each.stored for each in opened]
+def _make_task(
+    config, opened, given, override_config
+) -> tuple[tasks.Task, warm_start.Source | None]:
+    """Makes the task, of what the runs have kept of it, and what they start from."""
     begun = [each for each in opened if each.stored.latest() is not None]
     kept, source = None, None
     if config.init_from and len(begun) < len(opened):
@@ -217,6 +215,14 @@ def _run(
     task = configuration.make_task(config, kept)
     _ = task.train_data  # read now, so that errors in a text show before it compiles
     configuration.validate_for_task(config, task)
+    return task, source
+
+
+def _run(
+    config, root, opened, placement, observers, task, source, started
+) -> tuple[dict[int, opening.Summary], dict[int, str]]:
+    training = config.training
+    stored = [each.stored for each in opened]
     is_first = cluster.is_first()
     before = time.perf_counter()
     compiling = f"{task.name}: compiling"
@@ -233,7 +239,8 @@ def _run(
             if len(opened) > 1:
                 folders.write_config(root, config, placement.devices, task)
             for each, own in zip(opened, trainer.models, strict=True):
-                own.log = stack.enter_context(_open_log(each, task, placement))
+                name = f"seed {own.seed}" if len(opened) > 1 else ""
+                own.log = stack.enter_context(_open_log(each, name, task, placement))
             trainer.console = stack.enter_context(
                 metrics_log.Console(
                     start=min(each.latest() or 0 for each in stored),
@@ -243,15 +250,15 @@ def _run(
                 )
             )
         console = trainer.console
-        console.say(_opening_line(config, trainer, placement, compile_seconds))
+        console.tell(_opening_line(config, trainer, placement, compile_seconds))
         warmup_steps = config.optimizer.warmup_steps
         if warmup_steps > training.steps:
-            console.say(
+            console.tell(
                 f"config.optimizer.warmup_steps is {warmup_steps}: the learning rate "
                 f"rises in all of the {training.steps} steps."
             )
         if source is not None:
-            console.say(str(source))
+            console.tell(str(source))
         observers = [observer for observer in observers if observer.every]
         for i, (each, own) in enumerate(zip(opened, trainer.models, strict=True)):
             own.observers = [copy.copy(x) if i else x for x in observers]
@@ -265,16 +272,17 @@ def _run(
             each.close()  # signals are still deferred here, so that saving completes
         if trainer.step < training.steps:
             kept = "is saved" if trainer.step else "begins again"
-            console.say(f"Interrupted at step {trainer.step}, which {kept}.")
+            console.tell(f"Interrupted at step {trainer.step}, which {kept}.")
     summaries = {
-        own.seed: _summary(own, trainer, training, task, compile_seconds)
-        for own in trainer.models
+        own.seed: each.finished
+        or _summary(own, trainer, training, task, compile_seconds, started)
+        for each, own in zip(opened, trainer.models, strict=True)
         if not own.failure
     }
     return summaries, {x.seed: x.failure for x in trainer.models if x.failure}
 
 
-def _open_log(opened, task, placement) -> metrics_log.MetricsLog:
+def _open_log(opened, name, task, placement) -> metrics_log.MetricsLog:
     """Writes the config of a run, unless it has ended, and returns its open log."""
     folder, latest = opened.folder, opened.stored.latest()
     if opened.finished is None:
@@ -292,11 +300,13 @@ def _open_log(opened, task, placement) -> metrics_log.MetricsLog:
         start=start,
         seconds=kept[-1].get("seconds", 0.0) if kept else 0.0,
         tensorboard=opened.config.training.tensorboard,
-        name=opened.name,
+        name=name,
     )
 
 
-def _summary(model, trainer, training, task, compile_seconds) -> opening.Summary:
+def _summary(
+    model, trainer, training, task, compile_seconds, started
+) -> opening.Summary:
     taken = model.step - model.start
     rate = taken / trainer.seconds if trainer.seconds else 0.0
     return opening.Summary(
@@ -307,7 +317,7 @@ def _summary(model, trainer, training, task, compile_seconds) -> opening.Summary
         interrupted=model.step < training.steps,
         resumed_from=model.start,
         skipped_steps=model.skipped,
-        wall_seconds=0.0,
+        wall_seconds=time.perf_counter() - started,
         compile_seconds=compile_seconds,
         steps_per_second=rate,
         examples_per_second=rate * training.batch_size,

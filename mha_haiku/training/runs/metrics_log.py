@@ -1,6 +1,5 @@
 """The output of a run: metrics.jsonl and TensorBoard, and a progress bar or lines."""
 
-import contextlib
 import logging
 import math
 import time
@@ -17,7 +16,7 @@ from mha_haiku.training.runs import files, progress
 _logger = logging.getLogger("mha_haiku")
 
 
-class MetricsLog(contextlib.AbstractContextManager):
+class MetricsLog(files.LineWriter):
     """Writes the metrics of a run as they arrive.
 
     A line of metrics.jsonl is one report, its step and its metrics by name, or one
@@ -35,28 +34,25 @@ class MetricsLog(contextlib.AbstractContextManager):
         seconds: float = 0.0,
         name: str = "",
     ):
-        self._lines = files.LineWriter(path, last_step=start)
+        super().__init__(path, last_step=start)
         self._opened = time.perf_counter() - seconds
         self._tensorboard = None
         if tensorboard:
             self._tensorboard = check_tensorboard().SummaryWriter(str(path.parent))
         self._before = f"{name}: " if name else ""
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def report(
         self, step: int, metrics: dict[str, Any], *, learning_rate: float
     ) -> None:
         seconds = round(time.perf_counter() - self._opened, 3)
         more = {"learning_rate": learning_rate, "seconds": seconds}
-        self._lines.append({"step": step, **metrics, **more})
+        self.append({"step": step, **metrics, **more})
         if self._tensorboard is not None:
             for name, value in metrics.items():
                 self._tensorboard.add_scalar(name, value, step)
 
     def event(self, event: dict[str, Any]) -> None:
-        self._lines.append(event)
+        self.append(event)
         if event["event"] == "not_finite":
             said = (
                 f"The {event['what']} is not finite at step {event['step']}: it is not "
@@ -71,12 +67,12 @@ class MetricsLog(contextlib.AbstractContextManager):
         _logger.warning(self._before + said)
 
     def close(self) -> None:
-        self._lines.close()
+        super().close()
         if self._tensorboard is not None:
             self._tensorboard.close()
 
 
-class Console(contextlib.AbstractContextManager):
+class Console(progress.Bar):
     """Shows the metrics of a run, or of several that train together, as they arrive.
 
     On a terminal a bar on stderr shows the progress, elsewhere each report prints a
@@ -88,26 +84,17 @@ class Console(contextlib.AbstractContextManager):
     def __init__(
         self, *, start: int, steps: int, baseline: dict[str, float], baseline_name: str
     ):
-        self._steps = steps
+        super().__init__(steps, unit="step", start=start, leave=True, prints=False)
         self._baseline = baseline
         self._baseline_name = baseline_name
-        self._bar = progress.Bar(
-            steps, unit="step", start=start, leave=True, prints=False
-        )
 
-    def __exit__(self, *exception: object) -> None:
-        self._bar.close()
-
-    def start_clock(self) -> None:
-        self._bar.start_clock()
-
-    def advance(self, step: int) -> None:
-        self._bar.advance(step - self._bar.place)
+    def reach(self, step: int) -> None:
+        self.advance(step - self.place)
 
     def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:
         """Shows one report, of each run; see `MetricsLog.report`."""
-        self.advance(step)
-        place = f"step {step:>{len(str(self._steps))}}/{self._steps}"
+        self.reach(step)
+        place = f"step {step:>{len(str(self.total))}}/{self.total}"
         metrics = {
             name: [each[name] for each in metrics if name in each]
             for name in dict.fromkeys(name for each in metrics for name in each)
@@ -117,9 +104,9 @@ class Console(contextlib.AbstractContextManager):
         if "loss" in metrics:
             shown = [f"loss {_shown(metrics['loss'], 4)}"]
             shown += [f"accuracy {_shown(metrics['accuracy'], 3)}", *rate]
-            self._bar.note(", ".join(shown))
-            if not self._bar.is_drawn:
-                self.say(f"{place}  {', '.join([*shown, self._bar.times()])}")
+            self.note(", ".join(shown))
+            if not self.is_drawn:
+                self.tell(f"{place}  {', '.join([*shown, self.times()])}")
         shown = []
         for name in ("exact_match", "accuracy", "loss"):
             if values := metrics.get(f"held_out_{name}"):
@@ -128,11 +115,7 @@ class Console(contextlib.AbstractContextManager):
                     text += f" ({self._baseline_name} {self._baseline[name]:.4f})"
                 shown.append(text)
         if shown:
-            self.say(f"{place}  held-out {', '.join([*shown, *rate])}")
-
-    def say(self, line: str) -> None:
-        """Prints a line on stdout, above the bar where there is one."""
-        self._bar.print(line)
+            self.tell(f"{place}  held-out {', '.join([*shown, *rate])}")
 
 
 class Silent:
@@ -141,7 +124,7 @@ class Silent:
     def report(self, *arguments: Any, **options: Any) -> None:
         """Does nothing."""
 
-    advance = event = say = start_clock = report
+    event = reach = start_clock = tell = report
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -59,7 +59,6 @@ class Opened(NamedTuple):
     folder: folders.Folder
     stored: checkpoints.Checkpoints | checkpoints.Elsewhere  # to be entered
     finished: Summary | None  # the summary if the run has ended already, else None
-    name: str = ""  # among several that train together: "seed 3"
 
 
 def check_same(config: configuration.RunConfig) -> None:
@@ -81,21 +80,20 @@ def open_runs(
     override_config: bool,
 ) -> list[Opened]:
     """Opens the folder of each run that a config describes; see `open_run`."""
-    if config.training.seeds == 1:
-        return [open_run(stack, config, workdir, override_config=override_config)]
 
     def open_here():
         folder = folders.open_folder(workdir)
         stack.enter_context(lock.Lock(folder.lock))
         _check_seeds(folder, folders.read_config(folder), config)
 
-    cluster.first_does(open_here)
-    root = folders.Folder(checks.as_path(workdir))
-    opened = [
+    if config.training.seeds > 1:
+        cluster.first_does(open_here)
+    return [
         open_run(stack, own, folder.root, override_config=override_config)
-        for own, folder in folders.of_runs(root, config)
+        for own, folder in folders.of_runs(
+            folders.Folder(checks.as_path(workdir)), config
+        )
     ]
-    return [each._replace(name=f"seed {each.config.seed}") for each in opened]
 
 
 def open_run(

@@ -106,7 +106,8 @@ class Bar:
         self._note = text
         self._bar.set_postfix_str(text)
 
-    def print(self, line: str) -> None:
+    def tell(self, line: str) -> None:
+        """Prints a result on stdout, above the bar."""
         tell(line)
         self._last_line = time.perf_counter()
 

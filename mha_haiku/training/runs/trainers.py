@@ -252,7 +252,7 @@ class Trainer:
         self.affordable_steps = max(1, affordable)
         self.moved = [x for x, count in zip(self.models, taken, strict=True) if count]
         self._drop_failed()
-        self.console.advance(self.step)
+        self.console.reach(self.step)
 
     def report(self, *, is_evaluated: bool) -> None:
         """Logs the means since the last report, with an evaluation if asked.

@@ -20,9 +20,9 @@ from mha_haiku.training.tasks import (
     own_data,
     parity,
     pronounce,
+    reverse_seq2seq,
     sentences,
     task_files,
-    uniform_sequences,
     uniform_tokens,
 )
 from mha_haiku.training.tasks.base import Example, Kept, Task, batch
@@ -36,15 +36,14 @@ __all__ = [
     "Task",
     "batch",
     "check",
-    "continues",
     "digest",
     "from_arrays",
     "from_examples",
     "from_text",
     "make",
-    "metrics",
     "model_defaults",
     "names",
+    "of_name",
     "options",
     "register",
     "values",
@@ -66,8 +65,7 @@ _TASKS = {
         language_model.MaskedLanguageModel,
         language_model.LanguageModel,
         sentences.Sentences,
-        uniform_sequences.ReverseSeq2Seq,
-        uniform_sequences.CopySeq2Seq,
+        reverse_seq2seq.ReverseSeq2Seq,
         number_words.NumberWords,
         pronounce.Pronounce,
         classify.Classify,
@@ -92,7 +90,7 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
     The name is one of `names()`, or the file and class of a task of your own,
     "mine.py:MyTask"; ConfigError if there is no such task.
     """
-    return _declared(_task(name))
+    return _declared(of_name(name))
 
 
 def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
@@ -103,19 +101,9 @@ def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
     return declared
 
 
-def metrics(name: str) -> tuple[str, ...]:
-    """Lists the metrics of a task, its own metric first; see `options`."""
-    return _task(name).metrics
-
-
-def continues(name: str) -> bool:
-    """Checks whether a task's targets are its next inputs; see `options`."""
-    return _task(name).continues
-
-
 def model_defaults(name: str) -> dict[str, Any]:
     """Lists `config.model` values that suit a task, by dotted name; see `options`."""
-    task = _task(name)
+    task = of_name(name)
     implied = {"family": "causal"} if task.continues else {}
     implied |= {"output.pool": "mean"} if task.labels_whole else {}
     return implied | task.model_defaults
@@ -125,10 +113,12 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
     """Makes the task of that name, with options that differ from their defaults.
 
     They are the fields of `config.task`, except the name, and of `config.data`; `kept`
-    is what `Task.keep` returned when a run with this task began. ConfigError if there
-    is no such task or option, or the task refuses a value.
+    is what `Task.keep` returned when a run with this task began.
+
+    Raises:
+      ConfigError: If there is no such task or option, or the task refuses a value.
     """
-    task = _task(name)
+    task = of_name(name)
     known = [field.name for field in dataclasses.fields(task) if field.init]
     for option in given:
         if option not in known:
@@ -154,7 +144,10 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
 
     The path is a UTF-8 file or a folder of them; options are those of the task
     "language_model", such as `sequence_length`, `tokenizer` and `vocabulary_size`.
-    ConfigError if the text cannot be read or is too short.
+
+    Raises:
+      ConfigError: If the text cannot be read or is too short, there is no such option,
+        or it does not take the value.
     """
     return make("language_model", path=os.fspath(path), **options)
 
@@ -162,8 +155,10 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
 def register(task: type[Task]) -> str:
     """Registers a task class in this process; returns its `config.task.name`.
 
-    A class in a file is named "mine.py:MyTask" and needs no registration. ConfigError
-    unless it is a frozen dataclass with all that a task needs.
+    A class in a file is named "mine.py:MyTask" and needs no registration.
+
+    Raises:
+      ConfigError: If it is no frozen dataclass with all that a task needs.
     """
     if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", None)) is task:
         return task.name
@@ -179,7 +174,8 @@ def values(task: Task) -> dict[str, dict[str, Any]]:
     }
 
 
-def _task(name: str) -> type[Task]:
+def of_name(name: str) -> type[Task]:
+    """Finds the class of a task; see `options`."""
     if task_files.is_name(name):
         return task_files.load(name)
     if name in _OF_OWN_DATA:

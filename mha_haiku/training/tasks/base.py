@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import edit_distance
+from mha_haiku.training.tasks import edit_distance, sampling
 
 
 class Example(NamedTuple):
@@ -150,11 +150,6 @@ class Task(abc.ABC):
         """The same as `train_data` for evaluation, with no example in common."""
         return self._split[1]
 
-    @property
-    def data_shapes(self) -> Any:
-        """`train_data` or its shapes, for tracing; axes may be shorter."""
-        return self.train_data
-
     def keep(self) -> Kept | None:
         """Returns the data that a run stores to remake the task; None: nothing."""
         return None
@@ -232,8 +227,20 @@ class Task(abc.ABC):
         Returns "exact_match", the share of answers that are right as a whole, in [0,
         1], and "token_error_rate", in which an answer counts by the right one nearest
         to it; see `edit_distance.error_rate`.
+
+        Raises:
+          ValueError: If there are not as many answers as examples.
         """
-        edits, lengths = self._edits(answers, examples)
+        if len(answers) != len(examples.targets):
+            raise ValueError(
+                f"answers must be as many as examples, {len(examples.targets)}, got "
+                f"{len(answers)}."
+            )
+        nearest = []
+        for i, answer in enumerate(answers):
+            right = self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples))
+            nearest.append(edit_distance.nearest(self.until_end(answer), right))
+        edits, lengths = np.array(nearest, np.int64).reshape(-1, 2).T
         return {
             "exact_match": float(np.mean(edits == 0)),
             "token_error_rate": edit_distance.error_rate(edits, lengths),
@@ -246,8 +253,10 @@ class Task(abc.ABC):
     def encode(self, text: str) -> np.ndarray:
         """Encodes a user's text as tokens, int32, as many as the text has.
 
-        The text has token ids or labels, separated by spaces: "3 1 4". ConfigError if
-        there are none, or one is not a token.
+        The text has token ids or labels, separated by spaces: "3 1 4".
+
+        Raises:
+          ConfigError: If there are none, or one is not a token.
         """
         words = text.split()
         if not words:
@@ -269,19 +278,6 @@ class Task(abc.ABC):
         """Encodes a text for a causal model to continue."""
         return self.encode(text)
 
-    def _edits(self, answers, examples) -> np.ndarray:
-        """Finds each answer's distance to the nearest right one, and its length."""
-        if len(answers) != len(examples.targets):
-            raise ValueError(
-                f"answers must be as many as examples, {len(examples.targets)}, got "
-                f"{len(answers)}."
-            )
-        nearest = []
-        for i, answer in enumerate(answers):
-            right = self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples))
-            nearest.append(edit_distance.nearest(self.until_end(answer), right))
-        return np.array(nearest, np.int64).reshape(-1, 2).T
-
 
 class UniformTask(Task):
     """A task whose targets are uniform over the classes, whatever their position.
@@ -300,7 +296,11 @@ class UniformTask(Task):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataTask(Task):
-    """A task over data from outside of the package; `_split` has both parts."""
+    """A task over data from outside of the package; `_parts` reads both parts.
+
+    Unless a subclass says otherwise, these are examples with a leading axis, of which
+    one is drawn.
+    """
 
     # What a run stored of this task. The data is then read only once examples are
     # needed, and must be the run's.
@@ -315,15 +315,27 @@ class DataTask(Task):
     def keep(self) -> Kept:
         if self._kept is not None and self._kept.text is not None:
             return self._kept
-        return self._to_keep()
+        return Kept(self._symbols(), self._text)
+
+    def example(self, key: jax.Array, data: Any) -> Example:
+        return Example(*sampling.row(key, data))
+
+    @property
+    @abc.abstractmethod
+    def _text(self) -> dict[str, Any]:
+        """Names the data, as in `Kept`."""
 
     @abc.abstractmethod
-    def _to_keep(self) -> Kept:
-        """Returns the data that a new run stores."""
+    def _symbols(self) -> str:
+        """Describes the tokens, as in `Kept`."""
 
-    def _check_same(self, text: Mapping[str, Any]) -> None:
-        """Raises ConfigError unless `text`, as in `Kept`, is the run's."""
-        before = None if self._kept is None else self._kept.text
+    @abc.abstractmethod
+    def _parts(self) -> tuple[Any, Any]:
+        """Reads the data to train on, and what is held out."""
+
+    @functools.cached_property
+    def _split(self) -> tuple[Any, Any]:
+        before, text = None if self._kept is None else self._kept.text, self._text
         if before is not None and before["sha256"] != text["sha256"]:
             raise checks.ConfigError(
                 f"The run has learnt from other data: {before['name']} had the sha256 "
@@ -332,6 +344,7 @@ class DataTask(Task):
                 "Training and held-out examples need that data; inputs of your own do "
                 "not."
             )
+        return self._parts()
 
 
 def check_parts(

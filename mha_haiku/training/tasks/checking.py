@@ -83,7 +83,7 @@ def _faults_of_attributes(task) -> list[str]:
 def _traced(name, task, is_own) -> Example:
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
-        example = jax.eval_shape(task.example, key, task.data_shapes)
+        example = jax.eval_shape(task.example, key, task.train_data)
     except Exception as error:
         if not is_own:
             raise

@@ -11,10 +11,8 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
@@ -65,31 +63,40 @@ class Classify(text.TextTask):
     )
 
     @functools.cached_property
-    def corpus(self) -> text.Corpus:
-        """The texts of both parts, each with the number of its label."""
-        rows = read_table(self.path) if self.path else list(python_expressions.load())
-        sha256 = hashlib.sha256(json.dumps(rows).encode()).hexdigest()
+    def _rows(self) -> list[tuple[str, str]]:
+        return read_table(self.path) if self.path else list(python_expressions.load())
+
+    @functools.cached_property
+    def _text(self) -> dict[str, Any]:
         name = self.path or f"library of Python {platform.python_version()}"
-        labels = sorted({label for _, label in rows})
+        sha256 = hashlib.sha256(json.dumps(self._rows).encode()).hexdigest()
+        labels = sorted({label for _, label in self._rows})
+        return {"name": name, "sha256": sha256, "labels": labels}
+
+    @functools.cached_property
+    def texts(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        """The texts of both parts, each with the number of its label."""
+        labels = self._text["labels"]
         if len(labels) < 2:
             raise checks.ConfigError(
                 f"path must have texts of at least 2 labels, got {self.path!r}, where "
                 f"all have the label {labels[0]!r}."
             )
         parts: tuple[list, list] = [], []
-        for each, label in rows:
+        for each, label in self._rows:
             part = parts[sampling.is_held_out(each, self.held_out_fraction)]
             part.append((each, labels.index(label)))
         fraction = self.held_out_fraction
         base.check_parts("held_out_fraction", fraction, *map(len, parts), "texts")
-        described = {"name": name, "sha256": sha256, "labels": labels}
-        whole = "\n".join(each for each, _ in parts[0])
-        return text.Corpus(self.made_tokenizer(whole, described), described, *parts)
+        return parts
 
     @property
-    def data_shapes(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        shapes = ((1, self.sequence_length), (1,), (1,))
-        return tuple(jax.ShapeDtypeStruct(shape, np.int32) for shape in shapes)
+    def _training_text(self) -> str:
+        return "\n".join(each for each, _ in self.texts[0])
+
+    def _parts(self) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        _ = self.encoder  # so that its errors show now
+        return self.texts
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -106,21 +113,22 @@ class Classify(text.TextTask):
         return len(self._labels)
 
     @functools.cached_property
-    def train_data(self) -> tuple[np.ndarray, ...]:
-        """Texts `[N, T]` to train on, lengths `[N]` and labels `[N]`, all int32."""
-        return self._encoded(self.corpus.train)
+    def train_data(self) -> base.Example:
+        return self._encoded(self._split[0])
 
     @functools.cached_property
-    def held_out_data(self) -> tuple[np.ndarray, ...]:
-        return self._encoded(self.corpus.held_out)
+    def held_out_data(self) -> base.Example:
+        return self._encoded(self._split[1])
 
-    def _encoded(self, pairs) -> tuple[np.ndarray, ...]:
+    def _encoded(self, pairs) -> base.Example:
         texts, labels = zip(*pairs, strict=True)
-        return *self.padded(texts), np.array(labels, np.int32)
+        tokens, lengths = self.padded(texts)
+        weights = np.ones(len(labels), np.float32)
+        return base.Example(tokens, np.array(labels, np.int32), weights, lengths)
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        return bag_of_words(self.corpus.train, self.corpus.held_out, self.num_classes)
+        return bag_of_words(*self._split, self.num_classes)
 
     def token_label(self, token: int) -> str:
         is_own = token == self.encoder.num_tokens and not self.encoder.before
@@ -129,17 +137,11 @@ class Classify(text.TextTask):
     def class_label(self, c: int) -> str:
         return self._labels[c]
 
-    def example(self, key: jax.Array, data: tuple[np.ndarray, ...]) -> base.Example:
-        tokens, lengths, labels = map(jnp.asarray, data)
-        place = sampling.integers(sampling.words(key), len(tokens))
-        label = labels[place]
-        return base.Example(tokens[place], label, base.all_count(label), lengths[place])
-
     @property
     def _labels(self) -> list[str]:
         if self._kept is not None and self._kept.text is not None:
             return self._kept.text["labels"]
-        return self.corpus.text["labels"]
+        return self._text["labels"]
 
 
 def read_table(path: str) -> list[tuple[str, str]]:

@@ -63,8 +63,7 @@ class ModularAddition(base.UniformTask):
         return signs.get(token, str(token))
 
     def example(self, key: jax.Array, data: Any) -> base.Example:
-        pairs = jnp.asarray(data)
-        a, b = pairs[sampling.integers(sampling.words(key), len(pairs))]
+        a, b = sampling.row(key, data)
         inputs = jnp.stack([a, jnp.int32(self.modulus), b, jnp.int32(self.modulus + 1)])
         at_end = jnp.arange(self.sequence_length) == self.sequence_length - 1
         targets = jnp.where(at_end, (a + b) % self.modulus, 0).astype(jnp.int32)

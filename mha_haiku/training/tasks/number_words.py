@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import itertools
 import json
-import random
 from typing import ClassVar
 
 import numpy as np
@@ -19,8 +18,6 @@ from mha_haiku.training.tasks import (
     spelling,
     tokenization,
 )
-
-_LEARNT_FROM = 10_000  # numbers, by byte pairs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,16 +71,17 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     def target_length(self) -> int:
         return self._lengths[1]
 
-    def _to_keep(self) -> base.Kept:
+    def _symbols(self) -> str:
         stored = {
             "tokenizers": [json.loads(each.to_json()) for each in self._tokenizers],
             "lengths": self._lengths,
         }
-        return base.Kept(json.dumps(stored) + "\n", self._text(self._words))
+        return json.dumps(stored) + "\n"
 
-    def _text(self, words) -> dict[str, str]:
+    @functools.cached_property
+    def _text(self) -> dict[str, str]:
         languages = " to ".join(self._languages)
-        text = "\n".join(itertools.chain(*words))
+        text = "\n".join(itertools.chain(*self._words))
         return {
             "name": f"num2words {importlib.metadata.version('num2words')}, {languages}",
             "sha256": hashlib.sha256(text.encode()).hexdigest(),
@@ -145,9 +143,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         known = spelling.languages()
         checks.choice("source_language", self.source_language, known)
         checks.choice("target_language", self.target_language, known)
-        words = tuple(spelling.words(each, self.largest) for each in self._languages)
-        self._check_same(self._text(words))
-        return words
+        return tuple(spelling.words(each, self.largest) for each in self._languages)
 
     @functools.cached_property
     def _numbers(self) -> dict[str, int]:
@@ -158,13 +154,9 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         if self._kept is not None:
             return super()._tokenizers
         train = tokenization.TRAINERS[self.tokenizer]
-        if self.tokenizer == "characters":
-            texts = map("".join, self._words)
-        else:  # byte pairs are as common in fewer words, which take less time
-            numbers = range(self.largest + 1)
-            if len(numbers) > _LEARNT_FROM:
-                numbers = random.Random(0).sample(numbers, _LEARNT_FROM)
-            texts = ("\n".join(words[n] for n in numbers) for words in self._words)
+        # With a word on each line no byte pair is of two.
+        between = "" if self.tokenizer == "characters" else "\n"
+        texts = map(between.join, self._words)
         return tuple(train(text, self.vocabulary_size) for text in texts)
 
     @functools.cached_property
@@ -176,13 +168,12 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     @functools.cached_property
     def _pairs(self) -> sequence_to_sequence.Pairs:
         sources, targets = (
-            tokenizer.encode_each(words)
+            list(map(tokenizer.encode, words))
             for tokenizer, words in zip(self._tokenizers, self._words, strict=True)
         )
         return sequence_to_sequence.Pairs.of(sources, targets)
 
-    @functools.cached_property
-    def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
+    def _parts(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
         fraction, numbers = self.held_out_fraction, range(self.largest + 1)
         held_out = [sampling.is_held_out(str(number), fraction) for number in numbers]
         return base.split(self._pairs, np.array(held_out), fraction, "numbers")

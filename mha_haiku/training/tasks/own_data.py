@@ -9,10 +9,8 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
@@ -25,15 +23,6 @@ from mha_haiku.training.tasks import (
 )
 
 _PLACES = "places"
-
-
-class Rows(NamedTuple):
-    """Examples on the host, the first axis being theirs."""
-
-    inputs: np.ndarray  # [N, T] int32 tokens, or [N, T, D] float32
-    targets: np.ndarray  # [N, T] or [N] int32
-    weights: np.ndarray  # shaped like the targets, float32
-    lengths: np.ndarray | None  # [N] int32; None: all of the inputs are valid
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,15 +52,16 @@ class _Held(base.DataTask):
         super().__post_init__(kept)
         _ = self._split  # so that its errors show now
 
-    def _to_keep(self) -> base.Kept:
+    def keep(self) -> base.Kept:
         return self._kept
+
+    _text = _symbols = None  # the arrays say it
 
     @property
     def _data(self) -> Any:
         return self._kind(*map(self._kept.arrays.get, self._kind._fields))
 
-    @functools.cached_property
-    def _split(self) -> tuple[Any, Any]:
+    def _parts(self) -> tuple[Any, Any]:
         held_out = self._kept.arrays[_PLACES] < self.held_out_fraction
         return base.split(self._data, held_out, self.held_out_fraction, "examples")
 
@@ -86,7 +76,7 @@ class Arrays(_Held):
 
     name: ClassVar[str] = "arrays"
     baseline_name = "unigram"
-    _kind = Rows
+    _kind = base.Example
     sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
     num_tokens: int | None = fields.field(
         None, "number of different tokens; None: inputs are features", sampling.count(1)
@@ -104,10 +94,6 @@ class Arrays(_Held):
             return np.bincount(classes, weights, minlength=self.num_classes)
 
         return base.unigram(*map(counts, self._split))
-
-    def example(self, key: jax.Array, data: Rows) -> base.Example:
-        index = sampling.integers(sampling.words(key), len(data.inputs))
-        return base.Example(*jax.tree.map(lambda x: jnp.asarray(x)[index], data))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -224,7 +210,7 @@ def from_arrays(
         kind = Labels if np.ndim(targets) == 1 else Arrays
         wanted = (count,) if kind is Labels else (count, length)
         targets = _integers("targets", targets, "[N] or [N, T]", wanted, 0)
-    rows = Rows(inputs, targets, _weights(weights, targets, counted), lengths)
+    rows = base.Example(inputs, targets, _weights(weights, targets, counted), lengths)
     return _task(
         kind,
         rows,
@@ -276,7 +262,7 @@ def from_examples(
     train = tokenization.TRAINERS[tokenizer]
     made = [train("\n".join(side), vocabulary_size) for side in sides]
     stored = {"tokenizers": [json.loads(each.to_json()) for each in made]}
-    tokens = [x.encode_each(side) for x, side in zip(made, sides, strict=True)]
+    tokens = [list(map(x.encode, side)) for x, side in zip(made, sides, strict=True)]
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
     if not labels:
         both = sequence_to_sequence.Pairs.of(*tokens)
@@ -285,7 +271,7 @@ def from_examples(
     inputs, lengths = tokenization.padded(tokens[0], dtype=np.int32)
     classes = {label: c for c, label in enumerate(different)}
     targets = np.array([classes[x] for x in seconds], np.int32)
-    rows = Rows(inputs, targets, np.ones(len(pairs), "f4"), lengths)
+    rows = base.Example(inputs, targets, np.ones(len(pairs), "f4"), lengths)
     return _task(
         Labels,
         rows,

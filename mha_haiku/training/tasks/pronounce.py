@@ -5,13 +5,12 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import base, edit_distance, sampling, sequence_to_sequence
+from mha_haiku.training.tasks import base, sampling, sequence_to_sequence
 
 _LETTERS = "'-.abcdefghijklmnopqrstuvwxyz"
 _TOKENS = {letter: token for token, letter in enumerate(_LETTERS)}
@@ -36,7 +35,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
     The hash of a word says whether it is held out: no word is in both parts.
 
     Metric: accuracy and exact match with the targets; of answers that a model has
-    decoded word and phoneme error rate, see `score`. Baseline: see
+    decoded see `score`. Baseline: see
     `PairsTask.baseline`.
 
     Source: Yolchuyeva et al. 2019, https://arxiv.org/abs/2004.06338, without stress.
@@ -69,9 +68,9 @@ class Pronounce(sequence_to_sequence.PairsTask):
     def num_target_tokens(self) -> int:
         return len(self._phonemes)
 
-    def _to_keep(self) -> base.Kept:
+    def _symbols(self) -> str:
         symbols = {"source": list(_LETTERS), "target": list(self._phonemes)}
-        return base.Kept(json.dumps(symbols) + "\n", self._text)
+        return json.dumps(symbols) + "\n"
 
     def token_label(self, token: int) -> str:
         return _LETTERS[token]
@@ -98,20 +97,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
         known = self._pronunciations.get(self.question(example))
         return super().right_answers(example) if known is None else list(known)
 
-    def score(
-        self, answers: Sequence[Sequence[int] | np.ndarray], examples: base.Example
-    ) -> dict[str, float]:
-        """Computes "word_error_rate" and "phoneme_error_rate" of answers.
-
-        The share of answers that are none of the word's pronunciations, in [0, 1], and
-        the edits to the nearest of them per phoneme of it.
-        """
-        edits, lengths = self._edits(answers, examples)
-        return {
-            "word_error_rate": float(np.mean(edits > 0)),
-            "phoneme_error_rate": edit_distance.error_rate(edits, lengths),
-        }
-
     @functools.cached_property
     def _phonemes(self) -> tuple[str, ...]:
         stressed = [vowel + each for vowel in _VOWELS for each in _STRESSES]
@@ -131,9 +116,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
                     known[word].append(tokens)
         return known
 
-    @functools.cached_property
-    def _split(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
-        self._check_same(self._text)
+    def _parts(self) -> tuple[sequence_to_sequence.Pairs, sequence_to_sequence.Pairs]:
         parts: tuple[list, list] = ([], [])
         for word, pronunciations in self._pronunciations.items():
             held_out = sampling.is_held_out(word, self.held_out_fraction)

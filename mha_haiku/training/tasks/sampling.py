@@ -7,6 +7,7 @@ functions. Which examples are held out is decided here, too.
 """
 
 import hashlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,12 @@ def words(key: jax.Array, *shape: int) -> jax.Array:
 def integers(random: jax.Array, count: int | jax.Array) -> jax.Array:
     """Maps `random` words to int32 integers, uniform in [0, count)."""
     return (random % jnp.asarray(count, jnp.uint32)).astype(jnp.int32)
+
+
+def row(key: jax.Array, data: Any) -> Any:
+    """Draws the same row of all arrays `[N, ...]` in a tree, on the host or not."""
+    index = integers(words(key), len(jax.tree.leaves(data)[0]))
+    return jax.tree.map(lambda x: jnp.asarray(x)[index], data)
 
 
 def distinct(

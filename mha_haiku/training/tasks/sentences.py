@@ -5,12 +5,10 @@ import functools
 import re
 from typing import ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import base, sampling, text
+from mha_haiku.training.tasks import base, text
 
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
@@ -37,42 +35,27 @@ class Sentences(text.TextTask):
     metrics: ClassVar[tuple[str, ...]] = ("drift",)
 
     @property
-    def data_shapes(self) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-        shapes = ((1, self.sequence_length), (1,))
-        return tuple(jax.ShapeDtypeStruct(shape, np.int32) for shape in shapes)
-
-    @property
     def baseline(self) -> dict[str, float]:
         return {"accuracy": float("nan"), "loss": float("nan")}
 
-    def example(
-        self, key: jax.Array, data: tuple[np.ndarray, np.ndarray]
-    ) -> base.Example:
-        tokens, lengths = map(jnp.asarray, data)
-        place = sampling.integers(sampling.words(key), len(tokens))
-        weights = jnp.zeros(self.sequence_length, jnp.float32)
-        return base.Example(tokens[place], tokens[place], weights, lengths[place])
+    @functools.cached_property
+    def train_data(self) -> base.Example:
+        return self._encoded(0, "training")
 
     @functools.cached_property
-    def train_data(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sentences `[N, T]` int32 to train on, and their lengths `[N]` int32."""
-        return self._encoded("training")
+    def held_out_data(self) -> base.Example:
+        return self._encoded(1, "held-out")
 
-    @functools.cached_property
-    def held_out_data(self) -> tuple[np.ndarray, np.ndarray]:
-        return self._encoded("held-out")
-
-    def _encoded(self, part) -> tuple[np.ndarray, np.ndarray]:
-        _ = self.corpus  # checks that the text is the run's
-        whole = text.read(self.path)
-        cut = round(len(whole) * (1 - self.held_out_fraction))
-        texts = sentences(whole[:cut] if part == "training" else whole[cut:])
+    def _encoded(self, part, name) -> base.Example:
+        _ = self._split  # checks that the text is the run's
+        texts = sentences(self.texts[part])
         if not texts:
             raise checks.ConfigError(
-                f"path must have sentences in its {part} part, got none from "
+                f"path must have sentences in its {name} part, got none from "
                 f"{self.path!r}."
             )
-        return self.padded(texts)
+        tokens, lengths = self.padded(texts)
+        return base.Example(tokens, tokens, np.zeros(tokens.shape, "f4"), lengths)
 
 
 def sentences(whole: str) -> list[str]:

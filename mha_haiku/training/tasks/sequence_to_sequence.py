@@ -146,19 +146,7 @@ class PairsTask(base.DataTask, SequenceToSequence):
         return base.unigram(*map(counts, self._split))
 
     def example(self, key: jax.Array, data: Pairs) -> base.Example:
-        index = sampling.integers(sampling.words(key), len(data.sources))
-        return self.row(index, data)
-
-    def row(self, index: jax.Array | int, data: Pairs) -> base.Example:
-        """Makes the example of pair `index` of `data`, for a pass over all pairs."""
-        return self.pair(*(jnp.asarray(each)[index] for each in data))
-
-    @property
-    def data_shapes(self) -> Pairs:
-        tokens = functools.partial(jax.ShapeDtypeStruct, dtype=np.int16)
-        length = jax.ShapeDtypeStruct((1,), np.int32)
-        source, target = (1, self.sequence_length), (1, self.target_length)
-        return Pairs(tokens(source), length, tokens(target), length)
+        return self.pair(*sampling.row(key, data))
 
 
 class TextPairsTask(PairsTask):

@@ -6,7 +6,6 @@ word of 34, in which the words of 4 and of 30 are found at either end.
 
 import functools
 import os.path
-import random
 import unicodedata
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from mha_haiku.core import checks
 from mha_haiku.training.tasks import base
 
 LARGEST = 999_999
-_NUM_COMPARED = 300
 
 
 class Part(NamedTuple):
@@ -45,24 +43,8 @@ def word(language: str, number: int) -> str:
 
 @functools.lru_cache(4)
 def words(language: str, largest: int) -> list[str]:
-    """Spells out the numbers from 0 to `largest`, at most 999,999.
-
-    `num2words` takes 0.1 ms for each. Words from 1,000 on are put together here, of
-    what is said of the thousands and what is said behind them, unless that differs
-    from `num2words` in any of 300 numbers, as it does in Danish.
-    """
-    small = [word(language, n) for n in range(min(largest + 1, 1000))]
-    if largest < 1000:
-        return small
-    heads = [word(language, 1000 * k) for k in range(1, largest // 1000 + 1)]
-    tails = ["", *(word(language, 1000 + n)[len(heads[0]) :] for n in range(1, 1000))]
-    together = [head + tail for head in heads for tail in tails]
-    together = (small + together)[: largest + 1]
-    draw = random.Random(largest)
-    compared = [largest, *(draw.randrange(largest) for _ in range(_NUM_COMPARED))]
-    if all(together[n] == word(language, n) for n in compared):
-        return together
-    return [word(language, n) for n in range(largest + 1)]
+    """Spells out the numbers from 0 to `largest`, in about 0.1 ms each."""
+    return [word(language, number) for number in range(largest + 1)]
 
 
 @functools.lru_cache(2**16)

@@ -7,7 +7,7 @@ import os
 import pathlib
 import platform
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +23,9 @@ def _tokenizer_name(name: str, value: Any) -> str:
     return checks.choice(name, value, (*tokenization.TRAINERS, "tokenizer.json"))
 
 
-class Corpus(NamedTuple):
-    """A text as tokens, or texts with labels; a part to train on and one held out."""
-
-    tokenizer: tokenization.Tokenizer  # trained on the first part, or of a file
-    text: dict[str, Any]  # see `base.Kept`
-    # Tokens `[N]` int32, or pairs of a text and the number of its label.
-    train: np.ndarray | list[tuple[str, int]]
-    held_out: np.ndarray | list[tuple[str, int]]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTask(base.DataTask):
-    """What the tasks over text share: the corpus, its labels, the unigram baseline.
+    """What the tasks over text share: the tokenizer, labels, the unigram baseline.
 
     Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
     tokenizer come first, 0 to num_classes - 1; they are the classes as well. The
@@ -73,18 +63,25 @@ class TextTask(base.DataTask):
     )
 
     @functools.cached_property
-    def corpus(self) -> Corpus:
+    def texts(self) -> tuple[Any, Any]:
+        """The text to train on, and the one that is held out."""
         if self.held_out_fraction == 0:
             raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
         text = read(self.path)
         # At least one character to train the tokenizer on; short texts are refused.
         cut = max(1, round(len(text) * (1 - self.held_out_fraction)))
-        parts = text[:cut], text[cut:]
-        sha256 = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        return text[:cut], text[cut:]
+
+    @functools.cached_property
+    def _text(self) -> dict[str, Any]:
         topics = f"pydoc_data.topics of Python {platform.python_version()}"
-        described = {"name": self.path or topics, "sha256": sha256}
-        tokenizer = self.made_tokenizer(parts[0], described)
-        parts = tuple(map(tokenizer.encode, parts))
+        content = "".join(self.texts).encode(errors="surrogatepass")
+        sha256 = hashlib.sha256(content).hexdigest()
+        return {"name": self.path or topics, "sha256": sha256}
+
+    def _parts(self) -> tuple[Any, Any]:
+        """Returns the tokens of both parts, `[N]` and `[M]` int32."""
+        parts = tuple(map(self.encoder.encode, self.texts))
         for part, tokens in zip(("training", "held-out"), parts, strict=True):
             if len(tokens) <= self.sequence_length:
                 raise checks.ConfigError(
@@ -92,32 +89,23 @@ class TextTask(base.DataTask):
                     f"{part} part (sequence_length + 1), got {len(tokens)} from "
                     f"{self.path!r} with held_out_fraction {self.held_out_fraction!r}."
                 )
-        return Corpus(tokenizer, described, *parts)
-
-    def made_tokenizer(
-        self, text: str, described: dict[str, Any]
-    ) -> tokenization.Tokenizer:
-        """Makes the tokenizer of the run, of a file, or one trained on a text."""
-        if self._kept is not None:
-            self._check_same(described)
-            return self.encoder
-        if train := tokenization.TRAINERS.get(self.tokenizer):
-            return train(text, self.vocabulary_size)
-        return tokenization.read_file(self.tokenizer, self.vocabulary_size)
+        return parts
 
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:
-        """The tokenizer, of the run or trained on the text."""
-        if self._kept is None:
-            return self.corpus.tokenizer
-        return tokenization.from_json(self._kept.tokenizer)
+        """The tokenizer, of the run, of a file or trained on the training part."""
+        if self._kept is not None:
+            return tokenization.from_json(self._kept.tokenizer)
+        if train := tokenization.TRAINERS.get(self.tokenizer):
+            return train(self._training_text, self.vocabulary_size)
+        return tokenization.read_file(self.tokenizer, self.vocabulary_size)
 
     @property
-    def data_shapes(self) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((self.sequence_length + 1,), np.int32)
+    def _training_text(self) -> str:
+        return self.texts[0]
 
-    def _to_keep(self) -> base.Kept:
-        return base.Kept(self.encoder.to_json(), self.corpus.text)
+    def _symbols(self) -> str:
+        return self.encoder.to_json()
 
     @property
     def num_tokens(self) -> int:
@@ -126,11 +114,6 @@ class TextTask(base.DataTask):
     @property
     def num_classes(self) -> int:
         return self.encoder.num_tokens
-
-    @property
-    def _split(self) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of both parts, `[N]` and `[M]` int32."""
-        return self.corpus.train, self.corpus.held_out
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:

@@ -61,7 +61,11 @@ class Characters(Tokenizer):
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "Characters":
-        """Makes a tokenizer of a text's characters, the commonest if too many."""
+        """Makes a tokenizer of a text's characters, the commonest if too many.
+
+        Raises:
+          ValueError: If `vocabulary_size` is no integer of at least 2.
+        """
         checks.integer_in("vocabulary_size", vocabulary_size, 2, None)
         counts = Counter(text)
         commonest = sorted(counts, key=lambda c: (-counts[c], c))
@@ -90,10 +94,6 @@ class Characters(Tokenizer):
                 f"It knows {checks.shown(self.alphabet)}."
             )
 
-    def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
-        ends = np.cumsum(list(map(len, texts)))
-        return np.split(self.encode("".join(texts)), ends[:-1])
-
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Finds where in a text each of its tokens begins and ends."""
         return [(place, place + 1) for place in range(len(text))]
@@ -120,6 +120,9 @@ class BytePairs(Tokenizer):
         """Trains a tokenizer that merges byte pairs, the commonest in `text` first.
 
         It has `vocabulary_size` tokens, at least 256, or fewer if pairs run out.
+
+        Raises:
+          ValueError: If `vocabulary_size` is no integer of at least 256.
         """
         checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
         tokenizers = library()
@@ -142,11 +145,9 @@ class BytePairs(Tokenizer):
         return self.tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> np.ndarray:
-        ids = itertools.chain.from_iterable(self.encode_each(_lines(text)))
+        encodings = self.tokenizer.encode_batch(_lines(text))
+        ids = itertools.chain.from_iterable(each.ids for each in encodings)
         return np.fromiter(ids, np.int32)
-
-    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
-        return [each.ids for each in self.tokenizer.encode_batch(list(texts))]
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Finds where in a text of one line each of its tokens begins and ends.

@@ -90,7 +90,10 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Starts to save a tree of host arrays; waits for the save before it.
 
         The arrays must not be changed afterwards. A good checkpoint of this step is
-        kept as it is. The smallest `held_out_loss`, which is finite, marks the best.
+        kept as it is. The smallest `held_out_loss` marks the best.
+
+        Raises:
+          ValueError: If `held_out_loss` is not finite.
         """
         if held_out_loss is not None and not math.isfinite(held_out_loss):
             raise ValueError(f"held_out_loss must be finite, got {held_out_loss}.")
@@ -116,7 +119,11 @@ class Checkpoints(contextlib.AbstractContextManager):
 
         `abstract` has the shapes and dtypes of what was saved, as from
         `jax.eval_shape`; with `partly` the checkpoint may have more fields at the top
-        of the tree. ConfigError if there is no such step, it is damaged or differs.
+        of the tree.
+
+        Raises:
+          ConfigError: If there is no such step, it is damaged, or its arrays have other
+            names, shapes or dtypes.
         """
         step = self._existing(step)
         where = f"The checkpoint of step {step} in {self._root}"

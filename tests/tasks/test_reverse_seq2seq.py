@@ -3,50 +3,34 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import uniform_sequences
-
-CLASSES = {
-    "copy": uniform_sequences.CopySeq2Seq,
-    "reverse": uniform_sequences.ReverseSeq2Seq,
-}
-each_task = pytest.mark.parametrize("kind", list(CLASSES))
+from mha_haiku.training.tasks import reverse_seq2seq
 
 
-def make(kind, **options):
-    return CLASSES[kind](
-        **{"min_length": 2, "max_length": 5, "num_tokens": 7} | options
-    )
+def make(**options):
+    given = {"min_length": 2, "max_length": 5, "num_tokens": 7} | options
+    return reverse_seq2seq.ReverseSeq2Seq(**given)
 
 
-def turned(kind, tokens):
-    return tokens if kind == "copy" else tokens[::-1]
-
-
-@each_task
-def test_target_is_the_source_in_its_order(kind, sampled):
-    batch = sampled(make(kind))
+def test_target_is_the_source_in_reverse_order(sampled):
+    batch = sampled(make())
     for source, target, n in list(
         zip(batch.inputs.tolist(), batch.targets.tolist(), batch.lengths, strict=True)
     )[:256]:
-        assert target[:n] == turned(kind, source[:n])
+        assert target[:n] == source[:n][::-1]
 
 
-@each_task
-def test_lengths_and_tokens_are_uniform(kind, sampled):
-    batch = sampled(make(kind))
+def test_lengths_and_tokens_are_uniform(sampled):
+    batch = sampled(make())
     shares = np.bincount(batch.lengths, minlength=6) / len(batch.lengths)
     np.testing.assert_allclose(shares, [0, 0, *[1 / 4] * 4], atol=0.03)
     valid = batch.inputs[np.arange(5) < batch.lengths[:, None]]
     np.testing.assert_allclose(np.bincount(valid) / valid.size, [1 / 7] * 7, atol=0.015)
 
 
-@each_task
 @pytest.mark.parametrize("sizes", [(2, 5, 7), (3, 3, 2)])
-def test_baseline_is_the_best_that_no_look_at_the_input_can_do(kind, sizes, sampled):
-    task = make(
-        kind,
-        **dict(zip(("min_length", "max_length", "num_tokens"), sizes, strict=False)),
-    )
+def test_baseline_is_the_best_that_no_look_at_the_input_can_do(sizes, sampled):
+    names = ("min_length", "max_length", "num_tokens")
+    task = make(**dict(zip(names, sizes, strict=True)))
     batches = [sampled(task, seed=seed) for seed in range(4)]
     targets, weights = (
         np.concatenate([getattr(batch, part) for batch in batches])
@@ -66,25 +50,23 @@ def test_baseline_is_the_best_that_no_look_at_the_input_can_do(kind, sizes, samp
     )
 
 
-@each_task
-def test_worked_example_obeys_the_rule(kind):
-    task = make(kind, max_length=6, num_tokens=10)
+def test_worked_example_obeys_the_rule():
+    task = make(max_length=6, num_tokens=10)
     lines = [line.split() for line in type(task).__doc__.splitlines()]
     row = {line[0]: line[1:] for line in lines if line}
     source = task.encode(" ".join(row["inputs"])).tolist()
     padding = [0] * (6 - len(source))
-    target = [*turned(kind, source), *padding, 0]
+    target = [*source[::-1], *padding, 0]
     example = task.pair(
         np.array(source + padding), len(source), np.array(target), len(source)
     )
     assert [task.class_label(c) for c in example.targets.tolist()] == row["targets"]
     assert example.weights.tolist() == list(map(float, row["weights"]))
-    assert task.answer(example.targets) == " ".join(map(str, turned(kind, source)))
+    assert task.answer(example.targets) == " ".join(map(str, source[::-1]))
 
 
-@each_task
-def test_aligned_source_token_is_the_target(kind, sampled):
-    task, batch = make(kind), sampled(make(kind))
+def test_aligned_source_token_is_the_target(sampled):
+    task, batch = make(), sampled(make())
     for i in range(20):
         example = tasks.Example(*(each[i] for each in batch))
         rows, columns = np.nonzero(task.alignments(example)["aligned"])
@@ -92,7 +74,6 @@ def test_aligned_source_token_is_the_target(kind, sampled):
         np.testing.assert_array_equal(example.inputs[columns], example.targets[rows])
 
 
-@each_task
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -101,9 +82,9 @@ def test_aligned_source_token_is_the_target(kind, sampled):
         ({"num_tokens": 1}, "num_tokens must be an integer from 2"),
     ],
 )
-def test_impossible_sizes_are_refused(kind, options, message):
+def test_impossible_sizes_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        make(kind, **options)
+        make(**options)
     given = {"min_length": 2} | options
     with pytest.raises(checks.ConfigError, match=message):
-        tasks.make(f"{kind}_seq2seq", **given)
+        tasks.make("reverse_seq2seq", **given)

@@ -1,6 +1,5 @@
-"""Write a sequence of independent, uniform tokens again, or in reverse order."""
+"""Write a sequence of independent, uniform tokens in reverse order."""
 
-import abc
 import dataclasses
 import functools
 import math
@@ -15,14 +14,22 @@ from mha_haiku.training.tasks import base, sampling, sequence_to_sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
-    """A target that holds the tokens of the source at other places.
+class ReverseSeq2Seq(sequence_to_sequence.SequenceToSequence):
+    """The target is the source in reverse order.
 
-    Lengths are uniform, tokens independent and uniform. Metric: accuracy over the
-    targets and the end token; exact match of all of them. Examples have lengths from 2
-    to 6 and 10 tokens.
+    Lengths are uniform, tokens independent and uniform. Example with lengths from 2 to
+    6 and 10 tokens:
+
+        inputs   3 1 4 5
+        targets  5 4 1 3 <end> <end> <end>
+        weights  1 1 1 1 1     0     0
+
+    Metric: accuracy over the targets and the end token; exact match of all of them. A
+    cross head that solves it attends along the anti-diagonal, which begins where the
+    source ends.
     """
 
+    name: ClassVar[str] = "reverse_seq2seq"
     min_length: int = fields.field(
         4, "tokens of the shortest source", sampling.count(1)
     )
@@ -71,19 +78,12 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
             "loss": float(np.average(loss, weights=left)),
         }
 
-    @abc.abstractmethod
-    def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
-        """Finds the source positions of the target's tokens at `[T]` positions.
-
-        What it says of positions behind the `length` of the source does not matter.
-        """
-
     def example(self, key: jax.Array, data: Any) -> base.Example:
         random = sampling.words(key, self.max_length + 1)
         choices = self.max_length - self.min_length + 1
         length = self.min_length + sampling.integers(random[0], choices)
         source = sampling.integers(random[1:], self.num_tokens)
-        places = self.places(jnp.arange(self.target_length), length)
+        places = length - 1 - jnp.arange(self.target_length)
         target = source[jnp.clip(places, 0, self.max_length - 1)]
         return self.pair(source, length, target, length)
 
@@ -92,41 +92,6 @@ class UniformSequencesTask(sequence_to_sequence.SequenceToSequence):
         targets, inputs = np.asarray(example.targets), np.asarray(example.inputs)
         aligned = np.zeros((self.target_length, self.sequence_length), bool)
         rows = np.arange(min(length, len(targets)))
-        columns = np.asarray(self.places(rows, length))
+        columns = length - 1 - rows
         aligned[rows, columns] = targets[rows] == inputs[columns]
         return {"aligned": aligned}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CopySeq2Seq(UniformSequencesTask):
-    """The target is the source.
-
-        inputs   3 1 4 1
-        targets  3 1 4 1 <end> <end> <end>
-        weights  1 1 1 1 1     0     0
-
-    A cross head that solves it attends along the diagonal.
-    """
-
-    name: ClassVar[str] = "copy_seq2seq"
-
-    def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
-        return position
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReverseSeq2Seq(UniformSequencesTask):
-    """The target is the source in reverse order.
-
-        inputs   3 1 4 5
-        targets  5 4 1 3 <end> <end> <end>
-        weights  1 1 1 1 1     0     0
-
-    A cross head that solves it attends along the anti-diagonal, which begins where the
-    source ends.
-    """
-
-    name: ClassVar[str] = "reverse_seq2seq"
-
-    def places(self, position: jax.Array, length: jax.Array) -> jax.Array:
-        return length - 1 - position
