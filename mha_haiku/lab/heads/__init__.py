@@ -24,14 +24,11 @@ from mha_haiku.lab.heads.contributions import (
 from mha_haiku.lab.heads.drift import mean_pooled, measured_by_drift
 from mha_haiku.lab.heads.edge_measures import (
     EDGE_MEASURES,
-    Nodes,
     acdc,
-    composition,
     edge_attribution,
     edge_patching,
     integrated_edge_attribution,
     learned_edges,
-    node_attribution,
 )
 from mha_haiku.lab.heads.faithfulness import Circuit, circuit, strongest, with_edges
 from mha_haiku.lab.heads.head_weights import (
@@ -101,7 +98,6 @@ __all__ = [
     "Matching",
     "Measure",
     "Metric",
-    "Nodes",
     "Patched",
     "ROLES",
     "Roles",
@@ -116,7 +112,6 @@ __all__ = [
     "attribution",
     "circuit",
     "circuits",
-    "composition",
     "confidence",
     "drift",
     "measured_by_drift",
@@ -138,7 +133,6 @@ __all__ = [
     "mean_pooled",
     "means",
     "metrics",
-    "node_attribution",
     "open_gates",
     "order",
     "output_gradients",

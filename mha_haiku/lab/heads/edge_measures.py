@@ -5,13 +5,11 @@ It takes a `Measured`, which has the clean examples, and the corrupted examples 
 pairs, and returns `Edges`: a number per edge, which ranks by `Edges.strength`, and what
 it cost. It raises TypeError if batches can be iterated over only once, and ValueError
 if they do not pair or the model is no graph. What an edge is stands in `graph.py`, what
-it carries in a run with patched edges in `edge_runs.py`. Path patching and composition
-are of edges between heads, the others of all.
+it carries in a run with patched edges in `edge_runs.py`.
 
-B batch, U nodes that write, E edges, X patterns of edges.
+B batch, E edges, X patterns of edges.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterable
 
@@ -21,7 +19,7 @@ import numpy as np
 import optax
 
 from mha_haiku.core import checks
-from mha_haiku.lab.heads import circuits, edge_runs, hard_concrete, patching, programs
+from mha_haiku.lab.heads import edge_runs, hard_concrete, patching, programs
 from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.lab.heads.running import Measured, check_batches, compiled
 from mha_haiku.training import tasks
@@ -98,20 +96,6 @@ def integrated_edge_attribution(
 ) -> Edges:
     """Computes `edge_attribution` with integrated gradients, EAP-IG."""
     return edge_attribution(subject, corrupted, steps=steps)
-
-
-def node_attribution(
-    subject: Measured, corrupted: Examples, *, steps: int | None = None
-) -> "Nodes":
-    """Runs attribution patching of nodes: sums over the edges from each node.
-
-    Arguments, errors and sources are as of `edge_attribution`.
-    """
-    edges = edge_attribution(subject, corrupted, steps=steps)
-    nodes = graphs.of_model(subject.model).writers
-    is_from = (edges.senders[:, None] == np.array(nodes)).all(-1)
-    values = edges.per_example @ is_from
-    return Nodes(values, edges.base, edges.other, np.array(nodes), cost=edges.cost)
 
 
 @compiled_whole
@@ -235,50 +219,6 @@ def _learned(model, params, clean, corrupted, keys, penalty, rate, *, metric, co
     (logits, _), _ = jax.lax.scan(step, (init, adam.init(init)), keys)
     probabilities = hard_concrete.open_probability(logits)
     return probabilities, hard_concrete.settled(logits), pair.before, pair.after
-
-
-EDGE_MEASURES["path_patching"] = patching.path_patching
-
-
-@_offered
-def composition(subject: Measured, corrupted: Examples) -> Edges:
-    """Computes the composition of weights of each pair of heads; nothing is run.
-
-    Source: Elhage et al. 2021, "Three kinds of composition",
-    https://transformer-circuits.pub/2021/framework/index.html.
-    """
-    del corrupted
-    values, places, kinds = [], [], []
-    for kind in circuits.KINDS:
-        found = circuits.compositions(subject.model, subject.params, kind)
-        exists = ~np.isnan(found)
-        values.append(found[exists])
-        places.append(np.argwhere(exists))
-        kinds += [kind] * exists.sum()
-    none = np.full(1, np.nan)
-    senders, receivers = np.split(np.concatenate(places), 2, axis=1)
-    ends = senders, receivers, np.array(kinds)
-    return Edges(np.concatenate(values)[None], none, none, *ends, unit="composition")
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Nodes(patching.Changes):
-    """What each node is worth: the change of the clean run's metric by patching it.
-
-    Attributes:
-      nodes: `[U, 2]`, part and head; other nodes are as in `heads.graph`.
-      cost: What it took.
-    """
-
-    nodes: np.ndarray
-    cost: Cost = dataclasses.field(default=Cost(0), kw_only=True)
-
-    def rows(self) -> list[dict[str, int | float | str]]:
-        """Lists a row for each node: its name and its numbers."""
-        return [
-            {"node": graphs.label(node)} | self._numbers((i,))
-            for i, node in enumerate(self.nodes)
-        ]
 
 
 def _edges(subject, changes, cost, **options) -> Edges:

@@ -93,19 +93,16 @@ def circuit(
       subject: The model to measure, with the clean examples.
       corrupted: The other examples of the pairs.
       edges: The most edges of the circuit.
-      measure: A name of `heads.EDGE_MEASURES`, of a measure of all edges.
+      measure: A name of `heads.EDGE_MEASURES`.
       **options: Of the measure.
 
     Raises:
-      ValueError: If the measure is unknown or of edges between heads alone, or as the
-        measure says.
+      ValueError: If the measure is unknown, or as the measure says.
     """
     checks.choice("measure", measure, edge_measures.EDGE_MEASURES)
     checks.positive_integer("edges", edges)
     graph = graphs.of_model(subject.model)
     found = edge_measures.EDGE_MEASURES[measure](subject, corrupted, **options)
-    if len(found.kinds) != len(graph.places):
-        raise ValueError(f"measure must be of all edges of a model, got {measure!r}.")
     kept = strongest(graph, found.strength, edges)
     both = with_edges(subject, corrupted, np.stack([kept, ~kept]))
     return Circuit(found, kept, *both.T, measure)
