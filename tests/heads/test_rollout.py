@@ -395,38 +395,28 @@ def test_maps_of_other_positions_are_refused():
 
 
 @pytest.mark.parametrize("channels", [1, V])
-def test_gates_count_in_what_weights_move(channels):
+def test_gates_count_in_gradients_and_are_refused_by_sizes(channels):
     maps, weights = _layers("padding")
     rng = np.random.default_rng(4)
 
     gates = [rng.uniform(size=(B, T, x.shape[1], channels)) for x in maps]
     gradients = [rng.normal(size=(B, T, x.shape[1], V)) for x in maps]
-    projections = [rng.normal(size=(6, V, D)), rng.normal(size=(3, V, 3))]
-    by_size, by_gradient = [], []
+    by_gradient = []
     for i, (layer, own) in enumerate(zip(maps, weights, strict=True)):
         moved = np.einsum("bthv,bhsv->bhtsv", gates[i] * np.ones(V), _values(layer))
-        sizes = np.linalg.norm(
-            np.einsum("bhtsv,hvd->bhtsd", moved, projections[i]), axis=-1
-        )
-        by_size.append(_with_residual((own * sizes).sum(1), 0.3))
         slopes = np.einsum("bthv,bhtsv->bhts", gradients[i], moved)
         by_gradient.append(np.eye(T) + np.maximum(own * slopes, 0).mean(1))
 
-    @jax.jit
-    def found(maps):
-        gated = [
-            dataclasses.replace(
-                layer, weighting=layer.weighting._replace(gates=jnp.float32(gate))
-            )
-            for layer, gate in zip(maps, gates, strict=True)
-        ]
-        options = {"output_weights": projections, "residual": 0.3}
-        rolled = value_rollout(gated, ROWS, **options)
-        return rolled, gradient_rollout(gated, gradients, ROWS)
-
-    by_value, weighted = found(maps)
-    _close(by_value, _product(by_size)[-1][:, ROWS], 5e-6)
+    gated = [
+        dataclasses.replace(
+            layer, weighting=layer.weighting._replace(gates=jnp.float32(gate))
+        )
+        for layer, gate in zip(maps, gates, strict=True)
+    ]
+    weighted = jax.jit(lambda maps: gradient_rollout(maps, gradients, ROWS))(gated)
     _close(weighted, _product(by_gradient)[-1][:, ROWS], 2e-5)
+    with pytest.raises(ValueError, match="attention without gates"):
+        value_rollout(gated, ROWS)
 
 
 def test_what_a_sink_takes_is_nobodys():

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import attention, checks, models, tiles
-from mha_haiku.core.attention import observation
+from mha_haiku.core.attention import observation, scores
 from mha_haiku.lab.heads import edits, running
 from mha_haiku.training import tasks
 
@@ -85,13 +85,12 @@ def value_rollout(
     """Rolls out attention weighted by the norms of the values.
 
     Head h's weight `a[t, s]` is replaced by `a[t, s] |v_s W_h|`, the norm of what the
-    head adds to t from s (with `v_s` times t's gates where attention is gated); the sum
-    over heads is divided by its sum over s. Norms are added per head, so that heads
-    which cancel each other count in full.
+    head adds to t from s; the sum over heads is divided by its sum over s. Norms are
+    added per head, so that heads which cancel each other count in full.
 
-    Arguments and result are as in `rollout`. `output_weights` are the output
-    projections W of the heads, `[H, V, D]` per layer; None: the norms are of the values
-    themselves.
+    Arguments and result are as in `rollout`; attention may have no gates.
+    `output_weights` are the output projections W of the heads, `[H, V, D]` per layer;
+    None: the norms are of the values themselves.
 
     Source: Kobayashi et al. 2020, eq. 4 and 8, https://arxiv.org/abs/2004.10102.
     """
@@ -99,11 +98,13 @@ def value_rollout(
     if output_weights is None:
         output_weights = [None] * len(maps)
     _check_layers("output_weights", output_weights, maps)
-    layers = [
-        functools.partial(_by_sizes, each, weights, residual)
-        for each, weights in zip(maps, output_weights, strict=True)
-    ]
-    return _chained(layers, maps, rows, per_layer)
+
+    def moved(attention_map, weights, columns):
+        sizes = _sizes(attention_map, weights)
+        return _mixed(attention_map, sizes, residual, columns)
+
+    layers = map(functools.partial, [moved] * len(maps), maps, output_weights)
+    return _chained([*layers], maps, rows, per_layer)
 
 
 def gradient_rollout(
@@ -248,29 +249,22 @@ def _chained(layers: Sequence[Layer], maps: Maps, rows: Rows, per_layer: bool) -
     return jnp.moveaxis(rows, -3, 0)[::-1]
 
 
-def _with_residual(totals, gather, residual, columns) -> Array:
-    """Multiplies columns by the transposed `residual I + (1 - residual) A`."""
-    # Rows of A are divided by their sums `totals` `[B..., T]`; where one is 0, the row
-    # is taken from I. `gather` multiplies columns by A transposed, before the division.
-    share = jnp.where(totals == 0, 0, 1 - residual)
-    scaled = columns * (share / jnp.where(totals == 0, 1, totals))[..., None]
-    return columns * (1 - share)[..., None] + gather(scaled)
-
-
 def _values_of(attention_map) -> Array:
     """Takes the values that each head reads, `[B..., S, H, V]`."""
     if attention_map.value is None:
         raise ValueError(
             "maps must have values, as attend makes them; got one with value=None."
         )
-    num_heads = attention_map.shape[-3]
-    value = attention_map.value
-    value = jnp.repeat(value, num_heads // value.shape[-2], axis=-2)
+    value = scores.repeat_heads(attention_map.value, attention_map.shape[-3])
     return value.astype(attention_map.dtype)
 
 
 def _mixed(attention_map, sizes, residual, columns) -> Array:
-    """Multiplies columns by the transposed weights times sizes `[B..., S, H]` or 1."""
+    """Multiplies columns by the transposed `residual I + (1 - residual) A`.
+
+    A is the sum over heads of the weights, times sizes `[B..., S, H]` unless None, its
+    rows divided by their sums; where such a sum is 0 the row is taken from I.
+    """
     if sizes is not None:
         totals = attention_map.apply(sizes[..., None]).sum((-1, -2))
     elif attention_map.rows_sum_to != "1":
@@ -279,36 +273,35 @@ def _mixed(attention_map, sizes, residual, columns) -> Array:
         sees = attention_map.logsumexp != -jnp.inf
         totals = sees.sum(-2, dtype=attention_map.dtype)
 
-    def gather(columns):
-        received = attention_map.apply_transposed(columns[..., None, :])
-        if sizes is not None:
-            received = received * sizes[..., None]
-        return received.sum(-2)
+    is_empty = totals == 0
+    share = jnp.where(is_empty, 0, 1 - residual)
+    scaled = columns * (share / jnp.where(is_empty, 1, totals))[..., None]
+    received = attention_map.apply_transposed(scaled[..., None, :])
+    if sizes is not None:
+        received = received * sizes[..., None]
+    return columns * (1 - share)[..., None] + received.sum(-2)
 
-    return _with_residual(totals, gather, residual, columns)
 
-
-def _by_sizes(attention_map, weights, residual, columns) -> Array:
-    """Multiplies as `_mixed` does, for the norms of what weights move."""
+def _sizes(attention_map, weights) -> Array:
+    """Computes the norms `[B..., S, H]` of what weights `[H, V, D]` make of values."""
+    if attention_map.weighting.gates is not None:
+        raise ValueError(
+            "maps must be of attention without gates: with them the norm of what is "
+            "moved is another for each query."
+        )
     values = _values_of(attention_map)
-    upper, gates = _upper(weights, values), attention_map.weighting.gates
-    if gates is not None and gates.shape[-1] > 1:  # another norm for each query
-        parts = jnp.einsum("...shv,huv->...shvu", values, upper)
-    else:
-        written = jnp.einsum("...shv,huv->...shu", values, upper)
-        sizes = jnp.linalg.norm(written, axis=-1)
-        if gates is None:
-            return _mixed(attention_map, sizes, residual, columns)
-        parts = sizes[..., None, None]
-
-    def observed(columns):
-        queries = gates.astype(values.dtype), columns[..., None, :]
-        sums = attention_map.observe(_Scaled(_norms), observation.Given(queries, parts))
-        return jax.tree.map(lambda x: x.sum(len(values.shape) - 3), sums)
-
-    totals = observed(columns[..., :1]).queries
-    gather = lambda columns: observed(columns).keys  # noqa: E731
-    return _with_residual(totals, gather, residual, columns)
+    if weights is None:
+        return jnp.linalg.norm(values, axis=-1)
+    shape, wanted = jnp.shape(weights), values.shape[-2:]
+    if len(shape) != 3 or shape[:2] != wanted:
+        raise ValueError(
+            "output_weights must be [H, V, D] of each layer, with H and V = "
+            f"{wanted}, got shape {shape}."
+        )
+    # V numbers instead of D: W^T = Q U with orthonormal columns in Q, so |v W| = |U v|.
+    weights = jnp.asarray(weights, values.dtype)
+    upper = jnp.linalg.qr(jnp.swapaxes(weights, -1, -2), mode="r")
+    return jnp.linalg.norm(jnp.einsum("...shv,huv->...shu", values, upper), axis=-1)
 
 
 def _by_gradients(attention_map, gradient, columns) -> Array:
@@ -323,60 +316,22 @@ def _by_gradients(attention_map, gradient, columns) -> Array:
     if attention_map.weighting.gates is not None:
         gradient = gradient * attention_map.weighting.gates.astype(gradient.dtype)
     given = observation.Given((gradient, columns[..., None, :]), values)
-    received = attention_map.observe(_Scaled(_gains), given).keys
+    received = attention_map.observe(_Gains(), given).keys
     return columns + received.sum(-3) / attention_map.shape[-3]
 
 
-def _upper(weights, values):
-    """Returns U `[H, V, V]` or smaller, with `|v W| = |U v|`."""
-    # V numbers instead of D: W^T = Q U with orthonormal columns in Q.
-    if weights is None:
-        *_, num_heads, size = values.shape
-        return jnp.broadcast_to(jnp.eye(size), (num_heads, size, size))
-    shape, wanted = jnp.shape(weights), values.shape[-2:]
-    if len(shape) != 3 or shape[:2] != wanted:
-        raise ValueError(
-            "output_weights must be [H, V, D] of each layer, with H and V = "
-            f"{wanted}, got shape {shape}."
-        )
-    weights = jnp.asarray(weights, values.dtype)
-    return jnp.linalg.qr(jnp.swapaxes(weights, -1, -2), mode="r")
-
-
 @dataclasses.dataclass(frozen=True)
-class _Scaled(observation.Observation):
-    """Weights times a factor: sums of rows, and the transposed product with columns."""
-
-    # `factor(x, y)` is `[T, S]`, from the `x` that queries bring next to the columns
-    # `[T, R]`, and from the `y` that keys bring.
-    factor: Callable[[Array, Array], Array]
+class _Gains(observation.Observation):
+    """The transposed weights times what they gain, multiplied by columns."""
 
     def nothing(self, num_queries, num_keys, given, dtype):
         _, columns = given.queries
-        keys = jnp.zeros((num_keys, columns.shape[-1]), dtype)
-        return observation.Sums(jnp.zeros(num_queries, dtype), keys)
+        return observation.Sums(keys=jnp.zeros((num_keys, columns.shape[-1]), dtype))
 
     def add(self, tile, sums):
-        brought, columns = tile.given.queries
-        scaled = tile.weights * self.factor(brought, tile.given.keys)
-        return sums._replace(
-            queries=sums.queries + scaled.sum(-1), keys=sums.keys + scaled.T @ columns
-        )
-
-
-def _norms(gates, parts) -> Array:
-    """Returns norms of gated values; `parts` `[S, V, U]` are what each value makes."""
-
-    def square(total, part):  # one of U at a time: no [T, S, U] is held
-        return total + jnp.square(gates @ part.T), None
-
-    init = jnp.zeros((len(gates), len(parts)), gates.dtype)
-    return jnp.sqrt(jax.lax.scan(square, init, jnp.moveaxis(parts, -1, 0))[0])
-
-
-def _gains(gradients, values) -> Array:
-    """Returns what weights gain, from gradients of outputs `[T, V]` and `[S, V]`."""
-    return jnp.maximum(gradients @ values.T, 0)
+        gradients, columns = tile.given.queries  # of outputs, `[T, V]`, and `[T, R]`
+        gains = tile.weights * jnp.maximum(gradients @ tile.given.keys.T, 0)
+        return sums._replace(keys=sums.keys + gains.T @ columns)
 
 
 @functools.partial(jax.jit, static_argnums=1)
