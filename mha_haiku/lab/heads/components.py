@@ -93,7 +93,6 @@ class Held:
         self.sources = {name: found[name] for name in names}
         self.heads = [name for name in names if name.endswith("/heads")]
         self._factors = {n: x for n, x in found.items() if n.endswith("/factor")}
-        self._order = list(found)
         self.components, self._stacks = (), {}  # components of a site: [B, T, m, X]
         for name, value in self.sources.items():
             own, self._stacks[name] = self._components(name, value, found)
@@ -158,10 +157,7 @@ class Held:
     def _run(self, components, read):
         """Runs the model with the values of component sites, and reads the result."""
         own = components | self._factors
-        # In the order of layers: JAX sorts arrays that it passes on by their names.
-        names = sorted(own, key=self._order.index)
-        values = [own[name] for name in names]
-        changes = edits.on_parts(names, values, lambda _, given: given)
+        changes = edits.on_parts(own, own.values(), lambda _, given: given)
         model, *given = self._given
         return read(model._replace(apply=sites.edit(model.apply, changes)), *given)
 
