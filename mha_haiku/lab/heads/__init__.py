@@ -24,13 +24,16 @@ from mha_haiku.lab.heads.contributions import (
 from mha_haiku.lab.heads.drift import mean_pooled, measured_by_drift
 from mha_haiku.lab.heads.edge_measures import (
     EDGE_MEASURES,
+    Circuit,
     acdc,
+    circuit,
     edge_attribution,
     edge_patching,
     integrated_edge_attribution,
     learned_edges,
+    strongest,
+    with_edges,
 )
-from mha_haiku.lab.heads.faithfulness import Circuit, circuit, strongest, with_edges
 from mha_haiku.lab.heads.head_weights import (
     HeadWeights,
     token_embedding,
