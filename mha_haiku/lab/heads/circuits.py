@@ -39,6 +39,9 @@ def copying_score(
     a direction of tokens that makes the same tokens likelier. With weights of several
     heads the result has their leading axis.
 
+    Raises:
+      ValueError: If one end is given without the other, or they are of other tokens.
+
     Source: Elhage et al. 2021, "Detecting copying behavior".
     """
     if (embedding is None) != (unembedding is None):
@@ -88,6 +91,9 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     root of D: compare heads with each other. The result is `[H, H']`, without an axis
     for a single head; 0 for one that writes nothing.
 
+    Raises:
+      ValueError: If there is no such kind.
+
     Source: Elhage et al. 2021, "Three kinds of composition".
     """
     checks.choice("kind", kind, KINDS)
@@ -117,6 +123,9 @@ def compositions(model: models.Model, params: Any, kind: str) -> np.ndarray:
     The result is `[P, H, P, H]` for P
     attention parts, the earlier head first; NaN where the second does not read the
     first without other heads in between.
+
+    Raises:
+      ValueError: If there is no such kind, or the model has no config.
     """
     checks.choice("kind", kind, KINDS)
     places = models.heads_of_layers(head_weights.config_of(model))

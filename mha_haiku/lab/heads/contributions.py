@@ -47,8 +47,9 @@ def logit_attribution(
     split, such as `example.targets`; None: all.
 
     Raises:
-      ValueError: If logits are not such a sum: norms come after the parts, parts are
-        without residuals, or a layer that is not linear comes before the logits.
+      ValueError: If the model has no config, or logits are not such a sum: norms come
+        after the parts, parts are without residuals, or a layer that is not linear
+        comes before the logits.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru;
     Elhage et al. 2021, "Path expansion trick",
@@ -74,8 +75,11 @@ def logit_attribution(
 def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Array:
     """Computes the logits that each layer's input would give, as if it were the last.
 
-    The model must be of one stack of layers, and have logits. The result is `[L + 1, B,
-    T, C]`: of what enters layer 0, 1, ..., L - 1, and the model's own logits.
+    The result is `[L + 1, B, T, C]`: of what enters layer 0, 1, ..., L - 1, and the
+    model's own logits.
+
+    Raises:
+      ValueError: If the model has no config, several stacks of layers or no logits.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru.
     """

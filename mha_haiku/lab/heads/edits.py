@@ -115,6 +115,9 @@ def gated(values: Array, gates: Array, replacement: Array | None = None) -> Arra
 
     Outputs `values` are `[B..., T, H, V]`, gates `[H]`, `[B..., H]` or `[B..., T, H]`,
     the replacement a number, `[H, V]` or `[B..., T, H, V]`; None: zeros.
+
+    Raises:
+      ValueError: If gates are of another shape.
     """
     gates = _aligned(jnp.asarray(gates), values.shape[:-1]).astype(values.dtype)
     gates = gates[..., None]

@@ -96,7 +96,11 @@ def weights(
 
 
 def token_embedding(model: models.Model, params: Any) -> np.ndarray:
-    """Returns token embeddings (no positions, segments or norm), `[N, D]` float64."""
+    """Returns token embeddings (no positions, segments or norm), `[N, D]` float64.
+
+    Raises:
+      ValueError: If the model has no config, or inputs that are no tokens.
+    """
     config, leaves = config_of(model), params.get("embedding", {})
     if "embeddings" not in leaves:
         raise ValueError("params must have embeddings of tokens, got none.")
@@ -109,6 +113,10 @@ def unembedding(
     """Builds the linear map from the residual stream to logits, `[D, C]` float64.
 
     With `folded` the norms after the last layer are in it, as in `weights`.
+
+    Raises:
+      ValueError: If the model has no config, no logits, or a layer in front of them
+        that is not linear.
     """
     config = config_of(model)
     check_logits(config)

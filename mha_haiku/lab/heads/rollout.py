@@ -67,6 +67,10 @@ def rollout(
       `[B..., R, T]`, the share of each input in each row; with `per_layer` `[L, B...,
       R, T]`, entry l being the roll-out through layers 0 to l.
 
+    Raises:
+      ValueError: If maps are not of one stack of self-attention over one input, there
+        is no such row, or the residual is no share below 1.
+
     Source: Abnar and Zuidema 2020, eq. 1, https://arxiv.org/abs/2005.00928.
     """
     checks.fraction("residual", residual)
@@ -91,6 +95,9 @@ def value_rollout(
     Arguments and result are as in `rollout`; attention may have no gates.
     `output_weights` are the output projections W of the heads, `[H, V, D]` per layer;
     None: the norms are of the values themselves.
+
+    Raises:
+      ValueError: As `rollout`; if maps have gates or no values, or weights do not fit.
 
     Source: Kobayashi et al. 2020, eq. 4 and 8, https://arxiv.org/abs/2004.10102.
     """
@@ -121,6 +128,9 @@ def gradient_rollout(
 
     Arguments and result are as in `rollout`. `gradients` are `[B..., T, H, V]` per
     layer, from `output_gradients`.
+
+    Raises:
+      ValueError: As `rollout`; if maps have no values, or gradients do not fit.
 
     Source: Chefer et al. 2021, eq. 5 and 6, https://arxiv.org/abs/2103.15679.
     """
@@ -161,8 +171,8 @@ def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
     position s below the layer to position t above it. SciPy computes each flow on the
     host, one per row and input, in a graph of L T^2 edges: for short inputs.
 
-    Arguments are as in `rollout`. The result is `[B..., R, T]` float64, in [0, 1]; rows
-    may sum to more than 1.
+    Arguments and errors are as in `rollout`. The result is `[B..., R, T]` float64, in
+    [0, 1]; rows may sum to more than 1.
 
     Source: Abnar and Zuidema 2020, section 3, https://arxiv.org/abs/2005.00928.
     """
