@@ -78,13 +78,7 @@ from mha_haiku.lab.heads.roles import (
     roles,
     roles_of_evidence,
 )
-from mha_haiku.lab.heads.rollout import (
-    flow,
-    gradient_rollout,
-    output_gradients,
-    rollout,
-    value_rollout,
-)
+from mha_haiku.lab.heads.rollout import flow, rollout
 from mha_haiku.lab.heads.running import Measured, Metric
 
 __all__ = [
@@ -124,7 +118,6 @@ __all__ = [
     "flow",
     "gated_metric",
     "gradient",
-    "gradient_rollout",
     "graph",
     "greedy_order",
     "hard_concrete",
@@ -138,7 +131,6 @@ __all__ = [
     "metrics",
     "open_gates",
     "order",
-    "output_gradients",
     "pairs",
     "path_patching",
     "prune",
@@ -155,7 +147,6 @@ __all__ = [
     "token_embedding",
     "unembedding",
     "unit_gradient",
-    "value_rollout",
     "weights",
     "why",
     "with_edges",
