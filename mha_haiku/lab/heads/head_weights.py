@@ -31,7 +31,7 @@ class HeadWeights(NamedTuple):
 def weights(
     model: models.Model,
     params: Any,
-    layer: int | str,
+    layer: int,
     head: int | None = None,
     *,
     folded: bool = False,
@@ -45,7 +45,7 @@ def weights(
     Args:
       model: A model of `models.build` or `interop.load`.
       params: Its parameters, looped or stacked, pruned or not.
-      layer: The attention part: its index, or its address such as "cross.3".
+      layer: The attention part.
       head: The head's place in the layer, as gates count them; None: all H of them.
       folded: Whether the norm in front of the layer (for keys and values of
         cross-attention, the norm at the encoder's end) is in the weights: its scale,
@@ -61,10 +61,7 @@ def weights(
     """
     config = config_of(model)
     parts = models.heads_of_layers(config)
-    if isinstance(layer, str):
-        place = parts[models.find_part(config, layer)]
-    else:
-        place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
+    place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
     if config.attention.differential:
         raise ValueError(
             f"heads have no weights of their own with {models.shared_by_heads(config)}."
