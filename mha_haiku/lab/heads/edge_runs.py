@@ -198,8 +198,8 @@ class Pair:
             return sources, slopes[part.written], difference[part.written]
 
         _, results = self._over_layers(step, (), given)
-        # By stack, in the order of the graph: what each node would add to it, and slopes
-        # by what readers read.
+        # By stack, in the order of the graph: what each node would add, and slopes by
+        # what readers read.
         added = {x: [difference[_EMBEDDINGS[x]][None]] for x in graph.stacks}
         slopes_by = {x: [] for x in graph.stacks}
         for part, (written, by) in zip(graph.parts, sum(results, []), strict=True):
