@@ -168,7 +168,7 @@ def _slopes(run, count, *, step=1e-4):
 def test_attribution_is_the_derivative_along_each_edge(name):
     subject, corrupted, oracle = _case(name)
     found = heads.edge_attribution(subject, corrupted)
-    assert found.cost == heads.Cost(4, 2)
+    assert found.cost == heads.Cost(3, 2)
     wanted = _slopes(oracle.patched, len(oracle.edges))
     np.testing.assert_allclose(found.per_example, wanted, atol=2e-6)
     assert (np.abs(wanted).max(0) > 1e-5).all()
@@ -182,7 +182,7 @@ def test_integrated_attribution_of_the_embedding_is_all_that_changes():
     sums = {}
     for steps in (4, 32, 64):
         found = heads.integrated_edge_attribution(subject, corrupted, steps=steps)
-        assert found.cost == heads.Cost(2 + 2 * steps, 2 * steps)
+        assert found.cost == heads.Cost(1 + 2 * steps, 2 * steps)
         is_first = (found.senders == graphs.EMBEDDING).all(-1)
         sums[steps] = found.per_example[:, is_first].sum(-1)
     errors = [np.abs(x - change).max() for x in sums.values()]

@@ -88,10 +88,10 @@ def edge_attribution(
     Hanna et al. 2024, eq. 4, https://arxiv.org/abs/2403.17806.
     """
     count = 1 if steps is None else checks.positive_integer("steps", steps)
-    shares = np.float32(np.arange(1, count + 1) / count)
+    shares = np.float32(np.arange(1, count) / count)  # and 1, the clean input
     program = _slopes(subject.model, metric=subject.metric)
     found = patching.over_pairs(subject, corrupted, program, shares)
-    return _edges(subject, found, Cost(2 + 2 * count, 2 * count))
+    return _edges(subject, found, Cost(1 + 2 * count, 2 * count))
 
 
 @_offered
@@ -104,14 +104,15 @@ def integrated_edge_attribution(
 
 @compiled_whole
 def _slopes(model, params, clean, corrupted, shares, *, metric):
-    pair = edge_runs.Pair(model, params, clean, corrupted, metric)
+    pair = edge_runs.Pair(model, params, clean, corrupted, metric, runs_clean=False)
 
     def add(total, share):
         return total + pair.slopes(share), None
 
-    init = jnp.zeros((len(pair.before), len(pair.graph.places)))
-    total, _ = jax.lax.scan(add, init, shares)
-    return total / len(shares), pair.before, pair.after
+    edges = pair.slopes()
+    if len(shares):
+        edges, _ = jax.lax.scan(add, edges, shares)
+    return edges / (1 + len(shares)), pair.before, pair.after
 
 
 @_offered

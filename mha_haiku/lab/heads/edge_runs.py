@@ -89,8 +89,8 @@ class Pair:
       after: `[B]`, the metric of the corrupted run.
     """
 
-    def __init__(self, model, params, clean, corrupted, metric):
-        """Runs the model on both."""
+    def __init__(self, model, params, clean, corrupted, metric, *, runs_clean=True):
+        """Runs the model on both; the clean one may wait for `slopes` of it."""
         if running.is_scanned(model, params):
             raise ValueError("model must have looped layers; models.unstacked helps.")
         self.graph = graphs.of_model(model)
@@ -103,13 +103,15 @@ class Pair:
         embeddings = [_EMBEDDINGS[stack] for stack in self.graph.stacks]
         self._written = [*embeddings, *(part.written for part in self.graph.parts)]
         # As one batch, which reads the parameters once.
-        batch = jax.tree.map(lambda *x: jnp.concatenate(x), corrupted, clean)
+        batches = [corrupted, *([clean] if runs_clean else [])]
+        batch = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
         output, seen = running.look(*self._compact, batch, _patterns(self._written))
         count = len(clean.inputs)
         self.after = metric(output.logits[:count], clean)
-        self.before = metric(output.logits[count:], clean)
         self._corrupted = {name: seen[name][:count] for name in self._written}
-        self._clean = {name: seen[name][count:] for name in self._written}
+        if runs_clean:
+            self.before = metric(output.logits[count:], clean)
+            self._clean = {name: seen[name][count:] for name in self._written}
 
     def patched(self, kept: Array) -> Array:
         """Computes the metric `[B]` with edges kept by the shares `[E]`.
@@ -141,15 +143,17 @@ class Pair:
                     read(x, cut, entering if graphs.enters(x) else streams, missing)
                     for x, cut in zip(part.reads, cuts, strict=True)
                 ]
+                given = {part.reads[0]: sources[0][0]}
                 if part.groups:
                     read_by = {}
                     for kind, source in zip("qkv", sources, strict=True):
                         read_by |= self._projected(part, params, kind, source)
                     heads = self._attended(part, params, read_by)
                     written = _contributions(part, params, theirs - heads)
-                    output = self._output(part, params, part.written, heads)
-                else:
-                    output = self._output(part, params, part.reads[0], sources[0][0])
+                    given = {part.written: heads}
+                name = f"{part.path}/output"
+                output = self._pieces(params, [name], given)["output"]
+                if not part.groups:
                     written = (theirs - output)[None]
                 stack = graphs.stack_of(part.path)
                 streams = streams | {stack: streams[stack] + output}
@@ -168,34 +172,36 @@ class Pair:
         found = self._pieces(self._params, ["logits"], {graph.end: stream})
         return self._metric(found["logits"], self._example)
 
-    def slopes(self, share: Array) -> Array:
+    def slopes(self, share: Array | None = None) -> Array:
         """Computes the change by patching each edge, at first order, `[B, E]`.
 
         Args:
           share: How much of the embeddings is the clean run's where slopes are taken;
-            the rest is the corrupted run's.
+            the rest is the corrupted run's. None: they are of the clean run itself.
         """
         graph, (slopes, streams) = self.graph, self._of_run(share)
         difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
 
         def step(layer, params, carry, given):
-            results = []
+            results, read = [], []
             for part, (sources, slope, written) in zip(layer, given, strict=True):
                 if part.groups:
-                    by = self._head_slopes(part, params, sources, slope)
+                    by = read = self._head_slopes(part, params, sources, slope)
                     written = _contributions(part, params, written)
                 else:
-                    of_stream = functools.partial(
-                        self._output, part, params, *part.reads
-                    )
-                    by = [jax.vjp(of_stream, *sources)[1](slope)[0][None]]
+                    # The stream is also read by what follows, and by the heads beside a
+                    # parallel part.
+                    others = read if graphs.enters(part.reads[0]) else []
+                    by = [(slope - sum(x.sum(0) for x in others))[None]]
                     written = written[None]
                 results.append((written, by))
             return carry, results
 
         def given(part):
-            sources = [streams[x] for x in part.reads]
-            return sources, slopes[part.written], difference[part.written]
+            slope = slopes.get(part.written)
+            if not part.groups:
+                slope = slopes[part.reads[0]] - slopes[_left(part)]
+            return [streams[x] for x in part.reads], slope, difference[part.written]
 
         _, results = self._over_layers(step, (), given)
         # By stack, in the order of the graph: what each node would add, and slopes by
@@ -217,27 +223,33 @@ class Pair:
         return edges[:, *graph.places.T]
 
     def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Computes slopes of the metric by what is written, and the streams read."""
+        """Computes slopes of the metric by values at sites, and the streams read."""
         parts, (model, params), edit = self.graph.parts, self._compact, {}
-        for name in map(_EMBEDDINGS.get, self.graph.stacks):
+        for name in (
+            map(_EMBEDDINGS.get, self.graph.stacks) if share is not None else ()
+        ):
             between = share * self._clean[name] + (1 - share) * self._corrupted[name]
             edit[name] = lambda _, between=between: between
         end = self._corrupted[_EMBEDDINGS[graphs.stack_of(self.graph.end)]]
-        shifts = {part.written: self._corrupted[part.written] for part in parts}
-        shifts = jax.tree.map(jnp.zeros_like, shifts | {self.graph.end: end})
-        at = [site for part in parts for site in part.reads]
+        shifts = {self.graph.end: jnp.zeros_like(end)}
+        for part in parts:
+            names = [part.written] if part.groups else [part.reads[0], _left(part)]
+            own = jnp.zeros_like(self._corrupted[part.written])
+            shifts |= dict.fromkeys(names, own)
+        at = [*self._written, *(site for part in parts for site in part.reads)]
 
         def total(shifts):
             changes = edit | edits.on_parts(shifts, shifts.values(), jnp.add)
             run = sites.edit(functools.partial(running.run, model), changes)
             output, seen = sites.look(run, _patterns(at))(params, self._example)
-            return self._metric(output.logits, self._example).sum(), dict(seen)
+            metric = self._metric(output.logits, self._example)
+            return metric.sum(), (metric, dict(seen))
 
-        return jax.grad(total, has_aux=True)(shifts)
-
-    def _output(self, part, params, site, value) -> Array:
-        """Computes a part's output from its heads, or from what units read."""
-        return self._pieces(params, [f"{part.path}/output"], {site: value})["output"]
+        slopes, (metric, seen) = jax.grad(total, has_aux=True)(shifts)
+        if share is None:
+            self.before = metric
+            self._clean = {name: seen[name] for name in self._written}
+        return slopes, seen
 
     # --- Attention whose heads read streams of their own
 
@@ -334,6 +346,11 @@ _READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 def _patterns(names) -> list[str]:
     """Finds patterns of sites, one for all layers: a scan then stacks no copies."""
     return sorted({sites.numbered_by_layer(name)[0] for name in names})
+
+
+def _left(part) -> str:
+    """Names the site of the stream that a feed-forward part has written to."""
+    return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
 
 
 def _places(part, kind) -> tuple[int, ...]:
