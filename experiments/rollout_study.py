@@ -1,10 +1,9 @@
 """Whether attention shows which inputs matter: roll-outs against replacing inputs.
 
-Dimensions: N examples, T positions, L layers, H heads, V value size, D model width. An
-example asks for the answer at one position. An input matters as much as the probability
-of the right answer changes when another token replaces it: the task's mask token where
-it has one, else random other tokens. A measure is good if it ranks the inputs of an
-example as these changes do.
+Dimensions: N examples, T positions, L layers. An example asks for the answer at one
+position. An input matters as much as the probability of the right answer changes when
+another token replaces it: the task's mask token where it has one, else random other
+tokens. A measure is good if it ranks the inputs of an example as these changes do.
 
 Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 """
@@ -20,12 +19,7 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import flow, means, running
-from mha_haiku.lab.heads.rollout import (
-    gradient_rollout,
-    output_gradients,
-    rollout,
-    value_rollout,
-)
+from mha_haiku.lab.heads.rollout import rollout
 from mha_haiku.showing import curves
 from mha_haiku.showing.tables import Column, Table
 from mha_haiku.subjects.studies.workbench import Bench
@@ -41,7 +35,7 @@ PUBLISHED = {
     "roll-out": (0.32, 0.38, 0.51, 0.62, 0.70, 0.71),
     "flow": (0.32, 0.44, 0.70, 0.70, 0.71, 0.70),
 }
-_MEASURES = ("raw", "roll-out", "flow", "value-weighted", "gradient-weighted")
+_MEASURES = ("raw", "roll-out", "flow")
 _BATCH_POSITIONS = 2**16  # in a batch, over examples and replaced inputs
 # Folded into the key of held-out examples, into which they fold their indices: no
 # example has this index, so questions are drawn independently of the examples.
@@ -293,15 +287,10 @@ def drops(
 
 def _measures(run, params, example, row):
     """Returns the scores of the inputs by each measure, `[N, L, T]` by name."""
-    answer = functools.partial(_answer, row)
-    output, gradients = output_gradients(run.model, params, example, answer)
-    maps, rows = output.maps, row[:, None]
-    options = {"output_weights": _projections(params, maps), "per_layer": True}
+    maps, rows = running.run(run.model, params, example).maps, row[:, None]
     measures = {
         "raw": [rollout([layer], rows, residual=0.0) for layer in maps],
         "roll-out": rollout(maps, rows, per_layer=True),
-        "value-weighted": value_rollout(maps, rows, **options),
-        "gradient-weighted": gradient_rollout(maps, gradients, rows, per_layer=True),
     }
     return {
         name: jnp.moveaxis(jnp.asarray(x)[:, :, 0], 0, 1)
@@ -346,14 +335,3 @@ def _counted(run, example, row):
     if run.config.model.family == "causal":
         counted &= positions <= row[:, None]
     return counted
-
-
-def _projections(params, maps):
-    """Returns the output projection of each layer, `[H, V, D]`."""
-    projections = [
-        params[f"encoder/layer_{i}/attention/linear"].get("w") for i in range(len(maps))
-    ]
-    return [
-        w.reshape(layer.shape[-3], -1, w.shape[-1]) if layer.shape[-3] else w
-        for w, layer in zip(projections, maps, strict=True)
-    ]

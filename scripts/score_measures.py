@@ -309,14 +309,22 @@ def edge_methods() -> dict[str, Callable]:
 
         return method
 
+    def composition(subject, _):
+        found = {}
+        for kind in heads.circuits.KINDS:
+            scores = heads.circuits.compositions(subject.model, subject.params, kind)
+            for place in np.argwhere(~np.isnan(scores)).tolist():
+                ends = tuple(place[:2]), tuple(place[2:])
+                found[*ends, kind] = float(scores[*place])
+        return found
+
     measures = {
         "path patching": functools.partial(heads.path_patching, through_units=True),
         "path patching, units held": heads.path_patching,
         **heads.EDGE_MEASURES,
-        "composition of weights": heads.composition,
     }
-    del measures["path_patching"], measures["composition"]
-    return {name: as_edges(each) for name, each in measures.items()}
+    methods = {name: as_edges(each) for name, each in measures.items()}
+    return {**methods, "composition of weights": composition}
 
 
 def _through_units(found: dict[Edge, float]) -> dict[Edge, float]:

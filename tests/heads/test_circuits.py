@@ -59,18 +59,17 @@ def test_weights_are_the_columns_and_rows_of_a_head():
     model, params = _encoder_decoder()  # of grouped heads
     own = params["decoder/layer_1/cross_attention/key"]
     size, group = test_kinds.K, 1
-    for layer in ("cross.1", 4):
-        found = heads.weights(model, params, layer, 2)
-        columns = slice(group * size, (group + 1) * size)
-        np.testing.assert_array_equal(found.key, own["w"][:, columns])
-        np.testing.assert_array_equal(found.key_bias, own["b"][columns])
-        rows = params["decoder/layer_1/cross_attention/linear"]["w"]
-        np.testing.assert_array_equal(found.output, rows[2 * size : 3 * size])
+    found = heads.weights(model, params, 4, 2)
+    columns = slice(group * size, (group + 1) * size)
+    np.testing.assert_array_equal(found.key, own["w"][:, columns])
+    np.testing.assert_array_equal(found.key_bias, own["b"][columns])
+    rows = params["decoder/layer_1/cross_attention/linear"]["w"]
+    np.testing.assert_array_equal(found.output, rows[2 * size : 3 * size])
     own = params["decoder/layer_1/attention/query"]
-    found = heads.weights(model, params, "decoder.1", 3)
+    found = heads.weights(model, params, 2, 3)
     np.testing.assert_array_equal(found.query, own["w"][:, 3 * size :])
-    with pytest.raises(ValueError, match=r"one of encoder\.0.*got 'cross\.2'"):
-        heads.weights(model, params, "cross.2", 0)
+    with pytest.raises(ValueError, match="layer must be an integer from 0 to 4, got 5"):
+        heads.weights(model, params, 5, 0)
     with pytest.raises(ValueError, match="head must be an integer from 0 to 3, got 4"):
         heads.weights(model, params, 0, 4)
     with pytest.raises(ValueError, match="without a config"):
@@ -144,15 +143,16 @@ def test_circuits_are_their_definitions():
             circuits.composition(kind, before, one), wanted[2, 1], atol=1e-12
         )
     copies = one._replace(value=one.output.T)
-    np.testing.assert_allclose(circuits.copying_score(copies), 1)
+    stream = np.eye(D), np.eye(D)
+    np.testing.assert_allclose(circuits.copying_score(copies, *stream), 1)
     takes_away = one._replace(value=-one.output.T)
-    np.testing.assert_allclose(circuits.copying_score(takes_away), -1)
+    np.testing.assert_allclose(circuits.copying_score(takes_away, *stream), -1)
     with pytest.raises(ValueError, match="kind must be one of q, k, v"):
         circuits.composition("o", before, one)
     with pytest.raises(ValueError, match="kind must be one of q, k, v"):
         circuits.compositions(model, params, "o")
-    with pytest.raises(ValueError, match="both, or neither"):
-        circuits.copying_score(one, embedding)
+    with pytest.raises(ValueError, match="of the same tokens"):
+        circuits.copying_score(one, embedding, unembedding[:, :-1])
 
 
 def test_circuits_of_a_grouped_model_are_those_of_its_expanded_twin():

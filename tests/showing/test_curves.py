@@ -60,7 +60,7 @@ def test_a_pruning_curve_goes_down_to_the_right():
 def test_a_roll_out_is_beside_what_was_published_where_that_is_given():
     correlations = {
         "raw": np.array([[0.5, 0.02], [-0.25, 0.1]]),
-        "value-weighted": np.ones((2, 2)),
+        "flow": np.ones((2, 2)),
     }
     for published, count in (({}, 2), ({"raw": (0.69, 0.1, -0.11)}, 3)):
         sheet = curves.rollout.__wrapped__(correlations, published, title="title")

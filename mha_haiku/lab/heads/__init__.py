@@ -24,16 +24,16 @@ from mha_haiku.lab.heads.contributions import (
 from mha_haiku.lab.heads.drift import mean_pooled, measured_by_drift
 from mha_haiku.lab.heads.edge_measures import (
     EDGE_MEASURES,
-    Nodes,
+    Circuit,
     acdc,
-    composition,
+    circuit,
     edge_attribution,
     edge_patching,
     integrated_edge_attribution,
     learned_edges,
-    node_attribution,
+    strongest,
+    with_edges,
 )
-from mha_haiku.lab.heads.faithfulness import Circuit, circuit, strongest, with_edges
 from mha_haiku.lab.heads.head_weights import (
     HeadWeights,
     token_embedding,
@@ -78,13 +78,7 @@ from mha_haiku.lab.heads.roles import (
     roles,
     roles_of_evidence,
 )
-from mha_haiku.lab.heads.rollout import (
-    flow,
-    gradient_rollout,
-    output_gradients,
-    rollout,
-    value_rollout,
-)
+from mha_haiku.lab.heads.rollout import flow, rollout
 from mha_haiku.lab.heads.running import Measured, Metric
 
 __all__ = [
@@ -101,7 +95,6 @@ __all__ = [
     "Matching",
     "Measure",
     "Metric",
-    "Nodes",
     "Patched",
     "ROLES",
     "Roles",
@@ -116,7 +109,6 @@ __all__ = [
     "attribution",
     "circuit",
     "circuits",
-    "composition",
     "confidence",
     "drift",
     "measured_by_drift",
@@ -126,7 +118,6 @@ __all__ = [
     "flow",
     "gated_metric",
     "gradient",
-    "gradient_rollout",
     "graph",
     "greedy_order",
     "hard_concrete",
@@ -138,10 +129,8 @@ __all__ = [
     "mean_pooled",
     "means",
     "metrics",
-    "node_attribution",
     "open_gates",
     "order",
-    "output_gradients",
     "pairs",
     "path_patching",
     "prune",
@@ -158,7 +147,6 @@ __all__ = [
     "token_embedding",
     "unembedding",
     "unit_gradient",
-    "value_rollout",
     "weights",
     "why",
     "with_edges",

@@ -27,52 +27,47 @@ def ov(weights: HeadWeights) -> np.ndarray:
 
 
 def copying_score(
-    weights: HeadWeights,
-    embedding: np.ndarray | None = None,
-    unembedding: np.ndarray | None = None,
+    weights: HeadWeights, embedding: np.ndarray, unembedding: np.ndarray
 ) -> np.ndarray:
     """Divides the sum of the OV circuit's eigenvalues by the sum of their sizes.
 
     In [-1, 1]: 1 where the head copies, -1 where it takes away what it looks at, about
-    0 for random weights. With both ends, `[N, D]` of `token_embedding` and `[D, N]` of
+    0 for random weights. With the ends, `[N, D]` of `token_embedding` and `[D, N]` of
     `unembedding`, it is of the circuit from tokens to logits: a positive eigenvalue is
     a direction of tokens that makes the same tokens likelier. With weights of several
     heads the result has their leading axis.
 
+    Raises:
+      ValueError: If the ends are not of the same tokens.
+
     Source: Elhage et al. 2021, "Detecting copying behavior".
     """
-    if (embedding is None) != (unembedding is None):
-        raise ValueError("embedding and unembedding must be given both, or neither.")
-    inner = np.eye(weights.value.shape[-2])
-    if embedding is not None:
-        if embedding.shape != unembedding.shape[::-1]:
-            raise ValueError(
-                "embedding [N, D] and unembedding [D, N] must be of the same tokens, "
-                f"got shapes {embedding.shape} and {unembedding.shape}."
-            )
-        inner = unembedding @ embedding
+    if embedding.shape != unembedding.shape[::-1]:
+        raise ValueError(
+            "embedding [N, D] and unembedding [D, N] must be of the same tokens, "
+            f"got shapes {embedding.shape} and {unembedding.shape}."
+        )
+    inner = unembedding @ embedding
     # A B and B A share their nonzero eigenvalues, and B A is V x V instead of N x N.
     return _positivity(weights.output @ inner @ weights.value)
 
 
 def matching_score(
     weights: HeadWeights,
-    embedding: np.ndarray | None = None,
+    embedding: np.ndarray,
     *,
     earlier: HeadWeights | None = None,
 ) -> np.ndarray:
     """Computes `copying_score` of the QK circuit: 1 if a head seeks equal tokens.
 
-    `embedding` `[N, D]` has the tokens as both sides read them; without it the score is
-    of the whole stream. With an earlier head, of a layer below, keys are made of what
-    that head has written: 1 where the head looks for positions at which the earlier
-    head has read the query's token, which is induction where that head looks one back.
+    `embedding` `[N, D]` has the tokens as both sides read them. With an earlier head,
+    of a layer below, keys are made of what that head has written: 1 where the head
+    looks for positions at which the earlier head has read the query's token, which is
+    induction where that head looks one back.
 
     Source: Elhage et al. 2021, "Checking the mechanistic theory".
     """
-    inner = np.eye(weights.query.shape[-2])
-    if embedding is not None:
-        inner = embedding.T @ embedding
+    inner = embedding.T @ embedding
     if earlier is not None:  # keys are tokens, through OV of the earlier head
         inner = ov(earlier).mT @ inner
     # E Q K^T (E OV)^T, and K^T OV^T E^T E Q of the same eigenvalues.
@@ -87,6 +82,9 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     `OV` ("v") of the later head. Random weights do not give 0, but about one over the
     root of D: compare heads with each other. The result is `[H, H']`, without an axis
     for a single head; 0 for one that writes nothing.
+
+    Raises:
+      ValueError: If there is no such kind.
 
     Source: Elhage et al. 2021, "Three kinds of composition".
     """
@@ -117,6 +115,9 @@ def compositions(model: models.Model, params: Any, kind: str) -> np.ndarray:
     The result is `[P, H, P, H]` for P
     attention parts, the earlier head first; NaN where the second does not read the
     first without other heads in between.
+
+    Raises:
+      ValueError: If there is no such kind, or the model has no config.
     """
     checks.choice("kind", kind, KINDS)
     places = models.heads_of_layers(head_weights.config_of(model))

@@ -78,8 +78,8 @@ class Held:
     """
 
     def __init__(self, model, params, example, read=None):
-        """Runs the model; `read` is what is asked for, of a model and its inputs."""
-        self._given, self._read = (model, params, example), read or _maps
+        """Runs the model; `read` is what is asked for, as `read_maps` does."""
+        self._given, self._read = (model, params, example), read or read_maps
         at = [*map(_tokens_of, _EMBEDDINGS), *_SOURCES, "*/factor", "*/map"]
         _, found = running.look(*self._given, at, strict=False)
         maps = [name for name in found if name.endswith("/map")]
@@ -93,7 +93,6 @@ class Held:
         self.sources = {name: found[name] for name in names}
         self.heads = [name for name in names if name.endswith("/heads")]
         self._factors = {n: x for n, x in found.items() if n.endswith("/factor")}
-        self._order = list(found)
         self.components, self._stacks = (), {}  # components of a site: [B, T, m, X]
         for name, value in self.sources.items():
             own, self._stacks[name] = self._components(name, value, found)
@@ -120,19 +119,16 @@ class Held:
         shares = jax.tree.map(share, self.ends, start, self.push(self.sources))
         return jnp.stack(jax.tree.leaves(shares)).max()
 
-    def pull(self, cotangents: dict[str, dict[str, Array]]) -> dict[str, Array]:
+    def pull(self, cotangents: dict[str, Any]) -> dict[str, Array]:
         """Computes gradients by `sources` of the sum of products with cotangents.
 
-        These are fields of a `Map` by its name; what is left out is 0.
+        These are fields of a `Map` by its name, or logits; what is left out is 0.
         """
-        zeros = jax.tree.map(jnp.zeros_like, self.ends)
-        if isinstance(zeros, dict):
-            for name, own in cotangents.items():
-                dtype = zeros[name].query.dtype
-                own = {field: x.astype(dtype) for field, x in own.items()}
-                zeros[name] = zeros[name]._replace(**own)
-            cotangents = zeros
-        return self._pull(cotangents)[0]
+        every = jax.tree.map(jnp.zeros_like, self.ends)
+        for name, own in cotangents.items():
+            own = every[name]._replace(**own) if isinstance(own, dict) else own
+            every[name] = jax.tree.map(lambda x, y: x.astype(y.dtype), own, every[name])
+        return self._pull(every)[0]
 
     def parts(self, gradients: dict[str, Array]) -> Array:
         """Multiplies components by gradients, as `[M - 1, B, L]`.
@@ -161,10 +157,7 @@ class Held:
     def _run(self, components, read):
         """Runs the model with the values of component sites, and reads the result."""
         own = components | self._factors
-        # In the order of layers: JAX sorts arrays that it passes on by their names.
-        names = sorted(own, key=self._order.index)
-        values = [own[name] for name in names]
-        changes = edits.on_parts(names, values, lambda _, given: given)
+        changes = edits.on_parts(own, own.values(), lambda _, given: given)
         model, *given = self._given
         return read(model._replace(apply=sites.edit(model.apply, changes)), *given)
 
@@ -197,8 +190,16 @@ def _tokens_of(name: str) -> str:
     return name.replace("embedding", "token_embedding")
 
 
-def _maps(model, params, example) -> dict[str, Map]:
+def read_maps(model, params, example) -> dict[str, Map]:
+    """Reads queries, keys and values of all maps, by name."""
     return dict(running.look(model, params, example, {"*/map": Map.of})[1])
+
+
+def read_logits(model, params, example) -> dict[str, Array]:
+    """Reads the logits before a soft cap, as "logits"."""
+    at = ["uncapped_logits"]
+    output, found = running.look(model, params, example, at, strict=False)
+    return {"logits": found.get("uncapped_logits", output.logits)}
 
 
 def scales(own: attention.AttentionMap) -> tuple[Array, Array]:

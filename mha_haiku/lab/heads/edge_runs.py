@@ -204,28 +204,22 @@ class Pair:
             return [streams[x] for x in part.reads], slope, difference[part.written]
 
         _, results = self._over_layers(step, (), given)
-        # By stack: what each node would add to it, and slopes by what readers read.
+        # By stack, in the order of the graph: what each node would add, and slopes by
+        # what readers read.
         added = {x: [difference[_EMBEDDINGS[x]][None]] for x in graph.stacks}
-        slopes_by = {x: ([], []) for x in graph.stacks}
-
-        def note(site, first, by):
-            columns, arrays = slopes_by[graphs.stack_of(site)]
-            columns.extend(range(first, first + len(by)))
-            arrays.append(by)
-
+        slopes_by = {x: [] for x in graph.stacks}
         for part, (written, by) in zip(graph.parts, sum(results, []), strict=True):
             added[graphs.stack_of(part.path)].append(written)
-            for i, (site, x) in enumerate(zip(part.reads, by, strict=True)):
-                note(site, part.reader + i * len(part.nodes), x)
-        note(graph.end, len(graph.readers) - 1, slopes[graph.end][None])
+            for site, x in zip(part.reads, by, strict=True):
+                slopes_by[graphs.stack_of(site)].append(x)
+        slopes_by[graphs.stack_of(graph.end)].append(slopes[graph.end][None])
         edges = jnp.zeros((len(self.before), *graph.exists.shape))
         for stack, rows in graph.stacks.items():
-            columns, arrays = slopes_by[stack]
+            columns = np.flatnonzero(graph.exists[rows.start])  # who read its embedding
+            arrays = map(jnp.concatenate, (added[stack], slopes_by[stack]))
             # One large product for all layers: small ones take several times as long.
-            product = (
-                _rows(jnp.concatenate(added[stack])) @ _rows(jnp.concatenate(arrays)).mT
-            )
-            edges = edges.at[:, rows, np.array(columns)].set(product)
+            written, by = map(_rows, arrays)
+            edges = edges.at[:, rows, columns].set(written @ by.mT)
         return edges[:, *graph.places.T]
 
     def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -115,6 +115,9 @@ def gated(values: Array, gates: Array, replacement: Array | None = None) -> Arra
 
     Outputs `values` are `[B..., T, H, V]`, gates `[H]`, `[B..., H]` or `[B..., T, H]`,
     the replacement a number, `[H, V]` or `[B..., T, H, V]`; None: zeros.
+
+    Raises:
+      ValueError: If gates are of another shape.
     """
     gates = _aligned(jnp.asarray(gates), values.shape[:-1]).astype(values.dtype)
     gates = gates[..., None]
@@ -145,7 +148,9 @@ def _of_layers(given, change):
     """Makes an edit by the tree for each layer; a scan of layers reads a stack."""
     shapes = [jax.tree.map(jnp.shape, own) for own in given.values()]
     if all(each == shapes[0] for each in shapes):
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *given.values())
+        # By layer: JAX sorts what it passes on by names, "layer_10" before "layer_2".
+        in_order = [given[layer] for layer in sorted(given)]
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *in_order)
 
     def of_layer(value, layer):
         if isinstance(layer, jax.Array):

@@ -31,7 +31,7 @@ class HeadWeights(NamedTuple):
 def weights(
     model: models.Model,
     params: Any,
-    layer: int | str,
+    layer: int,
     head: int | None = None,
     *,
     folded: bool = False,
@@ -45,7 +45,7 @@ def weights(
     Args:
       model: A model of `models.build` or `interop.load`.
       params: Its parameters, looped or stacked, pruned or not.
-      layer: The attention part: its index, or its address such as "cross.3".
+      layer: The attention part.
       head: The head's place in the layer, as gates count them; None: all H of them.
       folded: Whether the norm in front of the layer (for keys and values of
         cross-attention, the norm at the encoder's end) is in the weights: its scale,
@@ -61,10 +61,7 @@ def weights(
     """
     config = config_of(model)
     parts = models.heads_of_layers(config)
-    if isinstance(layer, str):
-        place = parts[models.find_part(config, layer)]
-    else:
-        place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
+    place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
     if config.attention.differential:
         raise ValueError(
             f"heads have no weights of their own with {models.shared_by_heads(config)}."
@@ -75,17 +72,17 @@ def weights(
     groups = place.groups or [h * num_groups // num_heads for h in range(num_heads)]
     maps = []
     for name in ("query", "key", "value"):
-        leaves = leaves_of(params, f"{place.path}/{name}")
+        leaves = _leaves_of(params, f"{place.path}/{name}")
         count = num_heads if name == "query" else num_groups
         w = leaves["w"].reshape(len(leaves["w"]), count, -1).swapaxes(0, 1)
         b = leaves.get("b", np.zeros(w.shape[0] * w.shape[2])).reshape(count, -1)
         if name != "query":
             w, b = w[np.asarray(groups)], b[np.asarray(groups)]
         if folded:
-            norm = _norm_in_front(config, params, place, name)
-            w, b = norm.matrix @ w, b + norm.offset @ w
+            matrix, offset = _norm_in_front(config, params, place, name)
+            w, b = matrix @ w, b + offset @ w
         maps.append((w, b))
-    output = leaves_of(params, f"{place.path}/linear")["w"]
+    output = _leaves_of(params, f"{place.path}/linear")["w"]
     output = output.reshape(num_heads, -1, output.shape[-1])
     (query, key, value), biases = zip(*maps, strict=True)
     result = HeadWeights(query, key, value, output, *biases)
@@ -96,7 +93,11 @@ def weights(
 
 
 def token_embedding(model: models.Model, params: Any) -> np.ndarray:
-    """Returns token embeddings (no positions, segments or norm), `[N, D]` float64."""
+    """Returns token embeddings (no positions, segments or norm), `[N, D]` float64.
+
+    Raises:
+      ValueError: If the model has no config, or inputs that are no tokens.
+    """
     config, leaves = config_of(model), params.get("embedding", {})
     if "embeddings" not in leaves:
         raise ValueError("params must have embeddings of tokens, got none.")
@@ -109,72 +110,38 @@ def unembedding(
     """Builds the linear map from the residual stream to logits, `[D, C]` float64.
 
     With `folded` the norms after the last layer are in it, as in `weights`.
+
+    Raises:
+      ValueError: If the model has no config, no logits, or a layer in front of them
+        that is not linear.
     """
     config = config_of(model)
+    check_logits(config)
+    has_decoder = config.family == "encoder_decoder"
+    if not config.output.tied:
+        matrix = _float64(params["logits"]["w"])
+    else:
+        table = "decoder_embedding" if has_decoder else "embedding"
+        matrix = _float64(params[table]["embeddings"]).T
+        if "logits" in params:  # its bias tells how many classes there are
+            matrix = matrix[:, : len(params["logits"]["b"])]
+    if folded:
+        stack = "decoder" if has_decoder else "encoder"
+        if config.output.norm:
+            matrix = _norm_of(config, params, "output_norm")[0] @ matrix
+        if not models.NORM_PLACES[config.norm.position].end:
+            matrix = _norm_of(config, params, f"{stack}/norm")[0] @ matrix
+    return matrix
+
+
+def check_logits(config: models.ModelConfig) -> None:
+    """Raises ValueError unless logits are linear in what leaves the last layer."""
     output = config.output
     if output.hidden is not None or not output.logits:
         raise ValueError(
             "the model must have logits that are linear in its last vectors, got "
             f"output.hidden = {output.hidden!r} and output.logits = {output.logits}."
         )
-    if not output.tied:
-        matrix = _float64(params["logits"]["w"])
-    else:
-        has_decoder = config.family == "encoder_decoder"
-        table = "decoder_embedding" if has_decoder else "embedding"
-        matrix = _float64(params[table]["embeddings"]).T
-        if "logits" in params:  # its bias tells how many classes there are
-            matrix = matrix[:, : len(params["logits"]["b"])]
-    if folded:
-        for norm in reversed(end_norms(config, params)):
-            matrix = norm.matrix @ matrix
-    return matrix
-
-
-class Norm(NamedTuple):
-    """A norm as a map that is linear but for a factor per position."""
-
-    scale: np.ndarray  # `[D]`; ones where there is no norm
-    offset: np.ndarray  # `[D]`
-    is_centered: bool  # whether the mean over the D features is subtracted first
-
-    @property
-    def matrix(self) -> np.ndarray:
-        """`[D, D]`, what the norm does to a vector but for the factor and offset."""
-        centers = np.eye(len(self.scale)) - self.is_centered / len(self.scale)
-        return centers * self.scale
-
-
-def norm_of(config: models.ModelConfig, params: Any, module: str) -> Norm:
-    """Reads a norm of a model; see `leaves_of`."""
-    size = config.model_size
-    leaves = {"scale": np.ones(size), "offset": np.zeros(size)}
-    leaves |= leaves_of(params, module)
-    return Norm(leaves["scale"], leaves["offset"], config.norm.kind == "layer_norm")
-
-
-def end_norms(config: models.ModelConfig, params: Any) -> list[Norm]:
-    """Lists the norms between the last layer and the logits, in their order."""
-    stack = "decoder" if config.family == "encoder_decoder" else "encoder"
-    places = models.NORM_PLACES[config.norm.position]
-    names = [] if places.end else [f"{stack}/norm"]
-    names += ["output_norm"] if config.output.norm else []
-    return [norm_of(config, params, name) for name in names]
-
-
-def norm_name(place: models.LayerHeads) -> str:
-    """Names the norm module before a part; the module after ends in "_after"."""
-    layer, _, attention = place.path.rpartition("/")
-    return f"{layer}/{'norm_2' if attention == 'cross_attention' else 'norm_1'}"
-
-
-def leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
-    """Returns a module's arrays, float64 by name, or {}; layers may be stacked."""
-    leaves, layer = params.get(module), anatomy.layer_of(module)
-    if leaves is None and layer is not None:
-        stacked = params.get(str(layer._replace(index=None)), {})
-        leaves = {name: x[layer.index] for name, x in stacked.items()}
-    return {name: _float64(x) for name, x in (leaves or {}).items()}
 
 
 def config_of(model: models.Model) -> Any:
@@ -187,16 +154,37 @@ def config_of(model: models.Model) -> Any:
     return model.config
 
 
-def _norm_in_front(config, params, place, name) -> Norm:
+def _norm_in_front(config, params, place, name) -> tuple[np.ndarray, np.ndarray]:
     """Finds the norm that queries, keys or values of a part are read through."""
     if not models.NORM_PLACES[config.norm.position].before:
         raise ValueError(
             "folded must be False for a model whose norms come after the parts: there "
             "is none in front to fold."
         )
-    if place.kind == "cross" and name != "query":
-        return norm_of(config, params, "encoder/norm")
-    return norm_of(config, params, norm_name(place))
+    layer, _, attention = place.path.rpartition("/")
+    is_cross = attention == "cross_attention"
+    if is_cross and name != "query":
+        return _norm_of(config, params, "encoder/norm")
+    return _norm_of(config, params, f"{layer}/{'norm_2' if is_cross else 'norm_1'}")
+
+
+def _norm_of(config, params, module) -> tuple[np.ndarray, np.ndarray]:
+    """Reads what a norm does but for a factor per position: matrix and offset."""
+    size = config.model_size
+    own = {"scale": np.ones(size), "offset": np.zeros(size)}
+    own |= _leaves_of(params, module)
+    # Layer norm subtracts the mean over the D features first.
+    centers = np.eye(size) - (config.norm.kind == "layer_norm") / size
+    return centers * own["scale"], own["offset"]
+
+
+def _leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
+    """Returns a module's arrays, float64 by name, or {}; layers may be stacked."""
+    leaves, layer = params.get(module), anatomy.layer_of(module)
+    if leaves is None and layer is not None:
+        stacked = params.get(str(layer._replace(index=None)), {})
+        leaves = {name: x[layer.index] for name, x in stacked.items()}
+    return {name: _float64(x) for name, x in (leaves or {}).items()}
 
 
 def _float64(x) -> np.ndarray:

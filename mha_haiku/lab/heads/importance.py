@@ -3,7 +3,8 @@
 A measure is a function below `_offered`; scripts, tables and pictures find it in
 `MEASURES`. It takes a `Measured` and returns an `Importance`: a number per example and
 head, the larger the more the head matters to the metric. `ablation_value` is the value
-that ablated heads pass on.
+that ablated heads pass on. All raise TypeError if batches can be iterated over only
+once, and ValueError if there are none, or no heads.
 
 B batch, L layers (attention parts), H heads of a layer, F hidden units of a layer, N
 examples, P patterns of gates.
@@ -93,7 +94,10 @@ def gradient(
     """Computes the absolute derivative of the metric by each head's gate.
 
     A metric that is at its best with all heads open has slopes of 0 but for rounding,
-    and logs a warning; the drift, which is such a metric, is a ValueError.
+    and logs a warning.
+
+    Raises:
+      ValueError: If the metric is the drift, which is such a metric.
 
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
     """
@@ -115,7 +119,10 @@ def unit_gradient(subject: running.Measured) -> Importance:
     """Computes the absolute derivative of the metric by each hidden unit's gate.
 
     A gate multiplies a unit at all positions of an example, and the importance is
-    `[N, L, F]`. The metric must have slopes, as for `gradient`.
+    `[N, L, F]`.
+
+    Raises:
+      ValueError: If the metric is the drift, see `gradient`.
 
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650, for heads;
     Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
@@ -154,6 +161,9 @@ def attribution(
     at 1 to all gates at 0, by Gauss-Legendre quadrature of `points` points. For each
     example the heads' shares add up to the change of the metric when all heads are
     ablated, as far as the quadrature is exact.
+
+    Raises:
+      ValueError: If there are no points.
 
     Source: Sundararajan et al. 2017, eq. 1, https://arxiv.org/abs/1703.01365;
     Dhamdhere et al. 2018, https://arxiv.org/abs/1805.12233, for units inside a model.

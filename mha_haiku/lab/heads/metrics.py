@@ -1,4 +1,4 @@
-"""Metrics of a batch: a number per example, mostly the lower the better.
+"""Metrics of a batch: a number per example, the lower the better.
 
 B batch, T positions, C classes. `logits` are `[B, T, C]` with an answer per position,
 or `[B, C]` with one per example. Targets of weight 0 do not count.
@@ -22,14 +22,6 @@ def loss(logits: Array, example: tasks.Example) -> Array:
     """Computes the mean cross-entropy of each example's targets, `[B]` nats."""
     each = losses.cross_entropy(jnp.asarray(logits), example.targets)
     return _mean(jnp.where(example.weights > 0, each, 0), example.weights)
-
-
-def accuracy(logits: Array, example: tasks.Example) -> Array:
-    """Computes the share of right answers of each example, `[B]`: high is good.
-
-    Measures of heads want a metric that is low where the model is good: `mistakes()`.
-    """
-    return 1 - mistakes()(logits, example)
 
 
 def mistakes(

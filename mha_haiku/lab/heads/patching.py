@@ -130,6 +130,11 @@ def activation_patching(
       into: Which run is patched with activations of the other: "clean", what breaks the
         answer, or "corrupted", what mends it.
 
+    Raises:
+      TypeError: If batches can be iterated over only once.
+      ValueError: If batches do not pair, there is no such choice, or layers are asked
+        for of a model that is not one stack of them.
+
     Source: Meng et al. 2022, section 2.1, https://arxiv.org/abs/2202.05262; Vig et al.
     2020, https://arxiv.org/abs/2004.12265, for heads.
     """
@@ -234,7 +239,8 @@ def path_patching(
       and values of cross-attention.
 
     Raises:
-      ValueError: If there is no such head, kind or edge.
+      TypeError: If batches can be iterated over only once.
+      ValueError: If batches do not pair, or there is no such head, kind or edge.
 
     Source: Wang et al. 2022, section 3.1, https://arxiv.org/abs/2211.00593; Goldowsky-
     Dill et al. 2023, section 2, https://arxiv.org/abs/2304.05969.

@@ -27,6 +27,9 @@ def rank_intervals(
     replacement. The result is `[L, H, 2]`: lowest and highest rank, 1 for the most
     important head; NaN where there is no head.
 
+    Raises:
+      ValueError: If the level is not between 0 and 1.
+
     Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
     """
     import scipy.stats
@@ -49,7 +52,10 @@ def rank_intervals(
 def rank_correlation(first: Importance, second: Importance) -> float:
     """Computes Spearman's correlation, in [-1, 1], of two importances' means.
 
-    These must be of the same heads. NaN where one is constant over the heads.
+    NaN where one is constant over the heads.
+
+    Raises:
+      ValueError: If the two are not of the same heads.
     """
     import scipy.stats
 
@@ -122,6 +128,9 @@ def greedy_order(
         does now: ablating more seldom makes a head harmless. None: each step tries all
         remaining heads.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
+
+    Raises:
+      ValueError: If `steps` or `tries` is below 1.
     """
     for name, value in (("steps", steps), ("tries", tries)):
         if value is not None:

@@ -1,43 +1,26 @@
 """Roll-out and flow: how much of each input reaches a position through all layers.
 
-`B...` batch axes, T query positions, S = T key positions, H heads, V value size per
-head, D model width, R chosen rows, L layers.
+`B...` batch axes, T query positions, S = T key positions, H heads, R chosen rows, L
+layers.
 
 A layer's matrix `[B..., T, T]` says how much of what enters at each position reaches
 each position above. Row t of the product over layers is `((e_t^T A_L) ... A_2) A_1`: R
 vectors go down through the layers, tile by tile, and no `[T, T]` array is made. So
 memory is `O(H R T)` at any length.
-
-The gradient of an answer with respect to the attention weight `a[t, s]` is the dot
-product of the gradient of the head's output at query t with the value at key s, times
-the gates of t where attention is gated. So `[T, V]` and `[S, V]` are kept, and the
-`[T, S]` gradient is made tile by tile, as the weights are.
 """
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import attention, checks, models, tiles
-from mha_haiku.core.attention import observation
-from mha_haiku.lab.heads import edits, running
-from mha_haiku.training import tasks
 
 Array = jax.Array
 Maps = Sequence[attention.AttentionMap]
 Rows = int | tiles.Index
-
-# Multiplies columns `[B..., T, R]` by the transposed matrix of a layer.
-Layer = Callable[[Array], Array]
-
-# From the logits of a batch and the batch itself to a number per example, `[B]`: the
-# score of the answer to be explained, such as its logit.
-Answer = Callable[[Array, tasks.Example], Array]
 
 
 def rollout(
@@ -67,85 +50,31 @@ def rollout(
       `[B..., R, T]`, the share of each input in each row; with `per_layer` `[L, B...,
       R, T]`, entry l being the roll-out through layers 0 to l.
 
+    Raises:
+      ValueError: If maps are not of one stack of self-attention over one input, there
+        is no such row, or the residual is no share below 1.
+
     Source: Abnar and Zuidema 2020, eq. 1, https://arxiv.org/abs/2005.00928.
     """
     checks.fraction("residual", residual)
-    layers = [functools.partial(_mixed, each, None, residual) for each in maps]
-    return _chained(layers, maps, rows, per_layer)
+    rows = jnp.asarray(_positions(maps, rows))
+    size, dtype = maps[0].shape[-1], maps[0].dtype
+    start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column for each row
 
-
-def value_rollout(
-    maps: Maps,
-    rows: Rows,
-    *,
-    output_weights: Sequence[Array] | None = None,
-    residual: float = 0.5,
-    per_layer: bool = False,
-) -> Array:
-    """Rolls out attention weighted by the norms of the values.
-
-    Head h's weight `a[t, s]` is replaced by `a[t, s] |v_s W_h|`, the norm of what the
-    head adds to t from s (with `v_s` times t's gates where attention is gated); the sum
-    over heads is divided by its sum over s. Norms are added per head, so that heads
-    which cancel each other count in full.
-
-    Arguments and result are as in `rollout`. `output_weights` are the output
-    projections W of the heads, `[H, V, D]` per layer; None: the norms are of the values
-    themselves.
-
-    Source: Kobayashi et al. 2020, eq. 4 and 8, https://arxiv.org/abs/2004.10102.
-    """
-    checks.fraction("residual", residual)
-    if output_weights is None:
-        output_weights = [None] * len(maps)
-    _check_layers("output_weights", output_weights, maps)
-    layers = [
-        functools.partial(_by_sizes, each, weights, residual)
-        for each, weights in zip(maps, output_weights, strict=True)
-    ]
-    return _chained(layers, maps, rows, per_layer)
-
-
-def gradient_rollout(
-    maps: Maps,
-    gradients: Sequence[Array],
-    rows: Rows,
-    *,
-    per_layer: bool = False,
-) -> Array:
-    """Rolls out attention weighted by the gradient of an answer.
-
-    A layer's matrix is `I + A`, with A the mean over heads of `max(a g, 0)`, where g is
-    the gradient of the answer with respect to the weight a. Rows do not sum to 1.
-
-    Arguments and result are as in `rollout`. `gradients` are `[B..., T, H, V]` per
-    layer, from `output_gradients`.
-
-    Source: Chefer et al. 2021, eq. 5 and 6, https://arxiv.org/abs/2103.15679.
-    """
-    _check_layers("gradients", gradients, maps)
-    layers = map(functools.partial, [_by_gradients] * len(maps), maps, gradients)
-    return _chained([*layers], maps, rows, per_layer)
-
-
-def output_gradients(
-    model: models.Model, params: Any, example: tasks.Example, answer: Answer
-) -> tuple[models.Output, tuple[Array, ...]]:
-    """Computes the model's output and the answer's gradients of the heads' outputs.
-
-    The gradients are `[B, T, H, V]` for each layer, as `gradient_rollout` takes them.
-    The answer of an example may depend on the logits of that example only.
-    """
-    output, heads = running.look(model, params, example, ["*/heads"])
-
-    def score(added):
-        # Adds 0 to each head, so as to differentiate by it.
-        moved = edits.on_parts(list(heads), added, jnp.add)
-        edited = running.run_edited(model, params, example, moved)
-        return answer(edited.logits, example).sum()
-
-    zeros = [jnp.zeros_like(each) for each in heads.values()]
-    return output, tuple(jax.grad(score)(zeros))
+    # Going down, each layer adds its own start columns: those that began at layer l end
+    # as the product of layers 0 to l.
+    columns = start[..., :0]
+    for i in reversed(range(len(maps))):
+        if per_layer or i == len(maps) - 1:
+            columns = jnp.concatenate([columns, start], axis=-1)
+        if maps[i].shape[-3]:
+            columns = _mixed(maps[i], residual, columns)
+    rows = jnp.swapaxes(columns, -1, -2)
+    if not per_layer:
+        return rows
+    by_layer = (len(maps), start.shape[-1], start.shape[-2])
+    rows = rows.reshape(*rows.shape[:-2], *by_layer)
+    return jnp.moveaxis(rows, -3, 0)[::-1]
 
 
 # scipy's maximum flow takes integer capacities; this is a capacity of 1.
@@ -160,8 +89,8 @@ def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
     position s below the layer to position t above it. SciPy computes each flow on the
     host, one per row and input, in a graph of L T^2 edges: for short inputs.
 
-    Arguments are as in `rollout`. The result is `[B..., R, T]` float64, in [0, 1]; rows
-    may sum to more than 1.
+    Arguments and errors are as in `rollout`. The result is `[B..., R, T]` float64, in
+    [0, 1]; rows may sum to more than 1.
 
     Source: Abnar and Zuidema 2020, section 3, https://arxiv.org/abs/2005.00928.
     """
@@ -218,165 +147,22 @@ def _check_maps(maps) -> None:
         )
 
 
-def _check_layers(name, given, maps) -> None:
-    _check_maps(maps)
-    if len(given) != len(maps):
-        raise ValueError(
-            f"{name} must be of L = {len(maps)} layers, as maps are, got {len(given)}."
-        )
+def _mixed(attention_map, residual, columns) -> Array:
+    """Multiplies columns by the transposed `residual I + (1 - residual) A`.
 
-
-def _chained(layers: Sequence[Layer], maps: Maps, rows: Rows, per_layer: bool) -> Array:
-    """Computes rows of the product of the layers' matrices; see `rollout`."""
-    rows = jnp.asarray(_positions(maps, rows))
-    size, dtype = maps[0].shape[-1], maps[0].dtype
-    start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column for each row
-
-    # Going down, each layer adds its own start columns: those that began at layer l end
-    # as the product of layers 0 to l.
-    columns = start[..., :0]
-    for i in reversed(range(len(maps))):
-        if per_layer or i == len(maps) - 1:
-            columns = jnp.concatenate([columns, start], axis=-1)
-        if maps[i].shape[-3]:
-            columns = layers[i](columns)
-    rows = jnp.swapaxes(columns, -1, -2)
-    if not per_layer:
-        return rows
-    by_layer = (len(maps), start.shape[-1], start.shape[-2])
-    rows = rows.reshape(*rows.shape[:-2], *by_layer)
-    return jnp.moveaxis(rows, -3, 0)[::-1]
-
-
-def _with_residual(totals, gather, residual, columns) -> Array:
-    """Multiplies columns by the transposed `residual I + (1 - residual) A`."""
-    # Rows of A are divided by their sums `totals` `[B..., T]`; where one is 0, the row
-    # is taken from I. `gather` multiplies columns by A transposed, before the division.
-    share = jnp.where(totals == 0, 0, 1 - residual)
-    scaled = columns * (share / jnp.where(totals == 0, 1, totals))[..., None]
-    return columns * (1 - share)[..., None] + gather(scaled)
-
-
-def _values_of(attention_map) -> Array:
-    """Takes the values that each head reads, `[B..., S, H, V]`."""
-    if attention_map.value is None:
-        raise ValueError(
-            "maps must have values, as attend makes them; got one with value=None."
-        )
-    num_heads = attention_map.shape[-3]
-    value = attention_map.value
-    value = jnp.repeat(value, num_heads // value.shape[-2], axis=-2)
-    return value.astype(attention_map.dtype)
-
-
-def _mixed(attention_map, sizes, residual, columns) -> Array:
-    """Multiplies columns by the transposed weights times sizes `[B..., S, H]` or 1."""
-    if sizes is not None:
-        totals = attention_map.apply(sizes[..., None]).sum((-1, -2))
-    elif attention_map.rows_sum_to != "1":
+    A is the sum over heads, its rows divided by their sums; where such a sum is 0 the
+    row is taken from I.
+    """
+    if attention_map.rows_sum_to != "1":
         totals = attention_map.row_sums().sum(-2)
     else:  # known without a pass: a head's row sums to 1, or 0 if masked
         sees = attention_map.logsumexp != -jnp.inf
         totals = sees.sum(-2, dtype=attention_map.dtype)
-
-    def gather(columns):
-        received = attention_map.apply_transposed(columns[..., None, :])
-        if sizes is not None:
-            received = received * sizes[..., None]
-        return received.sum(-2)
-
-    return _with_residual(totals, gather, residual, columns)
-
-
-def _by_sizes(attention_map, weights, residual, columns) -> Array:
-    """Multiplies as `_mixed` does, for the norms of what weights move."""
-    values = _values_of(attention_map)
-    upper, gates = _upper(weights, values), attention_map.weighting.gates
-    if gates is not None and gates.shape[-1] > 1:  # another norm for each query
-        parts = jnp.einsum("...shv,huv->...shvu", values, upper)
-    else:
-        written = jnp.einsum("...shv,huv->...shu", values, upper)
-        sizes = jnp.linalg.norm(written, axis=-1)
-        if gates is None:
-            return _mixed(attention_map, sizes, residual, columns)
-        parts = sizes[..., None, None]
-
-    def observed(columns):
-        queries = gates.astype(values.dtype), columns[..., None, :]
-        sums = attention_map.observe(_Scaled(_norms), observation.Given(queries, parts))
-        return jax.tree.map(lambda x: x.sum(len(values.shape) - 3), sums)
-
-    totals = observed(columns[..., :1]).queries
-    gather = lambda columns: observed(columns).keys  # noqa: E731
-    return _with_residual(totals, gather, residual, columns)
-
-
-def _by_gradients(attention_map, gradient, columns) -> Array:
-    """Multiplies columns by `(I + A)^T`; see `gradient_rollout`."""
-    values = _values_of(attention_map)
-    if jnp.shape(gradient) != values.shape:  # S = T
-        raise ValueError(
-            "gradients must be [B..., T, H, V] of each layer, "
-            f"{values.shape} here, got shape {jnp.shape(gradient)}."
-        )
-    gradient = jnp.asarray(gradient, attention_map.dtype)
-    if attention_map.weighting.gates is not None:
-        gradient = gradient * attention_map.weighting.gates.astype(gradient.dtype)
-    given = observation.Given((gradient, columns[..., None, :]), values)
-    received = attention_map.observe(_Scaled(_gains), given).keys
-    return columns + received.sum(-3) / attention_map.shape[-3]
-
-
-def _upper(weights, values):
-    """Returns U `[H, V, V]` or smaller, with `|v W| = |U v|`."""
-    # V numbers instead of D: W^T = Q U with orthonormal columns in Q.
-    if weights is None:
-        *_, num_heads, size = values.shape
-        return jnp.broadcast_to(jnp.eye(size), (num_heads, size, size))
-    shape, wanted = jnp.shape(weights), values.shape[-2:]
-    if len(shape) != 3 or shape[:2] != wanted:
-        raise ValueError(
-            "output_weights must be [H, V, D] of each layer, with H and V = "
-            f"{wanted}, got shape {shape}."
-        )
-    weights = jnp.asarray(weights, values.dtype)
-    return jnp.linalg.qr(jnp.swapaxes(weights, -1, -2), mode="r")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Scaled(observation.Observation):
-    """Weights times a factor: sums of rows, and the transposed product with columns."""
-
-    # `factor(x, y)` is `[T, S]`, from the `x` that queries bring next to the columns
-    # `[T, R]`, and from the `y` that keys bring.
-    factor: Callable[[Array, Array], Array]
-
-    def nothing(self, num_queries, num_keys, given, dtype):
-        _, columns = given.queries
-        keys = jnp.zeros((num_keys, columns.shape[-1]), dtype)
-        return observation.Sums(jnp.zeros(num_queries, dtype), keys)
-
-    def add(self, tile, sums):
-        brought, columns = tile.given.queries
-        scaled = tile.weights * self.factor(brought, tile.given.keys)
-        return sums._replace(
-            queries=sums.queries + scaled.sum(-1), keys=sums.keys + scaled.T @ columns
-        )
-
-
-def _norms(gates, parts) -> Array:
-    """Returns norms of gated values; `parts` `[S, V, U]` are what each value makes."""
-
-    def square(total, part):  # one of U at a time: no [T, S, U] is held
-        return total + jnp.square(gates @ part.T), None
-
-    init = jnp.zeros((len(gates), len(parts)), gates.dtype)
-    return jnp.sqrt(jax.lax.scan(square, init, jnp.moveaxis(parts, -1, 0))[0])
-
-
-def _gains(gradients, values) -> Array:
-    """Returns what weights gain, from gradients of outputs `[T, V]` and `[S, V]`."""
-    return jnp.maximum(gradients @ values.T, 0)
+    is_empty = totals == 0
+    share = jnp.where(is_empty, 0, 1 - residual)
+    scaled = columns * (share / jnp.where(is_empty, 1, totals))[..., None]
+    received = attention_map.apply_transposed(scaled[..., None, :]).sum(-2)
+    return columns * (1 - share)[..., None] + received
 
 
 @functools.partial(jax.jit, static_argnums=1)

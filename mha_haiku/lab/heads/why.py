@@ -478,16 +478,16 @@ def _largest(model, params, example, rows, key, *, count):
 
 @running.compiled
 def _values(model, params, example, layer, head, query, answer, *, is_logit):
-    held = Held(model, params, example).linearized()
-    curvature = held.curvature()
+    def both(*given):
+        return components.read_maps(*given) | components.read_logits(*given)
+
+    held = Held(model, params, example, both if is_logit else None).linearized()
     if is_logit:
-        logits = Held(model, params, example, _logits).linearized()
-        curvature = jnp.maximum(curvature, logits.curvature())
-        places = (query, answer) if logits.ends.ndim == 3 else (answer,)
+        shape = held.ends["logits"].shape
+        places = (query, answer) if len(shape) == 3 else (answer,)
         if model.config is not None and model.config.family == "set_classifier":
             places = (query,)  # one logit, of each element
-        chosen = components.one(logits.ends.shape, *places)
-        gradients = logits.pull(chosen.astype(logits.ends.dtype))
+        gradients = held.pull({"logits": components.one(shape, *places)})
     total, cotangents = 0.0, {}
     for name, own in held.maps.items():
         output = held.sources[name.removesuffix("map") + "heads"][0, query, head]
@@ -507,7 +507,8 @@ def _values(model, params, example, layer, head, query, answer, *, is_logit):
     for name, own in cotangents.items():
         each = (held.ends[name].value * own["value"]).sum((0, 2, 3))
         whole += jnp.pad(each, (0, len(whole) - len(each)))
-    return {"terms": terms, "whole": whole, "total": total, "curvature": curvature}
+    found = {"terms": terms, "whole": whole, "total": total}
+    return found | {"curvature": held.curvature()}
 
 
 @running.compiled
@@ -577,13 +578,6 @@ def _targets(own, output, example, kind) -> tuple[Map, Array]:
     output, gates = output * valid, own.weighting.gates
     at_value = own.apply_transposed(output if gates is None else output * gates)
     return Map(at_query * of_queries * valid, at_key * of_keys, at_value), valid
-
-
-def _logits(model, params, example) -> Array:
-    """Computes the logits before a soft cap."""
-    at = ["uncapped_logits"]
-    output, found = running.look(model, params, example, at, strict=False)
-    return found.get("uncapped_logits", output.logits)
 
 
 # --- On the host

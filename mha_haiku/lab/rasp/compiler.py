@@ -116,6 +116,10 @@ def compile(
         same length and kind: `functools.reduce(operator.or_, map(sizes, programs))`.
         None: no larger than the program needs.
       seed: Seed of the random heads, and of the program's places among them.
+
+    Raises:
+      ValueError: If the output is a mean or made without a head, a layer has too few
+        heads, or the noise is below 0.
     """
     checks.positive_integer("num_heads", num_heads)
     checks.non_negative_number("noise", noise)

@@ -92,6 +92,9 @@ def noisy(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
     """Adds normal noise to all weights: the most, in steps of 1.5, with right answers.
 
     It has one standard deviation for all arrays.
+
+    Raises:
+      ValueError: If there are mistakes with any noise.
     """
     known = compiler.compile(program, seed=seed, **options)
     example = known.examples(CHECKED, seed=seed)

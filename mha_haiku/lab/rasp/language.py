@@ -115,6 +115,9 @@ def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
     """Applies a function to the values at each position; None: there is no result.
 
     Its inputs are one or two sequences that are no numbers, or one of numbers.
+
+    Raises:
+      ValueError: If inputs are others.
     """
     numbers = [each.is_number for each in inputs]
     if len(inputs) not in (1, 2) or (len(inputs) == 2 and any(numbers)):
@@ -128,13 +131,21 @@ def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
 def select(
     keys: Sequence, queries: Sequence, predicate: Callable[[Any, Any], bool]
 ) -> Selector:
-    """Selects the keys for which `predicate(key, query)` holds."""
+    """Selects the keys for which `predicate(key, query)` holds.
+
+    Raises:
+      ValueError: If keys or queries are numbers.
+    """
     _refuse_numbers("keys and queries", keys, queries)
     return Selector((Condition(keys, queries, predicate),))
 
 
 def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
-    """Gathers the value on which selected keys agree, None where none is selected."""
+    """Gathers the value on which selected keys agree, None where none is selected.
+
+    Raises:
+      ValueError: If values are numbers.
+    """
     _refuse_numbers("values", values)
     return Head(selector, values, name, "value")
 
@@ -149,7 +160,11 @@ def mean(selector: Selector, values: Sequence, *, name: str) -> Head:
 
 
 def selector_width(selector: Selector, *, name: str) -> Sequence:
-    """Counts the keys that a selector without an order selects."""
+    """Counts the keys that a selector without an order selects.
+
+    Raises:
+      ValueError: If the selector has an order.
+    """
     if selector.orders:
         raise ValueError("selector must have no order: its width is counted.")
     share = Head(selector, None, name, "share")
@@ -169,7 +184,11 @@ class Program:
     sample: Callable[[np.random.Generator, int], np.ndarray]
 
     def __call__(self, inputs: Values[Any]) -> list[Any]:
-        """Computes the output's value at each position of n inputs."""
+        """Computes the output's value at each position of n inputs.
+
+        Raises:
+          ValueError: If there are not n, or keys that a head selects do not agree.
+        """
         if len(inputs) != self.length:
             raise ValueError(f"inputs must be {self.length} tokens, got {len(inputs)}.")
         known = {tokens: list(inputs), indices: list(range(self.length))}

@@ -8,7 +8,10 @@ def auroc(values: np.ndarray, is_real: np.ndarray) -> float:
 
     1 where all real ones are above all others, 0.5 for chance; ties count half. Values
     are the larger the more important, NaN where there is no head; `is_real` are
-    booleans of the same shape, not all equal.
+    booleans of the same shape.
+
+    Raises:
+      ValueError: If all heads or edges are real, or none is.
 
     Source: Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747.
     """
