@@ -22,7 +22,6 @@ from mha_haiku.subjects import answers, inputs
 from mha_haiku.subjects.studies import (
     generation,
     head_statistics,
-    pruned_runs,
     pruning,
     workbench,
 )
@@ -178,8 +177,8 @@ class Subject:
         If the task has no targets: the drift from the `whole` subject and `neighbours`,
         the share of examples whose nearest other example stays the same.
         """
-        before = whole and pruned_runs.vectors_of(whole._bench("metrics").run)
-        return pruned_runs.held_out(self._bench("metrics").run, before)
+        before = whole and pruning.vectors_of(whole._bench("metrics").run)
+        return pruning.held_out(self._bench("metrics").run, before)
 
     # --- What its heads do
 
@@ -414,8 +413,8 @@ class Subject:
                 raise ValueError(f"keep must be a share of at most 1, got {keep!r}.")
             order = heads.order(self.importance().mean)
             count = max(1, round(share * len(order)))
-            keep = pruned_runs.kept_after(bench.run, order, count)
-        run = pruned_runs.prune(bench.run, keep)
+            keep = pruning.kept_after(bench.run, order, count)
+        run = pruning.prune_heads(bench.run, keep)
         return dataclasses.replace(self, model=run.model, params=run.params, run=run)
 
     def train(self, workdir: str | os.PathLike, *, steps: int) -> "Subject":

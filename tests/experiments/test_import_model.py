@@ -18,7 +18,7 @@ from experiments import (
     train,
 )
 from mha_haiku.showing.map_set import MapSet
-from mha_haiku.subjects.studies import pruned_runs
+from mha_haiku.subjects.studies import pruning
 from mha_haiku.training.runs import checkpoints, folders
 from tests import pretrained
 
@@ -151,7 +151,7 @@ def test_what_encoders_of_sentences_cannot_do_is_refused(imported, capsys):
 def test_encoder_of_sentences_goes_through_pruning(
     imported, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(pruning, "_TIMED_SECONDS", 0.01)
     workdir = f"--workdir={imported('sentences')}"
     assert _run(head_statistics, workdir, "--examples=4") == 0
     assert (
@@ -172,8 +172,11 @@ def test_encoder_of_sentences_goes_through_pruning(
 
 
 @pytest.mark.slow
-def test_gates_of_an_encoder_of_sentences_close_for_a_price(imported, tmp_path, capsys):
+def test_gates_of_an_encoder_of_sentences_close_for_a_price(
+    imported, tmp_path, capsys, monkeypatch
+):
     """The vectors turn with the heads that close, and stay where none does."""
+    monkeypatch.setattr(pruning, "_TIMED_SECONDS", 0.01)
     workdir = f"--workdir={imported('sentences')}"
     kept, drifts = [], []
     for penalty in (0.0, 0.25):
@@ -182,11 +185,11 @@ def test_gates_of_an_encoder_of_sentences_close_for_a_price(imported, tmp_path, 
         flags = [f"--out={out}", f"--penalty={penalty}", "--steps=80"]
         assert _run(learn_gates, workdir, *flags) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].split()[:3] == ["model", "heads", "drift"]
+        assert lines[2].split()[:4] == ["model", "heads", "units", "drift"]
         name = "pruned by gates, before tuning"
-        (cells,) = (x.partition(name)[2].split() for x in lines if name in x)
+        cells = next(x.partition(name)[2].split() for x in lines if name in x)
         kept.append(int(cells[0]))
-        drifts.append(float(cells[1]))
+        drifts.append(float(cells[2]))
         left = folders.load_run(out / "pruned").config.model.attention.kept_heads
         assert sum(map(len, left)) == kept[-1]
     assert kept[0] == pretrained.L * pretrained.H > kept[1] > 0
@@ -198,7 +201,7 @@ def test_gates_of_an_encoder_of_sentences_close_for_a_price(imported, tmp_path, 
 def test_language_model_goes_through_every_script(
     imported, kind, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(pruning, "_TIMED_SECONDS", 0.01)
     folder = imported(kind, tmp_path / "run")
     workdir = f"--workdir={folder}"
     assert _run(dump_attention, workdir, "--text=The dog ran under the log.") == 0

@@ -18,7 +18,6 @@ from mha_haiku.subjects.studies import (
     gate_learning,
     head_importance,
     head_statistics,
-    pruned_runs,
     pruning,
     timeline,
     workbench,
@@ -154,7 +153,7 @@ def test_exact_match_is_a_metric_where_answers_are_whole(bench):
     np.testing.assert_array_equal(failures, wanted)
     assert bench.metric() == "loss"
     assert bench.batch_size(100, 2 * S) == 1  # T is longer
-    assert pruned_runs.decisive(bench.run.task) == "exact_match"
+    assert pruning.decisive(bench.run.task) == "exact_match"
 
 
 @pytest.mark.slow
@@ -189,7 +188,7 @@ def _layers(config, keep):
 def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     keeps = [[[0, 1]] * 5, [[], [1], [0, 1], [], [0]]]
     points = [
-        pruned_runs.Point(
+        pruning.Point(
             _layers(config, keep), 12, {"exact_match": 0.5, "loss": 1}, 7, 2.0, 1.0, 1.0
         )
         for keep in keeps
@@ -207,14 +206,13 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     assert curve.kinds == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
     assert "| between encoder, decoder, cross" in result.text()
     assert picture.read_bytes().startswith(b"\x89PNG")
-    lines = [
-        gate_learning.Line("whole", points[0].layers, {"loss": 1.0}),
-        gate_learning.Line("pruned", points[1].layers, {"loss": 1.0}),
+    named = [
+        point._replace(name=name)
+        for point, name in zip(points, ("whole", "less"), strict=True)
     ]
-    rows = _rows(gate_learning.table(lines).csv())
-    counts = [[int(row[name]) for name in ("heads", *NAMES)] for row in rows]
-    assert counts == [[10, 2, 4, 4], [4, 0, 3, 1]]
-    assert "| between encoder, decoder, cross" in gate_learning.text(lines)
+    rows = _rows(result._replace(points=named).table().csv())
+    counts = [[row[name] for name in ("model", "kept", *NAMES)] for row in rows]
+    assert counts == [["whole", "10", "2", "4", "4"], ["less", "4", "0", "3", "1"]]
 
 
 @pytest.mark.slow

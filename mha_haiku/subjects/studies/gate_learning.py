@@ -19,8 +19,7 @@ from mha_haiku.core import checks, models, sites
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import edits, hard_concrete
-from mha_haiku.showing.tables import Column, Table
-from mha_haiku.subjects.studies import imported_runs, pruned_runs
+from mha_haiku.subjects.studies import imported_runs, pruning
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import devices, losses, stepping
 from mha_haiku.training.runs import folders, loop
@@ -42,19 +41,6 @@ class Learned(NamedTuple):
     def gates(self) -> list[np.ndarray]:
         """L arrays `[H]` in [0, 1]: the gates without noise, 0 for ablated heads."""
         return [np.asarray(hard_concrete.settled(x)) for x in self.log_alpha]
-
-
-class Line(NamedTuple):
-    """A model at the end of its training."""
-
-    name: str
-    layers: Sequence[models.LayerHeads]
-    metrics: dict[str, float]  # see `pruned_runs.held_out`
-
-    @property
-    def kept(self) -> int:
-        """Its number of heads."""
-        return sum(len(layer.names) for layer in self.layers)
 
 
 def learn_gates(
@@ -157,14 +143,14 @@ def learn(
     steps: int,
     tuning_steps: int,
     from_scratch: bool = True,
-) -> list[Line]:
+) -> pruning.Pruned:
     """Learns gates, prunes the heads that they ablate, and trains the rest further.
 
     The pruned model takes `tuning_steps` as the run `out/pruned`. A model of the same
     architecture, trained from scratch for as many steps as the run, the gates and the
     tuning took together, becomes the run `out/scratch`. Without targets neither is
     trained; of a model that had learnt elsewhere, or started from another run, only the
-    first. The lines are in this order, after the run itself.
+    first. The points are in this order, after the run itself.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
@@ -182,36 +168,24 @@ def learn(
     if not any(gates.any() for gates in learned.gates):
         raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")
     pruned = prune(run, learned.params, learned.gates)
-    whole, kept = (models.heads_of_layers(x.config.model) for x in (run, pruned))
-    before = _held_out(bench, pruned, run)
-    lines = [
-        Line("the run", whole, _held_out(bench, run)),
-        Line("pruned by gates, before tuning", kept, before),
-    ]
-    folder = pruned_runs.save(pruned, Path(out) / "pruned", steps=tuning_steps)
-    if "loss" not in run.task.metrics:
-        return lines
-    loop.train(folders.load_run(folder).config, folder)
-    tuned = _held_out(bench, folders.load_run(folder))
-    lines.append(Line("pruned and tuned", kept, tuned))
+    models_of = {"the run": run, "pruned by gates, before tuning": pruned}
+    can_train = "loss" in run.task.metrics
+    folder = pruning.save(
+        pruned, Path(out) / "pruned", steps=tuning_steps if can_train else 0
+    )
+    if can_train:
+        models_of["pruned and tuned"] = folders.load_run(folder)
     # What a model had learnt elsewhere cannot be made up for here.
     learnt_elsewhere = imported_runs.is_imported(run.config) or run.config.init_from
-    if from_scratch and not learnt_elsewhere:
-        config = folders.load_run(folder).config
+    if can_train and from_scratch and not learnt_elsewhere:
+        config = models_of["pruned and tuned"].config
         config = config.replace(training=dict(steps=run.step + steps + tuning_steps))
         other = Path(out) / "scratch"
         loop.train(config, other)
-        scratch = _held_out(bench, folders.load_run(other))
-        lines.append(Line("the same from scratch", kept, scratch))
-    return lines
-
-
-def _held_out(bench, run, whole=None) -> dict[str, float]:
-    """Measures the held-out metrics of a run, and shows that the model compiles."""
-    for each in bench.progress([run], name="held-out examples", unit="model"):
-        vectors = None if whole is None else pruned_runs.vectors_of(whole)
-        found = pruned_runs.held_out(each, vectors)
-    return found
+        models_of["the same from scratch"] = folders.load_run(other)
+    points = pruning.points(bench, list(models_of.values()), list(models_of))
+    title = f"{bench.title}: gates with a penalty of {penalty:g} nats each"
+    return pruning.Pruned(title, pruned, points)
 
 
 def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders.Run:
@@ -222,28 +196,7 @@ def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders
         [layer.names[i] for i in np.flatnonzero(row)]
         for layer, row in zip(layers, gates, strict=True)
     ]
-    return pruned_runs.prune(scaled, keep)
-
-
-def table(lines: list[Line]) -> Table:
-    """Makes a row per model; where heads are of kinds, how many of each stay."""
-    kinds = pruned_runs.kinds(lines[0].layers)
-    columns = [
-        Column("model"),
-        Column("heads"),
-        *map(Column, kinds),
-        *pruned_runs.columns(lines[0].metrics),
-        *([Column("kept")] if kinds else []),
-    ]
-    rows = [{"model": x.name, **pruned_runs.cells(x.layers, x.metrics)} for x in lines]
-    return Table(columns, rows)
-
-
-def text(lines: list[Line]) -> str:
-    """Writes the table as text, with a legend where heads are of kinds."""
-    kinds = ", ".join(pruned_runs.kinds(lines[0].layers))
-    legend = "kept: the heads of each layer, with ; between layers and | between "
-    return table(lines).text() + (f"\n\n{legend}{kinds}" if kinds else "")
+    return pruning.prune_heads(scaled, keep)
 
 
 class _Counted:
