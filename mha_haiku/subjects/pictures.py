@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.showing import answers, curves, drawing, markup, plotting, sets, shown
+from mha_haiku.showing import answers, drawing, markup, plotting, sets, shown
 from mha_haiku.showing.answers import visible
 from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
@@ -19,12 +19,12 @@ from mha_haiku.subjects.studies import (
     attention_dump,
     dossiers,
     head_statistics,
+    observers,
     pruning,
+    workbench,
 )
-from mha_haiku.subjects.studies import timeline as timelines
-from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.training.runs import files, folders, metrics_log
+from mha_haiku.training.runs import folders
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,10 +59,10 @@ def _measured(run, name) -> MapSet:
     config = run.config.replace(attention=dict(dtype="float32"))
     if len(_PROGRAMS) > _MOST_PROGRAMS:
         _PROGRAMS.clear()
-    bench = Bench(
+    bench = workbench.Bench(
         run._replace(config=config),
         folders.Folder(Path(name)),
-        lambda iterable, **_: iterable,
+        workbench.silent,
         _PROGRAMS,
     )
     return attention_dump.measured(
@@ -172,20 +172,19 @@ def _(what: Strongest, *, title: str | None) -> "Figure":
 @plotting.figure_of.register(os.PathLike)
 def _(what: Any, *, title: str | None) -> "Figure":
     path = checks.as_path(what)
-    files_of_a_run = ["metrics.jsonl", "timeline.jsonl", "pruning.csv", "maps.npz"]
-    name = checks.choice("what", path.name, files_of_a_run)
-    if name == "pruning.csv":
-        curve = pruning.read_curve(path)
-        return curves.pruning.__wrapped__(curve, title=title or "Heads kept")
-    if name == "timeline.jsonl":
-        if not files.read_lines(path):
-            raise checks.ConfigError(f"{path} has no lines.")
-        return plotting.drawn(timelines.picture(path), title)
-    reports = metrics_log.read(path)
-    if not reports:
-        raise checks.ConfigError(f"{path} has no reports.")
-    title = title or f"Loss and accuracy of {path.resolve().parent.name}"
-    return curves.learning.__wrapped__(reports, title=title)
+    name = checks.choice("what", path.name, [*_FILES, "maps.npz"])
+    picture = _FILES[name](path)
+    if picture is None:
+        raise checks.ConfigError(f"{path} has no lines.")
+    return plotting.drawn(picture, title)
+
+
+# The pictures of what a run has written, but for its maps.
+_FILES = {
+    "metrics.jsonl": observers.learning_curve,
+    "timeline.jsonl": observers.timeline,
+    "pruning.csv": pruning.picture,
+}
 
 
 # --- Numbers in rows and columns

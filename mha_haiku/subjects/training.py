@@ -3,7 +3,7 @@
 import os
 
 from mha_haiku.subjects.opening import load
-from mha_haiku.subjects.studies import attention_dump, samples, snapshots, timeline
+from mha_haiku.subjects.studies import attention_dump, observers
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import tasks
@@ -60,9 +60,6 @@ def recorded(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options
 ) -> opening.Summary | opening.SeedsSummary:
     """Trains with every observer of the laboratory; otherwise as `runs.train`."""
-    observers = [
-        timeline.Timeline(config.training.timeline_every),
-        snapshots.Snapshots(config),
-        samples.Samples(config),
-    ]
-    return loop.train(config, workdir, observers=observers, **options)
+    kinds = observers.Timeline, observers.Snapshots, observers.Samples
+    watching = [kind(config) for kind in kinds]
+    return loop.train(config, workdir, observers=watching, **options)

@@ -27,7 +27,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Stands in for training; holds what it was called with."""
-    from mha_haiku.subjects.studies import attention_dump, timeline, workbench
+    from mha_haiku.subjects.studies import attention_dump, workbench
     from mha_haiku.training.runs import loop
 
     calls = types.SimpleNamespace(interrupted=False, error=None)
@@ -50,7 +50,6 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.setattr(attention_dump, "dump", dump)
     monkeypatch.setattr(workbench.Bench, "load", load)
     monkeypatch.setattr(attention_dump, "write_report", lambda *_, **options: None)
-    monkeypatch.setattr(timeline, "draw_metrics", lambda *options: None)
     return calls
 
 

@@ -458,13 +458,14 @@ def _names(layers) -> str:
     )
 
 
-def read_curve(path: str | os.PathLike) -> curves.Pruning:
-    """Reads the curve in a pruning.csv that `workbench.write` wrote."""
+def picture(path: Path) -> functools.partial:
+    """Gives the curve in a pruning.csv that `workbench.write` wrote, as a picture."""
     text = checks.text_of(path, path)
     try:
-        return _curve(text)
+        curve = _curve(text)
     except (IndexError, KeyError, StopIteration, TypeError, ValueError):
         raise ConfigError(f"{path} is no curve of pruning.") from None
+    return functools.partial(curves.pruning, curve, title="Heads kept")
 
 
 def _curve(text: str) -> curves.Pruning:

@@ -19,20 +19,18 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.showing import drawing, tables
 from mha_haiku.training import devices, evaluation, tasks
-from mha_haiku.training.runs import (
-    configuration,
-    files,
-    folders,
-    loop,
-    progress,
-    sharing,
-)
+from mha_haiku.training.runs import files, folders, progress, sharing
 
 METRICS = ("loss", "accuracy", "exact_match", "drift")
 ABLATION_VALUES = ("zero", "mean", "resample")
 
 _BATCH_POSITIONS = 2**12  # of all examples in a batch
 _MOST_EXAMPLES = 2**31 - 1  # an index is an int32
+
+
+def silent(iterable: Any, **_: Any) -> Any:
+    """Returns an iterable as it is: the progress that shows none."""
+    return iterable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -319,25 +317,6 @@ def write_pictures(
         files.write(path.with_suffix(f".{kind}"), picture(format=kind))
         for kind in formats
     ]
-
-
-class TrainingStudy(loop.Observer):
-    """Studies a run while it trains: `look` has the parameters that the bench lacks."""
-
-    def begin(
-        self,
-        folder: folders.Folder,
-        config: configuration.RunConfig,
-        task: tasks.Task,
-        step: int,
-    ) -> None:
-        model = folders.make_model(config, task)  # in this process only
-        run = folders.Run(config, task, model, None, step)
-        self._bench = Bench(run, folder, progress=lambda iterable, **_: iterable)
-        self.start(step)
-
-    def start(self, step: int) -> None:
-        """Is called before the first `look`, with the step at which the run starts."""
 
 
 class Batches:
