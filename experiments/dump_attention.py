@@ -46,9 +46,7 @@ def main() -> None:
     formats = shared_flags.formats(FLAGS)
     if FLAGS.compare is not None:
         dossiers.compared(FLAGS.compare)  # before the work
-    text, own = _text(), None
-    if text is not None or FLAGS.tokens is not None:
-        own = attention_dump.Own(text, FLAGS.tokens)
+    own = _own()
     maps = attention_dump.dump(
         Bench.load(FLAGS.workdir, FLAGS.step),
         layers=FLAGS.layers,
@@ -66,19 +64,21 @@ def main() -> None:
     print(f"Attention maps: {maps.parent / 'index.html'}")
 
 
-def _text() -> str | None:
-    """Returns the text of --text or --text_file."""
+def _own() -> str | list[int] | None:
+    """Returns the text of --text or --text_file, or --tokens."""
     from mha_haiku.core import checks
 
-    if FLAGS.text_file is None:
-        if FLAGS.text is not None and _is_file(FLAGS.text):
-            raise checks.ConfigError(
-                f"--text={FLAGS.text} is a file. Did you mean --text_file={FLAGS.text}?"
-            )
-        return FLAGS.text
-    if FLAGS.text is not None:
-        raise checks.ConfigError("Give --text or --text_file, not both.")
-    return checks.text_of(FLAGS.text_file, f"--text_file={FLAGS.text_file}")
+    names = ("text", "text_file", "tokens")
+    given = [f"--{name}" for name in names if getattr(FLAGS, name) is not None]
+    if len(given) > 1:
+        raise checks.ConfigError(f"Give {' or '.join(given)}, not both.")
+    if FLAGS.text_file is not None:
+        return checks.text_of(FLAGS.text_file, f"--text_file={FLAGS.text_file}")
+    if FLAGS.text is not None and _is_file(FLAGS.text):
+        raise checks.ConfigError(
+            f"--text={FLAGS.text} is a file. Did you mean --text_file={FLAGS.text}?"
+        )
+    return FLAGS.tokens if FLAGS.text is None else FLAGS.text
 
 
 def _is_file(text: str) -> bool:

@@ -54,7 +54,7 @@ FLAGS = command_line.flag_values(
 
 
 def main(config) -> int:
-    from mha_haiku.subjects import training
+    from mha_haiku.subjects import opening
     from mha_haiku.subjects.studies import attention_dump, observers, workbench
     from mha_haiku.training.devices import cluster
     from mha_haiku.training.runs import folders, progress
@@ -64,7 +64,7 @@ def main(config) -> int:
     formats = shared_flags.formats(FLAGS)
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
-    summary = training.recorded(config, workdir, override_config=FLAGS.override_config)
+    summary = opening.recorded(config, workdir, override_config=FLAGS.override_config)
     places = [own.root for _, own in folders.of_runs(folders.Folder(workdir), config)]
     dump = workbench.command("dump_attention", places[0])
     if summary.interrupted:  # no maps then, which take a while

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import attention, display
+from mha_haiku.showing import markup, sets, shown
+from mha_haiku.showing.answers import Grid, rows_table, shows, visible
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -121,7 +123,7 @@ class Strongest:
     values: np.ndarray  # `[N]`, from the largest on
     tokens: tuple[tuple[str, ...], ...] = ()  # of each example; () of features
 
-    _repr_html_, show, plot = display.html, display.show, display.plot
+    _repr_html_, show = display.html, display.show
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each place, with the text in front of it."""
@@ -143,3 +145,55 @@ class Strongest:
             [f"Strongest(layer {self.layer}, head {self.head}, by {self.by})"]
             + ["  ".join(f"{k} {v}" for k, v in row.items()) for row in self.rows()]
         )
+
+
+@sets.maps_of.register
+def _(answer: TextMaps) -> sets.Given:
+    texts = answer.tokens or None, answer.key_tokens or None
+    return sets.Given(answer.maps, *texts, answer.why)
+
+
+def _of_lens(lens: Lens) -> Grid:
+    return Grid(
+        lens.probabilities,
+        lens.names,
+        [visible(x) for x in lens.tokens],
+        "probability",
+        title="Logit lens",
+        caption="Logit lens: the likeliest next token after each layer",
+        note="The colour is the probability. Columns are the tokens that are read.",
+        texts=np.vectorize(visible, otypes=[str])(lens.texts),
+    )
+
+
+def _of_circuits(circuits: Circuits) -> Grid:
+    known = ~np.isnan(circuits.scores)
+    senders, receivers = (
+        np.argwhere(known.any(others)).tolist() for others in ((2, 3), (0, 1))
+    )
+    if not senders:
+        raise ValueError("there are no two layers of which one reads the other.")
+    values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
+    names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
+    kind = circuits.kind.upper()
+    return Grid(
+        values,
+        *names,
+        "composition",
+        title=f"{kind}-composition",
+        caption=f"{kind}-composition of heads, from weights alone",
+        note="Rows write, columns read; layer and head. Random weights are not at 0.",
+    )
+
+
+shows(Lens, _of_lens)
+shows(Circuits, _of_circuits)
+
+
+@shown.fragment.register
+def _(strongest: Strongest) -> markup.Html:
+    return markup.block(
+        f"Layer {strongest.layer}, head {strongest.head}: largest {strongest.by}",
+        rows_table(strongest.rows(), digits=3),
+        note="Positions count from 0; the text ends at the query.",
+    )

@@ -1,4 +1,4 @@
-"""`load` and `wrap`: a subject from a run, from pretrained weights, from a function."""
+"""`load`, `train` and `wrap`: a subject from a run, weights, a config or a function."""
 
 import functools
 import inspect
@@ -12,10 +12,11 @@ from mha_haiku import interop
 from mha_haiku.core import checks, models
 from mha_haiku.lab import heads
 from mha_haiku.subjects import inputs
-from mha_haiku.subjects.studies import imported_runs
+from mha_haiku.subjects.studies import attention_dump, imported_runs, observers
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import files, folders
+from mha_haiku.training.runs import configuration, files, folders, loop, opening
 
 
 def load(
@@ -48,6 +49,61 @@ def load(
     except checks.ConfigError:  # there is no task: arrays are its inputs
         return Subject(imported.model, imported.params, name)
     return Subject.of_run(run, name)
+
+
+def train(
+    what: configuration.RunConfig | tasks.Task,
+    workdir: str | os.PathLike,
+    *,
+    task: tasks.Task | None = None,
+    steps: int | None = None,
+    override_config: bool = False,
+) -> Subject:
+    """Trains a model, or resumes its run, and returns it as a subject.
+
+    Next to what `runs.train` writes, the folder gets its attention maps, and the
+    snapshots, timeline and samples that the config asks for; `show(workdir)` is their
+    page. After an interrupt there are no maps; the same call resumes.
+
+    Args:
+      what: A task, such as `tasks.from_arrays` returns; or a whole config, such as
+        `runs.default_config(task)`, which a task alone stands for.
+      workdir: The run's folder.
+      task: The task, in place of the one that a config describes.
+      steps: Number of steps, instead of `config.training.steps`.
+      override_config: Whether to resume even if the config differs from the run's.
+
+    Raises:
+      ConfigError: If the config, the folder or both together are not usable.
+      NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
+      SaveError: If the last checkpoint cannot be written.
+    """
+    if isinstance(what, configuration.RunConfig):
+        config = what
+    elif task is None:
+        config, task = configuration.default_config(what), what
+    else:
+        raise TypeError(f"what must be a config where task is given, got {type(what)}.")
+    if steps is not None:
+        config = config.replace(training=dict(steps=steps))
+    if config.training.seeds > 1:
+        raise ValueError(
+            "config.training.seeds must be 1, as a subject is one model, got "
+            f"{config.training.seeds}; runs.train trains several."
+        )
+    summary = recorded(config, workdir, task=task, override_config=override_config)
+    if not summary.interrupted:
+        attention_dump.dump(Bench.load(workdir))
+    return load(workdir)
+
+
+def recorded(
+    config: configuration.RunConfig, workdir: str | os.PathLike, **options
+) -> opening.Summary | opening.SeedsSummary:
+    """Trains with every observer of the laboratory; otherwise as `runs.train`."""
+    kinds = observers.Timeline, observers.Snapshots, observers.Samples
+    watching = [kind(config) for kind in kinds]
+    return loop.train(config, workdir, observers=watching, **options)
 
 
 def wrap(

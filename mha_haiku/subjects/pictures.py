@@ -1,20 +1,14 @@
-"""What `mh.show` and `mh.plot` give of subjects, their answers, runs and their files.
-
-L layers, H heads of a layer, T positions.
-"""
+"""What `mh.show` and `mh.plot` give of subjects, runs and their files."""
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.showing import answers, drawing, markup, plotting, sets, shown
-from mha_haiku.showing.answers import visible
+from mha_haiku.showing import markup, plotting, sets, shown
 from mha_haiku.showing.map_set import Dossier, MapSet
-from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
 from mha_haiku.subjects.studies import (
     attention_dump,
     dossiers,
@@ -34,12 +28,6 @@ _PROGRAMS: dict[Any, Any] = {}  # so that a run that is shown again compiles not
 
 
 # --- Maps of runs and of subjects
-
-
-@sets.maps_of.register
-def _(answer: TextMaps) -> sets.Given:
-    texts = answer.tokens or None, answer.key_tokens or None
-    return sets.Given(answer.maps, *texts, answer.why)
 
 
 @sets.map_set_of.register
@@ -86,7 +74,7 @@ def _(path: Any, compare: Any = None) -> Dossier:
     """Collects all that lies in a folder where its maps were saved."""
     other = sets.named(compare)[1]
     if _has_saved_maps(path) and (other is None or _has_saved_maps(other)):
-        return dossiers.of_folder(path, compare=other)
+        return dossiers.of_maps(checks.as_path(path) / "attention", compare=other)
     return sets.joined(path, compare)
 
 
@@ -136,36 +124,7 @@ def _(statistics: head_statistics.HeadStatistics) -> markup.Html:
     return markup.block(statistics.title, markup.preformatted(statistics.text()))
 
 
-@shown.fragment.register
-def _(strongest: Strongest) -> markup.Html:
-    return markup.block(
-        f"Layer {strongest.layer}, head {strongest.head}: largest {strongest.by}",
-        answers.rows_table(strongest.rows(), digits=3),
-        note="Positions count from 0; the text ends at the query.",
-    )
-
-
 # --- As a figure
-
-
-@plotting.figure_of.register(Strongest)
-def _(what: Strongest, *, title: str | None) -> "Figure":
-    labels = []
-    for row in what.rows():
-        ends = [
-            f"{visible(row[f'{end} token'])} ({row[end]})" if what.tokens else row[end]
-            for end in ("query", "key")
-        ]
-        labels.append(f"example {row['example']}: {ends[0]} to {ends[1]}")
-    title = title or f"Layer {what.layer}, head {what.head}: strongest examples"
-    sheet = drawing.sheet(5.5, max(1.8, 0.25 * len(labels) + 1.2), title=title)
-    axes = sheet.subplots()
-    axes.barh(range(len(labels)), what.values)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
-    units = {"weight": "largest weight of the query", "size": "norm of the output"}
-    axes.set_xlabel(units[what.by])
-    return sheet
 
 
 @plotting.figure_of.register(str)
@@ -185,43 +144,3 @@ _FILES = {
     "timeline.jsonl": observers.timeline,
     "pruning.csv": pruning.picture,
 }
-
-
-# --- Numbers in rows and columns
-
-
-def _of_circuits(circuits: Circuits) -> answers.Grid:
-    known = ~np.isnan(circuits.scores)
-    senders, receivers = (
-        np.argwhere(known.any(others)).tolist() for others in ((2, 3), (0, 1))
-    )
-    if not senders:
-        raise ValueError("there are no two layers of which one reads the other.")
-    values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
-    names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
-    kind = circuits.kind.upper()
-    return answers.Grid(
-        values,
-        *names,
-        "composition",
-        title=f"{kind}-composition",
-        caption=f"{kind}-composition of heads, from weights alone",
-        note="Rows write, columns read; layer and head. Random weights are not at 0.",
-    )
-
-
-def _of_lens(lens: Lens) -> answers.Grid:
-    return answers.Grid(
-        lens.probabilities,
-        lens.names,
-        [visible(x) for x in lens.tokens],
-        "probability",
-        title="Logit lens",
-        caption="Logit lens: the likeliest next token after each layer",
-        note="The colour is the probability. Columns are the tokens that are read.",
-        texts=np.vectorize(visible, otypes=[str])(lens.texts),
-    )
-
-
-answers.shows(Circuits, _of_circuits)
-answers.shows(Lens, _of_lens)

@@ -61,7 +61,7 @@ def test_equal_texts_tell_induction_and_images_do_not():
 
 
 def test_numbers_are_those_that_were_computed(trained):
-    shown = dossiers.of_folder(trained).check()
+    shown = dossiers.of_maps(trained / "attention").check()
     (maps,) = shown.sets
     assert maps.missing[0][0] == "importance"
     assert f"--workdir={trained}" in maps.missing[0][1]
@@ -80,12 +80,12 @@ def test_numbers_are_those_that_were_computed(trained):
     result = head_importance.HeadImportance("", layers, {}, numbers, np.eye(1), 30)
     written = folders.Folder(trained).heads
     head_importance.write(result, written)
-    (maps,) = dossiers.of_folder(trained).sets
+    (maps,) = dossiers.of_maps(trained / "attention").sets
     assert maps.missing == ()
     np.testing.assert_array_equal(maps.numbers["ablation"].mean, [[1, 2], [3, 4]])
     # Of another step it says nothing of these maps.
     head_importance.write(result._replace(step=20), written)
-    (maps,) = dossiers.of_folder(trained).sets
+    (maps,) = dossiers.of_maps(trained / "attention").sets
     assert "ablation" not in maps.numbers and maps.missing
 
 
@@ -119,17 +119,12 @@ def test_a_run_is_compared_with_another(trained, tmp_path):
             module["w"] = np.concatenate(np.split(module["w"], 2, 0)[::-1], 0)
     other = folders.write_run(tmp_path / "other", run.config, params, run.task)
     with pytest.raises(ConfigError, match="compare must be a run with saved maps"):
-        dossiers.of_folder(trained, compare=other)
+        dossiers.of_maps(trained / "attention", compare=other)
     attention_dump.dump(Bench.load(other), devices=DEVICES)
-    shown = dossiers.of_folder(trained, compare=other).check()
+    shown = dossiers.of_maps(trained / "attention", compare=other).check()
     assert [each.step for each in shown.sets] == [None, None]
     assert shown.matches[..., 0].tolist() == [[0, 0], [1, 1]]
     assert shown.matches[..., 1].tolist() == [[1, 0], [1, 0]]
-
-
-def test_a_folder_without_maps_is_a_mistake(tmp_path):
-    with pytest.raises(ConfigError, match="no maps in .*\n.*dump_attention"):
-        dossiers.of_folder(tmp_path)
 
 
 def test_commands_begin_as_the_user_began(tmp_path, monkeypatch):
@@ -140,4 +135,4 @@ def test_commands_begin_as_the_user_began(tmp_path, monkeypatch):
     monkeypatch.setenv("MHA_HAIKU_RUN", "../scripts/run")
     assert workbench.command("dump_attention", "runs/a") == f"../scripts/run {plain}"
     with pytest.raises(ConfigError, match="\n../scripts/run python -m experiments"):
-        dossiers.of_folder(tmp_path)
+        dossiers.compared(tmp_path)

@@ -105,7 +105,7 @@ def test_maps_of_each_kind_are_those_of_the_model(made, saved):
 
 @pytest.mark.slow
 def test_the_share_of_aligned_rows_is_that_of_brute_force(made, saved):
-    shown = dossiers.of_folder(made)
+    shown = dossiers.of_maps(made / "attention")
     number = shown.sets[0].numbers["aligned"]
     run = folders.load_run(made)
     count = int(re.fullmatch(r"mean of (\d+) examples", saved.mean.name)[1])
@@ -164,7 +164,7 @@ def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
     with pytest.raises(ConfigError, match="got 'cross.2'.*Did you mean 'cross."):
         attention_dump.dump(bench, layers=["cross.2"], **options)
     with pytest.raises(ConfigError, match="experiments.generate --source="):
-        own = attention_dump.Own(text="1 2 3")
+        own = "1 2 3"
         attention_dump.dump(bench, own=own, **options)
 
 

@@ -100,6 +100,6 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
 def test_snapshots_are_the_steps_of_a_dossier(watched):
     _, folder = watched
     attention_dump.dump(Bench.load(folder.root), devices=DEVICES)
-    shown = dossiers.of_folder(folder.root)
+    shown = dossiers.of_maps(folder.attention)
     assert [each.step for each in shown.sets] == [5, 10, 30]
     assert shown.sets[-1].numbers and not shown.sets[0].numbers

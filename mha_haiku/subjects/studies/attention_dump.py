@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,13 +47,9 @@ _PICTURE = re.compile(
 )
 
 
-class Own(NamedTuple):
-    """Inputs to run on instead of held-out examples: one of the first three."""
-
-    text: str | None = None
-    tokens: Sequence[int] | None = None
-    batch: tasks.Example | None = None  # N examples, on the host
-    names: Sequence[str] = ()  # of the N examples
+# What is run on instead of held-out examples: a text, its tokens, or N examples on the
+# host.
+Own = str | Sequence[int] | tasks.Example
 
 
 def dump(
@@ -105,7 +101,7 @@ def measured(
       heads: Which heads of every layer; None: all.
       examples: How many held-out examples; None: `config.attention.examples`.
       indices: Indices of held-out examples, in place of the first.
-      own: Inputs to run on instead.
+      own: Inputs to run on instead; see `Own`.
       weights: Whether maps are whole at any length.
       means: Whether the last example is the mean of whole maps over many examples.
       channels: Whether there are queries and keys too, where maps are whole.
@@ -285,17 +281,8 @@ def _indices(run, examples, indices) -> list[int]:
 
 def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
     """Makes a batch of a user's inputs, and the names of its examples."""
-    text, tokens, batch, names = own
-    given = sum(x is not None for x in (text, tokens, batch))
-    if given != 1:
-        raise ConfigError(f"Give one of text, tokens and a batch, not {given} of them.")
-    if batch is not None:
-        if len(names) != len(batch.inputs):
-            raise ValueError(
-                f"names must be of the {len(batch.inputs)} examples of the batch, got "
-                f"{len(names)}."
-            )
-        return batch, names
+    if isinstance(own, tasks.Example):
+        return own, [f"text {i}" for i in range(len(own.inputs))]
     if run.task.num_tokens is None:
         raise ConfigError(
             f"The task {run.task.name!r} takes features, not text or tokens."
@@ -305,8 +292,8 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
             f"The task {run.task.name!r} needs a target next to the text:\n"
             f"{checks.command('generate')} --source=... --attention writes both."
         )
-    if text is not None:
-        tokens = run.task.encode(text)
+    is_text = isinstance(own, str)
+    tokens = run.task.encode(own) if is_text else own
     with checks.user_mistakes():
         for token in tokens:
             checks.integer_in("tokens", token, 0, run.task.num_tokens - 1)
@@ -328,7 +315,7 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
     # A target per answer of the model, which is one for the whole text or one a token.
     targets = inputs if run.config.model.output.pool is None else inputs[:, 0]
     batch = tasks.Example(inputs, targets, np.zeros(targets.shape, np.float32), None)
-    return batch, ["own tokens" if text is None else "own text"]
+    return batch, ["own text" if is_text else "own tokens"]
 
 
 def _examples(

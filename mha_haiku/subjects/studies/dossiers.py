@@ -23,22 +23,6 @@ from mha_haiku.training.runs import folders
 _MATCHED_EXAMPLES = 16
 
 
-def of_folder(
-    workdir: str | os.PathLike,
-    *,
-    compare: str | os.PathLike | None = None,
-) -> map_set.Dossier:
-    """Collects all that the folder of a run with saved maps has of its heads."""
-    root = checks.as_path(workdir)
-    folder = folders.Folder(root).attention
-    if not (folder / "maps.npz").exists():
-        raise ConfigError(
-            f"There are no maps in {folder}.\n"
-            f"{workbench.command('dump_attention', root)}"
-        )
-    return of_maps(folder, compare=compare)
-
-
 def of_maps(
     folder: str | os.PathLike, *, compare: str | os.PathLike | None = None
 ) -> map_set.Dossier:

@@ -310,9 +310,7 @@ def write_attention(
 ) -> Path:
     """Writes the maps of up to 64 texts into attention/generated; returns the page."""
     folder, texts = job.bench.folder.attention / "generated", texts[:_MOST_SHOWN]
-    names = [f"text {i}" for i in range(len(texts))]
-    own = attention_dump.Own(batch=_example(job, texts), names=names)
-    attention_dump.dump(job.bench, own=own, out=folder)
+    attention_dump.dump(job.bench, own=_example(job, texts), out=folder)
     return attention_dump.write_report(folder, formats)[-1]
 
 
