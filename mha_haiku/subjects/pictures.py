@@ -1,5 +1,6 @@
 """What `mh.show` and `mh.plot` give of subjects, runs and their files."""
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,43 +24,45 @@ from mha_haiku.training.runs import folders
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_MOST_PROGRAMS = 32
-_PROGRAMS: dict[Any, Any] = {}  # so that a run that is shown again compiles nothing
-
 
 # --- Maps of runs and of subjects
 
 
 @sets.map_set_of.register
 def _(run: folders.Run) -> MapSet:
-    return _measured(run, run.task.name)
+    return sets.map_set_of(_subject(run, run.task.name))
 
 
 @sets.map_set_of.register
 def _(subject: Subject) -> MapSet:
+    """Collects maps, and numbers of heads, over held-out examples."""
     if subject.run is None:
         raise ValueError(f"{subject.name} has no task: show its maps of inputs.")
-    return _measured(subject.run._replace(params=subject.params), subject.name)
-
-
-def _measured(run, name) -> MapSet:
-    """Collects maps, and numbers of heads, over held-out examples."""
-    config = run.config.replace(attention=dict(dtype="float32"))
-    if len(_PROGRAMS) > _MOST_PROGRAMS:
-        _PROGRAMS.clear()
+    config = subject.run.config.replace(attention=dict(dtype="float32"))
     bench = workbench.Bench(
-        run._replace(config=config),
-        folders.Folder(Path(name)),
+        subject.run._replace(config=config, params=subject.params),
+        folders.Folder(Path(subject.name)),
         workbench.silent,
-        _PROGRAMS,
+        _programs(subject.model),
     )
     return attention_dump.measured(
         bench,
         means=False,
-        weights=run.task.sequence_length <= sets.WHOLE,
+        weights=subject.task.sequence_length <= sets.WHOLE,
         channels=True,
         devices=jax.local_devices()[:1],
     )
+
+
+@functools.lru_cache(maxsize=32)
+def _programs(model: Any) -> dict[Any, Any]:
+    """Keeps programs of a model, which compiles nothing when it is shown again."""
+    del model
+    return {}
+
+
+def _subject(run, name) -> Subject:
+    return Subject(run.model, run.params, name, run=run)
 
 
 @sets.map_set_of.register(str)
@@ -88,35 +91,28 @@ def _has_saved_maps(value) -> bool:
 
 @shown.fragment.register
 def _(run: folders.Run) -> markup.Html:
-    return _of_run(f"Run of {run.config.task.name}, step {run.step:,}", run)
+    title = f"Run of {run.config.task.name}, step {run.step:,}"
+    return shown.fragment(_subject(run, title))
 
 
 @shown.fragment.register
 def _(subject: Subject) -> markup.Html:
-    if subject.run is not None:
-        return _of_run(subject.name, subject.run._replace(params=subject.params))
-    count = sum(x.size for x in jax.tree.leaves(subject.params))
-    rows = [("model", subject.model.description), ("parameters", f"{count:,}")]
+    """Describes a subject, with its parameters by layer and head."""
+    model, params, config = subject.model, subject.params, subject.config
+    rows, note = [("model", model.description)], "subject.show(text) shows its maps."
+    if config is None:
+        count = sum(x.size for x in jax.tree.leaves(params))
+        rows.append(("parameters", f"{count:,}"))
+    else:
+        task = f"{config.task.name}, {subject.task.sequence_length} positions"
+        step = f"{subject.run.step:,} of {config.training.steps:,}"
+        rows = [("task", task), *rows, ("step", step)]
+        rows.append(("precision", config.model.precision))
+        note = "mh.show of it shows its maps on held-out examples."
     parts = [markup.plain_table(rows)]
-    if subject.model.config is not None:
-        parts.append(shown.of_parameters(subject.params, subject.model.config))
-    return markup.block(
-        subject.name, *parts, note="subject.show(text) shows its maps of a text."
-    )
-
-
-def _of_run(title, run) -> markup.Html:
-    """Describes a run, with its parameters by layer and head."""
-    config = run.config
-    rows = [
-        ("task", f"{config.task.name}, {run.task.sequence_length} positions"),
-        ("model", run.model.description),
-        ("step", f"{run.step:,} of {config.training.steps:,}"),
-        ("precision", config.model.precision),
-    ]
-    parts = markup.plain_table(rows), shown.of_parameters(run.params, config.model)
-    note = "mh.show of it shows its maps on held-out examples."
-    return markup.block(title, *parts, note=note)
+    if model.config is not None:
+        parts.append(shown.of_parameters(params, model.config))
+    return markup.block(subject.name, *parts, note=note)
 
 
 @shown.fragment.register

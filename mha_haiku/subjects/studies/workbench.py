@@ -157,7 +157,9 @@ class Bench:
 
     def held_out(self, indices: Sequence[int]) -> tasks.Example:
         """Makes the held-out examples of these indices, split over devices."""
-        data, make = self.once("held_out", self._held_out)
+        # Runs of several seeds may share a model, and so its programs.
+        key = ("held_out", self.run.config.seed, id(self.run.task))
+        data, make = self.once(key, self._held_out)
         indices = np.asarray(indices, np.int32)
         if self.run.placement is not None:
             indices = self.run.placement.put(indices)
