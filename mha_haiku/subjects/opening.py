@@ -127,8 +127,10 @@ def wrap(
       examples: Batches that importance and roles are measured on.
       name: What it is called; "": the function's name.
     """
-    arrays, others = _parted(params)
     takes_lengths = _takes_lengths(function)
+    # Modules of Equinox also have leaves such as activations; only arrays are traced.
+    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
+    arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)
 
     @functools.wraps(function)
     def of_arrays(arrays, inputs, **given):
@@ -137,7 +139,13 @@ def wrap(
                 f"inputs must be of one length each call: {model.description} takes no "
                 "lengths=, by which padding is known."
             )
-        return function(_joined(arrays, others), inputs, **given)
+        whole = jax.tree.map(
+            lambda array, other: other if array is None else array,
+            arrays,
+            params,
+            is_leaf=lambda x: x is None,
+        )
+        return function(whole, inputs, **given)
 
     model = models.of_function(of_arrays)
     return Subject(
@@ -157,23 +165,6 @@ def _takes_lengths(function) -> bool:
     except (TypeError, ValueError):  # some built-in functions have none
         return True
     return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in given)
-
-
-def _parted(params) -> tuple[Any, Any]:
-    """Splits a tree into its arrays and all other leaves, such as activations."""
-    # Modules of Equinox have both; only arrays may be traced.
-    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
-    return (
-        jax.tree.map(lambda x: x if is_array(x) else None, params),
-        jax.tree.map(lambda x: None if is_array(x) else x, params),
-    )
-
-
-def _joined(arrays, others) -> Any:
-    def either(array, other):
-        return other if array is None else array
-
-    return jax.tree.map(either, arrays, others, is_leaf=lambda x: x is None)
 
 
 def _is_run(path) -> bool:

@@ -3,8 +3,10 @@
 B batch, T positions, L layers, H heads of a layer, C classes.
 """
 
+import collections
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -136,23 +138,11 @@ class Subject:
 
     def ablated(self, *chosen: tuple[int, int]) -> "Subject":
         """Ablates heads: (attention layer, head), ..."""
-        names = self._parts()
-        by_layer: dict[int, list[int]] = {}
+        by_path: dict[str, list[int]] = {}
         for layer, head in chosen:
-            checks.integer_in("layer", layer, 0, len(names) - 1)
-            by_layer.setdefault(layer, []).append(head)
-
-        def without(values, heads):
-            for head in heads:
-                checks.integer_in("head", head, 0, values.shape[-2] - 1)
-            return values.at[..., np.array(heads), :].set(0)
-
-        return self.edited(
-            {
-                names[layer]: functools.partial(without, heads=own)
-                for layer, own in by_layer.items()
-            }
-        )
+            by_path.setdefault(self._part(layer, head), []).append(head)
+        edits = itertools.starmap(heads.edits.ablate, by_path.items())
+        return self.edited(dict(collections.ChainMap(*edits)))
 
     def generate(
         self, prompt: str, *, tokens: int | None = None, seed: int = 0, **strategy: Any
@@ -372,12 +362,9 @@ class Subject:
         """
         checks.choice("by", by, ("weight", "size"))
         batch = self._searched(examples)
-        names = self._parts(batch)
-        checks.integer_in("layer", layer, 0, len(names) - 1)
-        path = names[layer].removesuffix("/heads")
+        path = self._part(layer, head, batch)
         found = _strongest(self.model, path)(self.params, batch)
         weights, keys, sizes = map(np.asarray, found)
-        checks.integer_in("head", head, 0, keys.shape[1] - 1)
         values = (weights if by == "weight" else sizes)[:, head]
         # The largest weight of a query that sees one key is always 1.
         sees = keys[:, head, :, -1 if by == "weight" else 0] >= 0
@@ -499,17 +486,22 @@ class Subject:
             tuple(tuple(task.labels(row)) for row in rows),
         )
 
-    def _parts(self, batch=None) -> list[str]:
-        """Finds the name of the heads' site in each attention part."""
+    def _part(self, layer, head, batch=None) -> str:
+        """Finds the path of an attention part that has such a head."""
+        batch = batch or (self.batches or [None])[0]
         if self.model.config is not None:
             places = models.heads_of_layers(self.model.config)
-            return [f"{place.path}/heads" for place in places]
-        batch = batch or (self.batches or [None])[0]
-        if batch is None:
+            counts = {place.path: len(place.names) for place in places}
+        elif batch is None:
             self._refuse("ablated", "has no examples; use edited with mh.sites' names")
-        run = functools.partial(running.look, self.model, at=["*/heads"])
-        _, found = jax.eval_shape(run, self.params, example=batch)
-        return list(found)
+        else:
+            run = functools.partial(running.look, self.model, at=["*/heads"])
+            _, found = jax.eval_shape(run, self.params, example=batch)
+            counts = {x.removesuffix("/heads"): y.shape[-2] for x, y in found.items()}
+        checks.integer_in("layer", layer, 0, len(counts) - 1)
+        path = list(counts)[layer]
+        checks.integer_in("head", head, 0, counts[path] - 1)
+        return path
 
     def _with_model(self, model) -> "Subject":
         run = self.run and self.run._replace(model=model)

@@ -388,22 +388,19 @@ def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
     # tokens, about a unigram's loss. If each token sees the T - 1 before it instead,
     # the loss stays at 1.2.
     run, trained = bench.run, bench.run.task.sequence_length
-    most = imported_runs.most_positions(run.config)
+    most, name, room = imported_runs.most_positions(run.config), "tokens", _MOST_TOKENS
     if most is not None:
-        if prompt >= most:
-            raise ConfigError(
-                f"prompt must be of at most {most - 1} tokens, as the model has {most} "
-                f"positions (config.model.embedding.max_length), got {prompt}."
-            )
-        wanted = min(TOKENS, most - prompt) if tokens is None else tokens
-        with checks.user_mistakes():
-            name = f"tokens, after a prompt of {prompt} and with {most} positions,"
-            checks.integer_in(name, wanted, 1, most - prompt)
-        return bench, wanted
-    wanted = TOKENS if tokens is None else tokens
+        name = f"tokens, after a prompt of {prompt} and with {most} positions,"
+        room = most - prompt
+    if room < 1:
+        raise ConfigError(
+            f"prompt must be of at most {most - 1} tokens, as the model has {most} "
+            f"positions (config.model.embedding.max_length), got {prompt}."
+        )
+    wanted = min(TOKENS, room) if tokens is None else tokens
     with checks.user_mistakes():
-        checks.integer_in("tokens", wanted, 1, _MOST_TOKENS)
-    if prompt + wanted <= trained:
+        checks.integer_in(name, wanted, 1, room)
+    if most is not None or prompt + wanted <= trained:
         return bench, wanted
     if modules.POSITION_SCHEMES[run.config.model.embedding.positions].embed:
         _logger.warning(
