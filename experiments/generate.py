@@ -54,6 +54,7 @@ _GIVEN = ("prompt", "prompts", "source", "sources", "examples")
 def main() -> None:
     kind, texts = _given()
     from mha_haiku.core.checks import ConfigError
+    from mha_haiku.core.models import decoding
     from mha_haiku.subjects.studies import answering, generation
     from mha_haiku.subjects.studies.workbench import Bench
 
@@ -91,6 +92,7 @@ def main() -> None:
         )
         with generation.keeping(job) as keep:
             is_alone = job.kind == "prompt" and len(job.given) == 1
+            is_alone &= not isinstance(strategy, decoding.Beam)  # whose end is awaited
             texts = [_write_one(job, keep)] if is_alone else _write(job, keep)
     print(f"Kept in: {bench.folder.generated}")
     if FLAGS.attention:

@@ -4,7 +4,7 @@ B batch, T positions, S keys, L layers, N examples.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,6 @@ class TextMaps(Sequence):
 
     def __len__(self) -> int:
         return len(self.maps)
-
-    def __iter__(self) -> Iterator[attention.AttentionMap]:
-        return iter(self._list())
 
     def __repr__(self) -> str:
         first = self._list()[0].shape if len(self) else ()

@@ -77,7 +77,7 @@ def test_numbers_are_those_that_were_computed(trained):
         )
     }
     layers = tuple(map_set.Layer.of_model("", i, i, (0, 1)) for i in (0, 1))
-    result = head_importance.HeadImportance("", layers, {}, numbers, np.eye(1), 30)
+    result = head_importance.HeadImportance("", layers, {}, numbers, 30)
     written = folders.Folder(trained).heads
     head_importance.write(result, written)
     (maps,) = dossiers.of_maps(trained / "attention").sets

@@ -62,7 +62,7 @@ def test_snapshots_change_no_metric(watched, trained):
 
 def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):
     config, folder = watched
-    assert dossiers.steps_of(folder) == [5, 10, 30]
+    assert dossiers.steps_of(folder.snapshots) == [5, 10, 30]
     bench = Bench.load(folder.root, 10)
     path = attention_dump.dump(bench, out=tmp_path, means=False, devices=DEVICES)
     snapshot, maps = _saved(folder, 10), MapSet.load(path)
@@ -84,13 +84,13 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
     watching = [observers.Snapshots(config), runs.Observer(5, stop)]
     with pytest.raises(RuntimeError):
         runs.train(config, tmp_path, observers=watching, devices=DEVICES)
-    assert dossiers.steps_of(folder) == [5, 10, 15, 20, 25]
+    assert dossiers.steps_of(folder.snapshots) == [5, 10, 15, 20, 25]
     before = (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns
 
     runs.train(
         config, tmp_path, observers=[observers.Snapshots(config)], devices=DEVICES
     )
-    assert dossiers.steps_of(folder) == [5, 10, 15, 20, 25, 30]
+    assert dossiers.steps_of(folder.snapshots) == [5, 10, 15, 20, 25, 30]
     assert (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns == before
     for step in (10, 30):
         expected = vars(_saved(whole, step)) | {"name": None}

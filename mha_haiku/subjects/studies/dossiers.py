@@ -15,7 +15,7 @@ import numpy as np
 from mha_haiku.core import attention, checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
-from mha_haiku.showing import map_set
+from mha_haiku.showing import map_set, sets
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects.studies import workbench
 from mha_haiku.training.runs import folders
@@ -31,42 +31,32 @@ def of_maps(
     Heads of another run to `compare` are matched with the heads of the maps' run.
     """
     folder = checks.as_path(folder)
-    own = MapSet.load(folder / "maps.npz")
-    title = own.name
-    notes = ["The exact numbers are in maps.npz next to this page."]
     root = _run_of(folder)
-    own = _with_importance(own, root)
-    if compare is None:
-        moments = _snapshots(folder / "snapshots")
-        if moments and own.step is not None:
-            # The last of the training may be a snapshot as well.
-            moments = [each for each in moments if each.step != own.step]
-            own = dataclasses.replace(own, name=f"step {own.step}")
-            moments = sorted([*moments, own], key=lambda each: each.step)
-        else:
-            moments = [dataclasses.replace(own, step=None)]
-        return map_set.Dossier(title, tuple(moments), notes=tuple(notes))
-    other_root = checks.as_path(compare)
-    other = _with_importance(MapSet.load(compared(compare)), other_root)
-    if own.name == other.name:  # told apart by their folders
-        own = dataclasses.replace(own, name=f"{own.name}, {root or folder}")
-        other = dataclasses.replace(other, name=f"{other.name}, {other_root}")
-    matches = None
-    if root is not None and _same_inputs(root, other_root):
+    own = _with_importance(MapSet.load(folder / "maps.npz"), root)
+    notes = ("The exact numbers are in maps.npz next to this page.",)
+    if compare is not None:
+        other_root = checks.as_path(compare)
+        other = _with_importance(MapSet.load(compared(compare)), other_root)
+        both = sets.joined(own, other)
+        if root is None or not _same_inputs(root, other_root):
+            notes += ("The two runs have different inputs: no heads are matched.",)
+            return both._replace(notes=notes)
         matches = _matches(root, other_root, own, other)
-    else:
-        notes.append("The two runs have different inputs: no heads are matched.")
-    return map_set.Dossier(
-        f"{own.name} and {other.name}",
-        tuple(dataclasses.replace(each, step=None) for each in (own, other)),
-        matches,
-        tuple(notes),
-    )
+        return both._replace(matches=matches, notes=notes)
+    moments = _snapshots(folder / "snapshots")
+    if not moments or own.step is None:
+        shown = (dataclasses.replace(own, step=None),)
+        return map_set.Dossier(own.name, shown, notes=notes)
+    # The last of the training may be a snapshot as well.
+    moments = [each for each in moments if each.step != own.step]
+    moments.append(dataclasses.replace(own, name=f"step {own.step}"))
+    moments.sort(key=lambda each: each.step)
+    return map_set.Dossier(own.name, tuple(moments), notes=notes)
 
 
-def steps_of(folder: folders.Folder) -> list[int]:
-    """Lists the steps of the snapshots in a run's folder, in order."""
-    paths = folder.snapshots.glob("*/maps.npz")
+def steps_of(snapshots: Path) -> list[int]:
+    """Lists the steps of the snapshots in a folder of these, in order."""
+    paths = snapshots.glob("*/maps.npz")
     return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
 
 
@@ -99,9 +89,9 @@ def _with_importance(maps: MapSet, root: Path | None) -> MapSet:
 def _snapshots(folder: Path) -> list[MapSet]:
     """Loads the saved moments of a training, with the numbers `aligned` alone."""
     moments = []
-    for path in folder.glob("*/maps.npz"):
-        maps = MapSet.load(path)
-        if maps.step is not None and path.parent.name.isdigit():
+    for step in steps_of(folder):
+        maps = MapSet.load(folder / str(step) / "maps.npz")
+        if maps.step is not None:
             known = maps.numbers.items()
             known = {x: y for x, y in known if x not in attention.STATISTICS}
             name = f"step {maps.step}"

@@ -188,22 +188,17 @@ def job(
 
 
 class Stream:
-    """Writes the text of a job of one prompt while it is iterated over.
+    """Writes the text of a job of one prompt while it is iterated over; not by a beam.
 
-    It yields the parts of the text as they come; a beam search yields all at the end.
+    It yields the parts of the text as they come.
     """
 
     def __init__(self, job: Job):
         self._job = job
         self._tokens: list[int] = []  # with the end token
-        self._text: Text | None = None
 
     def __iter__(self) -> Iterator[str]:
         job, task = self._job, self._job.bench.run.task
-        if isinstance(job.strategy, decoding.Beam):
-            (self._text,) = write(job)
-            yield self._text.text
-            return
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         for (token,) in decoding.stream(
             job.bench.run.model,
@@ -223,8 +218,6 @@ class Stream:
 
     def text(self) -> Text:
         """Returns the text that has been written so far."""
-        if self._text is not None:
-            return self._text
         return _text(self._job, 0, np.array(self._tokens, np.int32), float("nan"))
 
 

@@ -36,9 +36,14 @@ class HeadImportance(NamedTuple):
     measures: dict[str, heads.Importance]  # by the names of `heads.MEASURES`
     # Means `[L, H]`, standard errors and ranks of these, with unit and label.
     numbers: dict[str, PerHead]
-    agreement: np.ndarray  # `[M, M]`, Spearman's rank correlation of the measures
     step: int
     file_name = "head_importance"
+
+    @property
+    def agreement(self) -> np.ndarray:
+        """Spearman's rank correlation of the measures, `[M, M]`."""
+        found = self.measures.values()
+        return np.array([[heads.rank_correlation(a, b) for b in found] for a in found])
 
     def table(self) -> tables.Table:
         """Makes a table with a row per head."""
@@ -49,11 +54,8 @@ class HeadImportance(NamedTuple):
         columns = [tables.Column("agreement")]
         columns += [tables.Column(name, "", "{:.2f}") for name in self.measures]
         rows = [
-            {
-                "agreement": name,
-                **dict(zip(self.measures, map(float, row), strict=True)),
-            }
-            for name, row in zip(self.measures, self.agreement, strict=True)
+            {"agreement": name, **dict(zip(self.measures, row, strict=True))}
+            for name, row in zip(self.measures, self.agreement.tolist(), strict=True)
         ]
         agreement = tables.Table(columns, rows).text()
         return (
@@ -118,10 +120,6 @@ def measure(
             measured[name].standard_error,
             heads.rank_intervals(measured[name]),
         )
-    agreement = [
-        [heads.rank_correlation(a, b) for b in measured.values()]
-        for a in measured.values()
-    ]
     layers = models.heads_of_layers(bench.run.config.model)
     plural = "" if examples == 1 else "s"
     return HeadImportance(
@@ -133,7 +131,6 @@ def measure(
         ),
         measured,
         numbers,
-        np.array(agreement),
         bench.run.step,
     )
 

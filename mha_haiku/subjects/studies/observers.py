@@ -182,10 +182,10 @@ class Snapshots(_Study):
 
     def _start(self, step: int) -> None:
         """Removes snapshots of steps after `step`, which will be taken again."""
-        folder = self._bench.folder
-        for each in dossiers.steps_of(folder):
+        snapshots = self._bench.folder.snapshots
+        for each in dossiers.steps_of(snapshots):
             if each > step:
-                shutil.rmtree(folder.snapshots / str(each))
+                shutil.rmtree(snapshots / str(each))
 
     def wants(self, step: int) -> bool:
         """Checks whether `step` is one of the snapshots' steps."""
