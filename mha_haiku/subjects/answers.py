@@ -108,16 +108,14 @@ class Circuits:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Strongest:
-    """Where a head attends most, or writes most, in the examples of a data set."""
+    """Where a head attends most in the examples of a data set."""
 
     layer: int
     head: int
-    # "weight", the largest weight of a query, or "size", the norm of the head's output.
-    by: str
     examples: np.ndarray  # `[N]`, their numbers
     queries: np.ndarray  # `[N]`, positions
     keys: np.ndarray  # `[N]`, the positions with the largest weights
-    values: np.ndarray  # `[N]`, from the largest on
+    weights: np.ndarray  # `[N]`, from the largest on
     tokens: tuple[tuple[str, ...], ...] = ()  # of each example; () of features
 
     _repr_html_, show = display.html, display.show
@@ -125,11 +123,11 @@ class Strongest:
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each place, with the text in front of it."""
         rows = []
-        for i, (example, query, key, value) in enumerate(
-            zip(self.examples, self.queries, self.keys, self.values, strict=True)
+        for i, (example, query, key, weight) in enumerate(
+            zip(self.examples, self.queries, self.keys, self.weights, strict=True)
         ):
             row = {"example": int(example), "query": int(query), "key": int(key)}
-            row[self.by] = float(value)
+            row["weight"] = float(weight)
             if self.tokens:
                 text = self.tokens[i]
                 row["query token"], row["key token"] = text[query], text[key]
@@ -139,7 +137,7 @@ class Strongest:
 
     def __repr__(self) -> str:
         return "\n".join(
-            [f"Strongest(layer {self.layer}, head {self.head}, by {self.by})"]
+            [f"Strongest(layer {self.layer}, head {self.head})"]
             + ["  ".join(f"{k} {v}" for k, v in row.items()) for row in self.rows()]
         )
 
@@ -190,7 +188,7 @@ shows(Circuits, _of_circuits)
 @shown.fragment.register
 def _(strongest: Strongest) -> markup.Html:
     return markup.block(
-        f"Layer {strongest.layer}, head {strongest.head}: largest {strongest.by}",
+        f"Layer {strongest.layer}, head {strongest.head}: largest weights",
         rows_table(strongest.rows(), digits=3),
         note="Positions count from 0; the text ends at the query.",
     )

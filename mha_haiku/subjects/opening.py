@@ -152,7 +152,7 @@ def wrap(
         model,
         arrays,
         name or model.description,
-        codec=None if tokenizer is None else inputs.of_tokenizer(tokenizer),
+        codec=inputs.of_tokenizer(tokenizer),
         metric=metric or heads.metrics.loss,
         batches=None if examples is None else list(examples),
     )

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import interop
@@ -48,7 +47,7 @@ class Subject:
     params: Any
     name: str
     run: folders.Run | None = None  # also of pretrained weights that have a tokenizer
-    codec: inputs.Codec | None = None  # what encodes texts; None: inputs are arrays
+    codec: inputs.Codec = inputs.Codec()  # what encodes texts
     metric: heads.Metric | None = None  # None: the task's own
     # Examples that measures are of; None: held-out examples of the task.
     batches: Sequence[tasks.Example] | None = None
@@ -57,7 +56,7 @@ class Subject:
     def of_run(cls, run: folders.Run, name: str) -> "Subject":
         """Makes a run a subject, with looped layers, so that each has a name."""
         run = run.looped()
-        codec = None if run.task.num_tokens is None else inputs.of_task(run.task)
+        codec = inputs.of_task(run.task)
         return cls(run.model, run.params, name, run=run, codec=codec)
 
     _repr_html_ = display.html
@@ -81,11 +80,11 @@ class Subject:
 
     def encode(self, text: str) -> np.ndarray:
         """Encodes a text as tokens, `[T]` integers."""
-        return np.asarray(self._codec("encode").encode(text), np.int32)
+        return np.asarray(self.codec.encode(text), np.int32)
 
     def decode(self, tokens: Any) -> str:
         """Decodes tokens `[T]` to a text."""
-        return self._codec("decode").decode(np.asarray(tokens).tolist())
+        return self.codec.decode(np.asarray(tokens).tolist())
 
     def examples(self, count: int = EXAMPLES) -> tasks.Example:
         """Makes the first held-out examples, a batch of B = `count`."""
@@ -342,34 +341,24 @@ class Subject:
         return heads.why.reads(self.model, self.params, [batch])
 
     def strongest(
-        self,
-        layer: int,
-        head: int,
-        examples: Any = 256,
-        *,
-        by: str = "weight",
-        count: int = 10,
+        self, layer: int, head: int, examples: Any = 256, *, count: int = 10
     ) -> answers.Strongest:
-        """Finds where in the data a head attends most, or writes most.
+        """Finds where in the data a head attends most, of queries that see another key.
 
         Args:
           layer: The layer, of all attention parts.
           head: Number of the head in its layer.
           examples: How many held-out examples to search, or inputs: a list of texts.
-          by: "weight": the largest weight of a query, of queries that see another key;
-            "size": the Euclidean norm of what the head passes on.
           count: How many places to return, each from another example.
         """
-        checks.choice("by", by, ("weight", "size"))
         batch = self._searched(examples)
         path = self._part(layer, head, batch)
         found = _strongest(self.model, path)(self.params, batch)
-        weights, keys, sizes = map(np.asarray, found)
-        values = (weights if by == "weight" else sizes)[:, head]
+        weights, keys = (np.asarray(x)[:, head] for x in found)
         # The largest weight of a query that sees one key is always 1.
-        sees = keys[:, head, :, -1 if by == "weight" else 0] >= 0
-        valid = running.valid(values.shape[1], batch, running.kind_of(path))
-        values = np.where(sees & np.asarray(valid), values, -np.inf)
+        sees = keys[..., -1] >= 0
+        valid = running.valid(sees.shape[1], batch, running.kind_of(path))
+        values = np.where(sees & np.asarray(valid), weights, -np.inf)
         queries, best = values.argmax(-1), values.max(-1)
         order = np.argsort(-best, kind="stable")
         order = order[np.isfinite(best[order])][:count]
@@ -377,10 +366,9 @@ class Subject:
         return answers.Strongest(
             layer,
             head,
-            by,
             order,
             queries[order],
-            keys[order, head, queries[order], 0],
+            keys[order, queries[order], 0],
             best[order],
             tuple(tokens[i] for i in order) if tokens else (),
         )
@@ -447,11 +435,6 @@ class Subject:
         if isinstance(examples, int):
             return self.examples(examples)
         return self._batch(examples)[0]
-
-    def _codec(self, verb) -> inputs.Codec:
-        if self.codec is None:
-            self._refuse(verb, "has no tokenizer; give arrays")
-        return self.codec
 
     def _batch(self, given) -> tuple[tasks.Example, bool]:
         needs_target = self.run is not None and self.run.task.target_length is not None
@@ -533,10 +516,11 @@ class Subject:
         if given is None:
             right, wrong = (self._likeliest(x) for x in batches)
             if (right == wrong).any():
-                same = self._class_label(right[right == wrong][0])
+                label = self.codec.label if self.run is None else self.task.class_label
+                same = label(int(right[right == wrong][0]))
                 raise ValueError(
-                    f"answers must be given, (right, wrong): the model answers {same} "
-                    "to both."
+                    "answers must be given, (right, wrong): the model answers "
+                    f"{same!r} to both."
                 )
         else:
             count = shapes[0][0]
@@ -552,11 +536,6 @@ class Subject:
     def _likeliest(self, batch) -> np.ndarray:
         logits = self.logits(batch)
         return np.asarray(heads.metrics.at_last(logits, batch).argmax(-1))
-
-    def _class_label(self, number) -> str:
-        if self.run is not None:
-            return repr(self.run.task.class_label(int(number)))
-        return str(number) if self.codec is None else repr(self.codec.label(number))
 
     def _refuse(self, verb, why):
         raise ValueError(f"{verb} is not for {self.name!r}, which {why}.")
@@ -587,19 +566,15 @@ def _is_edited(model) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _strongest(model, path):
-    """Makes a program: each query's largest weight, its two keys, output's norm."""
+    """Makes a program: each query's largest weight, and its two keys."""
 
-    @jax.jit
+    @jax.jit  # which does not keep what else the model computes
     def run(params, batch):
         def largest(attention_map):
             top = attention_map.top(min(2, attention_map.shape[-1]))
             return top.weights[..., 0], top.positions
 
-        at = {
-            f"{path}/map": largest,
-            f"{path}/heads": lambda x: jnp.linalg.norm(x, axis=-1).swapaxes(-1, -2),
-        }
-        _, found = running.look(model, params, batch, at)
-        return *found[f"{path}/map"], found[f"{path}/heads"]
+        _, found = running.look(model, params, batch, {f"{path}/map": largest})
+        return found[f"{path}/map"]
 
     return run

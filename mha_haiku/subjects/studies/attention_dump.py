@@ -147,41 +147,38 @@ def measured(
     else:
         batch_size = bench.whole_batch(len(indices))
         examples_at = lambda rows: jax.tree.map(lambda x: x[rows], batch)  # noqa: E731
-    batches = bench.observations(
-        observe,
-        indices,
-        batch_size=batch_size,
-        name="attention maps",
-        examples_at=examples_at,
-    )
-    example, answers, seen = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+
+    def looks(indices, name):
+        """Yields of each batch what was seen, and where it should have been looked."""
+        options = {"batch_size": batch_size, "name": name, "examples_at": examples_at}
+        for example, answers, seen in bench.observations(observe, indices, **options):
+            known = alignment.of_batch(run.task.alignments, example)
+            seen = [x._replace(known=x.known.aligned(known)) for x in seen]
+            yield example, answers, known.get("aligned"), seen
+
+    found = looks(indices, "attention maps")
+    example, answers, aligned, seen = jax.tree.map(lambda *x: np.concatenate(x), *found)
     shown = [
         map_set.Layer.of_model(layer_heads[i].kind, layer_heads[i].layer, i, names)
         for i, names in zip(layers, chosen, strict=True)
     ]
-    alignments = alignment.of_batch(run.task.alignments, example)
     bare = _examples(
         run.task,
         names_of_examples,
         example,
         answers,
-        alignments.get("aligned"),
+        aligned,
         num_bins=num_bins,
         is_own=own is not None,
     )
-    seen = [each._replace(known=each.known.aligned(alignments)) for each in seen]
     mean = None
     if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
-        batches = bench.observations(
-            observe, range(count), batch_size=batch_size, name="means of maps"
-        )
         numbers, maps = [], []
-        for batch, _, of_layers in batches:
+        for *_, of_layers in looks(range(count), "means of maps"):
             maps.append([each.weights.mean(axis=0) for each in of_layers])
-            known = alignment.of_batch(run.task.alignments, batch)
-            numbers.append([each.known.aligned(known).numbers for each in of_layers])
+            numbers.append([each.known.numbers for each in of_layers])
         maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
         numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
