@@ -159,18 +159,26 @@ def ordered(monkeypatch):
     ordered = []
     found = {4: 0.75, 3: 0.75, 2: 0.5, 1: 0.75, 0: 0.25}
 
-    def held_out(run):
-        layers = models.heads_of_layers(run.config.model)
+    def accuracies(run, counts):
         units = sum(models.hidden_sizes(run.config.model))
-        return {"accuracy": found[sum(len(x.names) for x in layers)] * units / 24}
+        return [found[count] * units / 24 for count in counts]
+
+    def point(run):
+        layers = models.heads_of_layers(run.config.model)
+        (accuracy,) = accuracies(run, [sum(len(x.names) for x in layers)])
+        return {"accuracy": accuracy}
 
     def order_of(bench, by, **options):
         ordered.append(models.hidden_sizes(bench.run.config.model))
         return [(0, 1), (1, 0), (1, 1), (0, 0)]
 
-    monkeypatch.setattr(pruning, "held_out", held_out)
+    monkeypatch.setattr(
+        pruning,
+        "ablated_in_order",
+        lambda bench, order, counts: accuracies(bench.run, counts),
+    )
     monkeypatch.setattr(pruning, "order_of", order_of)
-    monkeypatch.setattr(pruning, "points", lambda bench, runs: [*map(held_out, runs)])
+    monkeypatch.setattr(pruning, "points", lambda bench, runs: [*map(point, runs)])
     return ordered
 
 

@@ -167,7 +167,14 @@ def learn(
     learned = learn_gates(bench, penalty=penalty, steps=steps)
     if not any(gates.any() for gates in learned.gates):
         raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")
-    pruned = prune(run, learned.params, learned.gates)
+    layers, gates = models.heads_of_layers(run.config.model), learned.gates
+    # Gates that are not 0 scale the outputs of their heads.
+    params = heads.scaled(learned.params, run.config.model, gates)
+    keep = [
+        [layer.names[i] for i in np.flatnonzero(row)]
+        for layer, row in zip(layers, gates, strict=True)
+    ]
+    pruned = pruning.prune_heads(run._replace(params=params), keep)
     models_of = {"the run": run, "pruned by gates, before tuning": pruned}
     can_train = "loss" in run.task.metrics
     folder = pruning.save(
@@ -186,17 +193,6 @@ def learn(
     points = pruning.points(bench, list(models_of.values()), list(models_of))
     title = f"{bench.title}: gates with a penalty of {penalty:g} nats each"
     return pruning.Pruned(title, pruned, points)
-
-
-def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders.Run:
-    """Prunes heads whose gates are 0; other gates scale the outputs of their heads."""
-    scaled = run._replace(params=heads.scaled(params, run.config.model, gates))
-    layers = models.heads_of_layers(run.config.model)
-    keep = [
-        [layer.names[i] for i in np.flatnonzero(row)]
-        for layer, row in zip(layers, gates, strict=True)
-    ]
-    return pruning.prune_heads(scaled, keep)
 
 
 class _Counted:

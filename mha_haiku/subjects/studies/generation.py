@@ -44,18 +44,11 @@ class Text(NamedTuple):
     given_tokens: np.ndarray  # `[t]` int32
     tokens: np.ndarray  # `[n]` int32, of what was written, without the end token
     is_ended: bool  # whether the end token came; else there was no more room
-    # Of the tokens and the end token, in nats; NaN where it is not known: of streamed
-    # texts, and where a text was cut behind a shorter prompt than others have.
-    log_probability: float
 
     def record(self) -> dict[str, Any]:
         """Converts the text to JSON values."""
-        fields = self._asdict()
-        for name in ("given_tokens", "tokens"):
-            fields[name] = fields[name].tolist()
-        if np.isnan(self.log_probability):
-            del fields["log_probability"]
-        return fields
+        lists = self.given_tokens.tolist(), self.tokens.tolist()
+        return self._replace(given_tokens=lists[0], tokens=lists[1])._asdict()
 
 
 def given(config: configuration.RunConfig) -> str | None:
@@ -139,11 +132,6 @@ class Job(NamedTuple):
         """The kind of the given texts: "prompt" or "source"."""
         return given(self.bench.run.config)
 
-    def with_params(self, params: Any) -> "Job":
-        """Copies the job with other parameters of its model."""
-        run = self.bench.run._replace(params=params)
-        return self._replace(bench=self.bench.with_run(run))
-
 
 def job(
     bench: Bench,
@@ -218,49 +206,48 @@ class Stream:
 
     def text(self) -> Text:
         """Returns the text that has been written so far."""
-        return _text(self._job, 0, np.array(self._tokens, np.int32), float("nan"))
+        return _text(self._job, 0, self._tokens)
 
 
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
     """Yields the texts in turn; with a name there is a progress bar."""
     run, is_prompt = job.bench.run, job.kind == "prompt"
     task = run.task
-    size = min(len(job.given), BATCH)
     given_tokens, given_lengths = workbench.padded(job.given_tokens)
     longest = given_tokens.shape[1] if is_prompt else 1
     if not is_prompt:  # one shape for all sources
         room = task.sequence_length - given_tokens.shape[1]
         given_tokens = np.pad(given_tokens, ((0, 0), (0, room)))
-    starts = range(0, len(job.given), size)
-    if name:
-        starts = job.bench.progress(starts, name=name, unit="batch")
-    for start in starts:
-        # The last batch is filled up, so that one program writes all.
-        places = np.minimum(np.arange(start, start + size), len(job.given) - 1)
+
+    def generate(params, places):
         rows, lengths = given_tokens[places], given_lengths[places]
         own = {"prompts": rows, "lengths": lengths}
         if not is_prompt:
-            begun = np.full((size, 1), task.start_token, np.int32)
+            begun = np.full((len(rows), 1), task.start_token, np.int32)
             own = {"prompts": begun, "source": rows, "source_lengths": lengths}
-        generated = jax.device_get(
-            decoding.generate(
-                run.model,
-                run.params,
-                **own,
-                strategy=job.strategy,
-                max_length=longest + job.tokens,
-                end_token=task.end_token,
-                key=_key(job, start),
-            )
+        found = decoding.generate(
+            run.model,
+            params,
+            **own,
+            strategy=job.strategy,
+            max_length=longest + job.tokens,
+            end_token=task.end_token,
+            key=_key(job, places[0]),
         )
-        for i in range(min(size, len(job.given) - start)):
-            read = lengths[i] if is_prompt else 1
-            yield _text(
-                job,
-                start + i,
-                generated.tokens[i, read : generated.lengths[i]],
-                float(generated.log_probability[i]),
-            )
+        return places, found.tokens, found.lengths
+
+    bench = job.bench
+    if not name:
+        bench = dataclasses.replace(bench, progress=workbench.silent)
+    for batch in bench.observations(
+        generate,
+        range(len(job.given)),
+        batch_size=min(len(job.given), BATCH),
+        name=name,
+        examples_at=np.array,
+    ):
+        for i, tokens, length in zip(*batch, strict=True):
+            yield _text(job, i, tokens[given_lengths[i] if is_prompt else 1 : length])
 
 
 def text_of(task: tasks.Task, tokens: Sequence[int]) -> str:
@@ -358,19 +345,16 @@ def _key(job, start) -> jax.Array:
     return jax.random.fold_in(jax.random.key(job.seed), start)
 
 
-def _text(job, i, written, log_probability) -> Text:
+def _text(job, i, written) -> Text:
     """Makes text i of tokens that may be too many and end with the end token."""
-    task, tokens = job.bench.run.task, written[: job.tokens]
-    is_ended = task.end_token is not None and task.end_token in tokens.tolist()
-    if is_ended:
-        tokens = tokens[: tokens.tolist().index(task.end_token)]
+    task, written = job.bench.run.task, written[: job.tokens]
+    tokens = np.array(task.until_end(written), np.int32)
     return Text(
         job.given[i],
         text_of(task, tokens) if job.kind == "prompt" else task.answer(tokens),
         job.given_tokens[i],
         tokens,
-        is_ended,
-        float("nan") if len(written) > job.tokens else log_probability,
+        len(tokens) < len(written),
     )
 
 

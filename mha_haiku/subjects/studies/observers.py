@@ -152,7 +152,9 @@ class Samples(_Log):
         return step > 0 and (step % self.every == 0 or is_last)
 
     def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
-        job = self._job.with_params(params)
+        bench = self._job.bench
+        bench = bench.with_run(bench.run._replace(params=params))
+        job = self._job._replace(bench=bench)
         for i, text in enumerate(generation.write(job)):
             right = {"right": self._right[i]} if self._right else {}
             yield {**text.record(), **right}

@@ -32,6 +32,7 @@ ORDERS = (*heads.MEASURES, "greedy", "random")
 _SWEEP_POINTS = 12
 _METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
 _TIMED_SECONDS = 1.0
+_ROUNDING = 1e-6  # of a mean metric
 # Heads that a step of the greedy order tries at a time: what one program measures.
 _TRIES = 16
 
@@ -193,7 +194,7 @@ def prune(bench: Bench, request: Request) -> Pruned:
     if request.sweep:
         shares = np.linspace(fewest, total, _SWEEP_POINTS + 1)
         counts = sorted({round(share) for share in shares}, reverse=True)
-    pruned = [_with_heads(run, order, count) for count in counts]
+    pruned = [prune_heads(run, kept_after(run, order, count)) for count in counts]
     if run is not whole:
         pruned.insert(0, whole)
     result = Pruned(title, pruned[-1], points(bench, pruned))
@@ -492,34 +493,22 @@ def _curve(text: str) -> curves.Pruning:
     )
 
 
-def _with_heads(run, order, count) -> folders.Run:
-    """Prunes the run to that many heads."""
-    return prune_heads(run, kept_after(run, order, count))
-
-
 def _fewest(bench, run, order, drop) -> int:
     """Finds the fewest heads whose loss of accuracy, or drift, is at most `drop`."""
-    whole = bench.run
-    if "loss" not in whole.task.metrics:
-        counts = list(range(len(order), -1, -1))
-        drifts = ablated_in_order(bench, order, counts)
-        above = [x for x, drift in zip(counts, drifts, strict=True) if drift > drop]
-        return min(len(order), 1 + above[0]) if above else 0
-    metric, least = decisive(whole.task), None
-    counts = range(len(order), -1, -1)
-    for count in bench.progress(counts, name="fewest heads", unit="model"):
-        if least is None:  # here, where the bar shows
-            least = held_out(whole)[metric] - drop
-        value = held_out(_with_heads(run, order, count))[metric]
-        if value >= least:
-            continue
-        if count == len(order):
-            raise ConfigError(
-                f"Without these hidden units the {metric.replace('_', ' ')} is "
-                f"{value:.4f}, which is below the {least:.4f} that metric_drop allows."
-            )
-        return count + 1
-    return 0
+    metric, counts = decisive(run.task), range(len(order), -1, -1)
+    values = ablated_in_order(bench.with_run(run), order, counts)
+    whole = values[0]
+    if run is not bench.run:
+        (whole,) = ablated_in_order(bench, order, [len(order)])
+    falls = np.subtract(values, whole) * (1 if metric == "drift" else -1)
+    above = np.flatnonzero(falls > drop + _ROUNDING)
+    if len(above) and not above[0]:
+        raise ConfigError(
+            f"Without these hidden units the {metric.replace('_', ' ')} is "
+            f"{values[0]:.4f}, which is below the {whole - drop:.4f} that metric_drop "
+            "allows."
+        )
+    return counts[above[0] - 1] if len(above) else 0
 
 
 class _Timed:

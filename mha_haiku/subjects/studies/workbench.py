@@ -208,11 +208,11 @@ class Bench:
         batches = self.batches(examples, name=name)
         if metric == "drift":
             return heads.measured_by_drift(run.model, run.params, batches)
-        function = heads.metrics.loss
-        if metric == "accuracy":
-            function = heads.metrics.mistakes(run.task.correct)
-        if metric == "exact_match":
-            function = heads.metrics.failures(run.task.correct)
+        function = {
+            "loss": heads.metrics.loss,
+            "accuracy": heads.metrics.mistakes(run.task.correct),
+            "exact_match": heads.metrics.failures(run.task.correct),
+        }[metric]
         return heads.Measured(run.model, function, run.params, batches)
 
     def metric(self, name: str | None = None) -> str:
