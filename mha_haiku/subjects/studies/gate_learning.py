@@ -6,7 +6,6 @@ L layers, H heads of a layer.
 
 import functools
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
