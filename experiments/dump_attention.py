@@ -30,7 +30,6 @@ FLAGS = command_line.flag_values(
             "Folder to write to; <workdir>/attention, or own_text there.",
         ),
         "channels": (bool, False, "Write queries and keys of whole maps too."),
-        "compare": (str, None, "Folder of another run to show next to it."),
         "weights": (bool, False, "Write whole maps of long inputs too."),
         **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,
@@ -39,13 +38,11 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.subjects.studies import attention_dump, dossiers
+    from mha_haiku.subjects.studies import attention_dump
     from mha_haiku.subjects.studies.workbench import Bench
     from mha_haiku.training.devices import cluster
 
     formats = shared_flags.formats(FLAGS)
-    if FLAGS.compare is not None:
-        dossiers.compared(FLAGS.compare)  # before the work
     own = _own()
     maps = attention_dump.dump(
         Bench.load(FLAGS.workdir, FLAGS.step),
@@ -60,7 +57,7 @@ def main() -> None:
     )
     if not cluster.leave():
         return
-    attention_dump.write_report(maps.parent, formats, compare=FLAGS.compare)
+    attention_dump.write_report(maps.parent, formats)
     print(f"Attention maps: {maps.parent / 'index.html'}")
 
 

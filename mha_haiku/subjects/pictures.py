@@ -75,15 +75,10 @@ def _(path: Any) -> MapSet:
 @sets.dossier_of.register(os.PathLike)
 def _(path: Any, compare: Any = None) -> Dossier:
     """Collects all that lies in a folder where its maps were saved."""
-    other = sets.named(compare)[1]
-    if _has_saved_maps(path) and (other is None or _has_saved_maps(other)):
-        return dossiers.of_maps(checks.as_path(path) / "attention", compare=other)
+    folder = folders.Folder(checks.as_path(path)).attention
+    if compare is None and (folder / "maps.npz").exists():
+        return dossiers.of_maps(folder)
     return sets.joined(path, compare)
-
-
-def _has_saved_maps(value) -> bool:
-    is_path = isinstance(value, str | os.PathLike)
-    return is_path and (checks.as_path(value) / "attention" / "maps.npz").exists()
 
 
 # --- In a notebook, by itself

@@ -6,7 +6,6 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import map_set, sets
 from mha_haiku.showing.map_set import Layer, MapSet
 from mha_haiku.subjects.studies import (
@@ -105,28 +104,6 @@ def test_numbers_go_by_the_names_of_layers_and_heads():
     assert (found.unit, found.label, found.standard_error) == ("nats", "what", None)
 
 
-@pytest.mark.slow
-def test_a_run_is_compared_with_another(trained, tmp_path):
-    run = folders.load_run(trained)
-    # The same model with its layers' heads in another order.
-    params = jax.tree.map(np.array, run.params)
-    for name, module in params.items():
-        if name.endswith(("attention/query", "attention/key", "attention/value")):
-            for part in module:
-                halves = np.split(module[part], 2, -1)
-                module[part] = np.concatenate(halves[::-1], -1)
-        if name.endswith("attention/output") or name.endswith("attention/linear"):
-            module["w"] = np.concatenate(np.split(module["w"], 2, 0)[::-1], 0)
-    other = folders.write_run(tmp_path / "other", run.config, params, run.task)
-    with pytest.raises(ConfigError, match="compare must be a run with saved maps"):
-        dossiers.of_maps(trained / "attention", compare=other)
-    attention_dump.dump(Bench.load(other), devices=DEVICES)
-    shown = dossiers.of_maps(trained / "attention", compare=other).check()
-    assert [each.step for each in shown.sets] == [None, None]
-    assert shown.matches[..., 0].tolist() == [[0, 0], [1, 1]]
-    assert shown.matches[..., 1].tolist() == [[1, 0], [1, 0]]
-
-
 def test_commands_begin_as_the_user_began(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MHA_HAIKU_RUN", raising=False)
@@ -134,5 +111,3 @@ def test_commands_begin_as_the_user_began(tmp_path, monkeypatch):
     assert workbench.command("dump_attention", tmp_path / "runs" / "a") == plain
     monkeypatch.setenv("MHA_HAIKU_RUN", "../scripts/run")
     assert workbench.command("dump_attention", "runs/a") == f"../scripts/run {plain}"
-    with pytest.raises(ConfigError, match="\n../scripts/run python -m experiments"):
-        dossiers.compared(tmp_path)

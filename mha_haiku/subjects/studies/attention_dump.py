@@ -195,21 +195,17 @@ def measured(
 
 
 def write_report(
-    folder: str | os.PathLike,
-    formats: Sequence[str] = ("png",),
-    *,
-    compare: str | os.PathLike | None = None,
+    folder: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
     """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
 
     Pictures (`layer_00.png`, or `cross_00.png`) of layers that `maps.npz` no longer has
     are removed, so that the folder never mixes two runs. Without matplotlib only the
-    page is written. `compare` is the folder of another run; see `dossiers`. Returns the
-    written paths, the page last.
+    page is written. Returns the written paths, the page last.
     """
     folder = checks.as_path(folder)
     maps = map_set.MapSet.load(folder / "maps.npz")
-    shown = dossiers.of_maps(folder, compare=compare)
+    shown = dossiers.of_maps(folder)
     _, html = fitting.fitted(shown, _PAGE_BYTES, page.render)
     written = []
     if drawing.is_possible():
