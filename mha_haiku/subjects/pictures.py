@@ -12,7 +12,6 @@ from mha_haiku.showing import markup, plotting, sets, shown
 from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects.studies import (
     attention_dump,
-    dossiers,
     head_statistics,
     observers,
     pruning,
@@ -77,7 +76,7 @@ def _(path: Any, compare: Any = None) -> Dossier:
     """Collects all that lies in a folder where its maps were saved."""
     folder = folders.Folder(checks.as_path(path)).attention
     if compare is None and (folder / "maps.npz").exists():
-        return dossiers.of_maps(folder)
+        return attention_dump.dossier(folder)
     return sets.joined(path, compare)
 
 

@@ -133,7 +133,9 @@ class Subject:
 
     def edited(self, edits: Mapping[str, Callable]) -> "Subject":
         """Changes values at sites of the model, see `mh.edit`."""
-        return self._with_model(_edited(self.model, dict(edits)))
+        model = _edited(self.model, dict(edits))
+        run = self.run and self.run._replace(model=model)
+        return dataclasses.replace(self, model=model, run=run)
 
     def ablated(self, *chosen: tuple[int, int]) -> "Subject":
         """Ablates heads: (attention layer, head), ..."""
@@ -231,9 +233,7 @@ class Subject:
           **options: `what` and `per_position` of `heads.activation_patching`.
         """
         pair, tokens = self._pair(clean, corrupted, answers)
-        found = heads.activation_patching(
-            self._on(pair[0]), [pair[1]], into=into, **options
-        )
+        found = heads.activation_patching(*pair, into=into, **options)
         return dataclasses.replace(found, tokens=tokens, unit=_LOGITS)
 
     def paths(
@@ -251,7 +251,7 @@ class Subject:
         pair, _ = self._pair(clean, corrupted, answers)
         if self.model.config is None:
             options.setdefault("through_units", True)
-        found = heads.path_patching(self._on(pair[0]), [pair[1]], **options)
+        found = heads.path_patching(*pair, **options)
         return dataclasses.replace(found, unit=_LOGITS)
 
     def circuit(
@@ -269,8 +269,7 @@ class Subject:
         Arguments are as in `patch` and in `heads.circuit`.
         """
         pair, _ = self._pair(clean, corrupted, answers)
-        given = {"edges": edges, "measure": measure, **options}
-        return heads.circuit(self._on(pair[0]), [pair[1]], **given)
+        return heads.circuit(*pair, edges=edges, measure=measure, **options)
 
     def lens(self, inputs: Any) -> answers.Lens:
         """Reads what each layer would answer to a text, were it the last."""
@@ -327,7 +326,8 @@ class Subject:
         """
         batch, (_, texts) = self._one(inputs)
         given = self.model, self.params, batch, layer, head, query
-        found = heads.why.written(*given, answer=self._token(answer))
+        token = None if answer is None else inputs.one_token(self.codec, answer)
+        found = heads.why.written(*given, answer=token)
         sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
         labels = sources or found.labels[0], found.labels[1]
         return dataclasses.replace(found, labels=labels)
@@ -456,9 +456,6 @@ class Subject:
         own = own[0] if own else ()
         return batch, (own, keys[0] if keys else own)
 
-    def _token(self, answer) -> int | None:
-        return None if answer is None else inputs.one_token(self.codec, answer)
-
     def _labels(self, batch) -> tuple[tuple, tuple]:
         """Lists the texts at queries and keys of each example; (): unknown."""
         if batch.decoder_inputs is None or self.run is None:
@@ -486,10 +483,6 @@ class Subject:
         checks.integer_in("head", head, 0, counts[path] - 1)
         return path
 
-    def _with_model(self, model) -> "Subject":
-        run = self.run and self.run._replace(model=model)
-        return dataclasses.replace(self, model=model, run=run)
-
     def _bench(self, verb) -> Bench:
         if self.run is None:
             self._refuse(
@@ -498,13 +491,8 @@ class Subject:
         run = self.run._replace(params=self.params)
         return Bench(run, folders.Folder(Path(self.name)))
 
-    def _on(self, batch) -> heads.Measured:
-        return heads.Measured(
-            self.model, heads.metrics.logit_difference, self.params, [batch]
-        )
-
     def _pair(self, clean, corrupted, given):
-        """Makes a batch of each text, with the answers, and the clean tokens."""
+        """Makes what is measured and the corrupted batches, and the clean tokens."""
         batches = [self._batch(x)[0] for x in (clean, corrupted)]
         shapes = [np.shape(x.inputs) for x in batches]
         if shapes[0] != shapes[1]:
@@ -514,7 +502,10 @@ class Subject:
                 f"{[list(row) for row in self._labels(batches[1])[0][:1]]}."
             )
         if given is None:
-            right, wrong = (self._likeliest(x) for x in batches)
+            right, wrong = (
+                np.asarray(heads.metrics.at_last(self.logits(x), x).argmax(-1))
+                for x in batches
+            )
             if (right == wrong).any():
                 label = self.codec.label if self.run is None else self.task.class_label
                 same = label(int(right[right == wrong][0]))
@@ -529,13 +520,13 @@ class Subject:
             )
         targets = np.stack([right, wrong], -1).astype(np.int32)
         weights = np.ones(targets.shape, np.float32)
-        pair = [x._replace(targets=targets, weights=weights) for x in batches]
         labels = self._labels(batches[0])[0]
-        return pair, labels[0] if len(labels) == 1 else ()
-
-    def _likeliest(self, batch) -> np.ndarray:
-        logits = self.logits(batch)
-        return np.asarray(heads.metrics.at_last(logits, batch).argmax(-1))
+        clean, corrupted = (
+            [x._replace(targets=targets, weights=weights)] for x in batches
+        )
+        metric = heads.metrics.logit_difference
+        of = heads.Measured(self.model, metric, self.params, clean)
+        return (of, corrupted), labels[0] if len(labels) == 1 else ()
 
     def _refuse(self, verb, why):
         raise ValueError(f"{verb} is not for {self.name!r}, which {why}.")

@@ -10,7 +10,6 @@ from mha_haiku.showing import map_set, sets
 from mha_haiku.showing.map_set import Layer, MapSet
 from mha_haiku.subjects.studies import (
     attention_dump,
-    dossiers,
     head_importance,
     workbench,
 )
@@ -60,7 +59,7 @@ def test_equal_texts_tell_induction_and_images_do_not():
 
 
 def test_numbers_are_those_that_were_computed(trained):
-    shown = dossiers.of_maps(trained / "attention").check()
+    shown = attention_dump.dossier(trained / "attention").check()
     (maps,) = shown.sets
     assert maps.missing[0][0] == "importance"
     assert f"--workdir={trained}" in maps.missing[0][1]
@@ -79,12 +78,12 @@ def test_numbers_are_those_that_were_computed(trained):
     result = head_importance.HeadImportance("", layers, {}, numbers, 30)
     written = folders.Folder(trained).heads
     head_importance.write(result, written)
-    (maps,) = dossiers.of_maps(trained / "attention").sets
+    (maps,) = attention_dump.dossier(trained / "attention").sets
     assert maps.missing == ()
     np.testing.assert_array_equal(maps.numbers["ablation"].mean, [[1, 2], [3, 4]])
     # Of another step it says nothing of these maps.
     head_importance.write(result._replace(step=20), written)
-    (maps,) = dossiers.of_maps(trained / "attention").sets
+    (maps,) = attention_dump.dossier(trained / "attention").sets
     assert "ablation" not in maps.numbers and maps.missing
 
 

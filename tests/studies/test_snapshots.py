@@ -8,7 +8,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.showing.map_set import MapSet
-from mha_haiku.subjects.studies import attention_dump, dossiers, observers
+from mha_haiku.subjects.studies import attention_dump, observers
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training.runs import folders
 
@@ -62,7 +62,7 @@ def test_snapshots_change_no_metric(watched, trained):
 
 def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):
     config, folder = watched
-    assert dossiers.steps_of(folder.snapshots) == [5, 10, 30]
+    assert attention_dump.steps_of(folder.snapshots) == [5, 10, 30]
     bench = Bench.load(folder.root, 10)
     path = attention_dump.dump(bench, out=tmp_path, means=False, devices=DEVICES)
     snapshot, maps = _saved(folder, 10), MapSet.load(path)
@@ -84,13 +84,13 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
     watching = [observers.Snapshots(config), runs.Observer(5, stop)]
     with pytest.raises(RuntimeError):
         runs.train(config, tmp_path, observers=watching, devices=DEVICES)
-    assert dossiers.steps_of(folder.snapshots) == [5, 10, 15, 20, 25]
+    assert attention_dump.steps_of(folder.snapshots) == [5, 10, 15, 20, 25]
     before = (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns
 
     runs.train(
         config, tmp_path, observers=[observers.Snapshots(config)], devices=DEVICES
     )
-    assert dossiers.steps_of(folder.snapshots) == [5, 10, 15, 20, 25, 30]
+    assert attention_dump.steps_of(folder.snapshots) == [5, 10, 15, 20, 25, 30]
     assert (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns == before
     for step in (10, 30):
         expected = vars(_saved(whole, step)) | {"name": None}
@@ -100,6 +100,6 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
 def test_snapshots_are_the_steps_of_a_dossier(watched):
     _, folder = watched
     attention_dump.dump(Bench.load(folder.root), devices=DEVICES)
-    shown = dossiers.of_maps(folder.attention)
+    shown = attention_dump.dossier(folder.attention)
     assert [each.step for each in shown.sets] == [5, 10, 30]
     assert shown.sets[-1].numbers and not shown.sets[0].numbers

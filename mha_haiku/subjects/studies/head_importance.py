@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku.core import checks, models
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.showing import per_head, tables
 from mha_haiku.showing.map_set import Layer, MapSet, PerHead
@@ -97,12 +96,7 @@ def measure(
         for name in wanted:
             checks.choice("measures", name, heads.MEASURES)
     metric = bench.metric(metric)
-    if metric == "drift" and "gradient" in wanted:
-        if measures is not None:
-            raise ConfigError(
-                "measures must not have gradient: the drift has no slope at the whole "
-                "model."
-            )
+    if measures is None and metric == "drift":
         wanted.remove("gradient")
     bench = bench.looped().placed()
     close = bench.ablation_value(ablation_value, examples)

@@ -20,7 +20,7 @@ from mha_haiku.core import checks, models
 from mha_haiku.lab import heads
 from mha_haiku.showing import curves
 from mha_haiku.showing.map_set import PerHead
-from mha_haiku.subjects.studies import attention_dump, dossiers, generation, workbench
+from mha_haiku.subjects.studies import attention_dump, generation, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import (
@@ -185,7 +185,7 @@ class Snapshots(_Study):
     def _start(self, step: int) -> None:
         """Removes snapshots of steps after `step`, which will be taken again."""
         snapshots = self._bench.folder.snapshots
-        for each in dossiers.steps_of(snapshots):
+        for each in attention_dump.steps_of(snapshots):
             if each > step:
                 shutil.rmtree(snapshots / str(each))
 
@@ -216,15 +216,13 @@ def spread(last: int, every: int, count: int) -> tuple[int, ...]:
     """
     reports = -(-last // every)
     count = min(count, reports)
-    numbers: list[int] = []
-    for i, number in enumerate(np.geomspace(1, reports, count).tolist()):
-        # All different, and room for those that follow.
-        above = numbers[-1] + 1 if numbers else 1
-        most = reports - (count - 1 - i)
-        numbers.append(min(max(round(number), above), most))
-    if count == 1:
-        numbers = [reports]
-    return tuple(min(number * every, last) for number in numbers)
+    places = np.arange(count)
+    numbers = np.geomspace(1, reports, count).round().astype(int)
+    # All different, and room for those that follow.
+    shifted = np.maximum.accumulate(numbers - places)
+    numbers = np.minimum(shifted, reports - count + 1) + places
+    numbers[-1:] = reports  # also where there is one
+    return tuple(np.minimum(numbers * every, last).tolist())
 
 
 def _quoted(text: str, *, is_end: bool = False) -> str:
