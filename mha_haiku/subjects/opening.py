@@ -37,7 +37,8 @@ def load(
     path, name = checks.as_path(source), os.fspath(source)
     if path.exists():
         name = path.resolve().name
-    if _is_run(path):
+    contents = files.read_json(folders.Folder(path).config) if path.is_dir() else None
+    if contents is not None and "config" in contents:  # and not of other libraries
         if dtype is not None:
             raise ValueError(f"dtype must be None for a run, got {dtype!r}.")
         return Subject.of_run(folders.load_run(path, step), name)
@@ -165,11 +166,3 @@ def _takes_lengths(function) -> bool:
     except (TypeError, ValueError):  # some built-in functions have none
         return True
     return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in given)
-
-
-def _is_run(path) -> bool:
-    """Checks whether a path is a folder with the config.json of a run."""
-    if not path.is_dir():
-        return False
-    contents = files.read_json(folders.Folder(path).config)
-    return contents is not None and "config" in contents

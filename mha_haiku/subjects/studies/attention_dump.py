@@ -219,7 +219,9 @@ def write_report(
 def dossier(folder: str | os.PathLike) -> map_set.Dossier:
     """Makes a dossier of the `maps.npz` of a folder."""
     folder = checks.as_path(folder)
-    own = _with_importance(map_set.MapSet.load(folder / "maps.npz"), _run_of(folder))
+    above = folder.resolve().parents[:3]
+    root = next((x for x in above if folders.Folder(x).config.exists()), None)
+    own = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
     moments = _snapshots(folder / "snapshots")
     if moments and own.step is not None:
         # The last of the training may be a snapshot as well.
@@ -257,19 +259,11 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
     moments = []
     for step in steps_of(folder):
         maps = map_set.MapSet.load(folder / str(step) / "maps.npz")
-        if maps.step is not None:
-            known = maps.numbers.items()
-            known = {x: y for x, y in known if x not in attention.STATISTICS}
-            name = f"step {maps.step}"
-            moments.append(dataclasses.replace(maps, name=name, numbers=known))
+        known = maps.numbers.items()
+        own = {x: y for x, y in known if x not in attention.STATISTICS}
+        maps = dataclasses.replace(maps, name=f"step {step}", step=step, numbers=own)
+        moments.append(maps)
     return moments
-
-
-def _run_of(folder: Path) -> Path | None:
-    """Finds the folder of the run in which a folder lies, or None."""
-    parents = folder.resolve().parents[:3]
-    near = (each for each in parents if folders.Folder(each).config.exists())
-    return next(near, None)
 
 
 def _observer(bench, layers, heads_of_layers, num_bins, channels=False):

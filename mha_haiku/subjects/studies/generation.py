@@ -5,10 +5,9 @@ positions of the training's examples.
 """
 
 import codecs
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from mha_haiku.core.models import decoding
 from mha_haiku.subjects.studies import attention_dump, imported_runs, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import configuration, files, folders
+from mha_haiku.training.runs import configuration, folders
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -132,6 +131,12 @@ class Job(NamedTuple):
         """The kind of the given texts: "prompt" or "source"."""
         return given(self.bench.run.config)
 
+    def record(self, text: Text) -> dict[str, Any]:
+        """Converts a text of the job, and how it was written, to JSON values."""
+        name = type(self.strategy).__name__.lower()
+        how = {"strategy": name, **dataclasses.asdict(self.strategy), "seed": self.seed}
+        return {"step": self.bench.run.step, **how, **text.record()}
+
 
 def job(
     bench: Bench,
@@ -150,25 +155,23 @@ def job(
     check_given(bench, kind)
     task = bench.run.task
     encode = task.prompt if kind == "prompt" else task.encode
-    encoded = []
+    most, encoded = task.sequence_length, []
     for text in texts:
         try:
             if not text:
                 raise ConfigError("it must not be empty.")
             encoded.append(np.asarray(encode(text), np.int32))
+            if kind == "source" and (length := len(encoded[-1])) > most:
+                raise ConfigError(
+                    f"it must be of at most {most} tokens, as the longest of the "
+                    f"model's training, got {length}."
+                )
         except ConfigError as error:
-            raise ConfigError(f"{kind} {_short(text)!r}: {error}") from None
+            raise ConfigError(f"{kind} {checks.shown(text)}: {error}") from None
     if kind == "prompt":
         bench, tokens = _with_room(bench, max(map(len, encoded)), tokens)
     else:
         tokens = _room_of_answers(bench.run, tokens)
-        most = task.sequence_length
-        for row, text in zip(encoded, texts, strict=True):
-            if len(row) > most:
-                raise ConfigError(
-                    f"source {_short(text)!r} must be of at most {most} tokens, as the "
-                    f"longest of the model's training, got {len(row)}."
-                )
     if isinstance(strategy, decoding.Sampled) and strategy.top_k is not None:
         with checks.user_mistakes():
             checks.integer_in("top_k", strategy.top_k, 1, task.num_classes)
@@ -318,17 +321,6 @@ def _example(job, texts) -> tasks.Example:
     )
 
 
-@contextlib.contextmanager
-def keeping(job: Job) -> Iterator[Callable[[Text], None]]:
-    """Gives a function that appends a text to generated.jsonl in the run's folder."""
-    strategy = {"strategy": type(job.strategy).__name__.lower()}
-    how = {**strategy, **dataclasses.asdict(job.strategy), "seed": job.seed}
-    with files.LineWriter(job.bench.folder.generated) as log:
-        yield lambda text: log.append(
-            {"step": job.bench.run.step, **how, **text.record()}
-        )
-
-
 def check_samples(samples: int, strategy: Strategy) -> None:
     """Raises ConfigError where so many texts of a prompt could not differ."""
     with checks.user_mistakes():
@@ -409,10 +401,6 @@ def _room_of_answers(run, tokens) -> int:
     with checks.user_mistakes():
         wanted = run.task.target_length if tokens is None else tokens
         return checks.integer_in("tokens", wanted, 1, most)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _refuse_others(name, others) -> None:
