@@ -4,7 +4,6 @@ The gates are parameters next to the model's; the training step is the usual one
 L layers, H heads of a layer.
 """
 
-import functools
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from mha_haiku.lab import heads
 from mha_haiku.lab.heads import edits, hard_concrete
 from mha_haiku.subjects.studies import imported_runs, pruning
 from mha_haiku.subjects.studies.workbench import Bench
-from mha_haiku.training import devices, losses, stepping
+from mha_haiku.training import devices, stepping
 from mha_haiku.training.runs import folders, loop
 
 _STEPS_PER_DISPATCH = 100
@@ -32,9 +31,7 @@ class Learned(NamedTuple):
 
     params: Any  # the model's parameters, trained with the gates
     log_alpha: list[np.ndarray]  # L arrays `[H]`, the logits of the gates
-    # `[steps]`, the mean loss of each step's batch (without targets the drift), without
-    # the penalty.
-    loss: np.ndarray
+    loss: np.ndarray  # `[steps]`, the mean of each step's batch, without the penalty
 
     @property
     def gates(self) -> list[np.ndarray]:
@@ -55,17 +52,11 @@ def learn_gates(
     of open heads. The batches are those that would follow in the run, without dropout;
     the parameters learn by Adam at a tenth of the run's learning rate, as the run has
     converged, and the logits of gates, which change by several units, at
-    `gate_learning_rate`. Without targets the loss is the drift from the whole model.
-    Layers of the run must be unstacked.
+    `gate_learning_rate`. Layers of the run must be unstacked.
 
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
     """
     run = bench.run
-    model, task, measure = run.model, run.task, stepping.loss_sums
-    if has_drift := "loss" not in task.metrics:
-        model, task = heads.mean_pooled(model), _Counted(task)
-        measure = functools.partial(_drift_sums, model)
-
     parts = models.heads_of_layers(run.config.model)
     names = [f"{part.path}/heads" for part in parts]
 
@@ -76,7 +67,7 @@ def learn_gates(
             for logits, key in zip(params["log_alpha"], keys, strict=True)
         ]
         del is_training  # no dropout: the gates are the only randomness
-        gated = sites.edit(model.apply, edits.on_parts(names, gates, edits.gated))
+        gated = sites.edit(run.model.apply, edits.on_parts(names, gates, edits.gated))
         return gated(params["model"], None, inputs, **given, is_training=False)
 
     def total_penalty(log_alpha):
@@ -99,7 +90,6 @@ def learn_gates(
                     optax.clip_by_global_norm(config.clip_norm or 1.0), adam
                 ),
                 "log_alpha": optax.adam(gate_learning_rate),
-                "whole": optax.set_to_zero(),
             },
             lambda params: {name: name for name in params},
         ),
@@ -107,17 +97,14 @@ def learn_gates(
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = stepping.make_dispatch(
         models.Model(None, apply),
-        task,
+        run.task,
         optimizer,
         batch_size=run.config.training.batch_size,
         placement=placement,
         max_steps=_STEPS_PER_DISPATCH,
-        measure=measure,
     )
     log_alpha = [jnp.full(len(part.names), _FIRST_LOGIT) for part in parts]
     params = {"model": jax.tree.map(jnp.array, run.params), "log_alpha": log_alpha}
-    if has_drift:
-        params["whole"] = jax.tree.map(jnp.array, run.params)
     state = stepping.state_of(params, optimizer)
     state = state._replace(step=jnp.asarray(run.step, jnp.int32))
     state, data = placement.put((state, run.task.train_data))
@@ -147,9 +134,9 @@ def learn(
 
     The pruned model takes `tuning_steps` as the run `out/pruned`. A model of the same
     architecture, trained from scratch for as many steps as the run, the gates and the
-    tuning took together, becomes the run `out/scratch`. Without targets neither is
-    trained; of a model that had learnt elsewhere, or started from another run, only the
-    first. The points are in this order, after the run itself.
+    tuning took together, becomes the run `out/scratch`, unless the run had learnt
+    elsewhere or started from another one. The points are in this order, after the run
+    itself.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
@@ -159,6 +146,11 @@ def learn(
         checks.positive_integer("tuning_steps", tuning_steps)
     bench = bench.looped()
     run = bench.run
+    if "loss" not in run.task.metrics:
+        raise ConfigError(
+            "Gates are learned by a loss, and the task "
+            f"{run.task.name} has no targets.\nprune_heads prunes by the drift."
+        )
     for name in ("pruned", "scratch"):
         if (Path(out) / name).exists():
             raise ConfigError(f"{Path(out) / name} is there; give a folder without it.")
@@ -174,16 +166,15 @@ def learn(
         for layer, row in zip(layers, gates, strict=True)
     ]
     pruned = pruning.prune_heads(run._replace(params=params), keep)
-    models_of = {"the run": run, "pruned by gates, before tuning": pruned}
-    can_train = "loss" in run.task.metrics
-    folder = pruning.save(
-        pruned, Path(out) / "pruned", steps=tuning_steps if can_train else 0
-    )
-    if can_train:
-        models_of["pruned and tuned"] = folders.load_run(folder)
+    folder = pruning.save(pruned, Path(out) / "pruned", steps=tuning_steps)
+    models_of = {
+        "the run": run,
+        "pruned by gates, before tuning": pruned,
+        "pruned and tuned": folders.load_run(folder),
+    }
     # What a model had learnt elsewhere cannot be made up for here.
     learnt_elsewhere = imported_runs.is_imported(run.config) or run.config.init_from
-    if can_train and from_scratch and not learnt_elsewhere:
+    if from_scratch and not learnt_elsewhere:
         config = models_of["pruned and tuned"].config
         config = config.replace(training=dict(steps=run.step + steps + tuning_steps))
         other = Path(out) / "scratch"
@@ -192,28 +183,3 @@ def learn(
     points = pruning.points(bench, list(models_of.values()), list(models_of))
     title = f"{bench.title}: gates with a penalty of {penalty:g} nats each"
     return pruning.Pruned(title, pruned, points)
-
-
-class _Counted:
-    """A task without targets, whose examples count as one each."""
-
-    counts_exact = False
-
-    def __init__(self, task):
-        self._task = task
-
-    def example(self, key, data):
-        example = self._task.example(key, data)
-        return example._replace(weights=jnp.zeros_like(example.weights).at[0].set(1))
-
-
-def _drift_sums(whole, model, task, params, rng, example, *, is_training):
-    """Sums the drifts from the whole model, in the place of a loss."""
-    del task
-    given = example.model_inputs()
-    inputs = given.pop("inputs")
-    own = model.apply(params, rng, inputs, **given, is_training=is_training)
-    params = jax.lax.stop_gradient(params["whole"])
-    before = heads.running.run(whole, params, example)
-    drifts = heads.metrics.drift(own.logits, example._replace(targets=before.logits))
-    return losses.Sums(drifts.sum(), jnp.float32(0), example.weights.sum())

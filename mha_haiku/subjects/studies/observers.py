@@ -98,22 +98,18 @@ class Timeline(_Log):
         """Steps between two lines; 0 without any."""
         return self._config.training.timeline_every
 
-    def _start(self, step: int) -> None:
-        super()._start(step)
-        layers = models.heads_of_layers(self._bench.run.config.model)
-        self._named = {}
-        if any(layer.kind for layer in layers):
-            self._named["layers"] = [layer.label for layer in layers]
-        count = self._bench.batch_size(_EXAMPLES, _POSITIONS)
-        self._batches = [self._bench.held_out(range(count))]
-
     def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
-        run, batches = self._bench.run, self._batches
+        bench, run = self._bench, self._bench.run
+        batches = [bench.held_out(range(bench.batch_size(_EXAMPLES, _POSITIONS)))]
         roles = heads.roles(run.model, params, batches, align=run.task.alignments)
         of = heads.Measured(run.model, heads.metrics.loss, params, batches)
         scores = {**roles.scores, "gradient": _GRADIENT.measure(of).mean}
         lists = {x: np.where(np.isnan(y), None, y).tolist() for x, y in scores.items()}
-        yield {**self._named, "roles": roles.names.tolist(), "scores": lists}
+        line = {"roles": roles.names.tolist(), "scores": lists}
+        layers = models.heads_of_layers(run.config.model)
+        if any(layer.kind for layer in layers):
+            line = {"layers": [layer.label for layer in layers], **line}
+        yield line
 
 
 class Samples(_Log):
