@@ -38,18 +38,20 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
+    from mha_haiku.core.checks import ConfigError
     from mha_haiku.subjects.studies import attention_dump
     from mha_haiku.subjects.studies.workbench import Bench
     from mha_haiku.training.devices import cluster
 
     formats = shared_flags.formats(FLAGS)
+    if FLAGS.examples is not None and FLAGS.indices is not None:
+        raise ConfigError("Give --examples or --indices, not both.")
     own = _own()
     maps = attention_dump.dump(
         Bench.load(FLAGS.workdir, FLAGS.step),
         layers=FLAGS.layers,
         heads=FLAGS.heads,
-        examples=FLAGS.examples,
-        indices=FLAGS.indices,
+        examples=FLAGS.examples if FLAGS.indices is None else FLAGS.indices,
         own=own,
         out=FLAGS.out,
         weights=FLAGS.weights,

@@ -419,9 +419,13 @@ def test_dump_attention_hands_its_flags_on(trained):
         (["--text_file=none.txt"], "--text_file=none.txt cannot be read: No such file"),
         (["--text_file=latin.txt"], "--text_file=latin.txt is not UTF-8 text"),
         (["--text_file=book.txt", "--text=a"], "Give --text or --text_file, not both"),
+        (["--text=a", "--tokens=1,2"], "Give --text or --tokens, not both"),
+        (["--examples=2", "--indices=0"], "Give --examples or --indices, not both"),
     ],
 )
-def test_a_text_that_is_a_file_is_asked_about(trained, capsys, arguments, part):
+def test_what_is_shown_is_given_once_and_a_file_by_its_flag(
+    trained, capsys, arguments, part
+):
     pathlib.Path("book.txt").write_text("of the user")
     pathlib.Path("latin.txt").write_bytes(b"caf\xe9")
     status = dump_attention.run(["dump_attention", "--workdir=w", *arguments])

@@ -134,7 +134,7 @@ def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
             out=tmp_path / "b",
             layers=[1],
             heads=[1],
-            indices=[3, 0],
+            examples=[3, 0],
         )
     )
     assert some.layers == (Layer("layer 1", ("1",), "", 1, 1),)
@@ -193,7 +193,7 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
 
 @pytest.mark.slow
 def test_numbers_of_heads_are_means_over_the_examples(trained, tmp_path):
-    options = {"indices": [3, 0, 2], "layers": [1, 0], "heads": [1]}
+    options = {"examples": [3, 0, 2], "layers": [1, 0], "heads": [1]}
     path = attention_dump.dump(Bench.load(trained), out=tmp_path, **options)
     maps = MapSet.load(path)
     assert len(maps.inputs) == 3
@@ -315,8 +315,7 @@ def test_a_page_is_made_of_what_a_user_gives(
         ({"layers": [2]}, "layers must be an integer from 0 to 1, got 2"),
         ({"heads": [0, -1]}, "heads must be an integer from 0 to 1, got -1"),
         ({"examples": 0}, "examples must be an integer from 1 to 65536, got 0"),
-        ({"indices": [-1]}, "indices must be .*got -1"),
-        ({"examples": 2, "indices": [0]}, "examples or indices, not both"),
+        ({"examples": [-1]}, "indices must be .*got -1"),
         ({"own": [0, 5]}, "tokens must be an integer from 0 to 4, got 5"),
         ({"own": []}, "tokens must not be empty"),
         (

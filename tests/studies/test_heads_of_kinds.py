@@ -167,7 +167,7 @@ def test_heads_of_kinds_in_time(bench, config):
     lines = [json.loads(x) for x in folder.timeline.read_text().splitlines()]
     labels = ["encoder 0", "decoder 0", "decoder 1", "cross 0", "cross 1"]
     assert [line["layers"] for line in lines] == [labels] * 2
-    steps, scores = observers.scores_over_steps(lines)
+    steps, scores = observers.timeline(folder.timeline).args
     assert steps.tolist() == [10, 20]
     assert {"aligned", "monotonic"} < set(scores)
     exists = ~np.isnan(scores["gradient"].mean[0])

@@ -168,7 +168,7 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     lines = files.read_lines(path)
     assert [line["step"] for line in lines] == [0, 10, 20, 30]
     assert lines[:3] == first
-    steps, scores = observers.scores_over_steps(lines)
+    steps, scores = observers.timeline(path).args
     assert steps.tolist() == [0, 10, 20, 30]
     lacking = {"separator", "aligned", "monotonic"}
     assert set(scores) == set(heads.SCORES) - lacking | {"gradient"}

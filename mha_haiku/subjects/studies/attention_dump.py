@@ -60,9 +60,7 @@ def dump(
     there for own inputs.
     """
     maps = measured(bench, own=own, **options)
-    folder = (
-        bench.folder.attention if own is None else bench.folder.attention / "own_text"
-    )
+    folder = bench.folder.attention / ("" if own is None else "own_text")
     folder = folder if out is None else checks.as_path(out)
     with checks.user_mistakes():
         maps.check(is_finite=True)  # before any file changes
@@ -76,8 +74,7 @@ def measured(
     *,
     layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
-    examples: int | None = None,
-    indices: Sequence[int] | None = None,
+    examples: int | Sequence[int] | None = None,
     own: Own | None = None,
     weights: bool = False,
     means: bool = True,
@@ -94,8 +91,8 @@ def measured(
       bench: The run.
       layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
       heads: Which heads of every layer; None: all.
-      examples: How many held-out examples; None: `config.attention.examples`.
-      indices: Indices of held-out examples, in place of the first.
+      examples: How many held-out examples, or the indices of some; None:
+        `config.attention.examples`.
       own: Inputs to run on instead; see `Own`.
       weights: Whether maps are whole at any length.
       means: Whether the last example is the mean of whole maps over many examples.
@@ -110,7 +107,9 @@ def measured(
     run = bench.run
     length, target_length = run.task.sequence_length, run.task.target_length or 0
     if own is None:
-        indices = _indices(run, examples, indices)
+        indices = _indices(
+            run.config.attention.examples if examples is None else examples
+        )
         names_of_examples = [f"held-out example {i}" for i in indices]
     else:
         batch, names_of_examples = _own_batch(run, own)
@@ -304,17 +303,14 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
     return bench.program(observe)
 
 
-def _indices(run, examples, indices) -> list[int]:
+@checks.user_mistakes()
+def _indices(examples) -> list[int]:
     """Lists the indices of the held-out examples to show."""
-    with checks.user_mistakes():
-        if indices is None:
-            count = run.config.attention.examples if examples is None else examples
-            return list(range(checks.integer_in("examples", count, 1, 2**16)))
-        if examples is not None:
-            raise ValueError("Give examples or indices, not both.")
-        if not indices:
-            raise ValueError("indices must not be empty.")
-        return [checks.integer_in("indices", i, 0, 2**31 - 1) for i in indices]
+    if not isinstance(examples, Sequence):
+        return list(range(checks.integer_in("examples", examples, 1, 2**16)))
+    if not examples:
+        raise ValueError("indices of examples must not be empty.")
+    return [checks.integer_in("indices", i, 0, 2**31 - 1) for i in examples]
 
 
 def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:

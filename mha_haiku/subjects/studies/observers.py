@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +228,14 @@ def _quoted(text: str, *, is_end: bool = False) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def scores_over_steps(
-    lines: Sequence[Mapping[str, Any]],
-) -> tuple[np.ndarray, dict[str, PerHead]]:
-    """Collects steps `[P]`, and scores `[P, L, H]`, NaN where there is no head."""
-    steps = np.array([line["step"] for line in lines])
+def timeline(path: Path) -> functools.partial | None:
+    """Gives the picture of a timeline.jsonl, as the bytes of a file; None: no lines.
+
+    Its arguments are the steps `[P]`, and scores `[P, L, H]`, NaN where there is no
+    head.
+    """
+    if not (lines := files.read_lines(path)):
+        return None
     scores = {}
     for name in lines[0]["scores"]:
         values = [line["scores"][name] for line in lines]
@@ -240,17 +243,9 @@ def scores_over_steps(
         if name == "gradient":
             label, unit = _GRADIENT.label, _GRADIENT.unit
         scores[name] = PerHead(np.array(values, np.float64), unit, label)
-    return steps, scores
-
-
-def timeline(path: Path) -> functools.partial | None:
-    """Gives the picture of a timeline.jsonl, as the bytes of a file; None: no lines."""
-    if not (lines := files.read_lines(path)):
-        return None
-    steps, scores = scores_over_steps(lines)
     return functools.partial(
         curves.timeline,
-        steps,
+        np.array([line["step"] for line in lines]),
         scores,
         title=f"Heads of {path.resolve().parents[1].name} while they learn",
         labels=lines[0].get("layers", []),
