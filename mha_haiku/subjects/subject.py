@@ -326,8 +326,7 @@ class Subject:
         """
         batch, (_, texts) = self._one(inputs)
         given = self.model, self.params, batch, layer, head, query
-        token = None if answer is None else inputs.one_token(self.codec, answer)
-        found = heads.why.written(*given, answer=token)
+        found = heads.why.written(*given, answer=self._token(answer))
         sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
         labels = sources or found.labels[0], found.labels[1]
         return dataclasses.replace(found, labels=labels)
@@ -455,6 +454,9 @@ class Subject:
         own, keys = self._labels(batch)
         own = own[0] if own else ()
         return batch, (own, keys[0] if keys else own)
+
+    def _token(self, answer) -> int | None:
+        return None if answer is None else inputs.one_token(self.codec, answer)
 
     def _labels(self, batch) -> tuple[tuple, tuple]:
         """Lists the texts at queries and keys of each example; (): unknown."""
