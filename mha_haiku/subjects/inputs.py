@@ -68,11 +68,11 @@ def batch(codec: Codec, inputs: Any) -> tuple[tasks.Example, bool]:
     """
     if isinstance(inputs, tasks.Example):
         return inputs, False
+    if isinstance(inputs, str):
+        return _of_rows([codec.encode(inputs)]), True
     is_list = isinstance(inputs, list | tuple)
-    is_texts = is_list and any(isinstance(x, str) for x in inputs)
-    if isinstance(inputs, str) or is_texts:
-        texts = inputs if is_texts else [inputs]
-        return _of_rows([codec.encode(text) for text in texts]), not is_texts
+    if is_list and any(isinstance(x, str) for x in inputs):
+        return _of_rows([codec.encode(text) for text in inputs]), False
     if is_list and inputs and np.ndim(inputs[0]) == 1:
         return _of_rows(inputs), False
     array = np.asarray(inputs)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @sets.map_set_of.register
 def _(run: folders.Run) -> MapSet:
-    return sets.map_set_of(_subject(run, run.task.name))
+    return sets.map_set_of(Subject(run.model, run.params, run.task.name, run=run))
 
 
 @sets.map_set_of.register
@@ -60,10 +60,6 @@ def _programs(model: Any) -> dict[Any, Any]:
     return {}
 
 
-def _subject(run, name) -> Subject:
-    return Subject(run.model, run.params, name, run=run)
-
-
 @sets.map_set_of.register(str)
 @sets.map_set_of.register(os.PathLike)
 def _(path: Any) -> MapSet:
@@ -86,7 +82,7 @@ def _(path: Any, compare: Any = None) -> Dossier:
 @shown.fragment.register
 def _(run: folders.Run) -> markup.Html:
     title = f"Run of {run.config.task.name}, step {run.step:,}"
-    return shown.fragment(_subject(run, title))
+    return shown.fragment(Subject(run.model, run.params, title, run=run))
 
 
 @shown.fragment.register

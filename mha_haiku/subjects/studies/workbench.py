@@ -321,19 +321,21 @@ def write_pictures(
     ]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
     """Batches of held-out examples that can be iterated over more than once."""
 
-    def __init__(self, bench: Bench, examples: int, size: int, name: str = ""):
-        self._bench, self._name = bench, name
-        self._size, self._count = size, -(-examples // size)
+    bench: Bench
+    examples: int  # at least
+    size: int
+    name: str = ""  # of the progress bar; "": there is none
 
     def __len__(self) -> int:
-        return self._count
+        return -(-self.examples // self.size)
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        numbers = range(self._count)
-        if self._name:
-            numbers = self._bench.progress(numbers, name=self._name, unit="batch")
+        numbers = range(len(self))
+        if self.name:
+            numbers = self.bench.progress(numbers, name=self.name, unit="batch")
         for i in numbers:
-            yield self._bench.held_out(range(i * self._size, (i + 1) * self._size))
+            yield self.bench.held_out(range(i * self.size, (i + 1) * self.size))
