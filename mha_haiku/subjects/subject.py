@@ -28,7 +28,7 @@ from mha_haiku.subjects.studies import (
 )
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import folders
+from mha_haiku.training.runs import configuration, folders
 
 Array = jax.Array
 
@@ -67,7 +67,7 @@ class Subject:
         return f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters)"
 
     @property
-    def config(self) -> models.ModelConfig | None:
+    def config(self) -> configuration.RunConfig | None:
         """The config of the run; None of a model without one."""
         return None if self.run is None else self.run.config
 

@@ -147,6 +147,14 @@ def test_what_cannot_be_measured_is_refused(trained, options, message):
         head_importance.measure(Bench.load(trained()), **options)
 
 
+def test_runs_of_two_seeds_that_share_a_model_have_examples_of_their_own(trained):
+    bench = Bench.load(trained())
+    other = bench.run._replace(config=bench.run.config.replace(seed=99))
+    for each in (bench, bench.with_run(other)):
+        found, wanted = each.held_out(range(3)), each.run.examples(3)
+        np.testing.assert_array_equal(found.inputs, wanted.inputs)
+
+
 @pytest.mark.slow
 def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     config = make_config(training__timeline_every=10, training__steps=20)

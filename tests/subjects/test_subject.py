@@ -301,6 +301,7 @@ _REFUSALS = {
         lambda x: x.strongest(0, 4, ["ab"]),
         "head must be an integer from 0 to 1",
     ),
+    "ablated": (lambda x: x.ablated((0, 2)), "head must be an integer from 0 to 1"),
     "empty": (lambda x: x.maps([""]), "inputs must not be empty"),
 }
 
