@@ -277,10 +277,10 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> list[
     These are `attention/learning_curve.png` and `heads/timeline.png`.
     """
     folder, written = folders.Folder(checks.as_path(workdir)), []
-    if (picture := learning_curve(folder.metrics)) is not None:
-        path = folder.attention / "learning_curve.png"
-        written += workbench.write_pictures(path, picture, formats)
-    if (picture := timeline(folder.timeline)) is not None:
-        path = folder.heads / "timeline.png"
-        written += workbench.write_pictures(path, picture, formats)
+    for path, picture in (
+        (folder.attention / "learning_curve.png", learning_curve(folder.metrics)),
+        (folder.heads / "timeline.png", timeline(folder.timeline)),
+    ):
+        if picture is not None:
+            written += workbench.write_pictures(path, picture, formats)
     return written
