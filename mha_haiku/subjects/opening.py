@@ -33,6 +33,7 @@ def load(
 
     Raises:
       ConfigError: If there is no such model, or it cannot be read.
+      ValueError: If a dtype is given for a run, or a step for anything else.
     """
     path, name = checks.as_path(source), os.fspath(source)
     if path.exists():
@@ -78,6 +79,8 @@ def train(
       ConfigError: If the config, the folder or both together are not usable.
       NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
       SaveError: If the last checkpoint cannot be written.
+      TypeError: If both `what` and `task` are tasks.
+      ValueError: If the config asks for several seeds.
     """
     if isinstance(what, configuration.RunConfig):
         config = what
@@ -127,6 +130,9 @@ def wrap(
         better; None: the loss of the targets.
       examples: Batches that importance and roles are measured on.
       name: What it is called; "": the function's name.
+
+    Raises:
+      TypeError: If the tokenizer has no `encode` or no `decode`.
     """
     takes_lengths = _takes_lengths(function)
     # Modules of Equinox also have leaves such as activations; only arrays are traced.

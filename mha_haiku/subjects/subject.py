@@ -138,7 +138,11 @@ class Subject:
         return dataclasses.replace(self, model=model, run=run)
 
     def ablated(self, *chosen: tuple[int, int]) -> "Subject":
-        """Ablates heads: (attention layer, head), ..."""
+        """Ablates heads: (attention layer, head), ...
+
+        Raises:
+          ValueError: If there is no such layer or head.
+        """
         by_path: dict[str, list[int]] = {}
         for layer, head in chosen:
             by_path.setdefault(self._part(layer, head), []).append(head)
@@ -152,6 +156,10 @@ class Subject:
 
         The strategy is by keywords of `studies.generation.strategy`: `temperature`,
         `top_k`, `top_p`, `beam` and `length_penalty`.
+
+        Raises:
+          ValueError: If the model continues no text, the prompt cannot be encoded or
+            leaves no room, or the strategy contradicts itself.
         """
         bench = self._bench("generate")
         kind = generation.given(bench.run.config)
@@ -206,6 +214,9 @@ class Subject:
 
         The metric is "loss", "accuracy", "exact_match" or "drift"; None: the first of
         the task. A wrapped function has its own, and its own examples.
+
+        Raises:
+          ValueError: If there is no such measure, or the task has no such metric.
         """
         checks.choice("measure", measure, heads.MEASURES)
         return heads.MEASURES[measure].measure(self.measured(examples, metric))
@@ -231,6 +242,10 @@ class Subject:
             None: what the model answers to the clean and to the corrupted text.
           into: Which run is patched, "clean" or "corrupted".
           **options: `what` and `per_position` of `heads.activation_patching`.
+
+        Raises:
+          ValueError: If the texts differ in their numbers of tokens, or the model
+            answers the same to both and no answers are given.
         """
         pair, tokens = self._pair(clean, corrupted, answers)
         found = heads.activation_patching(*pair, into=into, **options)
@@ -305,6 +320,9 @@ class Subject:
         Inputs are one text, or one row of tokens. A key of None is the one with the
         largest weight. Without a layer the largest pairs of all heads are returned.
         Options are as in `heads.why.pairs`, or in `heads.why.cells`.
+
+        Raises:
+          ValueError: If there is no such place, or the query does not see the key.
         """
         batch, labels = self._one(inputs)
         given = self.model, self.params, batch
@@ -349,6 +367,9 @@ class Subject:
           head: Number of the head in its layer.
           examples: How many held-out examples to search, or inputs: a list of texts.
           count: How many places to return, each from another example.
+
+        Raises:
+          ValueError: If there is no such layer or head.
         """
         batch = self._searched(examples)
         path = self._part(layer, head, batch)
@@ -379,6 +400,9 @@ class Subject:
 
         `keep` names the heads that each layer keeps; or it is the share of all heads to
         keep, the most important ones by ablation.
+
+        Raises:
+          ValueError: If `keep` is not in (0, 1], or the model has no task.
         """
         bench = self._bench("prune")
         if isinstance(keep, int | float):
@@ -392,7 +416,12 @@ class Subject:
         return dataclasses.replace(self, model=run.model, params=run.params, run=run)
 
     def train(self, workdir: str | os.PathLike, *, steps: int) -> "Subject":
-        """Trains further, as a run in a new folder; the same call resumes it."""
+        """Trains further, as a run in a new folder; the same call resumes it.
+
+        Raises:
+          ValueError: If the model has edits, or no task.
+          ConfigError: If the folder holds another run.
+        """
         if _is_edited(self.model):
             self._refuse("train", "has edits, which are no parameters")
         folder = pruning.save(self._bench("train").run, workdir, steps=steps)
@@ -404,6 +433,9 @@ class Subject:
         Pruned heads are there with weights of 0, as a config.json of `transformers`
         cannot say that a head is missing; `family="mha_haiku"` leaves them out. Other
         families are listed at `interop.save`.
+
+        Raises:
+          ValueError: If the model is a function, or has edits.
         """
         config = self.model.config
         if config is None or _is_edited(self.model):

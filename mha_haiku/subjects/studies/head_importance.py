@@ -90,6 +90,9 @@ def measure(
         `gradient` is left out then, as the drift has no slope at the whole model.
       ablation_value: A name of `workbench.ABLATION_VALUES`.
       measures: Names of `heads.MEASURES`; None means all.
+
+    Raises:
+      ConfigError: If there is no such measure, metric or ablation value.
     """
     wanted = list(heads.MEASURES) if measures is None else list(measures)
     with checks.user_mistakes():

@@ -166,7 +166,11 @@ class Pruned(NamedTuple):
 
 
 def prune(bench: Bench, request: Request) -> Pruned:
-    """Prunes a run's heads and units in memory; `save` writes the result."""
+    """Prunes a run's heads and units in memory; `save` writes the result.
+
+    Raises:
+      ConfigError: If the request is not valid, or not for the task of the run.
+    """
     check(request)
     bench = bench.looped()
     whole = bench.run
