@@ -60,14 +60,12 @@ def _programs(model: Any) -> dict[Any, Any]:
     return {}
 
 
-@sets.map_set_of.register(str)
-@sets.map_set_of.register(os.PathLike)
+@sets.map_set_of.register(str | os.PathLike)
 def _(path: Any) -> MapSet:
     return sets.map_set_of(folders.load_run(path))
 
 
-@sets.dossier_of.register(str)
-@sets.dossier_of.register(os.PathLike)
+@sets.dossier_of.register(str | os.PathLike)
 def _(path: Any, compare: Any = None) -> Dossier:
     """Collects all that lies in a folder where its maps were saved."""
     folder = folders.Folder(checks.as_path(path)).attention
@@ -113,8 +111,7 @@ def _(statistics: head_statistics.HeadStatistics) -> markup.Html:
 # --- As a figure
 
 
-@plotting.figure_of.register(str)
-@plotting.figure_of.register(os.PathLike)
+@plotting.figure_of.register(str | os.PathLike)
 def _(what: Any, *, title: str | None) -> "Figure":
     path = checks.as_path(what)
     name = checks.choice("what", path.name, [*_FILES, "maps.npz"])

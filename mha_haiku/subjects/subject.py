@@ -56,8 +56,7 @@ class Subject:
     def of_run(cls, run: folders.Run, name: str) -> "Subject":
         """Makes a run a subject, with looped layers, so that each has a name."""
         run = run.looped()
-        codec = inputs.of_task(run.task)
-        return cls(run.model, run.params, name, run=run, codec=codec)
+        return cls(run.model, run.params, name, run, inputs.of_task(run.task))
 
     _repr_html_ = display.html
 

@@ -419,9 +419,8 @@ def _mean(name, example, maps) -> map_set.Example:
         for each in (example.inputs, example.decoder_inputs)
         if each is not None
     )
-    read = decoder[0] if decoder else None
     lengths = [len(each) for each in (tokens, *decoder)]
-    queries, keys, kinds = _axes(None, lengths, tokens, read, read)
+    queries, keys, kinds = _axes(None, lengths, tokens, *decoder, *decoder)
     return map_set.Example(name, queries, keys, tuple(maps), is_mean=True, kinds=kinds)
 
 

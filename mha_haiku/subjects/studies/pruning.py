@@ -6,7 +6,6 @@ feed-forward parts go before them where a share is asked for.
 N examples, L layers, H heads of a layer, S sizes of a sweep.
 """
 
-import collections
 import csv
 import functools
 import itertools
@@ -80,11 +79,8 @@ class Point(NamedTuple):
     @property
     def kinds(self) -> dict[str, int]:
         """The number of heads of each kind; {} in a model of one kind."""
-        counts = collections.Counter()
-        for layer in self.layers:
-            if layer.kind:
-                counts[layer.kind] += len(layer.names)
-        return dict(counts)
+        kinds = dict.fromkeys(layer.kind for layer in self.layers if layer.kind)
+        return {k: sum(len(x.names) for x in self.layers if x.kind == k) for k in kinds}
 
 
 class Pruned(NamedTuple):
