@@ -30,7 +30,6 @@ FLAGS = command_line.flag_values(
             "Folder to write to; <workdir>/attention, or own_text there.",
         ),
         "channels": (bool, False, "Write queries and keys of whole maps too."),
-        "compare": (str, None, "Folder of another run to show next to it."),
         "weights": (bool, False, "Write whole maps of long inputs too."),
         **shared_flags.PICTURES,
         **shared_flags.DISTRIBUTED,
@@ -39,22 +38,20 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
-    from mha_haiku.subjects.studies import attention_dump, dossiers
+    from mha_haiku.core.checks import ConfigError
+    from mha_haiku.subjects.studies import attention_dump
     from mha_haiku.subjects.studies.workbench import Bench
     from mha_haiku.training.devices import cluster
 
     formats = shared_flags.formats(FLAGS)
-    if FLAGS.compare is not None:
-        dossiers.compared(FLAGS.compare)  # before the work
-    text, own = _text(), None
-    if text is not None or FLAGS.tokens is not None:
-        own = attention_dump.Own(text, FLAGS.tokens)
+    if FLAGS.examples is not None and FLAGS.indices is not None:
+        raise ConfigError("Give --examples or --indices, not both.")
+    own = _own()
     maps = attention_dump.dump(
         Bench.load(FLAGS.workdir, FLAGS.step),
         layers=FLAGS.layers,
         heads=FLAGS.heads,
-        examples=FLAGS.examples,
-        indices=FLAGS.indices,
+        examples=FLAGS.examples if FLAGS.indices is None else FLAGS.indices,
         own=own,
         out=FLAGS.out,
         weights=FLAGS.weights,
@@ -62,23 +59,25 @@ def main() -> None:
     )
     if not cluster.leave():
         return
-    attention_dump.write_report(maps.parent, formats, compare=FLAGS.compare)
+    attention_dump.write_report(maps.parent, formats)
     print(f"Attention maps: {maps.parent / 'index.html'}")
 
 
-def _text() -> str | None:
-    """Returns the text of --text or --text_file."""
+def _own() -> str | list[int] | None:
+    """Returns the text of --text or --text_file, or --tokens."""
     from mha_haiku.core import checks
 
-    if FLAGS.text_file is None:
-        if FLAGS.text is not None and _is_file(FLAGS.text):
-            raise checks.ConfigError(
-                f"--text={FLAGS.text} is a file. Did you mean --text_file={FLAGS.text}?"
-            )
-        return FLAGS.text
-    if FLAGS.text is not None:
-        raise checks.ConfigError("Give --text or --text_file, not both.")
-    return checks.text_of(FLAGS.text_file, f"--text_file={FLAGS.text_file}")
+    names = ("text", "text_file", "tokens")
+    given = [f"--{name}" for name in names if getattr(FLAGS, name) is not None]
+    if len(given) > 1:
+        raise checks.ConfigError(f"Give {' or '.join(given)}, not both.")
+    if FLAGS.text_file is not None:
+        return checks.text_of(FLAGS.text_file, f"--text_file={FLAGS.text_file}")
+    if FLAGS.text is not None and _is_file(FLAGS.text):
+        raise checks.ConfigError(
+            f"--text={FLAGS.text} is a file. Did you mean --text_file={FLAGS.text}?"
+        )
+    return FLAGS.tokens if FLAGS.text is None else FLAGS.text
 
 
 def _is_file(text: str) -> bool:

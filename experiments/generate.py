@@ -54,8 +54,10 @@ _GIVEN = ("prompt", "prompts", "source", "sources", "examples")
 def main() -> None:
     kind, texts = _given()
     from mha_haiku.core.checks import ConfigError
+    from mha_haiku.core.models import decoding
     from mha_haiku.subjects.studies import answering, generation
     from mha_haiku.subjects.studies.workbench import Bench
+    from mha_haiku.training.runs import files
 
     strategy = generation.strategy(
         kind,
@@ -76,9 +78,9 @@ def main() -> None:
             bench, FLAGS.examples, strategy, tokens=FLAGS.tokens, seed=FLAGS.seed
         )
         job, texts = result.job, result.texts
-        with generation.keeping(job) as keep:
+        with files.LineWriter(bench.folder.generated) as log:
             for text in texts:
-                keep(text)
+                log.append(job.record(text))
         print(result.text(), end="\n\n")
     else:
         job = generation.job(
@@ -89,9 +91,10 @@ def main() -> None:
             tokens=FLAGS.tokens,
             seed=FLAGS.seed,
         )
-        with generation.keeping(job) as keep:
-            is_alone = job.kind == "prompt" and len(job.given) == 1
-            texts = [_write_one(job, keep)] if is_alone else _write(job, keep)
+        is_alone = job.kind == "prompt" and len(job.given) == 1
+        is_alone &= not isinstance(strategy, decoding.Beam)  # whose end is awaited
+        with files.LineWriter(bench.folder.generated) as log:
+            texts = [_write_one(job, log)] if is_alone else _write(job, log)
     print(f"Kept in: {bench.folder.generated}")
     if FLAGS.attention:
         print(f"Attention maps: {generation.write_attention(job, texts, formats)}")
@@ -129,7 +132,7 @@ def _lines(flag: str, path: str) -> list[str]:
     return lines
 
 
-def _write(job, keep) -> list:
+def _write(job, log) -> list:
     """Writes, prints and keeps the texts of a job; returns them."""
     from mha_haiku.subjects.studies import generation
     from mha_haiku.training.runs import progress
@@ -137,7 +140,7 @@ def _write(job, keep) -> list:
     texts, times = [], [time.perf_counter()]
     for text in generation.write(job, name="texts"):
         times.append(time.perf_counter())
-        keep(text)
+        log.append(job.record(text))
         texts.append(text)
         if job.kind == "prompt":
             line = f"--- {len(texts)} of {len(job.given)}\n{text.given}{text.text}"
@@ -154,7 +157,7 @@ def _write(job, keep) -> list:
     return texts
 
 
-def _write_one(job, keep):
+def _write_one(job, log):
     """Writes, prints and keeps a text as it comes; returns it."""
     from mha_haiku.subjects.studies import generation
     from mha_haiku.training.runs import progress
@@ -171,7 +174,7 @@ def _write_one(job, keep):
             times.append(time.perf_counter())
     finally:  # an interrupted text is kept as well
         text = stream.text()
-        keep(text)
+        log.append(job.record(text))
         print(flush=True)
     count, begun = len(text.tokens), 1 + generation.CHUNK  # both programs are compiled
     line = f"{count:,} tokens in {times[-1] - times[0]:.1f} s"

@@ -51,8 +51,8 @@ def main() -> None:
             sequence_length=FLAGS.sequence_length,
             path=FLAGS.path,
         )
-    print(made.text())
-    print(f"Run: {made.folder}")
+    print(made)
+    print(f"Folder: {FLAGS.workdir}")
 
 
 # Takes argv; returns the exit status.

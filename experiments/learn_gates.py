@@ -31,7 +31,7 @@ def main() -> None:
     from mha_haiku.subjects.studies.workbench import Bench
 
     out = pathlib.Path(FLAGS.out or FLAGS.workdir.rstrip("/") + "_gates")
-    lines = gate_learning.learn(
+    result = gate_learning.learn(
         Bench.load(FLAGS.workdir),
         out,
         penalty=FLAGS.penalty,
@@ -39,7 +39,7 @@ def main() -> None:
         tuning_steps=FLAGS.tuning_steps,
         from_scratch=FLAGS.scratch,
     )
-    print(gate_learning.text(lines))
+    print(result.text())
     print(f"\nRuns: {out}")
 
 

@@ -20,7 +20,11 @@ FLAGS = command_line.flag_values(
         "train": (bool, False, "Train configs/papers/rollout.py there first."),
         "step": (int, None, "Step of a checkpoint; the newest by default."),
         "examples": (int, 256, "Number of held-out examples."),
-        "flow_examples": (int, 32, "Number of these for which flow is computed."),
+        "flow_examples": (
+            int,
+            None,
+            "Number of these for which flow is computed; default: 32, or all if fewer.",
+        ),
         "out": (str, None, "Folder to write to; <workdir>/attention by default."),
         **shared_flags.PICTURES,
     }
@@ -28,12 +32,18 @@ FLAGS = command_line.flag_values(
 
 
 def main() -> None:
+    from mha_haiku.core import checks
     from mha_haiku.subjects.studies import workbench
     from mha_haiku.training.runs import loop
 
     from . import rollout_study
 
     formats = shared_flags.formats(FLAGS)
+    with checks.user_mistakes():
+        checks.positive_integer("--examples", FLAGS.examples)
+        if FLAGS.flow_examples is not None:
+            name = "--flow_examples, at most as many as --examples,"
+            checks.integer_in(name, FLAGS.flow_examples, 1, FLAGS.examples)
     paper = config_files.load("configs/papers/rollout.py")
     if FLAGS.train:
         loop.train(paper, FLAGS.workdir)

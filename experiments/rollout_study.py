@@ -36,6 +36,7 @@ PUBLISHED = {
     "flow": (0.32, 0.44, 0.70, 0.70, 0.71, 0.70),
 }
 _MEASURES = ("raw", "roll-out", "flow")
+_FLOW_EXAMPLES = 32
 _BATCH_POSITIONS = 2**16  # in a batch, over examples and replaced inputs
 # Folded into the key of held-out examples, into which they fold their indices: no
 # example has this index, so questions are drawn independently of the examples.
@@ -94,7 +95,7 @@ def measure(
     bench: Bench,
     *,
     examples: int = 256,
-    flow_examples: int = 32,
+    flow_examples: int | None = None,
     draws: int = 8,
     published: Mapping[str, Sequence[float]] | None = None,
 ) -> Study:
@@ -106,13 +107,16 @@ def measure(
     Args:
       bench: The run.
       examples: The number of held-out examples; N of them have a target that counts.
-      flow_examples: The number of these for which flow, which is slow, is computed.
+      flow_examples: The number of these for which flow, which is slow, is computed;
+        None: 32, or all if there are fewer.
       draws: The number of random tokens over which changes are averaged.
       published: Numbers to compare with, if the run is a paper's: `PUBLISHED`.
     """
     _check(bench.run)
     with checks.user_mistakes():
         checks.integer_in("examples", examples, 1, 2**31 - 1)
+        if flow_examples is None:
+            flow_examples = min(_FLOW_EXAMPLES, examples)
         checks.integer_in("flow_examples", flow_examples, 1, examples)
         checks.positive_integer("draws", draws)
     bench = bench.looped()

@@ -54,8 +54,8 @@ FLAGS = command_line.flag_values(
 
 
 def main(config) -> int:
-    from mha_haiku.subjects import training
-    from mha_haiku.subjects.studies import attention_dump, timeline, workbench
+    from mha_haiku.subjects import opening
+    from mha_haiku.subjects.studies import attention_dump, observers, workbench
     from mha_haiku.training.devices import cluster
     from mha_haiku.training.runs import folders, progress
 
@@ -64,7 +64,7 @@ def main(config) -> int:
     formats = shared_flags.formats(FLAGS)
     shared_flags.use_compilation_cache(FLAGS.compilation_cache)
     workdir = pathlib.Path(FLAGS.workdir or f"runs/{pathlib.Path(FLAGS.config).stem}")
-    summary = training.recorded(config, workdir, override_config=FLAGS.override_config)
+    summary = opening.recorded(config, workdir, override_config=FLAGS.override_config)
     places = [own.root for _, own in folders.of_runs(folders.Folder(workdir), config)]
     dump = workbench.command("dump_attention", places[0])
     if summary.interrupted:  # no maps then, which take a while
@@ -76,8 +76,7 @@ def main(config) -> int:
         if not cluster.leave():
             return 0
         for place in places:
-            timeline.draw_metrics(place, formats)
-            timeline.draw(place, formats)
+            observers.draw(place, formats)
         print(f"Summary:        {workdir / 'summary.json'}, mean and spread")
         print(f"Attention maps: {dump}")
         for seed, why in summary.failed.items():
@@ -88,10 +87,8 @@ def main(config) -> int:
         return 0
     progress.say("drawing")
     attention_dump.write_report(maps.parent, formats)
-    timeline.draw_metrics(workdir, formats)
-    picture = timeline.draw(workdir, formats)
-    if picture is not None:
-        print(f"Heads in time:  {picture}")
+    for picture in observers.draw(workdir, formats):
+        print(f"Picture:        {picture}")
     print(f"Summary:        {workdir / 'summary.json'}")
     print(f"Attention maps: {maps.parent / 'index.html'}")
     return 0

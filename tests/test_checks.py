@@ -85,7 +85,7 @@ def test_checks_shorten_what_they_repeat():
         lambda path: files.read_lines(path),
         lambda path: files.LineWriter(path),
         lambda path: map_set.MapSet.load(path),
-        lambda path: pruning.read_curve(path),
+        lambda path: pruning.picture(path),
         lambda path: folders.load_run(path.parent),
     ],
 )

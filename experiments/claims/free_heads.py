@@ -3,7 +3,7 @@
 import numpy as np
 
 from experiments.claims import base
-from mha_haiku.subjects.studies import pruned_runs
+from mha_haiku.subjects.studies import pruning
 
 _LAYERS = 2
 _HEADS = (4, 8, 16, 32)  # of the whole model
@@ -121,13 +121,12 @@ class FreeHeads(base.Claim):
                 config, seed, _has_learnt, most=_MOST_STEPS
             )
             bench = trained.bench()
-            order = pruned_runs.order_of(
-                bench, by="gradient", ablation_value="zero", examples=256
+            order = pruning.order_of(
+                bench, "gradient", ablation_value="zero", examples=256
             )
             orders = orders_of(order, arm, np.random.default_rng(seed))
             of = bench.measured(_EXAMPLES, metric="accuracy", name="heads ablated")
-            shape = _LAYERS, heads // _LAYERS
-            mistakes = pruned_runs.ablated(of, orders, range(heads + 1), shape)
+            mistakes = pruning.ablated(of, orders, range(heads + 1))
             falls = mistakes - mistakes[:, :1]
             numbers[f"free of {heads}"] = free_share(falls) if has_learnt else 0.0
             numbers[f"accuracy of {heads}"] = 1 - mistakes[0, 0]

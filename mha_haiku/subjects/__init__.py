@@ -5,9 +5,8 @@
 
 from mha_haiku.subjects import pictures as _pictures  # noqa: F401  (shows itself)
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
-from mha_haiku.subjects.opening import load, wrap
+from mha_haiku.subjects.opening import load, train, wrap
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.training import train
 
 __all__ = [
     "Circuits",

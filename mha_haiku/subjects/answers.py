@@ -4,12 +4,14 @@ B batch, T positions, S keys, L layers, N examples.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mha_haiku.core import attention, display
+from mha_haiku.showing import markup, sets, shown
+from mha_haiku.showing.answers import Grid, rows_table, shows, visible
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -39,9 +41,6 @@ class TextMaps(Sequence):
 
     def __len__(self) -> int:
         return len(self.maps)
-
-    def __iter__(self) -> Iterator[attention.AttentionMap]:
-        return iter(self._list())
 
     def __repr__(self) -> str:
         first = self._list()[0].shape if len(self) else ()
@@ -109,28 +108,26 @@ class Circuits:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Strongest:
-    """Where a head attends most, or writes most, in the examples of a data set."""
+    """Where a head attends most in the examples of a data set."""
 
     layer: int
     head: int
-    # "weight", the largest weight of a query, or "size", the norm of the head's output.
-    by: str
     examples: np.ndarray  # `[N]`, their numbers
     queries: np.ndarray  # `[N]`, positions
     keys: np.ndarray  # `[N]`, the positions with the largest weights
-    values: np.ndarray  # `[N]`, from the largest on
+    weights: np.ndarray  # `[N]`, from the largest on
     tokens: tuple[tuple[str, ...], ...] = ()  # of each example; () of features
 
-    _repr_html_, show, plot = display.html, display.show, display.plot
+    _repr_html_, show = display.html, display.show
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each place, with the text in front of it."""
         rows = []
-        for i, (example, query, key, value) in enumerate(
-            zip(self.examples, self.queries, self.keys, self.values, strict=True)
+        for i, (example, query, key, weight) in enumerate(
+            zip(self.examples, self.queries, self.keys, self.weights, strict=True)
         ):
             row = {"example": int(example), "query": int(query), "key": int(key)}
-            row[self.by] = float(value)
+            row["weight"] = float(weight)
             if self.tokens:
                 text = self.tokens[i]
                 row["query token"], row["key token"] = text[query], text[key]
@@ -140,6 +137,58 @@ class Strongest:
 
     def __repr__(self) -> str:
         return "\n".join(
-            [f"Strongest(layer {self.layer}, head {self.head}, by {self.by})"]
+            [f"Strongest(layer {self.layer}, head {self.head})"]
             + ["  ".join(f"{k} {v}" for k, v in row.items()) for row in self.rows()]
         )
+
+
+@sets.maps_of.register
+def _(answer: TextMaps) -> sets.Given:
+    texts = answer.tokens or None, answer.key_tokens or None
+    return sets.Given(answer.maps, *texts, answer.why)
+
+
+def _of_lens(lens: Lens) -> Grid:
+    return Grid(
+        lens.probabilities,
+        lens.names,
+        [visible(x) for x in lens.tokens],
+        "probability",
+        title="Logit lens",
+        caption="Logit lens: the likeliest next token after each layer",
+        note="The colour is the probability. Columns are the tokens that are read.",
+        texts=np.vectorize(visible, otypes=[str])(lens.texts),
+    )
+
+
+def _of_circuits(circuits: Circuits) -> Grid:
+    known = ~np.isnan(circuits.scores)
+    senders, receivers = (
+        np.argwhere(known.any(others)).tolist() for others in ((2, 3), (0, 1))
+    )
+    if not senders:
+        raise ValueError("there are no two layers of which one reads the other.")
+    values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
+    names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
+    kind = circuits.kind.upper()
+    return Grid(
+        values,
+        *names,
+        "composition",
+        title=f"{kind}-composition",
+        caption=f"{kind}-composition of heads, from weights alone",
+        note="Rows write, columns read; layer and head. Random weights are not at 0.",
+    )
+
+
+shows(Lens, _of_lens)
+shows(Circuits, _of_circuits)
+
+
+@shown.fragment.register
+def _(strongest: Strongest) -> markup.Html:
+    return markup.block(
+        f"Layer {strongest.layer}, head {strongest.head}: largest weights",
+        rows_table(strongest.rows(), digits=3),
+        note="Positions count from 0; the text ends at the query.",
+    )

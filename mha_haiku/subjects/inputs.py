@@ -8,22 +8,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha_haiku.core import checks
 from mha_haiku.subjects.studies import generation, workbench
 from mha_haiku.training import tasks
 
 
-class Codec(NamedTuple):
-    """Text to tokens and back."""
+def _refused(given: Any) -> Any:
+    raise ValueError(
+        f"inputs must be arrays, got {given!r}: the model has no tokenizer.\n"
+        "mh.wrap(function, params, tokenizer=...) gives it one."
+    )
 
-    encode: Callable[[str], Any]  # to `[T]` integers
-    decode: Callable[[Sequence[int]], str]
-    label: Callable[[int], str]  # of one token
-    prompt: Callable[[str], Any]  # encodes without special tokens that end a text
+
+class Codec(NamedTuple):
+    """Text to tokens and back; without a tokenizer there are arrays alone."""
+
+    encode: Callable[[str], Any] = _refused  # to `[T]` integers
+    decode: Callable[[Sequence[int]], str] = _refused
+    label: Callable[[int], str] = str  # of one token
+    prompt: Callable[[str], Any] = _refused  # without special tokens that end a text
 
 
 def of_task(task: tasks.Task) -> Codec:
     """Makes the codec of a task."""
+    if task.num_tokens is None:
+        return Codec()
 
     def decode(tokens):
         return generation.text_of(task, tokens).removeprefix(" ")
@@ -32,7 +40,9 @@ def of_task(task: tasks.Task) -> Codec:
 
 
 def of_tokenizer(tokenizer: Any) -> Codec:
-    """Makes the codec of a tokenizer of `tokenizers`, `transformers` or similar."""
+    """Makes the codec of a tokenizer of `tokenizers`, `transformers`, ...; or None."""
+    if tokenizer is None:
+        return Codec()
     for name in ("encode", "decode"):
         if not callable(getattr(tokenizer, name, None)):
             raise TypeError(
@@ -50,7 +60,7 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     return Codec(encode, decode, lambda token: decode([token]), encode)
 
 
-def batch(codec: Codec | None, inputs: Any) -> tuple[tasks.Example, bool]:
+def batch(codec: Codec, inputs: Any) -> tuple[tasks.Example, bool]:
     """Makes a batch without targets; also returns whether inputs were one example.
 
     They are a text or a list of texts, token ids `[T]` or `[B, T]`, features
@@ -58,16 +68,11 @@ def batch(codec: Codec | None, inputs: Any) -> tuple[tasks.Example, bool]:
     """
     if isinstance(inputs, tasks.Example):
         return inputs, False
+    if isinstance(inputs, str):
+        return _of_rows([codec.encode(inputs)]), True
     is_list = isinstance(inputs, list | tuple)
-    is_texts = is_list and any(isinstance(x, str) for x in inputs)
-    if isinstance(inputs, str) or is_texts:
-        if codec is None:
-            raise ValueError(
-                "inputs must be arrays: the model has no tokenizer.\n"
-                "mh.wrap(function, params, tokenizer=...) gives it one."
-            )
-        texts = inputs if is_texts else [inputs]
-        return _of_rows([codec.encode(text) for text in texts]), not is_texts
+    if is_list and any(isinstance(x, str) for x in inputs):
+        return _of_rows([codec.encode(text) for text in inputs]), False
     if is_list and inputs and np.ndim(inputs[0]) == 1:
         return _of_rows(inputs), False
     array = np.asarray(inputs)
@@ -94,23 +99,18 @@ def _example(tokens, lengths=None) -> tasks.Example:
     return tasks.Example(tokens, targets, np.zeros(targets.shape, np.float32), lengths)
 
 
-def labels(codec: Codec | None, batch: tasks.Example) -> tuple[tuple[str, ...], ...]:
+def labels(codec: Codec, batch: tasks.Example) -> tuple[tuple[str, ...], ...]:
     """Lists the text of each token of each example; () for features."""
     tokens = np.asarray(batch.inputs)
     if tokens.ndim != 2:
         return ()
-    label = str if codec is None else codec.label
-    return tuple(tuple(label(token) for token in row) for row in tokens.tolist())
+    return tuple(tuple(map(codec.label, row)) for row in tokens.tolist())
 
 
-def one_token(codec: Codec | None, token: Any) -> int:
+def one_token(codec: Codec, token: Any) -> int:
     """Reads a token, given by its number or by a text of one token."""
     if not isinstance(token, str):
         return int(token)
-    if codec is None:
-        raise checks.ConfigError(
-            f"{token!r} must be a token's number: there is no tokenizer."
-        )
     tokens = np.asarray(codec.prompt(token)).tolist()
     if len(tokens) != 1:
         raise ValueError(

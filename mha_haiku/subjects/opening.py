@@ -1,4 +1,4 @@
-"""`load` and `wrap`: a subject from a run, from pretrained weights, from a function."""
+"""`load`, `train` and `wrap`: a subject from a run, weights, a config or a function."""
 
 import functools
 import inspect
@@ -12,10 +12,11 @@ from mha_haiku import interop
 from mha_haiku.core import checks, models
 from mha_haiku.lab import heads
 from mha_haiku.subjects import inputs
-from mha_haiku.subjects.studies import imported_runs
+from mha_haiku.subjects.studies import attention_dump, imported_runs, observers
+from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import files, folders
+from mha_haiku.training.runs import configuration, files, folders, loop, opening
 
 
 def load(
@@ -32,11 +33,13 @@ def load(
 
     Raises:
       ConfigError: If there is no such model, or it cannot be read.
+      ValueError: If a dtype is given for a run, or a step for anything else.
     """
     path, name = checks.as_path(source), os.fspath(source)
     if path.exists():
         name = path.resolve().name
-    if _is_run(path):
+    contents = files.read_json(folders.Folder(path).config) if path.is_dir() else None
+    if contents is not None and "config" in contents:  # and not of other libraries
         if dtype is not None:
             raise ValueError(f"dtype must be None for a run, got {dtype!r}.")
         return Subject.of_run(folders.load_run(path, step), name)
@@ -48,6 +51,63 @@ def load(
     except checks.ConfigError:  # there is no task: arrays are its inputs
         return Subject(imported.model, imported.params, name)
     return Subject.of_run(run, name)
+
+
+def train(
+    what: configuration.RunConfig | tasks.Task,
+    workdir: str | os.PathLike,
+    *,
+    task: tasks.Task | None = None,
+    steps: int | None = None,
+    override_config: bool = False,
+) -> Subject:
+    """Trains a model, or resumes its run, and returns it as a subject.
+
+    Next to what `runs.train` writes, the folder gets its attention maps, and the
+    snapshots, timeline and samples that the config asks for; `show(workdir)` is their
+    page. After an interrupt there are no maps; the same call resumes.
+
+    Args:
+      what: A task, such as `tasks.from_arrays` returns; or a whole config, such as
+        `runs.default_config(task)`, which a task alone stands for.
+      workdir: The run's folder.
+      task: The task, in place of the one that a config describes.
+      steps: Number of steps, instead of `config.training.steps`.
+      override_config: Whether to resume even if the config differs from the run's.
+
+    Raises:
+      ConfigError: If the config, the folder or both together are not usable.
+      NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
+      SaveError: If the last checkpoint cannot be written.
+      TypeError: If both `what` and `task` are tasks.
+      ValueError: If the config asks for several seeds.
+    """
+    if isinstance(what, configuration.RunConfig):
+        config = what
+    elif task is None:
+        config, task = configuration.default_config(what), what
+    else:
+        raise TypeError(f"what must be a config where task is given, got {type(what)}.")
+    if steps is not None:
+        config = config.replace(training=dict(steps=steps))
+    if config.training.seeds > 1:
+        raise ValueError(
+            "config.training.seeds must be 1, as a subject is one model, got "
+            f"{config.training.seeds}; runs.train trains several."
+        )
+    summary = recorded(config, workdir, task=task, override_config=override_config)
+    if not summary.interrupted:
+        attention_dump.dump(Bench.load(workdir))
+    return load(workdir)
+
+
+def recorded(
+    config: configuration.RunConfig, workdir: str | os.PathLike, **options
+) -> opening.Summary | opening.SeedsSummary:
+    """Trains with every observer of the laboratory; otherwise as `runs.train`."""
+    kinds = observers.Timeline, observers.Snapshots, observers.Samples
+    watching = [kind(config) for kind in kinds]
+    return loop.train(config, workdir, observers=watching, **options)
 
 
 def wrap(
@@ -70,9 +130,14 @@ def wrap(
         better; None: the loss of the targets.
       examples: Batches that importance and roles are measured on.
       name: What it is called; "": the function's name.
+
+    Raises:
+      TypeError: If the tokenizer has no `encode` or no `decode`.
     """
-    arrays, others = _parted(params)
     takes_lengths = _takes_lengths(function)
+    # Modules of Equinox also have leaves such as activations; only arrays are traced.
+    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
+    arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)
 
     @functools.wraps(function)
     def of_arrays(arrays, inputs, **given):
@@ -81,14 +146,20 @@ def wrap(
                 f"inputs must be of one length each call: {model.description} takes no "
                 "lengths=, by which padding is known."
             )
-        return function(_joined(arrays, others), inputs, **given)
+        whole = jax.tree.map(
+            lambda array, other: other if array is None else array,
+            arrays,
+            params,
+            is_leaf=lambda x: x is None,
+        )
+        return function(whole, inputs, **given)
 
     model = models.of_function(of_arrays)
     return Subject(
         model,
         arrays,
         name or model.description,
-        codec=None if tokenizer is None else inputs.of_tokenizer(tokenizer),
+        codec=inputs.of_tokenizer(tokenizer),
         metric=metric or heads.metrics.loss,
         batches=None if examples is None else list(examples),
     )
@@ -101,28 +172,3 @@ def _takes_lengths(function) -> bool:
     except (TypeError, ValueError):  # some built-in functions have none
         return True
     return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in given)
-
-
-def _parted(params) -> tuple[Any, Any]:
-    """Splits a tree into its arrays and all other leaves, such as activations."""
-    # Modules of Equinox have both; only arrays may be traced.
-    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
-    return (
-        jax.tree.map(lambda x: x if is_array(x) else None, params),
-        jax.tree.map(lambda x: None if is_array(x) else x, params),
-    )
-
-
-def _joined(arrays, others) -> Any:
-    def either(array, other):
-        return other if array is None else array
-
-    return jax.tree.map(either, arrays, others, is_leaf=lambda x: x is None)
-
-
-def _is_run(path) -> bool:
-    """Checks whether a path is a folder with the config.json of a run."""
-    if not path.is_dir():
-        return False
-    contents = files.read_json(folders.Folder(path).config)
-    return contents is not None and "config" in contents

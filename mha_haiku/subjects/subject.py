@@ -3,15 +3,16 @@
 B batch, T positions, L layers, H heads of a layer, C classes.
 """
 
+import collections
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import interop
@@ -22,13 +23,12 @@ from mha_haiku.subjects import answers, inputs
 from mha_haiku.subjects.studies import (
     generation,
     head_statistics,
-    pruned_runs,
     pruning,
     workbench,
 )
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import folders
+from mha_haiku.training.runs import configuration, folders
 
 Array = jax.Array
 
@@ -47,7 +47,7 @@ class Subject:
     params: Any
     name: str
     run: folders.Run | None = None  # also of pretrained weights that have a tokenizer
-    codec: inputs.Codec | None = None  # what encodes texts; None: inputs are arrays
+    codec: inputs.Codec = inputs.Codec()  # what encodes texts
     metric: heads.Metric | None = None  # None: the task's own
     # Examples that measures are of; None: held-out examples of the task.
     batches: Sequence[tasks.Example] | None = None
@@ -56,8 +56,7 @@ class Subject:
     def of_run(cls, run: folders.Run, name: str) -> "Subject":
         """Makes a run a subject, with looped layers, so that each has a name."""
         run = run.looped()
-        codec = None if run.task.num_tokens is None else inputs.of_task(run.task)
-        return cls(run.model, run.params, name, run=run, codec=codec)
+        return cls(run.model, run.params, name, run, inputs.of_task(run.task))
 
     _repr_html_ = display.html
 
@@ -67,7 +66,7 @@ class Subject:
         return f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters)"
 
     @property
-    def config(self) -> models.ModelConfig | None:
+    def config(self) -> configuration.RunConfig | None:
         """The config of the run; None of a model without one."""
         return None if self.run is None else self.run.config
 
@@ -80,11 +79,11 @@ class Subject:
 
     def encode(self, text: str) -> np.ndarray:
         """Encodes a text as tokens, `[T]` integers."""
-        return np.asarray(self._codec("encode").encode(text), np.int32)
+        return np.asarray(self.codec.encode(text), np.int32)
 
     def decode(self, tokens: Any) -> str:
         """Decodes tokens `[T]` to a text."""
-        return self._codec("decode").decode(np.asarray(tokens).tolist())
+        return self.codec.decode(np.asarray(tokens).tolist())
 
     def examples(self, count: int = EXAMPLES) -> tasks.Example:
         """Makes the first held-out examples, a batch of B = `count`."""
@@ -133,27 +132,21 @@ class Subject:
 
     def edited(self, edits: Mapping[str, Callable]) -> "Subject":
         """Changes values at sites of the model, see `mh.edit`."""
-        return self._with_model(_edited(self.model, dict(edits)))
+        model = _edited(self.model, dict(edits))
+        run = self.run and self.run._replace(model=model)
+        return dataclasses.replace(self, model=model, run=run)
 
     def ablated(self, *chosen: tuple[int, int]) -> "Subject":
-        """Ablates heads: (attention layer, head), ..."""
-        names = self._parts()
-        by_layer: dict[int, list[int]] = {}
+        """Ablates heads: (attention layer, head), ...
+
+        Raises:
+          ValueError: If there is no such layer or head.
+        """
+        by_path: dict[str, list[int]] = {}
         for layer, head in chosen:
-            checks.integer_in("layer", layer, 0, len(names) - 1)
-            by_layer.setdefault(layer, []).append(head)
-
-        def without(values, heads):
-            for head in heads:
-                checks.integer_in("head", head, 0, values.shape[-2] - 1)
-            return values.at[..., np.array(heads), :].set(0)
-
-        return self.edited(
-            {
-                names[layer]: functools.partial(without, heads=own)
-                for layer, own in by_layer.items()
-            }
-        )
+            by_path.setdefault(self._part(layer, head), []).append(head)
+        edits = itertools.starmap(heads.edits.ablate, by_path.items())
+        return self.edited(dict(collections.ChainMap(*edits)))
 
     def generate(
         self, prompt: str, *, tokens: int | None = None, seed: int = 0, **strategy: Any
@@ -162,6 +155,10 @@ class Subject:
 
         The strategy is by keywords of `studies.generation.strategy`: `temperature`,
         `top_k`, `top_p`, `beam` and `length_penalty`.
+
+        Raises:
+          ValueError: If the model continues no text, the prompt cannot be encoded or
+            leaves no room, or the strategy contradicts itself.
         """
         bench = self._bench("generate")
         kind = generation.given(bench.run.config)
@@ -178,8 +175,8 @@ class Subject:
         If the task has no targets: the drift from the `whole` subject and `neighbours`,
         the share of examples whose nearest other example stays the same.
         """
-        before = whole and pruned_runs.vectors_of(whole._bench("metrics").run)
-        return pruned_runs.held_out(self._bench("metrics").run, before)
+        before = whole and pruning.vectors_of(whole._bench("metrics").run)
+        return pruning.held_out(self._bench("metrics").run, before)
 
     # --- What its heads do
 
@@ -216,6 +213,9 @@ class Subject:
 
         The metric is "loss", "accuracy", "exact_match" or "drift"; None: the first of
         the task. A wrapped function has its own, and its own examples.
+
+        Raises:
+          ValueError: If there is no such measure, or the task has no such metric.
         """
         checks.choice("measure", measure, heads.MEASURES)
         return heads.MEASURES[measure].measure(self.measured(examples, metric))
@@ -241,11 +241,13 @@ class Subject:
             None: what the model answers to the clean and to the corrupted text.
           into: Which run is patched, "clean" or "corrupted".
           **options: `what` and `per_position` of `heads.activation_patching`.
+
+        Raises:
+          ValueError: If the texts differ in their numbers of tokens, or the model
+            answers the same to both and no answers are given.
         """
         pair, tokens = self._pair(clean, corrupted, answers)
-        found = heads.activation_patching(
-            self._on(pair[0]), [pair[1]], into=into, **options
-        )
+        found = heads.activation_patching(*pair, into=into, **options)
         return dataclasses.replace(found, tokens=tokens, unit=_LOGITS)
 
     def paths(
@@ -263,7 +265,7 @@ class Subject:
         pair, _ = self._pair(clean, corrupted, answers)
         if self.model.config is None:
             options.setdefault("through_units", True)
-        found = heads.path_patching(self._on(pair[0]), [pair[1]], **options)
+        found = heads.path_patching(*pair, **options)
         return dataclasses.replace(found, unit=_LOGITS)
 
     def circuit(
@@ -281,8 +283,7 @@ class Subject:
         Arguments are as in `patch` and in `heads.circuit`.
         """
         pair, _ = self._pair(clean, corrupted, answers)
-        given = {"edges": edges, "measure": measure, **options}
-        return heads.circuit(self._on(pair[0]), [pair[1]], **given)
+        return heads.circuit(*pair, edges=edges, measure=measure, **options)
 
     def lens(self, inputs: Any) -> answers.Lens:
         """Reads what each layer would answer to a text, were it the last."""
@@ -318,6 +319,9 @@ class Subject:
         Inputs are one text, or one row of tokens. A key of None is the one with the
         largest weight. Without a layer the largest pairs of all heads are returned.
         Options are as in `heads.why.pairs`, or in `heads.why.cells`.
+
+        Raises:
+          ValueError: If there is no such place, or the query does not see the key.
         """
         batch, labels = self._one(inputs)
         given = self.model, self.params, batch
@@ -353,37 +357,27 @@ class Subject:
         return heads.why.reads(self.model, self.params, [batch])
 
     def strongest(
-        self,
-        layer: int,
-        head: int,
-        examples: Any = 256,
-        *,
-        by: str = "weight",
-        count: int = 10,
+        self, layer: int, head: int, examples: Any = 256, *, count: int = 10
     ) -> answers.Strongest:
-        """Finds where in the data a head attends most, or writes most.
+        """Finds where in the data a head attends most, of queries that see another key.
 
         Args:
           layer: The layer, of all attention parts.
           head: Number of the head in its layer.
           examples: How many held-out examples to search, or inputs: a list of texts.
-          by: "weight": the largest weight of a query, of queries that see another key;
-            "size": the Euclidean norm of what the head passes on.
           count: How many places to return, each from another example.
+
+        Raises:
+          ValueError: If there is no such layer or head.
         """
-        checks.choice("by", by, ("weight", "size"))
         batch = self._searched(examples)
-        names = self._parts(batch)
-        checks.integer_in("layer", layer, 0, len(names) - 1)
-        path = names[layer].removesuffix("/heads")
+        path = self._part(layer, head, batch)
         found = _strongest(self.model, path)(self.params, batch)
-        weights, keys, sizes = map(np.asarray, found)
-        checks.integer_in("head", head, 0, keys.shape[1] - 1)
-        values = (weights if by == "weight" else sizes)[:, head]
+        weights, keys = (np.asarray(x)[:, head] for x in found)
         # The largest weight of a query that sees one key is always 1.
-        sees = keys[:, head, :, -1 if by == "weight" else 0] >= 0
-        valid = running.valid(values.shape[1], batch, running.kind_of(path))
-        values = np.where(sees & np.asarray(valid), values, -np.inf)
+        sees = keys[..., -1] >= 0
+        valid = running.valid(sees.shape[1], batch, running.kind_of(path))
+        values = np.where(sees & np.asarray(valid), weights, -np.inf)
         queries, best = values.argmax(-1), values.max(-1)
         order = np.argsort(-best, kind="stable")
         order = order[np.isfinite(best[order])][:count]
@@ -391,10 +385,9 @@ class Subject:
         return answers.Strongest(
             layer,
             head,
-            by,
             order,
             queries[order],
-            keys[order, head, queries[order], 0],
+            keys[order, queries[order], 0],
             best[order],
             tuple(tokens[i] for i in order) if tokens else (),
         )
@@ -406,6 +399,9 @@ class Subject:
 
         `keep` names the heads that each layer keeps; or it is the share of all heads to
         keep, the most important ones by ablation.
+
+        Raises:
+          ValueError: If `keep` is not in (0, 1], or the model has no task.
         """
         bench = self._bench("prune")
         if isinstance(keep, int | float):
@@ -414,12 +410,17 @@ class Subject:
                 raise ValueError(f"keep must be a share of at most 1, got {keep!r}.")
             order = heads.order(self.importance().mean)
             count = max(1, round(share * len(order)))
-            keep = pruned_runs.kept_after(bench.run, order, count)
-        run = pruned_runs.prune(bench.run, keep)
+            keep = pruning.kept_after(bench.run, order, count)
+        run = pruning.prune_heads(bench.run, keep)
         return dataclasses.replace(self, model=run.model, params=run.params, run=run)
 
     def train(self, workdir: str | os.PathLike, *, steps: int) -> "Subject":
-        """Trains further, as a run in a new folder; the same call resumes it."""
+        """Trains further, as a run in a new folder; the same call resumes it.
+
+        Raises:
+          ValueError: If the model has edits, or no task.
+          ConfigError: If the folder holds another run.
+        """
         if _is_edited(self.model):
             self._refuse("train", "has edits, which are no parameters")
         folder = pruning.save(self._bench("train").run, workdir, steps=steps)
@@ -431,6 +432,9 @@ class Subject:
         Pruned heads are there with weights of 0, as a config.json of `transformers`
         cannot say that a head is missing; `family="mha_haiku"` leaves them out. Other
         families are listed at `interop.save`.
+
+        Raises:
+          ValueError: If the model is a function, or has edits.
         """
         config = self.model.config
         if config is None or _is_edited(self.model):
@@ -461,11 +465,6 @@ class Subject:
         if isinstance(examples, int):
             return self.examples(examples)
         return self._batch(examples)[0]
-
-    def _codec(self, verb) -> inputs.Codec:
-        if self.codec is None:
-            self._refuse(verb, "has no tokenizer; give arrays")
-        return self.codec
 
     def _batch(self, given) -> tuple[tasks.Example, bool]:
         needs_target = self.run is not None and self.run.task.target_length is not None
@@ -500,21 +499,22 @@ class Subject:
             tuple(tuple(task.labels(row)) for row in rows),
         )
 
-    def _parts(self, batch=None) -> list[str]:
-        """Finds the name of the heads' site in each attention part."""
+    def _part(self, layer, head, batch=None) -> str:
+        """Finds the path of an attention part that has such a head."""
+        batch = batch or (self.batches or [None])[0]
         if self.model.config is not None:
             places = models.heads_of_layers(self.model.config)
-            return [f"{place.path}/heads" for place in places]
-        batch = batch or (self.batches or [None])[0]
-        if batch is None:
+            counts = {place.path: len(place.names) for place in places}
+        elif batch is None:
             self._refuse("ablated", "has no examples; use edited with mh.sites' names")
-        run = functools.partial(running.look, self.model, at=["*/heads"])
-        _, found = jax.eval_shape(run, self.params, example=batch)
-        return list(found)
-
-    def _with_model(self, model) -> "Subject":
-        run = self.run and self.run._replace(model=model)
-        return dataclasses.replace(self, model=model, run=run)
+        else:
+            run = functools.partial(running.look, self.model, at=["*/heads"])
+            _, found = jax.eval_shape(run, self.params, example=batch)
+            counts = {x.removesuffix("/heads"): y.shape[-2] for x, y in found.items()}
+        checks.integer_in("layer", layer, 0, len(counts) - 1)
+        path = list(counts)[layer]
+        checks.integer_in("head", head, 0, counts[path] - 1)
+        return path
 
     def _bench(self, verb) -> Bench:
         if self.run is None:
@@ -524,13 +524,8 @@ class Subject:
         run = self.run._replace(params=self.params)
         return Bench(run, folders.Folder(Path(self.name)))
 
-    def _on(self, batch) -> heads.Measured:
-        return heads.Measured(
-            self.model, heads.metrics.logit_difference, self.params, [batch]
-        )
-
     def _pair(self, clean, corrupted, given):
-        """Makes a batch of each text, with the answers, and the clean tokens."""
+        """Makes what is measured and the corrupted batches, and the clean tokens."""
         batches = [self._batch(x)[0] for x in (clean, corrupted)]
         shapes = [np.shape(x.inputs) for x in batches]
         if shapes[0] != shapes[1]:
@@ -540,12 +535,16 @@ class Subject:
                 f"{[list(row) for row in self._labels(batches[1])[0][:1]]}."
             )
         if given is None:
-            right, wrong = (self._likeliest(x) for x in batches)
+            right, wrong = (
+                np.asarray(heads.metrics.at_last(self.logits(x), x).argmax(-1))
+                for x in batches
+            )
             if (right == wrong).any():
-                same = self._class_label(right[right == wrong][0])
+                label = self.codec.label if self.run is None else self.task.class_label
+                same = label(int(right[right == wrong][0]))
                 raise ValueError(
-                    f"answers must be given, (right, wrong): the model answers {same} "
-                    "to both."
+                    "answers must be given, (right, wrong): the model answers "
+                    f"{same!r} to both."
                 )
         else:
             count = shapes[0][0]
@@ -554,18 +553,13 @@ class Subject:
             )
         targets = np.stack([right, wrong], -1).astype(np.int32)
         weights = np.ones(targets.shape, np.float32)
-        pair = [x._replace(targets=targets, weights=weights) for x in batches]
         labels = self._labels(batches[0])[0]
-        return pair, labels[0] if len(labels) == 1 else ()
-
-    def _likeliest(self, batch) -> np.ndarray:
-        logits = self.logits(batch)
-        return np.asarray(heads.metrics.at_last(logits, batch).argmax(-1))
-
-    def _class_label(self, number) -> str:
-        if self.run is not None:
-            return repr(self.run.task.class_label(int(number)))
-        return str(number) if self.codec is None else repr(self.codec.label(number))
+        clean, corrupted = (
+            [x._replace(targets=targets, weights=weights)] for x in batches
+        )
+        metric = heads.metrics.logit_difference
+        of = heads.Measured(self.model, metric, self.params, clean)
+        return (of, corrupted), labels[0] if len(labels) == 1 else ()
 
     def _refuse(self, verb, why):
         raise ValueError(f"{verb} is not for {self.name!r}, which {why}.")
@@ -596,19 +590,15 @@ def _is_edited(model) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _strongest(model, path):
-    """Makes a program: each query's largest weight, its two keys, output's norm."""
+    """Makes a program: each query's largest weight, and its two keys."""
 
-    @jax.jit
+    @jax.jit  # which does not keep what else the model computes
     def run(params, batch):
         def largest(attention_map):
             top = attention_map.top(min(2, attention_map.shape[-1]))
             return top.weights[..., 0], top.positions
 
-        at = {
-            f"{path}/map": largest,
-            f"{path}/heads": lambda x: jnp.linalg.norm(x, axis=-1).swapaxes(-1, -2),
-        }
-        _, found = running.look(model, params, batch, at)
-        return *found[f"{path}/map"], found[f"{path}/heads"]
+        _, found = running.look(model, params, batch, {f"{path}/map": largest})
+        return found[f"{path}/map"]
 
     return run

@@ -27,7 +27,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Stands in for training; holds what it was called with."""
-    from mha_haiku.subjects.studies import attention_dump, timeline, workbench
+    from mha_haiku.subjects.studies import attention_dump, workbench
     from mha_haiku.training.runs import loop
 
     calls = types.SimpleNamespace(interrupted=False, error=None)
@@ -50,7 +50,6 @@ def trained(monkeypatch, tmp_path):
     monkeypatch.setattr(attention_dump, "dump", dump)
     monkeypatch.setattr(workbench.Bench, "load", load)
     monkeypatch.setattr(attention_dump, "write_report", lambda *_, **options: None)
-    monkeypatch.setattr(timeline, "draw_metrics", lambda *options: None)
     return calls
 
 
@@ -408,8 +407,7 @@ def test_dump_attention_hands_its_flags_on(trained):
     chosen = {name: x for name, x in trained.dump_options.items() if x is not None}
     assert trained.step == 7
     flags = {"weights": False, "channels": False}
-    tokens = chosen.pop("own").tokens
-    assert tokens == [4, 1] and chosen == {"layers": [0, 2], **flags}
+    assert chosen == {"own": [4, 1], "layers": [0, 2], **flags}
     dump_attention.run(["dump_attention", "--workdir=w", "--layers=0,cross.1,decoder"])
     assert trained.dump_options["layers"] == [0, "cross.1", "decoder"]
 
@@ -421,23 +419,27 @@ def test_dump_attention_hands_its_flags_on(trained):
         (["--text_file=none.txt"], "--text_file=none.txt cannot be read: No such file"),
         (["--text_file=latin.txt"], "--text_file=latin.txt is not UTF-8 text"),
         (["--text_file=book.txt", "--text=a"], "Give --text or --text_file, not both"),
+        (["--text=a", "--tokens=1,2"], "Give --text or --tokens, not both"),
+        (["--examples=2", "--indices=0"], "Give --examples or --indices, not both"),
     ],
 )
-def test_a_text_that_is_a_file_is_asked_about(trained, capsys, arguments, part):
+def test_what_is_shown_is_given_once_and_a_file_by_its_flag(
+    trained, capsys, arguments, part
+):
     pathlib.Path("book.txt").write_text("of the user")
     pathlib.Path("latin.txt").write_bytes(b"caf\xe9")
     status = dump_attention.run(["dump_attention", "--workdir=w", *arguments])
     assert part in _mistake(capsys, status)
     right = ["--workdir=w", "--text_file=book.txt"]
     assert dump_attention.run(["dump_attention", *right]) == 0
-    assert trained.dump_options["own"].text == "of the user"
+    assert trained.dump_options["own"] == "of the user"
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "no\tfile", "~nobody/x"])
 def test_a_text_that_is_no_file_is_a_text(trained, text):
     flags = ["--workdir=w", f"--text={text}"]
     assert dump_attention.run(["dump_attention", *flags]) == 0
-    assert trained.dump_options["own"].text == text
+    assert trained.dump_options["own"] == text
 
 
 def test_help_shows_every_field_with_its_default_and_comment(capsys):

@@ -18,7 +18,7 @@ from experiments import (
     train,
 )
 from mha_haiku.showing.map_set import MapSet
-from mha_haiku.subjects.studies import pruned_runs
+from mha_haiku.subjects.studies import pruning
 from mha_haiku.training.runs import checkpoints, folders
 from tests import pretrained
 
@@ -140,6 +140,7 @@ def test_what_encoders_of_sentences_cannot_do_is_refused(imported, capsys):
         (prune_heads, ["--order=gradient", "--keep=0.5"], "metric must have a slope"),
         (prune_heads, ["--keep_units=0.5", "--keep=1"], "keep_units needs a loss"),
         (rollout, [], "needs a task with tokens and an answer at positions"),
+        (learn_gates, [], "Gates are learned by a loss"),
         (train, [], "must be of a task with targets to train"),
     ):
         assert _run(script, workdir, *flags) == 2
@@ -151,7 +152,7 @@ def test_what_encoders_of_sentences_cannot_do_is_refused(imported, capsys):
 def test_encoder_of_sentences_goes_through_pruning(
     imported, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(pruning, "_TIMED_SECONDS", 0.01)
     workdir = f"--workdir={imported('sentences')}"
     assert _run(head_statistics, workdir, "--examples=4") == 0
     assert (
@@ -172,33 +173,11 @@ def test_encoder_of_sentences_goes_through_pruning(
 
 
 @pytest.mark.slow
-def test_gates_of_an_encoder_of_sentences_close_for_a_price(imported, tmp_path, capsys):
-    """The vectors turn with the heads that close, and stay where none does."""
-    workdir = f"--workdir={imported('sentences')}"
-    kept, drifts = [], []
-    for penalty in (0.0, 0.25):
-        out = tmp_path / f"{penalty}"
-        capsys.readouterr()
-        flags = [f"--out={out}", f"--penalty={penalty}", "--steps=80"]
-        assert _run(learn_gates, workdir, *flags) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0].split()[:3] == ["model", "heads", "drift"]
-        name = "pruned by gates, before tuning"
-        (cells,) = (x.partition(name)[2].split() for x in lines if name in x)
-        kept.append(int(cells[0]))
-        drifts.append(float(cells[1]))
-        left = folders.load_run(out / "pruned").config.model.attention.kept_heads
-        assert sum(map(len, left)) == kept[-1]
-    assert kept[0] == pretrained.L * pretrained.H > kept[1] > 0
-    assert drifts[0] < 1e-3 and drifts[1] > 0.01
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masked", "causal"])
 def test_language_model_goes_through_every_script(
     imported, kind, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(pruning, "_TIMED_SECONDS", 0.01)
     folder = imported(kind, tmp_path / "run")
     workdir = f"--workdir={folder}"
     assert _run(dump_attention, workdir, "--text=The dog ran under the log.") == 0

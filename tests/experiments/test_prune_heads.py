@@ -4,7 +4,7 @@ import pytest
 
 from experiments import config_files, prune_heads
 from mha_haiku import models
-from mha_haiku.subjects.studies import pruned_runs
+from mha_haiku.subjects.studies import pruning
 from mha_haiku.training.runs import folders
 from tests.tiny_runs import write_untrained
 
@@ -12,7 +12,7 @@ from tests.tiny_runs import write_untrained
 @pytest.fixture
 def untrained(tmp_path, monkeypatch):
     """The folder of a run of one layer, two heads and six units, of step 3."""
-    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(pruning, "_TIMED_SECONDS", 0.01)
     config = config_files.load("configs/reverse.py")
     config = config.replace(
         model=dict(

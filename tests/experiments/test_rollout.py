@@ -51,6 +51,12 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(tmp_path, monkeypatch, capsys, t
         ([], "--workdir=... is missing"),
         (["--workdir=absent"], "There is no run in absent"),
         (["--workdir=absent", "--flows=3"], "There is no flag --flows"),
+        (["--workdir=absent", "--examples=0"], "--examples must be an integer of at"),
+        (
+            ["--workdir=absent", "--examples=8", "--flow_examples=9"],
+            "--flow_examples, at most as many as --examples, must be an integer from 1 "
+            "to 8, got 9",
+        ),
     ],
 )
 def test_a_mistake_takes_two_lines_and_status_2(

@@ -15,7 +15,6 @@ from mha_haiku.lab.heads import running
 from mha_haiku.showing import archive, drawing
 from mha_haiku.showing.map_set import Layer, MapSet
 from mha_haiku.subjects.studies import attention_dump
-from mha_haiku.subjects.studies.attention_dump import Own
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation, stepping
 from mha_haiku.training.runs import configuration, folders
@@ -135,7 +134,7 @@ def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
             out=tmp_path / "b",
             layers=[1],
             heads=[1],
-            indices=[3, 0],
+            examples=[3, 0],
         )
     )
     assert some.layers == (Layer("layer 1", ("1",), "", 1, 1),)
@@ -194,7 +193,7 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
 
 @pytest.mark.slow
 def test_numbers_of_heads_are_means_over_the_examples(trained, tmp_path):
-    options = {"indices": [3, 0, 2], "layers": [1, 0], "heads": [1]}
+    options = {"examples": [3, 0, 2], "layers": [1, 0], "heads": [1]}
     path = attention_dump.dump(Bench.load(trained), out=tmp_path, **options)
     maps = MapSet.load(path)
     assert len(maps.inputs) == 3
@@ -280,15 +279,11 @@ def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
 @pytest.mark.slow
 def test_text_and_tokens_of_a_user(trained, tmp_path):
     text = MapSet.load(
-        attention_dump.dump(
-            Bench.load(trained), out=tmp_path / "a", own=Own(text="4 0 1 1 2 3")
-        )
+        attention_dump.dump(Bench.load(trained), out=tmp_path / "a", own="4 0 1 1 2 3")
     )
     tokens = [4, 0, 1, 1, 2, 3]
     ids = MapSet.load(
-        attention_dump.dump(
-            Bench.load(trained), out=tmp_path / "b", own=Own(tokens=tokens)
-        )
+        attention_dump.dump(Bench.load(trained), out=tmp_path / "b", own=tokens)
     )
     for saved in (text, ids):
         assert _tokens(saved) == [[str(token) for token in tokens]]
@@ -300,9 +295,7 @@ def test_text_and_tokens_of_a_user(trained, tmp_path):
 
 @pytest.mark.parametrize(
     "own",
-    everyday.some(
-        [{"text": "4 0 1 1 2 3"}, {"tokens": [4, 0, 1, 1, 2, 3]}, {"text": "3 1"}], 2
-    ),
+    everyday.some(["4 0 1 1 2 3", [4, 0, 1, 1, 2, 3], "3 1"], 2),
 )
 @pytest.mark.parametrize("full_length", [256, 2])
 def test_a_page_is_made_of_what_a_user_gives(
@@ -311,7 +304,7 @@ def test_a_page_is_made_of_what_a_user_gives(
     loaded = folders.load_run(trained)
     config = make_config(attention__full_length=full_length, attention__pooled_size=3)
     monkeypatch.setattr(folders, "load_run", lambda *_: loaded._replace(config=config))
-    path = attention_dump.dump(Bench.load(trained), out=tmp_path, own=Own(**own))
+    path = attention_dump.dump(Bench.load(trained), out=tmp_path, own=own)
     written = {each.name for each in attention_dump.write_report(path.parent)}
     assert written == {"layer_00.png", "layer_01.png", "index.html"}
 
@@ -322,16 +315,14 @@ def test_a_page_is_made_of_what_a_user_gives(
         ({"layers": [2]}, "layers must be an integer from 0 to 1, got 2"),
         ({"heads": [0, -1]}, "heads must be an integer from 0 to 1, got -1"),
         ({"examples": 0}, "examples must be an integer from 1 to 65536, got 0"),
-        ({"indices": [-1]}, "indices must be .*got -1"),
-        ({"examples": 2, "indices": [0]}, "examples or indices, not both"),
-        ({"own": Own(tokens=[0, 5])}, "tokens must be an integer from 0 to 4, got 5"),
-        ({"own": Own(tokens=[])}, "tokens must not be empty"),
+        ({"examples": [-1]}, "indices must be .*got -1"),
+        ({"own": [0, 5]}, "tokens must be an integer from 0 to 4, got 5"),
+        ({"own": []}, "tokens must not be empty"),
         (
-            {"own": Own(tokens=[1] * 7)},
+            {"own": [1] * 7},
             "at most config.model.embedding.max_length 6 .*got 7",
         ),
-        ({"own": Own(text="1 2 x 0 0 0")}, "got 'x'"),
-        ({"own": Own(text="1", tokens=[1])}, "Give one of text.*not 2"),
+        ({"own": "1 2 x 0 0 0"}, "got 'x'"),
     ],
 )
 def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
@@ -341,11 +332,12 @@ def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_each_example_of_a_batch_has_a_name(trained, tmp_path):
     bench = Bench.load(trained)
-    own = Own(batch=bench.held_out(range(2)), names=["alone"])
-    with pytest.raises(ValueError, match="names must be of the 2 examples.*got 1"):
-        attention_dump.dump(bench, out=tmp_path / "out", own=own)
+    batch = jax.device_get(bench.held_out(range(2)))
+    saved = MapSet.load(attention_dump.dump(bench, out=tmp_path, own=batch))
+    assert [each.name for each in saved.examples] == ["text 0", "text 1"]
 
 
 @pytest.mark.slow
@@ -360,7 +352,7 @@ def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
 @pytest.mark.slow
 def test_own_text_has_a_folder_of_its_own(trained, whole):
     before = whole.read_bytes()
-    own = attention_dump.dump(Bench.load(trained), own=Own(text="4 0 1"))
+    own = attention_dump.dump(Bench.load(trained), own="4 0 1")
     assert own == trained / "attention" / "own_text" / "maps.npz"
     assert [each.name for each in MapSet.load(own).examples] == ["own text"]
     assert whole.read_bytes() == before
@@ -372,9 +364,9 @@ def test_own_text_may_be_longer_than_the_training_with_a_warning(
 ):
     loaded = long_run(make_config, 12)
     bench = _bench(loaded)
-    path = attention_dump.dump(bench, own=Own(tokens=[1] * 12), out=tmp_path)
+    path = attention_dump.dump(bench, own=[1] * 12, out=tmp_path)
     assert not caplog.text
-    path = attention_dump.dump(bench, own=Own(tokens=[1] * 15), out=tmp_path)
+    path = attention_dump.dump(bench, own=[1] * 15, out=tmp_path)
     assert "15 tokens are more than the 12 of the model's training" in caplog.text
     assert _weights(MapSet.load(path), 1).shape == (1, 1, 15, 15)
 

@@ -6,12 +6,10 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import map_set, sets
 from mha_haiku.showing.map_set import Layer, MapSet
 from mha_haiku.subjects.studies import (
     attention_dump,
-    dossiers,
     head_importance,
     workbench,
 )
@@ -61,7 +59,7 @@ def test_equal_texts_tell_induction_and_images_do_not():
 
 
 def test_numbers_are_those_that_were_computed(trained):
-    shown = dossiers.of_folder(trained).check()
+    shown = attention_dump.dossier(trained / "attention").check()
     (maps,) = shown.sets
     assert maps.missing[0][0] == "importance"
     assert f"--workdir={trained}" in maps.missing[0][1]
@@ -77,15 +75,15 @@ def test_numbers_are_those_that_were_computed(trained):
         )
     }
     layers = tuple(map_set.Layer.of_model("", i, i, (0, 1)) for i in (0, 1))
-    result = head_importance.HeadImportance("", layers, {}, numbers, np.eye(1), 30)
+    result = head_importance.HeadImportance("", layers, {}, numbers, 30)
     written = folders.Folder(trained).heads
     head_importance.write(result, written)
-    (maps,) = dossiers.of_folder(trained).sets
+    (maps,) = attention_dump.dossier(trained / "attention").sets
     assert maps.missing == ()
     np.testing.assert_array_equal(maps.numbers["ablation"].mean, [[1, 2], [3, 4]])
     # Of another step it says nothing of these maps.
     head_importance.write(result._replace(step=20), written)
-    (maps,) = dossiers.of_folder(trained).sets
+    (maps,) = attention_dump.dossier(trained / "attention").sets
     assert "ablation" not in maps.numbers and maps.missing
 
 
@@ -105,33 +103,6 @@ def test_numbers_go_by_the_names_of_layers_and_heads():
     assert (found.unit, found.label, found.standard_error) == ("nats", "what", None)
 
 
-@pytest.mark.slow
-def test_a_run_is_compared_with_another(trained, tmp_path):
-    run = folders.load_run(trained)
-    # The same model with its layers' heads in another order.
-    params = jax.tree.map(np.array, run.params)
-    for name, module in params.items():
-        if name.endswith(("attention/query", "attention/key", "attention/value")):
-            for part in module:
-                halves = np.split(module[part], 2, -1)
-                module[part] = np.concatenate(halves[::-1], -1)
-        if name.endswith("attention/output") or name.endswith("attention/linear"):
-            module["w"] = np.concatenate(np.split(module["w"], 2, 0)[::-1], 0)
-    other = folders.write_run(tmp_path / "other", run.config, params, run.task)
-    with pytest.raises(ConfigError, match="compare must be a run with saved maps"):
-        dossiers.of_folder(trained, compare=other)
-    attention_dump.dump(Bench.load(other), devices=DEVICES)
-    shown = dossiers.of_folder(trained, compare=other).check()
-    assert [each.step for each in shown.sets] == [None, None]
-    assert shown.matches[..., 0].tolist() == [[0, 0], [1, 1]]
-    assert shown.matches[..., 1].tolist() == [[1, 0], [1, 0]]
-
-
-def test_a_folder_without_maps_is_a_mistake(tmp_path):
-    with pytest.raises(ConfigError, match="no maps in .*\n.*dump_attention"):
-        dossiers.of_folder(tmp_path)
-
-
 def test_commands_begin_as_the_user_began(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MHA_HAIKU_RUN", raising=False)
@@ -139,5 +110,3 @@ def test_commands_begin_as_the_user_began(tmp_path, monkeypatch):
     assert workbench.command("dump_attention", tmp_path / "runs" / "a") == plain
     monkeypatch.setenv("MHA_HAIKU_RUN", "../scripts/run")
     assert workbench.command("dump_attention", "runs/a") == f"../scripts/run {plain}"
-    with pytest.raises(ConfigError, match="\n../scripts/run python -m experiments"):
-        dossiers.of_folder(tmp_path)

@@ -12,9 +12,14 @@ import pytest
 from mha_haiku import heads, models, rasp, tasks
 from mha_haiku.core import sites
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects.studies import gate_learning, pruned_runs
+from mha_haiku.subjects.studies import gate_learning, pruning
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training.runs import folders, loop
+
+
+@pytest.fixture(autouse=True)
+def _speed_is_measured_briefly(monkeypatch):
+    monkeypatch.setattr(pruning, "_TIMED_SECONDS", 0.01)
 
 
 @pytest.mark.slow
@@ -23,8 +28,8 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
 ):
     """Of a run that has been pruned before, whose heads keep their names."""
     first = folders.load_run(trained())
-    folder = pruned_runs.save(
-        pruned_runs.prune(first, [[1], [0, 1]]), tmp_path / "run", steps=1
+    folder = pruning.save(
+        pruning.prune_heads(first, [[1], [0, 1]]), tmp_path / "run", steps=0
     )
     log_alpha = [np.zeros(1), np.float32([-9, 1])]
 
@@ -33,7 +38,7 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
 
     monkeypatch.setattr(gate_learning, "learn_gates", learned)
     monkeypatch.setattr(loop, "train", lambda config, folder: None)
-    lines = gate_learning.learn(
+    found = gate_learning.learn(
         Bench.load(folder),
         tmp_path / "gates",
         penalty=0.1,
@@ -48,8 +53,8 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     gates = gate_learning.Learned(None, log_alpha, None).gates
     apply = sites.edit(run.model.apply, heads.edits.gate(gates))
     gated = run._replace(model=run.model._replace(apply=apply))
-    for name, wanted in pruned_runs.held_out(gated).items():
-        assert lines[1].metrics[name] == pytest.approx(wanted, rel=1e-5)
+    for name, wanted in pruning.held_out(gated).items():
+        assert found.points[1].metrics[name] == pytest.approx(wanted, rel=1e-5)
 
 
 def _known_bench(known, make_config, **fields):
@@ -117,16 +122,16 @@ def test_heads_whose_gates_are_open_a_crack_are_kept():
 @pytest.mark.slow
 def test_gates_close_heads_of_a_run(trained, tmp_path):
     folder = trained()
-    lines = gate_learning.learn(
+    found = gate_learning.learn(
         Bench.load(folder), tmp_path / "gates", penalty=0.15, steps=70, tuning_steps=4
     )
-    whole, before, tuned, scratch = lines
+    whole, before, tuned, scratch = found.points
     assert whole.kept == 4 > before.kept == tuned.kept == scratch.kept > 0
     pruned = folders.load_run(tmp_path / "gates" / "pruned")
     other = folders.load_run(tmp_path / "gates" / "scratch")
     assert (pruned.step, other.step) == (4, 30 + 70 + 4)
     assert pruned.config.model == other.config.model
-    assert "pruned and tuned" in gate_learning.table(lines).text()
+    assert "pruned and tuned" in found.text()
     with pytest.raises(ConfigError, match="give a folder without it"):
         gate_learning.learn(
             Bench.load(folder), tmp_path / "gates", penalty=0.3, steps=1, tuning_steps=1

@@ -198,8 +198,8 @@ def test_texts_are_kept_with_how_they_were_written(writer):
     job = _job(bench, "ab", strategy=decoding.Beam(2), tokens=3, seed=5)
     (text,) = generation.write(job)
     for _ in range(2):
-        with generation.keeping(job) as keep:
-            keep(text)
+        with files.LineWriter(bench.folder.generated) as log:
+            log.append(job.record(text))
     first, again = files.read_lines(bench.folder.generated)
     assert first == again and first["text"] == text.text
     assert first["tokens"] == text.tokens.tolist() and first["given"] == "ab"

@@ -18,9 +18,8 @@ from mha_haiku.subjects.studies import (
     gate_learning,
     head_importance,
     head_statistics,
-    pruned_runs,
+    observers,
     pruning,
-    timeline,
     workbench,
 )
 from mha_haiku.subjects.studies.workbench import Bench
@@ -154,12 +153,12 @@ def test_exact_match_is_a_metric_where_answers_are_whole(bench):
     np.testing.assert_array_equal(failures, wanted)
     assert bench.metric() == "loss"
     assert bench.batch_size(100, 2 * S) == 1  # T is longer
-    assert pruned_runs.decisive(bench.run.task) == "exact_match"
+    assert pruning.decisive(bench.run.task) == "exact_match"
 
 
 @pytest.mark.slow
 def test_heads_of_kinds_in_time(bench, config):
-    observer = timeline.Timeline(10)
+    observer = observers.Timeline(config)
     folder = bench.folder
     observer.begin(folder, config, bench.run.task, 0)
     observer.look(10, bench.run.params)
@@ -168,7 +167,7 @@ def test_heads_of_kinds_in_time(bench, config):
     lines = [json.loads(x) for x in folder.timeline.read_text().splitlines()]
     labels = ["encoder 0", "decoder 0", "decoder 1", "cross 0", "cross 1"]
     assert [line["layers"] for line in lines] == [labels] * 2
-    steps, scores = timeline.scores_over_steps(lines)
+    steps, scores = observers.timeline(folder.timeline).args
     assert steps.tolist() == [10, 20]
     assert {"aligned", "monotonic"} < set(scores)
     exists = ~np.isnan(scores["gradient"].mean[0])
@@ -177,7 +176,7 @@ def test_heads_of_kinds_in_time(bench, config):
     np.testing.assert_array_equal(is_aligned[3:], exists[3:])
     assert not is_aligned[:3].any()
     assert lines[0]["roles"][4][1] == ""
-    path = timeline.draw(folder.root)
+    (path,) = observers.draw(folder.root)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -189,7 +188,7 @@ def _layers(config, keep):
 def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     keeps = [[[0, 1]] * 5, [[], [1], [0, 1], [], [0]]]
     points = [
-        pruned_runs.Point(
+        pruning.Point(
             _layers(config, keep), 12, {"exact_match": 0.5, "loss": 1}, 7, 2.0, 1.0, 1.0
         )
         for keep in keeps
@@ -200,21 +199,19 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     counts = [[int(row[kind]) for kind in NAMES] for row in rows]
     assert counts == [[2, 4, 4], [0, 3, 1]]
     assert [row["keep"] for row in rows] == ["0 1|0 1;0 1|0 1;0 1", "|1;0 1|;0"]
-    curve = pruning.read_curve(path)
-    (drawn,) = result.picture.args
+    (curve,), (drawn,) = pruning.picture(path).args, result.picture.args
     assert curve == drawn._replace(baseline_name="")
     assert curve.metric_name == "held-out exact match"
     assert curve.kinds == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
     assert "| between encoder, decoder, cross" in result.text()
     assert picture.read_bytes().startswith(b"\x89PNG")
-    lines = [
-        gate_learning.Line("whole", points[0].layers, {"loss": 1.0}),
-        gate_learning.Line("pruned", points[1].layers, {"loss": 1.0}),
+    named = [
+        point._replace(name=name)
+        for point, name in zip(points, ("whole", "less"), strict=True)
     ]
-    rows = _rows(gate_learning.table(lines).csv())
-    counts = [[int(row[name]) for name in ("heads", *NAMES)] for row in rows]
-    assert counts == [[10, 2, 4, 4], [4, 0, 3, 1]]
-    assert "| between encoder, decoder, cross" in gate_learning.text(lines)
+    rows = _rows(result._replace(points=named).table().csv())
+    counts = [[row[name] for name in ("model", "kept", *NAMES)] for row in rows]
+    assert counts == [["whole", "10", "2", "4", "4"], ["less", "4", "0", "3", "1"]]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects.studies import head_importance, timeline, workbench
+from mha_haiku.subjects.studies import head_importance, observers, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation
 from mha_haiku.training.runs import files, folders, loop
@@ -147,12 +147,20 @@ def test_what_cannot_be_measured_is_refused(trained, options, message):
         head_importance.measure(Bench.load(trained()), **options)
 
 
+def test_runs_of_two_seeds_that_share_a_model_have_examples_of_their_own(trained):
+    bench = Bench.load(trained())
+    other = bench.run._replace(config=bench.run.config.replace(seed=99))
+    for each in (bench, bench.with_run(other)):
+        found, wanted = each.held_out(range(3)), each.run.examples(3)
+        np.testing.assert_array_equal(found.inputs, wanted.inputs)
+
+
 @pytest.mark.slow
 def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     config = make_config(training__timeline_every=10, training__steps=20)
     options = {
         "devices": jax.local_devices()[:1],
-        "observers": [timeline.Timeline(10)],
+        "observers": [observers.Timeline(config)],
     }
     loop.train(config, tmp_path, **options)
     path = folders.Folder(tmp_path).timeline
@@ -168,7 +176,7 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     lines = files.read_lines(path)
     assert [line["step"] for line in lines] == [0, 10, 20, 30]
     assert lines[:3] == first
-    steps, scores = timeline.scores_over_steps(lines)
+    steps, scores = observers.timeline(path).args
     assert steps.tolist() == [0, 10, 20, 30]
     lacking = {"separator", "aligned", "monotonic"}
     assert set(scores) == set(heads.SCORES) - lacking | {"gradient"}
@@ -176,7 +184,8 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     assert scores["gradient"].mean.shape == (4, 2, 2)
     assert scores["own_position"].mean.max() <= 1
     assert np.isfinite(scores["relative_entropy"].mean).all()
-    assert timeline.draw(tmp_path) == tmp_path / "heads" / "timeline.png"
+    names = [path.relative_to(tmp_path).as_posix() for path in observers.draw(tmp_path)]
+    assert names == ["attention/learning_curve.png", "heads/timeline.png"]
     steps = mh.plot(tmp_path / "heads" / "timeline.jsonl").axes[0].lines[0].get_xdata()
     np.testing.assert_array_equal(steps, [x["step"] for x in lines])
-    assert timeline.draw(tmp_path / "nowhere") is None
+    assert observers.draw(tmp_path / "nowhere") == []

@@ -105,8 +105,7 @@ def test_maps_and_importance_of_a_run(of_task, tmp_path):
     )
     assert attention_dump.write_report(tmp_path)[-1].name == "index.html"
 
-    own = attention_dump.Own(tokens=[3, 1, 4])
-    path = attention_dump.dump(bench, own=own, out=tmp_path / "own")
+    path = attention_dump.dump(bench, own=[3, 1, 4], out=tmp_path / "own")
     answers = MapSet.load(path).examples[0].answers
     ((likeliest,), targets) = answers.likeliest, answers.targets
     assert targets == ("",)

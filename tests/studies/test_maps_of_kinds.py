@@ -12,7 +12,7 @@ from mha_haiku import attention, heads, runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.showing.map_set import MapSet
-from mha_haiku.subjects.studies import attention_dump, dossiers
+from mha_haiku.subjects.studies import attention_dump
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import stepping
 from mha_haiku.training.runs import configuration, folders
@@ -105,7 +105,7 @@ def test_maps_of_each_kind_are_those_of_the_model(made, saved):
 
 @pytest.mark.slow
 def test_the_share_of_aligned_rows_is_that_of_brute_force(made, saved):
-    shown = dossiers.of_folder(made)
+    shown = attention_dump.dossier(made / "attention")
     number = shown.sets[0].numbers["aligned"]
     run = folders.load_run(made)
     count = int(re.fullmatch(r"mean of (\d+) examples", saved.mean.name)[1])
@@ -164,7 +164,7 @@ def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
     with pytest.raises(ConfigError, match="got 'cross.2'.*Did you mean 'cross."):
         attention_dump.dump(bench, layers=["cross.2"], **options)
     with pytest.raises(ConfigError, match="experiments.generate --source="):
-        own = attention_dump.Own(text="1 2 3")
+        own = "1 2 3"
         attention_dump.dump(bench, own=own, **options)
 
 
@@ -191,7 +191,7 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
         by_hand = np.add.reduceat(by_hand, target[:-1], axis=-2)
         count = np.maximum(np.add.reduceat(sees, target[:-1], axis=-2, dtype=int), 1)
         np.testing.assert_allclose(one.weights[3], by_hand / count, atol=2e-3)
-    dossiers.of_maps(tmp_path).check()
+    attention_dump.dossier(tmp_path).check()
 
 
 @pytest.mark.slow

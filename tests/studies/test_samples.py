@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.subjects.studies import samples
+from mha_haiku.subjects.studies.observers import Samples
 from mha_haiku.training.runs import configuration, files, folders
 
 DEVICES = jax.local_devices()[:1]
@@ -32,7 +32,7 @@ def config_of(make_config):
 
 
 def _train(config, folder, *observers):
-    observers = [samples.Samples(config), *observers]
+    observers = [Samples(config), *observers]
     runs.train(config, folder, observers=observers, devices=DEVICES)
     return files.read_lines(folders.Folder(folder).samples)
 
@@ -55,7 +55,7 @@ def test_texts_of_a_step_are_told_and_kept_once(config_of, tmp_path, capsys):
     )
 
     def looked(start, *steps):
-        observer = samples.Samples(config)
+        observer = Samples(config)
         observer.begin(folder, config, task, start)
         for step in steps:
             if observer.wants(step):
@@ -126,4 +126,4 @@ def test_samples_of_an_encoder_decoder_have_right_answers(config_of, tmp_path, c
 def test_runs_that_write_texts_have_samples(make_config, task, family, count, every):
     config = make_config(model__family=family, training__samples=count)
     config = config.replace(task=dict(name=task))
-    assert samples.Samples(config).every == every
+    assert Samples(config).every == every

@@ -8,7 +8,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.showing.map_set import MapSet
-from mha_haiku.subjects.studies import attention_dump, dossiers, snapshots
+from mha_haiku.subjects.studies import attention_dump, observers
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training.runs import folders
 
@@ -16,14 +16,14 @@ DEVICES = jax.local_devices()[:1]
 
 
 def test_steps_are_reports_spread_in_their_logarithm():
-    assert snapshots.spread(400, 50, 5) == (50, 100, 150, 250, 400)
-    assert snapshots.spread(1000, 1, 4) == (1, 10, 100, 1000)
-    assert snapshots.spread(30, 7, 3) == (7, 14, 30)
-    assert snapshots.spread(30, 10, 8) == (10, 20, 30)  # no more reports
-    assert snapshots.spread(30, 10, 1) == (30,)
-    assert snapshots.spread(30, 10, 0) == ()
+    assert observers.spread(400, 50, 5) == (50, 100, 150, 250, 400)
+    assert observers.spread(1000, 1, 4) == (1, 10, 100, 1000)
+    assert observers.spread(30, 7, 3) == (7, 14, 30)
+    assert observers.spread(30, 10, 8) == (10, 20, 30)  # no more reports
+    assert observers.spread(30, 10, 1) == (30,)
+    assert observers.spread(30, 10, 0) == ()
     for count in range(1, 40):
-        steps = snapshots.spread(1999, 50, count)
+        steps = observers.spread(1999, 50, count)
         assert len(steps) == count == len(set(steps))
         assert steps == tuple(sorted(steps)) and steps[-1] == 1999
 
@@ -32,8 +32,8 @@ def test_steps_are_reports_spread_in_their_logarithm():
 def watched(make_config, tmp_path_factory):
     config = make_config(attention__snapshots=3)
     whole = tmp_path_factory.mktemp("runs") / "whole"
-    observers = [snapshots.Snapshots(config)]
-    runs.train(config, whole, observers=observers, devices=DEVICES)
+    watching = [observers.Snapshots(config)]
+    runs.train(config, whole, observers=watching, devices=DEVICES)
     return config, folders.Folder(whole)
 
 
@@ -62,7 +62,7 @@ def test_snapshots_change_no_metric(watched, trained):
 
 def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):
     config, folder = watched
-    assert dossiers.steps_of(folder) == [5, 10, 30]
+    assert attention_dump.steps_of(folder.snapshots) == [5, 10, 30]
     bench = Bench.load(folder.root, 10)
     path = attention_dump.dump(bench, out=tmp_path, means=False, devices=DEVICES)
     snapshot, maps = _saved(folder, 10), MapSet.load(path)
@@ -81,16 +81,16 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
     # Two more than the checkpoint of step 20 knows of.
     config = config.replace(attention=dict(snapshots=6))
     folder = folders.Folder(tmp_path)
-    observers = [snapshots.Snapshots(config), runs.Observer(5, stop)]
+    watching = [observers.Snapshots(config), runs.Observer(5, stop)]
     with pytest.raises(RuntimeError):
-        runs.train(config, tmp_path, observers=observers, devices=DEVICES)
-    assert dossiers.steps_of(folder) == [5, 10, 15, 20, 25]
+        runs.train(config, tmp_path, observers=watching, devices=DEVICES)
+    assert attention_dump.steps_of(folder.snapshots) == [5, 10, 15, 20, 25]
     before = (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns
 
     runs.train(
-        config, tmp_path, observers=[snapshots.Snapshots(config)], devices=DEVICES
+        config, tmp_path, observers=[observers.Snapshots(config)], devices=DEVICES
     )
-    assert dossiers.steps_of(folder) == [5, 10, 15, 20, 25, 30]
+    assert attention_dump.steps_of(folder.snapshots) == [5, 10, 15, 20, 25, 30]
     assert (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns == before
     for step in (10, 30):
         expected = vars(_saved(whole, step)) | {"name": None}
@@ -100,6 +100,6 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
 def test_snapshots_are_the_steps_of_a_dossier(watched):
     _, folder = watched
     attention_dump.dump(Bench.load(folder.root), devices=DEVICES)
-    shown = dossiers.of_folder(folder.root)
+    shown = attention_dump.dossier(folder.attention)
     assert [each.step for each in shown.sets] == [5, 10, 30]
     assert shown.sets[-1].numbers and not shown.sets[0].numbers

@@ -1,6 +1,5 @@
 """The subject of a run, of pretrained weights and of a function: the same verbs."""
 
-import dataclasses
 import json
 
 import jax
@@ -200,24 +199,19 @@ def test_the_last_row_of_the_lens_is_the_model(llama):
     assert len(mh.plot(lens).axes) == 2
 
 
-@pytest.mark.parametrize("by", ["weight", "size"])
-def test_the_strongest_places_are_those_of_the_maps(llama, by):
+def test_the_strongest_places_are_those_of_the_maps(llama):
     texts = [TEXT, "a dog ran", OTHER]
-    found = llama.strongest(1, 2, texts, by=by, count=2)
+    found = llama.strongest(1, 2, texts, count=2)
     best = []
     for text in texts:
-        _, seen = llama.look(text, ["layer_1/attention/map", "layer_1/attention/heads"])
-        attention_map, values = seen.values()
-        weights = np.array(attention_map.weights())[0, 2]
-        sizes = np.linalg.norm(values[0, :, 2], axis=-1)
+        weights = np.array(llama.maps(text)[1].weights())[0, 2]
         weights[0] = 0  # the first query sees itself alone, so its weight is 1
-        best.append(weights.max(-1) if by == "weight" else sizes)
+        best.append(weights.max(-1))
     order = np.argsort([-x.max() for x in best])[:2]
     np.testing.assert_array_equal(found.examples, order)
-    np.testing.assert_allclose(found.values, [best[i].max() for i in order], rtol=1e-5)
+    np.testing.assert_allclose(found.weights, [best[i].max() for i in order], rtol=1e-5)
     np.testing.assert_array_equal(found.queries, [best[i].argmax() for i in order])
     assert "query token" in found._repr_html_()
-    assert [x.get_width() for x in found.plot().axes[0].patches] == list(found.values)
 
 
 def test_pruned_heads_are_saved_as_zeros_and_said_to_be(llama, tmp_path, caplog):
@@ -286,7 +280,7 @@ def test_somebodys_function_is_asked_in_the_same_way(foreign):
     params = foreign.params | {"v": foreign.params["v"].at[:, 1].set(0)}
     expected = _by_hand(params, foreign.encode("hello")[None])[0]
     np.testing.assert_allclose(ablated, expected, atol=1e-5)
-    assert foreign.strongest(0, 1, ["hello", "world"], by="size").rows()[0]["size"] > 0
+    assert foreign.strongest(0, 1, ["hello", "world"]).rows()[0]["weight"] > 0
     found = foreign.patch("hello", "yello", answers=("h", "y"))
     assert found.mean.shape == (1, 2) and "by hand" in foreign._repr_html_()
 
@@ -307,7 +301,7 @@ _REFUSALS = {
         lambda x: x.strongest(0, 4, ["ab"]),
         "head must be an integer from 0 to 1",
     ),
-    "by": (lambda x: x.strongest(0, 0, ["ab"], by="x"), "by must be"),
+    "ablated": (lambda x: x.ablated((0, 2)), "head must be an integer from 0 to 1"),
     "empty": (lambda x: x.maps([""]), "inputs must not be empty"),
 }
 
@@ -321,9 +315,11 @@ def test_what_makes_no_sense_is_refused_in_two_lines(foreign, name):
 
 
 def test_inputs_without_a_tokenizer_are_arrays(foreign):
-    bare = dataclasses.replace(foreign, codec=None)
+    bare = mh.wrap(_by_hand, foreign.params)
     assert bare.maps([1, 2, 3])[0].shape == (1, 2, 3, 3)
-    with pytest.raises(ValueError, match="inputs must be arrays: the model has no"):
+    with pytest.raises(
+        ValueError, match="inputs must be arrays, got 'hello': the model has no"
+    ):
         bare.maps("hello")
     with pytest.raises(ValueError, match="_by_hand takes no lengths="):
         foreign.maps(["hello", "you"])

@@ -85,5 +85,5 @@ def _interval(value: float, alone: np.ndarray) -> tuple[float, float]:
         half = z * np.sqrt(spread) / (1 + z**2 / count)
         return max(middle - half, 0.0), min(middle + half, 1.0)
     half = z * alone.std(ddof=1) / np.sqrt(count) if count > 1 else float("nan")
-    low, high = np.clip([value - half, value + half], 0, max(1, alone.max()))
-    return float(low), float(high)
+    ends = [value - half, value + half]
+    return tuple(np.clip(ends, 0, max(1, alone.max())).tolist())

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,16 +27,11 @@ from mha_haiku.showing import (
     map_set,
     page,
 )
-from mha_haiku.subjects.studies import (
-    dossiers,
-    head_statistics,
-    imported_runs,
-    workbench,
-)
+from mha_haiku.subjects.studies import head_statistics, imported_runs, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import files, progress
+from mha_haiku.training.runs import files, folders, progress
 
 _logger = logging.getLogger("mha_haiku")
 _MEAN_EXAMPLES = 64  # at least
@@ -47,13 +42,9 @@ _PICTURE = re.compile(
 )
 
 
-class Own(NamedTuple):
-    """Inputs to run on instead of held-out examples: one of the first three."""
-
-    text: str | None = None
-    tokens: Sequence[int] | None = None
-    batch: tasks.Example | None = None  # N examples, on the host
-    names: Sequence[str] = ()  # of the N examples
+# What is run on instead of held-out examples: a text, its tokens, or N examples on the
+# host.
+Own = str | Sequence[int] | tasks.Example
 
 
 def dump(
@@ -69,9 +60,7 @@ def dump(
     there for own inputs.
     """
     maps = measured(bench, own=own, **options)
-    folder = (
-        bench.folder.attention if own is None else bench.folder.attention / "own_text"
-    )
+    folder = bench.folder.attention / ("" if own is None else "own_text")
     folder = folder if out is None else checks.as_path(out)
     with checks.user_mistakes():
         maps.check(is_finite=True)  # before any file changes
@@ -85,8 +74,7 @@ def measured(
     *,
     layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
-    examples: int | None = None,
-    indices: Sequence[int] | None = None,
+    examples: int | Sequence[int] | None = None,
     own: Own | None = None,
     weights: bool = False,
     means: bool = True,
@@ -103,9 +91,9 @@ def measured(
       bench: The run.
       layers: Which layers, as `head_statistics.chosen_layers` takes them; None: all.
       heads: Which heads of every layer; None: all.
-      examples: How many held-out examples; None: `config.attention.examples`.
-      indices: Indices of held-out examples, in place of the first.
-      own: Inputs to run on instead.
+      examples: How many held-out examples, or the indices of some; None:
+        `config.attention.examples`.
+      own: Inputs to run on instead; see `Own`.
       weights: Whether maps are whole at any length.
       means: Whether the last example is the mean of whole maps over many examples.
       channels: Whether there are queries and keys too, where maps are whole.
@@ -119,7 +107,9 @@ def measured(
     run = bench.run
     length, target_length = run.task.sequence_length, run.task.target_length or 0
     if own is None:
-        indices = _indices(run, examples, indices)
+        indices = _indices(
+            run.config.attention.examples if examples is None else examples
+        )
         names_of_examples = [f"held-out example {i}" for i in indices]
     else:
         batch, names_of_examples = _own_batch(run, own)
@@ -151,41 +141,38 @@ def measured(
     else:
         batch_size = bench.whole_batch(len(indices))
         examples_at = lambda rows: jax.tree.map(lambda x: x[rows], batch)  # noqa: E731
-    batches = bench.observations(
-        observe,
-        indices,
-        batch_size=batch_size,
-        name="attention maps",
-        examples_at=examples_at,
-    )
-    example, answers, seen = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+
+    def looks(indices, name):
+        """Yields of each batch what was seen, and where it should have been looked."""
+        options = {"batch_size": batch_size, "name": name, "examples_at": examples_at}
+        for example, answers, seen in bench.observations(observe, indices, **options):
+            known = alignment.of_batch(run.task.alignments, example)
+            seen = [x._replace(known=x.known.aligned(known)) for x in seen]
+            yield example, answers, known.get("aligned"), seen
+
+    found = looks(indices, "attention maps")
+    example, answers, aligned, seen = jax.tree.map(lambda *x: np.concatenate(x), *found)
     shown = [
         map_set.Layer.of_model(layer_heads[i].kind, layer_heads[i].layer, i, names)
         for i, names in zip(layers, chosen, strict=True)
     ]
-    alignments = alignment.of_batch(run.task.alignments, example)
     bare = _examples(
         run.task,
         names_of_examples,
         example,
         answers,
-        alignments.get("aligned"),
+        aligned,
         num_bins=num_bins,
         is_own=own is not None,
     )
-    seen = [each._replace(known=each.known.aligned(alignments)) for each in seen]
     mean = None
     if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
-        batches = bench.observations(
-            observe, range(count), batch_size=batch_size, name="means of maps"
-        )
         numbers, maps = [], []
-        for batch, _, of_layers in batches:
+        for *_, of_layers in looks(range(count), "means of maps"):
             maps.append([each.weights.mean(axis=0) for each in of_layers])
-            known = alignment.of_batch(run.task.alignments, batch)
-            numbers.append([each.known.aligned(known).numbers for each in of_layers])
+            numbers.append([each.known.numbers for each in of_layers])
         maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
         numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
@@ -202,21 +189,17 @@ def measured(
 
 
 def write_report(
-    folder: str | os.PathLike,
-    formats: Sequence[str] = ("png",),
-    *,
-    compare: str | os.PathLike | None = None,
+    folder: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
     """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
 
     Pictures (`layer_00.png`, or `cross_00.png`) of layers that `maps.npz` no longer has
     are removed, so that the folder never mixes two runs. Without matplotlib only the
-    page is written. `compare` is the folder of another run; see `dossiers`. Returns the
-    written paths, the page last.
+    page is written. Returns the written paths, the page last.
     """
     folder = checks.as_path(folder)
     maps = map_set.MapSet.load(folder / "maps.npz")
-    shown = dossiers.of_maps(folder, compare=compare)
+    shown = dossier(folder)
     _, html = fitting.fitted(shown, _PAGE_BYTES, page.render)
     written = []
     if drawing.is_possible():
@@ -230,6 +213,56 @@ def write_report(
         if _PICTURE.fullmatch(path.name) and path not in written:
             path.unlink()
     return [*written, files.write(folder / "index.html", html)]
+
+
+def dossier(folder: str | os.PathLike) -> map_set.Dossier:
+    """Makes a dossier of the `maps.npz` of a folder."""
+    folder = checks.as_path(folder)
+    above = folder.resolve().parents[:3]
+    root = next((x for x in above if folders.Folder(x).config.exists()), None)
+    own = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
+    moments = _snapshots(folder / "snapshots")
+    if moments and own.step is not None:
+        # The last of the training may be a snapshot as well.
+        moments = [each for each in moments if each.step != own.step]
+        moments.append(dataclasses.replace(own, name=f"step {own.step}"))
+        moments.sort(key=lambda each: each.step)
+    else:
+        moments = [dataclasses.replace(own, step=None)]
+    note = "The exact numbers are in maps.npz next to this page."
+    return map_set.Dossier(own.name, tuple(moments), notes=(note,))
+
+
+def steps_of(snapshots: Path) -> list[int]:
+    """Lists the steps of the snapshots in a folder of these, in order."""
+    paths = snapshots.glob("*/maps.npz")
+    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
+
+
+def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
+    """Adds the importance of its heads to the set, where it was measured."""
+    if root is None or any(layer.index is None for layer in maps.layers):
+        return maps
+    path = folders.Folder(root).heads / "head_importance.npz"
+    command = workbench.command("head_importance", root)
+    if path.exists():
+        found = map_set.MapSet.load(path, written_by=command)
+        if found.step == maps.step:
+            numbers = {**maps.numbers, **found.numbers_at(maps.layers)}
+            return dataclasses.replace(maps, numbers=numbers)
+    return dataclasses.replace(maps, missing=(("importance", command),))
+
+
+def _snapshots(folder: Path) -> list[map_set.MapSet]:
+    """Loads the saved moments of a training, with the numbers `aligned` alone."""
+    moments = []
+    for step in steps_of(folder):
+        maps = map_set.MapSet.load(folder / str(step) / "maps.npz")
+        known = maps.numbers.items()
+        own = {x: y for x, y in known if x not in attention.STATISTICS}
+        maps = dataclasses.replace(maps, name=f"step {step}", step=step, numbers=own)
+        moments.append(maps)
+    return moments
 
 
 def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
@@ -270,32 +303,20 @@ def _observer(bench, layers, heads_of_layers, num_bins, channels=False):
     return bench.program(observe)
 
 
-def _indices(run, examples, indices) -> list[int]:
+@checks.user_mistakes()
+def _indices(examples) -> list[int]:
     """Lists the indices of the held-out examples to show."""
-    with checks.user_mistakes():
-        if indices is None:
-            count = run.config.attention.examples if examples is None else examples
-            return list(range(checks.integer_in("examples", count, 1, 2**16)))
-        if examples is not None:
-            raise ValueError("Give examples or indices, not both.")
-        if not indices:
-            raise ValueError("indices must not be empty.")
-        return [checks.integer_in("indices", i, 0, 2**31 - 1) for i in indices]
+    if not isinstance(examples, Sequence):
+        return list(range(checks.integer_in("examples", examples, 1, 2**16)))
+    if not examples:
+        raise ValueError("indices of examples must not be empty.")
+    return [checks.integer_in("indices", i, 0, 2**31 - 1) for i in examples]
 
 
 def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
     """Makes a batch of a user's inputs, and the names of its examples."""
-    text, tokens, batch, names = own
-    given = sum(x is not None for x in (text, tokens, batch))
-    if given != 1:
-        raise ConfigError(f"Give one of text, tokens and a batch, not {given} of them.")
-    if batch is not None:
-        if len(names) != len(batch.inputs):
-            raise ValueError(
-                f"names must be of the {len(batch.inputs)} examples of the batch, got "
-                f"{len(names)}."
-            )
-        return batch, names
+    if isinstance(own, tasks.Example):
+        return own, [f"text {i}" for i in range(len(own.inputs))]
     if run.task.num_tokens is None:
         raise ConfigError(
             f"The task {run.task.name!r} takes features, not text or tokens."
@@ -305,8 +326,8 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
             f"The task {run.task.name!r} needs a target next to the text:\n"
             f"{checks.command('generate')} --source=... --attention writes both."
         )
-    if text is not None:
-        tokens = run.task.encode(text)
+    is_text = isinstance(own, str)
+    tokens = run.task.encode(own) if is_text else own
     with checks.user_mistakes():
         for token in tokens:
             checks.integer_in("tokens", token, 0, run.task.num_tokens - 1)
@@ -328,7 +349,7 @@ def _own_batch(run, own) -> tuple[tasks.Example, Sequence[str]]:
     # A target per answer of the model, which is one for the whole text or one a token.
     targets = inputs if run.config.model.output.pool is None else inputs[:, 0]
     batch = tasks.Example(inputs, targets, np.zeros(targets.shape, np.float32), None)
-    return batch, ["own tokens" if text is None else "own text"]
+    return batch, ["own text" if is_text else "own tokens"]
 
 
 def _examples(
@@ -398,9 +419,8 @@ def _mean(name, example, maps) -> map_set.Example:
         for each in (example.inputs, example.decoder_inputs)
         if each is not None
     )
-    read = decoder[0] if decoder else None
     lengths = [len(each) for each in (tokens, *decoder)]
-    queries, keys, kinds = _axes(None, lengths, tokens, read, read)
+    queries, keys, kinds = _axes(None, lengths, tokens, *decoder, *decoder)
     return map_set.Example(name, queries, keys, tuple(maps), is_mean=True, kinds=kinds)
 
 

@@ -61,10 +61,7 @@ def measure(
     with checks.user_mistakes():
         bench = bench.looped()
         of = bench.measured(examples, metric=metric)
-        corrupted = [jax.tree.map(_next, batch) for batch in of.batches]
+        rolled = functools.partial(np.roll, shift=-1, axis=0)
+        corrupted = [jax.tree.map(rolled, batch) for batch in of.batches]
         found = heads.circuit(of, corrupted, edges=edges, measure=measure)
     return StudiedCircuit(f"{bench.title}, {examples} pairs", found)
-
-
-def _next(values):
-    return np.roll(values, -1, axis=0)

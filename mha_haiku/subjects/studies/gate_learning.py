@@ -4,9 +4,7 @@ The gates are parameters next to the model's; the training step is the usual one
 L layers, H heads of a layer.
 """
 
-import functools
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +17,9 @@ from mha_haiku.core import checks, models, sites
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import edits, hard_concrete
-from mha_haiku.showing.tables import Column, Table
-from mha_haiku.subjects.studies import imported_runs, pruned_runs
+from mha_haiku.subjects.studies import imported_runs, pruning
 from mha_haiku.subjects.studies.workbench import Bench
-from mha_haiku.training import devices, losses, stepping
+from mha_haiku.training import devices, stepping
 from mha_haiku.training.runs import folders, loop
 
 _STEPS_PER_DISPATCH = 100
@@ -34,27 +31,12 @@ class Learned(NamedTuple):
 
     params: Any  # the model's parameters, trained with the gates
     log_alpha: list[np.ndarray]  # L arrays `[H]`, the logits of the gates
-    # `[steps]`, the mean loss of each step's batch (without targets the drift), without
-    # the penalty.
-    loss: np.ndarray
+    loss: np.ndarray  # `[steps]`, the mean of each step's batch, without the penalty
 
     @property
     def gates(self) -> list[np.ndarray]:
         """L arrays `[H]` in [0, 1]: the gates without noise, 0 for ablated heads."""
         return [np.asarray(hard_concrete.settled(x)) for x in self.log_alpha]
-
-
-class Line(NamedTuple):
-    """A model at the end of its training."""
-
-    name: str
-    layers: Sequence[models.LayerHeads]
-    metrics: dict[str, float]  # see `pruned_runs.held_out`
-
-    @property
-    def kept(self) -> int:
-        """Its number of heads."""
-        return sum(len(layer.names) for layer in self.layers)
 
 
 def learn_gates(
@@ -70,17 +52,11 @@ def learn_gates(
     of open heads. The batches are those that would follow in the run, without dropout;
     the parameters learn by Adam at a tenth of the run's learning rate, as the run has
     converged, and the logits of gates, which change by several units, at
-    `gate_learning_rate`. Without targets the loss is the drift from the whole model.
-    Layers of the run must be unstacked.
+    `gate_learning_rate`. Layers of the run must be unstacked.
 
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
     """
     run = bench.run
-    model, task, measure = run.model, run.task, stepping.loss_sums
-    if has_drift := "loss" not in task.metrics:
-        model, task = heads.mean_pooled(model), _Counted(task)
-        measure = functools.partial(_drift_sums, model)
-
     parts = models.heads_of_layers(run.config.model)
     names = [f"{part.path}/heads" for part in parts]
 
@@ -91,7 +67,7 @@ def learn_gates(
             for logits, key in zip(params["log_alpha"], keys, strict=True)
         ]
         del is_training  # no dropout: the gates are the only randomness
-        gated = sites.edit(model.apply, edits.on_parts(names, gates, edits.gated))
+        gated = sites.edit(run.model.apply, edits.on_parts(names, gates, edits.gated))
         return gated(params["model"], None, inputs, **given, is_training=False)
 
     def total_penalty(log_alpha):
@@ -114,7 +90,6 @@ def learn_gates(
                     optax.clip_by_global_norm(config.clip_norm or 1.0), adam
                 ),
                 "log_alpha": optax.adam(gate_learning_rate),
-                "whole": optax.set_to_zero(),
             },
             lambda params: {name: name for name in params},
         ),
@@ -122,17 +97,14 @@ def learn_gates(
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = stepping.make_dispatch(
         models.Model(None, apply),
-        task,
+        run.task,
         optimizer,
         batch_size=run.config.training.batch_size,
         placement=placement,
         max_steps=_STEPS_PER_DISPATCH,
-        measure=measure,
     )
     log_alpha = [jnp.full(len(part.names), _FIRST_LOGIT) for part in parts]
     params = {"model": jax.tree.map(jnp.array, run.params), "log_alpha": log_alpha}
-    if has_drift:
-        params["whole"] = jax.tree.map(jnp.array, run.params)
     state = stepping.state_of(params, optimizer)
     state = state._replace(step=jnp.asarray(run.step, jnp.int32))
     state, data = placement.put((state, run.task.train_data))
@@ -157,14 +129,14 @@ def learn(
     steps: int,
     tuning_steps: int,
     from_scratch: bool = True,
-) -> list[Line]:
+) -> pruning.Pruned:
     """Learns gates, prunes the heads that they ablate, and trains the rest further.
 
     The pruned model takes `tuning_steps` as the run `out/pruned`. A model of the same
     architecture, trained from scratch for as many steps as the run, the gates and the
-    tuning took together, becomes the run `out/scratch`. Without targets neither is
-    trained; of a model that had learnt elsewhere, or started from another run, only the
-    first. The lines are in this order, after the run itself.
+    tuning took together, becomes the run `out/scratch`, unless the run had learnt
+    elsewhere or started from another one. The points are in this order, after the run
+    itself.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
@@ -174,6 +146,11 @@ def learn(
         checks.positive_integer("tuning_steps", tuning_steps)
     bench = bench.looped()
     run = bench.run
+    if "loss" not in run.task.metrics:
+        raise ConfigError(
+            "Gates are learned by a loss, and the task "
+            f"{run.task.name} has no targets.\nprune_heads prunes by the drift."
+        )
     for name in ("pruned", "scratch"):
         if (Path(out) / name).exists():
             raise ConfigError(f"{Path(out) / name} is there; give a folder without it.")
@@ -181,91 +158,28 @@ def learn(
     learned = learn_gates(bench, penalty=penalty, steps=steps)
     if not any(gates.any() for gates in learned.gates):
         raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")
-    pruned = prune(run, learned.params, learned.gates)
-    whole, kept = (models.heads_of_layers(x.config.model) for x in (run, pruned))
-    before = _held_out(bench, pruned, run)
-    lines = [
-        Line("the run", whole, _held_out(bench, run)),
-        Line("pruned by gates, before tuning", kept, before),
-    ]
-    folder = pruned_runs.save(pruned, Path(out) / "pruned", steps=tuning_steps)
-    if "loss" not in run.task.metrics:
-        return lines
-    loop.train(folders.load_run(folder).config, folder)
-    tuned = _held_out(bench, folders.load_run(folder))
-    lines.append(Line("pruned and tuned", kept, tuned))
-    # What a model had learnt elsewhere cannot be made up for here.
-    learnt_elsewhere = imported_runs.is_imported(run.config) or run.config.init_from
-    if from_scratch and not learnt_elsewhere:
-        config = folders.load_run(folder).config
-        config = config.replace(training=dict(steps=run.step + steps + tuning_steps))
-        other = Path(out) / "scratch"
-        loop.train(config, other)
-        scratch = _held_out(bench, folders.load_run(other))
-        lines.append(Line("the same from scratch", kept, scratch))
-    return lines
-
-
-def _held_out(bench, run, whole=None) -> dict[str, float]:
-    """Measures the held-out metrics of a run, and shows that the model compiles."""
-    for each in bench.progress([run], name="held-out examples", unit="model"):
-        vectors = None if whole is None else pruned_runs.vectors_of(whole)
-        found = pruned_runs.held_out(each, vectors)
-    return found
-
-
-def prune(run: folders.Run, params: Any, gates: Sequence[np.ndarray]) -> folders.Run:
-    """Prunes heads whose gates are 0; other gates scale the outputs of their heads."""
-    scaled = run._replace(params=heads.scaled(params, run.config.model, gates))
-    layers = models.heads_of_layers(run.config.model)
+    layers, gates = models.heads_of_layers(run.config.model), learned.gates
+    # Gates that are not 0 scale the outputs of their heads.
+    params = heads.scaled(learned.params, run.config.model, gates)
     keep = [
         [layer.names[i] for i in np.flatnonzero(row)]
         for layer, row in zip(layers, gates, strict=True)
     ]
-    return pruned_runs.prune(scaled, keep)
-
-
-def table(lines: list[Line]) -> Table:
-    """Makes a row per model; where heads are of kinds, how many of each stay."""
-    kinds = pruned_runs.kinds(lines[0].layers)
-    columns = [
-        Column("model"),
-        Column("heads"),
-        *map(Column, kinds),
-        *pruned_runs.columns(lines[0].metrics),
-        *([Column("kept")] if kinds else []),
-    ]
-    rows = [{"model": x.name, **pruned_runs.cells(x.layers, x.metrics)} for x in lines]
-    return Table(columns, rows)
-
-
-def text(lines: list[Line]) -> str:
-    """Writes the table as text, with a legend where heads are of kinds."""
-    kinds = ", ".join(pruned_runs.kinds(lines[0].layers))
-    legend = "kept: the heads of each layer, with ; between layers and | between "
-    return table(lines).text() + (f"\n\n{legend}{kinds}" if kinds else "")
-
-
-class _Counted:
-    """A task without targets, whose examples count as one each."""
-
-    counts_exact = False
-
-    def __init__(self, task):
-        self._task = task
-
-    def example(self, key, data):
-        example = self._task.example(key, data)
-        return example._replace(weights=jnp.zeros_like(example.weights).at[0].set(1))
-
-
-def _drift_sums(whole, model, task, params, rng, example, *, is_training):
-    """Sums the drifts from the whole model, in the place of a loss."""
-    del task
-    given = example.model_inputs()
-    inputs = given.pop("inputs")
-    own = model.apply(params, rng, inputs, **given, is_training=is_training)
-    params = jax.lax.stop_gradient(params["whole"])
-    before = heads.running.run(whole, params, example)
-    drifts = heads.metrics.drift(own.logits, example._replace(targets=before.logits))
-    return losses.Sums(drifts.sum(), jnp.float32(0), example.weights.sum())
+    pruned = pruning.prune_heads(run._replace(params=params), keep)
+    folder = pruning.save(pruned, Path(out) / "pruned", steps=tuning_steps)
+    models_of = {
+        "the run": run,
+        "pruned by gates, before tuning": pruned,
+        "pruned and tuned": folders.load_run(folder),
+    }
+    # What a model had learnt elsewhere cannot be made up for here.
+    learnt_elsewhere = imported_runs.is_imported(run.config) or run.config.init_from
+    if from_scratch and not learnt_elsewhere:
+        config = models_of["pruned and tuned"].config
+        config = config.replace(training=dict(steps=run.step + steps + tuning_steps))
+        other = Path(out) / "scratch"
+        loop.train(config, other)
+        models_of["the same from scratch"] = folders.load_run(other)
+    points = pruning.points(bench, list(models_of.values()), list(models_of))
+    title = f"{bench.title}: gates with a penalty of {penalty:g} nats each"
+    return pruning.Pruned(title, pruned, points)

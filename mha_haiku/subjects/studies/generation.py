@@ -5,10 +5,9 @@ positions of the training's examples.
 """
 
 import codecs
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from mha_haiku.core.models import decoding
 from mha_haiku.subjects.studies import attention_dump, imported_runs, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import configuration, files, folders
+from mha_haiku.training.runs import configuration, folders
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -44,18 +43,11 @@ class Text(NamedTuple):
     given_tokens: np.ndarray  # `[t]` int32
     tokens: np.ndarray  # `[n]` int32, of what was written, without the end token
     is_ended: bool  # whether the end token came; else there was no more room
-    # Of the tokens and the end token, in nats; NaN where it is not known: of streamed
-    # texts, and where a text was cut behind a shorter prompt than others have.
-    log_probability: float
 
     def record(self) -> dict[str, Any]:
         """Converts the text to JSON values."""
-        fields = self._asdict()
-        for name in ("given_tokens", "tokens"):
-            fields[name] = fields[name].tolist()
-        if np.isnan(self.log_probability):
-            del fields["log_probability"]
-        return fields
+        lists = self.given_tokens.tolist(), self.tokens.tolist()
+        return self._replace(given_tokens=lists[0], tokens=lists[1])._asdict()
 
 
 def given(config: configuration.RunConfig) -> str | None:
@@ -139,10 +131,11 @@ class Job(NamedTuple):
         """The kind of the given texts: "prompt" or "source"."""
         return given(self.bench.run.config)
 
-    def with_params(self, params: Any) -> "Job":
-        """Copies the job with other parameters of its model."""
-        run = self.bench.run._replace(params=params)
-        return self._replace(bench=self.bench.with_run(run))
+    def record(self, text: Text) -> dict[str, Any]:
+        """Converts a text of the job, and how it was written, to JSON values."""
+        name = type(self.strategy).__name__.lower()
+        how = {"strategy": name, **dataclasses.asdict(self.strategy), "seed": self.seed}
+        return {"step": self.bench.run.step, **how, **text.record()}
 
 
 def job(
@@ -162,25 +155,23 @@ def job(
     check_given(bench, kind)
     task = bench.run.task
     encode = task.prompt if kind == "prompt" else task.encode
-    encoded = []
+    most, encoded = task.sequence_length, []
     for text in texts:
         try:
             if not text:
                 raise ConfigError("it must not be empty.")
             encoded.append(np.asarray(encode(text), np.int32))
+            if kind == "source" and (length := len(encoded[-1])) > most:
+                raise ConfigError(
+                    f"it must be of at most {most} tokens, as the longest of the "
+                    f"model's training, got {length}."
+                )
         except ConfigError as error:
-            raise ConfigError(f"{kind} {_short(text)!r}: {error}") from None
+            raise ConfigError(f"{kind} {checks.shown(text)}: {error}") from None
     if kind == "prompt":
         bench, tokens = _with_room(bench, max(map(len, encoded)), tokens)
     else:
         tokens = _room_of_answers(bench.run, tokens)
-        most = task.sequence_length
-        for row, text in zip(encoded, texts, strict=True):
-            if len(row) > most:
-                raise ConfigError(
-                    f"source {_short(text)!r} must be of at most {most} tokens, as the "
-                    f"longest of the model's training, got {len(row)}."
-                )
     if isinstance(strategy, decoding.Sampled) and strategy.top_k is not None:
         with checks.user_mistakes():
             checks.integer_in("top_k", strategy.top_k, 1, task.num_classes)
@@ -188,22 +179,17 @@ def job(
 
 
 class Stream:
-    """Writes the text of a job of one prompt while it is iterated over.
+    """Writes the text of a job of one prompt while it is iterated over; not by a beam.
 
-    It yields the parts of the text as they come; a beam search yields all at the end.
+    It yields the parts of the text as they come.
     """
 
     def __init__(self, job: Job):
         self._job = job
         self._tokens: list[int] = []  # with the end token
-        self._text: Text | None = None
 
     def __iter__(self) -> Iterator[str]:
         job, task = self._job, self._job.bench.run.task
-        if isinstance(job.strategy, decoding.Beam):
-            (self._text,) = write(job)
-            yield self._text.text
-            return
         utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         for (token,) in decoding.stream(
             job.bench.run.model,
@@ -223,51 +209,48 @@ class Stream:
 
     def text(self) -> Text:
         """Returns the text that has been written so far."""
-        if self._text is not None:
-            return self._text
-        return _text(self._job, 0, np.array(self._tokens, np.int32), float("nan"))
+        return _text(self._job, 0, self._tokens)
 
 
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
     """Yields the texts in turn; with a name there is a progress bar."""
     run, is_prompt = job.bench.run, job.kind == "prompt"
     task = run.task
-    size = min(len(job.given), BATCH)
     given_tokens, given_lengths = workbench.padded(job.given_tokens)
     longest = given_tokens.shape[1] if is_prompt else 1
     if not is_prompt:  # one shape for all sources
         room = task.sequence_length - given_tokens.shape[1]
         given_tokens = np.pad(given_tokens, ((0, 0), (0, room)))
-    starts = range(0, len(job.given), size)
-    if name:
-        starts = job.bench.progress(starts, name=name, unit="batch")
-    for start in starts:
-        # The last batch is filled up, so that one program writes all.
-        places = np.minimum(np.arange(start, start + size), len(job.given) - 1)
+
+    def generate(params, places):
         rows, lengths = given_tokens[places], given_lengths[places]
         own = {"prompts": rows, "lengths": lengths}
         if not is_prompt:
-            begun = np.full((size, 1), task.start_token, np.int32)
+            begun = np.full((len(rows), 1), task.start_token, np.int32)
             own = {"prompts": begun, "source": rows, "source_lengths": lengths}
-        generated = jax.device_get(
-            decoding.generate(
-                run.model,
-                run.params,
-                **own,
-                strategy=job.strategy,
-                max_length=longest + job.tokens,
-                end_token=task.end_token,
-                key=_key(job, start),
-            )
+        found = decoding.generate(
+            run.model,
+            params,
+            **own,
+            strategy=job.strategy,
+            max_length=longest + job.tokens,
+            end_token=task.end_token,
+            key=_key(job, places[0]),
         )
-        for i in range(min(size, len(job.given) - start)):
-            read = lengths[i] if is_prompt else 1
-            yield _text(
-                job,
-                start + i,
-                generated.tokens[i, read : generated.lengths[i]],
-                float(generated.log_probability[i]),
-            )
+        return places, found.tokens, found.lengths
+
+    bench = job.bench
+    if not name:
+        bench = dataclasses.replace(bench, progress=workbench.silent)
+    for batch in bench.observations(
+        generate,
+        range(len(job.given)),
+        batch_size=min(len(job.given), BATCH),
+        name=name,
+        examples_at=np.array,
+    ):
+        for i, tokens, length in zip(*batch, strict=True):
+            yield _text(job, i, tokens[given_lengths[i] if is_prompt else 1 : length])
 
 
 def text_of(task: tasks.Task, tokens: Sequence[int]) -> str:
@@ -310,9 +293,7 @@ def write_attention(
 ) -> Path:
     """Writes the maps of up to 64 texts into attention/generated; returns the page."""
     folder, texts = job.bench.folder.attention / "generated", texts[:_MOST_SHOWN]
-    names = [f"text {i}" for i in range(len(texts))]
-    own = attention_dump.Own(batch=_example(job, texts), names=names)
-    attention_dump.dump(job.bench, own=own, out=folder)
+    attention_dump.dump(job.bench, own=_example(job, texts), out=folder)
     return attention_dump.write_report(folder, formats)[-1]
 
 
@@ -340,17 +321,6 @@ def _example(job, texts) -> tasks.Example:
     )
 
 
-@contextlib.contextmanager
-def keeping(job: Job) -> Iterator[Callable[[Text], None]]:
-    """Gives a function that appends a text to generated.jsonl in the run's folder."""
-    strategy = {"strategy": type(job.strategy).__name__.lower()}
-    how = {**strategy, **dataclasses.asdict(job.strategy), "seed": job.seed}
-    with files.LineWriter(job.bench.folder.generated) as log:
-        yield lambda text: log.append(
-            {"step": job.bench.run.step, **how, **text.record()}
-        )
-
-
 def check_samples(samples: int, strategy: Strategy) -> None:
     """Raises ConfigError where so many texts of a prompt could not differ."""
     with checks.user_mistakes():
@@ -367,19 +337,16 @@ def _key(job, start) -> jax.Array:
     return jax.random.fold_in(jax.random.key(job.seed), start)
 
 
-def _text(job, i, written, log_probability) -> Text:
+def _text(job, i, written) -> Text:
     """Makes text i of tokens that may be too many and end with the end token."""
-    task, tokens = job.bench.run.task, written[: job.tokens]
-    is_ended = task.end_token is not None and task.end_token in tokens.tolist()
-    if is_ended:
-        tokens = tokens[: tokens.tolist().index(task.end_token)]
+    task, written = job.bench.run.task, written[: job.tokens]
+    tokens = np.array(task.until_end(written), np.int32)
     return Text(
         job.given[i],
         text_of(task, tokens) if job.kind == "prompt" else task.answer(tokens),
         job.given_tokens[i],
         tokens,
-        is_ended,
-        float("nan") if len(written) > job.tokens else log_probability,
+        len(tokens) < len(written),
     )
 
 
@@ -390,22 +357,19 @@ def _with_room(bench, prompt, tokens) -> tuple[Bench, int]:
     # tokens, about a unigram's loss. If each token sees the T - 1 before it instead,
     # the loss stays at 1.2.
     run, trained = bench.run, bench.run.task.sequence_length
-    most = imported_runs.most_positions(run.config)
+    most, name, room = imported_runs.most_positions(run.config), "tokens", _MOST_TOKENS
     if most is not None:
-        if prompt >= most:
-            raise ConfigError(
-                f"prompt must be of at most {most - 1} tokens, as the model has {most} "
-                f"positions (config.model.embedding.max_length), got {prompt}."
-            )
-        wanted = min(TOKENS, most - prompt) if tokens is None else tokens
-        with checks.user_mistakes():
-            name = f"tokens, after a prompt of {prompt} and with {most} positions,"
-            checks.integer_in(name, wanted, 1, most - prompt)
-        return bench, wanted
-    wanted = TOKENS if tokens is None else tokens
+        name = f"tokens, after a prompt of {prompt} and with {most} positions,"
+        room = most - prompt
+    if room < 1:
+        raise ConfigError(
+            f"prompt must be of at most {most - 1} tokens, as the model has {most} "
+            f"positions (config.model.embedding.max_length), got {prompt}."
+        )
+    wanted = min(TOKENS, room) if tokens is None else tokens
     with checks.user_mistakes():
-        checks.integer_in("tokens", wanted, 1, _MOST_TOKENS)
-    if prompt + wanted <= trained:
+        checks.integer_in(name, wanted, 1, room)
+    if most is not None or prompt + wanted <= trained:
         return bench, wanted
     if modules.POSITION_SCHEMES[run.config.model.embedding.positions].embed:
         _logger.warning(
@@ -437,10 +401,6 @@ def _room_of_answers(run, tokens) -> int:
     with checks.user_mistakes():
         wanted = run.task.target_length if tokens is None else tokens
         return checks.integer_in("tokens", wanted, 1, most)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _refuse_others(name, others) -> None:

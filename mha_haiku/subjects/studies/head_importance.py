@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku.core import checks, models
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.showing import per_head, tables
 from mha_haiku.showing.map_set import Layer, MapSet, PerHead
@@ -36,9 +35,14 @@ class HeadImportance(NamedTuple):
     measures: dict[str, heads.Importance]  # by the names of `heads.MEASURES`
     # Means `[L, H]`, standard errors and ranks of these, with unit and label.
     numbers: dict[str, PerHead]
-    agreement: np.ndarray  # `[M, M]`, Spearman's rank correlation of the measures
     step: int
     file_name = "head_importance"
+
+    @property
+    def agreement(self) -> np.ndarray:
+        """Spearman's rank correlation of the measures, `[M, M]`."""
+        found = self.measures.values()
+        return np.array([[heads.rank_correlation(a, b) for b in found] for a in found])
 
     def table(self) -> tables.Table:
         """Makes a table with a row per head."""
@@ -49,11 +53,8 @@ class HeadImportance(NamedTuple):
         columns = [tables.Column("agreement")]
         columns += [tables.Column(name, "", "{:.2f}") for name in self.measures]
         rows = [
-            {
-                "agreement": name,
-                **dict(zip(self.measures, map(float, row), strict=True)),
-            }
-            for name, row in zip(self.measures, self.agreement, strict=True)
+            {"agreement": name, **dict(zip(self.measures, row, strict=True))}
+            for name, row in zip(self.measures, self.agreement.tolist(), strict=True)
         ]
         agreement = tables.Table(columns, rows).text()
         return (
@@ -89,18 +90,16 @@ def measure(
         `gradient` is left out then, as the drift has no slope at the whole model.
       ablation_value: A name of `workbench.ABLATION_VALUES`.
       measures: Names of `heads.MEASURES`; None means all.
+
+    Raises:
+      ConfigError: If there is no such measure, metric or ablation value.
     """
     wanted = list(heads.MEASURES) if measures is None else list(measures)
     with checks.user_mistakes():
         for name in wanted:
             checks.choice("measures", name, heads.MEASURES)
     metric = bench.metric(metric)
-    if metric == "drift" and "gradient" in wanted:
-        if measures is not None:
-            raise ConfigError(
-                "measures must not have gradient: the drift has no slope at the whole "
-                "model."
-            )
+    if measures is None and metric == "drift":
         wanted.remove("gradient")
     bench = bench.looped().placed()
     close = bench.ablation_value(ablation_value, examples)
@@ -118,10 +117,6 @@ def measure(
             measured[name].standard_error,
             heads.rank_intervals(measured[name]),
         )
-    agreement = [
-        [heads.rank_correlation(a, b) for b in measured.values()]
-        for a in measured.values()
-    ]
     layers = models.heads_of_layers(bench.run.config.model)
     plural = "" if examples == 1 else "s"
     return HeadImportance(
@@ -133,7 +128,6 @@ def measure(
         ),
         measured,
         numbers,
-        np.array(agreement),
         bench.run.step,
     )
 

@@ -10,8 +10,6 @@ from what the model gives:
 
 import dataclasses
 import os
-from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -28,33 +26,13 @@ _TOKENIZER = "tokenizer.json"  # in the run's folder
 _IN_PYTHON = "mh.interop.load reads it in Python."
 
 
-class ImportedRun(NamedTuple):
-    """A run that `write` wrote."""
-
-    folder: Path
-    config: configuration.RunConfig
-    num_parameters: int
-
-    def text(self) -> str:
-        """Describes the run in a few lines."""
-        model, task = self.config.model, self.config.task
-        heads = sum(len(layer.names) for layer in models.heads_of_layers(model))
-        metric = tasks.of_name(task.name).metrics[0]
-        return (
-            f"{model.family}: {model.num_layers} layers, {heads} heads, "
-            f"{self.num_parameters:,} parameters, {self.config.data.vocabulary_size:,} "
-            f"tokens\ntask: {task.name}, {task.sequence_length} of at most "
-            f"{model.embedding.max_length} positions; metric: {metric}"
-        )
-
-
 def write(
     source: str | os.PathLike,
     workdir: str | os.PathLike,
     *,
     sequence_length: int | None = None,
     path: str = "",
-) -> ImportedRun:
+) -> folders.Run:
     """Makes a run of a pretrained model, in a folder that must not hold one.
 
     Args:
@@ -71,9 +49,8 @@ def write(
     # Now, so that errors in a text show before anything is made.
     _ = run.task.held_out_data
     params = jax.tree.map(lambda x: np.asarray(x, np.float32), run.params)
-    folder = folders.write_run(workdir, run.config, params, run.task)
-    count = sum(x.size for x in jax.tree.leaves(params))
-    return ImportedRun(folder, run.config, count)
+    folders.write_run(workdir, run.config, params, run.task)
+    return run._replace(params=params)
 
 
 def in_memory(

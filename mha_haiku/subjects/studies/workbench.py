@@ -19,19 +19,18 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.showing import drawing, tables
 from mha_haiku.training import devices, evaluation, tasks
-from mha_haiku.training.runs import (
-    configuration,
-    files,
-    folders,
-    loop,
-    progress,
-)
+from mha_haiku.training.runs import configuration, files, folders, progress
 
 METRICS = ("loss", "accuracy", "exact_match", "drift")
 ABLATION_VALUES = ("zero", "mean", "resample")
 
 _BATCH_POSITIONS = 2**12  # of all examples in a batch
 _MOST_EXAMPLES = 2**31 - 1  # an index is an int32
+
+
+def silent(iterable: Any, **_: Any) -> Any:
+    """Returns an iterable as it is: the progress that shows none."""
+    return iterable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +159,9 @@ class Bench:
 
     def held_out(self, indices: Sequence[int]) -> tasks.Example:
         """Makes the held-out examples of these indices, split over devices."""
-        data, make = self.once("held_out", self._held_out)
+        # Runs of several seeds may share a model, and so its programs.
+        key = ("held_out", self.run.config.seed, id(self.run.task))
+        data, make = self.once(key, self._held_out)
         indices = np.asarray(indices, np.int32)
         if self.run.placement is not None:
             indices = self.run.placement.put(indices)
@@ -209,11 +210,11 @@ class Bench:
         batches = self.batches(examples, name=name)
         if metric == "drift":
             return heads.measured_by_drift(run.model, run.params, batches)
-        function = heads.metrics.loss
-        if metric == "accuracy":
-            function = heads.metrics.mistakes(run.task.correct)
-        if metric == "exact_match":
-            function = heads.metrics.failures(run.task.correct)
+        function = {
+            "loss": heads.metrics.loss,
+            "accuracy": heads.metrics.mistakes(run.task.correct),
+            "exact_match": heads.metrics.failures(run.task.correct),
+        }[metric]
         return heads.Measured(run.model, function, run.params, batches)
 
     def metric(self, name: str | None = None) -> str:
@@ -322,38 +323,21 @@ def write_pictures(
     ]
 
 
-class TrainingStudy(loop.Observer):
-    """Studies a run while it trains: `look` has the parameters that the bench lacks."""
-
-    def begin(
-        self,
-        folder: folders.Folder,
-        config: configuration.RunConfig,
-        task: tasks.Task,
-        step: int,
-    ) -> None:
-        model = folders.make_model(config, task)  # in this process only
-        run = folders.Run(config, task, model, None, step)
-        self._bench = Bench(run, folder, progress=lambda iterable, **_: iterable)
-        self.start(step)
-
-    def start(self, step: int) -> None:
-        """Is called before the first `look`, with the step at which the run starts."""
-
-
+@dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
     """Batches of held-out examples that can be iterated over more than once."""
 
-    def __init__(self, bench: Bench, examples: int, size: int, name: str = ""):
-        self._bench, self._name = bench, name
-        self._size, self._count = size, -(-examples // size)
+    bench: Bench
+    examples: int  # at least
+    size: int
+    name: str = ""  # of the progress bar; "": there is none
 
     def __len__(self) -> int:
-        return self._count
+        return -(-self.examples // self.size)
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        numbers = range(self._count)
-        if self._name:
-            numbers = self._bench.progress(numbers, name=self._name, unit="batch")
+        numbers = range(len(self))
+        if self.name:
+            numbers = self.bench.progress(numbers, name=self.name, unit="batch")
         for i in numbers:
-            yield self._bench.held_out(range(i * self._size, (i + 1) * self._size))
+            yield self.bench.held_out(range(i * self.size, (i + 1) * self.size))

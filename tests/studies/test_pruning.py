@@ -13,17 +13,16 @@ from mha_haiku.showing import map_set
 from mha_haiku.subjects.studies import (
     attention_dump,
     head_statistics,
-    pruned_runs,
     pruning,
     workbench,
 )
 from mha_haiku.subjects.studies.workbench import Bench
-from mha_haiku.training.runs import folders
+from mha_haiku.training.runs import folders, loop
 
 
 @pytest.fixture(autouse=True)
 def _speed_is_measured_briefly(monkeypatch):
-    monkeypatch.setattr(pruned_runs, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(pruning, "_TIMED_SECONDS", 0.01)
 
 
 @pytest.mark.slow
@@ -59,16 +58,23 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
         pruning.save(found.run, out, steps=0)
 
 
-def test_a_pruned_run_that_was_killed_in_training_is_resumed(trained, tmp_path):
+def test_a_pruned_run_that_was_killed_in_training_is_resumed(
+    trained, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loop, "train", lambda config, folder: None)
     run = Bench.load(trained()).run
     keep, other = [[0], [0, 1]], [[0, 1], [1]]
-    pruned = pruned_runs.prune(run, keep)
-    out = pruned_runs.save(pruned, tmp_path / "out", steps=7)
+    pruned = pruning.prune_heads(run, keep)
+    out = pruning.save(pruned, tmp_path / "out", steps=7)
     pruning.check_free(out, steps=7)
-    assert pruned_runs.save(pruned, out, steps=7) == out
-    for again, steps in ((pruned, 8), (pruned, 0), (pruned_runs.prune(run, other), 7)):
+    assert pruning.save(pruned, out, steps=7) == out
+    for again, steps in (
+        (pruned, 8),
+        (pruned, 0),
+        (pruning.prune_heads(run, other), 7),
+    ):
         with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
-            pruned_runs.save(again, out, steps=steps)
+            pruning.save(again, out, steps=steps)
     for steps in (0, 8):
         with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
             pruning.check_free(out, steps=steps)
@@ -78,33 +84,33 @@ def test_units_go_whose_gates_matter_least(trained):
     bench = Bench.load(trained())
     run, of = bench.run, bench.measured(4)
     importance = heads.unit_gradient(of).mean
-    pruned = pruned_runs.prune_units(bench, 0.3, examples=4)
+    pruned = pruning.prune_units(bench, 0.3, examples=4)
     for i, row in enumerate(importance):
         name = f"encoder/layer_{i}/feed_forward/hidden"
         stay = np.sort(np.argsort(row)[-4:])
         wanted = np.asarray(run.params[name]["w"])[:, stay]
         np.testing.assert_array_equal(pruned.params[name]["w"], wanted)
     assert models.hidden_sizes(pruned.config.model) == (4, 4)
-    least = pruned_runs.prune_units(bench, 0.01, examples=4)
+    least = pruning.prune_units(bench, 0.01, examples=4)
     assert models.hidden_sizes(least.config.model) == (1, 1)
 
 
 @pytest.mark.slow
-def test_pruned_runs_are_pruned_on_by_place_and_saved_whole(trained, tmp_path):
+def test_pruning_are_pruned_on_by_place_and_saved_whole(trained, tmp_path):
     bench = Bench.load(trained())
-    run = pruned_runs.prune(bench.run, [[1], [0, 1]])
+    run = pruning.prune_heads(bench.run, [[1], [0, 1]])
     bench = bench.with_run(run)
     order = [(0, 0), (1, 1), (1, 0)]
-    assert pruned_runs.kept_after(run, order, 2) == [[], [0, 1]]
-    assert pruned_runs.kept_after(run, order, 1) == [[], [0]]
+    assert pruning.kept_after(run, order, 2) == [[], [0, 1]]
+    assert pruning.kept_after(run, order, 1) == [[], [0]]
     of = bench.measured(4)
     least_first = heads.order(heads.confidence(of).mean)
     options = {"ablation_value": "zero", "examples": 4}
-    assert pruned_runs.order_of(bench, by="confidence", **options) == least_first
+    assert pruning.order_of(bench, "confidence", **options) == least_first
     steps = heads.greedy_order(of)
-    greedy = pruned_runs.order_of(bench, by="greedy", **options)
+    greedy = pruning.order_of(bench, "greedy", **options)
     assert greedy == [each.head for each in steps]
-    folder = pruned_runs.save(run, tmp_path, steps=1)
+    folder = pruning.save(run, tmp_path, steps=0)
     again = folders.load_run(folder)
     jax.tree.map(np.testing.assert_array_equal, again.params, run.params)
     assert again.step == 0
@@ -115,18 +121,18 @@ def test_held_out_metrics_are_those_of_the_training(trained, task, make_model):
     folder = trained()
     written = json.loads(folders.Folder(folder).summary.read_text())["metrics"]
     run = folders.load_run(folder)
-    found = pruned_runs.held_out(run)
+    found = pruning.held_out(run)
     for name in ("accuracy", "loss"):
         assert found[name] == pytest.approx(written[f"held_out_{name}"], rel=1e-5)
     # Held-out targets of this task, and no others, are three above their tokens.
     params = {"table": 9 * np.roll(np.eye(7), 3, axis=1), "bias": np.zeros(7)}
     known = run._replace(task=task, model=make_model(), params=params)
-    assert pruned_runs.held_out(known)["accuracy"] == 1
+    assert pruning.held_out(known)["accuracy"] == 1
 
 
 @pytest.mark.slow
 def test_points_are_the_models_that_they_name(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(pruned_runs, "_alternating", lambda *timed: (2.0, 0.5))
+    monkeypatch.setattr(pruning, "_alternating", lambda *timed: (2.0, 0.5))
     folder = trained()
     found = pruning.prune(Bench.load(folder), pruning.Request(sweep=True, examples=4))
     assert [point.kept for point in found.points] == [4, 3, 2, 1, 0]
@@ -134,7 +140,7 @@ def test_points_are_the_models_that_they_name(trained, tmp_path, monkeypatch):
         for kept, left in zip(before.keep, after.keep, strict=True):
             assert set(left) <= set(kept)
     run = folders.load_run(folder)
-    wanted = pruned_runs.held_out(pruned_runs.prune(run, found.points[2].keep))
+    wanted = pruning.held_out(pruning.prune_heads(run, found.points[2].keep))
     assert found.points[2].metrics == wanted
     assert found.points[3].speed_up == 4
     assert found.points[3].examples_per_second == 8 / 0.5
@@ -153,20 +159,26 @@ def ordered(monkeypatch):
     ordered = []
     found = {4: 0.75, 3: 0.75, 2: 0.5, 1: 0.75, 0: 0.25}
 
-    def held_out(run):
-        layers = models.heads_of_layers(run.config.model)
+    def accuracies(run, counts):
         units = sum(models.hidden_sizes(run.config.model))
-        return {"accuracy": found[sum(len(x.names) for x in layers)] * units / 24}
+        return [found[count] * units / 24 for count in counts]
 
-    def order_of(bench, **options):
+    def point(run):
+        layers = models.heads_of_layers(run.config.model)
+        (accuracy,) = accuracies(run, [sum(len(x.names) for x in layers)])
+        return {"accuracy": accuracy}
+
+    def order_of(bench, by, **options):
         ordered.append(models.hidden_sizes(bench.run.config.model))
         return [(0, 1), (1, 0), (1, 1), (0, 0)]
 
-    monkeypatch.setattr(pruned_runs, "held_out", held_out)
-    monkeypatch.setattr(pruned_runs, "order_of", order_of)
     monkeypatch.setattr(
-        pruned_runs, "points", lambda bench, runs: [*map(held_out, runs)]
+        pruning,
+        "ablated_in_order",
+        lambda bench, order, counts: accuracies(bench.run, counts),
     )
+    monkeypatch.setattr(pruning, "order_of", order_of)
+    monkeypatch.setattr(pruning, "points", lambda bench, runs: [*map(point, runs)])
     return ordered
 
 
@@ -225,10 +237,10 @@ def test_what_is_no_request_is_refused(trained, fields, message):
 def test_gates_say_what_pruned_models_do(trained):
     bench = Bench.load(trained()).looped()
     order, counts = [(1, 0), (0, 1), (1, 1), (0, 0)], [4, 3, 1]
-    found = pruned_runs.ablated_in_order(bench, order, counts)
-    metric = pruned_runs.decisive(bench.run.task)
+    found = pruning.ablated_in_order(bench, order, counts)
+    metric = pruning.decisive(bench.run.task)
     for count, value in zip(counts, found, strict=True):
-        keep = pruned_runs.kept_after(bench.run, order, count)
-        expected = pruned_runs.held_out(pruned_runs.prune(bench.run, keep))[metric]
+        keep = pruning.kept_after(bench.run, order, count)
+        expected = pruning.held_out(pruning.prune_heads(bench.run, keep))[metric]
         assert value == pytest.approx(expected, abs=1e-6)
     assert len(set(found)) > 1
