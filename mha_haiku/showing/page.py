@@ -117,10 +117,7 @@ def contents(shown: Dossier) -> dict[str, Any]:
     return {
         "version": VERSION,
         "title": labels.one_line(shown.title),
-        "notes": [
-            labels.one_line(note)
-            for note in (*shown.notes, *_kinds(shown), *_faults(shown))
-        ],
+        "notes": list(map(labels.one_line, _notes(shown))),
         "levels": levels,
         "bytes_per_cell": bytes_per_cell,
         "precision": math.ceil(error / unit) * unit,
@@ -313,21 +310,16 @@ def _answers(example: Example) -> dict[str, Any] | None:
     }
 
 
-def _images(images: map_set.Images | None) -> dict[str, Any] | None:
+def _images(images: np.ndarray | None) -> dict[str, Any] | None:
     if images is None:
         return None
-    pixels = images.pixels if images.kind == "positions" else images.pixels[None]
-    count, height, width = pixels.shape[:3]
+    count, height, width = images.shape[:3]
     return {
-        "kind": images.kind,
         "height": height,
         "width": width,
-        "channels": 1 if pixels.ndim == 3 else 3,
+        "channels": 1 if images.ndim == 3 else 3,
         "count": count,
-        "rows": images.rows,
-        "columns": images.columns,
-        "first": images.first,
-        "codes": _packed(pixels),
+        "codes": _packed(images),
     }
 
 
@@ -356,21 +348,19 @@ def _why(why: map_set.Why) -> dict[str, Any]:
     return {"components": list(map(labels.one_line, why.components))} | shown
 
 
-def _kinds(shown: Dossier) -> list[str]:
-    """Says how to read the maps of a decoder, where there are any."""
-    kinds = {layer.kind for each in shown.sets for layer in each.layers}
-    if not kinds & {"decoder", "cross"}:
-        return []
-    return [
-        "A row of a decoder or cross map is a position of the decoder: it has read the "
-        "target up to there, and predicts the next token. In decoder maps it is named "
-        "by the token that it reads, in cross maps by the one that it should predict."
-    ]
-
-
-def _faults(shown: Dossier) -> list[str]:
-    """Notes each set in which weights are NaN."""
-    notes = []
+def _notes(shown: Dossier) -> list[str]:
+    """Says how to read pooled maps and those of a decoder, and which have NaN."""
+    layers = [layer for each in shown.sets for layer in each.layers]
+    first = shown.sets[0].examples[0]
+    pooling = dict.fromkeys(first.axes(layer).pooling for layer in layers)
+    notes = [*shown.notes, *filter(None, pooling)]
+    if {layer.kind for layer in layers} & {"decoder", "cross"}:
+        notes.append(
+            "A row of a decoder or cross map is a position of the decoder: it has read "
+            "the target up to there, and predicts the next token. In decoder maps it "
+            "is named by the token that it reads, in cross maps by the one that it "
+            "should predict."
+        )
     for each in shown.sets:
         places = [
             f"{example.name}, {layer.name}, head {layer.heads[head]}"

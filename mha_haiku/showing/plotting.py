@@ -19,6 +19,8 @@ from mha_haiku.showing.map_set import Layer, MapSet, PerHead
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_MOST_PANELS = 256
+
 
 def plot(
     what: Any,
@@ -100,6 +102,12 @@ def plot(
             return figure
         if head is not None:
             whole = sets.with_heads(whole, head if np.ndim(head) else [head])
+        count = sum(len(each.heads) for each in whole.layers)
+        if count > _MOST_PANELS:
+            raise ValueError(
+                f"head and layer must choose at most {_MOST_PANELS} maps for a figure, "
+                f"got {count}."
+            )
         return figures.of_example(
             whole, colours=colours, scale=scale, size=size, title=title
         )
@@ -144,13 +152,7 @@ def _of_set(what, layer, example) -> MapSet:
     whole = MapSet.load(what) if _is_saved(what) else sets.map_set_of(what)
     checks.integer_in("example", example, 0, len(whole.examples) - 1)
     names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
-    chosen = _chosen_layers(names, kinds, layer)
-    one = whole.examples[example]._replace(channels=None, patches=())
-    one = one._replace(
-        weights=tuple(one.weights[i] for i in chosen),
-        masked=tuple(one.masked_cells(i) for i in chosen),
-    )
-    return MapSet(whole.name, tuple(whole.layers[i] for i in chosen), (one,))
+    return whole.only(example, _chosen_layers(names, kinds, layer))
 
 
 @functools.singledispatch

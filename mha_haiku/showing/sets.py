@@ -24,7 +24,6 @@ from mha_haiku.showing.map_set import (
     Axis,
     Dossier,
     Example,
-    Images,
     Layer,
     MapSet,
     Why,
@@ -145,12 +144,12 @@ class Sides(NamedTuple):
     Attributes:
       queries: Text, for each example, of its T queries.
       keys: Text, for each example, of its S keys.
-      images: An `Images` or None for each example.
+      images: What the S keys of each example look like.
     """
 
     queries: tuple[tuple[str, ...], ...] = ()
     keys: tuple[tuple[str, ...], ...] = ()
-    images: tuple[Images | None, ...] = ()
+    images: tuple[np.ndarray, ...] = ()
 
 
 _NOTHING = Sides()
@@ -414,11 +413,10 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
 
 
 def _all_images(images: Any, count: int) -> tuple:
-    """Makes N `Images`; () where there are none."""
+    """Makes the pixels of N examples; () where there are none."""
     if images is None:
         return ()
-    is_one = hasattr(images, "shape") or isinstance(images, Images)
-    rows = [images] * count if is_one else list(images)
+    rows = [images] * count if hasattr(images, "shape") else list(images)
     if len(rows) != count:
         raise ValueError(
             f"images must be of {count} examples, or of one for all, got {len(rows)}."
@@ -426,10 +424,8 @@ def _all_images(images: Any, count: int) -> tuple:
     return tuple(map(_images, rows))
 
 
-def _images(images: Any) -> Images:
-    """Converts pixels to `Images`; their shape is checked with all else of a set."""
-    if isinstance(images, Images):
-        return images
+def _images(images: Any) -> np.ndarray:
+    """Converts pixels to bytes; their shape is checked with all else of a set."""
     pixels = np.asarray(images)
     wanted = "be integers from 0 to 255, or floats from 0 to 1"
     if pixels.dtype.kind not in "fiub":
@@ -440,4 +436,4 @@ def _images(images: Any) -> Images:
         raise ValueError(
             f"images must {wanted}, got {pixels.dtype} from {low} to {high}."
         )
-    return Images(np.round(255 * pixels if is_share else pixels).astype(np.uint8))
+    return np.round(255 * pixels if is_share else pixels).astype(np.uint8)

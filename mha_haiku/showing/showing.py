@@ -44,8 +44,7 @@ def show(
       key_tokens: Text (or numbers) of the keys; None: as the queries, where T is S. Of
         an encoder-decoder these are the source's.
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
-        or `[S, h, w, 3]`, or a list of N of these; or `showing.map_set.Images`, whose
-        positions may be the patches of one picture.
+        or `[S, h, w, 3]`, or a list of N of these.
       heads: Which heads of each layer; None: all.
       compare: Something else of the same kind and sizes, such as maps after training;
         or a dict of one such thing by its name.

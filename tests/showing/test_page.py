@@ -206,7 +206,7 @@ def test_the_page_has_everything_of_a_dossier(whole):
     images = example["images"]
     assert (images["count"], images["height"], images["width"]) == (5, 2, 3)
     pixels = np.frombuffer(_unpacked(images["codes"]), "u1").reshape(5, 2, 3)
-    assert (pixels == given.images.pixels).all()
+    assert (pixels == given.images).all()
     (patch,) = example["patches"]
     assert (patch["queries"], patch["keys"]) == ([1, 2, 3], [0, 1, 2, 4])
     codes = _codes(contents, patch["codes"], (2, 3))

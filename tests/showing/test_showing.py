@@ -174,9 +174,6 @@ def test_images_are_of_each_position(attention_map):
     pictures = np.random.default_rng(0).random((S, 2, 3))
     images = page_of(mh.show(attention_map, images=pictures))["sets"][0]["examples"][1]
     assert (images["images"]["height"], images["images"]["width"]) == (2, 3)
-    grid = map_set.Images(np.zeros((4, 6, 3), np.uint8), "grid", 2, 3)
-    shown = page_of(mh.show(attention_map, images=grid))
-    assert shown["sets"][0]["examples"][0]["images"]["rows"] == 2
 
 
 @pytest.mark.parametrize("budget", [230_000, 260_000])
