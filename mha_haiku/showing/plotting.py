@@ -188,23 +188,6 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
     )
 
 
-@figure_of.register(heads.Roles)
-def _(what: heads.Roles, *, title: str | None) -> "Figure":
-    scores = what.deciding
-    num_layers, num_heads = scores.shape
-    size = (max(4.0, 1.3 * num_heads + 1.5), max(1.8, 0.35 * num_layers + 1.2))
-    sheet = drawing.sheet(*size, title=title or "Roles of heads")
-    drawing.heat_map(
-        sheet.subplots(),
-        np.where(what.names == "", np.nan, np.nan_to_num(scores)),
-        _layers(what.kinds, scores),
-        unit="score",
-        title="the score that decides the role; 0 where none does",
-        names=what.names.tolist(),
-    )
-    return sheet
-
-
 def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
     """Makes the layers of values `[L, H]`, by the kind of each; (): of one kind."""
     kinds = kinds or ("",) * len(values)

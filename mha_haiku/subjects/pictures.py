@@ -13,6 +13,7 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.showing import answers, curves, drawing, markup, plotting, sets, shown
 from mha_haiku.showing.answers import visible
+from mha_haiku.showing.grids import Grid
 from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
 from mha_haiku.subjects.studies import (
@@ -191,7 +192,7 @@ def _(what: Any, *, title: str | None) -> "Figure":
 # --- Numbers in rows and columns
 
 
-def _of_circuits(circuits: Circuits) -> answers.Grid:
+def _of_circuits(circuits: Circuits) -> Grid:
     known = ~np.isnan(circuits.scores)
     senders, receivers = (
         np.argwhere(known.any(others)).tolist() for others in ((2, 3), (0, 1))
@@ -201,7 +202,7 @@ def _of_circuits(circuits: Circuits) -> answers.Grid:
     values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
     names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
     kind = circuits.kind.upper()
-    return answers.Grid(
+    return Grid(
         values,
         *names,
         "composition",
@@ -211,8 +212,8 @@ def _of_circuits(circuits: Circuits) -> answers.Grid:
     )
 
 
-def _of_lens(lens: Lens) -> answers.Grid:
-    return answers.Grid(
+def _of_lens(lens: Lens) -> Grid:
+    return Grid(
         lens.probabilities,
         lens.names,
         [visible(x) for x in lens.tokens],
