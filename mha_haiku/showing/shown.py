@@ -210,9 +210,8 @@ def head_norms(
     belong to the head alone; NaN where a head was pruned.
     """
     layers = [list(layer.names) for layer in models.heads_of_layers(config)]
-    squares = np.full(
-        (len(layers), 1 + max(map(max, filter(None, layers)), default=-1)), np.nan
-    )
+    num_heads = 1 + max((max(names, default=-1) for names in layers), default=-1)
+    squares = np.full((len(layers), num_heads), np.nan)
     for row, names in zip(squares, layers, strict=True):
         row[names] = 0
     if any(map(anatomy.is_stacked, params)):

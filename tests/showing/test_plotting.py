@@ -119,7 +119,7 @@ def test_roles_are_named_in_their_cells():
     scores = {"induction_of_repeated": np.array([[0.8, 0.1]])}
     roles = mh.heads.Roles(names, scores, np.zeros((1, 2), int))
     axes = mh.plot(roles).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["induction", "mixed"]
+    assert [text.get_text() for text in axes.texts] == ["induction 0.80", "mixed"]
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.8, 0]])
 
 
