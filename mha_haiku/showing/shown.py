@@ -15,9 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, display, masks, models
-from mha_haiku.core.modules import anatomy
-from mha_haiku.showing import collecting, drawing, grids, markup, sets
+from mha_haiku.core import attention, display, masks
+from mha_haiku.showing import collecting, drawing, markup, sets
 from mha_haiku.showing.map_set import MapSet, PerHead
 from mha_haiku.training.runs import files
 
@@ -183,48 +182,13 @@ def _is_parameters(value: Any) -> bool:
     return all(hasattr(x, "dtype") for each in modules for x in each.values())
 
 
-def of_parameters(
-    params: Mapping[str, Mapping[str, Any]], config: models.ModelConfig | None = None
-) -> markup.Html:
-    """Renders the sizes of all parameters, and with a config the norms of heads."""
+def of_parameters(params: Mapping[str, Mapping[str, Any]]) -> markup.Html:
+    """Renders the sizes of all parameters."""
     arrays = [array for module in params.values() for array in module.values()]
     total = sum(map(_size, arrays))
     nbytes = sum(_size(array) * np.dtype(array.dtype).itemsize for array in arrays)
-    parts = [_sizes_table(params)]
-    if config is not None:
-        norms = head_norms(params, config)
-        rows = [layer.label for layer in models.heads_of_layers(config)]
-        columns = list(map(str, range(norms.shape[1])))
-        title = "Norm of each head's own weights: query and output projections."
-        parts.append(grids.Grid(norms, rows, columns, "norm", title).html())
     title = f"{total:,} parameters, {nbytes / 1e6:,.1f} MB"
-    return markup.block(title, *parts)
-
-
-def head_norms(
-    params: Mapping[str, Mapping[str, Any]], config: models.ModelConfig
-) -> np.ndarray:
-    """Returns the norm of each head's own parameters, `[L, H]`, by the names of heads.
-
-    These are the weights of queries and of the output (and biases and scores) that
-    belong to the head alone; NaN where a head was pruned.
-    """
-    layers = [list(layer.names) for layer in models.heads_of_layers(config)]
-    num_heads = 1 + max((max(names, default=-1) for names in layers), default=-1)
-    squares = np.full((len(layers), num_heads), np.nan)
-    for row, names in zip(squares, layers, strict=True):
-        row[names] = 0
-    if any(map(anatomy.is_stacked, params)):
-        params = models.unstacked(params)
-    for module, arrays in params.items():
-        place = models.part_of(config, module)
-        for name, array in arrays.items() if place is not None else ():
-            axis = anatomy.axis_of(module, name)
-            if axis is not None and axis.holds == anatomy.HEADS and layers[place]:
-                values = np.moveaxis(np.asarray(array, np.float64), axis.place, 0)
-                own = (values.reshape(len(layers[place]), -1) ** 2).sum(-1)
-                squares[place, layers[place]] += own
-    return np.sqrt(squares)
+    return markup.block(title, _sizes_table(params))
 
 
 def _size(array) -> int:

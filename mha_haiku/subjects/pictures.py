@@ -12,8 +12,7 @@ import numpy as np
 
 from mha_haiku.core import checks
 from mha_haiku.showing import answers, curves, drawing, markup, plotting, sets, shown
-from mha_haiku.showing.answers import visible
-from mha_haiku.showing.grids import Grid
+from mha_haiku.showing.answers import Grid, visible
 from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
 from mha_haiku.subjects.studies import (
@@ -113,7 +112,7 @@ def _(subject: Subject) -> markup.Html:
     rows = [("model", subject.model.description), ("parameters", f"{count:,}")]
     parts = [markup.plain_table(rows)]
     if subject.model.config is not None:
-        parts.append(shown.of_parameters(subject.params, subject.model.config))
+        parts.append(shown.of_parameters(subject.params))
     return markup.block(
         subject.name, *parts, note="subject.show(text) shows its maps of a text."
     )
@@ -128,7 +127,7 @@ def _of_run(title, run) -> markup.Html:
         ("step", f"{run.step:,} of {config.training.steps:,}"),
         ("precision", config.model.precision),
     ]
-    parts = markup.plain_table(rows), shown.of_parameters(run.params, config.model)
+    parts = markup.plain_table(rows), shown.of_parameters(run.params)
     note = "mh.show of it shows its maps on held-out examples."
     return markup.block(title, *parts, note=note)
 
