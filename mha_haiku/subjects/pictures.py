@@ -177,7 +177,7 @@ def _(what: Any, *, title: str | None) -> "Figure":
     name = checks.choice("what", path.name, files_of_a_run)
     if name == "pruning.csv":
         curve = pruning.read_curve(path)
-        return curves.pruning.__wrapped__(curve, title=title or "Heads kept")
+        return curves.pruning.__wrapped__(**curve, title=title or "Heads kept")
     if name == "timeline.jsonl":
         if not files.read_lines(path):
             raise checks.ConfigError(f"{path} has no lines.")

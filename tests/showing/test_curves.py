@@ -48,8 +48,14 @@ def test_every_score_of_a_timeline_is_drawn_a_line_per_head():
 
 
 def test_a_pruning_curve_goes_down_to_the_right():
-    curve = curves.Pruning([4, 2, 0], [0.9, 0.8, 0.1], "accuracy", [1, 2, 3], [1, 3, 4])
-    left, right = curves.pruning.__wrapped__(curve, title="title").axes
+    left, right = curves.pruning.__wrapped__(
+        [4, 2, 0],
+        {"this order": [0.9, 0.8, 0.1]},
+        {"measured": [1, 2, 3], "by operations": [1, 3, 4]},
+        {},
+        metric_name="accuracy",
+        title="title",
+    ).axes
     assert left.lines[0].get_ydata().tolist() == [0.9, 0.8, 0.1]
     assert left.get_xlim()[0] > left.get_xlim()[1]
     lines = _lines(right)

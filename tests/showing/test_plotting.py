@@ -176,8 +176,11 @@ def test_formats_that_matplotlib_lacks_are_refused_with_the_list():
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_same_numbers_give_the_same_file(kind):
-    curve = curves.Pruning([2, 1], [0.9, 0.5], "accuracy", [1, 2], [1, 2])
-    first, second = (curves.pruning(curve, title="t", format=kind) for _ in range(2))
+    curve = [2, 1], {"this order": [0.9, 0.5]}, {"measured": [1, 2]}, {}
+    first, second = (
+        curves.pruning(*curve, metric_name="accuracy", title="t", format=kind)
+        for _ in range(2)
+    )
     assert first == second
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]
     assert first.startswith(start)

@@ -201,10 +201,9 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     assert counts == [[2, 4, 4], [0, 3, 1]]
     assert [row["keep"] for row in rows] == ["0 1|0 1;0 1|0 1;0 1", "|1;0 1|;0"]
     curve = pruning.read_curve(path)
-    (drawn,) = result.picture.args
-    assert curve == drawn._replace(baseline_name="")
-    assert curve.metric_name == "held-out exact match"
-    assert curve.kinds == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
+    assert result.picture.keywords == curve | {"title": "a run"}
+    assert curve["metric_name"] == "held-out exact match"
+    assert curve["kinds"] == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
     assert "| between encoder, decoder, cross" in result.text()
     assert picture.read_bytes().startswith(b"\x89PNG")
     lines = [

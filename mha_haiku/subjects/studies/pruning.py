@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,7 +108,7 @@ class Pruned(NamedTuple):
     def picture(self) -> functools.partial:
         """Gives the curve of a sweep, as the bytes of a file."""
         curve = _curve(self.table().csv())
-        return functools.partial(curves.pruning, curve, title=self.title)
+        return functools.partial(curves.pruning, **curve, title=self.title)
 
 
 def prune(bench: Bench, request: Request) -> Pruned:
@@ -169,8 +169,8 @@ def save(run: folders.Run, workdir: str | os.PathLike, *, steps: int) -> Path:
     return folder
 
 
-def read_curve(path: str | os.PathLike) -> curves.Pruning:
-    """Reads the curve in a pruning.csv that `workbench.write` wrote."""
+def read_curve(path: str | os.PathLike) -> dict[str, Any]:
+    """Reads a pruning.csv that `workbench.write` wrote, for `curves.pruning`."""
     text = checks.text_of(path, path)
     try:
         return _curve(text)
@@ -178,7 +178,7 @@ def read_curve(path: str | os.PathLike) -> curves.Pruning:
         raise ConfigError(f"{path} is no curve of pruning.") from None
 
 
-def _curve(text: str) -> curves.Pruning:
+def _curve(text: str) -> dict[str, Any]:
     """Reads the curve from the text of a pruning.csv."""
     rows = list(csv.DictReader(text.splitlines()))
     names = list(rows[0])
@@ -190,16 +190,14 @@ def _curve(text: str) -> curves.Pruning:
     def numbers(name):
         return [float(row[name]) for row in rows]
 
-    return curves.Pruning(
-        kept=[int(row["kept"]) for row in rows],
-        metric=numbers(metric),
-        metric_name=f"held-out {metric.replace('_', ' ')}",
-        speed_up=numbers("faster"),
-        ideal=numbers("ideal"),
-        baseline=numbers(baseline[0]) if baseline else (),
-        baseline_name=f"order: {baseline[0]}" if baseline else "",
-        kinds={kind: [int(row[kind]) for row in rows] for kind in kinds},
-    )
+    others = {f"order: {name}": numbers(name) for name in baseline}
+    return {
+        "kept": [int(row["kept"]) for row in rows],
+        "metrics": {"this order": numbers(metric)} | others,
+        "speed_ups": {"measured": numbers("faster"), "by operations": numbers("ideal")},
+        "kinds": {kind: [int(row[kind]) for row in rows] for kind in kinds},
+        "metric_name": f"held-out {metric.replace('_', ' ')}",
+    }
 
 
 def check(request: Request) -> None:
