@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.showing import labels, map_set
-from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet, PerHead
+from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet
 
 VERSION = 2
 Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options
@@ -111,8 +111,8 @@ def contents(shown: Dossier) -> dict[str, Any]:
     matches = shown.matches
     if matches is not None:
         matches = [
-            [place if min(place) >= 0 else None for place in row[: len(layer.heads)]]
-            for row, layer in zip(matches.tolist(), shown.sets[0].layers, strict=True)
+            [place if min(place) >= 0 else None for place in row]
+            for row in matches.tolist()
         ]
     return {
         "version": VERSION,
@@ -161,18 +161,15 @@ def encode(
 
 
 def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
-    heads = [len(layer.heads) for layer in maps.layers]
-    roles = None
-    if maps.roles is not None:
-        roles = [
-            [
-                {"name": labels.one_line(name), "score": score} if name else None
-                for name, score in zip(names[:count], scores, strict=False)
-            ]
-            for names, scores, count in zip(
-                maps.roles.names.tolist(), _plain(maps.roles.scores), heads, strict=True
-            )
+    roles = maps.roles and [
+        [
+            {"name": labels.one_line(name), "score": score} if name else None
+            for name, score in zip(names, scores, strict=True)
         ]
+        for names, scores in zip(
+            maps.roles.names.tolist(), _plain(maps.roles.scores), strict=True
+        )
+    ]
     return {
         "name": labels.one_line(maps.name),
         "step": maps.step,
@@ -184,30 +181,20 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
             | ({"kind": labels.one_line(layer.kind)} if layer.kind else {})
             for layer in maps.layers
         ],
-        "numbers": [_number(*item, heads) for item in maps.numbers.items()],
+        "numbers": [
+            {
+                "name": labels.one_line(name),
+                "label": labels.one_line(number.label),
+                "unit": labels.one_line(number.unit),
+                "values": _plain(number.mean),
+                "errors": _plain(number.standard_error),
+                "ranks": _plain(number.ranks),
+            }
+            for name, number in maps.numbers.items()
+        ],
         "roles": roles,
         "missing": [list(map(labels.one_line, each)) for each in maps.missing],
         "examples": [_example(example, pack) for example in maps.examples],
-    }
-
-
-def _number(name: str, number: PerHead, heads: Sequence[int]) -> dict[str, Any]:
-    def of_heads(values):
-        if values is None:
-            return None
-        rows = zip(_plain(values), heads, strict=True)
-        return [row[:count] for row, count in rows]
-
-    ranks = of_heads(number.ranks)
-    if ranks is not None:
-        ranks = [[None if None in pair else pair for pair in row] for row in ranks]
-    return {
-        "name": labels.one_line(name),
-        "label": labels.one_line(number.label),
-        "unit": labels.one_line(number.unit),
-        "values": of_heads(number.mean),
-        "errors": of_heads(number.standard_error),
-        "ranks": ranks,
     }
 
 
@@ -380,8 +367,10 @@ def _token(text: str) -> str:
     return shown + "…" if len(text) > _LONGEST_TOKEN else shown
 
 
-def _plain(values: np.ndarray) -> list:
+def _plain(values: np.ndarray | None) -> Any:
     """Converts to nested lists, to six digits, with None for what is not finite."""
+    if values is None:
+        return None
     if values.ndim:
         return [_plain(row) for row in values]
     return float(f"{values:.6g}") if np.isfinite(values) else None
