@@ -177,7 +177,9 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
         names = ", ".join(layer.name for layer in found)
         raise ValueError(f"names of maps must differ, got {names}.")
     for kind in dict.fromkeys(kinds):
-        _check_sizes({x.name: y for x, y in found.items() if x.kind == kind})
+        check_sizes({x.name: y for x, y in found.items() if x.kind == kind})
+        if not any(x.heads for x in found if x.kind == kind):
+            raise ValueError("maps must have heads, got none in any of them.")
     return found
 
 
@@ -294,20 +296,8 @@ def _has_channels(attention_map, count) -> bool:
     return is_product and 0 < amount <= _MOST_CHANNEL_NUMBERS
 
 
-def check_same_sizes(
-    maps: Mapping[Layer, attention.AttentionMap],
-    others: Mapping[Layer, attention.AttentionMap],
-) -> None:
-    """Raises ValueError if maps that are compared differ in batch axes, T or S."""
-    first, second = (list(each.values())[-1].shape for each in (maps, others))
-    if (first[:-3], first[-2:]) != (second[:-3], second[-2:]):
-        raise ValueError(
-            "compare must have the batch axes, T and S of the maps, which are of shape "
-            f"{first}, got {second}."
-        )
-
-
-def _check_sizes(maps) -> None:
+def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:
+    """Raises ValueError if maps in one view, by name, differ in batch axes, T or S."""
     (first, one), *others = maps.items()
     *batch_shape, _, num_queries, num_keys = one.shape
     if 0 in batch_shape or not num_queries or not num_keys:
@@ -322,8 +312,6 @@ def _check_sizes(maps) -> None:
                 f"{one.shape} for {first!r} and {each.shape} for {name!r}, which are "
                 "(B..., H, T, S)."
             )
-    if not any(each.shape[-3] for each in maps.values()):
-        raise ValueError("maps must have heads, got none in any of them.")
 
 
 def _axes(texts, example, edges) -> Axes:

@@ -100,7 +100,8 @@ def _of_maps(value, texts, compare) -> map_set.Dossier:
         return map_set.Dossier(title, (sets.map_set(maps, texts),))
     name, other = sets.named(compare)
     others = sets.layers_of(sets.maps_of(other).maps)
-    sets.check_same_sizes(maps, others)
+    ends = (list(each.values())[-1] for each in (maps, others))
+    sets.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
     both = (
         sets.map_set(maps, texts, name="first"),
         sets.map_set(others, texts, name=name or "second"),

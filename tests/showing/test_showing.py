@@ -269,7 +269,10 @@ def test_what_is_traced_shows_its_short_repr_and_no_page(attention_map):
         ({"heads": []}, "heads must be a list of heads"),
         ({"heads": 2}, "heads must be a list of heads"),
         ({"heads": [5]}, "heads must be one of 0, 1, 2, 3, 4; got '5'"),
-        ({"compare": make_map(keys=5)}, "compare must have the batch axes, T and S"),
+        (
+            {"compare": make_map(keys=5)},
+            "same batch axes, T and S, .* for 'compare'",
+        ),
         ({"budget": 100}, "budget must be at least [0-9,]+ bytes here, got 100"),
         ({"budget": 0}, "budget must be an integer of at least 1"),
     ],
