@@ -4,6 +4,7 @@ L layers, H heads of a layer, T positions.
 """
 
 import base64
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -249,7 +250,8 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
 
 
 @plotting.figure_of.register(heads.Circuit)
-def _circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
+def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
+    """Draws the graph of a circuit; without a title it says how faithful that is."""
     places = _places(what.edges, what.kept)
     across, up = np.max(list(places.values()), axis=0)
     width = max(4.5, 1.2 * across + 2)
@@ -316,10 +318,6 @@ def headline(circuit: heads.Circuit) -> str:
     )
 
 
-picture = drawing.picture(_circuit)
-"""From a circuit to the bytes of a file; see `drawing.picture`."""
-
-
 @shown.fragment.register
 def _(what: heads.Circuit) -> markup.Html:
     names = {"sender": "sender", "receiver": "receiver", "kind": "read as"}
@@ -327,7 +325,7 @@ def _(what: heads.Circuit) -> markup.Html:
     rows = ({names[x]: row[x] for x in names} for row in what.rows())
     parts = [rows_table(rows, digits=3)]
     if drawing.is_possible():
-        image = picture(what, title=" ")
+        image = drawing.content(functools.partial(draw_circuit, what, title=" "))
         source = f"data:image/png;base64,{base64.b64encode(image).decode()}"
         image = f'<img alt="The graph" style="max-width:100%" src="{source}">'
         parts.insert(0, markup.Html(image))

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@drawing.picture
 def learning(
     reports: Sequence[Mapping[str, Any]],
     *,
@@ -56,7 +55,6 @@ def learning(
     return sheet
 
 
-@drawing.picture
 def timeline(
     steps: np.ndarray,
     scores: Mapping[str, PerHead],
@@ -107,7 +105,6 @@ def timeline(
     return sheet
 
 
-@drawing.picture
 def pruning(
     kept: Sequence[int],
     metrics: Mapping[str, Sequence[float]],
@@ -144,7 +141,6 @@ def pruning(
     return sheet
 
 
-@drawing.picture
 def rollout(
     correlations: Mapping[str, np.ndarray],
     published: Mapping[str, Sequence[float]],

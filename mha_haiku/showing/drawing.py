@@ -122,18 +122,10 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
     return formats
 
 
-def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
-    """Makes a function that draws a figure return a file's bytes, of a `format`.
-
-    The original function is its `__wrapped__`.
-    """
-
-    @functools.wraps(draw)
-    def drawn(*args: object, format: str = "png", **options: object) -> bytes:
-        with style():
-            return _content(draw(*args, **options), format)
-
-    return drawn
+def content(draw: Callable[[], "Figure"], format: str = "png") -> bytes:
+    """Draws a figure, and returns the bytes of its file in a format."""
+    with style():
+        return _content(draw(), format)
 
 
 @contextlib.contextmanager

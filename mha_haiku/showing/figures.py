@@ -3,6 +3,7 @@
 P query and Q key bins, which are single positions in a whole map.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -35,7 +36,7 @@ def pictures(
 
     They are of the first example, and share one colour scale.
     """
-    example, draw = maps.examples[0], drawing.picture(of_example)
+    example = maps.examples[0]
     count = len(maps.inputs)
     which = f" (the first of {count} in index.html)" if count > 1 else ""
     keys = max(example.axes(layer).keys.bins for layer in maps.layers)
@@ -45,18 +46,20 @@ def pictures(
         note = "One colour scale for all layers."
         if axes.alignment is not None:
             note += " Frames: where the task says that a row should look."
-        options = {
-            "scale": _scale(keys),
-            "largest": largest,
+        draw = functools.partial(
+            of_example,
+            maps.only(0, [place]),
+            scale=_scale(keys),
+            largest=largest,
             # Room for all tokens.
-            "side": max([_SIDE, *(0.1 * x.bins for x in axes[:2] if _has_tokens(x))]),
-            "title": f"{maps.name}: {layer.name}, {example.name}{which}",
-            "note": f"{note} {axes.pooling}",
-        }
+            side=max([_SIDE, *(0.1 * x.bins for x in axes[:2] if _has_tokens(x))]),
+            title=f"{maps.name}: {layer.name}, {example.name}{which}",
+            note=f"{note} {axes.pooling}",
+        )
         number = place if layer.number is None else layer.number
         for kind in formats if layer.heads else ():
             name = f"{layer.kind or 'layer'}_{number:02d}.{kind}"
-            yield name, draw(maps.only(0, [place]), format=kind, **options)
+            yield name, drawing.content(draw, kind)
 
 
 def of_example(

@@ -72,7 +72,6 @@ def legend(numbers: Numbers) -> str:
     )
 
 
-@drawing.picture
 def statistics_picture(
     numbers: Numbers, layers: Sequence[Layer], *, title: str
 ) -> "Figure":
@@ -97,7 +96,6 @@ def statistics_picture(
     return sheet
 
 
-@drawing.picture
 def importance_picture(
     numbers: Numbers, layers: Sequence[Layer], *, title: str
 ) -> "Figure":

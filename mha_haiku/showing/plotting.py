@@ -141,7 +141,7 @@ def _is_saved(what: Any) -> bool:
 def figure_of(what: Any, *, title: str | None) -> "Figure":
     """Draws what is no map."""
     if isinstance(picture := getattr(what, "picture", None), functools.partial):
-        return drawn(picture, title)
+        return picture() if title is None else picture(title=title)
     raise TypeError(
         "what must be attention maps, statistics, importance, roles, the result of a "
         "study or the path of a file that a run has written, got "
@@ -153,8 +153,8 @@ def figure_of(what: Any, *, title: str | None) -> "Figure":
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
     numbers = shown.numbers_of(what)
     layers = _layers((), numbers["num_queries"].mean)
-    draw = per_head.statistics_picture.__wrapped__
-    return draw(numbers, layers, title=title or "Statistics of heads")
+    title = title or "Statistics of heads"
+    return per_head.statistics_picture(numbers, layers, title=title)
 
 
 @figure_of.register(heads.Importance)
@@ -163,7 +163,7 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
     numbers = PerHead(
         what.mean, "units of the metric", "importance", what.standard_error
     )
-    return per_head.importance_picture.__wrapped__(
+    return per_head.importance_picture(
         {"importance": numbers},
         _layers(what.kinds, what.mean),
         title=title or f"Importance of heads, {count} examples",
@@ -178,9 +178,3 @@ def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
         Layer.of_model(kind, i - kinds.index(kind), i, heads)
         for i, kind in enumerate(kinds)
     ]
-
-
-def drawn(picture: functools.partial, title: str | None) -> "Figure":
-    """Draws a picture with a title, as a figure."""
-    titled = {} if title is None else {"title": title}
-    return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)

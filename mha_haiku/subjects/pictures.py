@@ -177,16 +177,17 @@ def _(what: Any, *, title: str | None) -> "Figure":
     name = checks.choice("what", path.name, files_of_a_run)
     if name == "pruning.csv":
         curve = pruning.read_curve(path)
-        return curves.pruning.__wrapped__(**curve, title=title or "Heads kept")
+        return curves.pruning(**curve, title=title or "Heads kept")
     if name == "timeline.jsonl":
         if not files.read_lines(path):
             raise checks.ConfigError(f"{path} has no lines.")
-        return plotting.drawn(timelines.picture(path), title)
+        picture = timelines.picture(path)
+        return picture() if title is None else picture(title=title)
     reports = metrics_log.read(path)
     if not reports:
         raise checks.ConfigError(f"{path} has no reports.")
     title = title or f"Loss and accuracy of {path.resolve().parent.name}"
-    return curves.learning.__wrapped__(reports, title=title)
+    return curves.learning(reports, title=title)
 
 
 # --- Numbers in rows and columns

@@ -13,6 +13,7 @@ import pytest
 from experiments import rollout_study
 from mha_haiku import heads, models, runs, tasks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing import drawing
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects.studies import (
     gate_learning,
@@ -105,7 +106,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(bench):
     assert _places(_rows(found.table().csv())) == PLACES
     for place in ("cross 1", "encoder 0"):
         assert place.split()[0] in found.text()
-    assert found.picture().startswith(b"\x89PNG")
+    assert drawing.content(found.picture).startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ class Pruned(NamedTuple):
 
     @property
     def picture(self) -> functools.partial:
-        """Gives the curve of a sweep, as the bytes of a file."""
+        """Draws the curve of a sweep."""
         curve = _curve(self.table().csv())
         return functools.partial(curves.pruning, **curve, title=self.title)
 

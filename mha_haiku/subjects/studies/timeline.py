@@ -86,7 +86,7 @@ def scores_over_steps(
 
 
 def picture(path: Path) -> functools.partial:
-    """Gives the picture of a timeline of at least one line, as the bytes of a file."""
+    """Draws the picture of a timeline of at least one line."""
     lines = files.read_lines(path)
     steps, scores = scores_over_steps(lines)
     name = path.resolve().parents[1].name
