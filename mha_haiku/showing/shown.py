@@ -215,23 +215,14 @@ def _sizes_table(params) -> markup.Html:
 
 def _mask_sizes(mask) -> tuple[int, int]:
     """Finds how many queries and keys of a mask are drawn."""
-    sizes = [0, 0]
-    for leaf in _parts(mask):
-        if isinstance(leaf, masks.arrays.Dense):
-            sizes = np.maximum(sizes, np.shape(leaf.values)[-2:])
-        elif isinstance(leaf, masks.arrays.Segments):
-            ids = leaf.query_ids.shape[-1], leaf.key_ids.shape[-1]
-            sizes = np.maximum(sizes, ids)
-    if not max(sizes):
-        arrays = (np.max(x, initial=0) for x in jax.tree.leaves(mask) if np.ndim(x))
-        sizes = [max(16, *map(int, arrays), 0)] * 2
+    dense, segments = masks.arrays.Dense, masks.arrays.Segments
+    sizes, others = [], [16]
+    for x in jax.tree.leaves(mask, is_leaf=lambda x: isinstance(x, dense | segments)):
+        if isinstance(x, dense):
+            sizes.append(np.shape(x.values)[-2:])
+        elif isinstance(x, segments):
+            sizes.append((x.query_ids.shape[-1], x.key_ids.shape[-1]))
+        elif np.ndim(x):
+            others.append(int(np.max(x, initial=0)))
+    sizes = np.max(sizes, 0) if sizes else [max(others)] * 2
     return tuple(np.clip(sizes, 1, _MOST_MASK_CELLS).tolist())
-
-
-def _parts(mask):
-    """Yields a mask and all masks inside of it."""
-    yield mask
-    for name in ("left", "right", "mask"):
-        inner = getattr(mask, name, None)
-        if isinstance(inner, masks.Mask):
-            yield from _parts(inner)
