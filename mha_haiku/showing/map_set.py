@@ -166,9 +166,8 @@ class Example(NamedTuple):
       queries: Positions of the rows.
       keys: Positions of the columns.
       weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such.
-      masked: Booleans, true where no query may attend to any key of the cell: `[P, Q]`
-        if all layers have the same axes, or for each layer `[P, Q]`, `[H, P, Q]` or
-        None; None where it is not known.
+      masked: For each layer booleans `[P, Q]` or `[H, P, Q]`, true where no query may
+        attend to any key of the cell; None where it is not known.
       note: What has to be said of it.
       answers: What the model says, or None.
       images: What the keys look like, uint8 `[S, h, w]` or `[S, h, w, 3]`, or None.
@@ -183,7 +182,7 @@ class Example(NamedTuple):
     queries: Axis
     keys: Axis
     weights: tuple[np.ndarray, ...]
-    masked: np.ndarray | tuple[np.ndarray | None, ...] | None = None
+    masked: tuple[np.ndarray | None, ...] | None = None
     note: str = ""
     answers: Answers | None = None
     images: np.ndarray | None = None
@@ -199,7 +198,7 @@ class Example(NamedTuple):
 
     def masked_cells(self, layer: int) -> np.ndarray | None:
         """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""
-        return self.masked[layer] if isinstance(self.masked, tuple) else self.masked
+        return self.masked and self.masked[layer]
 
 
 class Layer(NamedTuple):
@@ -512,7 +511,7 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         _has_shape(f"alignment {of}", each.alignment, sizes, kinds="b")
     for name in ("weights", "masked", "channels"):
         parts = getattr(example, name)
-        if isinstance(parts, tuple) or name == "weights":
+        if parts is not None:
             _has_length(f"{name} {of}", parts, len(layers), "layers")
     for i, layer in enumerate(layers):
         of_layer, axes = f"of {layer.name} {of}", example.axes(layer)

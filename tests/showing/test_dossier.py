@@ -46,7 +46,10 @@ _PATCH = map_set.Patch(0, 0, np.arange(3), np.arange(4), np.zeros((2, 3)))
             "weights of layer 0 of 'held-out example 3' must be finite and at least 0",
         ),
         ({"weights": (np.zeros((2, 3, 5), int),) * 2}, "floating-point, got int64"),
-        ({"masked": np.zeros((5, 3), bool)}, "shape (3, 5) or (2, 3, 5), got (5, 3)"),
+        (
+            {"masked": (np.zeros((5, 3), bool),) * 2},
+            "shape (3, 5) or (2, 3, 5), got (5, 3)",
+        ),
         ({"masked": (None,)}, "one for each of 2 layers, got 1"),
         ({"channels": ()}, "one for each of 2 layers, got 0"),
         (
