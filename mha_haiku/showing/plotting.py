@@ -141,7 +141,7 @@ def _is_saved(what: Any) -> bool:
 def figure_of(what: Any, *, title: str | None) -> "Figure":
     """Draws what is no map."""
     if isinstance(picture := getattr(what, "picture", None), functools.partial):
-        return picture() if title is None else picture(title=title)
+        return drawn(picture, title)
     raise TypeError(
         "what must be attention maps, statistics, importance, roles, the result of a "
         "study or the path of a file that a run has written, got "
@@ -178,3 +178,8 @@ def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
         Layer.of_model(kind, i - kinds.index(kind), i, heads)
         for i, kind in enumerate(kinds)
     ]
+
+
+def drawn(picture: functools.partial, title: str | None) -> "Figure":
+    """Draws a picture, with another title than its own if there is one."""
+    return picture() if title is None else picture(title=title)

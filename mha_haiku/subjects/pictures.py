@@ -181,8 +181,7 @@ def _(what: Any, *, title: str | None) -> "Figure":
     if name == "timeline.jsonl":
         if not files.read_lines(path):
             raise checks.ConfigError(f"{path} has no lines.")
-        picture = timelines.picture(path)
-        return picture() if title is None else picture(title=title)
+        return plotting.drawn(timelines.picture(path), title)
     reports = metrics_log.read(path)
     if not reports:
         raise checks.ConfigError(f"{path} has no reports.")
