@@ -325,7 +325,11 @@ class MapSet:
             raise checks.ConfigError(f"{path}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the set, whole or not at all, as `showing.archive` says."""
+        """Writes the set, whole or not at all, as `showing.archive` says.
+
+        Raises:
+          ConfigError: If it cannot be written.
+        """
         return archive.save(path, self)
 
     @property
