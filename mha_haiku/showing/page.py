@@ -28,7 +28,7 @@ from mha_haiku.showing import labels, map_set
 from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet
 
 VERSION = 2
-Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options
+Pack = Callable[..., dict[str, Any]]  # `encode` with its options
 # Cells of all maps together, up to which a cell has two bytes; above it one.
 _MOST_FINE_CELLS = 2**18
 _LEVELS = {1: 253, 2: 65533}
@@ -133,8 +133,8 @@ def encode(
     *,
     levels: int,
     rounding: float = 0.0,
-) -> tuple[str, list[float]]:
-    """Packs a layer's maps to codes; also returns each map's largest weight `[H]`.
+) -> dict[str, Any]:
+    """Packs a layer's maps to `codes`, with each map's `largest` weight `[H]`.
 
     Weights are `[H, P, Q]`, and `masked` has booleans that broadcast to them. They are
     rounded to multiples of `rounding` first, or to a sixteenth of their map's largest
@@ -157,7 +157,7 @@ def encode(
     codes[is_nan] = levels + 1
     if masked is not None:
         codes[masked & is_empty] = levels + 2
-    return _packed(codes), largest.tolist()
+    return {"codes": _packed(codes), "largest": largest.tolist()}
 
 
 def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
@@ -199,36 +199,27 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
 
 
 def _example(example: Example, pack: Pack) -> dict[str, Any]:
-    queries, keys = _axis(example.queries), _axis(example.keys)
-    layers = []
-    for i, weights in enumerate(example.weights):
-        codes, largest = pack(weights, example.masked_cells(i))
-        layers.append({"codes": codes, "largest": largest})
-    patches = []
-    for patch in example.patches:
-        codes, largest = pack(patch.weights[None])
-        patches.append(
-            {
-                "layer": patch.layer,
-                "head": patch.head,
-                "queries": patch.query_edges.tolist(),
-                "keys": patch.key_edges.tolist(),
-                "codes": codes,
-                "largest": largest,
-            }
-        )
+    weights = enumerate(example.weights)
     channels = example.channels
     kinds = {kind: _kind(axes) for kind, axes in example.kinds.items()}
     return {
         "name": labels.one_line(example.name),
         "note": labels.one_line(example.note),
         "is_mean": example.is_mean,
-        "queries": queries,
-        "keys": None if keys == queries else keys,
-        "layers": layers,
+        **_sides(example),
+        "layers": [pack(each, example.masked_cells(i)) for i, each in weights],
         "answers": _answers(example),
         "images": _images(example.images),
-        "patches": patches,
+        "patches": [
+            {
+                "layer": patch.layer,
+                "head": patch.head,
+                "queries": patch.query_edges.tolist(),
+                "keys": patch.key_edges.tolist(),
+                **pack(patch.weights[None]),
+            }
+            for patch in example.patches
+        ],
         "channels": None if channels is None else list(map(_channels, channels)),
         "why": None if example.why is None else _why(example.why),
     } | ({"kinds": kinds} if kinds else {})
@@ -236,11 +227,15 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
 
 def _kind(axes: Axes) -> dict[str, Any]:
     """Collects the fields that a kind of layer has in place of its example's."""
-    queries, keys = _axis(axes.queries), _axis(axes.keys)
-    own = {"queries": queries, "keys": None if keys == queries else keys}
+    own = _sides(axes)
     if axes.alignment is not None:
         own["alignment"] = np.argwhere(axes.alignment).tolist()
     return own | {"images": None} | ({} if axes.has_answers else {"answers": None})
+
+
+def _sides(axes: Axes | Example) -> dict[str, Any]:
+    queries, keys = _axis(axes.queries), _axis(axes.keys)
+    return {"queries": queries, "keys": None if keys == queries else keys}
 
 
 def _axis(axis: Axis) -> dict[str, Any]:

@@ -108,16 +108,16 @@ def test_masked_cells_and_nan_have_codes_of_their_own(
 
 def test_a_weight_under_a_wrong_mask_is_shown():
     weights = np.array([[[0.0, 0.25], [np.nan, 0.0]]])
-    codes, largest = page.encode(weights, np.ones((2, 2), bool), levels=253)
-    assert list(_unpacked(codes)) == [255, 253, 255, 255]
-    assert largest == [0.25]
+    packed = page.encode(weights, np.ones((2, 2), bool), levels=253)
+    assert list(_unpacked(packed["codes"])) == [255, 253, 255, 255]
+    assert packed["largest"] == [0.25]
 
 
 def test_the_square_root_keeps_small_weights_exacter():
     weights = np.array([[[1.0, 1e-3]]])
-    codes, (largest,) = page.encode(weights, levels=253)
-    code = _unpacked(codes)[1]
-    assert largest == 1
+    packed = page.encode(weights, levels=253)
+    code = _unpacked(packed["codes"])[1]
+    assert packed["largest"] == [1]
     assert abs((code / 253) ** 2 - 1e-3) < 2e-4
 
 
@@ -129,17 +129,17 @@ def test_rounded_weights_are_within_the_stated_precision_and_shorter(load):
     decoded, _ = _decode(rough, 1, 0)
     assert 0.005 < abs(decoded - weights).max() <= rough["precision"]
     # What is small in a map stays to be seen.
-    faint = page.encode(np.array([[[0.01, 0.005]]]), levels=253, rounding=0.5)[0]
-    assert list(_unpacked(faint)) == [253, round(253 * 0.5**0.5)]
+    faint = page.encode(np.array([[[0.01, 0.005]]]), levels=253, rounding=0.5)
+    assert list(_unpacked(faint["codes"])) == [253, round(253 * 0.5**0.5)]
     fine = page.contents(shown)
     sizes = [len(page.to_json(each)) for each in (rough, fine)]
     assert sizes[0] < 0.3 * sizes[1]
 
 
 def test_maps_without_weight_decode_to_zero():
-    codes, largest = page.encode(np.zeros((2, 3, 4), "f2"), levels=253)
-    assert _unpacked(codes) == bytes(24)
-    assert largest == [0, 0]
+    packed = page.encode(np.zeros((2, 3, 4), "f2"), levels=253)
+    assert _unpacked(packed["codes"]) == bytes(24)
+    assert packed["largest"] == [0, 0]
 
 
 def test_pooled_cells_carry_their_positions_and_their_text(load):
