@@ -120,21 +120,21 @@ def pruning(
     is there to compare with. Where heads are of several kinds, a third panel has the
     number of each.
     """
-    sheet = drawing.sheet(12.5 if kinds else 8.5, 3.6, title=title)
-    left, *third, right = sheet.subplots(1, 3 if kinds else 2)
-    for axes in third:
-        for kind, counts in kinds.items():
-            axes.plot(kept, counts, marker=".", label=kind, color=drawing.KINDS[kind])
-        _axes(axes, "heads kept", "heads kept of the kind")
-    for axes, curves, label in (
-        (left, metrics, metric_name),
-        (right, speed_ups, "forward pass, times faster than the whole model's"),
-    ):
-        for i, (name, values) in enumerate(curves.items()):
+    panels = {
+        metric_name: metrics,
+        "heads kept of the kind": kinds,
+        "forward pass, times faster than the whole model's": speed_ups,
+    }
+    panels = {label: lines for label, lines in panels.items() if lines}
+    sheet = drawing.sheet(4.2 * len(panels), 3.6, title=title)
+    grid = sheet.subplots(1, len(panels))
+    for axes, (label, lines) in zip(grid, panels.items(), strict=True):
+        for i, (name, values) in enumerate(lines.items()):
             style = {"ls": "--", "color": "0.5"} if i else {"marker": "o"}
+            if name in drawing.KINDS:
+                style = {"marker": ".", "color": drawing.KINDS[name]}
             axes.plot(kept, values, label=name, **style)
         _axes(axes, "heads kept", label)
-    for axes in (left, *third, right):
         axes.legend(fontsize=7)
         axes.set_ylim(bottom=0)
         axes.invert_xaxis()
