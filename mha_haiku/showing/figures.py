@@ -118,14 +118,10 @@ def of_example(
     grid = sheet.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     image = None
     for axes, (i, h) in zip(grid.flat, places, strict=False):
-        layer, weights, masked = maps.layers[i], one.weights[i][h], one.masked_cells(i)
-        hidden = np.isnan(weights)
-        if masked is not None:
-            masked = masked[h] if masked.ndim == 3 else masked
-            hidden = hidden | (masked & (weights == 0))
+        layer = maps.layers[i]
         axes.set_facecolor(drawing.absent())
         image = axes.imshow(
-            np.ma.masked_array(weights.astype(np.float32), hidden),
+            np.ma.masked_invalid(one.drawn(i)[h].astype(np.float32)),
             norm=norm,
             cmap=colours,
             interpolation="nearest",

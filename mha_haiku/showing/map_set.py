@@ -200,6 +200,14 @@ class Example(NamedTuple):
         """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""
         return self.masked and self.masked[layer]
 
+    def drawn(self, layer: int) -> np.ndarray:
+        """Returns the weights of a layer, NaN where a mask leaves none."""
+        weights, masked = self.weights[layer], self.masked_cells(layer)
+        if masked is None:
+            return weights
+        # Elsewhere a weight shows that a mask is wrong.
+        return np.where(masked & (weights == 0), np.nan, weights)
+
 
 class Layer(NamedTuple):
     """A layer and its heads.

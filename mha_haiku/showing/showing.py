@@ -145,9 +145,7 @@ def _thumbnails(whole: map_set.Dossier) -> markup.Html:
     maps, layers = [], []
     for i, layer in enumerate(whole.sets[0].layers):
         if layer.kind == kind:
-            weights, masked = example.weights[i], example.masked_cells(i)
-            hidden = False if masked is None else masked & (weights == 0)
-            maps.extend(np.where(hidden, np.nan, weights))
+            maps.extend(example.drawn(i))
             layers.append(layer)
     across = len(layers[0].heads) if len(layers) > 1 else min(len(maps), 8)
     maps = maps[:_MOST_THUMBNAILS]
