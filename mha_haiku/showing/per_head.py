@@ -147,9 +147,11 @@ def _draw_cells(
     for i, (layer, after) in enumerate(itertools.pairwise(layers)):
         if layer.kind != after.kind:  # a gap between kinds
             axes.axhline(i + 0.5, color=axes.figure.get_facecolor(), lw=3)
-    axes.set_xlabel("head, by its name" if has_names else "head", fontsize=8)
+    axes.set_xlabel(
+        "head, by its name" if has_names else "head", fontsize=8, labelpad=1
+    )
     if not any(layer.kind for layer in layers):
-        axes.set_ylabel("layer", fontsize=8)
+        axes.set_ylabel("layer", fontsize=8, labelpad=2)
 
 
 def _some(names: Iterable[Any]) -> list[str]:

@@ -59,14 +59,14 @@ def test_pictures_have_the_numbers_of_their_layers_and_name_the_example(load, dr
     assert "layer 7, held-out example 3 (the first of 2 in index.html)" in heading
 
 
-def test_hostile_text_is_drawn_literally_and_without_a_warning(hostile):
+def test_hostile_text_is_drawn_literally_and_without_a_warning(hostile, drawn):
     ((_, picture),) = figures.pictures(hostile)
     assert image.open(io.BytesIO(picture)).size[0] > 600
-    (panel, *_) = _panels(_figure(hostile, 0))
+    (sheet,) = drawn
+    (panel, *_) = _panels(sheet)
     shown = [label.get_text() for label in panel.get_xticklabels()]
     assert shown[2:5] == ["$x^2$", r"$\frac{", "a_b↵"]
     assert all(shown)
-    sheet = _figure(hostile, 0)
     titles = [axes.title for axes in _panels(sheet)]
     for text in [*panel.get_xticklabels(), *titles, sheet._suptitle]:
         assert not text.get_parse_math()
