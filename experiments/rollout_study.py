@@ -86,7 +86,7 @@ class Study(NamedTuple):
 
     @property
     def picture(self) -> functools.partial:
-        """Gives the correlations by layer, as the bytes of a file."""
+        """Draws the correlations by layer."""
         drawn, found = curves.rollout, summary(self.changes)
         return functools.partial(drawn, found, self.published, title=self.title)
 

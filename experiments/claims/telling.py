@@ -123,10 +123,10 @@ class Outcome:
             wanted.append((base.PLANTED, self.seeds[0]))
         return [(arm, seed) for arm, seed in wanted if seed not in self.measured[arm]]
 
-    def picture(self, format: str = "png") -> bytes:
-        """Returns the figure, a file's bytes."""
+    def picture(self) -> "Figure":
+        """Draws the figure."""
         measured = {arm: list(self.numbers(arm).values()) for arm in self.verdicts}
-        return picture(self.claim, self.verdicts, measured, format=format)
+        return picture(self.claim, self.verdicts, measured)
 
     def result(self) -> str:
         """Returns verdict and criteria in Markdown. Something must be measured."""
@@ -302,7 +302,6 @@ _IN_WORDS = {
 }
 
 
-@drawing.picture
 def picture(
     claim: base.Claim,
     judged: Mapping[str, verdicts.Verdict],

@@ -1,9 +1,10 @@
-"""What notebooks and papers get of patching, paths and circuits: tables and graphs.
+"""What notebooks and papers get of importance, roles, patching, paths and circuits.
 
 L layers, H heads of a layer, T positions.
 """
 
 import base64
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,26 +15,29 @@ from mha_haiku.lab.heads import graph
 from mha_haiku.showing import drawing, markup, plotting, shown
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_NODES = 64
+_MOST_EDGES = 64
 _MOST_ROWS = 20
+_MOST_WITH_ERRORS = 16  # heads of a layer
 _COLOURS = {"q": "C0", "k": "C1", "v": "C2", "feed_forward": "C7", "logits": "C3"}
 # Edges between the same two nodes are drawn side by side.
 _BENDS = {"q": -0.12, "k": 0.0, "v": 0.12, "feed_forward": 0.0, "logits": 0.0}
 _THICKEST = 4.0  # points of the strongest edge
+_SHARES = ("probability", "score")  # units with colours from 0 to 1
 
 
 class Grid(NamedTuple):
     """Numbers in rows and columns that have names.
 
     Attributes:
-      values: The numbers.
+      values: The numbers; NaN where there is none.
       rows: The name of each row.
       columns: The name of each column.
       unit: The unit of the numbers.
       title: What they are.
-      caption: The title of the table, which says more.
+      caption: The title of the table, which may say more; "": the title.
       note: What stands below the table.
       texts: What stands in the cells, of the shape of the numbers; None: the numbers.
     """
@@ -43,52 +47,47 @@ class Grid(NamedTuple):
     columns: Sequence[str]
     unit: str
     title: str
-    caption: str
-    note: str
+    caption: str = ""
+    note: str = ""
     texts: np.ndarray | None = None
 
     def html(self) -> markup.Html:
         """Renders the table that a notebook shows."""
-        scale = self._scale()
         table = markup.heat_table(
             self.values,
             rows=self.rows,
             columns=self.columns,
-            scales=[scale] * len(self.rows),
+            scales=[self._scale()] * len(self.rows),
             shown=self.texts,
         )
-        return markup.block(self.caption, table, note=self.note)
+        return markup.block(self.caption or self.title, table, note=self.note)
 
     def figure(self, title: str | None) -> "Figure":
         """Draws the figure that `mh.plot` returns; None: with the grid's title."""
-        width = (0.4 if self.texts is None else 0.75) * len(self.columns) + 2
-        height = max(2.0, 0.3 * len(self.rows) + 1.4)
-        sheet = drawing.sheet(max(4.0, width), height, title=title or self.title)
-        axes = sheet.subplots()
-        self.draw(axes)
+        cell = 0.4
         if self.texts is not None:
-            for (i, j), text in np.ndenumerate(self.texts):
-                colour = "white" if self.values[i, j] < 0.6 else "black"
-                style = {"ha": "center", "va": "center", "fontsize": "x-small"}
-                axes.text(j, i, text, color=colour, **style)
+            cell = max(0.75, 0.07 * max(map(len, self.texts.flat), default=0))
+        width = max(4.0, cell * len(self.columns) + 2)
+        height = max(2.0, 0.3 * len(self.rows) + 1.4)
+        sheet = drawing.sheet(width, height, title=title or self.title)
+        self.draw(sheet.subplots())
         return sheet
 
-    def draw(self, axes) -> None:
-        scale = self._scale()
-        image = axes.imshow(
+    def draw(self, axes: "Axes") -> None:
+        """Draws the cells and their colour bar."""
+        drawing.heat_map(
+            axes,
             self.values,
-            cmap=scale.colours,
-            vmin=scale.low,
-            vmax=scale.high,
-            aspect="auto",
+            self._scale(),
+            rows=self.rows,
+            columns=self.columns,
+            unit=self.unit,
+            texts=self.texts,
         )
-        axes.set_xticks(range(len(self.columns)), self.columns, rotation=45, ha="right")
-        axes.set_yticks(range(len(self.rows)), self.rows)
-        axes.figure.colorbar(image, ax=axes, label=self.unit)
 
     def _scale(self) -> drawing.Scale:
-        is_share = self.unit == "probability"
-        return drawing.Scale.of(self.values, self.unit if is_share else "nats")
+        unit = self.unit if self.unit in _SHARES else "nats"
+        return drawing.Scale.of(self.values, unit)
 
 
 def visible(text: str) -> str:
@@ -116,10 +115,50 @@ def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
     plotting.figure_of.register(kind, lambda value, *, title: grid(value).figure(title))
 
 
+def _of_importance(importance: heads.Importance) -> Grid:
+    mean, count = importance.mean, len(importance.per_example)
+    texts = shown.with_errors(mean, importance.standard_error)
+    if not mean.size:
+        raise ValueError("there are no heads.")
+    return Grid(
+        mean,
+        _layers(importance.kinds, len(mean)),
+        list(map(str, range(mean.shape[1]))),
+        "importance",
+        title="Importance of heads",
+        caption=f"Importance of heads, mean ± standard error over {count} examples",
+        note="In units of the metric that was measured; the larger, the more it "
+        "matters.",
+        texts=texts if mean.shape[1] <= _MOST_WITH_ERRORS else None,
+    )
+
+
+def _of_roles(roles: heads.Roles) -> Grid:
+    names, scores = np.asarray(roles.names), roles.deciding
+    if not names.size:
+        raise ValueError("there are no heads.")
+    numbers = np.vectorize(lambda x: "" if np.isnan(x) else f" {x:.2f}", otypes=[str])
+    seen = sorted(set(names.ravel()) & set(heads.ROLES))
+    return Grid(
+        np.where(names == "", np.nan, np.nan_to_num(scores)),
+        _layers(roles.kinds, len(names)),
+        list(map(str, range(names.shape[1]))),
+        "score",
+        title="Roles of heads",
+        caption="Roles of heads, with the scores that decide",
+        note="; ".join(f"{name}: {heads.ROLES[name].label}" for name in seen),
+        texts=np.char.add(names.astype(str), numbers(scores)),
+    )
+
+
+def _layers(kinds, count) -> list[str]:
+    return [heads.running.label(kinds, i) for i in range(count)]
+
+
 def _of_patched(patched: heads.Patched) -> Grid:
     mean, axes = patched.mean, patched.axes
-    layers = [heads.running.label(patched.kinds, i) for i in range(len(mean))]
-    rows, columns = layers, list(map(visible, patched.tokens))
+    rows = layers = _layers(patched.kinds, len(mean))
+    columns = list(map(visible, patched.tokens))
     if axes == ("layer",):
         mean, columns = mean[:, None], [patched.unit]
     elif axes == ("layer", "head"):
@@ -189,6 +228,8 @@ def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
     return sheet
 
 
+shown.fragment.register(heads.Importance, lambda x: _of_importance(x).html())
+shows(heads.Roles, _of_roles)
 shows(heads.Patched, _of_patched)
 shows(heads.Edges, _of_edges)
 
@@ -197,49 +238,35 @@ shows(heads.Edges, _of_edges)
 def _(what: heads.Edges, *, title: str | None) -> "Figure":
     """Draws a graph of the strongest edges, and next to it all of them as cells."""
     grid = _of_edges(what)
-    sheet = drawing.sheet(
-        6 + 0.3 * len(grid.columns),
-        max(3.0, 0.25 * len(grid.rows) + 1.5),
-        title=title or grid.title,
-    )
-    drawn, cells = sheet.subplots(1, 2)
-    ends = np.concatenate([what.senders, what.receivers])
-    top = ends[:, 0].max() + 1
-    mean = what.mean
-    largest = np.nanmax(np.abs(mean))
-    for i in np.argsort(-np.abs(mean))[:_MOST_NODES]:
-        (x0, y0), (x1, y1) = (
-            (each[1], top if each[0] < 0 else each[0])
-            for each in (what.senders[i], what.receivers[i])
-        )
-        x1 = ends[:, 1].max() / 2 if what.receivers[i][0] < 0 else x1
-        share = abs(mean[i]) / largest if largest else 0.0
-        colour = "tab:red" if mean[i] > 0 else "tab:blue"
-        drawn.plot([x0, x1], [y0, y1], color=colour, linewidth=3 * share, alpha=0.7)
-    nodes = np.unique(ends[ends[:, 0] >= 0], axis=0)
-    drawn.scatter(nodes[:, 1], nodes[:, 0], s=60, color="0.3", zorder=3)
-    drawn.set_xlabel("head")
-    drawn.set_xticks(sorted(set(nodes[:, 1].tolist())))
-    drawn.set_ylabel("layer")
-    layers = sorted(set(nodes[:, 0].tolist()))
-    drawn.set_yticks([*layers, top], [*map(str, layers), "logits"])
-    drawn.set_title("red raises the metric, blue lowers it")
+    height = max(3.0, 0.25 * len(grid.rows) + 1.5)
+    width = 6 + 0.3 * len(grid.columns)
+    sheet = drawing.sheet(width, height, title=title or grid.title)
+    graph_axes, cells = sheet.subplots(1, 2)
+    strongest = np.zeros(len(what.strength), bool)
+    strongest[np.argsort(-what.strength)[:_MOST_EDGES]] = True
+    _draw_graph(graph_axes, what, strongest, _places(what, strongest))
     grid.draw(cells)
     return sheet
 
 
 @plotting.figure_of.register(heads.Circuit)
-def _circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
-    from matplotlib.lines import Line2D
-
-    places, edges = _places(what), what.edges
+def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
+    """Draws the graph of a circuit; without a title it says how faithful that is."""
+    places = _places(what.edges, what.kept)
     across, up = np.max(list(places.values()), axis=0)
     width = max(4.5, 1.2 * across + 2)
     sheet = drawing.sheet(width, 0.9 * up + 2, title=title or headline(what))
-    axes = sheet.subplots()
+    _draw_graph(sheet.subplots(), what.edges, what.kept, places)
+    return sheet
+
+
+def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> None:
+    """Draws the kept edges between their nodes, the stronger the thicker."""
+    from matplotlib.lines import Line2D
+
     axes.set_axis_off()
-    strengths = edges.strength / max(edges.strength[what.kept].max(initial=0), 1e-30)
-    for i in np.flatnonzero(what.kept):
+    strengths = edges.strength / max(edges.strength[kept].max(initial=0), 1e-30)
+    for i in np.flatnonzero(kept):
         ends = (places[tuple(x[i])] for x in (edges.receivers, edges.senders))
         axes.annotate(
             "",
@@ -255,21 +282,18 @@ def _circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
         box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
         style = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
         axes.text(*place, graph.label(node), bbox=box, parse_math=False, **style)
+    across, up = np.max(list(places.values()), axis=0)
     axes.set_xlim(-1, across + 1)
     axes.set_ylim(-0.6, up + 0.6)
-    kinds = [kind for kind in _COLOURS if kind in edges.kinds[what.kept]]
+    kinds = [kind for kind in _COLOURS if kind in edges.kinds[kept]]
     lines = [Line2D([], [], color=_COLOURS[kind]) for kind in kinds]
     names = [kind.replace("_", "-") for kind in kinds]
     axes.legend(lines, names, loc="upper right", fontsize=7, title="read as")
-    return sheet
 
 
-def _places(circuit) -> dict[tuple[int, int], tuple[float, float]]:
+def _places(edges, kept) -> dict[tuple[int, int], tuple[float, float]]:
     """Finds where the nodes are drawn: above all nodes that they read."""
-    ends = [
-        x[circuit.kept].tolist()
-        for x in (circuit.edges.senders, circuit.edges.receivers)
-    ]
+    ends = [x[kept].tolist() for x in (edges.senders, edges.receivers)]
     heights: dict[tuple[int, int], int] = {}
     for sender, receiver in zip(*ends, strict=True):  # in the order of the model
         below = heights.setdefault(tuple(sender), 0) + 1
@@ -294,10 +318,6 @@ def headline(circuit: heads.Circuit) -> str:
     )
 
 
-picture = drawing.picture(_circuit)
-"""From a circuit to the bytes of a file; see `drawing.picture`."""
-
-
 @shown.fragment.register
 def _(what: heads.Circuit) -> markup.Html:
     names = {"sender": "sender", "receiver": "receiver", "kind": "read as"}
@@ -305,7 +325,7 @@ def _(what: heads.Circuit) -> markup.Html:
     rows = ({names[x]: row[x] for x in names} for row in what.rows())
     parts = [rows_table(rows, digits=3)]
     if drawing.is_possible():
-        image = picture(what, title=" ")
+        image = drawing.content(functools.partial(draw_circuit, what, title=" "))
         source = f"data:image/png;base64,{base64.b64encode(image).decode()}"
         image = f'<img alt="The graph" style="max-width:100%" src="{source}">'
         parts.insert(0, markup.Html(image))

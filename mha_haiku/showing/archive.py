@@ -115,10 +115,8 @@ def _decoded(kind, value, name, arrays) -> Any:
     if origin is types.UnionType:
         if value is None and types.NoneType in parts:
             return None
-        kinds = [each for each in parts if each is not types.NoneType]
-        is_list = isinstance(value, list)
-        fits = (x for x in kinds if (typing.get_origin(x) is tuple) == is_list)
-        return _decoded(next(fits, kinds[0]), value, name, arrays)
+        (known,) = (each for each in parts if each is not types.NoneType)
+        return _decoded(known, value, name, arrays)
     if kind is np.ndarray:
         if not isinstance(value, str) or value not in arrays:
             near = checks.nearest(str(value), arrays)

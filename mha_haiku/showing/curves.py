@@ -6,8 +6,7 @@ P points, L layers, H heads.
 import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,31 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Pruning(NamedTuple):
-    """Metric and speed of pruned models, a point per model.
-
-    Attributes:
-      kept: The number of heads of each.
-      metric: The metric of each.
-      metric_name: The name of the metric, for the axis.
-      speed_up: How many times faster than the whole model each was, measured.
-      ideal: The same by operation counts.
-      baseline: The metric with as many heads in another order; may be empty.
-      baseline_name: What the legend calls that.
-      kinds: The number of heads of each kind; {} where there are no kinds.
-    """
-
-    kept: Sequence[int]
-    metric: Sequence[float]
-    metric_name: str
-    speed_up: Sequence[float]
-    ideal: Sequence[float]
-    baseline: Sequence[float] = ()
-    baseline_name: str = ""
-    kinds: Mapping[str, Sequence[int]] = MappingProxyType({})
-
-
-@drawing.picture
 def learning(
     reports: Sequence[Mapping[str, Any]],
     *,
@@ -81,7 +55,6 @@ def learning(
     return sheet
 
 
-@drawing.picture
 def timeline(
     steps: np.ndarray,
     scores: Mapping[str, PerHead],
@@ -132,41 +105,42 @@ def timeline(
     return sheet
 
 
-@drawing.picture
-def pruning(curve: Pruning, *, title: str) -> "Figure":
-    """Draws the metric and the speed against the number of heads kept.
+def pruning(
+    kept: Sequence[int],
+    metrics: Mapping[str, Sequence[float]],
+    speed_ups: Mapping[str, Sequence[float]],
+    kinds: Mapping[str, Sequence[int]],
+    *,
+    metric_name: str,
+    title: str,
+) -> "Figure":
+    """Draws metrics and speed of pruned models against the number of heads kept.
 
-    Where heads are of several kinds, a third panel has the number of each.
+    Metrics and speed-ups are by the names that the legend has; what follows the first
+    is there to compare with. Where heads are of several kinds, a third panel has the
+    number of each.
     """
-    sheet = drawing.sheet(12.5 if curve.kinds else 8.5, 3.6, title=title)
-    left, *third, right = sheet.subplots(1, 3 if curve.kinds else 2)
-    for axes in third:
-        for kind, counts in curve.kinds.items():
-            axes.plot(
-                curve.kept, counts, marker=".", label=kind, color=drawing.KINDS[kind]
-            )
-        axes.legend(fontsize=7)
-    left.plot(curve.kept, curve.metric, marker="o", color="C0", label="this order")
-    if curve.baseline:
-        left.plot(
-            curve.kept, curve.baseline, ls="--", color="0.5", label=curve.baseline_name
-        )
-        left.legend(fontsize=7)
-    right.plot(curve.kept, curve.speed_up, marker="o", label="measured")
-    right.plot(curve.kept, curve.ideal, ls="--", color="0.5", label="by operations")
-    right.legend(fontsize=7)
-    for axes, label in (
-        (left, curve.metric_name),
-        *((axes, "heads kept of the kind") for axes in third),
-        (right, "forward pass, times faster than the whole model's"),
-    ):
+    panels = {
+        metric_name: metrics,
+        "heads kept of the kind": kinds,
+        "forward pass, times faster than the whole model's": speed_ups,
+    }
+    panels = {label: lines for label, lines in panels.items() if lines}
+    sheet = drawing.sheet(4.2 * len(panels), 3.6, title=title)
+    grid = sheet.subplots(1, len(panels))
+    for axes, (label, lines) in zip(grid, panels.items(), strict=True):
+        for i, (name, values) in enumerate(lines.items()):
+            style = {"ls": "--", "color": "0.5"} if i else {"marker": "o"}
+            if name in drawing.KINDS:
+                style = {"marker": ".", "color": drawing.KINDS[name]}
+            axes.plot(kept, values, label=name, **style)
         _axes(axes, "heads kept", label)
+        axes.legend(fontsize=7)
         axes.set_ylim(bottom=0)
         axes.invert_xaxis()
     return sheet
 
 
-@drawing.picture
 def rollout(
     correlations: Mapping[str, np.ndarray],
     published: Mapping[str, Sequence[float]],

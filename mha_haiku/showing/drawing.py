@@ -8,7 +8,6 @@ import contextlib
 import functools
 import importlib.util
 import io
-import itertools
 import logging
 import math
 import textwrap
@@ -23,8 +22,6 @@ from mha_haiku.core import checks
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from mha_haiku.showing.map_set import Layer
 
 _logger = logging.getLogger(__name__)
 
@@ -125,18 +122,10 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
     return formats
 
 
-def picture(draw: Callable[..., "Figure"]) -> Callable[..., bytes]:
-    """Makes a function that draws a figure return a file's bytes, of a `format`.
-
-    The original function is its `__wrapped__`.
-    """
-
-    @functools.wraps(draw)
-    def drawn(*args: object, format: str = "png", **options: object) -> bytes:
-        with style():
-            return _content(draw(*args, **options), format)
-
-    return drawn
+def content(draw: Callable[[], "Figure"], format: str = "png") -> bytes:
+    """Draws a figure, and returns the bytes of its file in a format."""
+    with style():
+        return _content(draw(), format)
 
 
 @contextlib.contextmanager
@@ -220,18 +209,17 @@ def _content(figure: "Figure", kind: str) -> bytes:
 def heat_map(
     axes: "Axes",
     values: np.ndarray,
-    layers: Sequence["Layer"],
+    scale: Scale,
     *,
+    rows: Sequence[str],
+    columns: Sequence[str],
     unit: str,
-    title: str,
-    names: Sequence[Sequence[str]] | None = None,
+    texts: np.ndarray | None = None,
 ) -> None:
-    """Draws a number of each head, `[L, H]`, with its colour bar; NaN is grey.
+    """Draws numbers `[R, C]` in colours, with their colour bar; NaN is grey.
 
-    Names of heads, for each layer, stand in the cells: they are not places. Without
-    them cells have numbers, and heads are named below.
+    Texts stand in the cells; None: the numbers, if there are few.
     """
-    scale = Scale.of(values, unit)
     axes.set_facecolor(absent())
     image = axes.imshow(
         np.ma.masked_invalid(values),
@@ -240,32 +228,23 @@ def heat_map(
         cmap=scale.colours,
         aspect="auto",
     )
-    title = textwrap.fill(title, 44)
-    axes.set_title(title, fontsize=8.5, loc="left", parse_math=False)
     bar = axes.figure.colorbar(image, ax=axes)
     bar.set_label(unit, fontsize=7)
     bar.ax.tick_params(labelsize=7)
     bar.set_ticks(sorted({scale.low, 0.0, scale.high}))
-    for i, (layer, after) in enumerate(itertools.pairwise(layers)):
-        if layer.kind != after.kind:  # a gap between kinds
-            axes.axhline(i + 0.5, color=axes.figure.get_facecolor(), lw=3)
-    for set_ticks, labels in (
-        (axes.set_xticks, [] if names else range(values.shape[1])),
-        (axes.set_yticks, [x.name if x.kind else x.number for x in layers]),
-    ):
-        every = max(1, math.ceil(len(labels) / 16))
-        set_ticks(range(0, len(labels), every), labels[::every], fontsize=7)
+    style = {"fontsize": 7, "parse_math": False}
+    axes.set_yticks(range(len(rows)), rows, **style)
+    if max(map(len, columns), default=0) > 2:
+        style |= {"rotation": 45, "ha": "right"}
+    axes.set_xticks(range(len(columns)), columns, **style)
     axes.tick_params(length=2, pad=2)
-    axes.set_xlabel("head, by its name" if names else "head", fontsize=8, labelpad=1)
-    has_kinds = any(layer.kind for layer in layers)
-    axes.set_ylabel("" if has_kinds else "layer", fontsize=8, labelpad=2)
-    if any(size > most for size, most in zip(values.shape, _MOST_NUMBERS, strict=True)):
+    if texts is None and any(np.greater(values.shape, _MOST_NUMBERS)):
         return
-    for (i, h), value in np.ndenumerate(values):
+    style = {"ha": "center", "va": "center", "fontsize": 7, "parse_math": False}
+    for (i, j), value in np.ndenumerate(values):
         if not np.isnan(value):
-            text = number(value) if names is None else str(names[i][h])
-            where = {"ha": "center", "va": "center", "color": scale.ink(value)}
-            axes.text(h, i, text, fontsize=7, **where)
+            text = number(value) if texts is None else str(texts[i, j])
+            axes.text(j, i, text, color=scale.ink(value), **style)
 
 
 def rounded_up(value: float) -> float:

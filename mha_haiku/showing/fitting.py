@@ -151,19 +151,6 @@ def _with(whole, cut, budget) -> Dossier:
 def _notes(whole, cut, budget) -> list[str]:
     """Says what a page leaves out."""
     notes = []
-    first, layers = whole.sets[0].examples[0], whole.sets[0].layers
-    widths = [
-        max(
-            int(np.diff(_joined(first.axes(layer)[side].edges, cut.join)).max())
-            for layer in layers
-        )
-        for side in (0, 1)
-    ]
-    if max(widths) > 1:
-        notes.append(
-            f"Pooled: a cell is the weight of up to {widths[0]} queries, averaged, on "
-            f"up to {widths[1]} keys together."
-        )
     fits = f"fit the {budget:,} bytes of this view"
     total = _num_examples(whole)
     if cut.examples < total:

@@ -8,8 +8,6 @@ import unicodedata
 from collections.abc import Callable
 
 _SYMBOLS = {" ": "␣", "\n": "↵", "\r": "⇠", "\t": "⇥"}
-# Controls, invisible formatting, lone surrogates, unassigned; odd spaces and line ends.
-_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
 
 
 def visible(text: str) -> str:
@@ -36,11 +34,10 @@ def drawable(text: str, has_glyph: Callable[[str], bool], longest: int) -> str:
 
 
 def _visible_character(character: str) -> str:
-    if character in _SYMBOLS:
-        return _SYMBOLS[character]
-    if unicodedata.category(character) in _INVISIBLE:
-        return _code_point(character)
-    return character
+    # Not to be printed: controls, invisible formatting, lone surrogates, unassigned
+    # characters, odd spaces and line ends.
+    shown = character if character.isprintable() else _code_point(character)
+    return _SYMBOLS.get(character, shown)
 
 
 def _code_point(character: str) -> str:

@@ -20,7 +20,6 @@ from mha_haiku.core import checks, display
 from mha_haiku.showing import archive
 
 MOST_LIKELIEST = 3
-IMAGE_KINDS = ("positions", "grid")
 _KINDS = {"f": "floating-point", "b": "booleans", "iu": "integers", "UO": "text"}
 
 
@@ -72,6 +71,17 @@ class Axes(NamedTuple):
     keys: Axis
     alignment: np.ndarray | None = None
     has_answers: bool = True
+
+    @property
+    def pooling(self) -> str:
+        """What a cell covers if it is more than one position, in a sentence."""
+        queries, keys = (int(np.diff(x.edges).max(initial=1)) for x in self[:2])
+        if max(queries, keys) == 1:
+            return ""
+        return (
+            f"Pooled: a cell is the weight of up to {queries} queries, averaged, on up "
+            f"to {keys} keys together."
+        )
 
     def aligned_cells(self) -> np.ndarray | None:
         """Marks the cells `[P, Q]` with an aligned pair of positions; or None."""
@@ -133,26 +143,6 @@ class Why(NamedTuple):
     terms: np.ndarray
 
 
-class Images(NamedTuple):
-    """What positions look like.
-
-    Attributes:
-      pixels: uint8. Of the kind "positions" `[T, h, w]` or `[T, h, w, 3]`, of the kind
-        "grid" `[h, w]` or `[h, w, 3]`.
-      kind: "positions": position i is picture i; "grid": positions are the patches of
-        one picture, row by row.
-      rows: Patches of a grid, from top to bottom.
-      columns: Names of the columns, from left to right.
-      first: The position of a grid's first patch: 1 after a token for the class.
-    """
-
-    pixels: np.ndarray
-    kind: str = "positions"
-    rows: int = 0
-    columns: int = 0
-    first: int = 0
-
-
 class Answers(NamedTuple):
     """What a model says at each position.
 
@@ -176,12 +166,11 @@ class Example(NamedTuple):
       queries: Positions of the rows.
       keys: Positions of the columns.
       weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such.
-      masked: Booleans, true where no query may attend to any key of the cell: `[P, Q]`
-        if all layers have the same axes, or for each layer `[P, Q]`, `[H, P, Q]` or
-        None; None where it is not known.
+      masked: For each layer booleans `[P, Q]` or `[H, P, Q]`, true where no query may
+        attend to any key of the cell; None where it is not known.
       note: What has to be said of it.
       answers: What the model says, or None.
-      images: What the keys look like, or None.
+      images: What the keys look like, uint8 `[S, h, w]` or `[S, h, w, 3]`, or None.
       patches: Finer parts of pooled maps.
       channels: What the scores of each layer are made of, or None.
       is_mean: Whether it is the mean of examples, and no input.
@@ -193,10 +182,10 @@ class Example(NamedTuple):
     queries: Axis
     keys: Axis
     weights: tuple[np.ndarray, ...]
-    masked: np.ndarray | tuple[np.ndarray | None, ...] | None = None
+    masked: tuple[np.ndarray | None, ...] | None = None
     note: str = ""
     answers: Answers | None = None
-    images: Images | None = None
+    images: np.ndarray | None = None
     patches: tuple[Patch, ...] = ()
     channels: tuple[Channels | None, ...] | None = None
     is_mean: bool = False
@@ -209,7 +198,15 @@ class Example(NamedTuple):
 
     def masked_cells(self, layer: int) -> np.ndarray | None:
         """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""
-        return self.masked[layer] if isinstance(self.masked, tuple) else self.masked
+        return self.masked and self.masked[layer]
+
+    def drawn(self, layer: int) -> np.ndarray:
+        """Returns the weights of a layer, NaN where a mask leaves none."""
+        weights, masked = self.weights[layer], self.masked_cells(layer)
+        if masked is None:
+            return weights
+        # Elsewhere a weight shows that a mask is wrong.
+        return np.where(masked & (weights == 0), np.nan, weights)
 
 
 class Layer(NamedTuple):
@@ -336,7 +333,11 @@ class MapSet:
             raise checks.ConfigError(f"{path}: {error}") from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the set, whole or not at all, as `showing.archive` says."""
+        """Writes the set, whole or not at all, as `showing.archive` says.
+
+        Raises:
+          ConfigError: If it cannot be written.
+        """
         return archive.save(path, self)
 
     @property
@@ -354,15 +355,14 @@ class MapSet:
         """The mean of examples; None without one."""
         return next((each for each in self.examples if each.is_mean), None)
 
-    @property
-    def is_pooled(self) -> bool:
-        """Whether a cell covers more than one query and one key."""
-        return any(
-            axis.is_pooled
-            for example in self.examples
-            for layer in self.layers
-            for axis in example.axes(layer)[:2]
+    def only(self, example: int, layers: Sequence[int]) -> "MapSet":
+        """Takes an example's maps of some layers, and nothing else."""
+        one = self.examples[example]._replace(channels=None, patches=(), why=None)
+        one = one._replace(
+            weights=tuple(one.weights[i] for i in layers),
+            masked=tuple(one.masked_cells(i) for i in layers),
         )
+        return MapSet(self.name, tuple(self.layers[i] for i in layers), (one,))
 
     def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
         """Keeps the heads at some places of each layer, in that order."""
@@ -523,7 +523,7 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         _has_shape(f"alignment {of}", each.alignment, sizes, kinds="b")
     for name in ("weights", "masked", "channels"):
         parts = getattr(example, name)
-        if isinstance(parts, tuple) or name == "weights":
+        if parts is not None:
             _has_length(f"{name} {of}", parts, len(layers), "layers")
     for i, layer in enumerate(layers):
         of_layer, axes = f"of {layer.name} {of}", example.axes(layer)
@@ -549,7 +549,13 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         wanted = f"have at most {MOST_LIKELIEST} answers for each position"
         _require(most <= MOST_LIKELIEST, f"likeliest {of}", wanted, most)
     if example.images is not None:
-        _check_images(example.images, len(example.keys.tokens), of)
+        images = np.asarray(example.images)
+        _require(images.dtype == np.uint8, f"images {of}", "be uint8", images.dtype)
+        is_right = images.ndim > 2 and images.shape[3:] in ((), (3,))
+        is_right = is_right and 0 not in images.shape[1:]
+        wanted = "be [S, h, w] or [S, h, w, 3]"
+        _require(is_right, f"images {of}", wanted, images.shape)
+        _has_length(f"images {of}", images, len(example.keys.tokens))
 
 
 def _check_patch(patch, example, layers, of) -> None:
@@ -565,26 +571,6 @@ def _check_patch(patch, example, layers, of) -> None:
         _require(is_inside, f"{name} {of}", wanted, f"{edges[0]} to {edges[-1]}")
     cells = len(patch.query_edges) - 1, len(patch.key_edges) - 1
     _are_weights(f"weights {of}", patch.weights, cells)
-
-
-def _check_images(images: Images, count: int, of: str) -> None:
-    checks.choice(f"kind of images {of}", images.kind, IMAGE_KINDS)
-    pixels, is_grid = np.asarray(images.pixels), images.kind == "grid"
-    _require(pixels.dtype == np.uint8, f"images {of}", "be uint8", pixels.dtype)
-    shape = pixels.shape if is_grid else pixels.shape[1:]
-    is_right = len(shape) in (2, 3) and shape[2:] in ((), (3,)) and 0 not in shape
-    wanted = "[h, w] or [h, w, 3]" if is_grid else "[S, h, w] or [S, h, w, 3]"
-    _require(is_right, f"images {of}", f"be {wanted}", pixels.shape)
-    if not is_grid:
-        _has_length(f"images {of}", pixels, count)
-        return
-    sizes = f"{images.rows} x {images.columns}"
-    is_right = min(images.rows, images.columns, images.first + 1) > 0
-    got = f"{sizes} from position {images.first}"
-    _require(is_right, f"a grid {of}", "have rows and columns", got)
-    most = count - images.first
-    wanted = f"have at most {most} patches from position {images.first}"
-    _require(images.rows * images.columns <= most, f"a grid {of}", wanted, sizes)
 
 
 def _rises(name: str, edges: np.ndarray, last: int | None = None) -> None:

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.showing import labels, map_set
-from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet, PerHead
+from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet
 
 VERSION = 2
-Pack = Callable[..., tuple[str, list[float]]]  # `encode` with its options
+Pack = Callable[..., dict[str, Any]]  # `encode` with its options
 # Cells of all maps together, up to which a cell has two bytes; above it one.
 _MOST_FINE_CELLS = 2**18
 _LEVELS = {1: 253, 2: 65533}
@@ -111,16 +111,13 @@ def contents(shown: Dossier) -> dict[str, Any]:
     matches = shown.matches
     if matches is not None:
         matches = [
-            [place if min(place) >= 0 else None for place in row[: len(layer.heads)]]
-            for row, layer in zip(matches.tolist(), shown.sets[0].layers, strict=True)
+            [place if min(place) >= 0 else None for place in row]
+            for row in matches.tolist()
         ]
     return {
         "version": VERSION,
         "title": labels.one_line(shown.title),
-        "notes": [
-            labels.one_line(note)
-            for note in (*shown.notes, *_kinds(shown), *_faults(shown))
-        ],
+        "notes": list(map(labels.one_line, _notes(shown))),
         "levels": levels,
         "bytes_per_cell": bytes_per_cell,
         "precision": math.ceil(error / unit) * unit,
@@ -136,8 +133,8 @@ def encode(
     *,
     levels: int,
     rounding: float = 0.0,
-) -> tuple[str, list[float]]:
-    """Packs a layer's maps to codes; also returns each map's largest weight `[H]`.
+) -> dict[str, Any]:
+    """Packs a layer's maps to `codes`, with each map's `largest` weight `[H]`.
 
     Weights are `[H, P, Q]`, and `masked` has booleans that broadcast to them. They are
     rounded to multiples of `rounding` first, or to a sixteenth of their map's largest
@@ -160,22 +157,19 @@ def encode(
     codes[is_nan] = levels + 1
     if masked is not None:
         codes[masked & is_empty] = levels + 2
-    return _packed(codes), largest.tolist()
+    return {"codes": _packed(codes), "largest": largest.tolist()}
 
 
 def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
-    heads = [len(layer.heads) for layer in maps.layers]
-    roles = None
-    if maps.roles is not None:
-        roles = [
-            [
-                {"name": labels.one_line(name), "score": score} if name else None
-                for name, score in zip(names[:count], scores, strict=False)
-            ]
-            for names, scores, count in zip(
-                maps.roles.names.tolist(), _plain(maps.roles.scores), heads, strict=True
-            )
+    roles = maps.roles and [
+        [
+            {"name": labels.one_line(name), "score": score} if name else None
+            for name, score in zip(names, scores, strict=True)
         ]
+        for names, scores in zip(
+            maps.roles.names.tolist(), _plain(maps.roles.scores), strict=True
+        )
+    ]
     return {
         "name": labels.one_line(maps.name),
         "step": maps.step,
@@ -187,64 +181,45 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
             | ({"kind": labels.one_line(layer.kind)} if layer.kind else {})
             for layer in maps.layers
         ],
-        "numbers": [_number(*item, heads) for item in maps.numbers.items()],
+        "numbers": [
+            {
+                "name": labels.one_line(name),
+                "label": labels.one_line(number.label),
+                "unit": labels.one_line(number.unit),
+                "values": _plain(number.mean),
+                "errors": _plain(number.standard_error),
+                "ranks": _plain(number.ranks),
+            }
+            for name, number in maps.numbers.items()
+        ],
         "roles": roles,
         "missing": [list(map(labels.one_line, each)) for each in maps.missing],
         "examples": [_example(example, pack) for example in maps.examples],
     }
 
 
-def _number(name: str, number: PerHead, heads: Sequence[int]) -> dict[str, Any]:
-    def of_heads(values):
-        if values is None:
-            return None
-        rows = zip(_plain(values), heads, strict=True)
-        return [row[:count] for row, count in rows]
-
-    ranks = of_heads(number.ranks)
-    if ranks is not None:
-        ranks = [[None if None in pair else pair for pair in row] for row in ranks]
-    return {
-        "name": labels.one_line(name),
-        "label": labels.one_line(number.label),
-        "unit": labels.one_line(number.unit),
-        "values": of_heads(number.mean),
-        "errors": of_heads(number.standard_error),
-        "ranks": ranks,
-    }
-
-
 def _example(example: Example, pack: Pack) -> dict[str, Any]:
-    queries, keys = _axis(example.queries), _axis(example.keys)
-    layers = []
-    for i, weights in enumerate(example.weights):
-        codes, largest = pack(weights, example.masked_cells(i))
-        layers.append({"codes": codes, "largest": largest})
-    patches = []
-    for patch in example.patches:
-        codes, largest = pack(patch.weights[None])
-        patches.append(
-            {
-                "layer": patch.layer,
-                "head": patch.head,
-                "queries": patch.query_edges.tolist(),
-                "keys": patch.key_edges.tolist(),
-                "codes": codes,
-                "largest": largest,
-            }
-        )
+    weights = enumerate(example.weights)
     channels = example.channels
     kinds = {kind: _kind(axes) for kind, axes in example.kinds.items()}
     return {
         "name": labels.one_line(example.name),
         "note": labels.one_line(example.note),
         "is_mean": example.is_mean,
-        "queries": queries,
-        "keys": None if keys == queries else keys,
-        "layers": layers,
+        **_sides(example),
+        "layers": [pack(each, example.masked_cells(i)) for i, each in weights],
         "answers": _answers(example),
         "images": _images(example.images),
-        "patches": patches,
+        "patches": [
+            {
+                "layer": patch.layer,
+                "head": patch.head,
+                "queries": patch.query_edges.tolist(),
+                "keys": patch.key_edges.tolist(),
+                **pack(patch.weights[None]),
+            }
+            for patch in example.patches
+        ],
         "channels": None if channels is None else list(map(_channels, channels)),
         "why": None if example.why is None else _why(example.why),
     } | ({"kinds": kinds} if kinds else {})
@@ -252,11 +227,15 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
 
 def _kind(axes: Axes) -> dict[str, Any]:
     """Collects the fields that a kind of layer has in place of its example's."""
-    queries, keys = _axis(axes.queries), _axis(axes.keys)
-    own = {"queries": queries, "keys": None if keys == queries else keys}
+    own = _sides(axes)
     if axes.alignment is not None:
         own["alignment"] = np.argwhere(axes.alignment).tolist()
     return own | {"images": None} | ({} if axes.has_answers else {"answers": None})
+
+
+def _sides(axes: Axes | Example) -> dict[str, Any]:
+    queries, keys = _axis(axes.queries), _axis(axes.keys)
+    return {"queries": queries, "keys": None if keys == queries else keys}
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
@@ -313,21 +292,16 @@ def _answers(example: Example) -> dict[str, Any] | None:
     }
 
 
-def _images(images: map_set.Images | None) -> dict[str, Any] | None:
+def _images(images: np.ndarray | None) -> dict[str, Any] | None:
     if images is None:
         return None
-    pixels = images.pixels if images.kind == "positions" else images.pixels[None]
-    count, height, width = pixels.shape[:3]
+    count, height, width = images.shape[:3]
     return {
-        "kind": images.kind,
         "height": height,
         "width": width,
-        "channels": 1 if pixels.ndim == 3 else 3,
+        "channels": 1 if images.ndim == 3 else 3,
         "count": count,
-        "rows": images.rows,
-        "columns": images.columns,
-        "first": images.first,
-        "codes": _packed(pixels),
+        "codes": _packed(images),
     }
 
 
@@ -356,21 +330,19 @@ def _why(why: map_set.Why) -> dict[str, Any]:
     return {"components": list(map(labels.one_line, why.components))} | shown
 
 
-def _kinds(shown: Dossier) -> list[str]:
-    """Says how to read the maps of a decoder, where there are any."""
-    kinds = {layer.kind for each in shown.sets for layer in each.layers}
-    if not kinds & {"decoder", "cross"}:
-        return []
-    return [
-        "A row of a decoder or cross map is a position of the decoder: it has read the "
-        "target up to there, and predicts the next token. In decoder maps it is named "
-        "by the token that it reads, in cross maps by the one that it should predict."
-    ]
-
-
-def _faults(shown: Dossier) -> list[str]:
-    """Notes each set in which weights are NaN."""
-    notes = []
+def _notes(shown: Dossier) -> list[str]:
+    """Says how to read pooled maps and those of a decoder, and which have NaN."""
+    layers = [layer for each in shown.sets for layer in each.layers]
+    first = shown.sets[0].examples[0]
+    pooling = dict.fromkeys(first.axes(layer).pooling for layer in layers)
+    notes = [*shown.notes, *filter(None, pooling)]
+    if {layer.kind for layer in layers} & {"decoder", "cross"}:
+        notes.append(
+            "A row of a decoder or cross map is a position of the decoder: it has read "
+            "the target up to there, and predicts the next token. In decoder maps it "
+            "is named by the token that it reads, in cross maps by the one that it "
+            "should predict."
+        )
     for each in shown.sets:
         places = [
             f"{example.name}, {layer.name}, head {layer.heads[head]}"
@@ -390,8 +362,10 @@ def _token(text: str) -> str:
     return shown + "…" if len(text) > _LONGEST_TOKEN else shown
 
 
-def _plain(values: np.ndarray) -> list:
+def _plain(values: np.ndarray | None) -> Any:
     """Converts to nested lists, to six digits, with None for what is not finite."""
+    if values is None:
+        return None
     if values.ndim:
         return [_plain(row) for row in values]
     return float(f"{values:.6g}") if np.isfinite(values) else None

@@ -4,9 +4,11 @@ L layers, H heads. Each number comes with its name, label and unit, so that any 
 can be shown.
 """
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -70,7 +72,6 @@ def legend(numbers: Numbers) -> str:
     )
 
 
-@drawing.picture
 def statistics_picture(
     numbers: Numbers, layers: Sequence[Layer], *, title: str
 ) -> "Figure":
@@ -89,13 +90,12 @@ def statistics_picture(
     )
     grid = list(sheet.subplots(rows, columns, squeeze=False).flat)
     for axes, each in zip(grid, numbers.values(), strict=False):
-        drawing.heat_map(axes, each.mean, layers, unit=each.unit, title=each.label)
+        _draw_cells(axes, each, layers, title=each.label)
     for axes in grid[len(numbers) :]:
         axes.set_axis_off()
     return sheet
 
 
-@drawing.picture
 def importance_picture(
     numbers: Numbers, layers: Sequence[Layer], *, title: str
 ) -> "Figure":
@@ -114,12 +114,51 @@ def importance_picture(
         len(numbers), 2, squeeze=False, gridspec_kw={"width_ratios": across}
     )
     for (cells, bars), (name, each) in zip(grid, numbers.items(), strict=True):
-        names = [layer.heads for layer in layers]
-        drawing.heat_map(
-            cells, each.mean, layers, unit=each.unit, title=name, names=names
-        )
+        _draw_cells(cells, each, layers, title=name, has_names=True)
         _draw_bars(bars, name, each, layers)
     return sheet
+
+
+def _draw_cells(
+    axes: "Axes",
+    numbers: PerHead,
+    layers: Sequence[Layer],
+    *,
+    title: str,
+    has_names: bool = False,
+) -> None:
+    """Draws a number of each head by layer, or with the names of heads in the cells."""
+    names, columns = None, _some(range(numbers.mean.shape[1]))
+    if has_names:
+        names, columns = np.full(numbers.mean.shape, "", object), []
+        for row, layer in zip(names, layers, strict=True):
+            row[: len(layer.heads)] = layer.heads
+    drawing.heat_map(
+        axes,
+        numbers.mean,
+        drawing.Scale.of(numbers.mean, numbers.unit),
+        rows=_some(x.name if x.kind else x.number for x in layers),
+        columns=columns,
+        unit=numbers.unit,
+        texts=names,
+    )
+    title = textwrap.fill(title, 44)
+    axes.set_title(title, fontsize=8.5, loc="left", parse_math=False)
+    for i, (layer, after) in enumerate(itertools.pairwise(layers)):
+        if layer.kind != after.kind:  # a gap between kinds
+            axes.axhline(i + 0.5, color=axes.figure.get_facecolor(), lw=3)
+    axes.set_xlabel(
+        "head, by its name" if has_names else "head", fontsize=8, labelpad=1
+    )
+    if not any(layer.kind for layer in layers):
+        axes.set_ylabel("layer", fontsize=8, labelpad=2)
+
+
+def _some(names: Iterable[Any]) -> list[str]:
+    """Keeps at most 16 of the names, at equal distances; others are empty."""
+    names = list(map(str, names))
+    every = max(1, math.ceil(len(names) / 16))
+    return [name if i % every == 0 else "" for i, name in enumerate(names)]
 
 
 def _draw_bars(

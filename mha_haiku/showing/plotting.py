@@ -4,6 +4,7 @@ L layers, H heads of a layer.
 """
 
 import functools
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from mha_haiku.showing.map_set import Layer, MapSet, PerHead
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_MOST_PANELS = 256
 
 
 def plot(
@@ -67,27 +70,27 @@ def plot(
         if not isinstance(size, Sequence) or len(size) != 2:
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         size = tuple(checks.positive_number("size", x) for x in size)
-    given = sets.given(what, tokens, key_tokens)
-    what = given.maps
+    what, texts, _ = sets.given(what, tokens=tokens, key_tokens=key_tokens)
     with drawing.style():
         if sets.is_maps(what):
-            whole = _of_maps(given, layer, example)
+            maps = sets.layers_of(what)
+            count = math.prod(list(maps.values())[-1].shape[:-3])
+            checks.integer_in("example", example, 0, count - 1)
+            chosen = _chosen_layers(list(maps), layer)
+            whole = sets.map_set(
+                maps, texts, layers=chosen, only=example, has_numbers=False
+            )
         elif _is_saved(what) or (sets.has_own(what) and not _is_file(what)):
-            if not (given.tokens is None and given.key_tokens is None):
+            if texts:
                 raise ValueError(
                     "tokens must be None for saved maps, which have their own."
                 )
-            whole = _of_set(what, layer, example)
+            whole = MapSet.load(what) if _is_saved(what) else sets.map_set_of(what)
+            checks.integer_in("example", example, 0, len(whole.examples) - 1)
+            whole = whole.only(example, _chosen_layers(whole.layers, layer))
         else:
-            of_maps = {
-                "head": head,
-                "layer": layer,
-                "tokens": tokens,
-                "key_tokens": key_tokens,
-                "colours": colours,
-                "scale": scale,
-                "example": example or None,
-            }
+            of_maps = dict(head=head, layer=layer, colours=colours, scale=scale)
+            of_maps |= {**texts, "example": example or None}
             for name, value in of_maps.items():
                 if value is not None:
                     raise ValueError(
@@ -100,35 +103,30 @@ def plot(
             return figure
         if head is not None:
             whole = sets.with_heads(whole, head if np.ndim(head) else [head])
+        count = sum(len(each.heads) for each in whole.layers)
+        if count > _MOST_PANELS:
+            raise ValueError(
+                f"head and layer must choose at most {_MOST_PANELS} maps for a figure, "
+                f"got {count}."
+            )
         return figures.of_example(
             whole, colours=colours, scale=scale, size=size, title=title
         )
 
 
-def _of_maps(given: sets.Given, layer, example) -> MapSet:
-    """Reads an example of some layers from maps in memory."""
-    maps, kinds = sets.named_maps(given.maps)
-    last = list(maps.values())[-1]
-    sides = sets.sides(last, given.tokens, given.key_tokens)
-    checks.integer_in("example", example, 0, int(np.prod(last.shape[:-3])) - 1)
-    chosen = _chosen_layers(list(maps), kinds, layer)
-    maps = dict(list(maps.items())[i] for i in chosen)
-    kinds = [kinds[i] for i in chosen]
-    return sets.map_set(maps, sides, only=example, kinds=kinds, has_numbers=False)
-
-
-def _chosen_layers(names, kinds, layer) -> list[int]:
-    """Returns the indices of the chosen layers, which are of one kind."""
-    if layer is None:
+def _chosen_layers(layers: Sequence[Layer], wanted: int | str | None) -> list[int]:
+    """Returns the indices of the wanted layers, which are of one kind."""
+    kinds = [layer.kind for layer in layers]
+    if wanted is None:
         return [i for i, kind in enumerate(kinds) if kind == kinds[-1]]
-    if not isinstance(layer, str):
-        return [checks.integer_in("layer", layer, 0, len(names) - 1)]
-    of_kind = [i for i, kind in enumerate(kinds) if kind == layer]
-    if of_kind:
-        return of_kind
-    addresses = [name.removeprefix("layer ").replace(" ", ".") for name in names]
-    checks.choice("layer", layer, [*dict.fromkeys(filter(None, kinds)), *addresses])
-    return [addresses.index(layer)]
+    if not isinstance(wanted, str):
+        return [checks.integer_in("layer", wanted, 0, len(layers) - 1)]
+    if wanted in kinds:
+        return [i for i, kind in enumerate(kinds) if kind == wanted]
+    names = [layer.name.removeprefix("layer ") for layer in layers]
+    addresses = [name.replace(" ", ".") for name in names]
+    checks.choice("layer", wanted, [*dict.fromkeys(filter(None, kinds)), *addresses])
+    return [addresses.index(wanted)]
 
 
 def _is_file(what: Any) -> bool:
@@ -137,20 +135,6 @@ def _is_file(what: Any) -> bool:
 
 def _is_saved(what: Any) -> bool:
     return _is_file(what) and Path(what).name == "maps.npz"
-
-
-def _of_set(what, layer, example) -> MapSet:
-    """Takes an example of some layers from a set, or from what has one."""
-    whole = MapSet.load(what) if _is_saved(what) else sets.map_set_of(what)
-    checks.integer_in("example", example, 0, len(whole.examples) - 1)
-    names, kinds = ([each[i] for each in whole.layers] for i in (0, 2))
-    chosen = _chosen_layers(names, kinds, layer)
-    one = whole.examples[example]._replace(channels=None, patches=())
-    one = one._replace(
-        weights=tuple(one.weights[i] for i in chosen),
-        masked=tuple(one.masked_cells(i) for i in chosen),
-    )
-    return MapSet(whole.name, tuple(whole.layers[i] for i in chosen), (one,))
 
 
 @functools.singledispatch
@@ -169,8 +153,8 @@ def figure_of(what: Any, *, title: str | None) -> "Figure":
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
     numbers = shown.numbers_of(what)
     layers = _layers((), numbers["num_queries"].mean)
-    draw = per_head.statistics_picture.__wrapped__
-    return draw(numbers, layers, title=title or "Statistics of heads")
+    title = title or "Statistics of heads"
+    return per_head.statistics_picture(numbers, layers, title=title)
 
 
 @figure_of.register(heads.Importance)
@@ -179,28 +163,11 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
     numbers = PerHead(
         what.mean, "units of the metric", "importance", what.standard_error
     )
-    return per_head.importance_picture.__wrapped__(
+    return per_head.importance_picture(
         {"importance": numbers},
         _layers(what.kinds, what.mean),
         title=title or f"Importance of heads, {count} examples",
     )
-
-
-@figure_of.register(heads.Roles)
-def _(what: heads.Roles, *, title: str | None) -> "Figure":
-    scores = what.deciding
-    num_layers, num_heads = scores.shape
-    size = (max(4.0, 1.3 * num_heads + 1.5), max(1.8, 0.35 * num_layers + 1.2))
-    sheet = drawing.sheet(*size, title=title or "Roles of heads")
-    drawing.heat_map(
-        sheet.subplots(),
-        np.where(what.names == "", np.nan, np.nan_to_num(scores)),
-        _layers(what.kinds, scores),
-        unit="score",
-        title="the score that decides the role; 0 where none does",
-        names=what.names.tolist(),
-    )
-    return sheet
 
 
 def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
@@ -214,6 +181,5 @@ def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
 
 
 def drawn(picture: functools.partial, title: str | None) -> "Figure":
-    """Draws a picture with a title, as a figure."""
-    titled = {} if title is None else {"title": title}
-    return picture.func.__wrapped__(*picture.args, **picture.keywords | titled)
+    """Draws a picture, with another title than its own if there is one."""
+    return picture() if title is None else picture(title=title)

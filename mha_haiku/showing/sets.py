@@ -24,7 +24,6 @@ from mha_haiku.showing.map_set import (
     Axis,
     Dossier,
     Example,
-    Images,
     Layer,
     MapSet,
     Why,
@@ -41,14 +40,12 @@ class Given(NamedTuple):
 
     Attributes:
       maps: Maps as `mh.show` takes them; or anything else, where there are no maps.
-      tokens: Labels as `mh.show` takes them.
-      key_tokens: Labels as `mh.show` takes them.
+      texts: `tokens`, `key_tokens` and `images` as `mh.show` takes them, where known.
       why: Why heads look there, `heads.why.Cells` of one example.
     """
 
     maps: Any
-    tokens: Any = None
-    key_tokens: Any = None
+    texts: Mapping[str, Any] = {}
     why: tuple[Any, ...] = ()
 
 
@@ -66,15 +63,11 @@ def maps_of(value: Any) -> Given:
     return Given(value)
 
 
-def given(value: Any, tokens: Any = None, key_tokens: Any = None) -> Given:
-    """Finds the maps in a value; given tokens replace its own."""
-    maps, own, own_keys, why = maps_of(value)
-    return Given(
-        maps,
-        own if tokens is None else tokens,
-        own_keys if key_tokens is None else key_tokens,
-        why,
-    )
+def given(value: Any, **texts: Any) -> Given:
+    """Finds the maps in a value; texts that are not None replace its own."""
+    found = maps_of(value)
+    texts = {name: each for name, each in texts.items() if each is not None}
+    return found._replace(texts={**found.texts, **texts})
 
 
 @functools.singledispatch
@@ -139,39 +132,6 @@ def named(value: Any) -> tuple[str, Any]:
     return "", value
 
 
-class Sides(NamedTuple):
-    """What stands along the maps of N examples; () where nothing is known.
-
-    Attributes:
-      queries: Text, for each example, of its T queries.
-      keys: Text, for each example, of its S keys.
-      images: An `Images` or None for each example.
-    """
-
-    queries: tuple[tuple[str, ...], ...] = ()
-    keys: tuple[tuple[str, ...], ...] = ()
-    images: tuple[Images | None, ...] = ()
-
-
-_NOTHING = Sides()
-
-
-def sides(
-    attention_map: attention.AttentionMap,
-    tokens: Any,
-    key_tokens: Any = None,
-    images: Any = None,
-) -> Sides:
-    """Collects the tokens and images along a map's sides; arguments as of `show`."""
-    *batch_shape, _, num_queries, num_keys = attention_map.shape
-    count = math.prod(batch_shape)
-    queries = _texts("tokens", tokens, count, num_queries)
-    keys = _texts("key_tokens", key_tokens, count, num_keys)
-    if not keys and num_queries == num_keys:
-        keys = queries
-    return Sides(queries, keys, _all_images(images, count))
-
-
 def is_maps(value: Any) -> bool:
     """Checks whether a value is a map, or a container of maps."""
     if isinstance(value, attention.AttentionMap | models.Output):
@@ -182,13 +142,8 @@ def is_maps(value: Any) -> bool:
     return is_list and any(isinstance(x, attention.AttentionMap) for x in value)
 
 
-def named_maps(
-    value: Any,
-) -> tuple[dict[str, attention.AttentionMap], tuple[str, ...]]:
-    """Returns the map of each layer by its name, and its kind: "" where there is one.
-
-    All maps of a kind must have equal sizes.
-    """
+def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
+    """Returns the map of each layer. All maps of a kind must have equal sizes."""
     value = value.maps if isinstance(value, models.Output) else value
     if isinstance(value, attention.AttentionMap):
         value = {"attention": value}
@@ -202,14 +157,12 @@ def named_maps(
             "maps must be an AttentionMap, a list or a dict of them, got "
             f"{type(value).__name__}."
         )
-    labels = value if isinstance(value, Mapping) else Layer.names(kinds)
-    value = value.values() if isinstance(value, Mapping) else value
-    found = {str(label): each for label, each in zip(labels, value, strict=True)}
-    if not found:
+    if not kinds:
         raise ValueError("maps must not be empty.")
-    if len(found) != len(kinds):
-        raise ValueError(f"names of maps must differ, got {', '.join(found)}.")
-    for name, each in found.items():
+    names = value if isinstance(value, Mapping) else Layer.names(kinds)
+    value = value.values() if isinstance(value, Mapping) else value
+    found = {}
+    for name, kind, each in zip(map(str, names), kinds, value, strict=True):
         if not isinstance(each, attention.AttentionMap):
             raise TypeError(
                 f"maps must be AttentionMaps, got {type(each).__name__} for {name!r}."
@@ -219,66 +172,82 @@ def named_maps(
                 f"maps must be known to be shown, got one that is traced: {each!r}; "
                 "return it from the compiled function."
             )
-    kind_of = dict(zip(found, kinds, strict=True))
+        found[Layer(name, tuple(map(str, range(each.shape[-3]))), kind)] = each
+    if len({layer.name for layer in found}) != len(kinds):
+        names = ", ".join(layer.name for layer in found)
+        raise ValueError(f"names of maps must differ, got {names}.")
     for kind in dict.fromkeys(kinds):
-        _check_sizes({x: y for x, y in found.items() if kind_of[x] == kind})
-    return found, kinds
+        check_sizes({x.name: y for x, y in found.items() if x.kind == kind})
+        if not any(x.heads for x in found if x.kind == kind):
+            raise ValueError("maps must have heads, got none in any of them.")
+    return found
 
 
 def map_set(
-    maps: Mapping[str, attention.AttentionMap],
-    sides: Sides = _NOTHING,
+    maps: Mapping[Layer, attention.AttentionMap],
+    texts: Mapping[str, Any] = {},
     *,
+    layers: Sequence[int] | None = None,
     only: int | None = None,
     name: str = "",
-    kinds: Sequence[str] = (),
     has_numbers: bool = True,
 ) -> MapSet:
     """Reads what maps hold, in one pass over each.
 
-    Maps and their kinds are as of `named_maps` (no kinds: of one); where there are
-    several, `sides` are for the cross maps. `only` is the index of one example; None:
-    the first ones. Without `has_numbers` there are no statistics of the heads, which
-    take a second to compile.
+    Texts are as of `Given`; where there are several kinds of layers, they are those of
+    cross maps. `layers` are the places of the layers that are read, and `only` is the
+    index of one example; None: all layers, the first examples. Without `has_numbers`
+    there are no statistics of the heads, which take a second to compile.
     """
-    kinds = kinds or ("",) * len(maps)
-    batch_shape = next(iter(maps.values())).shape[:-3]
-    count = min(math.prod(batch_shape), _MOST_EXAMPLES)
-    shown = list(range(count)) if only is None else [only]
-    is_whole = all(max(each.shape[-2:]) <= WHOLE for each in maps.values())
-    layers, seen, edges = [], [], {}
-    for (layer, each), kind in zip(maps.items(), kinds, strict=True):
+    # The last: with a decoder that is a cross map, which has both texts.
+    *batch_shape, _, num_queries, num_keys = list(maps.values())[-1].shape
+    count = math.prod(batch_shape)
+    queries = _texts("tokens", texts.get("tokens"), count, num_queries)
+    keys = _texts("key_tokens", texts.get("key_tokens"), count, num_keys)
+    if not keys and num_queries == num_keys:
+        keys = queries
+    images = _all_images(texts.get("images"), count)
+    has_ids = has_numbers and queries and queries == keys and not images
+    pairs = list(maps.items())
+    pairs = [pairs[i] for i in (range(len(pairs)) if layers is None else layers)]
+    shown = list(range(min(count, _MOST_EXAMPLES))) if only is None else [only]
+    is_whole = all(max(each.shape[-2:]) <= WHOLE for _, each in pairs)
+    seen, edges = [], {}
+    for layer, each in pairs:
         found = collecting.see_alone(
             each,
             examples=np.array(shown),
             bins=None if is_whole else _BINS,
-            kind=kind,
-            tokens=_token_ids(sides, each) if has_numbers and is_whole else None,
+            kind=layer.kind,
+            tokens=_token_ids(queries, batch_shape) if has_ids and is_whole else None,
             has_numbers=has_numbers,
             has_channels=_has_channels(each, len(shown)),
         )
         seen.append(jax.device_get(found))
-        layers.append(Layer(layer, tuple(map(str, range(each.shape[-3]))), kind))
-        edges[kind] = [
+        edges[layer.kind] = [
             attention.bin_edges(size, size if is_whole else _BINS)
             for size in each.shape[-2:]
         ]
     places = np.transpose(np.unravel_index(shown, batch_shape or (1,))).tolist()
+    sides = {"encoder": (keys, keys), "decoder": (queries, queries)}
     examples = []
     for example, place in zip(shown, places, strict=True):
-        axes = {kind: _axes(sides, kind, example, edges[kind]) for kind in edges}
-        queries, keys, *_ = axes.get("decoder", axes[kinds[0]])
+        axes = {
+            kind: _axes(sides.get(kind, (queries, keys)), example, own)
+            for kind, own in edges.items()
+        }
+        main = axes.get("decoder", next(iter(axes.values())))
         examples.append(
             Example(
                 "example " + ", ".join(map(str, place)),
-                queries,
-                keys,
+                main.queries,
+                main.keys,
                 (),
-                images=sides.images[example] if sides.images else None,
+                images=images[example] if images else None,
                 kinds={kind: each for kind, each in axes.items() if kind},
             )
         )
-    return collecting.map_set(name, layers, seen, examples)
+    return collecting.map_set(name, [layer for layer, _ in pairs], seen, examples)
 
 
 def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
@@ -327,20 +296,8 @@ def _has_channels(attention_map, count) -> bool:
     return is_product and 0 < amount <= _MOST_CHANNEL_NUMBERS
 
 
-def check_same_sizes(
-    maps: Mapping[str, attention.AttentionMap],
-    others: Mapping[str, attention.AttentionMap],
-) -> None:
-    """Raises ValueError if maps that are compared differ in batch axes, T or S."""
-    first, second = (list(each.values())[-1].shape for each in (maps, others))
-    if (first[:-3], first[-2:]) != (second[:-3], second[-2:]):
-        raise ValueError(
-            "compare must have the batch axes, T and S of the maps, which are of shape "
-            f"{first}, got {second}."
-        )
-
-
-def _check_sizes(maps) -> None:
+def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:
+    """Raises ValueError if maps in one view, by name, differ in batch axes, T or S."""
     (first, one), *others = maps.items()
     *batch_shape, _, num_queries, num_keys = one.shape
     if 0 in batch_shape or not num_queries or not num_keys:
@@ -355,32 +312,21 @@ def _check_sizes(maps) -> None:
                 f"{one.shape} for {first!r} and {each.shape} for {name!r}, which are "
                 "(B..., H, T, S)."
             )
-    if not any(each.shape[-3] for each in maps.values()):
-        raise ValueError("maps must have heads, got none in any of them.")
 
 
-def _axes(sides, kind, example, edges) -> Axes:
+def _axes(texts, example, edges) -> Axes:
     """Makes the axes along the maps of a kind of layers."""
-    texts = {
-        "encoder": (sides.keys, sides.keys),
-        "decoder": (sides.queries, sides.queries),
-    }.get(kind, (sides.queries, sides.keys))
+    pairs = zip(texts, edges, strict=True)
     return Axes(
-        *(
-            Axis(own[example] if own else ("",) * int(each[-1]), each)
-            for own, each in zip(texts, edges, strict=True)
-        )
+        *(Axis(x[example] if x else ("",) * int(own[-1]), own) for x, own in pairs)
     )
 
 
-def _token_ids(sides, attention_map) -> np.ndarray | None:
-    """Makes `[B..., T]` integers, the same for equal texts; None: not known."""
-    *batch_shape, _, num_queries, num_keys = attention_map.shape
-    if not sides.queries or sides.queries != sides.keys or sides.images:
-        return None
-    _, ids = np.unique(np.array(sides.queries), return_inverse=True)
-    ids = ids.reshape(-1, num_queries)[: math.prod(batch_shape)]
-    return ids.reshape(*batch_shape, num_queries).astype(np.int32)
+def _token_ids(tokens, batch_shape) -> np.ndarray:
+    """Makes `[B..., T]` integers, the same for equal texts."""
+    tokens = np.array(tokens[: math.prod(batch_shape)])
+    _, ids = np.unique(tokens, return_inverse=True)
+    return ids.reshape(*batch_shape, tokens.shape[1]).astype(np.int32)
 
 
 def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
@@ -414,11 +360,10 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
 
 
 def _all_images(images: Any, count: int) -> tuple:
-    """Makes N `Images`; () where there are none."""
+    """Makes the pixels of N examples; () where there are none."""
     if images is None:
         return ()
-    is_one = hasattr(images, "shape") or isinstance(images, Images)
-    rows = [images] * count if is_one else list(images)
+    rows = [images] * count if hasattr(images, "shape") else list(images)
     if len(rows) != count:
         raise ValueError(
             f"images must be of {count} examples, or of one for all, got {len(rows)}."
@@ -426,10 +371,8 @@ def _all_images(images: Any, count: int) -> tuple:
     return tuple(map(_images, rows))
 
 
-def _images(images: Any) -> Images:
-    """Converts pixels to `Images`; their shape is checked with all else of a set."""
-    if isinstance(images, Images):
-        return images
+def _images(images: Any) -> np.ndarray:
+    """Converts pixels to bytes; their shape is checked with all else of a set."""
     pixels = np.asarray(images)
     wanted = "be integers from 0 to 255, or floats from 0 to 1"
     if pixels.dtype.kind not in "fiub":
@@ -440,4 +383,4 @@ def _images(images: Any) -> Images:
         raise ValueError(
             f"images must {wanted}, got {pixels.dtype} from {low} to {high}."
         )
-    return Images(np.round(255 * pixels if is_share else pixels).astype(np.uint8))
+    return np.round(255 * pixels if is_share else pixels).astype(np.uint8)

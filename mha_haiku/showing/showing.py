@@ -44,8 +44,7 @@ def show(
       key_tokens: Text (or numbers) of the keys; None: as the queries, where T is S. Of
         an encoder-decoder these are the source's.
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
-        or `[S, h, w, 3]`, or a list of N of these; or `showing.map_set.Images`, whose
-        positions may be the patches of one picture.
+        or `[S, h, w, 3]`, or a list of N of these.
       heads: Which heads of each layer; None: all.
       compare: Something else of the same kind and sizes, such as maps after training;
         or a dict of one such thing by its name.
@@ -58,21 +57,21 @@ def show(
         below what an empty page takes.
     """
     checks.positive_integer("budget", budget)
-    value, tokens, key_tokens, why = sets.given(maps_or_run, tokens, key_tokens)
-    sides = {"tokens": tokens, "key_tokens": key_tokens, "images": images}
+    value, texts, why = sets.given(
+        maps_or_run, tokens=tokens, key_tokens=key_tokens, images=images
+    )
     if sets.is_maps(value):
-        whole = _of_maps(value, compare=compare, **sides)
+        whole = _of_maps(value, texts, compare)
         first, *others = whole.sets
         whole = whole._replace(sets=(sets.with_why(first, why), *others))
     elif not sets.has_own(value):
-        return shown.view(value, **sides, heads=heads, compare=compare)
+        return shown.view(value, **texts, heads=heads, compare=compare)
     else:
-        for name, own in sides.items():
-            if own is not None:
-                raise ValueError(
-                    f"{name} must be None for a run, which has examples of its own; "
-                    "show(run.maps(text), tokens=...) shows others."
-                )
+        for name in texts:
+            raise ValueError(
+                f"{name} must be None for a run, which has examples of its own; "
+                "show(run.maps(text), tokens=...) shows others."
+            )
         whole = sets.dossier_of(value, compare)
     if heads is not None:
         own = tuple(sets.with_heads(each, heads) for each in whole.sets)
@@ -94,33 +93,32 @@ def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
     return View(whole.title, pages[inline], inline)
 
 
-def _of_maps(value, *, compare, **texts):
-    maps, kinds = sets.named_maps(value)
-    # The last: with a decoder that is a cross map, which has both texts.
-    sides = sets.sides(list(maps.values())[-1], **texts)
-    title = _title(maps, kinds)
+def _of_maps(value, texts, compare) -> map_set.Dossier:
+    maps = sets.layers_of(value)
+    title = _title(maps)
     if compare is None:
-        return map_set.Dossier(title, (sets.map_set(maps, sides, kinds=kinds),))
+        return map_set.Dossier(title, (sets.map_set(maps, texts),))
     name, other = sets.named(compare)
-    others, _ = sets.named_maps(sets.maps_of(other).maps)
-    sets.check_same_sizes(maps, others)
+    others = sets.layers_of(sets.maps_of(other).maps)
+    ends = (list(each.values())[-1] for each in (maps, others))
+    sets.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
     both = (
-        sets.map_set(maps, sides, name="first", kinds=kinds),
-        sets.map_set(others, sides, name=name or "second", kinds=kinds),
+        sets.map_set(maps, texts, name="first"),
+        sets.map_set(others, texts, name=name or "second"),
     )
     return map_set.Dossier(title, both)
 
 
-def _title(maps, kinds) -> str:
-    (name, first), *others = maps.items()
-    if any(kinds):
-        counts = collections.Counter(kinds)
+def _title(maps) -> str:
+    layer, first = next(iter(maps.items()))
+    if layer.kind:
+        counts = collections.Counter(each.kind for each in maps)
         said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         return f"Attention of {said} layers, {first.shape[-3]} heads"
     shape = " x ".join(map(str, first.shape[-3:]))
-    if others:
+    if len(maps) > 1:
         return f"Attention of {len(maps)} layers, {shape} each"
-    return f"{name.capitalize()}, {shape}, mask {first.weighting.mask}"
+    return f"{layer.name.capitalize()}, {shape}, mask {first.weighting.mask}"
 
 
 def _inline(whole: map_set.Dossier, html: str) -> str:
@@ -147,9 +145,7 @@ def _thumbnails(whole: map_set.Dossier) -> markup.Html:
     maps, layers = [], []
     for i, layer in enumerate(whole.sets[0].layers):
         if layer.kind == kind:
-            weights, masked = example.weights[i], example.masked_cells(i)
-            hidden = False if masked is None else masked & (weights == 0)
-            maps.extend(np.where(hidden, np.nan, weights))
+            maps.extend(example.drawn(i))
             layers.append(layer)
     across = len(layers[0].heads) if len(layers) > 1 else min(len(maps), 8)
     maps = maps[:_MOST_THUMBNAILS]

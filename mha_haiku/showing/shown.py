@@ -15,9 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, display, masks, models
-from mha_haiku.core.modules import anatomy
-from mha_haiku.lab import heads
+from mha_haiku.core import attention, display, masks
 from mha_haiku.showing import collecting, drawing, markup, sets
 from mha_haiku.showing.map_set import MapSet, PerHead
 from mha_haiku.training.runs import files
@@ -132,44 +130,6 @@ def _(statistics: attention.Statistics) -> markup.Html:
 
 
 @fragment.register
-def _(importance: heads.Importance) -> markup.Html:
-    mean = _of_some_heads(importance.mean)
-    error = np.asarray(importance.standard_error)
-    count = len(importance.per_example)
-    table = markup.heat_table(
-        mean,
-        rows=[f"layer {i}" for i in range(len(mean))],
-        scales=[drawing.Scale.of(mean)] * len(mean),
-        titles=with_errors(mean, error),
-        shown=with_errors(mean, error) if mean.shape[1] <= 8 else None,
-    )
-    return markup.block(
-        f"Importance of heads, mean ± standard error over {count} examples",
-        table,
-        note="In units of the metric that was measured; the larger, the more it "
-        "matters.",
-    )
-
-
-@fragment.register
-def _(roles: heads.Roles) -> markup.Html:
-    names = _of_some_heads(roles.names)
-    scores = roles.deciding
-    numbers = np.vectorize(lambda x: "" if np.isnan(x) else f" {x:.2f}", otypes=[str])
-    table = markup.heat_table(
-        np.where(names == "", np.nan, np.nan_to_num(scores)),
-        rows=[f"layer {i}" for i in range(len(names))],
-        scales=[drawing.Scale(0.0, 1.0, "viridis")] * len(names),
-        shown=np.char.add(names.astype(str), numbers(scores)),
-    )
-    seen = sorted(set(names.ravel()) & set(heads.ROLES))
-    legend = "; ".join(f"{name}: {heads.ROLES[name].label}" for name in seen)
-    return markup.block(
-        "Roles of heads, with the scores that decide", table, note=legend
-    )
-
-
-@fragment.register
 def _(mask: masks.Mask) -> markup.Html:
     sizes = _mask_sizes(mask)
     cells = np.asarray(mask.tile(range(sizes[0]), range(sizes[1])))
@@ -184,12 +144,6 @@ def _(mask: masks.Mask) -> markup.Html:
         note=f"Queries down, keys across, the first {sizes[0]} x {sizes[1]}; yellow "
         f"may attend, grey is masked.{more}",
     )
-
-
-def _of_some_heads(values: Any) -> np.ndarray:
-    if not np.size(values):
-        raise ValueError("there are no heads.")
-    return np.asarray(values)
 
 
 def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
@@ -228,43 +182,13 @@ def _is_parameters(value: Any) -> bool:
     return all(hasattr(x, "dtype") for each in modules for x in each.values())
 
 
-def of_parameters(
-    params: Mapping[str, Mapping[str, Any]], config: models.ModelConfig | None = None
-) -> markup.Html:
-    """Renders the sizes of all parameters, and with a config the norms of heads."""
+def of_parameters(params: Mapping[str, Mapping[str, Any]]) -> markup.Html:
+    """Renders the sizes of all parameters."""
     arrays = [array for module in params.values() for array in module.values()]
     total = sum(map(_size, arrays))
     nbytes = sum(_size(array) * np.dtype(array.dtype).itemsize for array in arrays)
-    parts = [_sizes_table(params)]
-    if config is not None:
-        parts += _heads_table(params, config)
     title = f"{total:,} parameters, {nbytes / 1e6:,.1f} MB"
-    return markup.block(title, *parts)
-
-
-def head_norms(
-    params: Mapping[str, Mapping[str, Any]], config: models.ModelConfig
-) -> np.ndarray:
-    """Returns the norm of each head's own parameters, `[L, H]`; NaN where none is.
-
-    These are the weights of queries and of the output (and biases and scores) that
-    belong to the head alone.
-    """
-    counts = [len(layer.names) for layer in models.heads_of_layers(config)]
-    squares = np.zeros((len(counts), max(counts)))
-    if any(map(anatomy.is_stacked, params)):
-        params = models.unstacked(params)
-    for module, arrays in params.items():
-        place = models.part_of(config, module)
-        for name, array in arrays.items() if place is not None else ():
-            axis = anatomy.axis_of(module, name)
-            if axis is not None and axis.holds == anatomy.HEADS and counts[place]:
-                values = np.moveaxis(np.asarray(array, np.float64), axis.place, 0)
-                own = (values.reshape(counts[place], -1) ** 2).sum(-1)
-                squares[place, : counts[place]] += own
-    for row, count in zip(squares, counts, strict=True):
-        row[count:] = np.nan
-    return np.sqrt(squares)
+    return markup.block(title, _sizes_table(params))
 
 
 def _size(array) -> int:
@@ -289,41 +213,16 @@ def _sizes_table(params) -> markup.Html:
     return markup.tag("details", summary, table)
 
 
-def _heads_table(params, config) -> list[str]:
-    norms, layers = head_norms(params, config), models.heads_of_layers(config)
-    names = np.full(norms.shape, "", object)
-    for i, layer in enumerate(layers):
-        for j, name in enumerate(layer.names):
-            names[i, j] = f"head {name}: {norms[i, j]:.3g}"
-    table = markup.heat_table(
-        norms,
-        rows=[f"{layer.kind or 'layer'} {layer.layer}" for layer in layers],
-        scales=[drawing.Scale.of(norms)] * len(norms),
-        titles=names,
-    )
-    note = "Norm of each head's own weights: query and output projections."
-    return [markup.tag("div", note), table]
-
-
 def _mask_sizes(mask) -> tuple[int, int]:
     """Finds how many queries and keys of a mask are drawn."""
-    sizes = [0, 0]
-    for leaf in _parts(mask):
-        if isinstance(leaf, masks.arrays.Dense):
-            sizes = np.maximum(sizes, np.shape(leaf.values)[-2:])
-        elif isinstance(leaf, masks.arrays.Segments):
-            ids = leaf.query_ids.shape[-1], leaf.key_ids.shape[-1]
-            sizes = np.maximum(sizes, ids)
-    if not max(sizes):
-        arrays = (np.max(x, initial=0) for x in jax.tree.leaves(mask) if np.ndim(x))
-        sizes = [max(16, *map(int, arrays), 0)] * 2
+    dense, segments = masks.arrays.Dense, masks.arrays.Segments
+    sizes, others = [], [16]
+    for x in jax.tree.leaves(mask, is_leaf=lambda x: isinstance(x, dense | segments)):
+        if isinstance(x, dense):
+            sizes.append(np.shape(x.values)[-2:])
+        elif isinstance(x, segments):
+            sizes.append((x.query_ids.shape[-1], x.key_ids.shape[-1]))
+        elif np.ndim(x):
+            others.append(int(np.max(x, initial=0)))
+    sizes = np.max(sizes, 0) if sizes else [max(others)] * 2
     return tuple(np.clip(sizes, 1, _MOST_MASK_CELLS).tolist())
-
-
-def _parts(mask):
-    """Yields a mask and all masks inside of it."""
-    yield mask
-    for name in ("left", "right", "mask"):
-        inner = getattr(mask, name, None)
-        if isinstance(inner, masks.Mask):
-            yield from _parts(inner)

@@ -144,8 +144,9 @@ class Strongest:
 
 @sets.maps_of.register
 def _(answer: TextMaps) -> sets.Given:
-    texts = answer.tokens or None, answer.key_tokens or None
-    return sets.Given(answer.maps, *texts, answer.why)
+    texts = {"tokens": answer.tokens, "key_tokens": answer.key_tokens}
+    texts = {name: each for name, each in texts.items() if each}
+    return sets.Given(answer.maps, texts, answer.why)
 
 
 def _of_lens(lens: Lens) -> Grid:

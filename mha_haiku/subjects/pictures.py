@@ -99,7 +99,7 @@ def _(subject: Subject) -> markup.Html:
         note = "mh.show of it shows its maps on held-out examples."
     parts = [markup.plain_table(rows)]
     if model.config is not None:
-        parts.append(shown.of_parameters(params, model.config))
+        parts.append(shown.of_parameters(params))
     return markup.block(subject.name, *parts, note=note)
 
 

@@ -123,7 +123,7 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> map_set.Dossier:
     """
     generator = np.random.default_rng(0)
     back = np.arange(length)[:, None] - np.arange(length)
-    hidden = back < 0
+    hidden = (back < 0,) * num_layers
     shape = num_layers, num_heads, 1, 1
     kind = generator.integers(0, 4, shape)
     near = np.exp(generator.uniform(0, 3, shape))
@@ -134,7 +134,7 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> map_set.Dossier:
         content = query @ key.swapaxes(-1, -2)
         preferred = [6.0 * (back == 1), 6.0 * (np.arange(length) == 0), -back / near]
         scores = np.select([kind == k for k in range(3)], preferred, content)
-        masses = np.where(hidden, 0, np.exp(scores + 0.3 * content))
+        masses = np.where(back < 0, 0, np.exp(scores + 0.3 * content))
         weights = (masses / masses.sum(-1, keepdims=True)).astype(np.float32)
         examples.append(
             map_set.Example(f"example {i}", axis, axis, tuple(weights), hidden)

@@ -46,7 +46,8 @@ def example(
     maps = [weights(*shape, seed=seed + i) for i in range(L)]
     if masked is not None:
         maps = [np.where(masked, 0, each).astype(np.float32) for each in maps]
-    return map_set.Example(name, queries, keys, tuple(maps), masked)
+    hidden = None if masked is None else (masked,) * L
+    return map_set.Example(name, queries, keys, tuple(maps), hidden)
 
 
 def maps(*examples: map_set.Example, name: str = "", step: int | None = None):
@@ -148,7 +149,9 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> map_set.Dossier:
         masses = np.where(hidden, 0, np.exp(exponents))
         shares = (masses / masses.sum(-1, keepdims=True)).astype(np.float32)
         examples.append(
-            map_set.Example(f"example {i}", axis, axis, tuple(shares), hidden)
+            map_set.Example(
+                f"example {i}", axis, axis, tuple(shares), (hidden,) * num_layers
+            )
         )
     heads = layers(num_layers, num_heads)
     return show(map_set.MapSet("", heads, tuple(examples)))

@@ -182,35 +182,17 @@ def test_every_view_of_hostile_texts_is_saved_as_valid_svg(drawn):
                 assert words in "".join(root.itertext()).replace("\u00a0", " ")
 
 
-def test_pictures_stand_at_positions_and_patches_are_washed_out(drawn):
+def test_pictures_stand_at_positions(drawn):
     one = samples.words(S, "d")
     pixels = np.random.default_rng(0).integers(0, 256, (S, 4, 3, 3), np.uint8)
     digits = samples.example(queries=one, keys=one)
-    grid = map_set.Images(pixels[0], "grid", rows=2, columns=3, first=1)
-    opened = _open(
-        drawn,
-        "map",
-        digits._replace(keys=one, images=map_set.Images(pixels, "positions")),
-        digits._replace(name="grid", images=grid),
-    )
+    opened = _open(drawn, "map", digits._replace(images=pixels))
     pictures = opened.locator("svg.map image[image-rendering=pixelated]")
     assert pictures.count() >= 2 * S
     opened.click("#view-lines")
     assert opened.locator(".lines-key image").count() == S
     opened.click("#view-text")
     assert opened.locator(".tokens img").count() == S
-    opened.select_option("#example", "1")
-    opened.click("#view-picture")
-    wash = (
-        opened.locator(".patches")
-        .first.locator(".patch-wash")
-        .evaluate_all("all => all.map(x => Number(x.getAttribute('fill-opacity')))")
-    )
-    weights = digits.weights[1][2][3, 1:7]
-    np.testing.assert_allclose(wash, 0.88 * (1 - weights / weights.max()), atol=5e-3)
-    assert f"0 “d0” {digits.weights[1][2][3, 0]:.4f}"[:-1] in _said(
-        opened, ".patches-view"
-    )
 
 
 def test_kinds_of_layers_have_their_own_axes_and_the_best_aligned_head_is_first(drawn):

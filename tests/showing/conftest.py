@@ -202,7 +202,7 @@ def whole(rng):
         answers=map_set.Answers(
             ("", "s", "r"), ((), (("s", 0.5),), (("p", 0.625), ("q", np.nan)))
         ),
-        images=map_set.Images(rng.integers(0, 255, (5, 2, 3), np.uint8)),
+        images=rng.integers(0, 255, (5, 2, 3), np.uint8),
         patches=(
             map_set.Patch(
                 0, 1, np.array([1, 2, 3]), np.array([0, 1, 2, 4]), rng.random((2, 3))

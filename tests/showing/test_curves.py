@@ -1,8 +1,10 @@
 """Pictures of numbers along an axis."""
 
+import functools
+
 import numpy as np
 
-from mha_haiku.showing import curves
+from mha_haiku.showing import curves, drawing
 from mha_haiku.showing.map_set import PerHead
 
 P, L, H = 5, 2, 3
@@ -15,7 +17,7 @@ def _lines(axes):
 def test_a_learning_curve_has_what_was_reported_and_the_baseline():
     reports = [{"step": 5 * i, "loss": 3.0 - i, "accuracy": i / 4} for i in range(3)]
     reports[2]["held_out_loss"] = 1.5
-    sheet = curves.learning.__wrapped__(
+    sheet = curves.learning(
         reports, title="a $title", baseline={"loss": 2.5}, baseline_name="chance"
     )
     loss, accuracy = sheet.axes
@@ -26,7 +28,8 @@ def test_a_learning_curve_has_what_was_reported_and_the_baseline():
     baseline = lines["chance: the best without looking at the input"]
     assert baseline[1].tolist() == [2.5, 2.5]
     assert set(_lines(accuracy)) == {"training, mean since the last report"}
-    assert curves.learning(reports, title="a $title").startswith(b"\x89PNG")
+    draw = functools.partial(curves.learning, reports, title="a $title")
+    assert drawing.content(draw).startswith(b"\x89PNG")
 
 
 def test_every_score_of_a_timeline_is_drawn_a_line_per_head():
@@ -36,20 +39,26 @@ def test_every_score_of_a_timeline_is_drawn_a_line_per_head():
         "a_new_score": PerHead(values, "", "what it is"),
         "gradient": PerHead(3 * values, "nats", "slope"),
     }
-    sheet = curves.timeline.__wrapped__(np.arange(P), scores, title="title")
+    sheet = curves.timeline(np.arange(P), scores, title="title")
     drawn = [axes for axes in sheet.axes if axes.lines]
     assert [axes.get_title("left") for axes in drawn] == ["what it is", "slope"]
     assert [len(axes.lines) for axes in drawn] == [L * H - 1] * 2
     assert drawn[0].get_ylim() == (-0.02, 1.02)
     assert drawn[1].get_ylabel() == "nats" and drawn[1].get_ylim()[0] == 0
     below = {"gradient": PerHead(values - 2, "nats", "slope")}
-    sheet = curves.timeline.__wrapped__(np.arange(P), below, title="title")
+    sheet = curves.timeline(np.arange(P), below, title="title")
     assert sheet.axes[0].get_ylim()[0] == np.nanmin(values) - 2
 
 
 def test_a_pruning_curve_goes_down_to_the_right():
-    curve = curves.Pruning([4, 2, 0], [0.9, 0.8, 0.1], "accuracy", [1, 2, 3], [1, 3, 4])
-    left, right = curves.pruning.__wrapped__(curve, title="title").axes
+    left, right = curves.pruning(
+        [4, 2, 0],
+        {"this order": [0.9, 0.8, 0.1]},
+        {"measured": [1, 2, 3], "by operations": [1, 3, 4]},
+        {},
+        metric_name="accuracy",
+        title="title",
+    ).axes
     assert left.lines[0].get_ydata().tolist() == [0.9, 0.8, 0.1]
     assert left.get_xlim()[0] > left.get_xlim()[1]
     lines = _lines(right)
@@ -63,7 +72,7 @@ def test_a_roll_out_is_beside_what_was_published_where_that_is_given():
         "flow": np.ones((2, 2)),
     }
     for published, count in (({}, 2), ({"raw": (0.69, 0.1, -0.11)}, 3)):
-        sheet = curves.rollout.__wrapped__(correlations, published, title="title")
+        sheet = curves.rollout(correlations, published, title="title")
         (axes,) = sheet.axes
         assert len(axes.get_legend().get_texts()) == count
         drawn = [container.lines[0] for container in axes.containers]

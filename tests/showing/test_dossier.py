@@ -33,7 +33,6 @@ def test_maps_without_heads_or_queries_fit():
 
 _AXIS = map_set.Axis.whole("abcdef")
 _PATCH = map_set.Patch(0, 0, np.arange(3), np.arange(4), np.zeros((2, 3)))
-_GRID = map_set.Images(np.zeros((8, 8), np.uint8), "grid", 2, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,10 @@ _GRID = map_set.Images(np.zeros((8, 8), np.uint8), "grid", 2, 2, 1)
             "weights of layer 0 of 'held-out example 3' must be finite and at least 0",
         ),
         ({"weights": (np.zeros((2, 3, 5), int),) * 2}, "floating-point, got int64"),
-        ({"masked": np.zeros((5, 3), bool)}, "shape (3, 5) or (2, 3, 5), got (5, 3)"),
+        (
+            {"masked": (np.zeros((5, 3), bool),) * 2},
+            "shape (3, 5) or (2, 3, 5), got (5, 3)",
+        ),
         ({"masked": (None,)}, "one for each of 2 layers, got 1"),
         ({"channels": ()}, "one for each of 2 layers, got 0"),
         (
@@ -59,17 +61,13 @@ _GRID = map_set.Images(np.zeros((8, 8), np.uint8), "grid", 2, 2, 1)
             "at most 3 answers for each position, got 4",
         ),
         (
-            {"images": map_set.Images(np.zeros((6, 2, 3), np.uint8))},
+            {"images": np.zeros((6, 2, 3), np.uint8)},
             "one for each of 5 positions, got 6",
         ),
-        ({"images": map_set.Images(np.zeros((5, 2, 3)))}, "uint8, got float64"),
-        ({"images": _GRID._replace(pixels=np.zeros(3, np.uint8))}, "[h, w, 3], got"),
-        (
-            {"images": _GRID._replace(kind="rows")},
-            "must be one of positions, grid; got 'rows'",
-        ),
-        ({"images": _GRID._replace(columns=3)}, "at most 4 patches from position 1"),
-        ({"images": _GRID._replace(rows=0)}, "rows and columns, got 0 x 2"),
+        ({"images": np.zeros((5, 2, 3))}, "uint8, got float64"),
+        ({"images": np.zeros(5, np.uint8)}, "[S, h, w, 3], got (5,)"),
+        ({"images": np.zeros((5, 2, 3, 4), np.uint8)}, "[S, h, w, 3], got"),
+        ({"images": np.zeros((5, 0, 3), np.uint8)}, "[S, h, w, 3], got (5, 0, 3)"),
         (
             {"patches": (_PATCH._replace(layer=2),)},
             "layer of a patch of 'held-out example 3' must be an integer from 0 to 1",

@@ -42,7 +42,7 @@ def test_what_fits_is_left_as_it_is(large):
     shown, given = fitting.fitted(large, 10**7, _render)
     assert given == _render(shown)
     assert len(shown.sets[0].examples) == N + 1 and not shown.rounding
-    assert shown.notes[0].startswith("Pooled")
+    assert page.contents(shown)["notes"][0].startswith("Pooled")
 
 
 @pytest.mark.parametrize("share", [0.6, 0.3, 0.1, 0.03])

@@ -1,11 +1,12 @@
 """Numbers per head: whatever is handed in is shown, with its unit and what it is."""
 
+import functools
 import io
 
 import numpy as np
 import pytest
 
-from mha_haiku.showing import per_head
+from mha_haiku.showing import drawing, per_head
 from mha_haiku.showing.map_set import Layer, PerHead
 
 NAMES = ("entropy", "a_new_one", "largest_at_previous", "largest_at_own")
@@ -71,7 +72,7 @@ def test_heads_that_a_layer_lacks_have_no_row():
 
 
 def _sheet(numbers, **options):
-    return per_head.statistics_picture.__wrapped__(numbers, **options)
+    return per_head.statistics_picture(numbers, **options)
 
 
 def test_each_number_has_a_panel_with_its_title_and_unit():
@@ -118,7 +119,7 @@ def test_importance_has_heads_by_layer_and_in_order():
     numbers = {"ablation": _numbers()["entropy"]}
     names = [[0, 1, 5], [2, 3, 4]]
     layers = [Layer.of_model("", i, i, each) for i, each in enumerate(names)]
-    sheet = per_head.importance_picture.__wrapped__(numbers, layers, title="t")
+    sheet = per_head.importance_picture(numbers, layers, title="t")
     cells, bars = sheet.axes[:2]
     assert [text.get_text() for text in cells.texts] == ["0", "1", "5", "2", "3", "4"]
     order = [text.get_text() for text in bars.get_xticklabels()]
@@ -138,6 +139,7 @@ def test_numbers_that_are_all_alike_can_be_drawn(value):
 def test_the_same_numbers_give_the_same_file():
     image = pytest.importorskip("PIL.Image")
     options = {"title": "title", "layers": _layers((0, 1))}
-    picture = per_head.statistics_picture(_numbers(), **options)
-    assert picture == per_head.statistics_picture(_numbers(), **options)
+    draw = functools.partial(per_head.statistics_picture, _numbers(), **options)
+    picture = drawing.content(draw)
+    assert picture == drawing.content(draw)
     assert min(image.open(io.BytesIO(picture)).size) > 400

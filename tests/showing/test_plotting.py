@@ -1,5 +1,6 @@
 """`plot`: figures, by what they hold, and the files that they become."""
 
+import functools
 import io
 import re
 
@@ -119,7 +120,7 @@ def test_roles_are_named_in_their_cells():
     scores = {"induction_of_repeated": np.array([[0.8, 0.1]])}
     roles = mh.heads.Roles(names, scores, np.zeros((1, 2), int))
     axes = mh.plot(roles).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["induction", "mixed"]
+    assert [text.get_text() for text in axes.texts] == ["induction 0.80", "mixed"]
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.8, 0]])
 
 
@@ -176,8 +177,9 @@ def test_formats_that_matplotlib_lacks_are_refused_with_the_list():
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_same_numbers_give_the_same_file(kind):
-    curve = curves.Pruning([2, 1], [0.9, 0.5], "accuracy", [1, 2], [1, 2])
-    first, second = (curves.pruning(curve, title="t", format=kind) for _ in range(2))
+    curve = [2, 1], {"this order": [0.9, 0.5]}, {"measured": [1, 2]}, {}
+    draw = functools.partial(curves.pruning, *curve, metric_name="a", title="t")
+    first, second = (drawing.content(draw, kind) for _ in range(2))
     assert first == second
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]
     assert first.startswith(start)

@@ -52,8 +52,8 @@ def test_equal_texts_tell_induction_and_images_do_not():
     _, found = mh.attend(query, key, key)
     images = np.zeros((8, 2, 2), np.uint8)
     for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
-        sides = sets.sides(found, "aaaaaaaa", **options)
-        shown = sets.map_set({"layer 0": found}, sides)
+        texts = {"tokens": "aaaaaaaa", **options}
+        shown = sets.map_set(sets.layers_of([found]), texts)
         assert shown.roles.names.tolist() == [[expected]]
     assert np.isnan(shown.roles.scores).all()
 

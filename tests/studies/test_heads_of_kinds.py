@@ -13,6 +13,7 @@ import pytest
 from experiments import rollout_study
 from mha_haiku import heads, models, runs, tasks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing import drawing
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects.studies import (
     gate_learning,
@@ -104,7 +105,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(bench):
     assert _places(_rows(found.table().csv())) == PLACES
     for place in ("cross 1", "encoder 0"):
         assert place.split()[0] in found.text()
-    assert found.picture().startswith(b"\x89PNG")
+    assert drawing.content(found.picture).startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -199,10 +200,10 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     counts = [[int(row[kind]) for kind in NAMES] for row in rows]
     assert counts == [[2, 4, 4], [0, 3, 1]]
     assert [row["keep"] for row in rows] == ["0 1|0 1;0 1|0 1;0 1", "|1;0 1|;0"]
-    (curve,), (drawn,) = pruning.picture(path).args, result.picture.args
-    assert curve == drawn._replace(baseline_name="")
-    assert curve.metric_name == "held-out exact match"
-    assert curve.kinds == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
+    curve = pruning.picture(path).keywords
+    assert result.picture.keywords == curve | {"title": "a run"}
+    assert curve["metric_name"] == "held-out exact match"
+    assert curve["kinds"] == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
     assert "| between encoder, decoder, cross" in result.text()
     assert picture.read_bytes().startswith(b"\x89PNG")
     named = [

@@ -9,6 +9,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing import drawing
 from mha_haiku.subjects.studies import head_importance, observers, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import evaluation
@@ -23,10 +24,10 @@ def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
     assert found.agreement.shape == (4, 4)
     np.testing.assert_allclose(np.diag(found.agreement), 1)
     formats = ["png", "svg"]
-    path, picture, drawing = head_importance.write(found, tmp_path / "heads", formats)
+    path, picture, vectors = head_importance.write(found, tmp_path / "heads", formats)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert drawing.name == "head_importance.svg"
-    assert "confidence</text>" in drawing.read_text()
+    assert vectors.name == "head_importance.svg"
+    assert "confidence</text>" in vectors.read_text()
     bars = mh.plot(found).axes[1]
     assert len(bars.patches) == 4
     with path.open(newline="") as file:
@@ -64,10 +65,8 @@ def test_a_measure_is_one_function_that_everything_finds(
     text, csv_file, picture = found.text(), *head_importance.write(found, tmp_path)
     assert "nothing" in text and "furlongs" in text and "how far it is" in text
     assert csv_file.read_text().startswith("layer,head,nothing,nothing_standard_error")
-    assert (
-        picture.read_bytes()
-        != head_importance.measure(bench, examples=2, measures=["confidence"]).picture()
-    )
+    other = head_importance.measure(bench, examples=2, measures=["confidence"])
+    assert picture.read_bytes() != drawing.content(other.picture)
 
 
 @pytest.mark.slow

@@ -175,7 +175,11 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
     bench = Bench(run._replace(config=config), folders.Folder(made))
     path = attention_dump.dump(bench, out=tmp_path, devices=DEVICES)
     pooled = MapSet.load(path)
-    assert pooled.is_pooled and pooled.roles is None and pooled.mean is None
+    assert (
+        pooled.inputs[0].queries.is_pooled
+        and pooled.roles is None
+        and pooled.mean is None
+    )
     for one, whole in zip(pooled.examples, saved.inputs, strict=True):
         axes = one.axes(pooled.layers[3])
         length = len(axes.keys.tokens)

@@ -145,7 +145,7 @@ function linesView() {
 
   function measure() {
     const most = Math.max(context.queries.count, context.keys.count);
-    const pictures = context.example.images?.kind === 'positions' && !context.keys.pooled;
+    const pictures = context.example.images && !context.keys.pooled;
     const pitch = pictures ? 34 : Math.max(16, Math.min(34, Math.floor(520 / most)));
     const size = Math.max(12, Math.min(15, pitch - 5));
     const room = Math.max(280, Math.min(640, context.room.width - 24));

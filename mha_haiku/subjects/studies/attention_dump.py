@@ -203,7 +203,7 @@ def write_report(
     _, html = fitting.fitted(shown, _PAGE_BYTES, page.render)
     written = []
     if drawing.is_possible():
-        count = len(maps.layers) * len(formats)
+        count = sum(bool(layer.heads) for layer in maps.layers) * len(formats)
         doing = {"name": "attention", "doing": "drawing"}
         with progress.Bar(count, unit="picture", **doing) as bar:
             for name, picture in figures.pictures(maps, formats):
@@ -405,7 +405,7 @@ def _examples(
                 answers=map_set.Answers(
                     tuple(targets), tuple(map(likeliest_at, places)), whole
                 ),
-                images=None if images is None else map_set.Images(images[: lengths[0]]),
+                images=None if images is None else images[: lengths[0]],
                 kinds=kinds,
             )
         )

@@ -40,9 +40,9 @@ class StudiedCircuit(NamedTuple):
 
     @property
     def picture(self) -> functools.partial:
-        """Gives the graph, as the bytes of a file."""
+        """Draws the graph."""
         title = f"{self.title}: {answers.headline(self.circuit)}"
-        return functools.partial(answers.picture, self.circuit, title=title)
+        return functools.partial(answers.draw_circuit, self.circuit, title=title)
 
 
 def measure(

@@ -65,7 +65,7 @@ class HeadImportance(NamedTuple):
 
     @property
     def picture(self) -> functools.partial:
-        """Gives the heads by layer and by rank, as the bytes of a file."""
+        """Draws the heads by layer and by rank."""
         return functools.partial(
             per_head.importance_picture, self.numbers, self.layers, title=self.title
         )

@@ -65,7 +65,7 @@ class HeadStatistics(NamedTuple):
 
     @property
     def picture(self) -> functools.partial:
-        """Gives a heat map of each statistic, as the bytes of a file."""
+        """Draws a heat map of each statistic."""
         return functools.partial(
             per_head.statistics_picture, self.numbers, self.layers, title=self.title
         )

@@ -229,7 +229,7 @@ def _quoted(text: str, *, is_end: bool = False) -> str:
 
 
 def timeline(path: Path) -> functools.partial | None:
-    """Gives the picture of a timeline.jsonl, as the bytes of a file; None: no lines.
+    """Draws a timeline.jsonl; None: it has no lines.
 
     Its arguments are the steps `[P]`, and scores `[P, L, H]`, NaN where there is no
     head.
@@ -253,7 +253,7 @@ def timeline(path: Path) -> functools.partial | None:
 
 
 def learning_curve(path: Path) -> functools.partial | None:
-    """Gives the picture of a metrics.jsonl, as the bytes of a file; None: no reports.
+    """Draws a metrics.jsonl; None: it has no reports.
 
     The baselines are those of the summary in the same folder.
     """

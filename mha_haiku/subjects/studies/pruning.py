@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -156,9 +156,9 @@ class Pruned(NamedTuple):
 
     @property
     def picture(self) -> functools.partial:
-        """Gives the curve of a sweep, as the bytes of a file."""
+        """Draws the curve of a sweep."""
         curve = _curve(self.table().csv())
-        return functools.partial(curves.pruning, curve, title=self.title)
+        return functools.partial(curves.pruning, **curve, title=self.title)
 
 
 def prune(bench: Bench, request: Request) -> Pruned:
@@ -460,17 +460,17 @@ def _names(layers) -> str:
 
 
 def picture(path: Path) -> functools.partial:
-    """Gives the curve in a pruning.csv that `workbench.write` wrote, as a picture."""
+    """Draws the curve in a pruning.csv that `workbench.write` wrote."""
     text = checks.text_of(path, path)
     try:
         curve = _curve(text)
     except (IndexError, KeyError, StopIteration, TypeError, ValueError):
         raise ConfigError(f"{path} is no curve of pruning.") from None
-    return functools.partial(curves.pruning, curve, title="Heads kept")
+    return functools.partial(curves.pruning, **curve, title="Heads kept")
 
 
-def _curve(text: str) -> curves.Pruning:
-    """Reads the curve from the text of a pruning.csv."""
+def _curve(text: str) -> dict[str, Any]:
+    """Reads what `curves.pruning` draws from the text of a pruning.csv."""
     rows = list(csv.DictReader(text.splitlines()))
     names = list(rows[0])
     kinds = names[1 : names.index("units")]
@@ -481,16 +481,14 @@ def _curve(text: str) -> curves.Pruning:
     def numbers(name):
         return [float(row[name]) for row in rows]
 
-    return curves.Pruning(
-        kept=[int(row["kept"]) for row in rows],
-        metric=numbers(metric),
-        metric_name=f"held-out {metric.replace('_', ' ')}",
-        speed_up=numbers("faster"),
-        ideal=numbers("ideal"),
-        baseline=numbers(baseline[0]) if baseline else (),
-        baseline_name=f"order: {baseline[0]}" if baseline else "",
-        kinds={kind: [int(row[kind]) for row in rows] for kind in kinds},
-    )
+    others = {f"order: {name}": numbers(name) for name in baseline}
+    return {
+        "kept": [int(row["kept"]) for row in rows],
+        "metrics": {"this order": numbers(metric)} | others,
+        "speed_ups": {"measured": numbers("faster"), "by operations": numbers("ideal")},
+        "kinds": {kind: [int(row[kind]) for row in rows] for kind in kinds},
+        "metric_name": f"held-out {metric.replace('_', ' ')}",
+    }
 
 
 def _fewest(bench, run, order, drop) -> int:

@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
@@ -20,6 +20,9 @@ from mha_haiku.lab import heads
 from mha_haiku.showing import drawing, tables
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import configuration, files, folders, progress
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 METRICS = ("loss", "accuracy", "exact_match", "drift")
 ABLATION_VALUES = ("zero", "mean", "resample")
@@ -297,7 +300,7 @@ class Result(Protocol):
     """What a study found: a table, and a picture of it."""
 
     file_name: str  # without a suffix
-    picture: Callable[..., bytes]  # a file's bytes in a `format`
+    picture: Callable[[], "Figure"]  # draws it
 
     def table(self) -> tables.Table:
         """Returns the numbers in rows."""
@@ -312,13 +315,13 @@ def write(
 
 
 def write_pictures(
-    path: Path, picture: Callable[..., bytes], formats: Sequence[str]
+    path: Path, picture: Callable[[], "Figure"], formats: Sequence[str]
 ) -> list[Path]:
-    """Writes a picture in each format, with its suffix; none without matplotlib."""
+    """Draws a picture in each format, with its suffix; none without matplotlib."""
     if not drawing.is_possible():
         return []
     return [
-        files.write(path.with_suffix(f".{kind}"), picture(format=kind))
+        files.write(path.with_suffix(f".{kind}"), drawing.content(picture, kind))
         for kind in formats
     ]
 
