@@ -136,14 +136,9 @@ def _with(whole, cut, budget) -> Dossier:
     masses = sorted(map(_mass, _patches(whole)), reverse=True)
     least = masses[cut.patches] if cut.patches < len(masses) else -1.0
     sets = tuple(_cut_set(each, cut, least) for each in whole.sets)
-    matches = whole.matches
-    if matches is not None:
-        matches = matches[:, : cut.heads]
-        matches = np.where(matches[..., 1:] < cut.heads, matches, -1)
     return whole._replace(
         rounding=max(whole.rounding, cut.rounding),
         sets=sets,
-        matches=matches,
         notes=(*whole.notes, *_notes(whole, cut, budget)),
     )
 

@@ -471,15 +471,12 @@ class Dossier(NamedTuple):
       title: What it is about.
       sets: One map set or more. Sets with a step are shown one after the other, others
         side by side.
-      matches: `[L, H, 2]` integers: for each head of the first set (layer, head) of the
-        head of the second set that attends most alike, -1 where there is none; or None.
       notes: What has to be said of all of it.
       rounding: Weights may be rounded to multiples of this, to need less room.
     """
 
     title: str
     sets: tuple[MapSet, ...]
-    matches: np.ndarray | None = None
     notes: tuple[str, ...] = ()
     rounding: float = 0.0
 
@@ -489,10 +486,6 @@ class Dossier(NamedTuple):
         for each in self.sets:
             each.check()
             _require(each.examples, f"examples of {each.name!r}", "not be empty")
-        if self.matches is not None:
-            wanted = "be None where there is one set of maps"
-            _require(len(self.sets) > 1, "matches", wanted)
-            _has_shape("matches", self.matches, (*self.sets[0].shape, 2), kinds="iu")
         return self
 
 

@@ -79,7 +79,7 @@ def contents(shown: Dossier) -> dict[str, Any]:
 
     Returns:
       `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, the `largest`
-      weight and the `precision`, both of all maps; `matches`; and `sets`, each with
+      weight and the `precision`, both of all maps; and `sets`, each with
       `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
       has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
       (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`,
@@ -108,12 +108,6 @@ def contents(shown: Dossier) -> dict[str, Any]:
     # To one digit, upwards, as the page says it.
     error = largest / levels + shown.rounding / 2
     unit = 10 ** math.floor(math.log10(error or 1))
-    matches = shown.matches
-    if matches is not None:
-        matches = [
-            [place if min(place) >= 0 else None for place in row]
-            for row in matches.tolist()
-        ]
     return {
         "version": VERSION,
         "title": labels.one_line(shown.title),
@@ -123,7 +117,6 @@ def contents(shown: Dossier) -> dict[str, Any]:
         "precision": math.ceil(error / unit) * unit,
         "largest": largest,
         "sets": sets,
-        "matches": matches,
     }
 
 

@@ -75,7 +75,7 @@ def show(
         whole = sets.dossier_of(value, compare)
     if heads is not None:
         own = tuple(sets.with_heads(each, heads) for each in whole.sets)
-        whole = whole._replace(sets=own, matches=None)
+        whole = whole._replace(sets=own)
     return of_dossier(whole, budget=budget)
 
 

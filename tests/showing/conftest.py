@@ -228,8 +228,7 @@ def whole(rng):
     )
     first = map_set.MapSet("one", layers, (example,), 4, {"ablation": ablation}, roles)
     second = map_set.MapSet("two", layers, (example,))
-    matches = np.array([[[1, 0], [-1, -1]], [[0, 1], [-1, -1]]])
-    return map_set.Dossier("both", (first, second), matches, ("a note",))
+    return map_set.Dossier("both", (first, second), ("a note",))
 
 
 @pytest.fixture(scope="session")

@@ -21,16 +21,8 @@ function partner() {
   return here;
 }
 
-// The head of another set that corresponds: by `matches`, else by its name, else by place.
+// The head of another set that corresponds: by its name.
 function headIn({ layer, head }, other) {
-  if (page.matches && choice.set === 0 && other === 1) return page.matches[layer]?.[head] ?? null;
-  if (page.matches && choice.set === 1 && other === 0) {
-    for (const [l, heads] of page.matches.entries()) {
-      const h = heads.findIndex((match) => match && match[0] === layer && match[1] === head);
-      if (h >= 0) return [l, h];
-    }
-    return null;
-  }
   const [mine, its] = [page.sets[choice.set].layers[layer], page.sets[other].layers];
   const l = its.findIndex(({ name }) => name === mine.name);
   const h = its[l]?.heads.indexOf(mine.heads[head]) ?? -1;
