@@ -205,14 +205,14 @@ def _parse(text: str, kinds: tuple[type, ...]) -> Any:
 
 def _unknown_field(config, fields, name: str, text: str) -> Exception:
     from mha_haiku.core import checks
-    from mha_haiku.core.fields import Section, nearest, values
+    from mha_haiku.core.fields import Section, nearest
 
     section, section_name = config, "config"
     for key in name.split(".")[1:]:
         if not isinstance(getattr(section, key, None), Section):
             break
         section, section_name = getattr(section, key), f"{section_name}.{key}"
-    listed = f"{section_name} has the fields {', '.join(values(section))}."
+    listed = f"{section_name} has the fields {', '.join(vars(section))}."
     if section_name == name:
         return checks.ConfigError(f"--{name}={text} sets no field.\n{listed}")
     return checks.ConfigError(
