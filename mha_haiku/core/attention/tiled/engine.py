@@ -388,6 +388,8 @@ def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
             f"shapes {maps[0].shape} and {maps[1].shape}."
         )
     *_, num_queries, num_keys = asked.shape
+    if not num_queries:  # and no row can be taken
+        return jnp.zeros((*asked.shape[:-2], maps[-1].shape[-3]), asked.dtype)
     maps, counts = zip(*map(_counting, maps), strict=True)
     weighs = [(x > 0).astype(x.dtype) for x in counts]
     sees = [(x != 0).astype(x.dtype) for x in counts]  # also what is NaN
