@@ -85,7 +85,7 @@ def from_haiku(
     Raises:
       ValueError: If there is no such module, or its parameters do not fit.
     """
-    # Of any table, what is ours counts.
+    # Haiku's names are ours: the left column of any table lists them.
     own = _checked(_flat(params, "params", separator="/"), path, _EQUINOX)
     return _nested(own, name)
 

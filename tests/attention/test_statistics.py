@@ -75,6 +75,10 @@ def found(request, arrays, monkeypatch):
 def use_tiles(monkeypatch, *sizes):
     """Makes every observation use tiles of these sizes."""
     monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(*sizes))
+    rows, columns, _ = sizes
+    monkeypatch.setattr(engine, "_SCORES_COMPARED", B * H * rows * columns)
+    monkeypatch.setattr(engine, "_KEYS_COMPARED", columns)
+    engine.divergence.clear_cache()
 
 
 def test_statistics_equal_those_of_the_whole_matrix(found, request):
@@ -100,6 +104,20 @@ def test_statistics_equal_those_of_the_whole_matrix(found, request):
     for name, values in expected.items():
         assert statistics[name].shape == values.shape
         np.testing.assert_allclose(statistics[name], values, 1e-5, 1e-5, err_msg=name)
+
+
+def test_statistics_count_positions_from_the_first_query(arrays):
+    query, key, value = arrays((B,), T, S, H, G, K, V)
+    found = jax.jit(attend)(query, key, value, mask=masks.causal(), first_query=3)[1]
+    weights = np.asarray(found.weights(), np.float64)
+    assert weights[0, 0, 0, 3] > 0 and not weights[0, 0, 0, 4:].any()
+    results = found.statistics(tokens=TOKENS, key_tokens=KEY_TOKENS)
+    given = {"tokens": TOKENS, "key_tokens": KEY_TOKENS}
+    unseen = np.broadcast_to(np.arange(S) >= T + 3, (B, 1, S))
+    expected = oracles.map_statistics(weights, query_offset=3, **given, unseen=unseen)
+    for name, values in expected.items():
+        found = results.received if name == "received" else results.values[name]
+        np.testing.assert_allclose(found, values, 1e-5, 1e-5, err_msg=name)
 
 
 def test_pooled_map_equals_the_pooled_matrix(found):
@@ -341,8 +359,9 @@ class HeadWindows(masks.Mask):
 
 
 @pytest.mark.slow
-def test_divergences_of_heads_with_masks_of_their_own(arrays):
+def test_divergences_of_heads_with_masks_of_their_own(arrays, monkeypatch):
     query, key, value = arrays((B,), T, S, H, G, K, V)
+    use_tiles(monkeypatch, 16, 16, 1)
     mask = HeadWindows(jnp.asarray([7, 50, 30, 20]))
     _, whole = attend(query, key, value, mask=mask, implementation="dense")
     weights = np.asarray(whole.weights(), np.float64)

@@ -349,6 +349,11 @@ def test_edges_on_no_way_are_left_out():
         assert heads.strongest(graph, strength, max(1, count)).sum() <= max(1, count)
 
 
+def test_the_measures_that_a_circuit_may_be_made_by():
+    names = "edge_patching edge_attribution integrated_edge_attribution acdc"
+    assert set(heads.EDGE_MEASURES) == {*names.split(), "learned_edges"}
+
+
 def test_models_that_are_no_graph_are_refused():
     subject, corrupted, _ = _case("gated")
     for of in ({"norm__position": "post"}, {"norm__position": "both"}):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Shaped
 
-from mha_haiku.core import display, tiles
+from mha_haiku.core import checks, display, tiles
 from mha_haiku.core.attention import observation, scores, statistics
 from mha_haiku.core.attention.weighting import Weighting
 
@@ -224,6 +224,7 @@ class AttentionMap:
         Raises:
           ValueError: If `k` is not in 1..S.
         """
+        checks.integer_in("k", k, 1, self.shape[-1])
         return _engine.top(self, k)
 
     def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:

@@ -71,7 +71,7 @@ class Statistic:
     # The argument of `AttentionMap.statistics` without which there is none.
     needs: str | None = None
     source: str = ""  # where it comes from
-    # In place of all that: to a number of each head, `[B..., H]`, that is no mean.
+    # Instead of the sums above: the number of each head, `[B..., H]`, if it is no mean.
     from_head: Callable[["HeadSums"], Array] | None = None
 
 

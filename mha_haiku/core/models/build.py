@@ -48,21 +48,19 @@ class Decoding(NamedTuple):
       prefill: `prefill(params, prompts, lengths, *, max_length, source=None,
         source_lengths=None) -> (logits, cache)`. Prompts are tokens `[B, P]`, of
         lengths `[B]`; the logits `[B, C]` follow their last tokens. A text may grow to
-        `max_length` positions, S_max. For a source see `decoding.generate`.
+        `max_length` positions, S_max. For a source see `decoding.generate`. ValueError
+        if prompts, source or `max_length` do not fit.
       step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
-        put at the cache's positions. The maps, one per layer, are `(B, H, 1, S_max)`,
-        or as many keys as a window lets anybody see; an encoder's are left out.
+        put at the cache's positions; ValueError if it is full. The maps, one per layer,
+        are `(B, H, 1, S_max)`, or as many keys as a window lets anybody see; an
+        encoder's are left out.
         Examples stand at positions of their own, so that a map is one of many:
         `jax.vmap(lambda row: row.weights())(maps[0])`; sites have one example's value.
-      prepare: Converts the parameters to what both of the above read faster; what it
-        has converted stays.
+      prepare: Converts the parameters to what both of the above read faster. Converting
+        them twice changes nothing.
       num_tokens: The vocabulary.
       max_length: The longest text that the model has positions for; None: any.
       has_source: Whether a source must be given.
-
-    Raises:
-      ValueError: From `prefill`, if prompts or `max_length` do not fit, or a source is
-        missing or not read; from `step`, if a cache is full.
     """
 
     prefill: Callable[..., tuple[Array, DecodingCache]]

@@ -26,7 +26,7 @@ class TokenEmbedding(hk.Module):
     size: int
     name: str | None = None
     _: dataclasses.KW_ONLY
-    w_init: hk.initializers.Initializer = hk.initializers.RandomNormal(1.0)
+    w_init: hk.initializers.Initializer | None = None  # None: of deviation 1
 
     def __call__(self, tokens: Array) -> Array:
         """Embeds tokens `[...]`, clipped to 0..C - 1, as `[..., D]`."""
@@ -42,8 +42,8 @@ class TokenEmbedding(hk.Module):
 
     @hk.transparent
     def _table(self) -> Array:
-        shape = (self.num_tokens, self.size)
-        return hk.get_parameter("embeddings", shape, init=self.w_init)
+        shape, normal = (self.num_tokens, self.size), hk.initializers.RandomNormal(1.0)
+        return hk.get_parameter("embeddings", shape, init=self.w_init or normal)
 
 
 class PositionScheme(NamedTuple):

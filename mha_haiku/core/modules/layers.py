@@ -105,10 +105,13 @@ class Layer(multi_head_attention.CachedModule):
         make = make or functools.partial(self._sized_attention, x.shape[-1], name)
 
         def attend(x):
-            keys = x if encoded is None else encoded
-            given = options if step is None else {"step": step, **options}
-            output, *seen = make()(x, keys, keys, mask, dropout_rate=rate, **given)
-            return dropout(output, rate), *seen
+            module, keys = make(), x if encoded is None else encoded
+            if step is not None:
+                return module.step(
+                    x, keys, keys, mask=mask, **step._asdict(), **options
+                )
+            output, own_map = module(x, keys, keys, mask, dropout_rate=rate, **options)
+            return dropout(output, rate), own_map
 
         residual = self._attention_residual and is_added
         return self._added(x, attend, _NORMS[name], residual)

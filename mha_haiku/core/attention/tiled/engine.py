@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from mha_haiku.core import checks, masks, tiles
+from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention import products
 from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.inputs import HIDDEN
@@ -30,8 +30,8 @@ from mha_haiku.core.attention.tiled import fold_gradient, sweep
 from mha_haiku.core.attention.tiled.grid import Grid
 
 Array = jax.Array
-# Weights that are compared at once in `divergence`, of all examples and heads.
-_SCORES_COMPARED = 2**19
+# In `divergence`: weights compared at once, of all examples and heads; and their keys.
+_SCORES_COMPARED, _KEYS_COMPARED = 2**18, 256
 
 
 def _compiled(*static: str) -> Callable:
@@ -284,7 +284,6 @@ class _Top(Observation):
 @_compiled("k")
 def top(asked: AttentionMap, k: int, *, sizes: sweep.Sizes) -> Top:
     """Finds the k largest weights of each row; see `AttentionMap.top`."""
-    checks.integer_in("k", k, 1, asked.shape[-1])
     asked, counts = _counting(asked)
     log_weights, keys = _top(lax.stop_gradient(asked), k, sizes)
     weights = _largest(jnp.exp(log_weights), asked, sizes)
@@ -388,36 +387,51 @@ def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
             f"shapes {maps[0].shape} and {maps[1].shape}."
         )
     *_, num_queries, num_keys = asked.shape
-    if not num_queries:  # and no row can be taken
-        return jnp.zeros((*asked.shape[:-2], maps[-1].shape[-3]), asked.dtype)
+    zeros = jnp.zeros((*asked.shape[:-2], maps[-1].shape[-3]), asked.dtype)
+    if not num_queries or not num_keys:
+        return zeros
     maps, counts = zip(*map(_counting, maps), strict=True)
     weighs = [(x > 0).astype(x.dtype) for x in counts]
     sees = [(x != 0).astype(x.dtype) for x in counts]  # also what is NaN
-    num_rows = sum(math.prod(each.shape[:-2]) for each in maps)
-    height = max(_SCORES_COMPARED // max(num_rows * num_keys, 1), 1)
+    width = min(num_keys, _KEYS_COMPARED)
+    num_rows = sum(math.prod(x.shape[:-2]) for x in maps)
+    height = _SCORES_COMPARED // max(num_rows * width, 1)
+    height = min(max(height, 1), num_queries)
 
     def entropy(weights):
         return -(weights * jnp.log(jnp.where(weights > 0, weights, 1))).sum(-1)
 
-    @jax.checkpoint  # so that a gradient keeps nothing of size T x S
-    def of_rows(rows):
-        at = jnp.minimum(rows, num_queries - 1)
-        weights = [each.tile(at, slice(None)) for each in maps]
-        first, last = weights[0], weights[-1]
+    def compared(first, last):
         means = lax.map(
             jax.checkpoint(lambda x: entropy((x[..., None, :, :] + last) / 2)),
             jnp.moveaxis(first, -3, 0),
         )
         both = entropy(first)[..., None, :] + entropy(last)[..., None, :, :]
-        divergences = jnp.moveaxis(means, 0, -3) - both / 2
-        counted = [jnp.take(each, at, -1) for each in weighs]
-        is_new = (rows < num_queries).astype(first.dtype)
-        sums = "...hgr,...hr,...gr,r->...hg"
-        return jnp.einsum(sums, divergences, counted[0], counted[-1], is_new)
+        return jnp.moveaxis(means, 0, -3) - both / 2
 
-    count = -(-num_queries // height)
-    blocks = jnp.arange(count * height).reshape(count, height)
-    total = lax.map(of_rows, blocks).sum(0)
+    @jax.checkpoint  # so that a gradient keeps nothing of size T x S
+    def of_tile(start):
+        rows, columns = start[0] + jnp.arange(height), start[1] + jnp.arange(width)
+        at = jnp.minimum(rows, num_queries - 1)
+        keys = jnp.minimum(columns, num_keys - 1)
+        is_new = (rows < num_queries)[:, None] & (columns < num_keys)[None]
+        weights = [jnp.where(is_new, each.tile(at, keys), 0) for each in maps]
+        first, last = weights[0], weights[-1]
+        rises = lax.cond(  # pairs of heads cost more than the weights of all
+            (first > 0).any() | (last > 0).any(),
+            compared,
+            lambda first, last: jnp.zeros(
+                (*first.shape[:-2], *last.shape[-3:-1]), first.dtype
+            ),
+            first,
+            last,
+        )
+        counted = [jnp.take(each, at, -1) for each in weighs]
+        return jnp.einsum("...hgr,...hr,...gr->...hg", rises, counted[0], counted[-1])
+
+    tops, lefts = jnp.arange(0, num_queries, height), jnp.arange(0, num_keys, width)
+    starts = jnp.stack(jnp.meshgrid(tops, lefts), -1).reshape(-1, 2)
+    total, _ = lax.scan(lambda sums, x: (sums + of_tile(x), None), zeros, starts)
     in_both = functools.partial(jnp.einsum, "...ht,...gt->...hg")
     count = in_both(weighs[0], weighs[-1])
     has_nan = in_both(sees[0], sees[-1]) > count
