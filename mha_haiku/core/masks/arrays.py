@@ -163,7 +163,4 @@ def _hull(seen: Array) -> tuple[Array, Array] | None:
 
 
 def _within(hull: tuple | None, keys: algebra.Range) -> algebra.Range:
-    if hull is None:
-        return keys
-    start, stop = (jnp.clip(x, *keys) for x in hull)
-    return start, jnp.maximum(start, stop)
+    return keys if hull is None else algebra.overlap(hull, keys)

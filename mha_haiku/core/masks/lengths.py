@@ -56,18 +56,18 @@ class _Lengths(Mask):
             )
 
     def key_range(self, rows, keys):
-        known = tiles.known(self.lengths)
-        if known is None:
-            return _first_of(keys, jnp.max(self.lengths, initial=0))
-        return _first_of(keys, int(known.max(initial=0)))
+        longest = self._reduced(lambda lengths: lengths.max(initial=0))
+        return algebra.overlap((keys[0], longest), keys)
 
     def open_range(self, rows, keys):
-        known = tiles.known(self.lengths)
         if not jnp.size(self.lengths):
             return keys
-        if known is None:
-            return _first_of(keys, jnp.min(self.lengths))
-        return _first_of(keys, int(known.min()))
+        shortest = self._reduced(lambda lengths: lengths.min())
+        return algebra.overlap((keys[0], shortest), keys)
+
+    def _reduced(self, function) -> int | Array:
+        known = tiles.known(self.lengths)
+        return function(self.lengths) if known is None else int(function(known))
 
 
 @tiles.pytree
@@ -140,9 +140,3 @@ class ValidLens(_Lengths):
     def aligned_tile(self, rows, columns):
         lengths = tiles.take(self.lengths, rows, axis=-1)[..., None, :, None]
         return tiles.lifted(tiles.on_columns(columns), lengths.ndim) < lengths
-
-
-def _first_of(keys: algebra.Range, length: int | Array) -> algebra.Range:
-    """Clips a range of keys to the keys before position `length`."""
-    start, stop = keys
-    return start, tiles.largest(tiles.smallest(length, stop), start)

@@ -103,13 +103,9 @@ class Band(_Relative):
 
     def _reached(self, leftmost, rightmost, keys):
         """Finds the range from one query's first key to another query's last key."""
-        first, last = keys
-        if self.left is not None:
-            first = tiles.largest(leftmost - self.left, first)
-        if self.right is not None:
-            last = tiles.smallest(rightmost + self.right + 1, last)
-        first = tiles.smallest(first, keys[1])
-        return first, tiles.largest(last, first)
+        first = keys[0] if self.left is None else leftmost - self.left
+        stop = keys[1] if self.right is None else rightmost + self.right + 1
+        return algebra.overlap((first, stop), keys)
 
     def unseen_keys(self, num_queries, num_keys, first_query=0):
         keys, unseen = np.arange(num_keys), np.full(num_keys, num_queries == 0)
