@@ -47,7 +47,6 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]  # its shape
     # Returns it, as a view of the file where the format allows.
     read: Callable[[], np.ndarray]
-    file: str  # the file's name
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
@@ -123,7 +122,6 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
     try:
         fields, entries, start = _Header(content).read()
         arrays, spans = {}, []
-        check_names_once(path, [name for name, *_ in entries])
         for name, shape, kind, offset in entries:
             kind = gguf.GGMLQuantizationType(kind)
             # A block of so many numbers of the last axis takes so many bytes.
@@ -135,13 +133,8 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
                 raise ValueError(f"{name} ends at byte {last} of {len(content)}")
             spans.append((first, last, name))
             data = content[first:last].reshape(*shape[:-1], row)
-            arrays[name] = Stored(
-                shape,
-                functools.partial(_dequantised, path, name, data, kind),
-                path.name,
-            )
-    except checks.ConfigError:
-        raise
+            read = functools.partial(_dequantised, path, name, data, kind)
+            arrays[name] = Stored(shape, read)
     except (
         LookupError,
         MemoryError,
@@ -152,6 +145,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
         raise checks.ConfigError(
             f"{path} is damaged, cut off or no GGUF file that can be read: {error}."
         ) from None
+    check_names_once(path, [name for name, *_ in entries])
     _check_apart(path, spans)
     return fields, arrays
 
@@ -295,23 +289,20 @@ def _check_apart(path, spans) -> None:
 
 
 def _view(path, content, name, kind, shape, first, last) -> Stored:
-    if kind not in _DTYPES:
-
-        def refuse():
-            raise checks.ConfigError(
-                f"{path} has {name} as {kind}, which is not supported; it must be one "
-                f"of {', '.join(_DTYPES)}."
-            )
-
-        return Stored(shape, refuse, path.name)
-    dtype = np.dtype(_DTYPES[kind])
-    if not 0 <= first <= last or last - first != math.prod(shape) * dtype.itemsize:
+    dtype = np.dtype(_DTYPES.get(kind, np.uint8))
+    size = math.prod(shape) * dtype.itemsize
+    if kind in _DTYPES and (first > last or last - first != size):
         raise checks.ConfigError(
             f"{path} is damaged: {name} of {kind} {list(shape)} cannot lie in bytes "
             f"{first} to {last}."
         )
 
     def read():
+        if kind not in _DTYPES:
+            raise checks.ConfigError(
+                f"{path} has {name} as {kind}, which is not supported; it must be one "
+                f"of {', '.join(_DTYPES)}."
+            )
         return content[first:last].view(dtype).reshape(shape)
 
-    return Stored(shape, read, path.name)
+    return Stored(shape, read)

@@ -68,9 +68,7 @@ def text_of(path: str | os.PathLike, name: str) -> str:
         return regular_file(as_path(path)).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
+    except UnicodeError as error:
         raise ConfigError(f"{name} is not UTF-8 text: {error}.") from None
 
 
@@ -194,11 +192,6 @@ def nearest(word: str, words: Iterable[str]) -> str:
     """Returns " Did you mean 'x'?" for the closest of `words`, or "" if none is."""
     matches = difflib.get_close_matches(word, tuple(words), n=1, cutoff=0.5)
     return f" Did you mean {matches[0]!r}?" if matches else ""
-
-
-def closest(word: str, words: Iterable[str], count: int = 5) -> list[str]:
-    """Finds the `count` words that are closest to a word, the closest first."""
-    return difflib.get_close_matches(word, tuple(words), n=count, cutoff=0.0)
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

@@ -249,9 +249,7 @@ def section_of(name: str, path: str, fields: Mapping[str, Field]) -> type[Sectio
         for key, each in fields.items()
     }
     body["__annotations__"] = {key: each.kind for key, each in fields.items()}
-    return types.new_class(
-        name, (Section,), {"path": path}, lambda namespace: namespace.update(body)
-    )
+    return type(name, (Section,), body, path=path)
 
 
 def flattened(nested: Mapping[str, Any], path: str = "") -> dict[str, Any]:

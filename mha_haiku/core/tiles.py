@@ -5,7 +5,7 @@ columns come in, and arrays that broadcast against `[B..., H, T, S]` go out.
 """
 
 import dataclasses
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -66,10 +66,10 @@ class Origin:
     key: int | Array = 0  # as the query
 
     def rows(self, rows: Index | Span) -> Index | Span:
-        return rows if _is_zero(self.query) else rows + self.query
+        return rows + self.query
 
     def columns(self, columns: Index | Span) -> Index | Span:
-        return columns if _is_zero(self.key) else columns + self.key
+        return columns + self.key
 
     def at(
         self, rows: Index | Span, columns: Index | Span
@@ -79,15 +79,6 @@ class Origin:
     def moved(self, by: "Origin") -> "Origin":
         """Returns where a part stands that begins at `by` of what stands here."""
         return Origin(self.query + by.query, self.key + by.key)
-
-
-def _is_zero(position) -> bool:
-    return isinstance(position, int) and position == 0
-
-
-def batch_axes(ndim: int) -> str:
-    """Returns "B" for the first batch axis, which devices share, "b" for each other."""
-    return "Bb"[:ndim] + "b" * (ndim - 2)
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
@@ -116,10 +107,11 @@ class Part:
 
     def axes(self) -> Self:
         """Returns an aligned part with letters of axes in the place of its arrays."""
-        letters = {
-            name: batch_axes(jnp.ndim(getattr(self, name)) - len(own)) + own
-            for name, own in self._own_axes().items()
-        }
+        letters = {}
+        for name, own in self._own_axes().items():
+            # "B" is the first batch axis, which devices share, "b" each other.
+            batch_ndim = jnp.ndim(getattr(self, name)) - len(own)
+            letters[name] = ("B" + "b" * batch_ndim)[:batch_ndim] + own
         if len(letters) != len(jax.tree.leaves(self)):
             raise TypeError(
                 f"{type(self).__name__} must say its axes() to be shared, or have "
@@ -143,6 +135,28 @@ class Part:
             for name, own in self._own_axes().items()
         }
         return dataclasses.replace(self, **arrays) if arrays else self
+
+
+class Whole(Part):
+    """A part spelt out as an array `values`, `[B..., T, S]` or `[B..., H, T, S]`."""
+
+    name: ClassVar[str]  # in messages
+    values: Array
+
+    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+        """Raises ValueError unless the array is of these sizes."""
+        heads = (num_heads,) if jnp.ndim(self.values) == len(batch_shape) + 3 else ()
+        wanted = (*batch_shape, *heads, num_queries, num_keys)
+        check_axes(self.name, self.values, wanted, "[B..., T, S] or [B..., H, T, S]")
+
+    def aligned(self, batch_ndim):
+        values = jnp.asarray(self.values)
+        if values.ndim < batch_ndim + 3:  # without an axis of heads
+            values = values[..., None, :, :]
+        return dataclasses.replace(self, values=values)
+
+    def aligned_tile(self, rows, columns):
+        return take(take(self.values, rows, axis=-2), columns, axis=-1)
 
 
 def checked_pytree(name: str, value: Any) -> Any:
@@ -226,17 +240,6 @@ def take(array: Array, index: Array | Span, axis: int) -> Array:
     return jnp.take(array, jnp.asarray(index), axis=axis, mode="clip")
 
 
-def rectangle(array: Array, rows: Array | Span, columns: Array | Span) -> Array:
-    """Cuts `[..., R, C]` out of `[..., T, S]`; see `take`."""
-    return take(take(array, rows, axis=-2), columns, axis=-1)
-
-
-def with_heads(array: Array, batch_ndim: int) -> Array:
-    """Adds an axis of heads to `[B..., T, S]`; `[B..., H, T, S]` has one."""
-    array = jnp.asarray(array)
-    return array if array.ndim == batch_ndim + 3 else array[..., None, :, :]
-
-
 def at_batch(array: Array, index: tuple[Array, ...]) -> Array:
     """Indexes the leading axes of `array`; size 1 stands for any."""
     array = jnp.asarray(array)
@@ -293,20 +296,6 @@ def check_axes(name: str, array: Array, wanted: tuple, axes: str):
             f"{name} must be {axes}, which is {wanted} here (an axis may have size 1); "
             f"got shape {shape}."
         )
-
-
-def check_matrix(
-    name: str,
-    array: Array,
-    batch_shape: tuple,
-    num_heads: int,
-    num_queries: int,
-    num_keys: int,
-):
-    """Raises ValueError unless an array is `[B..., T, S]` or `[B..., H, T, S]`."""
-    heads = (num_heads,) if jnp.ndim(array) == len(batch_shape) + 3 else ()
-    wanted = (*batch_shape, *heads, num_queries, num_keys)
-    check_axes(name, array, wanted, "[B..., T, S] or [B..., H, T, S]")
 
 
 def checked_first(first_query: Any) -> int | Array:

@@ -29,7 +29,6 @@ Table = tuple[tables.Row, ...]  # ours are names below the module
 _NAME = "multi_head_attention"  # what Haiku calls a MultiHeadAttention without a name
 _LAYER_NAME = "encoder_layer"
 _PROJECTIONS = "query", "key", "value"
-_OF_A_NORM = "scale", "offset"
 _OF_OURS_ALONE = "/sinks", "/head_gate/w", "/score", "/smear"  # parameters
 
 _EQUINOX = (
@@ -60,14 +59,7 @@ _TORCH_OF_WIDTHS = (
     *_TORCH[1:],
 )
 _TORCH_LAYER = (
-    *(
-        tables.Row(
-            tuple(f"attention/{ours}" for ours in row.ours),
-            tuple(f"self_attn.{theirs}" for theirs in row.theirs),
-            row.change,
-        )
-        for row in _TORCH
-    ),
+    *(row.below("attention/", "self_attn.") for row in _TORCH),
     *tables.linear("feed_forward/hidden", "linear1"),
     *tables.linear("feed_forward/output", "linear2"),
     *tables.norm("norm_1", "norm1"),
@@ -361,7 +353,9 @@ def _check(
     if scope:  # an encoder layer
         width, hidden = linear[-1], weights["feed_forward/hidden/w"].shape[-1]
         wanted |= {part: (width, own[part].shape[-1]) for part in parts[:3]}
-        wanted |= {f"norm_{i}/{x}": (width,) for i in (1, 2) for x in _OF_A_NORM}
+        wanted |= {
+            f"norm_{i}/{x}": (width,) for i in (1, 2) for x in ("scale", "offset")
+        }
         wanted["feed_forward/hidden/w"] = width, hidden
         wanted["feed_forward/output/w"] = hidden, width
     for ours, shape in wanted.items():

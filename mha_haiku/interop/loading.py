@@ -217,17 +217,11 @@ def rows_of(
     names: Collection[str],
 ) -> Iterator[tables.Row]:
     """Yields the rows that a model with parameters of these names has, names whole."""
-    rows = [
-        each._replace(theirs=tuple(family.prefix + name for name in each.theirs))
-        for each in family.rows
-    ]
+    rows = [each.below("", family.prefix) for each in family.rows]
     rows += head.rows
     for i in range(config.num_layers):
         ours, theirs = _LAYER.format(i), (family.prefix + family.layer).format(i)
-        for each in family.layer_rows:
-            own = tuple(ours + name for name in each.ours)
-            its = tuple(theirs + name for name in each.theirs)
-            rows.append(tables.Row(own, its, each.change, i))
+        rows += [each.below(ours, theirs, i) for each in family.layer_rows]
     wanted = set(names)
     for each in rows:
         if wanted.issuperset(each.ours):

@@ -18,6 +18,7 @@ import numpy as np
 
 from mha_haiku.core import arrays, checks, fields, models, modules
 from mha_haiku.core.modules import anatomy
+from mha_haiku.core.positions import encodings
 from mha_haiku.interop import loading
 from mha_haiku.interop.families import FAMILIES, changes, tables
 from mha_haiku.training.tasks import tokenization
@@ -32,8 +33,6 @@ _FREE = (
     "scan_layers",
     "attention.implementation",
 )
-
-_ABSENT = object()
 
 
 def save(
@@ -151,7 +150,7 @@ def _written(family, head, config, sizes) -> dict[str, Any]:
     except checks.ConfigError as error:
         raise tables.CannotSayError(str(error)) from None
     wanted, found = _meaning(config, sizes), _meaning(again, again_sizes)
-    differing = [name for name in wanted if wanted[name] != found.get(name, _ABSENT)]
+    differing = [name for name, x in wanted.items() if (name, x) not in found.items()]
     if differing:
         raise tables.CannotSayError(
             ", ".join(f"{name} = {wanted[name]!r}" for name in differing[:3]),
@@ -169,8 +168,10 @@ def _meaning(config, sizes) -> dict[str, Any]:
     said["embedding.scale"] = float(f"{config.embedding.scale:.6g}")
     said["attention.window"] = models.windows(config)
     if modules.POSITION_SCHEMES[config.embedding.positions].rotate:
+        period = config.embedding.rotary_period
+        plain = encodings.frequencies_of(models.key_size(config), period)
         said["embedding.frequencies"] = [
-            [float(f"{x:.6g}") for x in _frequencies(config, each)]
+            [float(f"{x:.6g}") for x in (plain if each is None else each)]
             for each in models.frequencies(config)
         ]
     said.pop("embedding.rotary_period")
@@ -191,13 +192,6 @@ def _said(config, sizes) -> dict[str, Any]:
     )
     said["attention.scale"] = config.attention.scale or size**-0.5
     return said
-
-
-def _frequencies(config, given):
-    if given is not None:
-        return given
-    size = models.key_size(config)
-    return config.embedding.rotary_period ** (-np.arange(0, size, 2) / size)
 
 
 def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray]:

@@ -5,8 +5,14 @@ rectangle of itself without holding the whole.
 """
 
 from mha_haiku.core.masks.algebra import Full, Mask
-from mha_haiku.core.masks.arrays import as_mask, dense, segments
-from mha_haiku.core.masks.lengths import padding, prefix, valid_lens
+from mha_haiku.core.masks.arrays import (
+    as_mask,
+    dense,
+    padding,
+    prefix,
+    segments,
+    valid_lens,
+)
 from mha_haiku.core.masks.relative import (
     causal,
     dilated,

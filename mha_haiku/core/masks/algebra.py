@@ -23,6 +23,12 @@ Range = tuple[int | Array, int | Array]  # (start, stop)
 _BLOCK = 1024  # queries that are looked at together where a whole mask is
 
 
+def overlap(first: Range, second: Range) -> Range:
+    """Returns what both ranges hold; if nothing, an empty range within the second."""
+    start = tiles.smallest(tiles.largest(first[0], second[0]), second[1])
+    return start, tiles.largest(tiles.smallest(first[1], second[1]), start)
+
+
 class Mask(tiles.Part, abc.ABC):
     """Which query may attend to which key; True means "may attend".
 
@@ -297,10 +303,10 @@ class Intersection(_Compound):
         return left & right
 
     def key_range(self, rows, keys):
-        return _overlap(*(x.key_range(rows, keys) for x in (self.left, self.right)))
+        return overlap(*(x.key_range(rows, keys) for x in (self.left, self.right)))
 
     def open_range(self, rows, keys):
-        return _overlap(*(x.open_range(rows, keys) for x in (self.left, self.right)))
+        return overlap(*(x.open_range(rows, keys) for x in (self.left, self.right)))
 
 
 @tiles.pytree
@@ -342,11 +348,6 @@ class Complement(_Compound):
 
     def aligned_tile(self, rows, columns):
         return ~self.mask.aligned_tile(rows, columns)
-
-
-def _overlap(left: tuple, right: tuple) -> tuple:
-    start = tiles.largest(left[0], right[0])
-    return start, tiles.largest(tiles.smallest(left[1], right[1]), start)
 
 
 def _within(mask: Mask, looser: type) -> str:

@@ -103,30 +103,17 @@ class Band(_Relative):
 
     def _reached(self, leftmost, rightmost, keys):
         """Finds the range from one query's first key to another query's last key."""
-        first, last = keys
-        if self.left is not None:
-            first = tiles.largest(leftmost - self.left, first)
-        if self.right is not None:
-            last = tiles.smallest(rightmost + self.right + 1, last)
-        first = tiles.smallest(first, keys[1])
-        return first, tiles.largest(last, first)
+        first = keys[0] if self.left is None else leftmost - self.left
+        stop = keys[1] if self.right is None else rightmost + self.right + 1
+        return algebra.overlap((first, stop), keys)
 
     def unseen_keys(self, num_queries, num_keys, first_query=0):
-        keys, unseen = np.arange(num_keys), np.full(num_keys, num_queries == 0)
-        if self.right is not None:
-            unseen = unseen | (keys - self.right > first_query + num_queries - 1)
-        if self.left is not None:
-            unseen = unseen | (keys + self.left < first_query)
-        return _or_none(unseen)
+        keys = np.arange(num_keys)
+        return _alone(keys, first_query, num_queries, self.right, self.left)
 
     def fully_masked(self, num_queries, num_keys, first_query=0):
         queries = first_query + np.arange(num_queries)
-        masked = np.full(num_queries, num_keys == 0)
-        if self.right is not None:
-            masked = masked | (queries + self.right < 0)
-        if self.left is not None:
-            masked = masked | (queries - self.left > num_keys - 1)
-        return _or_none(masked)
+        return _alone(queries, 0, num_keys, self.left, self.right)
 
 
 @tiles.pytree
@@ -185,5 +172,12 @@ class Where(_Relative):
         return jnp.broadcast_to(allowed, wanted)
 
 
-def _or_none(flags: Array | np.ndarray) -> Array | None:
-    return None if isinstance(flags, np.ndarray) and not flags.any() else flags
+def _alone(positions, first, count, back, ahead) -> Array | np.ndarray | None:
+    """Finds positions that reach none of `count` positions from `first` on."""
+    alone = np.full(len(positions), count == 0)
+    if back is not None:
+        alone = alone | (positions - back > first + count - 1)
+    if ahead is not None:
+        alone = alone | (positions + ahead < first)
+    # None where it is known that there are no such positions.
+    return None if isinstance(alone, np.ndarray) and not alone.any() else alone

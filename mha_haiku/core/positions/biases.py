@@ -66,19 +66,13 @@ class ScoreBias(tiles.Part, abc.ABC):
 
 
 @tiles.pytree
-class DenseBias(ScoreBias):
+class DenseBias(tiles.Whole, ScoreBias):
     """A bias spelt out as an array, `[B..., T, S]` or `[B..., H, T, S]`."""
 
+    name: ClassVar[str] = "bias"
     values: Array = tiles.array("HTS")
 
-    def check(self, *sizes):
-        tiles.check_matrix("bias", self.values, *sizes)
-
-    def aligned(self, batch_ndim):
-        return DenseBias(tiles.with_heads(self.values, batch_ndim))
-
-    def aligned_tile(self, rows, columns):
-        return tiles.rectangle(self.values, rows, columns)
+    check = tiles.Whole.check_shape
 
     def add_gradient(self, total, cotangent, rows, columns):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
@@ -194,8 +188,7 @@ class RelativeBias(_DistanceBias):
             )
             diagonal = jnp.arange(columns.size)[None] - jnp.arange(rows.size)[:, None]
             return jnp.take(values, diagonal + rows.size - 1, axis=-1, mode="clip")
-        rows, columns = tiles.as_array(rows), tiles.as_array(columns)
-        distance = columns[None, :] - rows[:, None]
+        distance = tiles.on_columns(columns) - tiles.on_rows(rows)
         return jnp.take(self.table, self.buckets(distance), axis=-1)
 
     def add_gradient(self, total, cotangent, rows, columns):

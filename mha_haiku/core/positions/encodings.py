@@ -27,7 +27,7 @@ def sinusoidal(
     """
     if size < 2 or size % 2:
         raise ValueError(f"size must be even and at least 2, got {size}.")
-    angles = _angles(positions, _frequencies(size, max_period), jnp.float32)
+    angles = _angles(positions, frequencies_of(size, max_period), jnp.float32)
     pairs = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return pairs.reshape(*angles.shape[:-1], size)
 
@@ -62,7 +62,7 @@ def rotary(
     wanted = x.shape[:-2] if jnp.ndim(positions) > 1 else x.shape[-3:-2]
     tiles.check_axes("positions", positions, wanted, "[T] or [..., T]")
     if frequencies is None:
-        frequencies = _frequencies(size, max_period)
+        frequencies = frequencies_of(size, max_period)
     elif np.shape(frequencies) != (size // 2,):
         raise ValueError(
             f"frequencies must be of the K / 2 = {size // 2} pairs of features, got "
@@ -77,7 +77,8 @@ def rotary(
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
 
 
-def _frequencies(size: int, max_period: float) -> np.ndarray:
+def frequencies_of(size: int, max_period: float) -> np.ndarray:
+    """Computes the radians per position of each of `size` / 2 pairs of features."""
     return max_period ** (-np.arange(0, size, 2) / size)
 
 

@@ -1,6 +1,7 @@
 """Look at values inside of a function, and change them, by the names of their sites."""
 
 import collections
+import difflib
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping
@@ -11,7 +12,7 @@ import numpy as np
 from haiku._src import base as haiku_base
 from haiku._src import stateful
 
-from mha_haiku.core import checks, display
+from mha_haiku.core import display
 from mha_haiku.core.sites import naming, program, surveying
 
 Array = jax.Array
@@ -225,7 +226,7 @@ def _refuse(pattern, names, kernels) -> None:
     names = list(dict.fromkeys(names))
     message = f"{pattern!r} names no site of the function, which has "
     if names:
-        nearest = checks.closest(pattern, names)
+        nearest = difflib.get_close_matches(pattern, names, n=5, cutoff=0.0)
         message += f"{len(names)}, such as {', '.join(nearest)}; mh.sites lists them."
     else:
         message += "none."

@@ -37,7 +37,7 @@ def _heads(
     decoder: str,
     bias: str,
     pooled: str,
-    pooled_activation: str,
+    pooled_activation: str = "tanh",
     classifier: str = "classifier",
     unused: tuple[str, ...] = (),
 ) -> tuple[tables.Head, ...]:
@@ -99,7 +99,6 @@ _BERT_HEADS = _heads(
     decoder="cls.predictions.decoder",
     bias="cls.predictions.bias",
     pooled="bert.pooler.dense",
-    pooled_activation="tanh",
     unused=("bert.pooler.", "cls.seq_relationship."),
 )
 BERT = tables.Family(
@@ -141,7 +140,6 @@ ROBERTA = BERT._replace(
         decoder="lm_head.decoder",
         bias="lm_head.bias",
         pooled="classifier.dense",
-        pooled_activation="tanh",
         classifier="classifier.out_proj",
         unused=("roberta.pooler.",),
     ),

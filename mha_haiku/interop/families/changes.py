@@ -95,27 +95,9 @@ class_token = Change(
 
 def rows_from(first: Callable[[Place], int]) -> Change:
     """Makes the change that leaves out the unused rows before `first(place)`."""
-
-    def to_theirs(arrays, place):
-        (x,) = arrays
-        unused = np.zeros((first(place), *x.shape[1:]), x.dtype)
-        return [np.concatenate([unused, x])]
-
-    return Change(lambda arrays, place: [x[first(place) :] for x in arrays], to_theirs)
-
-
-def first_by(factor: Callable[[Place], float]) -> Change:
-    """Makes the change that multiplies the first of several arrays by a factor."""
-
-    def scaled(arrays, by):
-        if by == 1:
-            return arrays
-        first, *rest = arrays
-        return [first.astype(np.float32) * np.float32(by), *rest]
-
     return Change(
-        lambda arrays, place: scaled(arrays, factor(place)),
-        lambda arrays, place: scaled(arrays, 1 / factor(place)),
+        lambda arrays, place: [x[first(place) :] for x in arrays],
+        lambda arrays, place: [np.pad(x, [(first(place), 0), (0, 0)]) for x in arrays],
     )
 
 

@@ -1,5 +1,7 @@
 """GPT-2: a causal model with learned positions and norms before each part."""
 
+import numpy as np
+
 from mha_haiku.interop.families import changes, rules, tables
 
 
@@ -7,18 +9,21 @@ def _scale(theirs):
     return {} if theirs.get("scale_attn_weights", True) else {"attention.scale": 1.0}
 
 
-def _inverse_layer(place: changes.Place) -> float:
-    """Finds the factor of queries where scores are divided by the layer's number."""
-    is_divided = place.theirs.get("scale_attn_by_inverse_layer_idx", False)
-    return 1 / (place.layer + 1) if is_divided else 1
+def _queries_scaled(arrays, place, by):
+    # Where scores are divided by the layer's number, our queries are.
+    if by == 1 or not place.theirs.get("scale_attn_by_inverse_layer_idx", False):
+        return arrays
+    query, *rest = arrays
+    return [query.astype(np.float32) * np.float32(by), *rest]
 
 
-_QUERY_KEY_VALUE = changes.chain(changes.thirds, changes.first_by(_inverse_layer))
-
-
-def _convolution(ours: str, theirs: str) -> tuple[tables.Row, ...]:
-    """Makes the rows of a linear map that is stored `[in, out]`, as ours are."""
-    return tables.linear(ours, theirs, changes.as_it_is)
+_QUERY_KEY_VALUE = changes.chain(
+    changes.thirds,
+    changes.Change(
+        lambda arrays, place: _queries_scaled(arrays, place, 1 / (place.layer + 1)),
+        lambda arrays, place: _queries_scaled(arrays, place, place.layer + 1),
+    ),
+)
 
 
 GPT2 = tables.Family(
@@ -53,13 +58,13 @@ GPT2 = tables.Family(
         tables.row("positions/positions", "wpe.weight"),
         *tables.norm("encoder/norm", "ln_f"),
     ),
-    layer_rows=(
+    layer_rows=(  # linear maps are stored `[in, out]`, as ours are
         *tables.norm("norm_1", "ln_1"),
         *tables.query_key_value("attn.c_attn", _QUERY_KEY_VALUE, _QUERY_KEY_VALUE),
-        *_convolution("attention/linear", "attn.c_proj"),
+        *tables.linear("attention/linear", "attn.c_proj", changes.as_it_is),
         *tables.norm("norm_2", "ln_2"),
-        *_convolution("feed_forward/hidden", "mlp.c_fc"),
-        *_convolution("feed_forward/output", "mlp.c_proj"),
+        *tables.linear("feed_forward/hidden", "mlp.c_fc", changes.as_it_is),
+        *tables.linear("feed_forward/output", "mlp.c_proj", changes.as_it_is),
     ),
     heads=(
         rules.next_token(

@@ -21,19 +21,6 @@ _FIELDS = {
 }
 
 
-_NORM_2 = tables.norm("norm_2", "post_attention_layernorm")
-_GEMMA_NORM_2 = tables.norm(
-    "norm_2", "post_attention_layernorm", changes.scale_less_one
-)
-# With norms on both sides, the one after attention has the name that others give to the
-# one before the feed-forward part.
-_NORMS_ON_BOTH_SIDES = (
-    *tables.norm("norm_1_after", "post_attention_layernorm", changes.scale_less_one),
-    *tables.norm("norm_2", "pre_feedforward_layernorm", changes.scale_less_one),
-    *tables.norm("norm_2_after", "post_feedforward_layernorm", changes.scale_less_one),
-)
-
-
 def _family(
     name: str,
     title: str,
@@ -41,17 +28,26 @@ def _family(
     fields: Mapping[str, Any] | None = None,
     kv_heads: int | None = None,
     head_size: int | None = None,
-    norm_2: tuple[tables.Row, ...] = _NORM_2,
     scale: changes.Change = changes.as_it_is,
     tied: bool = False,
     head_settings: tuple = (),
 ) -> tables.Family:
     """Makes a family; `kv_heads`, `head_size` and `tied` are defaults of theirs."""
+    fields = {**_FIELDS, **(fields or {})}
+    # A norm after attention has the name that others give to the one before the
+    # feed-forward part.
+    norms = tables.norm("norm_2", "post_attention_layernorm", scale)
+    if fields["norm.position"] != "pre":
+        norms = (
+            *tables.norm("norm_1_after", "post_attention_layernorm", scale),
+            *tables.norm("norm_2", "pre_feedforward_layernorm", scale),
+            *tables.norm("norm_2_after", "post_feedforward_layernorm", scale),
+        )
     return tables.Family(
         name=name,
         prefix="model.",
         layer="layers.{}.",
-        fields={**_FIELDS, **(fields or {})},
+        fields=fields,
         settings=(
             tables.Setting("num_tokens", "vocab_size"),
             *rules.sizes(),
@@ -78,7 +74,7 @@ def _family(
             *tables.linear("feed_forward/gate", "mlp.gate_proj"),
             *tables.linear("feed_forward/hidden", "mlp.up_proj"),
             *tables.linear("feed_forward/output", "mlp.down_proj"),
-            *norm_2,
+            *norms,
         ),
         heads=(
             rules.next_token(
@@ -156,10 +152,6 @@ OLMO2 = _family(
         "attention.qk_norm": True,
         "attention.qk_norm_over": "layer",
     },
-    norm_2=(
-        *tables.norm("norm_1_after", "post_attention_layernorm"),
-        *tables.norm("norm_2_after", "post_feedforward_layernorm"),
-    ),
 )
 GEMMA = _family(
     "gemma",
@@ -170,7 +162,6 @@ GEMMA = _family(
     _EMBEDDING_SCALE,
     kv_heads=16,
     head_size=256,
-    norm_2=_GEMMA_NORM_2,
     scale=changes.scale_less_one,
     tied=True,
 )
@@ -191,7 +182,6 @@ def _later_gemma(
         _QUERY_SCALE,
         kv_heads=4,
         head_size=256,
-        norm_2=_NORMS_ON_BOTH_SIDES,
         scale=changes.scale_less_one,
         tied=True,
         **options,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks
+from mha_haiku.core.positions import encodings
 from mha_haiku.interop.families import changes, tables
 from mha_haiku.interop.families.tables import CannotSayError, Rule, Setting
 
@@ -302,7 +303,7 @@ def _frequencies(rope: Theirs, size: int) -> list[float]:
     Chen et al. 2023, https://arxiv.org/abs/2306.15595 (linear).
     """
     turns = int(size * rope["partial_rotary_factor"])
-    result = float(rope["rope_theta"]) ** (-np.arange(0, turns, 2) / turns)
+    result = encodings.frequencies_of(turns, float(rope["rope_theta"]))
     if rope["rope_type"] == "linear":
         result = result / rope["factor"]
     if rope["rope_type"] == "llama3":
@@ -327,7 +328,7 @@ def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
     share = len(turning) / len(given)
     for theta in thetas:
         rope = {"rope_theta": theta, "partial_rotary_factor": share}
-        plain = theta ** (-np.arange(len(turning)) / len(turning))
+        plain = encodings.frequencies_of(2 * len(turning), theta)
         for scaling in _scalings(turning / plain, plain / (2 * np.pi)):
             written = {**scaling, **rope}
             again = _frequencies(written, 2 * len(given))

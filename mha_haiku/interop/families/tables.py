@@ -25,6 +25,12 @@ class Row(NamedTuple):
     change: changes.Change  # from theirs to ours
     layer: int = 0  # once names are whole; 0 outside of layers
 
+    def below(self, ours: str, theirs: str, layer: int = 0) -> "Row":
+        """Puts a prefix before all of our names, and one before all of theirs."""
+        own = tuple(ours + name for name in self.ours)
+        its = tuple(theirs + name for name in self.theirs)
+        return Row(own, its, self.change, layer)
+
 
 def row(ours: str, theirs: str, change: changes.Change = changes.as_it_is) -> Row:
     """Makes the row of one array."""

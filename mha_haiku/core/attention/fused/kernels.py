@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.inputs import Inputs
-from mha_haiku.core.masks import algebra, lengths, relative
+from mha_haiku.core.masks import algebra, arrays, relative
 
 Array = jax.Array
 
@@ -246,11 +246,11 @@ def translated(mask: algebra.Mask) -> KernelMask | None:
             return KernelMask()
         case relative.Band(left, right):
             return KernelMask(left, right)
-        case lengths.Padding(keys, queries):
+        case arrays.Padding(keys, queries):
             return KernelMask(
                 key_lengths=(keys,), query_lengths=() if queries is None else (queries,)
             )
-        case lengths.ValidLens(keys) if keys.shape[-1] == 1:
+        case arrays.ValidLens(keys) if keys.shape[-1] == 1:
             return KernelMask(key_lengths=(keys,))
         case algebra.Intersection(left, right):
             parts = translated(left), translated(right)
