@@ -260,7 +260,7 @@ def make_placement(
     """Makes the placement of a run; raises what `check_devices` raises."""
     check_devices(config, len(available))
     if not _divides_models(config):
-        return devices.Replicas(available)
+        return devices.Replicas(available, several=config.training.seeds > 1)
     heads, sequence = config.devices.heads, config.devices.sequence
     data = len(available) // (heads * sequence)
     mesh = devices.make_mesh(available, data=data, heads=heads, sequence=sequence)
