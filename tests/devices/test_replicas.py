@@ -49,7 +49,6 @@ def test_devices_share_the_batch_in_order(count):
         returns_state=False,
     )
     indices = part(jnp.zeros(count), jnp.zeros(count))
-    assert replicas.batch_parts == count
     assert indices.dtype == jnp.int32
     assert indices.shape == (count, 12 // count)
     np.testing.assert_array_equal(indices.ravel(), np.arange(12))

@@ -123,7 +123,7 @@ class Bench:
     def whole_batch(self, count: int) -> int:
         """Rounds `count` up, so that devices can split as many examples."""
         placement = self.run.placement
-        parts = 1 if placement is None else placement.batch_parts
+        parts = 1 if placement is None else placement.mesh.shape["data"]
         return -(-count // parts) * parts
 
     def spread(self, example: tasks.Example) -> tasks.Example:

@@ -44,11 +44,6 @@ class Replicas:
         self.devices = tuple(devices)
         self._several = several
 
-    @property
-    def batch_parts(self) -> int:
-        """Into how many equal parts a batch is divided."""
-        return len(self.devices)
-
     def implementation(self, name: str) -> str:
         """Returns the argument `implementation` of `attend` for one of its names."""
         return name
@@ -144,10 +139,6 @@ class Sharded:
         self.mesh = mesh
         self.devices = tuple(mesh.devices.flat)
         self._shard_parameters = shard_parameters
-
-    @property
-    def batch_parts(self) -> int:
-        return self.mesh.shape["data"]
 
     def implementation(self, name: str) -> attention.Sharded:
         return attention.Sharded(self.mesh, name)
