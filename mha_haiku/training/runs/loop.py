@@ -123,22 +123,9 @@ def train(
             if cluster.is_first():
                 print(f"The run in {root.root} has ended at step {summary.steps}.")
             return summary
-        with contextlib.ExitStack() as entered:
-            for each in opened:
-                entered.enter_context(each.stored)
-            given = None if task is None else task.keep()
-            made = _make_task(config, opened, given, override_config)
-            summaries, failed = _run(
-                config, root, opened, placement, observers, *made, started
-            )
-        for each in opened if cluster.is_first() else ():
-            if each.finished is None and each.config.seed in summaries:
-                own = summaries[each.config.seed]
-                files.write_json(each.folder.summary, own._asdict())
-        summary = opening.whole(summaries, failed)
-        if cluster.is_first() and len(opened) > 1:
-            files.write_json(root.summary, summary._asdict())
-    return summary
+        given = None if task is None else task.keep()
+        made = _make_task(config, opened, given, override_config)
+        return _run(config, root, opened, placement, observers, *made, started)
 
 
 class Trained(NamedTuple):
@@ -220,7 +207,7 @@ def _make_task(
 
 def _run(
     config, root, opened, placement, observers, task, source, started
-) -> tuple[dict[int, opening.Summary], dict[int, str]]:
+) -> opening.Summary | opening.SeedsSummary:
     steps, is_first = config.training.steps, cluster.is_first()
     compiling = f"{task.name}: compiling"
     with progress.during(compiling) if is_first else contextlib.nullcontext():
@@ -269,12 +256,18 @@ def _run(
         if trainer.step < steps:
             kept = "is saved" if trainer.step else "begins again"
             console.tell(f"Interrupted at step {trainer.step}, which {kept}.")
-    summaries = {
-        model.seed: model.run.finished or _summary(model, trainer, started)
-        for model in trainer.models
-        if not model.failure
-    }
-    return summaries, {x.seed: x.failure for x in trainer.models if x.failure}
+    summaries, failed = {}, {x.seed: x.failure for x in trainer.models if x.failure}
+    for model in trainer.models:
+        if model.failure:
+            continue
+        own = model.run.finished or _summary(model, trainer, started)
+        summaries[model.seed] = own
+        if is_first and model.run.finished is None:
+            files.write_json(model.run.folder.summary, own._asdict())
+    summary = opening.whole(summaries, failed)
+    if is_first and len(opened) > 1:
+        files.write_json(root.summary, summary._asdict())
+    return summary
 
 
 def _open_log(opened, name, trainer) -> metrics_log.MetricsLog:
