@@ -99,8 +99,7 @@ class Bench:
             configuration.check_sequence(wanted, length)
         except ConfigError:
             heads = sequence = 1
-        data = len(available) // (heads * sequence)
-        mesh = devices.make_mesh(available, data=data, heads=heads, sequence=sequence)
+        mesh = devices.make_mesh(available, heads=heads, sequence=sequence)
         shared = devices.Sharded(mesh)
         model = folders.make_model(run.config, run.task, shared)
         params = shared.put_state(run.params)

@@ -117,9 +117,11 @@ class Replicas:
 
 
 def make_mesh(
-    devices: Sequence[jax.Device], *, data: int, heads: int, sequence: int
+    devices: Sequence[jax.Device], *, heads: int, sequence: int, data: int = -1
 ) -> jax.sharding.Mesh:
     """Makes the mesh; `heads`, which communicates most, has neighbouring devices.
+
+    With -1, `data` is what the other two leave.
 
     Raises:
       ValueError: If the sizes do not multiply to the number of devices.

@@ -261,10 +261,9 @@ def make_placement(
     check_devices(config, len(available))
     if not _divides_models(config):
         return devices.Replicas(available, several=config.training.seeds > 1)
-    heads, sequence = config.devices.heads, config.devices.sequence
-    data = len(available) // (heads * sequence)
-    mesh = devices.make_mesh(available, data=data, heads=heads, sequence=sequence)
-    return devices.Sharded(mesh, shard_parameters=config.devices.shard_parameters)
+    shared = config.devices
+    mesh = devices.make_mesh(available, heads=shared.heads, sequence=shared.sequence)
+    return devices.Sharded(mesh, shard_parameters=shared.shard_parameters)
 
 
 def check_devices(config: RunConfig, num_devices: int) -> None:
