@@ -41,11 +41,11 @@ def held(path: Path) -> Iterator[None]:
 
 
 def _locked(path) -> int | None:
-    """Opens and locks the file; None: it was removed in between."""
+    """Opens and locks the file; None: another process removed it in between."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_same(descriptor, path):
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
             return descriptor
     except BlockingIOError:
         owner = _owner(descriptor) or {"pid": "unknown", "host": "this host"}
@@ -55,6 +55,8 @@ def _locked(path) -> int | None:
             f"{owner['host']} trains in it.\n"
             "Let it end, or take another workdir."
         ) from None
+    except FileNotFoundError:  # removed, and not there again
+        pass
     except OSError as error:  # a file system without locks
         _logger.warning(
             f"{path.parent} cannot be locked ({error.strerror}): see to it "
@@ -71,10 +73,3 @@ def _owner(descriptor) -> dict | None:
         return {"pid": int(owner["pid"]), "host": str(owner["host"])}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _is_same(descriptor, path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False

@@ -97,7 +97,7 @@ def open_runs(
     ]
 
 
-def _open_run(stack, config, folder, override_config) -> Opened:
+def _open_run(stack, config, folder, override) -> Opened:
     opened = []
 
     def open_here():
@@ -105,9 +105,7 @@ def _open_run(stack, config, folder, override_config) -> Opened:
         stored = checkpoints.Checkpoints(folder.checkpoints)
         latest, is_changed = stored.latest(), False
         if saved is not None:
-            is_changed = _check_unchanged(
-                folder, saved, config, override_config, latest
-            )
+            is_changed = _check_unchanged(folder, saved, config, override, latest)
         opened.append(stored)
         finished = None if is_changed else _finished(folder, config, latest)
         if finished is None and (latest or 0) > config.training.steps:
