@@ -162,11 +162,11 @@ def _traced_once():
     """
     kept, prepare = {}, trainers.Trainer.__init__
 
-    def prepare_once(self, config, task, model, stored, placement, source=None):
-        fields = {**config.to_json(), "seed": None, "attention": None}
+    def prepare_once(self, opened, task, placement, source=None):
+        fields = {**opened[0].config.to_json(), "seed": None, "attention": None}
         key = (
             json.dumps(fields, sort_keys=True, default=repr),
-            (task, len(stored), tuple(placement.devices)),
+            (task, len(opened), tuple(placement.devices)),
             (folders.make_model, stepping.gradients),  # which tests replace
         )
 
@@ -183,7 +183,7 @@ def _traced_once():
             patch.setattr(
                 evaluation, "make_evaluation", once(evaluation.make_evaluation)
             )
-            prepare(self, config, task, model, stored, placement, source)
+            prepare(self, opened, task, placement, source)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainers.Trainer, "__init__", prepare_once)

@@ -118,7 +118,6 @@ def test_a_program_leaves_the_state_where_it_is():
 
 def test_examples_are_shared_by_batch_and_position():
     placement = _placement(data=2, heads=1, sequence=2)
-    assert placement.batch_parts == 2
 
     # As many features as positions: which is which is not told by the sizes.
     def make(indices, num_positions=4, shape=(4,)):

@@ -211,12 +211,12 @@ def test_run_of_before_a_field_has_its_default(tmp_path, make_config):
     assert folders.read_config(folder) == config
     # Such a run resumes with the config of today.
     with contextlib.ExitStack() as stack:
-        opened = opening.open_run(stack, config, tmp_path, override_config=False)
+        (opened,) = opening.open_runs(stack, config, tmp_path, override_config=False)
         assert opened.finished is None
         config = config.replace(model=dict(feed_forward=dict(parallel=True)))
     with contextlib.ExitStack() as stack:
         with pytest.raises(ConfigError, match="parallel: False -> True"):
-            opening.open_run(stack, config, tmp_path, override_config=False)
+            opening.open_runs(stack, config, tmp_path, override_config=False)
 
 
 def test_runs_of_newer_versions_are_refused_by_name(tmp_path):

@@ -149,7 +149,7 @@ def test_devices_share_only_the_batch_unless_asked(make_config):
     shared = configuration.make_placement(
         make_config(devices__shard_parameters=True), here
     )
-    assert isinstance(shared, devices.Sharded) and shared.batch_parts == 2
+    assert isinstance(shared, devices.Sharded) and shared.mesh.shape["data"] == 2
 
 
 @pytest.fixture

@@ -99,8 +99,7 @@ class Bench:
             configuration.check_sequence(wanted, length)
         except ConfigError:
             heads = sequence = 1
-        data = len(available) // (heads * sequence)
-        mesh = devices.make_mesh(available, data=data, heads=heads, sequence=sequence)
+        mesh = devices.make_mesh(available, heads=heads, sequence=sequence)
         shared = devices.Sharded(mesh)
         model = folders.make_model(run.config, run.task, shared)
         params = shared.put_state(run.params)
@@ -123,7 +122,7 @@ class Bench:
     def whole_batch(self, count: int) -> int:
         """Rounds `count` up, so that devices can split as many examples."""
         placement = self.run.placement
-        parts = 1 if placement is None else placement.batch_parts
+        parts = 1 if placement is None else placement.mesh.shape["data"]
         return -(-count // parts) * parts
 
     def spread(self, example: tasks.Example) -> tasks.Example:

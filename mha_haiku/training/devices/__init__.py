@@ -5,13 +5,8 @@ mesh, heads and the sequence as well.
 """
 
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.devices.placements import (
-    Replicas,
-    Sharded,
-    Together,
-    make_mesh,
-)
+from mha_haiku.training.devices.placements import Replicas, Sharded, make_mesh
 
 Placement = Replicas | Sharded
 
-__all__ = ["Placement", "Replicas", "Sharded", "Together", "cluster", "make_mesh"]
+__all__ = ["Placement", "Replicas", "Sharded", "cluster", "make_mesh"]

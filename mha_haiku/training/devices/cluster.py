@@ -25,6 +25,8 @@ _HEARTBEAT_SECONDS = 30  # without a heartbeat, until a process counts as dead
 _LEAVE_SECONDS = 60  # that the first to end waits for the others
 _CONNECT_SECONDS = 10
 _GOODBYE = b"."
+_lines: list[socket.socket] = []  # to the other processes; see `_connect`
+_leaving = threading.Event()
 
 
 def join(
@@ -78,7 +80,7 @@ def join(
     finally:
         met.set()
     if jax.process_count() > 1:
-        _lifelines.connect(coordinator)
+        _connect(coordinator)
 
 
 def is_first() -> bool:
@@ -159,7 +161,7 @@ def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
 def leave() -> bool:
     """Disconnects from the other processes; returns whether this is the first."""
     if jax.distributed.is_initialized():
-        _lifelines.leave()
+        _say_goodbye()
         jax.distributed.shutdown()
     return is_first()
 
@@ -168,7 +170,7 @@ def end(status: int) -> None:
     """Ends a failed process at once; Python's own exit would wait for the others."""
     if status and jax.distributed.is_initialized():
         if status == 2:  # a mistake, which all processes notice themselves
-            _lifelines.leave()
+            _say_goodbye()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
@@ -210,69 +212,58 @@ def _gathered(array: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array))
 
 
-class _Lifelines:
-    """Connections between processes that break when one dies, so that the others end.
+def _connect(coordinator: str | None) -> None:
+    """Opens connections that break when a process dies, so that the others end.
 
     JAX notices a death by missing heartbeats, tens of seconds later, and aborts. Here
     every process holds a connection to the first, watched by a thread; the operating
     system closes it when either dies.
     """
+    listening = []
 
-    def __init__(self):
-        self._lines: list[socket.socket] = []
-        self._left = False
+    def listen():
+        listening.append(socket.create_server(("", 0)))
+        return f"{socket.gethostname()}:{listening[0].getsockname()[1]}"
 
-    def connect(self, coordinator: str | None) -> None:
-        listening = []
+    host, _, port = first_does(listen).rpartition(":")
+    if coordinator is not None:
+        host = coordinator.rpartition(":")[0]
+    try:
+        for server in listening:
+            server.settimeout(_CONNECT_SECONDS)
+            for _ in range(jax.process_count() - 1):
+                _watch(server.accept()[0])
+        if not listening:
+            _watch(socket.create_connection((host, int(port)), _CONNECT_SECONDS))
+    except OSError as error:
+        _logger.warning(
+            f"No line between the processes ({error}): where one dies, the others "
+            f"end {_HEARTBEAT_SECONDS} s later."
+        )
 
-        def listen():
-            listening.append(socket.create_server(("", 0)))
-            return f"{socket.gethostname()}:{listening[0].getsockname()[1]}"
 
-        host, _, port = first_does(listen).rpartition(":")
-        if coordinator is not None:
-            host = coordinator.rpartition(":")[0]
-        try:
-            for server in listening:
-                server.settimeout(_CONNECT_SECONDS)
-                for _ in range(jax.process_count() - 1):
-                    self._watch(server.accept()[0])
-            if not listening:
-                address = (host, int(port))
-                self._watch(socket.create_connection(address, _CONNECT_SECONDS))
-        except OSError as error:
-            _logger.warning(
-                f"No line between the processes ({error}): where one dies, the others "
-                f"end {_HEARTBEAT_SECONDS} s later."
-            )
+def _say_goodbye() -> None:
+    """Announces the end, so that the others do not take it for a death."""
+    _leaving.set()
+    for line in _lines:
+        with contextlib.suppress(OSError):  # gone already
+            line.sendall(_GOODBYE)
 
-    def leave(self) -> None:
-        """Announces the end, so that the others do not take it for a death."""
-        self._left = True
-        for line in self._lines:
-            with contextlib.suppress(OSError):  # gone already
-                line.sendall(_GOODBYE)
 
-    def _watch(self, line):
-        line.settimeout(None)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._lines.append(line)
-        threading.Thread(
-            target=self._wait, args=(line,), daemon=True, name="lifeline"
-        ).start()
-
-    def _wait(self, line):
+def _watch(line: socket.socket) -> None:
+    def wait():
         try:
             said = line.recv(1)
         except OSError:
             said = b""
-        if said == _GOODBYE or self._left:
-            return
-        _exit(
-            1,
-            "fault: another process has died; training cannot continue without it.\n"
-            "The same command on all of them resumes from the newest checkpoint.",
-        )
+        if said != _GOODBYE and not _leaving.is_set():
+            _exit(
+                1,
+                "fault: another process has died; training cannot continue without it."
+                "\nThe same command on all of them resumes from the newest checkpoint.",
+            )
 
-
-_lifelines = _Lifelines()
+    line.settimeout(None)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    _lines.append(line)
+    threading.Thread(target=wait, daemon=True, name="lifeline").start()

@@ -31,18 +31,18 @@ class Replicas:
     """Devices that divide each batch, each with the whole model.
 
     Programs are `jax.pmap`ped over the axis `_AXIS`. Arrays on devices have a leading
-    axis, one entry per device, so that they can be donated to the next call. Programs
-    of `several` models have a further axis of them, on all arrays but the data.
+    axis, one entry per device, so that they can be donated to the next call.
+
+    Programs of `several` models of one shape have a further axis, of models, on all
+    arrays but the data, over which `jax.vmap` runs them. Where a `while_loop` ends
+    sooner for one model, its state is kept while the others train: a model that is told
+    to stop at the step it is at takes no step, and none of another's numbers, NaN
+    included, reach it.
     """
 
     def __init__(self, devices: Sequence[jax.Device], *, several: bool = False):
         self.devices = tuple(devices)
         self._several = several
-
-    @property
-    def batch_parts(self) -> int:
-        """Into how many equal parts a batch is divided."""
-        return len(self.devices)
 
     def implementation(self, name: str) -> str:
         """Returns the argument `implementation` of `attend` for one of its names."""
@@ -117,9 +117,11 @@ class Replicas:
 
 
 def make_mesh(
-    devices: Sequence[jax.Device], *, data: int, heads: int, sequence: int
+    devices: Sequence[jax.Device], *, heads: int, sequence: int, data: int = -1
 ) -> jax.sharding.Mesh:
     """Makes the mesh; `heads`, which communicates most, has neighbouring devices.
+
+    With -1, `data` is what the other two leave.
 
     Raises:
       ValueError: If the sizes do not multiply to the number of devices.
@@ -139,10 +141,6 @@ class Sharded:
         self.mesh = mesh
         self.devices = tuple(mesh.devices.flat)
         self._shard_parameters = shard_parameters
-
-    @property
-    def batch_parts(self) -> int:
-        return self.mesh.shape["data"]
 
     def implementation(self, name: str) -> attention.Sharded:
         return attention.Sharded(self.mesh, name)
@@ -229,40 +227,6 @@ class Sharded:
     @property
     def _everywhere(self) -> jax.sharding.NamedSharding:
         return jax.sharding.NamedSharding(self.mesh, _Spec())
-
-
-class Together:
-    """M models of one shape, each with its seed, in each program of a placement.
-
-    The states of several have an axis of M models, over which `jax.vmap` runs each
-    program; the data are the same for all. Where a `while_loop` ends sooner for one
-    model, its state is kept while the others train: a model that is told to stop at the
-    step it is at takes no step, and none of another's numbers, NaN included, reach it.
-    One model has no such axis, and runs the placement's own programs. Programs are made
-    for `placement`, which for several models is `Replicas`.
-    """
-
-    def __init__(self, placement: Replicas | Sharded, count: int):
-        if count > 1:
-            placement = Replicas(placement.devices, several=True)
-        self.placement = placement
-        self._count = count
-
-    def put_states(self, states: Sequence[Any]) -> Any:
-        return self.placement.put_state(self.joined(states))
-
-    def fetch(self, tree: Any) -> list[Any]:
-        """Fetches what a program returned for each model, as host arrays."""
-        tree = self.placement.fetch(tree)
-        if self._count == 1:
-            return [tree]
-        return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(self._count)]
-
-    def joined(self, trees: Sequence[Any]) -> Any:
-        """Joins trees of numbers, one per model, to an argument of a program."""
-        if self._count == 1:
-            return trees[0]
-        return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
 class _Program:

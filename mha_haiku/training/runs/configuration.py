@@ -260,11 +260,10 @@ def make_placement(
     """Makes the placement of a run; raises what `check_devices` raises."""
     check_devices(config, len(available))
     if not _divides_models(config):
-        return devices.Replicas(available)
-    heads, sequence = config.devices.heads, config.devices.sequence
-    data = len(available) // (heads * sequence)
-    mesh = devices.make_mesh(available, data=data, heads=heads, sequence=sequence)
-    return devices.Sharded(mesh, shard_parameters=config.devices.shard_parameters)
+        return devices.Replicas(available, several=config.training.seeds > 1)
+    shared = config.devices
+    mesh = devices.make_mesh(available, heads=shared.heads, sequence=shared.sequence)
+    return devices.Sharded(mesh, shard_parameters=shared.shard_parameters)
 
 
 def check_devices(config: RunConfig, num_devices: int) -> None:

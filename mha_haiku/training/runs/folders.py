@@ -1,7 +1,6 @@
 """The folder of a run: the paths of its files, config.json, and loading the run."""
 
 import contextlib
-import functools
 import hashlib
 import io
 import json
@@ -179,26 +178,22 @@ def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
 
 
 def shared_kept(folder: Folder) -> tasks.Kept | None:
-    """Calls `read_kept` on the first process, and returns its result on all."""
-    read = functools.cache(lambda: read_kept(folder))
+    """Reads what a run stored of its task, on all processes; None: nothing."""
+    read = []
 
-    def described():
-        kept = read()
-        if kept is None or kept.arrays is None:
-            return kept
-        shapes = {name: (x.shape, str(x.dtype)) for name, x in kept.arrays.items()}
-        return kept._replace(arrays=shapes)
+    def read_here():
+        saved = _read_whole(folder) or {}
+        tokenizer = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
+        data = _verified(folder.data, saved.get("data_sha256"))
+        read.append(data)
+        return (tokenizer or b"").decode(), saved.get("text"), data and len(data)
 
-    kept = cluster.first_does(described)
-    kept = kept and tasks.Kept(*kept)
-    if kept is None or kept.arrays is None:
-        return kept
-    abstract = {
-        name: jax.ShapeDtypeStruct(tuple(shape), dtype)
-        for name, (shape, dtype) in kept.arrays.items()
-    }
-    arrays = cluster.first_reads(lambda: read().arrays, abstract)
-    return kept._replace(arrays=arrays)
+    tokenizer, text, size = cluster.first_does(read_here)
+    if size is None:
+        return tasks.Kept(tokenizer, text) if tokenizer else None
+    abstract = jax.ShapeDtypeStruct((size,), np.uint8)
+    data = cluster.first_reads(lambda: np.frombuffer(read[0], np.uint8), abstract)
+    return tasks.Kept(tokenizer, text, dict(np.load(io.BytesIO(data))))
 
 
 def make_model(
@@ -240,17 +235,6 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
     return config
-
-
-def read_kept(folder: Folder) -> tasks.Kept | None:
-    """Reads what the run in the folder stored of its task; None: nothing."""
-    saved = _read_whole(folder) or {}
-    tokenizer = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
-    data = _verified(folder.data, saved.get("data_sha256"))
-    if tokenizer is None and data is None:
-        return None
-    arrays = None if data is None else dict(np.load(io.BytesIO(data)))
-    return tasks.Kept((tokenizer or b"").decode(), saved["text"], arrays)
 
 
 def _verified(path, sha256) -> bytes | None:
@@ -336,7 +320,7 @@ def write_run(
     folder = open_folder(workdir, is_new=True)
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
     own = [path for path in (folder.tokenizer, folder.data) if not path.exists()]
-    with lock.Lock(folder.lock):
+    with lock.held(folder.lock):
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
         try:
             with checkpoints.Checkpoints(folder.checkpoints) as stored:

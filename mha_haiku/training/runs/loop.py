@@ -123,22 +123,9 @@ def train(
             if cluster.is_first():
                 print(f"The run in {root.root} has ended at step {summary.steps}.")
             return summary
-        with contextlib.ExitStack() as entered:
-            for each in opened:
-                entered.enter_context(each.stored)
-            given = None if task is None else task.keep()
-            made = _make_task(config, opened, given, override_config)
-            summaries, failed = _run(
-                config, root, opened, placement, observers, *made, started
-            )
-        for each in opened if cluster.is_first() else ():
-            if each.finished is None and each.config.seed in summaries:
-                own = summaries[each.config.seed]
-                files.write_json(each.folder.summary, own._asdict())
-        summary = opening.whole(summaries, failed)
-        if cluster.is_first() and len(opened) > 1:
-            files.write_json(root.summary, summary._asdict())
-    return summary
+        given = None if task is None else task.keep()
+        made = _make_task(config, opened, given, override_config)
+        return _run(config, root, opened, placement, observers, *made, started)
 
 
 class Trained(NamedTuple):
@@ -220,16 +207,11 @@ def _make_task(
 
 def _run(
     config, root, opened, placement, observers, task, source, started
-) -> tuple[dict[int, opening.Summary], dict[int, str]]:
-    training = config.training
-    stored = [each.stored for each in opened]
-    is_first = cluster.is_first()
-    before = time.perf_counter()
+) -> opening.Summary | opening.SeedsSummary:
+    steps, is_first = config.training.steps, cluster.is_first()
     compiling = f"{task.name}: compiling"
     with progress.during(compiling) if is_first else contextlib.nullcontext():
-        model = folders.make_model(config, task, placement)
-        trainer = trainers.Trainer(config, task, model, stored, placement, source)
-    compile_seconds = time.perf_counter() - before
+        trainer = trainers.Trainer(opened, task, placement, source)
     with (
         contextlib.ExitStack() as stack,
         _interruption() as is_requested,
@@ -238,55 +220,62 @@ def _run(
         if is_first:
             if len(opened) > 1:
                 folders.write_config(root, config, placement.devices, task)
-            for each, own in zip(opened, trainer.models, strict=True):
-                name = f"seed {own.seed}" if len(opened) > 1 else ""
-                own.log = stack.enter_context(_open_log(each, name, task, placement))
+            for model in trainer.models:
+                name = f"seed {model.seed}" if len(opened) > 1 else ""
+                model.log = stack.enter_context(_open_log(model.run, name, trainer))
             trainer.console = stack.enter_context(
                 metrics_log.Console(
-                    start=min(each.latest() or 0 for each in stored),
-                    steps=training.steps,
+                    start=min(each.stored.latest() or 0 for each in opened),
+                    steps=steps,
                     baseline=task.baseline,
                     baseline_name=task.baseline_name,
                 )
             )
         console = trainer.console
-        console.tell(_opening_line(config, trainer, placement, compile_seconds))
+        console.tell(_opening_line(trainer))
         warmup_steps = config.optimizer.warmup_steps
-        if warmup_steps > training.steps:
+        if warmup_steps > steps:
             console.tell(
                 f"config.optimizer.warmup_steps is {warmup_steps}: the learning rate "
-                f"rises in all of the {training.steps} steps."
+                f"rises in all of the {steps} steps."
             )
         if source is not None:
             console.tell(str(source))
         observers = [observer for observer in observers if observer.every]
-        for i, (each, own) in enumerate(zip(opened, trainer.models, strict=True)):
-            own.observers = [copy.copy(x) if i else x for x in observers]
-            for observer in own.observers if is_first else ():
-                observer.begin(each.folder, each.config, task, own.start)
+        for i, model in enumerate(trainer.models):
+            model.observers = [copy.copy(x) if i else x for x in observers]
+            for observer in model.observers if is_first else ():
+                observer.begin(model.run.folder, model.run.config, task, model.start)
                 watching.callback(observer.end)
         _look(trainer)  # observers compile here
         console.start_clock()
-        _take_steps(trainer, training, is_requested)
-        for each in stored:
-            each.close()  # signals are still deferred here, so that saving completes
-        if trainer.step < training.steps:
+        _take_steps(trainer, is_requested)
+        # Signals are still deferred here, so that saving completes.
+        for each in opened:
+            each.stored.close()
+        if trainer.step < steps:
             kept = "is saved" if trainer.step else "begins again"
             console.tell(f"Interrupted at step {trainer.step}, which {kept}.")
-    summaries = {
-        own.seed: each.finished
-        or _summary(own, trainer, training, task, compile_seconds, started)
-        for each, own in zip(opened, trainer.models, strict=True)
-        if not own.failure
-    }
-    return summaries, {x.seed: x.failure for x in trainer.models if x.failure}
+    summaries, failed = {}, {x.seed: x.failure for x in trainer.models if x.failure}
+    for model in trainer.models:
+        if model.failure:
+            continue
+        own = model.run.finished or _summary(model, trainer, started)
+        summaries[model.seed] = own
+        if is_first and model.run.finished is None:
+            files.write_json(model.run.folder.summary, own._asdict())
+    summary = opening.whole(summaries, failed)
+    if is_first and len(opened) > 1:
+        files.write_json(root.summary, summary._asdict())
+    return summary
 
 
-def _open_log(opened, name, task, placement) -> metrics_log.MetricsLog:
+def _open_log(opened, name, trainer) -> metrics_log.MetricsLog:
     """Writes the config of a run, unless it has ended, and returns its open log."""
     folder, latest = opened.folder, opened.stored.latest()
     if opened.finished is None:
-        folders.write_config(folder, opened.config, placement.devices, task)
+        used = trainer.placement.devices
+        folders.write_config(folder, opened.config, used, trainer.task)
     reports = metrics_log.read(folder.metrics)
     if reports and latest is None:
         _logger.warning(
@@ -304,31 +293,31 @@ def _open_log(opened, name, task, placement) -> metrics_log.MetricsLog:
     )
 
 
-def _summary(
-    model, trainer, training, task, compile_seconds, started
-) -> opening.Summary:
+def _summary(model, trainer, started) -> opening.Summary:
+    training = trainer.config.training
     taken = model.step - model.start
     rate = taken / trainer.seconds if trainer.seconds else 0.0
     return opening.Summary(
         steps=model.step,
         metrics=model.metrics,
-        baseline=dict(task.baseline),
-        baseline_name=task.baseline_name,
+        baseline=dict(trainer.task.baseline),
+        baseline_name=trainer.task.baseline_name,
         interrupted=model.step < training.steps,
         resumed_from=model.start,
         skipped_steps=model.skipped,
         wall_seconds=time.perf_counter() - started,
-        compile_seconds=compile_seconds,
+        compile_seconds=trainer.compile_seconds,
         steps_per_second=rate,
         examples_per_second=rate * training.batch_size,
     )
 
 
-def _take_steps(trainer, training, is_requested) -> None:
+def _take_steps(trainer, is_requested) -> None:
     """Trains to the end or to an interruption; in both cases the last step is saved."""
     # What is due depends only on the step, so that a resumed run reports, evaluates and
     # saves at the same steps as an uninterrupted one.
     saved = reported = trainer.step
+    training = trainer.config.training
 
     def is_due(every):
         return trainer.step % every == 0 or trainer.step == training.steps
@@ -337,7 +326,7 @@ def _take_steps(trainer, training, is_requested) -> None:
         stops, steps = cluster.agree(bool(is_requested), trainer.affordable_steps)
         if stops:
             break
-        trainer.take_steps(_next_stop(trainer, steps, training))
+        trainer.take_steps(_next_stop(trainer, steps))
         is_saved = is_due(training.checkpoint_every)
         is_evaluated = is_saved or is_due(training.evaluate_every)
         if is_evaluated or is_due(training.report_every):
@@ -370,8 +359,9 @@ def _look(trainer, is_due: Callable[[int], bool] = bool) -> None:
                 observer.look(model.step, params)
 
 
-def _next_stop(trainer, most, training) -> int:
+def _next_stop(trainer, most) -> int:
     """Finds where the next dispatch ends: at most at the next report of any kind."""
+    training = trainer.config.training
     marks = (
         training.report_every,
         training.evaluate_every,
@@ -383,16 +373,16 @@ def _next_stop(trainer, most, training) -> int:
     return min(due, step + most, training.steps)
 
 
-def _opening_line(config, trainer, placement, compile_seconds) -> str:
+def _opening_line(trainer) -> str:
     (_, params), *others = trainer.params()
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     verb = f"resumes at step {trainer.step}" if trainer.step else "starts"
-    count = len(placement.devices)
+    used = trainer.placement.devices
     models = f"{len(others) + 1} models of " if others else ""
     return (
-        f"{config.task.name} {verb}: {models}{num_params:,} parameters, {count} "
-        f"{placement.devices[0].platform} device{'s' * (count > 1)}, "
-        f"compiled in {compile_seconds:.1f} s"
+        f"{trainer.config.task.name} {verb}: {models}{num_params:,} parameters, "
+        f"{len(used)} {used[0].platform} device{'s' * (len(used) > 1)}, "
+        f"compiled in {trainer.compile_seconds:.1f} s"
     )
 
 

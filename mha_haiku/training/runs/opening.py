@@ -57,7 +57,7 @@ class Opened(NamedTuple):
 
     config: configuration.RunConfig
     folder: folders.Folder
-    stored: checkpoints.Checkpoints | checkpoints.Elsewhere  # to be entered
+    stored: checkpoints.Checkpoints | checkpoints.Elsewhere  # entered
     finished: Summary | None  # the summary if the run has ended already, else None
 
 
@@ -79,49 +79,33 @@ def open_runs(
     *,
     override_config: bool,
 ) -> list[Opened]:
-    """Opens the folder of each run that a config describes; see `open_run`."""
+    """Opens the folder of each run that a config describes, on the first process.
 
-    def open_here():
-        folder = folders.open_folder(workdir)
-        stack.enter_context(lock.Lock(folder.lock))
-        _check_seeds(folder, folders.read_config(folder), config)
+    They are locked until the stack closes. All processes raise ConfigError if the
+    config does not fit; see `loop.train`.
+    """
+    root = folders.Folder(checks.as_path(workdir))
+
+    def open_root():
+        _open_folder(stack, config, root)
 
     if config.training.seeds > 1:
-        cluster.first_does(open_here)
+        cluster.first_does(open_root)
     return [
-        open_run(stack, own, folder.root, override_config=override_config)
-        for own, folder in folders.of_runs(
-            folders.Folder(checks.as_path(workdir)), config
-        )
+        _open_run(stack, own, folder, override_config)
+        for own, folder in folders.of_runs(root, config)
     ]
 
 
-def open_run(
-    stack: contextlib.ExitStack,
-    config: configuration.RunConfig,
-    workdir: str | os.PathLike,
-    *,
-    override_config: bool,
-) -> Opened:
-    """Opens a run's folder on the first process, and locks it until the stack closes.
-
-    All processes raise ConfigError if the config does not fit; see `loop.train`.
-    """
+def _open_run(stack, config, folder, override) -> Opened:
     opened = []
 
     def open_here():
-        folder = folders.open_folder(workdir)
-        stack.enter_context(lock.Lock(folder.lock))
-        saved = folders.read_config(folder)
-        _check_seeds(folder, saved, config)
+        saved = _open_folder(stack, config, folder)
         stored = checkpoints.Checkpoints(folder.checkpoints)
         latest, is_changed = stored.latest(), False
         if saved is not None:
-            if latest is not None:
-                _check_start(folder, saved, config)
-            is_changed = _check_unchanged(
-                folder, saved, config, override_config, has_begun=latest != 0
-            )
+            is_changed = _check_unchanged(folder, saved, config, override, latest)
         opened.append(stored)
         finished = None if is_changed else _finished(folder, config, latest)
         if finished is None and (latest or 0) > config.training.steps:
@@ -134,8 +118,7 @@ def open_run(
     shared = cluster.first_does(open_here)
     stored = opened[0] if opened else checkpoints.Elsewhere(shared["latest"])
     finished = shared["finished"] and Summary(**shared["finished"])
-    folder = folders.Folder(checks.as_path(workdir))
-    return Opened(config, folder, stored, finished)
+    return Opened(config, folder, stack.enter_context(stored), finished)
 
 
 def whole(
@@ -167,33 +150,33 @@ def whole(
     )
 
 
-def _check_seeds(folder, saved, config) -> None:
-    if saved is None:
-        return
-    has, wants = ((x.training.seeds, x.seed) for x in (saved, config))
+def _open_folder(stack, config, folder) -> configuration.RunConfig | None:
+    """Opens and locks a folder; returns the config of the run in it."""
+    folders.open_folder(folder.root)
+    stack.enter_context(lock.held(folder.lock))
+    saved = folders.read_config(folder)
+    has, wants = ((x.training.seeds, x.seed) for x in (saved or config, config))
     if has[0] != wants[0] or (has[0] > 1 and has != wants):
         raise ConfigError(
             f"config.training.seeds must be {has[0]} and config.seed {has[1]}, as of "
             f"the run in {folder.root}, got {wants[0]} and {wants[1]}.\n"
             "Take another workdir for other seeds."
         )
+    return saved
 
 
-def _check_start(folder, saved, config) -> None:
-    if saved.init_from != config.init_from:
+def _check_unchanged(folder, saved, config, override, latest) -> bool:
+    """Checks whether the run's config differs; refuses that without `override`."""
+    if latest is not None and saved.init_from != config.init_from:
         raise ConfigError(
             f"config.init_from must be {saved.init_from!r}, from which the run in "
             f"{folder.root} has started, got {config.init_from!r}.\n"
             "It has parameters; take another workdir to start from others."
         )
-
-
-def _check_unchanged(folder, saved, config, override, *, has_begun) -> bool:
-    """Checks whether the run's config differs; refuses that without `override`."""
     lines = configuration.difference(saved.to_json(), config.to_json())
     # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
-    if not has_begun:  # of parameters alone, how they are trained is still open
+    if latest == 0:  # of parameters alone, how they are trained is still open
         fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
         override = override or not any(line.startswith(fixed) for line in lines)
     if config.task.name == saved.task.name:

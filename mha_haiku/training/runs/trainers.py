@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import (
     devices,
@@ -25,7 +24,7 @@ from mha_haiku.training import (
     stepping,
     tasks,
 )
-from mha_haiku.training.runs import checkpoints, configuration, metrics_log, warm_start
+from mha_haiku.training.runs import folders, metrics_log, opening, warm_start
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -72,11 +71,9 @@ def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
 class Model:
     """One of the models that a `Trainer` trains, with its files."""
 
-    seed: int  # its `config.seed`
-    stored: checkpoints.Checkpoints
+    run: opening.Opened
     start: int  # the step at which it started or resumed
     skipped: int  # of the steps it has taken, those that were not finite
-    batch_size: int
     least_rise: float  # how many nats a loss rises at least that jumps
     log: metrics_log.MetricsLog | metrics_log.Silent = metrics_log.Silent()
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # last reported
@@ -84,6 +81,7 @@ class Model:
     observers: Sequence[Any] = ()  # see `loop.Observer`
 
     def __post_init__(self):
+        self.seed, self.stored = self.run.config.seed, self.run.stored
         self.step = self.start  # the steps it has taken
         self._window_start, self._window = (self.start, 0.0), []
 
@@ -111,7 +109,8 @@ class Model:
         """Sets `metrics` to the means since the last call, and opens a new window."""
         (step, began), self.metrics = self._window_start, {}
         if self.step > step:
-            rate = (self.step - step) * self.batch_size / (seconds - began)
+            batch_size = self.run.config.training.batch_size
+            rate = (self.step - step) * batch_size / (seconds - began)
             self.metrics = {**_means(self._window), "examples_per_second": rate}
         self._window_start, self._window = (self.step, seconds), []
 
@@ -135,24 +134,24 @@ class Model:
 class Trainer:
     """Takes steps, reports and saves, of one model or several; `loop.py` decides when.
 
-    Each starts from the newest of its `stored` checkpoints, or else from `source` or
-    its seed. Models may be at different steps where a run was killed while it saved:
-    those that are behind catch up. One that fails stays behind; the others continue.
+    Each starts from the newest of its checkpoints, or else from `source` or its seed.
+    Models may be at different steps where a run was killed while it saved: those that
+    are behind catch up. One that fails stays behind; the others continue.
     """
 
     def __init__(
         self,
-        config: configuration.RunConfig,
+        opened: Sequence[opening.Opened],
         task: tasks.Task,
-        model: models.Model,
-        stored: Sequence[checkpoints.Checkpoints],
         placement: devices.Placement,
         source: warm_start.Source | None = None,
     ):
+        began = time.perf_counter()
+        config = opened[0].config
         training = config.training
-        self.together = devices.Together(placement, len(stored))
-        placement = self.together.placement
+        self.config, self.task, self.placement = config, task, placement
         self._max_skips = training.max_skips if training.non_finite == "skip" else 0
+        model = folders.make_model(config, task, placement)
         transformation = optimizers.make(config.optimizer, steps=training.steps)
         dispatch = stepping.make_dispatch(
             optimizers.without_frozen(model, config.optimizer),
@@ -170,7 +169,7 @@ class Trainer:
             batch_size=training.batch_size,
             placement=placement,
         )
-        seeds = [np.uint32(config.seed + i) for i in range(len(stored))]
+        seeds = [np.uint32(run.config.seed) for run in opened]
         self.train_data = placement.put(task.train_data)
         self._held_out_data = placement.put(task.held_out_data)
 
@@ -178,12 +177,12 @@ class Trainer:
             return stepping.initial_state(model, transformation, task, seed)
 
         abstract = jax.eval_shape(initial, seeds[0])
-        _check_fits(abstract, len(stored), placement.devices)
+        _check_fits(abstract, len(opened), placement.devices)
 
-        def start(own, seed):
-            if own.latest() is not None:
+        def start(run, seed):
+            if run.stored.latest() is not None:
                 return devices.cluster.first_reads(
-                    lambda: _restored(own, abstract, transformation), abstract
+                    lambda: _restored(run.stored, abstract, transformation), abstract
                 )
             new = jax.device_get(jax.jit(initial)(seed))
             if source is None:
@@ -191,38 +190,33 @@ class Trainer:
             params = warm_start.params(source, config, task, new.params)
             return _state_of(params, transformation)
 
-        if source is None and len(stored) == 1 and stored[0].latest() is None:
+        if source is None and len(opened) == 1 and opened[0].stored.latest() is None:
             self.state = placement.initial_state(initial, seeds[0])  # never on the host
         else:
-            starts = [start(own, seed) for own, seed in zip(stored, seeds, strict=True)]
-            self.state = self.together.put_states(starts)
+            starts = [start(run, seed) for run, seed in zip(opened, seeds, strict=True)]
+            self.state = placement.put_state(joined(starts))
         self._schedule = jax.jit(
             optimizers.schedule(config.optimizer, steps=training.steps)
         )
-        stops = self.together.joined([np.int32(0)] * len(seeds))
-        self.seeds = self.together.joined(seeds)
+        stops = joined([np.int32(0)] * len(seeds))
+        self.seeds = joined(seeds)
         self.dispatch = dispatch.lower(
             self.state, self.train_data, self.seeds, stops
         ).compile()
         self._evaluation = evaluate.lower(
             self.state.params, self._held_out_data, self.seeds
         ).compile()
+        least_rise = health.LEAST_RISE * task.baseline.get("loss", 0.0)
         self.models = [
-            Model(
-                config.seed + i,
-                own,
-                start=int(state.step),
-                skipped=int(state.health.skipped),
-                batch_size=training.batch_size,
-                least_rise=health.LEAST_RISE * task.baseline.get("loss", 0.0),
-            )
-            for i, (own, state) in enumerate(zip(stored, self._numbers(), strict=True))
+            Model(run, int(state.step), int(state.health.skipped), least_rise)
+            for run, state in zip(opened, self._numbers(), strict=True)
         ]
         # Of a dispatch, so that an interruption is noticed in time.
         self.affordable_steps = 1
         self.seconds = 0.0  # spent in training steps
         self.moved = list(self.models)  # by the last dispatch; before it, all
         self.console: metrics_log.Console | metrics_log.Silent = metrics_log.Silent()
+        self.compile_seconds = time.perf_counter() - began
 
     @property
     def step(self) -> int:
@@ -241,9 +235,9 @@ class Trainer:
         ]
         before = time.perf_counter()
         self.state, report = self.dispatch(
-            self.state, self.train_data, self.seeds, self.together.joined(stops)
+            self.state, self.train_data, self.seeds, joined(stops)
         )
-        reports = self.together.fetch(report)
+        reports = self._fetch(report)
         seconds = time.perf_counter() - before
         self.seconds += seconds
         each = zip(self.models, reports, self._numbers(), strict=True)
@@ -285,17 +279,24 @@ class Trainer:
 
     def _evaluate(self, of: Sequence[Model]) -> None:
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
-        for model, own in zip(self.models, self.together.fetch(sums), strict=True):
+        for model, own in zip(self.models, self._fetch(sums), strict=True):
             if model in of:
                 model.evaluate(own)
         self._drop_failed()
 
+    def _fetch(self, tree: Any) -> list[Any]:
+        """Fetches what a program returned for each model, as host arrays."""
+        tree, count = self.placement.fetch(tree), np.size(self.seeds)
+        if count == 1:
+            return [tree]
+        return [jax.tree.map(lambda x, i=i: x[i], tree) for i in range(count)]
+
     def _numbers(self) -> list[stepping.TrainState]:
         """Fetches the states of all models, without their arrays, to the host."""
-        return self.together.fetch(self.state._replace(params=(), optimizer_state=()))
+        return self._fetch(self.state._replace(params=(), optimizer_state=()))
 
     def _of_moved(self, tree) -> list[tuple[Model, Any]]:
-        pairs = zip(self.models, self.together.fetch(tree), strict=True)
+        pairs = zip(self.models, self._fetch(tree), strict=True)
         return [(model, own) for model, own in pairs if model in self.moved]
 
     def _drop_failed(self) -> None:
@@ -308,6 +309,13 @@ class Trainer:
             )
         for model in failed:
             _logger.warning(f"Seed {model.seed} has ended: {model.failure}")
+
+
+def joined(trees: Sequence[Any]) -> Any:
+    """Joins trees of numbers, one per model, to an argument of a program."""
+    if len(trees) == 1:
+        return trees[0]
+    return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
 def _means(window) -> dict[str, float]:

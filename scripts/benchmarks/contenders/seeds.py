@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from mha_haiku import devices
-from mha_haiku.training.runs import checkpoints, configuration, folders, trainers
+from mha_haiku.training.runs import checkpoints, configuration, opening, trainers
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import sizes
 
@@ -31,30 +31,29 @@ def prepare(
     batch_size = batch_size or config.training.batch_size
     config = config.replace(training=dict(batch_size=batch_size))
     task = configuration.make_task(config)
-    placement = devices.Replicas(jax.local_devices()[:1])
-    model = folders.make_model(config, task, placement)
     configs = [config.replace(seed=config.seed + i) for i in range(seeds)]
-    counts = [1] * seeds
-    if together:
-        configs, counts = configs[:1], [seeds]
+    groups = [configs] if together else [[own] for own in configs]
 
-    def prepared(own, count):
-        stored = [checkpoints.Elsewhere(None)] * count
-        return trainers.Trainer(own, task, model, stored, placement)
+    def prepared(group):
+        stored = checkpoints.Elsewhere(None)
+        opened = [opening.Opened(own, None, stored, None) for own in group]
+        here = jax.local_devices()[:1]
+        placement = devices.Replicas(here, several=len(group) > 1)
+        return trainers.Trainer(opened, task, placement)
 
-    ready = [] if compiles else list(map(prepared, configs, counts))
-    starts = [trainer.together.fetch(trainer.state) for trainer in ready]
+    ready = [] if compiles else list(map(prepared, groups))
+    starts = [trainer.placement.fetch(trainer.state) for trainer in ready]
 
     def reset():
         for trainer, start in zip(ready, starts, strict=True):
-            trainer.state = trainer.together.put_states(start)
+            trainer.state = trainer.placement.put_state(start)
 
     def run():
-        for i, (own, count) in enumerate(zip(configs, counts, strict=True)):
-            trainer, taken = prepared(own, count) if compiles else ready[i], 0
+        for i, group in enumerate(groups):
+            trainer, taken = prepared(group) if compiles else ready[i], 0
             while taken < size:
                 taken = min(size, taken + config.training.steps_per_dispatch)
-                stops = trainer.together.joined([np.int32(taken)] * count)
+                stops = trainers.joined([np.int32(taken)] * len(group))
                 trainer.state, report = trainer.dispatch(
                     trainer.state, trainer.train_data, trainer.seeds, stops
                 )
