@@ -40,6 +40,8 @@ class Grid(NamedTuple):
       caption: The title of the table, which may say more; "": the title.
       note: What stands below the table.
       texts: What stands in the cells, of the shape of the numbers; None: the numbers.
+      titles: The tooltips of the cells; None: what stands in them.
+      axes: What the rows and the columns are.
     """
 
     values: np.ndarray
@@ -50,6 +52,8 @@ class Grid(NamedTuple):
     caption: str = ""
     note: str = ""
     texts: np.ndarray | None = None
+    titles: np.ndarray | None = None
+    axes: tuple[str, str] = ("", "")
 
     def html(self) -> markup.Html:
         """Renders the table that a notebook shows."""
@@ -58,7 +62,9 @@ class Grid(NamedTuple):
             rows=self.rows,
             columns=self.columns,
             scales=[self._scale()] * len(self.rows),
+            titles=self.titles,
             shown=self.texts,
+            corner=self.axes[1],
         )
         return markup.block(self.caption or self.title, table, note=self.note)
 
@@ -84,6 +90,7 @@ class Grid(NamedTuple):
             unit=self.unit,
             texts=self.texts,
         )
+        axes.set(ylabel=self.axes[0], xlabel=self.axes[1])
 
     def _scale(self) -> drawing.Scale:
         unit = self.unit if self.unit in _SHARES else "nats"
@@ -118,37 +125,39 @@ def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
 def _of_importance(importance: heads.Importance) -> Grid:
     mean, count = importance.mean, len(importance.per_example)
     texts = shown.with_errors(mean, importance.standard_error)
-    if not mean.size:
-        raise ValueError("there are no heads.")
-    return Grid(
+    return _of_heads(
         mean,
-        _layers(importance.kinds, len(mean)),
-        list(map(str, range(mean.shape[1]))),
+        importance.kinds,
         "importance",
         title="Importance of heads",
         caption=f"Importance of heads, mean ± standard error over {count} examples",
         note="In units of the metric that was measured; the larger, the more it "
         "matters.",
         texts=texts if mean.shape[1] <= _MOST_WITH_ERRORS else None,
+        titles=texts,
     )
 
 
 def _of_roles(roles: heads.Roles) -> Grid:
     names, scores = np.asarray(roles.names), roles.deciding
-    if not names.size:
-        raise ValueError("there are no heads.")
     numbers = np.vectorize(lambda x: "" if np.isnan(x) else f" {x:.2f}", otypes=[str])
-    seen = sorted(set(names.ravel()) & set(heads.ROLES))
-    return Grid(
+    seen = [f"{x}: {heads.ROLES[x].label}" for x in sorted(heads.ROLES) if x in names]
+    return _of_heads(
         np.where(names == "", np.nan, np.nan_to_num(scores)),
-        _layers(roles.kinds, len(names)),
-        list(map(str, range(names.shape[1]))),
+        roles.kinds,
         "score",
         title="Roles of heads",
         caption="Roles of heads, with the scores that decide",
-        note="; ".join(f"{name}: {heads.ROLES[name].label}" for name in seen),
+        note="; ".join(["The score decides the role; 0 where none does", *seen]),
         texts=np.char.add(names.astype(str), numbers(scores)),
     )
+
+
+def _of_heads(values: np.ndarray, kinds, unit: str, **options: Any) -> Grid:
+    if not values.size:
+        raise ValueError("there are no heads.")
+    rows, columns = _layers(kinds, len(values)), list(map(str, range(values.shape[1])))
+    return Grid(values, rows, columns, unit, axes=("layer", "head"), **options)
 
 
 def _layers(kinds, count) -> list[str]:
