@@ -270,10 +270,9 @@ def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
 
 
 def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> None:
-    """Draws the kept edges between their nodes, the stronger the thicker."""
-    from matplotlib.lines import Line2D
-
+    """Draws the kept edges, the stronger the thicker; dashed: lowers the metric."""
     axes.set_axis_off()
+    lowers = kept & (edges.mean < 0) & (edges.kept is None)
     strengths = edges.strength / max(edges.strength[kept].max(initial=0), 1e-30)
     for i in np.flatnonzero(kept):
         ends = (places[tuple(x[i])] for x in (edges.receivers, edges.senders))
@@ -283,6 +282,7 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
             arrowprops={
                 "arrowstyle": "-",
                 "color": _COLOURS[str(edges.kinds[i])],
+                "linestyle": "--" if lowers[i] else "-",
                 "linewidth": max(0.5, _THICKEST * strengths[i]),
                 "connectionstyle": f"arc3,rad={_BENDS[str(edges.kinds[i])]}",
             },
@@ -294,10 +294,11 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
     across, up = np.max(list(places.values()), axis=0)
     axes.set_xlim(-1, across + 1)
     axes.set_ylim(-0.6, up + 0.6)
-    kinds = [kind for kind in _COLOURS if kind in edges.kinds[kept]]
-    lines = [Line2D([], [], color=_COLOURS[kind]) for kind in kinds]
-    names = [kind.replace("_", "-") for kind in kinds]
-    axes.legend(lines, names, loc="upper right", fontsize=7, title="read as")
+    for kind in [x for x in _COLOURS if x in edges.kinds[kept]]:
+        axes.plot([], [], color=_COLOURS[kind], label=kind.replace("_", "-"))
+    if lowers.any():
+        axes.plot([], [], "--", color="0.3", label="dashed: lowers the metric")
+    axes.legend(handles=axes.lines, loc="upper right", fontsize=7, title="read as")
 
 
 def _places(edges, kept) -> dict[tuple[int, int], tuple[float, float]]:
