@@ -298,7 +298,8 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
         axes.plot([], [], color=_COLOURS[kind], label=kind.replace("_", "-"))
     if lowers.any():
         axes.plot([], [], "--", color="0.3", label="dashed: lowers the metric")
-    axes.legend(handles=axes.lines, loc="upper right", fontsize=7, title="read as")
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncols": 2}
+    axes.legend(handles=axes.lines, title="read as", fontsize=7, **below)
 
 
 def _places(edges, kept) -> dict[tuple[int, int], tuple[float, float]]:
