@@ -40,6 +40,8 @@ class Grid(NamedTuple):
       caption: The title of the table, which may say more; "": the title.
       note: What stands below the table.
       texts: What stands in the cells, of the shape of the numbers; None: the numbers.
+      titles: The tooltips of the cells; None: what stands in them.
+      axes: What the rows and the columns are.
     """
 
     values: np.ndarray
@@ -50,6 +52,8 @@ class Grid(NamedTuple):
     caption: str = ""
     note: str = ""
     texts: np.ndarray | None = None
+    titles: np.ndarray | None = None
+    axes: tuple[str, str] = ("", "")
 
     def html(self) -> markup.Html:
         """Renders the table that a notebook shows."""
@@ -58,7 +62,9 @@ class Grid(NamedTuple):
             rows=self.rows,
             columns=self.columns,
             scales=[self._scale()] * len(self.rows),
+            titles=self.titles,
             shown=self.texts,
+            corner=self.axes[1],
         )
         return markup.block(self.caption or self.title, table, note=self.note)
 
@@ -84,6 +90,7 @@ class Grid(NamedTuple):
             unit=self.unit,
             texts=self.texts,
         )
+        axes.set(ylabel=self.axes[0], xlabel=self.axes[1])
 
     def _scale(self) -> drawing.Scale:
         unit = self.unit if self.unit in _SHARES else "nats"
@@ -118,37 +125,39 @@ def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
 def _of_importance(importance: heads.Importance) -> Grid:
     mean, count = importance.mean, len(importance.per_example)
     texts = shown.with_errors(mean, importance.standard_error)
-    if not mean.size:
-        raise ValueError("there are no heads.")
-    return Grid(
+    return _of_heads(
         mean,
-        _layers(importance.kinds, len(mean)),
-        list(map(str, range(mean.shape[1]))),
+        importance.kinds,
         "importance",
         title="Importance of heads",
         caption=f"Importance of heads, mean ± standard error over {count} examples",
         note="In units of the metric that was measured; the larger, the more it "
         "matters.",
         texts=texts if mean.shape[1] <= _MOST_WITH_ERRORS else None,
+        titles=texts,
     )
 
 
 def _of_roles(roles: heads.Roles) -> Grid:
     names, scores = np.asarray(roles.names), roles.deciding
-    if not names.size:
-        raise ValueError("there are no heads.")
     numbers = np.vectorize(lambda x: "" if np.isnan(x) else f" {x:.2f}", otypes=[str])
-    seen = sorted(set(names.ravel()) & set(heads.ROLES))
-    return Grid(
+    seen = [f"{x}: {heads.ROLES[x].label}" for x in sorted(heads.ROLES) if x in names]
+    return _of_heads(
         np.where(names == "", np.nan, np.nan_to_num(scores)),
-        _layers(roles.kinds, len(names)),
-        list(map(str, range(names.shape[1]))),
+        roles.kinds,
         "score",
         title="Roles of heads",
         caption="Roles of heads, with the scores that decide",
-        note="; ".join(f"{name}: {heads.ROLES[name].label}" for name in seen),
+        note="; ".join(["The score decides the role; 0 where none does", *seen]),
         texts=np.char.add(names.astype(str), numbers(scores)),
     )
+
+
+def _of_heads(values: np.ndarray, kinds, unit: str, **options: Any) -> Grid:
+    if not values.size:
+        raise ValueError("there are no heads.")
+    rows, columns = _layers(kinds, len(values)), list(map(str, range(values.shape[1])))
+    return Grid(values, rows, columns, unit, axes=("layer", "head"), **options)
 
 
 def _layers(kinds, count) -> list[str]:
@@ -261,10 +270,9 @@ def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
 
 
 def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> None:
-    """Draws the kept edges between their nodes, the stronger the thicker."""
-    from matplotlib.lines import Line2D
-
+    """Draws the kept edges, the stronger the thicker; dashed: lowers the metric."""
     axes.set_axis_off()
+    lowers = kept & (edges.mean < 0) & (edges.kept is None)
     strengths = edges.strength / max(edges.strength[kept].max(initial=0), 1e-30)
     for i in np.flatnonzero(kept):
         ends = (places[tuple(x[i])] for x in (edges.receivers, edges.senders))
@@ -274,6 +282,7 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
             arrowprops={
                 "arrowstyle": "-",
                 "color": _COLOURS[str(edges.kinds[i])],
+                "linestyle": "--" if lowers[i] else "-",
                 "linewidth": max(0.5, _THICKEST * strengths[i]),
                 "connectionstyle": f"arc3,rad={_BENDS[str(edges.kinds[i])]}",
             },
@@ -285,10 +294,12 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
     across, up = np.max(list(places.values()), axis=0)
     axes.set_xlim(-1, across + 1)
     axes.set_ylim(-0.6, up + 0.6)
-    kinds = [kind for kind in _COLOURS if kind in edges.kinds[kept]]
-    lines = [Line2D([], [], color=_COLOURS[kind]) for kind in kinds]
-    names = [kind.replace("_", "-") for kind in kinds]
-    axes.legend(lines, names, loc="upper right", fontsize=7, title="read as")
+    for kind in [x for x in _COLOURS if x in edges.kinds[kept]]:
+        axes.plot([], [], color=_COLOURS[kind], label=kind.replace("_", "-"))
+    if lowers.any():
+        axes.plot([], [], "--", color="0.3", label="dashed: lowers the metric")
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncols": 2}
+    axes.legend(handles=axes.lines, title="read as", fontsize=7, **below)
 
 
 def _places(edges, kept) -> dict[tuple[int, int], tuple[float, float]]:

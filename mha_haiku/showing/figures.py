@@ -34,7 +34,7 @@ def pictures(
 ) -> Iterator[tuple[str, bytes]]:
     """Yields pictures of the layers with heads, of each format: file names and bytes.
 
-    They are of the first example, and share one colour scale.
+    They are of the first example, and share one colour scale; the page has the mean.
     """
     example = maps.examples[0]
     count = len(maps.inputs)

@@ -90,15 +90,16 @@ def heat_table(
     scales: Sequence[drawing.Scale],
     titles: np.ndarray | None = None,
     shown: np.ndarray | None = None,
+    corner: str = "head",
 ) -> Html:
     """Renders a table whose cells have the colours of their numbers `[R, H]`.
 
-    Columns without names are heads. Tooltips have the meaning of a row and the title of
-    a cell (None: its number). `shown` is the text in the cells (None: their numbers,
-    unless columns are many); cells of NaN are empty.
+    Columns are what `corner` says, by name or number. Tooltips have the meaning of a
+    row and the title of a cell (None: its number). `shown` is the text in the cells
+    (None: their numbers, unless columns are many); cells of NaN are empty.
     """
     has_room = values.shape[1] <= _MOST_COLUMNS
-    head = [tag("th", "head" if columns is None else "", style=_NAME)]
+    head = [tag("th", corner, style=_NAME)]
     names = range(values.shape[1]) if columns is None else columns
     head += [tag("th", str(name), style=_CELL) for name in names]
     lines = [tag("tr", *head)]

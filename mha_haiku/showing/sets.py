@@ -95,15 +95,14 @@ def joined(value: Any, compare: Any = None) -> Dossier:
     other_name, compare = named(compare)
     sets, names = [map_set_of(value)], [""]
     if compare is not None:
-        sets.append(map_set_of(compare))
+        other = dossier_of(compare)
+        sets.append(dataclasses.replace(other.sets[-1], name=other.title))
         names = [sets[0].name, other_name or sets[1].name]
         if names[0] == names[1]:
             names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
-    title = " and ".join(each.name for each in sets)
     pairs = zip(sets, names, strict=True)
-    return Dossier(
-        title, tuple(dataclasses.replace(x, name=n, step=None) for x, n in pairs)
-    )
+    shown = tuple(dataclasses.replace(x, name=n, step=None) for x, n in pairs)
+    return Dossier(" and ".join(each.name for each in sets), shown)
 
 
 def has_own(value: Any) -> bool:

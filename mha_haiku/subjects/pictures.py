@@ -1,5 +1,6 @@
 """What `mh.show` and `mh.plot` give of subjects, runs and their files."""
 
+import dataclasses
 import functools
 import os
 from pathlib import Path
@@ -69,9 +70,12 @@ def _(path: Any) -> MapSet:
 def _(path: Any, compare: Any = None) -> Dossier:
     """Collects all that lies in a folder where its maps were saved."""
     folder = folders.Folder(checks.as_path(path)).attention
-    if compare is None and (folder / "maps.npz").exists():
-        return attention_dump.dossier(folder)
-    return sets.joined(path, compare)
+    if not (folder / "maps.npz").exists():
+        return sets.joined(path, compare)
+    whole = attention_dump.dossier(folder)
+    if compare is None:
+        return whole
+    return sets.joined(dataclasses.replace(whole.sets[-1], name=whole.title), compare)
 
 
 # --- In a notebook, by itself
@@ -85,7 +89,7 @@ def _(run: folders.Run) -> markup.Html:
 
 @shown.fragment.register
 def _(subject: Subject) -> markup.Html:
-    """Describes a subject, with its parameters by layer and head."""
+    """Describes a subject, with the sizes of its parameters by module."""
     model, params, config = subject.model, subject.params, subject.config
     rows, note = [("model", model.description)], "subject.show(text) shows its maps."
     if config is None:

@@ -1,5 +1,7 @@
 """A circuit is drawn with its nodes, each above all that it reads."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -50,7 +52,18 @@ def test_nodes_stand_above_what_they_read(circuit):
     widths = [arrow.arrow_patch.get_linewidth() for arrow in arrows]
     assert np.argmax(widths) == 4 and len(set(widths)) == 5
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert labels == ["q", "v", "feed-forward", "logits"]
+    dashed = "dashed: lowers the metric"
+    assert labels == ["q", "v", "feed-forward", "logits", dashed]
+    styles = [arrow.arrow_patch.get_linestyle() for arrow in arrows]
+    assert styles == ["-", "-", "--", "-", "-"]
+
+
+def test_edges_that_a_measure_chose_are_not_dashed(circuit):
+    pytest.importorskip("matplotlib")
+    edges = dataclasses.replace(circuit.edges, kept=circuit.kept)
+    axes = mh.plot(dataclasses.replace(circuit, edges=edges)).axes[0]
+    arrows = [text for text in axes.texts if not text.get_text()]
+    assert {arrow.arrow_patch.get_linestyle() for arrow in arrows} == {"-"}
 
 
 def test_a_notebook_and_a_page_have_the_edges_and_the_graph(circuit):

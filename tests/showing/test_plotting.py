@@ -105,7 +105,8 @@ def test_importance_has_intervals():
     per_example = rng.normal(size=(9, 2, 3)) + np.arange(6).reshape(2, 3)
     per_example[:, 0, 2] = np.nan
     importance = mh.heads.Importance(per_example)
-    bars = mh.plot(importance).axes[1]
+    cells, bars, *_ = mh.plot(importance).axes
+    assert (cells.get_xlabel(), cells.get_ylabel()) == ("head, by its name", "layer")
     heights = [bar.get_height() for bar in bars.patches]
     means = np.sort(importance.mean[~np.isnan(importance.mean)])[::-1]
     np.testing.assert_allclose(heights, means)
@@ -122,6 +123,7 @@ def test_roles_are_named_in_their_cells():
     axes = mh.plot(roles).axes[0]
     assert [text.get_text() for text in axes.texts] == ["induction 0.80", "mixed"]
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.8, 0]])
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer")
 
 
 def test_a_curve_of_pruning_is_read_from_its_table(tmp_path):

@@ -1,5 +1,7 @@
 """Runs show themselves: as a line, as a table, and their maps as a page."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,6 +100,23 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
     assert panels[0].get_title() == "head 1"
     drawn = panels[0].images[0].get_array().ravel()
     np.testing.assert_allclose(drawn, wanted[0], atol=2e-3)
+
+
+@pytest.mark.slow
+def test_saved_maps_of_two_folders_are_compared(folder, tmp_path, monkeypatch):
+    attention_dump.dump(Bench.load(folder))
+    maps = MapSet.load(folder / "attention" / "maps.npz")
+    second = shutil.copytree(folder, tmp_path / "second")
+    maps.save(second / "attention" / "snapshots" / "1" / "maps.npz")
+    monkeypatch.setattr(folders, "load_run", None)  # no model is run
+    for compare, name in ((second, f"{maps.name} (2)"), ({"again": second}, "again")):
+        view = mh.show(folder, compare=compare)
+        first, other = page_of(view)["sets"]
+        assert other["name"] == name and view.title == f"{maps.name} and {maps.name}"
+        assert len(first["examples"]) == len(maps.examples)
+        shown = weights_of(page_of(view), layer=1, of=1)
+        saved = maps.examples[0].weights[1].reshape(shown.shape)
+        np.testing.assert_allclose(np.nan_to_num(shown), saved, atol=1e-4)
 
 
 def test_maps_of_a_subject_and_of_a_folder_are_drawn(folder):

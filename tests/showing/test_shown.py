@@ -57,15 +57,23 @@ def test_importance_has_its_errors_and_no_cell_where_there_is_no_head():
     per_example[:, 1, 2] = np.nan
     cells = Cells(mh.heads.Importance(per_example)._repr_html_())
     assert cells.texts("td") == [f"{x + 0.25:.2f} ± 0.25" for x in range(5)] + [""]
-    many = mh.heads.Importance(np.zeros((2, 32, 32)))
+    assert cells.texts("th")[0] == "head"
+    many = mh.heads.Importance(np.stack([np.zeros((32, 32)), np.ones((32, 32))]))
     assert len(many._repr_html_()) < 200_000
+    cells = Cells(many._repr_html_())
+    assert set(cells.texts("td")) == {""} and cells.texts("th")[0] == "head"
+    titles = {given.get("title") for kind, given, _ in cells.cells if kind == "td"}
+    assert titles == {"0.50 ± 0.50"}
 
 
 def test_roles_have_the_score_that_decides():
     names = np.array([["induction", "mixed", ""]], object)
     scores = {"induction_of_repeated": np.array([[0.812, 0.1, np.nan]])}
     roles = mh.heads.Roles(names, scores, np.zeros((1, 3), int))
-    assert Cells(roles._repr_html_()).texts("td") == ["induction 0.81", "mixed", ""]
+    cells = Cells(roles._repr_html_())
+    assert cells.texts("td") == ["induction 0.81", "mixed", ""]
+    assert cells.texts("th")[0] == "head"
+    assert "The score decides the role; 0 where none does" in roles._repr_html_()
 
 
 def test_a_mask_is_drawn_with_its_expression():

@@ -171,8 +171,9 @@ def test_paths_are_shown_as_a_graph_and_as_cells(llama):
     edges = llama.paths(TEXT, corrupted, answers=ANSWERS)
     assert edges.per_example.shape == (1, 16 * 3 + 8)
     graph, cells, _ = mh.plot(edges).axes
+    arrows = [text for text in graph.texts if getattr(text, "arrow_patch", None)]
+    assert len(arrows) == 16 * 3 + 8 and cells.get_images()
     assert "logits" in [text.get_text() for text in graph.texts]
-    assert cells.get_images()
     assert "logits" in edges._repr_html_()
 
 
