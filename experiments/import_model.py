@@ -51,8 +51,9 @@ def main() -> None:
             sequence_length=FLAGS.sequence_length,
             path=FLAGS.path,
         )
-    print(made)
-    print(f"Folder: {FLAGS.workdir}")
+    most = imported_runs.most_positions(made.config)
+    print(f"{made}\n{made.task.sequence_length} of at most {most} positions")
+    print(f"Run: {FLAGS.workdir}")
 
 
 # Takes argv; returns the exit status.

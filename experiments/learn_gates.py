@@ -3,9 +3,9 @@
 Run: python -m experiments.learn_gates --workdir=runs/induction_two_layers --penalty=0.1
 
 The run should have converged. Hard-concrete gates are trained together with the model,
-with a penalty per open gate. Heads whose gates close are pruned, and the rest is tuned.
-Then the same architecture is trained from scratch for as many steps. Both are saved as
-new runs.
+with a penalty per open gate. Heads whose gates are shut are pruned, and the rest is
+tuned. Then the same architecture is trained from scratch for as many steps. Both are
+saved as new runs.
 """
 
 import functools

@@ -3,6 +3,7 @@
 B batch, T positions, D width of features.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,20 +13,25 @@ from mha_haiku.subjects.studies import generation, workbench
 from mha_haiku.training import tasks
 
 
-def _refused(given: Any) -> Any:
+def _refuse(wanted: str, given: Any) -> Any:
     raise ValueError(
-        f"inputs must be arrays, got {given!r}: the model has no tokenizer.\n"
+        f"{wanted}, got {given!r}: the model has no tokenizer.\n"
         "mh.wrap(function, params, tokenizer=...) gives it one."
     )
+
+
+_no_encode = functools.partial(_refuse, "inputs must be arrays")
+_no_decode = functools.partial(_refuse, "tokens cannot be decoded")
+_no_answer = functools.partial(_refuse, "an answer must be the number of a token")
 
 
 class Codec(NamedTuple):
     """Text to tokens and back; without a tokenizer there are arrays alone."""
 
-    encode: Callable[[str], Any] = _refused  # to `[T]` integers
-    decode: Callable[[Sequence[int]], str] = _refused
+    encode: Callable[[str], Any] = _no_encode  # to `[T]` integers
+    decode: Callable[[Sequence[int]], str] = _no_decode
     label: Callable[[int], str] = str  # of one token
-    prompt: Callable[[str], Any] = _refused  # without special tokens that end a text
+    prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
 
 
 def of_task(task: tasks.Task) -> Codec:

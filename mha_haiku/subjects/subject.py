@@ -20,12 +20,7 @@ from mha_haiku.core import checks, display, models, sites
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
 from mha_haiku.subjects import answers, inputs
-from mha_haiku.subjects.studies import (
-    generation,
-    head_statistics,
-    pruning,
-    workbench,
-)
+from mha_haiku.subjects.studies import generation, head_statistics, pruning, workbench
 from mha_haiku.subjects.studies.workbench import Bench
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders
@@ -142,9 +137,10 @@ class Subject:
         Raises:
           ValueError: If there is no such layer or head.
         """
+        counts = self._head_counts()
         by_path: dict[str, list[int]] = {}
         for layer, head in chosen:
-            by_path.setdefault(self._part(layer, head), []).append(head)
+            by_path.setdefault(_part(counts, layer, head), []).append(head)
         edits = itertools.starmap(heads.edits.ablate, by_path.items())
         return self.edited(dict(collections.ChainMap(*edits)))
 
@@ -371,7 +367,7 @@ class Subject:
           ValueError: If there is no such layer or head.
         """
         batch = self._searched(examples)
-        path = self._part(layer, head, batch)
+        path = _part(self._head_counts(batch), layer, head)
         found = _strongest(self.model, path)(self.params, batch)
         weights, keys = (np.asarray(x)[:, head] for x in found)
         # The largest weight of a query that sees one key is always 1.
@@ -499,22 +495,17 @@ class Subject:
             tuple(tuple(task.labels(row)) for row in rows),
         )
 
-    def _part(self, layer, head, batch=None) -> str:
-        """Finds the path of an attention part that has such a head."""
+    def _head_counts(self, batch=None) -> dict[str, int]:
+        """Counts the heads of each attention part, by its path."""
         batch = batch or (self.batches or [None])[0]
         if self.model.config is not None:
             places = models.heads_of_layers(self.model.config)
-            counts = {place.path: len(place.names) for place in places}
-        elif batch is None:
+            return {place.path: len(place.names) for place in places}
+        if batch is None:
             self._refuse("ablated", "has no examples; use edited with mh.sites' names")
-        else:
-            run = functools.partial(running.look, self.model, at=["*/heads"])
-            _, found = jax.eval_shape(run, self.params, example=batch)
-            counts = {x.removesuffix("/heads"): y.shape[-2] for x, y in found.items()}
-        checks.integer_in("layer", layer, 0, len(counts) - 1)
-        path = list(counts)[layer]
-        checks.integer_in("head", head, 0, counts[path] - 1)
-        return path
+        run = functools.partial(running.look, self.model, at=["*/heads"])
+        _, found = jax.eval_shape(run, self.params, example=batch)
+        return {x.removesuffix("/heads"): y.shape[-2] for x, y in found.items()}
 
     def _bench(self, verb) -> Bench:
         if self.run is None:
@@ -566,6 +557,14 @@ class Subject:
 
 
 _LOGITS = "logit difference"
+
+
+def _part(counts, layer, head) -> str:
+    """Finds the path of an attention part that has such a head."""
+    checks.integer_in("layer", layer, 0, len(counts) - 1)
+    path = list(counts)[layer]
+    checks.integer_in("head", head, 0, counts[path] - 1)
+    return path
 
 
 def _edited(model, edits) -> models.Model:

@@ -106,7 +106,6 @@ def gradients(
     step: Array,
     batch_size: int,
     placement: devices.Placement,
-    measure: Callable[..., losses.Sums] = loss_sums,
 ) -> tuple[Any, losses.Sums]:
     """Computes the gradient of a global batch's mean loss, and its sums, in a program.
 
@@ -124,7 +123,7 @@ def gradients(
     scale = jnp.where(weight > 0, 1 / weight, 0)
 
     def mean_loss(params):
-        sums = measure(model, task, params, dropout_key, example, is_training=True)
+        sums = loss_sums(model, task, params, dropout_key, example, is_training=True)
         return sums.loss * scale, sums
 
     gradient, sums = jax.grad(mean_loss, has_aux=True)(params)
@@ -140,14 +139,12 @@ def make_dispatch(
     placement: devices.Placement,
     max_steps: int,
     max_skips: int = 0,
-    measure: Callable[..., losses.Sums] = loss_sums,
 ) -> Callable[[TrainState, Any, np.uint32, np.int32], tuple[TrainState, Report]]:
     """Makes the program `dispatch(state, data, seed, stop)`, which trains to `stop`.
 
     State (donated) and data are what `placement.put_state` and `put` return. A dispatch
     takes at most `max_steps` steps, and ends after more than `max_skips` nonfinite ones
-    in a row; the bits do not depend on how steps are divided. `measure` is minimized,
-    with the arguments and the result of `loss_sums`.
+    in a row; the bits do not depend on how steps are divided.
     """
 
     def take_step(state, data, seed):
@@ -160,7 +157,6 @@ def make_dispatch(
             step=state.step,
             batch_size=batch_size,
             placement=placement,
-            measure=measure,
         )
         norm = optax.tree.norm(gradient)
         updates, optimizer_state = optimizer.update(

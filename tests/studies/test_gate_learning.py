@@ -85,7 +85,7 @@ class Reversed(tasks.Task):
 
 
 @pytest.mark.slow
-def test_learning_closes_the_heads_that_are_not_needed(make_config):
+def test_learning_ablates_the_heads_that_are_not_needed(make_config):
     known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=4)
     bench = _known_bench(known, make_config, optimizer__learning_rate=1e-9)
 
@@ -120,7 +120,7 @@ def test_heads_whose_gates_are_open_a_crack_are_kept():
 
 
 @pytest.mark.slow
-def test_gates_close_heads_of_a_run(trained, tmp_path):
+def test_gates_ablate_heads_of_a_run(trained, tmp_path):
     folder = trained()
     found = gate_learning.learn(
         Bench.load(folder), tmp_path / "gates", penalty=0.15, steps=70, tuning_steps=4

@@ -250,7 +250,7 @@ def test_a_run_of_scanned_layers_is_that_of_looped_ones(config, tmp_path):
 
 
 @pytest.mark.slow
-def test_gates_close_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_path):
+def test_gates_ablate_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_path):
     config = config.replace(
         model=dict(attention=dict(kept_heads=None)),
         training=dict(steps=4),

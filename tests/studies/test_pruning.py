@@ -61,13 +61,19 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
 def test_a_pruned_run_that_was_killed_in_training_is_resumed(
     trained, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(loop, "train", lambda config, folder: None)
+    calls = []
+
+    def killed(config, folder):
+        calls.append((config.training.steps, folder))
+
     run = Bench.load(trained()).run
+    monkeypatch.setattr(loop, "train", killed)
     keep, other = [[0], [0, 1]], [[0, 1], [1]]
     pruned = pruning.prune_heads(run, keep)
     out = pruning.save(pruned, tmp_path / "out", steps=7)
     pruning.check_free(out, steps=7)
     assert pruning.save(pruned, out, steps=7) == out
+    assert calls == [(7, out)] * 2
     for again, steps in (
         (pruned, 8),
         (pruned, 0),
@@ -78,6 +84,7 @@ def test_a_pruned_run_that_was_killed_in_training_is_resumed(
     for steps in (0, 8):
         with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
             pruning.check_free(out, steps=steps)
+    assert len(calls) == 2
 
 
 def test_units_go_whose_gates_matter_least(trained):
@@ -96,7 +103,7 @@ def test_units_go_whose_gates_matter_least(trained):
 
 
 @pytest.mark.slow
-def test_pruning_are_pruned_on_by_place_and_saved_whole(trained, tmp_path):
+def test_pruned_runs_are_pruned_again_by_place_and_saved_whole(trained, tmp_path):
     bench = Bench.load(trained())
     run = pruning.prune_heads(bench.run, [[1], [0, 1]])
     bench = bench.with_run(run)
@@ -177,6 +184,7 @@ def ordered(monkeypatch):
         "ablated_in_order",
         lambda bench, order, counts: accuracies(bench.run, counts),
     )
+    monkeypatch.setattr(pruning, "held_out", lambda run, vectors: point(run))
     monkeypatch.setattr(pruning, "order_of", order_of)
     monkeypatch.setattr(pruning, "points", lambda bench, runs: [*map(point, runs)])
     return ordered
@@ -204,6 +212,18 @@ def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained):
     ordered.pop()
     # Heads are put in order in the model without the units.
     assert ordered == [(12, 12)] * 5 + [(6, 6)]
+
+
+def test_the_accuracy_that_is_reported_falls_no_more_than_allowed(
+    ordered, trained, monkeypatch
+):
+    """Ablation may see less of a fall, where examples differ in their targets."""
+    monkeypatch.setattr(
+        pruning, "ablated_in_order", lambda bench, order, counts: [0.75] * len(counts)
+    )
+    folder = trained()
+    for drop, kept in [(1.0, 0), (0.375, 1), (0.0, 1)]:
+        assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
 
 
 def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(

@@ -10,6 +10,8 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.subjects.studies import head_importance
+from mha_haiku.subjects.studies.workbench import Bench
 from tests import pretrained
 
 TEXT, OTHER = "the cat sat on the mat", "the cat sat on the log"
@@ -248,6 +250,13 @@ def test_measures_are_those_of_the_task(llama, bert):
     assert "0.3" in found._repr_html_() and found.plot().axes[0].get_images()
 
 
+def test_gradients_of_the_drift_are_refused_before_any_work(bert, monkeypatch):
+    monkeypatch.setattr(Bench, "ablation_value", None)
+    bench = Bench(bert.run)
+    with pytest.raises(ConfigError, match="measures must not have gradient: the drift"):
+        head_importance.measure(bench, measures=["ablation", "gradient"], examples=4)
+
+
 @pytest.mark.slow
 def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
     config = make_config(training__steps=10)
@@ -323,6 +332,10 @@ def test_inputs_without_a_tokenizer_are_arrays(foreign):
         ValueError, match="inputs must be arrays, got 'hello': the model has no"
     ):
         bare.maps("hello")
+    with pytest.raises(ValueError, match=r"cannot be decoded, got \[1, 2\]: the model"):
+        bare.decode([1, 2])
+    with pytest.raises(ValueError, match="must be the number of a token, got 'a'"):
+        bare.patch([1, 2], [1, 3], answers=("a", "b"))
     with pytest.raises(ValueError, match="_by_hand takes no lengths="):
         foreign.maps(["hello", "you"])
     with pytest.raises(TypeError, match=r"tokenizer must have encode\(text\)"):

@@ -7,6 +7,7 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.core import checks
+from mha_haiku.training.runs import folders
 from mha_haiku.training.tasks.number_words import NumberWords
 
 
@@ -151,7 +152,7 @@ def test_words_and_digits_are_both_understood():
     [
         (" ", "text must be a number in words for number_words, got ' '"),
         ("thirty+four", r"got '\+' at character 6"),
-        ("1000000", "text must be an integer from 0 to 999999"),
+        ("1000000", "text must be an integer from 0 to 99999"),
     ],
 )
 def test_text_that_is_no_number_is_refused(text, message):
@@ -164,7 +165,8 @@ def test_text_that_is_no_number_is_refused(text, message):
     [
         ({"source_language": "xx"}, "source_language must be one of am, ar"),
         ({"target_language": "dee"}, "Did you mean 'de'"),
-        ({"largest": 0}, "largest must be an integer from 1 to 999999"),
+        ({"largest": 100_000}, "largest must be an integer from 1 to 99999"),
+        ({"largest": 0}, "largest must be an integer from 1 to 99999"),
         ({"tokenizer": "words"}, "tokenizer must be one of characters, bpe"),
         (
             {"tokenizer": "bpe", "vocabulary_size": 100},
@@ -186,13 +188,17 @@ def test_missing_package_is_named_with_its_command(monkeypatch):
 
 
 @pytest.mark.parametrize("tokenizer", ["characters", "bpe"])
-def test_run_opens_without_the_package(monkeypatch, tokenizer):
+def test_run_opens_without_the_package(monkeypatch, make_config, tokenizer):
     task = make(tokenizer=tokenizer)
     monkeypatch.setitem(sys.modules, "num2words", None)
     again = NumberWords(largest=150, tokenizer=tokenizer, kept=task.keep())
     assert again.sequence_length == task.sequence_length
     assert again.target_length == task.target_length
     assert again.num_classes == task.num_classes
+    config = make_config(
+        model__family="encoder_decoder", model__embedding__max_length=64
+    )
+    assert folders.abstract_state(config, again, folders.make_model(config, again))
     np.testing.assert_array_equal(again.encode("forty"), task.encode("forty"))
     assert again.keep() == task.keep()
 

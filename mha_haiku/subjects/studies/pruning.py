@@ -175,13 +175,13 @@ def prune(bench: Bench, request: Request) -> Pruned:
     if request.metric_drop is not None and "loss" not in whole.task.metrics:
         # The order and the end are of different examples: some room.
         worst = 1.5 * request.metric_drop
-    order_by = functools.partial(
+    rank_heads = functools.partial(
         order_of,
         bench.with_run(run),
         ablation_value=request.ablation_value,
         examples=request.examples,
     )
-    order = order_by(request.order, worst=worst)
+    order = rank_heads(request.order, worst=worst)
     total = len(order)
     title = f"{bench.title}: {total} heads, order by {request.order}"
     if request.keep is not None:
@@ -200,7 +200,7 @@ def prune(bench: Bench, request: Request) -> Pruned:
     result = Pruned(title, pruned[-1], points(bench, pruned))
     if request.baseline is None:
         return result
-    other, kept = order_by(request.baseline), [point.kept for point in result.points]
+    other, kept = rank_heads(request.baseline), [point.kept for point in result.points]
     baseline = ablated_in_order(bench.with_run(run), other, kept)
     return result._replace(baseline=tuple(baseline), baseline_name=request.baseline)
 
@@ -275,11 +275,11 @@ def order_of(
         all_heads = _heads(bench.run)
         generator = np.random.default_rng(bench.run.config.seed)
         return [all_heads[place] for place in generator.permutation(len(all_heads))]
-    close = bench.ablation_value(ablation_value, examples)
+    value = bench.ablation_value(ablation_value, examples)
     if by == "greedy":
         steps = heads.greedy_order(
             bench.measured(examples),
-            ablation_value=close,
+            ablation_value=value,
             worst=worst,
             tries=_TRIES,
             progress=functools.partial(
@@ -290,7 +290,7 @@ def order_of(
         return first + [head for head in _heads(bench.run) if head not in first]
     of = bench.measured(examples, name=by)
     with checks.user_mistakes():  # the drift has no gradient
-        return heads.order(heads.MEASURES[by].measure(of, ablation_value=close).mean)
+        return heads.order(heads.MEASURES[by].measure(of, ablation_value=value).mean)
 
 
 def _heads(run) -> list[tuple[int, int]]:
@@ -494,19 +494,26 @@ def _curve(text: str) -> dict[str, Any]:
 def _fewest(bench, run, order, drop) -> int:
     """Finds the fewest heads whose loss of accuracy, or drift, is at most `drop`."""
     metric, counts = decisive(run.task), range(len(order), -1, -1)
-    values = ablated_in_order(bench.with_run(run), order, counts)
-    whole = values[0]
-    if run is not bench.run:
-        (whole,) = ablated_in_order(bench, order, [len(order)])
-    falls = np.subtract(values, whole) * (1 if metric == "drift" else -1)
-    above = np.flatnonzero(falls > drop + _ROUNDING)
-    if len(above) and not above[0]:
+    sign, vectors = 1 if metric == "drift" else -1, vectors_of(bench.run)
+
+    def badness(count):
+        pruned = prune_heads(run, kept_after(run, order, count))
+        return sign * held_out(pruned, vectors)[metric]
+
+    most = sign * held_out(bench.run, vectors)[metric] + drop + _ROUNDING
+    first = badness(len(order))
+    if first > most:
         raise ConfigError(
             f"Without these hidden units the {metric.replace('_', ' ')} is "
-            f"{values[0]:.4f}, which is below the {whole - drop:.4f} that metric_drop "
-            "allows."
+            f"{-first:.4f}, which is below the {-most:.4f} that metric_drop allows."
         )
-    return counts[above[0] - 1] if len(above) else 0
+    values = ablated_in_order(bench.with_run(run), order, counts)
+    above = np.flatnonzero(first + sign * np.subtract(values, values[0]) > most)
+    count = counts[above[0] - 1] if len(above) else 0
+    # Ablation weighs examples alike, what is reported weighs them by their targets.
+    while count < len(order) and badness(count) > most:
+        count += 1
+    return count
 
 
 class _Timed:

@@ -93,13 +93,13 @@ class Bench:
         if len(available) == 1:
             return self
         wanted = run.config.replace(devices=dict(data=None))
-        heads, sequence = wanted.devices.heads, wanted.devices.sequence
+        split = {x: getattr(wanted.devices, x) for x in ("heads", "sequence")}
         try:
             configuration.check_devices(wanted, len(available))
             configuration.check_sequence(wanted, length)
         except ConfigError:
-            heads = sequence = 1
-        mesh = devices.make_mesh(available, heads=heads, sequence=sequence)
+            split = {"heads": 1, "sequence": 1}
+        mesh = devices.make_mesh(available, **split)
         shared = devices.Sharded(mesh)
         model = folders.make_model(run.config, run.task, shared)
         params = shared.put_state(run.params)
@@ -194,11 +194,7 @@ class Bench:
         return Batches(self, examples, self.batch_size(examples), name)
 
     def measured(
-        self,
-        examples: int,
-        *,
-        metric: str | None = None,
-        name: str = "",
+        self, examples: int, *, metric: str | None = None, name: str = ""
     ) -> heads.Measured:
         """Turns the run into the subject that measures of heads take.
 

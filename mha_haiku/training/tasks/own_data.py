@@ -55,7 +55,12 @@ class _Held(base.DataTask):
     def keep(self) -> base.Kept:
         return self._kept
 
-    _text = _symbols = None  # the arrays say it
+    @property
+    def _text(self) -> dict[str, Any]:
+        return {"name": self.name, "sha256": self.sha256}
+
+    def _symbols(self) -> str:
+        return self._kept.tokenizer
 
     @property
     def _data(self) -> Any:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mha_haiku.core import checks
 from mha_haiku.training.tasks import base
 
-LARGEST = 999_999
+LARGEST = 99_999
 
 
 class Part(NamedTuple):
