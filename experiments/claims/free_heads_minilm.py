@@ -164,7 +164,7 @@ class _Laboratory:
         return tasks.Example(tokens, labels.astype(np.int32), weights, lengths)
 
     def with_probe(self, known) -> Any:
-        """Returns the model's parameters with those of a probe."""
+        """Joins the model's parameters and a probe's."""
         run = self.bench.run
         vectors = heads.drift.vectors(run.model, run.params, [known])
         weights, bias = probe(vectors, known.targets, _TOPICS)

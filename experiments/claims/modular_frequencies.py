@@ -227,7 +227,7 @@ def numbers(
       embedding: `[p, D]`, of the numbers.
       logits: `[p, p, p]`, of a, b and the answer c.
       is_training: `[p, p]`, which sums were trained on.
-      keys: The key frequencies; None: those of the embedding.
+      keys: The key frequencies; None: the embedding's.
     """
     p = len(embedding)
     keys = key_frequencies(embedding) if keys is None else keys

@@ -324,7 +324,7 @@ def _why(why: map_set.Why) -> dict[str, Any]:
 
 
 def _notes(shown: Dossier) -> list[str]:
-    """Says how to read pooled maps and those of a decoder, and which have NaN."""
+    """Says how to read pooled maps and a decoder's maps, and which have NaN."""
     layers = [layer for each in shown.sets for layer in each.layers]
     first = shown.sets[0].examples[0]
     pooling = dict.fromkeys(first.axes(layer).pooling for layer in layers)

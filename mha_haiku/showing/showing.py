@@ -45,7 +45,7 @@ def show(
         an encoder-decoder these are the source's.
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
         or `[S, h, w, 3]`, or a list of N of these.
-      heads: Which heads of each layer; None: all.
+      heads: Heads of each layer to show; None: all.
       compare: Something else of the same kind and sizes, such as maps after training;
         or a dict of one such thing by its name.
       budget: The largest number of bytes.

@@ -129,7 +129,7 @@ def wrap(
       metric: A function from logits and examples to a number per example, the lower the
         better; None: the loss of the targets.
       examples: Batches that importance and roles are measured on.
-      name: What it is called; "": the function's name.
+      name: Name of the subject; "": the function's name.
 
     Raises:
       TypeError: If the tokenizer has no `encode` or no `decode`.

@@ -235,7 +235,7 @@ class Subject:
           corrupted: Texts of the same numbers of tokens.
           answers: The right and the wrong answer: tokens, or texts of one token each;
             None: what the model answers to the clean and to the corrupted text.
-          into: Which run is patched, "clean" or "corrupted".
+          into: The run that is patched, "clean" or "corrupted".
           **options: `what` and `per_position` of `heads.activation_patching`.
 
         Raises:
@@ -360,8 +360,8 @@ class Subject:
         Args:
           layer: The layer, of all attention parts.
           head: Number of the head in its layer.
-          examples: How many held-out examples to search, or inputs: a list of texts.
-          count: How many places to return, each from another example.
+          examples: Number of held-out examples to search, or inputs: a list of texts.
+          count: Number of places to return, each from another example.
 
         Raises:
           ValueError: If there is no such layer or head.

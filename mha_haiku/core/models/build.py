@@ -116,12 +116,12 @@ def build(
     """Builds the model that a config describes.
 
     Args:
-      config: What the model is.
+      config: The section `config.model`.
       num_tokens: Vocabulary of the inputs; None where they are features.
       feature_size: Width of the input features; None where they are tokens.
       num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
         reads; else with tied logits at most `num_tokens`.
-      implementation: How attention is computed, as in `attend`; None: the config's.
+      implementation: Implementation of attention, as in `attend`; None: the config's.
 
     Raises:
       ConfigError: If fields do not go together, or tied logits have no token for each

@@ -171,7 +171,7 @@ def generate(
         start token.
       lengths: `[B]`, tokens of each prompt, at least 1; what comes after is not read.
         None: all P.
-      strategy: How the next token is chosen.
+      strategy: Rule that chooses the next token.
       max_length: Tokens that a text has at most, prompt included; one more than the
         model has positions for, as the last one is not read.
       end_token: A text ends with this token; None: at `max_length`.

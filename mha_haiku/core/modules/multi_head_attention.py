@@ -176,7 +176,7 @@ class MultiHeadAttention(CachedModule):
         Args:
           mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
             `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
-          bias: What is added to the scores; see `attend`.
+          bias: Terms added to the scores; see `attend`.
           first_query: The position of the first query, for rotation, mask and bias.
           dropout_rate: Dropout rate of the weights, in [0, 1); needs an rng.
           step: What the method `step` gives; the next cache is returned too.

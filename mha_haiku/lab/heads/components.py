@@ -1,6 +1,6 @@
 """A model as a linear map of what its heads and feed-forward parts write.
 
-With the factors of norms held (those of queries and keys too), queries, keys and values
+With the factors of norms held (of queries and keys too), queries, keys and values
 are linear in the components of the residual stream. All comes from sites: the model
 runs once more on single components, with the factors as they were, and a run with all
 components at zero says whether that was enough. What is here is traced.

@@ -123,7 +123,7 @@ def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> 
     than the threshold. All pairs run at once, E times.
 
     Args:
-      threshold: In units of the metric.
+      threshold: Smallest rise of the metric for which an edge stays.
 
     Returns:
       The edges that are `kept`, and the change of the metric by each when it was tried.
@@ -177,8 +177,8 @@ def learned_edges(
     Args:
       steps: Steps of Adam.
       penalty: The larger, the fewer edges.
-      learning_rate: Of Adam.
-      seed: Of the samples of gates.
+      learning_rate: Learning rate of Adam.
+      seed: Seed of the samples of gates.
 
     Returns:
       These probabilities, `[1, E]`; `kept` are edges whose gate is at least half open.

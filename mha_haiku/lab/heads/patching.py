@@ -127,7 +127,7 @@ def activation_patching(
       corrupted: The other examples of the pairs.
       what: "heads" or "layers": a head's output, or the input of a layer of one stack.
       per_position: Whether each position is patched alone; else all at once.
-      into: Which run is patched with activations of the other: "clean", what breaks the
+      into: The run that gets activations of the other: "clean", what breaks the
         answer, or "corrupted", what mends it.
 
     Raises:
@@ -229,7 +229,7 @@ def path_patching(
       corrupted: The other examples of the pairs.
       senders: Pairs of a part's index and a head; None: all.
       receivers: Pairs like the senders; None: all.
-      kinds: Of "q", "k", "v" and "logits".
+      kinds: Kinds of edges, of "q", "k", "v" and "logits".
       through_units: Whether feed-forward parts in between pass the change on instead of
         being held: a path through them is direct, as in Wang et al. It must be True for
         a model that `models.build` did not make.

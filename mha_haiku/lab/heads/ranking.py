@@ -120,11 +120,11 @@ def greedy_order(
 
     Args:
       subject: The model to measure.
-      ablation_value: What ablated heads pass on.
-      steps: How many heads are ablated at most; None: all.
+      ablation_value: Values that ablated heads pass on.
+      steps: Number of heads to ablate at most; None: all.
       worst: The order ends before the mean metric is above this; None: it does not.
-      tries: How many heads a step tries at a time, those first that harmed least when
-        they were tried last. It ends where all others harmed more then than the best
+      tries: Number of heads that a step tries at a time, first those that harmed least
+        when they were tried last. It ends where all others harmed more then than the best
         does now: ablating more seldom makes a head harmless. None: each step tries all
         remaining heads.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.

@@ -260,7 +260,7 @@ def _repeated(tokens, counted) -> Array:
 
 
 def _correlations(rows, places, seen) -> Array:
-    """Correlates the positions of seen queries with those of their keys, `[B, H]`.
+    """Correlates positions of seen queries with positions of their keys, `[B, H]`.
 
     The correlation is 0 where all keys or all queries are at one position.
     """

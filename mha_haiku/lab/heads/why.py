@@ -2,7 +2,7 @@
 
 The residual stream is a sum of components: the embedding of tokens, positions, each
 earlier head, each earlier feed-forward part, biases. With the factors of norms held
-(those of queries and keys too) a score is a sum over pairs of them, one at the query
+(of queries and keys too) a score is a sum over pairs of them, one at the query
 and one at the key; `components` says how this is known from sites alone.
 
 B batch, T query positions, S key positions, P attention parts, H heads of a part, K
@@ -163,8 +163,8 @@ class Reads(Answer):
 
     By queries and keys it is how much a component raises the scores of the keys that
     are attended to over the mean of all keys that are seen, `sum_s (p_s - 1 / n)
-    score_s`, a mean over queries: the numbers of all components add up to that of the
-    whole score, and constants of a row do not count. By values it is the share of the
+    score_s`, a mean over queries: the numbers of all components add up to the number of
+    the whole score, and constants of a row do not count. By values it is the share of the
     head's output, `z_m . z / |z|^2`; shares add up to 1.
 
     Attributes:
@@ -258,7 +258,7 @@ def pairs(
       query: The position of the query.
       key: The position of the key; None: the one with the largest weight.
       sources: The earlier heads (part, head) that are split by the position that they
-        read; True: those of the largest terms.
+        read; True: in the largest terms.
 
     Raises:
       ValueError: If there is no such place, the query does not see the key, the score

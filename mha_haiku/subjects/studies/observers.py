@@ -258,7 +258,7 @@ def timeline(path: Path) -> functools.partial | None:
 def learning_curve(path: Path) -> functools.partial | None:
     """Draws a metrics.jsonl; None: it has no reports.
 
-    The baselines are those of the summary in the same folder.
+    The baselines come from the summary in the same folder.
     """
     if not (reports := metrics_log.read(path)):
         return None

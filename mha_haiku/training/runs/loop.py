@@ -95,7 +95,7 @@ def train(
       task: The task, in place of the one that `config.task` and `config.data` describe.
       override_config: Whether to resume even if the config, or the text that it names,
         differs from the run's.
-      observers: With several processes the same on all.
+      observers: Observers of the run; with several processes the same on all.
       devices: The devices that divide the work; None: all devices of all processes.
 
     Raises:
@@ -144,7 +144,7 @@ def train_seeds(
 ) -> list[Trained]:
     """Trains a config with `seeds` seeds, from `config.seed` on, in one program.
 
-    Options are those of `train`; in place of a `workdir` None is a temporary
+    Options are as for `train`; in place of a `workdir` None is a temporary
     folder, of which nothing is left. The runs share one model and one task, so that
     what is compiled for the model of one serves all.
 

@@ -142,7 +142,7 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
 def from_text(path: str | os.PathLike, **options: Any) -> Task:
     """Makes the task to predict the next token of a text, for `mha_haiku.train`.
 
-    The path is a UTF-8 file or a folder of them; options are those of the task
+    The path is a UTF-8 file or a folder of them; options are options of the task
     "language_model", such as `sequence_length`, `tokenizer` and `vocabulary_size`.
 
     Raises:

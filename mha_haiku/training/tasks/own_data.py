@@ -241,7 +241,7 @@ def from_examples(
       examples: Pairs of a text and its label, or of a text and the text to write.
       labels: Whether the second is a label; None: it is where it is an integer, and
         where there are at most half as many different ones as pairs.
-      tokenizer: What a token is: "characters" or "bpe" (byte-pair encoding).
+      tokenizer: Kind of tokens: "characters" or "bpe" (byte-pair encoding).
       vocabulary_size: Largest number of tokens.
       held_out_fraction: Share of the pairs to evaluate on.
 
