@@ -163,8 +163,8 @@ class Reads(Answer):
 
     By queries and keys it is how much a component raises the scores of the keys that
     are attended to over the mean of all keys that are seen, `sum_s (p_s - 1 / n)
-    score_s`, a mean over queries: the numbers of all components add up to the number of
-    the whole score, and constants of a row do not count. By values it is the share of the
+    score_s`, a mean over queries: the numbers of all components add up to the whole
+    score's, and constants of a row do not count. By values it is the share of the
     head's output, `z_m . z / |z|^2`; shares add up to 1.
 
     Attributes:
