@@ -125,8 +125,8 @@ def greedy_order(
       worst: The order ends before the mean metric is above this; None: it does not.
       tries: Number of heads that a step tries at a time, first those that harmed least
         when they were tried last. It ends where all others harmed more then than the
-        best does now: ablating more seldom makes a head harmless. None: each step tries all
-        remaining heads.
+        best does now: ablating more seldom makes a head harmless. None: each step tries
+        all remaining heads.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
 
     Raises:
