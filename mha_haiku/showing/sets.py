@@ -193,7 +193,7 @@ def map_set(
 ) -> MapSet:
     """Reads what maps hold, in one pass over each.
 
-    Texts are as of `Given`; where there are several kinds of layers, they are those of
+    Texts are as of `Given`; where there are several kinds of layers, they belong to
     cross maps. `layers` are the places of the layers that are read, and `only` is the
     index of one example; None: all layers, the first examples. Without `has_numbers`
     there are no statistics of the heads, which take a second to compile.
