@@ -28,9 +28,9 @@ def inner(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr]:
             held += value if isinstance(value, tuple | list) else [value]
     # Of an open one that has constants (of a kernel) only the equations are read.
     return [
-        core.ClosedJaxpr(each, (None,) * len(each.constvars))
-        if isinstance(each, core.Jaxpr)
-        else each
+        each
+        if isinstance(each, core.ClosedJaxpr)  # from jax 0.12 on all are
+        else core.ClosedJaxpr(each, (None,) * len(each.constvars))
         for each in held
         if isinstance(each, core.ClosedJaxpr | core.Jaxpr)
     ]
