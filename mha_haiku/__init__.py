@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from mha_haiku import interop, subjects
     from mha_haiku.lab import rasp
     from mha_haiku.showing import MapSet, plot, show
-    from mha_haiku.subjects import Subject, load, studies, train, wrap
+    from mha_haiku.subjects import Subject, load, train, verb, wrap
+    from mha_haiku.subjects import verbs as studies
     from mha_haiku.training import devices, runs
 
 __version__ = "0.2.0"  # setup.cfg reads it here
@@ -88,6 +89,7 @@ __all__ = [
     "subjects",
     "tasks",
     "train",
+    "verb",
     "wrap",
 ]
 
@@ -103,9 +105,10 @@ _PLACES = {
     "rasp": "lab.rasp",
     "runs": "training.runs",
     "show": "showing",
-    "studies": "subjects.studies",
+    "studies": "subjects.verbs",
     "subjects": "subjects",
     "train": "subjects",
+    "verb": "subjects",
     "wrap": "subjects",
 }
 
@@ -117,7 +120,7 @@ def __getattr__(name: str) -> Any:
     if place == "showing":  # subjects and runs make themselves known to it
         importlib.import_module(f"{__name__}.subjects")
     module = importlib.import_module(f"{__name__}.{place}")
-    return module if place.split(".")[-1] == name else getattr(module, name)
+    return getattr(module, name, module)
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,6 @@ any fault was not survived. Faults that this machine cannot produce are left out
 message.
 """
 
-import functools
 import logging
 import pathlib
 import random
@@ -21,19 +20,7 @@ from typing import NamedTuple
 # The scripts use each other and experiments/, neither of which is installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from experiments import command_line  # noqa: E402
-
-FLAGS = command_line.flag_values(
-    {
-        "quick": (bool, False, "A few times each, to see that all of it works."),
-        "only": (str, "", "Names of lines, with commas between; all if left out."),
-        "seed": (
-            int,
-            0,
-            "Seed of the random moments and places of faults.",
-        ),
-    }
-)
+from mha_haiku import commands  # noqa: E402
 
 
 class _Line(NamedTuple):
@@ -83,18 +70,25 @@ def _lines() -> dict[str, _Line]:
     }
 
 
-def main() -> int:
+def main(*, quick: bool = False, only: str = "", seed: int = 0) -> int:
+    """Measures, and prints the scorecard.
+
+    Args:
+      quick: A few times each, to see that all of it works.
+      only: Names of lines, with commas between; all if left out.
+      seed: Seed of the random moments and places of faults.
+    """
     import tqdm
 
     from mha_haiku.core import checks
     from scripts import reliability_subject
 
     lines = _lines()
-    names = FLAGS.only.split(",") if FLAGS.only else list(lines)
+    names = only.split(",") if only else list(lines)
     with checks.user_mistakes():
         for name in names:
             checks.choice("--only", name, lines)
-    counts = {x: lines[x].quick if FLAGS.quick else lines[x].count for x in names}
+    counts = {x: lines[x].quick if quick else lines[x].count for x in names}
     # What is damaged on purpose needs no warning here.
     logging.getLogger("mha_haiku").setLevel(logging.ERROR)
     scorecard, is_full = [], True
@@ -106,7 +100,7 @@ def main() -> int:
         for name in names:
             title, case = lines[name].title, lines[name].case
             bar.set_description(name)
-            chance = random.Random(f"{FLAGS.seed} {name}")
+            chance = random.Random(f"{seed} {name}")
             good = 0
             try:
                 for failure in case(subject, counts[name], chance):
@@ -124,7 +118,7 @@ def main() -> int:
 
 
 # Takes argv; returns the exit status.
-run = functools.partial(command_line.run, main, FLAGS, __doc__)
+run = commands.program(main, __doc__)
 
 if __name__ == "__main__":
     sys.exit(run(sys.argv))

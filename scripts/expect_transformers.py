@@ -77,6 +77,24 @@ def outputs(case: str, model) -> dict:
     return found
 
 
+def rotary(case: str, change: dict) -> list[list[float]]:
+    """Returns the rotary frequencies of each layer of a case whose config differs."""
+    import torch
+    import transformers
+
+    fields = small_models.changed(case, change)
+    config = transformers.CONFIG_MAPPING[fields.pop("model_type")].from_dict(fields)
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager")
+    with torch.no_grad():  # some settings fail there
+        model(torch.tensor(small_models.inputs(case)))
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    found = model.rotary_emb
+    names = [f"{kind}_inv_freq" for kind in kinds]
+    return [
+        getattr(found, x if hasattr(found, x) else "inv_freq").tolist() for x in names
+    ]
+
+
 def main() -> None:
     """Writes the file."""
     import transformers
@@ -92,6 +110,7 @@ def main() -> None:
             else small_models.sample(x)
             for name, x in found.items()
         }
+    expected["rotary"] = [rotary(*each) for each in small_models.ROTARY]
     lines = [f'"{name}": {json.dumps(value)}' for name, value in expected.items()]
     small_models.EXPECTED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

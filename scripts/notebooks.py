@@ -16,7 +16,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments import command_line  # noqa: E402
+from mha_haiku import commands  # noqa: E402
 
 FOLDER = ROOT / "experiments" / "notebooks"
 MOST_BYTES = 1_000_000
@@ -29,36 +29,35 @@ _COMPILING = (
     "XLA_FLAGS",
 )
 
-FLAGS = command_line.flag_values(
-    {
-        "only": (str, "", "Name of one notebook; all if left out."),
-        "check": (bool, False, "Run them, and leave the stored ones as they are."),
-    }
-)
 
+def main(*, only: str = "", check: bool = False) -> int:
+    """Runs the notebooks, and prints a line for each.
 
-def main() -> int:
+    Args:
+      only: Name of one notebook; all if left out.
+      check: Run them, and leave the stored ones as they are.
+    """
     from mha_haiku.core import checks
 
     paths = {path.stem: path for path in sorted(FOLDER.glob("*.ipynb"))}
-    if FLAGS.only:
+    if only:
         with checks.user_mistakes():
-            checks.choice("--only", FLAGS.only, paths)
-        paths = {FLAGS.only: paths[FLAGS.only]}
+            checks.choice("--only", only, paths)
+        paths = {only: paths[only]}
     faults = []
     for name, path in paths.items():
         start = time.perf_counter()
-        text = executed(path)
+        text = executed(path, check=check)
         seconds = time.perf_counter() - start
         found = complaints(text)
         print(f"{name:24} {seconds:5.0f} s {len(text.encode()):9,} bytes", *found)
         faults += found
-        if not found and not FLAGS.check:
+        if not found and not check:
             path.write_text(text, encoding="utf-8")
     return int(bool(faults))
 
 
-def executed(path: pathlib.Path) -> str:
+def executed(path: pathlib.Path, *, check: bool) -> str:
     """Executes a notebook, and returns the text of its file."""
     import nbclient
     import nbformat
@@ -71,7 +70,7 @@ def executed(path: pathlib.Path) -> str:
             kernel_name="python3",
             resources={"metadata": {"path": folder}},
             record_timing=False,
-        ).execute(env=_environment())
+        ).execute(env=_environment(check))
     # What differs between machines says nothing.
     notebook.metadata = {
         "kernelspec": {
@@ -98,7 +97,7 @@ def complaints(text: str) -> list[str]:
     return found
 
 
-def _environment() -> dict[str, str]:
+def _environment(check: bool) -> dict[str, str]:
     """Returns what a user's kernel has: this repository, and nothing that tests set.
 
     A check keeps what makes tests compile faster: its outputs are not stored.
@@ -107,11 +106,11 @@ def _environment() -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("JAX_", "XLA_"))
-        or (FLAGS.check and name.startswith(_COMPILING))
+        or (check and name.startswith(_COMPILING))
     }
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, FLAGS, __doc__, sys.argv))
+    sys.exit(commands.program(main, __doc__)(sys.argv))

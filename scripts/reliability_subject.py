@@ -148,14 +148,14 @@ class Subject:
     def abstract(self):
         """Returns the shapes and dtypes of the state."""
         if self._abstract is None:
-            from experiments import config_files
+            from mha_haiku.commands import config_files
             from mha_haiku.training.runs import configuration, folders
 
             config = config_files.load(_CONFIG)
             overrides = [(f"config.{x}", str(value)) for x, value in FIELDS.items()]
             config = config_files.override(config, overrides)
             task = configuration.make_task(config)
-            model = folders.make_model(config, task)
+            model = folders.make_model(config.model, task)
             self._abstract = folders.abstract_state(config, task, model)
         return self._abstract
 

@@ -12,31 +12,28 @@ it right after the save of that step, "slow" sleeps in every dispatch from there
 import functools
 import json
 import os
-import pathlib
 import signal
 import sys
 import time
 
-from experiments import command_line, shared_flags
-
-FLAGS = command_line.flag_values(
-    {
-        "config": (str, None, "File with the config of the run."),
-        "workdir": (str, None, "Folder of the run."),
-        "override_config": (bool, False, "Resume a run that had another config."),
-        "compilation_cache": (str, "", "Folder that keeps compiled programs."),
-        "fault": (str, "{}", "What happens, as JSON."),
-    }
-)
+from mha_haiku import commands
+from mha_haiku.commands.groups import Cache, Config
 
 
-def main(config) -> int:
+def main(
+    *, config: Config, override_config: bool = False, fault: str = "{}", cache: Cache
+) -> int:
+    """Trains, and does what the fault says.
+
+    Args:
+      override_config: Resume a run that had another config.
+      fault: What happens, as JSON.
+    """
     from mha_haiku.training.runs import loop
 
-    shared_flags.use_compilation_cache(FLAGS.compilation_cache)
-    workdir = pathlib.Path(FLAGS.workdir)
-    _inject(json.loads(FLAGS.fault), workdir)
-    summary = loop.train(config, workdir, override_config=FLAGS.override_config)
+    _inject(json.loads(fault), config.folder)
+    run = config.value, config.folder
+    summary = loop.train(*run, override_config=override_config)
     return 130 if summary.interrupted else 0
 
 
@@ -105,7 +102,7 @@ def _fill(path) -> None:
 
 
 # Takes argv; returns the exit status.
-run = functools.partial(command_line.run, main, FLAGS, __doc__)
+run = commands.program(main, __doc__)
 
 if __name__ == "__main__":
     sys.exit(run(sys.argv))

@@ -50,7 +50,7 @@ from mha_haiku import devices, heads, models, rasp
 from mha_haiku.core import sites
 from mha_haiku.lab.heads import programs as edited_runs
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import optimizers, stepping, tasks
 from mha_haiku.training.runs import configuration, folders
 
@@ -318,11 +318,7 @@ def edge_methods() -> dict[str, Callable]:
                 found[*ends, kind] = float(scores[*place])
         return found
 
-    measures = {
-        "path patching": functools.partial(heads.path_patching, through_units=True),
-        "path patching, units held": heads.path_patching,
-        **heads.EDGE_MEASURES,
-    }
+    measures = {"path patching": heads.path_patching, **heads.EDGE_MEASURES}
     methods = {name: as_edges(each) for name, each in measures.items()}
     return {**methods, "composition of weights": composition}
 
@@ -596,7 +592,7 @@ def _with_dead_heads() -> tuple[heads.Measured, np.ndarray]:
         model=dict(num_layers=2, attention=dict(num_heads=8))
     )
     task = configuration.make_task(config)
-    model = folders.make_model(config, task)
+    model = folders.make_model(config.model, task)
     alive = np.tile([True, False], 4)
     gates = np.tile(alive.astype(np.float32), (2, 1))
     apply = sites.edit(model.apply, heads.edits.gate(gates))
@@ -618,7 +614,7 @@ def _with_dead_heads() -> tuple[heads.Measured, np.ndarray]:
     run = folders.Run(
         config, task, model, heads.scaled(params, config.model, gates), _DEAD_STEPS
     )
-    subject = Bench(run, folders.Folder(pathlib.Path("dead_heads"))).measured(128)
+    subject = Subject.of_run(run, "dead_heads").measured(128)
     return subject, gates > 0
 
 

@@ -117,9 +117,9 @@ def attention(
             scores = np.append(scores, sinks[h])
         masses = np.exp(scores - scores.max())
         logsumexp[*b, h, t] = scores.max() + math.log(masses.sum())
+        shares = masses / masses.sum()
         if not is_normalized:
-            logsumexp[*b, h, t] = 0
-        shares = np.exp(scores - logsumexp[*b, h, t])
+            logsumexp[*b, h, t], shares = 0, np.exp(scores)
         weights[*b, h, t, seen] = shares[: len(seen)]
         values[*b, t, h] = weights[*b, h, t, seen] @ value[*b, seen, g]
     return Reference(values, logsumexp, weights)
@@ -137,7 +137,7 @@ def map_statistics(
     per_query: bool = False,
 ) -> dict[str, np.ndarray]:
     """Returns the statistics of weights `[B..., H, T, S]` by name."""
-    counts = weights.sum(-1) > 0
+    counts = (weights != 0).any(-1)
     if counted is not None:
         counts = counts & counted[..., None, :]
     weights = np.where(counts[..., None], weights, 0)
@@ -392,7 +392,8 @@ def transformer(
         def normed_heads(kind, y):
             if not own.qk_norm:
                 return y
-            flat = y.reshape(*y.shape[:2], -1) if own.qk_norm_over == "layer" else y
+            is_shared = own.qk_norm_over == "layer"
+            flat = y.reshape(*y.shape[:2], 1, -1) if is_shared else y
             factor = functools.partial(tap, f"{name}/{kind}_norm/factor")
             norm = maps[f"{kind}_norm"]
             return rms_norm(flat, norm, config.norm.epsilon, factor).reshape(y.shape)

@@ -5,7 +5,7 @@ import pytest
 
 from mha_haiku.core import checks
 from mha_haiku.showing import map_set
-from mha_haiku.subjects.studies import pruning
+from mha_haiku.subjects.verbs import sweep
 from mha_haiku.training.runs import files, folders
 
 
@@ -33,6 +33,7 @@ def test_check_returns_what_is_right(check, values):
         (checks.non_negative_integer, "an integer of at least 0", [-1, 0.0, "1"]),
         (checks.positive_number, "a finite number above 0", [0, -1, np.inf, np.nan]),
         (checks.positive_number, "a finite number above 0", ["1", None, True]),
+        (checks.positive_number, r".* at most 3.4e\+38, as float32 holds", [10**400]),
         (checks.non_negative_number, "a finite number of at least 0", [-1e-9, np.nan]),
         (checks.fraction, r"a number in \[0, 1\)", [1, 1.0, -0.1, np.nan, "0.1"]),
     ],
@@ -85,7 +86,7 @@ def test_checks_shorten_what_they_repeat():
         lambda path: files.read_lines(path),
         lambda path: files.LineWriter(path),
         lambda path: map_set.MapSet.load(path),
-        lambda path: pruning.picture(path),
+        lambda path: sweep.picture(path),
         lambda path: folders.load_run(path.parent),
     ],
 )
@@ -113,3 +114,26 @@ def test_a_mistake_in_python_is_a_value_error_and_one_in_a_config_a_config_error
     for other in (KeyError("x"), UnicodeError("x")):
         with pytest.raises(type(other)), checks.user_mistakes():
             raise other
+
+
+def test_numbers_are_as_large_as_float32_holds():
+    largest = float(np.finfo(np.float32).max)
+    assert checks.number("x", -largest) == -largest
+    with pytest.raises(ValueError, match="as float32 holds"):
+        checks.number("x", 10**39)
+
+
+@pytest.mark.parametrize(
+    ("word", "known"),
+    [
+        *(("lama", "llama"), ("llamma", "llama"), ("Llama", "llama")),
+        *(("bret", "bert"), ("mistal", "mistral"), ("gpt-neox", "gpt_neox")),
+        *((word, None) for word in ("bart", "albert", "mllama", "mixtral", "gpt_neo")),
+        *((word, None) for word in ("olmo3", "olmo", "gpt", "gpt3", "gpt22", "vits")),
+        *((word, None) for word in ("yarn", "", "x" * 1000)),
+    ],
+)
+def test_only_a_slip_of_the_finger_is_taken_for_another_word(word, known):
+    words = "bert llama mistral olmo2 gpt2 gpt_neox vit default linear".split()
+    wanted = "" if known is None else f" Did you mean {known!r}?"
+    assert checks.meant(word, words) == wanted

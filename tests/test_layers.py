@@ -31,8 +31,8 @@ _STRAYS = {
         "mha_haiku/training/tasks/stray.py": "import mha_haiku.training.runs",
         "mha_haiku/training/checkpoint.py": "import mha_haiku.training.runs",
     },
-    "Studies know no subject, and no picture of one": {
-        "mha_haiku/subjects/studies/stray.py": "import mha_haiku.subjects.subject",
+    "A subject knows none of its verbs, and no picture of it": {
+        "mha_haiku/subjects/subject.py": "import mha_haiku.subjects.verbs",
     },
     "Only experiments and configs import the package's own face": {
         "mha_haiku/core/modules/stray.py": "import mha_haiku as mh",
@@ -45,7 +45,7 @@ _STRAYS = {
         "mha_haiku/core/positions/ring.py": "import mha_haiku.core.attention.sharded",
     },
     "Experiments and configs stand on mha_haiku, and not on each other": {
-        "mha_haiku/subjects/studies/papers.py": "import experiments.claims",
+        "mha_haiku/subjects/verbs/papers.py": "import experiments.claims",
         "configs/stray.py": "import experiments.train",
         "experiments/stray.py": "import configs.reverse",
     },

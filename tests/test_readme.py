@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import pathlib
 import re
@@ -9,13 +10,19 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from typing import NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from tests import tiny_runs
+import mha_haiku
+from mha_haiku import attention, commands
+from mha_haiku.core.modules import anatomy, pattern
+from mha_haiku.subjects.verbs import VERBS
+from tests import pretrained, tiny_runs
 
 ROOT = pathlib.Path(__file__).parents[1]
 _UNRELATED = (".venv", ".pytest_cache", "runs", "build")
@@ -43,7 +50,7 @@ KINDS = [
     Kind(r"^(scripts/run )?(pip|git) ", left_out=".ci/run installs the project anew"),
     Kind(r"^source ", left_out="every command here runs in the environment"),
     Kind(r"^(scripts/test|\.ci/run|pytest|python -m pytest)\b", left_out="these tests"),
-    Kind(r"^(ruff|lint-imports|pyright)\b", left_out="not everybody has it"),
+    Kind(r"^(ruff|lint-imports)\b", left_out="not everybody has it"),
     Kind("check_reliability", left_out="tests/scripts/test_check_reliability.py"),
     Kind("experiments.reproduce --list"),
     Kind("experiments.reproduce", left_out="minutes to hours; tests/claims does it"),
@@ -154,16 +161,17 @@ def _run(command: str, cache: str) -> None:
         assert done.returncode == 0, f"{command}\n{(done.stdout + done.stderr)[-4000:]}"
         return
     count, name, flags = experiment.groups()
-    script = importlib.import_module(f"experiments.{name}")
     arguments = shlex.split(flags)
-    if "compilation_cache" in script.FLAGS:
+    importlib.import_module(f"experiments.{name}")  # enters its command
+    flags = {option.name for option in commands.commands()[name].options}
+    if "compilation_cache" in flags:
         arguments.append(f"--compilation_cache={cache}")
     devices = jax.local_devices()[: int(count or 1)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda: devices)
         patch.setattr(jax, "local_devices", lambda: devices)
         print(command)
-        assert script.run([name, *arguments, "--debug"]) == 0, command
+        assert commands.run([name, *arguments, "--debug"]) == 0, command
 
 
 def _train_what_is_missing(command: str, folder: pathlib.Path, run) -> None:
@@ -172,8 +180,9 @@ def _train_what_is_missing(command: str, folder: pathlib.Path, run) -> None:
     flags = "init_from" if trains else "workdir|init_from"
     for path, name in re.findall(rf"--(?:{flags})=(runs/(\w+))", command):
         if not (folder / path).exists():
-            (config,) = (folder / "configs").rglob(f"{name}.py")
-            run(f"python -m experiments.train --config={config.relative_to(folder)}")
+            configs = [f"configs/{name}.py", f"configs/papers/{name}.py"]
+            (config,) = (x for x in configs if (folder / x).exists())
+            run(f"python -m experiments.train --config={config}")
 
 
 @pytest.mark.parametrize("readme", READMES)
@@ -210,6 +219,26 @@ def test_commands_do_what_they_say(readme, clone, run):
     assert not any((clone / "runs").rglob("*.partial"))
 
 
+# A snippet that is run by itself, as not everybody has what it imports.
+_OF_TORCH = "import transformers"
+
+
+def test_snippet_of_pytorch_ranks_all_heads():
+    pytest.importorskip("transformers", reason="needs mha_haiku[torch]")
+    pytest.importorskip("torch", reason="needs mha_haiku[torch]")
+    if importlib.util.find_spec("torchax") is None:
+        pytest.skip("needs mha_haiku[torch]")
+    snippets = re.findall(r"```python\n(.*?)```", READMES["README.md"], re.DOTALL)
+    (snippet,) = (x for x in snippets if _OF_TORCH in x)
+    namespace = {"mh": mha_haiku}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # theirs
+        exec(compile(snippet, "README.md", "exec"), namespace)
+    assert namespace["without_head_3"].shape == (1, 4, 99)
+    assert namespace["ranked"].mean.shape == (6, 8)
+    assert np.isfinite(namespace["ranked"].mean).all()
+
+
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
     """What is defined after the Python snippets have run, one after the other."""
@@ -218,6 +247,7 @@ def notebook(tmp_path_factory):
         (name, snippet)
         for name in _NOTEBOOK
         for snippet in re.findall(r"```python\n(.*?)```", READMES[name], re.DOTALL)
+        if _OF_TORCH not in snippet
     ]
     assert snippets
     with contextlib.chdir(tmp_path_factory.mktemp("notebook")):
@@ -253,6 +283,32 @@ def test_snippets_run_and_give_what_their_comments_say(notebook):
     assert {(sender, receiver, "k")} == notebook["compiled"].edges
     composed = np.nan_to_num(notebook["composed"])
     assert composed.argmax() == np.ravel_multi_index(sender + receiver, composed.shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "readme",
+    [
+        name
+        for name in READMES
+        if "```python" in READMES[name] and name not in _NOTEBOOK
+    ],
+)
+def test_snippets_of_any_other_readme_run_as_they_are_written(
+    readme, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", READMES[readme], re.DOTALL))
+    # Tiny stand-ins for a pretrained model, and for runs that are loaded.
+    code = re.sub("package:[a-z0-9-]+-minilm-[a-z0-9-]+", "bert", code)
+    pretrained.bert(tmp_path / "bert")
+    for path, name in re.findall(r'load\("(runs/(\w+))"', code):
+        config = importlib.import_module(f"configs.{name}").get_config()
+        tiny_runs.write_untrained(path, config)
+    with contextlib.ExitStack() as stack:  # what a snippet registers is for it alone
+        for registry in (attention.STATISTICS, pattern.SCORES, anatomy._AXES, VERBS):
+            stack.enter_context(mock.patch.dict(registry))
+        exec(compile(code, readme, "exec"), {})
 
 
 @pytest.mark.parametrize("readme", READMES)

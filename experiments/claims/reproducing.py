@@ -12,7 +12,7 @@ from experiments.claims import base, records, telling, verdicts
 from experiments.claims.desk import Desk
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects.studies import workbench
+from mha_haiku.subjects import results
 from mha_haiku.training.runs import files, progress
 
 _logger = logging.getLogger("mha_haiku")
@@ -78,7 +78,7 @@ def reproduce(
                     desk.seeds = (seed,) if arm == base.PLANTED else outcome.seeds
                     record = measure(claim, desk, arm, seed)
                     records.append(records.path_of(folder, claim.name), record)
-                    bar.advance()
+                    bar.update()
                 outcome = telling.Outcome.read(claim, folder, seeds)
                 if not is_pilot:
                     _write(outcome, folder, formats)
@@ -144,7 +144,7 @@ def draw(outcome: telling.Outcome, folder: Path) -> None:
     """Writes the figure of what is stored, where something was measured."""
     if outcome.verdicts:
         path = folder / f"{outcome.claim.name}.png"
-        workbench.write_pictures(path, outcome.picture, ["png"])
+        results.write_pictures(path, outcome.picture, ["png"])
 
 
 def page(outcome: telling.Outcome, folder: Path) -> None:
@@ -156,4 +156,4 @@ def page(outcome: telling.Outcome, folder: Path) -> None:
 def _write(outcome, folder, formats) -> None:
     page(outcome, folder)
     path = folder / f"{outcome.claim.name}.png"
-    workbench.write_pictures(path, outcome.picture, formats)
+    results.write_pictures(path, outcome.picture, formats)

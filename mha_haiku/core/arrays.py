@@ -4,16 +4,20 @@ Only formats that hold numbers and nothing else are read. A pickled file (`.bin`
 runs code of its author when it is opened, and is refused.
 """
 
+import errno
 import functools
 import itertools
 import json
 import math
 import os
 import struct
+import tokenize
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -39,6 +43,11 @@ _DTYPES = {
 }
 METADATA = "__metadata__"  # a name that safetensors reserves in the header
 _MOST_BYTES = 2**27  # of a header; a larger number is damage
+# Bytes of a file for each byte outside of its holes; not asked of small files.
+_MOST_SPARSE, _LEAST_SPARSE = 16, 2**20
+_MOST_JSON = 2**28  # bytes of a JSON file; a larger file is damage
+# Bytes for each byte of an .npz file; not asked of what unpacks to few.
+_MOST_UNPACKED, _LEAST_UNPACKED = 100, 2**26
 
 
 class Stored(NamedTuple):
@@ -226,6 +235,88 @@ def _dequantised(path, name, data, kind) -> np.ndarray:
         ) from None
 
 
+def read_npz(
+    file: str | os.PathLike | BinaryIO, name: str = ""
+) -> dict[str, np.ndarray]:
+    """Reads the arrays of an .npz file by name, without unpickling anything.
+
+    What it says of its sizes is checked before anything is unpacked: each array has the
+    bytes of its shape, and all have at most `_MOST_UNPACKED` times those of the file.
+
+    Args:
+      file: Its path, or the open file.
+      name: What messages call it; "": its path.
+    """
+    name = name or str(file)
+    try:
+        if isinstance(file, str | os.PathLike):
+            with checks.regular_file(file).open("rb") as opened:
+                return read_npz(opened, name)
+        _check_unpacked(file)
+        with np.load(file, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except FileNotFoundError:
+        raise checks.ConfigError(f"{name} does not exist.") from None
+    except OSError as error:
+        raise checks.ConfigError(
+            f"{name} cannot be read: {error.strerror or error}."
+        ) from None
+    except checks.ConfigError:
+        raise
+    # Raised for files that are not archives, are damaged, or hold pickled objects.
+    except (
+        ArithmeticError,
+        EOFError,
+        MemoryError,  # of a header, too
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        tokenize.TokenError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise checks.ConfigError(
+            f"{name} is not a readable .npz archive of plain arrays: {why}"
+        ) from None
+
+
+def _check_unpacked(file) -> None:
+    """Raises ValueError where members of an archive are not of the sizes they say."""
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        unpacked = sum(member.file_size for member in members)
+        if unpacked > max(_MOST_UNPACKED * size, _LEAST_UNPACKED):
+            raise ValueError(
+                f"its {size:,} bytes would be {unpacked:,} when unpacked, and at most "
+                f"{_MOST_UNPACKED} times as many can be read."
+            )
+        for member in members:
+            with archive.open(member) as entry:
+                shape, _, dtype = _npy_header(entry)
+                left = member.file_size - entry.tell()
+            if dtype.hasobject:
+                raise ValueError(
+                    f"{member.filename} holds objects (allow_pickle=False)."
+                )
+            if math.prod(shape) * (dtype.itemsize or 1) != left:
+                raise ValueError(
+                    f"{member.filename} is {dtype} of shape {shape} in {left:,} bytes."
+                )
+    file.seek(0)
+
+
+def _npy_header(entry) -> tuple[tuple[int, ...], bool, np.dtype]:
+    version = np.lib.format.read_magic(entry)
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    return readers[checks.choice("the version of .npy", version, readers)](entry)
+
+
 def write_safetensors(path: Path, arrays: Mapping[str, Any]) -> None:
     """Writes arrays by their names as a file that torch's tools read too."""
     import safetensors.numpy
@@ -242,6 +333,8 @@ def read_json(path: Path) -> dict[str, Any]:
         return dict(pairs)
 
     try:
+        if os.path.isfile(path) and os.path.getsize(path) > _MOST_JSON:
+            raise ValueError(f"it has more than {_MOST_JSON:,} bytes")
         content = json.loads(checks.text_of(path, path), object_pairs_hook=once)
     except checks.ConfigError:
         raise
@@ -262,11 +355,37 @@ def check_names_once(path: Path, names: list[str]) -> None:
 def _mapped(path: Path) -> np.ndarray:
     """Maps a file into memory, so that only the bytes in use are read."""
     try:
-        return np.memmap(checks.regular_file(path), np.uint8, "r").view(np.ndarray)
+        with checks.regular_file(path).open("rb") as file:
+            content = np.memmap(file, np.uint8, "r").view(np.ndarray)
+            held = _bytes_held(file, len(content))
     except ValueError:  # of size 0, which cannot be mapped
         raise checks.ConfigError(f"{path} is empty or cut off.") from None
     except OSError as error:
         raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    # A download that was cut off, or a header that asks for more memory than there is.
+    if len(content) > max(_MOST_SPARSE * held, _LEAST_SPARSE):
+        raise checks.ConfigError(
+            f"{path} is cut off: of its {len(content)} bytes {held} are on the disk."
+        )
+    return content
+
+
+def _bytes_held(file, size) -> int:
+    """Counts the bytes of a file that are in none of its holes.
+
+    The blocks that it has are no answer: a file system may compress them, and some
+    count them only a while after they were written.
+    """
+    held = place = 0
+    try:
+        while place < size:
+            first = os.lseek(file.fileno(), place, os.SEEK_DATA)
+            place = os.lseek(file.fileno(), first, os.SEEK_HOLE)
+            held += place - first
+    except (AttributeError, OSError) as error:
+        # ENXIO: a hole is at the end. Otherwise holes are not known here.
+        return held if getattr(error, "errno", 0) == errno.ENXIO else size
+    return held
 
 
 def _entry(name, dtype, shape, data_offsets) -> tuple:
@@ -290,8 +409,9 @@ def _check_apart(path, spans) -> None:
 
 def _view(path, content, name, kind, shape, first, last) -> Stored:
     dtype = np.dtype(_DTYPES.get(kind, np.uint8))
-    size = math.prod(shape) * dtype.itemsize
-    if kind in _DTYPES and (first > last or last - first != size):
+    count, size = math.prod(shape), last - first
+    fits = count * dtype.itemsize == size if kind in _DTYPES else count <= 8 * size
+    if not fits:
         raise checks.ConfigError(
             f"{path} is damaged: {name} of {kind} {list(shape)} cannot lie in bytes "
             f"{first} to {last}."

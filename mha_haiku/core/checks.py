@@ -19,6 +19,8 @@ from typing import Any, BinaryIO
 
 _LONGEST = 80  # characters of a value that a message repeats
 _LONGEST_PATH = 1000
+_LARGEST = 3.4028235e38  # the largest float32, rounded up
+_LONG_WORD = 6  # characters, of which one is easily left out
 # A word, or what stands in quotes.
 _LONG = re.compile(
     rf"\S{{{_LONGEST + 1},}}|(?<!\w)(['\"])(?=\S)(?:(?!\1).){{{_LONGEST - 1},}}\1(?!\w)"
@@ -30,13 +32,6 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str):
         super().__init__(_LONG.sub(lambda found: _short(found[0]), message))
-
-
-def command(script: str) -> str:
-    """Returns what runs a script, for a message: in a checkout, or installed."""
-    if (Path(__file__).parents[1] / "experiments").is_dir():  # as in the wheel
-        return f"python -m mha_haiku {script}"
-    return f"python -m experiments.{script}"
 
 
 def shown(value: Any) -> str:
@@ -65,7 +60,7 @@ def as_path(value: str | os.PathLike) -> Path:
 def text_of(path: str | os.PathLike, name: str) -> str:
     """Reads a UTF-8 text file, called `name` in messages, without byte order mark."""
     try:
-        return regular_file(as_path(path)).read_text(encoding="utf-8-sig")
+        return whole_file(as_path(path)).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}.") from None
     except UnicodeError as error:
@@ -77,6 +72,21 @@ def regular_file(path: str | os.PathLike) -> Path:
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return Path(path)
+
+
+def whole_file(path: str | os.PathLike, most: int | None = None) -> bytes:
+    """Reads a file of at most `most` bytes; None: of those that memory has."""
+    path = regular_file(path)
+    size, most = path.stat().st_size, most or memory()
+    if size > most:
+        why = f"its {size:,} bytes are more than {most:,}, the most that can be read"
+        raise OSError(errno.EFBIG, why, str(path))
+    return path.read_bytes()
+
+
+def memory() -> int:
+    """Returns the bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextlib.contextmanager
@@ -125,12 +135,20 @@ def write_file(
     return path
 
 
-def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
-    """Checks that `value` is one of `choices`, and returns it."""
+def choice(
+    name: str,
+    value: Any,
+    choices: Iterable[Any],
+    suggest: Callable[[str, Iterable[str]], str] | None = None,
+) -> Any:
+    """Checks that `value` is one of `choices`, and returns it.
+
+    `suggest` is `nearest`, the default, or `meant`.
+    """
     choices = tuple(choices)
     if value not in choices:
         listed = ", ".join(map(str, choices))
-        suggestion = nearest(str(value), map(str, choices))
+        suggestion = (suggest or nearest)(str(value), map(str, choices))
         raise ValueError(
             f"{name} must be one of {listed}; got {shown(value)}.{suggestion}"
         )
@@ -194,6 +212,30 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f" Did you mean {matches[0]!r}?" if matches else ""
 
 
+def meant(word: str, words: Iterable[str]) -> str:
+    """Returns " Did you mean 'x'?" for the one of `words` that a slip made into `word`.
+
+    For words in other people's files, where a similar name is the name of something
+    else: "bart" is not a misspelt "bert". A slip omits a letter inside a long word,
+    swaps two neighbours, doubles a letter or fails to, or changes case or separators;
+    it never touches a digit.
+    """
+    match = next((known for known in words if _is_slip(word, known)), None)
+    return f" Did you mean {match!r}?" if match else ""
+
+
+def _is_slip(word: str, known: str) -> bool:
+    digits, once = (
+        [re.sub(pattern, by, x.lower()) for x in (word, known)]
+        for pattern, by in ((r"\D", ""), (r"[-_ ]|(.)(?=\1)", ""))
+    )
+    inside = range(1, len(known) - 1) if len(known) >= _LONG_WORD else ()
+    slips = [known[:i] + known[i + 1 :] for i in inside if known[i].islower()]
+    for i in range(len(known) - 1):
+        slips.append(known[:i] + known[i + 1] + known[i] + known[i + 2 :])
+    return digits[0] == digits[1] and (once[0] == once[1] or word in slips)
+
+
 def listed(names: Sequence[str], most: int = 8) -> str:
     """Lists the first of some names, and counts the rest."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
@@ -208,6 +250,8 @@ def lacks_and_has(missing: Sequence[str], unknown: Sequence[str], most: int = 8)
 
 def _number(name, value, wanted, accepts) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not accepts(value):
+    if is_number and math.inf > abs(value) > _LARGEST:  # an integer may have any size
+        wanted += f" and at most {_LARGEST:.2g}, as float32 holds"
+    if not is_number or not abs(value) <= _LARGEST or not accepts(value):
         raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
     return value

@@ -13,6 +13,7 @@ config.json.
 
 import dataclasses
 import difflib
+import functools
 import json
 import numbers
 import os
@@ -60,9 +61,7 @@ class Field(NamedTuple):
 
     def checked(self, name: str, value: Any) -> Any:
         """Checks a value; raises ValueError where the field does not take it."""
-        if value is None and self.is_needed:
-            raise ValueError(f"{name} must be given.")
-        if value is None and self.may_be_none:
+        if value is None and (self.may_be_none or self.is_needed):
             return None
         if self.check is not None:
             return self.check(name, value)
@@ -164,11 +163,11 @@ class Section:
     def __post_init__(self):
         for name, each in declared(type(self)).items():
             value = _frozen(getattr(self, name))
+            if value is not each.default:
+                each.checked(f"{self._path}.{name}", value)
             if type(value) is int and each.kinds == (float,):
                 value = float(value)
             object.__setattr__(self, name, value)
-            if value is not each.default:
-                each.checked(f"{self._path}.{name}", value)
 
     def __repr__(self) -> str:
         shown = [
@@ -235,11 +234,11 @@ def flat(section: Section) -> Iterator[tuple[str, Field, Any]]:
             yield from flat(value)
 
 
-@checks.user_mistakes()
-def check(section: Section) -> None:
-    """Checks every field of a section, also those that must be given."""
+def check_needed(section: Section) -> None:
+    """Raises ConfigError where a field has no value that must be given."""
     for name, each, value in flat(section):
-        each.checked(name, value)
+        if each.is_needed and value is None:
+            raise checks.ConfigError(f"{name} must be given.")
 
 
 def section_of(name: str, path: str, fields: Mapping[str, Field]) -> type[Section]:
@@ -271,7 +270,10 @@ def nested(flattened: Mapping[str, Any]) -> dict[str, Any]:
         section = result
         for each in sections:
             section = section.setdefault(each, {})
-        section[last] = value
+            if not isinstance(section, dict):
+                raise checks.ConfigError(f"{each} of {name} has a value, and fields.")
+        if section.setdefault(last, value) is not value:
+            raise checks.ConfigError(f"{name} has a value, and fields.")
     return result
 
 
@@ -283,6 +285,77 @@ def nearest(name: str, names: Iterable[str]) -> str:
     lasts = {each.rpartition(".")[-1]: each for each in reversed(names)}
     near = difflib.get_close_matches(name.rpartition(".")[-1], lasts, n=1)
     return f" Did you mean {lasts[near[0]]!r}?" if near else checks.nearest(name, names)
+
+
+@functools.cache
+def kinds_of(record: type) -> dict[str, Any]:
+    """Finds the types of a record's fields, by their names; {}: it is no record."""
+    if dataclasses.is_dataclass(record) or hasattr(record, "_fields"):
+        return typing.get_type_hints(record)
+    return {}
+
+
+def decoded(
+    kind: Any, value: Any, name: str, arrays: Mapping[str, np.ndarray] | None = None
+) -> Any:
+    """Makes a value of a type from JSON, and checks it against the type.
+
+    Args:
+      kind: A named tuple or a dataclass, `tuple[...]`, `Mapping[str, ...]`, one of
+        these or None, an array, text, a number, or Any.
+      value: The JSON, with names of arrays in place of arrays.
+      name: What messages call the value; "": the file.
+      arrays: The arrays by name.
+
+    Raises:
+      ValueError: If the value is of another type, lacks a field or has an unknown one.
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+
+    def inner(part_kind, part, key):
+        return decoded(part_kind, part, f"{name}.{key}" if name else key, arrays)
+
+    if origin is types.UnionType:
+        if value is None and types.NoneType in parts:
+            return None
+        (known,) = (each for each in parts if each is not types.NoneType)
+        return decoded(known, value, name, arrays)
+    if kind is Any:
+        return value
+    if kind is np.ndarray:
+        if not isinstance(value, str) or value not in (arrays or {}):
+            near = checks.nearest(str(value), arrays or {})
+            raise ValueError(f"there is no array {value!r} for {name}.{near}")
+        return arrays[value]
+    if origin is tuple:
+        _check_kind(name, value, list, "a list")
+        kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
+        if len(kinds) != len(value):
+            raise ValueError(f"{name} must have {len(kinds)} parts, got {len(value)}.")
+        pairs = enumerate(zip(kinds, value, strict=True))
+        return tuple(inner(each, part, str(i)) for i, (each, part) in pairs)
+    if origin in (Mapping, dict):
+        _check_kind(name, value, dict, "a mapping")
+        return {key: inner(parts[1], part, key) for key, part in value.items()}
+    if kinds := kinds_of(kind):
+        _check_kind(name, value, dict, f"a {kind.__name__}")
+        for key in value:
+            checks.choice(f"a field of {name or 'the file'}", key, list(kinds))
+        given = {key: inner(kinds[key], part, key) for key, part in value.items()}
+        try:
+            return kind(**given)
+        except TypeError as error:  # of a field without a default
+            raise ValueError(f"{name or 'the file'} is incomplete: {error}.") from None
+    wanted = (int, float) if kind is float else kind
+    is_bool = isinstance(value, bool) and kind is not bool
+    _check_kind(name, None if is_bool else value, wanted, _WANTED[kind].lower())
+    return value
+
+
+def _check_kind(name, value, kind, wanted) -> None:
+    if not isinstance(value, kind):
+        given = type(value).__name__
+        raise ValueError(f"{name or 'the file'} must be {wanted}, got {given}.")
 
 
 def _frozen(value: Any) -> Any:

@@ -5,6 +5,7 @@ columns come in, and arrays that broadcast against `[B..., H, T, S]` go out.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -256,6 +257,11 @@ def add(total: Array, part: Array, start: int | Array, axis: int) -> Array:
     return lax.dynamic_update_slice_in_dim(total, part, start, axis)
 
 
+def starts(at: Sequence[int | Array]) -> list[Array]:
+    """Converts the starts of a slice along all axes to one dtype, as JAX requires."""
+    return [jnp.asarray(start, jnp.int32) for start in at]
+
+
 def largest(first, second):
     """Returns the larger of two integers, either of which may be traced."""
     both_known = isinstance(first, int) and isinstance(second, int)
@@ -282,6 +288,18 @@ def integers(name: str, value, low: int | None = 0) -> Array:
     if low is not None and numbers is not None and (numbers < low).any():
         raise ValueError(f"{name} must be at least {low}, got {numbers.min()}.")
     return array
+
+
+def checked_index(name: str, index: Any, size: int) -> Any:
+    """Checks an index, which may be negative and may be traced, into `size` entries."""
+    if isinstance(index, jax.core.Tracer):
+        return index
+    number = np.asarray(index)
+    if number.ndim or number.dtype.kind not in "iu" or not -size <= number < size:
+        raise ValueError(
+            f"{name} must be an integer in {-size}..{size - 1}, got {index!r}."
+        )
+    return int(number) % size
 
 
 def check_axes(name: str, array: Array, wanted: tuple, axes: str):

@@ -1,7 +1,8 @@
 """GGUF files in the words of the hub: fields, arrays, tokenizer.
 
 llama.cpp stores rotary pairs side by side for the architecture "llama", and a byte-pair
-tokenizer as lists; all else differs in its names alone.
+tokenizer as lists; all else differs in its names, and in what is meant where a file
+leaves a field out.
 """
 
 import functools
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import arrays, checks
+from mha_haiku.interop.families import FAMILIES, rules, tables
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
@@ -33,19 +35,31 @@ _FIELDS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-    "vocab_size": "vocab_size",
 }
+_OPTIONAL_FIELDS = {"rope.freq_base": "rope_theta", "vocab_size": "vocab_size"}
 # Fields that change numbers, and what they must be where they are there.
 _SUPPORTED = {
+    "attention.causal": (True,),
     "attention.scale": (),
     "attention.sliding_window": (0,),
     "embedding_scale": (),
     "expert_count": (0,),
+    "expert_used_count": (0,),
     "logit_scale": (),
+    "pooling_type": (0,),
     "residual_scale": (),
-    "rope.scaling.type": ("none",),
+    "rope.scaling.attn_factor": (1,),
+    "rope.scaling.type": ("none", "linear"),
 }
+# By how much positions are divided; the second is the older name.
+_SCALES = ("rope.scaling.factor", "rope.scale_linear")
+# Fields that llama.cpp does not read for these architectures and scalings.
+_UNREAD = (
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "tensor_data_layout",
+    "use_parallel_residual",
+)
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -69,28 +83,7 @@ def translated(
     path: Path, fields: Mapping[str, Any], stored: Mapping[str, arrays.Stored]
 ) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
     """Translates the fields to a `config.json`, and renames the arrays to match."""
-    kind = fields.get("general.architecture")
-    with checks.user_mistakes():
-        checks.choice(f"{path}: the architecture", kind, _CLASSES)
-        names = f"{kind}.embedding_length", f"{kind}.attention.head_count"
-        width, num_heads = (
-            checks.positive_integer(f"{path}: {x}", fields.get(x)) for x in names
-        )
-    size = fields.get(f"{kind}.attention.key_length", width // num_heads)
-    for name, accepted in {**_SUPPORTED, "rope.dimension_count": (size,)}.items():
-        value = fields.get(f"{kind}.{name}")
-        if value is not None and value not in accepted:
-            raise checks.ConfigError(
-                f"{path}: {kind}.{name} = {value!r} is not supported."
-            )
-    config = {
-        theirs: fields[f"{kind}.{name}"]
-        for name, theirs in _FIELDS.items()
-        if f"{kind}.{name}" in fields
-    }
-    # Stored as a float32, it says 1e-5 in 17 digits.
-    if "rms_norm_eps" in config:
-        config["rms_norm_eps"] = float(str(np.float32(config["rms_norm_eps"])))
+    kind, config = _config(path, fields)
     table = stored.get("token_embd.weight")
     if table is not None:
         config.setdefault("vocab_size", table.shape[0])
@@ -113,84 +106,173 @@ def translated(
     return config, renamed
 
 
+@checks.user_mistakes()
+def _config(path: Path, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Reads the architecture, and checks all fields that are read here or later."""
+    kind = fields.get("general.architecture")
+    checks.choice(f"{path}: the architecture", kind, _CLASSES, checks.meant)
+    prefix = f"{kind}."
+    own = {
+        name.removeprefix(prefix): value
+        for name, value in fields.items()
+        if name.startswith(prefix)
+    }
+    # They take the values that config.json has for them.
+    keys = tables.keys_of(FAMILIES[kind], FAMILIES[kind].heads[0])
+    names = {name: x for name, x in _OPTIONAL_FIELDS.items() if name in own}
+    config = {
+        theirs: keys[theirs].checked(f"{path}: {prefix}{name}", own.get(name))
+        for name, theirs in {**_FIELDS, **names}.items()
+    }
+    size = rules.head_size(config)
+    supported = {
+        **_SUPPORTED,
+        "attention.value_length": (size,),
+        "rope.dimension_count": (size,),
+    }
+    for name, value in own.items():
+        if value not in supported.get(name, (value,)):
+            raise checks.ConfigError(
+                f"{path}: {prefix}{name} = {checks.shown(value)} is not supported."
+            )
+    known = {*_FIELDS, *_OPTIONAL_FIELDS, *supported, *_SCALES, *_UNREAD}
+    if unknown := [prefix + name for name in own if name not in known]:
+        raise checks.ConfigError(
+            f"{path}: {checks.listed(unknown)} is not supported: it may change numbers."
+        )
+    # Stored as a float32, it says 1e-5 in 17 digits.
+    config["rms_norm_eps"] = float(str(np.float32(config["rms_norm_eps"])))
+    scales = [(f"{path}: {prefix}{name}", own[name]) for name in _SCALES if name in own]
+    if scales and scales[0][1] != 0:  # which stands for 1
+        factor = rules.at_least_one(*scales[0])
+        if own.get("rope.scaling.type") != "none":  # left out, it is linear
+            config["rope_parameters"] = {"rope_type": "linear", "factor": factor}
+    return kind, config
+
+
 def tokenizer(
-    path: Path, fields: Mapping[str, Any], least_tokens: int = 0
+    path: Path, fields: Mapping[str, Any], rows: int | None = None
 ) -> tokenization.Pretrained | None:
-    """Reads the tokenizer of the file; None, with a warning if it is not read."""
-    kind = fields.get("tokenizer.ggml.model")
-    if kind is None:
+    """Reads the tokenizer of the file; None, with a warning if it is not read.
+
+    `rows` are the rows of the model's embedding; by default as many as there are
+    tokens.
+    """
+    # What llama.cpp takes where a field is missing, and what it must be.
+    read = functools.partial(_tokenizer_field, path, fields)
+    if (kind := read("model", None, "a text", _is_text)) is None:
         return None
-    split = fields.get("tokenizer.ggml.pre", "default")
+    split = read("pre", "default", "a text", _is_text)
     if kind != "gpt2" or split not in _SPLITS:
         _logger.warning(
             f"{path} has a tokenizer of the kind {kind!r}, {split!r}, which is not "
             f"read, and comes without one; 'gpt2' is, with {', '.join(_SPLITS)}."
         )
         return None
-    for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
-        if not isinstance(fields.get(name), list):
-            raise checks.ConfigError(f"{path} lacks {name}.")
-    tokens = fields["tokenizer.ggml.tokens"]
-    kinds = fields.get("tokenizer.ggml.token_type", [])
-    merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
-    first = None
-    if fields.get("tokenizer.ggml.add_bos_token"):
-        first = fields.get("tokenizer.ggml.bos_token_id")
-        with checks.user_mistakes():
-            name = f"{path}: tokenizer.ggml.bos_token_id"
-            checks.integer_in(name, first, 0, len(tokens) - 1)
+    tokens = read("tokens", _NEEDED, "a list of different texts", _are_different_texts)
+    merges = read("merges", _NEEDED, "a list of pairs, as 'a b'", _are_pairs)
+    kinds = read(
+        "token_type",
+        [_NORMAL] * len(tokens),
+        f"a list of {len(tokens)} integers, one of each token",
+        lambda x: (
+            isinstance(x, list) and [type(kind) for kind in x] == [int] * len(tokens)
+        ),
+    )
+    around = {}
+    for place, is_there in (("bos", split == "llama-bpe"), ("eos", False)):
+        if read(f"add_{place}_token", is_there, "True or False", _is_bool):
+            token = read(
+                f"{place}_token_id",
+                _NEEDED,
+                f"an integer from 0 to {len(tokens) - 1}",
+                lambda x: type(x) is int and 0 <= x < len(tokens),
+            )
+            around[place] = tokens[token], token
     library = tokenization.library()
     with tokenization.errors_named(str(path)):
         ids = {token: i for i, token in enumerate(tokens)}
+        pairs = [tuple(pair.split(" ", 1)) for pair in merges]
         is_llama = split == "llama-bpe"
-        model = library.models.BPE(ids, merges, ignore_merges=is_llama)
+        model = library.models.BPE(ids, pairs, ignore_merges=is_llama)
         result = library.Tokenizer(model)
         added = [
             library.AddedToken(token, normalized=False, special=kind == _CONTROL)
-            for token, kind in zip(tokens, kinds, strict=False)
+            for token, kind in zip(tokens, kinds, strict=True)
             if kind in (_CONTROL, _USER_DEFINED)
         ]
         result.add_tokens(added)
-        result.pre_tokenizer = _cutting(library, split)
+        cutters = library.pre_tokenizers
+        result.pre_tokenizer = cutters.Sequence(
+            [
+                *(cutters.Split(library.Regex(x), "isolated") for x in _SPLITS[split]),
+                cutters.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
         result.decoder = library.decoders.ByteLevel()
-        if first is not None:  # stands before every text
+        if around:
+            first, last = (
+                [around[x][0]] if x in around else [] for x in ("bos", "eos")
+            )
             result.post_processor = library.processors.TemplateProcessing(
-                single=[tokens[first], "$A"],
-                pair=[tokens[first], "$A", tokens[first], "$B"],
-                special_tokens=[(tokens[first], first)],
+                single=[*first, "$A", *last],
+                pair=[*first, "$A", *last, *first, "$B", *last],
+                special_tokens=list(around.values()),
             )
         content = result.to_str()
-    return tokenization.Pretrained(content, least_tokens)
+    return tokenization.Pretrained(content, rows or 0, rows)
 
 
-_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens in GGUF
+_NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # kinds of tokens in GGUF
+_NEEDED = object()
 
-# How a text is cut before pairs are merged, by the names of llama.cpp: by a pattern, or
-# as GPT-2 does.
+# How a text is cut before pairs are merged, by the names of llama.cpp: by patterns in
+# turn, and what lies between their matches is a piece too.
+_GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SPLITS = {
-    "gpt-2": None,
-    "default": None,
-    "smollm": None,  # and into single digits
+    "gpt-2": (_GPT_2,),
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"),
+    "smollm": (r"\p{N}", _GPT_2),
     "qwen2": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
     "llama-bpe": (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
 }
 
 
-def _cutting(library: Any, split: str) -> Any:
-    """Makes the cutter of texts into pieces of bytes, which stand as letters."""
-    kinds, pattern, before = library.pre_tokenizers, _SPLITS[split], []
-    if pattern is not None:
-        before = [kinds.Split(library.Regex(pattern), "isolated")]
-    if split == "smollm":
-        before = [kinds.Digits(individual_digits=True)]
-    to_bytes = kinds.ByteLevel(add_prefix_space=False, use_regex=pattern is None)
-    return kinds.Sequence([*before, to_bytes])
+def _tokenizer_field(path, fields, name, default, wanted, accepts) -> Any:
+    """Reads a field below tokenizer.ggml; ConfigError if it is not as wanted."""
+    name = f"tokenizer.ggml.{name}"
+    if name not in fields:
+        if default is _NEEDED:
+            raise checks.ConfigError(f"{path} lacks {name}: it must be {wanted}.")
+        return default
+    if not accepts(fields[name]):
+        raise checks.ConfigError(
+            f"{path}: {name} must be {wanted}, got {checks.shown(fields[name])}."
+        )
+    return fields[name]
+
+
+def _is_bool(x: Any) -> bool:
+    return isinstance(x, bool)
+
+
+def _is_text(x: Any) -> bool:
+    return isinstance(x, str)
+
+
+def _are_different_texts(x: Any) -> bool:
+    are_texts = isinstance(x, list) and all(map(_is_text, x))
+    return are_texts and 0 < len(x) == len(set(x))
+
+
+def _are_pairs(x: Any) -> bool:
+    return isinstance(x, list) and all(_is_text(y) and " " in y[1:-1] for y in x)
 
 
 def _renamed(name: str) -> str:
@@ -204,10 +286,8 @@ def _renamed(name: str) -> str:
 def _with_halves(config, stored) -> dict[str, arrays.Stored]:
     """Reorders rotary pairs: half a head apart instead of side by side."""
     result = dict(stored)
-    counts = {
-        "q_proj": config["num_attention_heads"],
-        "k_proj": config.get("num_key_value_heads", config["num_attention_heads"]),
-    }
+    num_heads = config["num_attention_heads"]
+    counts = {"q_proj": num_heads, "k_proj": config["num_key_value_heads"] or num_heads}
 
     def read(array, count):
         x = array.read()

@@ -6,6 +6,7 @@ an error that names it.
 """
 
 import logging
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -43,14 +44,15 @@ class Sizes(NamedTuple):
     num_classes: int
 
 
-def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
+def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Imported:
     """Loads a model of another library: config, parameters, tokenizer, functions.
 
     Args:
       source: A folder in the layout of the hub (config.json, model.safetensors or its
         shards, tokenizer.json), as `save` writes it, a `.safetensors` file in one, a
         `.gguf` file, `package:NAME` of an installed Python package that holds either,
-        or a name on the hub, `owner/name`, of which safetensors are fetched.
+        or a name on the hub, `owner/name`, of which safetensors are fetched; or what
+        `sources.find` has found of these.
       dtype: The dtype of the parameters, as "bfloat16"; None: float32. Files of float16
         and bfloat16 load as either.
 
@@ -62,7 +64,8 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
     dtype = jnp.dtype(np.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype must be a floating-point dtype, got {dtype}.")
-    found, family = sources.find(source), None
+    found = source if isinstance(source, sources.Source) else sources.find(source)
+    family, theirs = None, {}
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found)
         stored, head = dict(found.arrays), tables.Head(OWN, {})
@@ -70,19 +73,22 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
         family = family_of(found.config)
         stored = named(family, found)
         head = head_of(family, found.config, stored)
-        config, sizes = read_fields(family, head, found.config)
+        read = read_fields(family, head, found.config, _count(stored))
+        config, sizes, theirs = read
     # Before the arrays are read: a config may be refused as a whole.
     model = models.build(config, **sizes._asdict())
     expected = flat(shapes(config, sizes))
+    # Before shapes are compared, which takes memory of their size.
+    _check_count(_count(stored), _count(expected) // 2)
     rows = [tables.row(name, name) for name in expected]
     if family is not None:
         rows = list(rows_of(family, head, config, expected))
     needed = {name for row in rows for name in row.theirs}
-    _check_copies(found, head, needed, stored)
+    _check_copies(found, head, needed, stored, config.output.tied)
     _check_names(found, head, needed, stored)
     params: Params = {}
     for each in rows:
-        place = changes.Place(config, found.config, each.layer)
+        place = changes.Place(config, theirs, each.layer)
         _check_shapes(found, each, place, expected, stored)
         whole = [_numbers(found, n, stored[n]) for n in each.theirs]
         results = each.change.to_ours(whole, place)
@@ -91,11 +97,14 @@ def load(source: str | os.PathLike, *, dtype: Any = None) -> Imported:
             # A copy, as the file that x may be a view of can change.
             own = jnp.array(np.asarray(x, dtype))
             params.setdefault(module, {})[parameter] = own
-    tokenizer = found.read_tokenizer(sizes.num_tokens or 0)
-    if tokenizer and sizes.num_tokens and tokenizer.num_tokens > sizes.num_tokens:
-        raise checks.ConfigError(
-            f"{found.name} has a tokenizer of {tokenizer.num_tokens} tokens, and a "
-            f"model of {sizes.num_tokens}: it belongs to another model."
+    tokenizer = None
+    if sizes.num_tokens is not None:
+        tokenizer = found.read_tokenizer(sizes.num_tokens)
+    if tokenizer is not None and (beyond := tokenizer.out_of_range):
+        _logger.warning(
+            f"{found.name} has a tokenizer of {beyond[-1] + 1} tokens, and a model of "
+            f"{sizes.num_tokens}: texts that need one of the others, as "
+            f"{tokenizer.label(beyond[0])!r}, are refused."
         )
     return Imported(config, params, tokenizer, model)
 
@@ -113,18 +122,29 @@ def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
     num_classes = num_tokens or 1
     if "decoder_embedding" in params:
         num_classes = params["decoder_embedding"]["embeddings"].shape[0]
-    if "w" in params.get("logits", {}):
-        num_classes = params["logits"]["w"].shape[-1]
+    for x in params.get("logits", {}).values():  # tied logits have a bias at most
+        num_classes = x.shape[-1]
     return Sizes(num_tokens, feature_size, num_classes)
 
 
 def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
-    try:
-        return _config(found.config["model"]), Sizes(**found.config["sizes"])
-    except (KeyError, TypeError, AttributeError) as error:
+    for name in ("model", "sizes"):
+        if not isinstance(found.config.get(name), dict):
+            raise checks.ConfigError(
+                f"{found.name}: config.json's {name} must be an object of fields, got "
+                f"{checks.shown(found.config.get(name))}."
+            )
+    said = found.config["sizes"]
+    sizes = Sizes(*map(said.get, Sizes._fields))
+    if set(said) != set(Sizes._fields) or (sizes[0] is None) == (sizes[1] is None):
         raise checks.ConfigError(
-            f"{found.name}: config.json describes no model of mha_haiku: {error}."
-        ) from None
+            f"{found.name}: config.json's sizes must be num_classes and num_tokens or "
+            f"feature_size, with the other null, got {checks.shown(said)}."
+        )
+    sizes, config = _checked(sizes), _config(found.config["model"])
+    values = {**fields.flattened(config.to_json()), **sizes._asdict()}
+    _check_count(_count(found.arrays), _least_count(values))
+    return config, sizes
 
 
 def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
@@ -159,7 +179,8 @@ def head_of(
                 f"{checks.shown(given)}."
             )
         with checks.user_mistakes():
-            checks.choice("config.json's architectures", given[0], heads)
+            name = "config.json's architectures"
+            checks.choice(name, given[0], heads, checks.meant)
         return heads[given[0]]
     fitting = (head for head in family.heads if head.has in (None, *stored))
     return next(fitting, family.heads[-1])
@@ -169,39 +190,78 @@ def family_of(theirs: Mapping[str, Any]) -> tables.Family:
     """Finds the family that config.json names."""
     kind = theirs.get("model_type")
     with checks.user_mistakes():
-        checks.choice("config.json's family of models (model_type)", kind, FAMILIES)
+        name = "config.json's family of models (model_type)"
+        checks.choice(name, kind, FAMILIES, checks.meant)
     return FAMILIES[kind]
 
 
 def read_fields(
-    family: tables.Family, head: tables.Head, theirs: Mapping[str, Any]
-) -> tuple[models.ModelConfig, Sizes]:
-    """Reads what config.json says of a model of that family and head."""
-    for name, accepted in family.supported.items():
-        if name in theirs and theirs[name] not in accepted:
-            raise checks.ConfigError(
-                f"config.json's {name} = {theirs[name]!r} is not supported: it would "
-                f"change numbers; {' or '.join(map(repr, accepted))} is."
-            )
+    family: tables.Family,
+    head: tables.Head,
+    theirs: Mapping[str, Any],
+    count: int | None = None,
+) -> tuple[models.ModelConfig, Sizes, dict[str, Any]]:
+    """Reads a model's config and sizes from config.json; also returns it checked.
+
+    Where its sizes need more than the `count` of stored numbers, it is refused before
+    anything is made of these sizes, as a list for each layer.
+    """
+    theirs = tables.checked(family, head, theirs)
     values = {**dict.fromkeys(Sizes._fields), **family.fields, **head.fields}
-    try:
-        for setting in (*family.settings, *head.settings):
+    settings = (*family.settings, *head.settings)
+    for setting in settings:
+        if isinstance(setting, tables.Setting):
             values |= setting.read(theirs)
-    except KeyError as error:
-        raise checks.ConfigError(f"config.json must have {error}.") from None
-    except (TypeError, AttributeError) as error:
+    if count is not None:
+        _check_count(count, _least_count(values))
+    for setting in settings:
+        values |= setting.read(theirs)
+    sizes = Sizes(**{name: values.pop(name) for name in Sizes._fields})
+    if sizes.num_classes is None:
+        sizes = sizes._replace(num_classes=sizes.num_tokens or 1)
+    return _config(values), _checked(sizes), theirs
+
+
+@checks.user_mistakes()
+def _checked(sizes: Sizes) -> Sizes:
+    for name, size in sizes._asdict().items():
+        if size is not None or name == "num_classes":
+            checks.integer_in(f"config.json's {name}", size, 1, 2**31 - 1)
+    return sizes
+
+
+def _count(arrays: Mapping[str, Any]) -> int:
+    """Counts the numbers in arrays."""
+    return sum(math.prod(x.shape) for x in arrays.values())
+
+
+def _least_count(values: Mapping[str, Any]) -> int:
+    """Counts numbers that a model of such fields and sizes has at least.
+
+    They are the ones of queries, hidden units and embeddings.
+    """
+    width, num_heads = values["model_size"], values["attention.num_heads"]
+    num_layers = values["num_layers"]
+    if values["family"] == "encoder_decoder":
+        num_layers += values["decoder.num_layers"] or num_layers
+    heads, units = num_layers * num_heads, 0
+    if kept := values.get("attention.kept_heads"):
+        heads = sum(map(len, kept))
+    if left := values.get("feed_forward.hidden_sizes"):
+        units = sum(left)
+    else:
+        units = num_layers * values.get("feed_forward.hidden_size", 0)
+    key_size = values.get("attention.key_size") or width // max(num_heads, 1)
+    return width * (heads * key_size + units + (values["num_tokens"] or 0))
+
+
+def _check_count(count: int, least: int) -> None:
+    if least > count:
         raise checks.ConfigError(
-            f"config.json has a field of a wrong type: {error}."
-        ) from None
-    sizes = {name: values.pop(name) for name in Sizes._fields}
-    with checks.user_mistakes():
-        for name, size in sizes.items():
-            if size is not None:
-                label = "vocab_size" if name == "num_tokens" else name
-                checks.integer_in(f"config.json's {label}", size, 1, 2**31 - 1)
-    if sizes["num_classes"] is None:
-        sizes["num_classes"] = sizes["num_tokens"] or 1
-    return _config(values), Sizes(**sizes)
+            f"The sizes in config.json need at least {least} numbers, and there are "
+            f"{count} in the model's arrays: they belong to another model, or the file "
+            "is damaged."
+        )
 
 
 def _config(values: Mapping[str, Any]) -> models.ModelConfig:
@@ -265,10 +325,14 @@ def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
     return x
 
 
-def _check_copies(found, head, needed, stored) -> None:
+def _check_copies(found, head, needed, stored, is_tied) -> None:
     """Removes arrays that repeat another; raises ConfigError where they differ."""
     for copy, of in head.copies.items():
-        if copy in stored and of in stored and copy not in needed:
+        if copy not in stored or copy in needed:
+            continue
+        if not is_tied:  # it is what transformers reads
+            stored[of] = stored.pop(copy)
+        elif of in stored:
             if not np.array_equal(stored[copy].read(), stored[of].read()):
                 raise checks.ConfigError(
                     f"{found.name} ties {copy} to {of} (tie_word_embeddings), and has "

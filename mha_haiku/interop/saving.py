@@ -33,6 +33,8 @@ _FREE = (
     "scan_layers",
     "attention.implementation",
 )
+# Sizes that are 0 where a model lacks a part, without which transformers has no layer.
+_PARTS = ("attention.num_heads", "feed_forward.hidden_size")
 
 
 def save(
@@ -42,6 +44,7 @@ def save(
     *,
     tokenizer: tokenization.Tokenizer | None = None,
     family: str | None = None,
+    num_classes: int | None = None,
 ) -> Path:
     """Writes a model as config.json, model.safetensors and tokenizer.json.
 
@@ -54,12 +57,17 @@ def save(
         it; None: the first family that can hold the model. Pruned heads are written
         with weights of 0, and a warning. "mha_haiku" holds every model as it is, and is
         read by `load`.
+      num_classes: C, which tied logits without a bias do not show; None: as the
+        parameters show, or as many as tokens.
 
     Raises:
       ConfigError: If the family cannot hold the model, or none can, and the message
         says why; or if the folder cannot be written.
     """
     sizes = loading.sizes_of(params)
+    if num_classes is not None:
+        sizes = sizes._replace(num_classes=num_classes)
+    described = None if tokenizer is None else _tokenizer_file(tokenizer)
     if family == loading.OWN:
         contents = {
             "model_type": loading.OWN,
@@ -84,8 +92,8 @@ def save(
         folder / "model.safetensors",
         lambda file: arrays.write_safetensors(file.name, stored),
     )
-    if tokenizer is not None:
-        checks.write_file(folder / "tokenizer.json", _tokenizer_file(tokenizer))
+    if described is not None:
+        checks.write_file(folder / "tokenizer.json", described)
     checks.write_file(folder / "config.json", json.dumps(contents, indent=2) + "\n")
     return folder
 
@@ -120,15 +128,22 @@ def _of_a_family(config, params, sizes, name):
         with checks.user_mistakes():
             checks.choice("family", name, (*FAMILIES, loading.OWN))
     families = FAMILIES.values() if name is None else [FAMILIES[name]]
+    with_segment = config, params
+    if not config.embedding.segments:  # one of zeros changes no number
+        zeros = {"embeddings": np.zeros((1, config.model_size), np.float32)}
+        one = config.replace(embedding=dict(segments=1))
+        with_segment = one, {**params, "segments": zeros}
     reasons = []
-    for family in families:
+    # Those that hold the model as it is first.
+    for family in sorted(families, key=_has_segments):
+        own, arrays_of = with_segment if _has_segments(family) else (config, params)
         for head in family.heads:
             try:
-                theirs = _written(family, head, config, sizes)
+                theirs, read = _written(family, head, own, sizes)
             except tables.CannotSayError as error:
                 reasons.append((error.count, f"{family.name} cannot say {error}"))
                 continue
-            return theirs, _stored(family, head, config, sizes, theirs, params)
+            return theirs, _stored(family, head, own, sizes, read, arrays_of)
     why = min(reasons, key=lambda reason: reason[0])[1]  # of the nearest
     raise checks.ConfigError(
         f"No family of transformers holds this model: {why}.\n"
@@ -136,17 +151,27 @@ def _of_a_family(config, params, sizes, name):
     )
 
 
-def _written(family, head, config, sizes) -> dict[str, Any]:
-    """Writes the config.json that reads as this config, or raises CannotSayError."""
+def _has_segments(family) -> bool:
+    return any("segments/embeddings" in row.ours for row in family.rows)
+
+
+def _written(family, head, config, sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Writes the config.json that reads as this config, or raises CannotSayError.
+
+    Also returns it as it is read, with defaults.
+    """
     ours = _said(config, sizes)
     theirs: dict[str, Any] = {}
+    for name in _PARTS:
+        if not ours[name]:
+            raise tables.CannotSayError(f"{name} = 0", 0)
     for setting in (*family.settings, *head.settings):
         for name, value in setting.write(ours).items():
             if theirs.setdefault(name, value) != value:
                 raise tables.CannotSayError(f"{name} of two values")
     theirs = {"architectures": [head.architecture], "model_type": family.name, **theirs}
     try:
-        again, again_sizes = loading.read_fields(family, head, theirs)
+        again, again_sizes, read = loading.read_fields(family, head, theirs)
     except checks.ConfigError as error:
         raise tables.CannotSayError(str(error)) from None
     wanted, found = _meaning(config, sizes), _meaning(again, again_sizes)
@@ -156,7 +181,7 @@ def _written(family, head, config, sizes) -> dict[str, Any]:
             ", ".join(f"{name} = {wanted[name]!r}" for name in differing[:3]),
             len(differing),
         )
-    return theirs
+    return theirs, read
 
 
 def _meaning(config, sizes) -> dict[str, Any]:
@@ -210,6 +235,10 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
         ours = [np.asarray(left.pop(name)) for name in row.ours]
         for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
             result[name.removeprefix(prefix)] = x
+    if not config.output.tied:  # what is tied there reads an array of its own
+        for copy, of in head.copies.items():
+            if of in result:
+                result.setdefault(copy, result[of])
     if left:
         raise checks.ConfigError(
             "params must be parameters of the config's model, and also have "

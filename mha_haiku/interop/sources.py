@@ -22,6 +22,8 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
+# What transformers reads too, of a family that has no table here.
+_OTHER_TOKENIZERS = "*token*.json", "vocab.*", "merges.txt", "*.model", "*.spm"
 
 
 class Source(NamedTuple):
@@ -30,8 +32,9 @@ class Source(NamedTuple):
     name: str  # what to call it in messages
     config: Mapping[str, Any]  # what its `config.json` says
     arrays: Mapping[str, arrays.Stored]  # its arrays, by their names there
-    # From the model's vocabulary to its tokenizer, or to None where it has none.
+    # From the rows of the model's embedding to its tokenizer; None where it has none.
     read_tokenizer: Callable[[int], tokenization.Pretrained | None]
+    folder: Path | None = None  # in the layout of the hub, if it is one
 
 
 def find(source: str | os.PathLike) -> Source:
@@ -88,11 +91,12 @@ def _open_folder(folder: Path, weights: Path | None = None) -> Source:
             f"{folder} has no {_WEIGHTS}; it has {checks.listed(files)}."
         )
 
-    def read_tokenizer(least_tokens):
+    def read_tokenizer(rows):
         file = folder / _TOKENIZER
-        return tokenization.read_file(file, least_tokens) if file.exists() else None
+        return tokenization.read_file(file, rows, rows) if file.exists() else None
 
-    return Source(str(folder), arrays.read_json(config), stored, read_tokenizer)
+    config = arrays.read_json(config)
+    return Source(str(folder), config, stored, read_tokenizer, folder)
 
 
 def _open_gguf(path: Path) -> Source:
@@ -161,7 +165,7 @@ def _from_hub(name: str) -> Path:
             "huggingface_hub: pip install 'mha_haiku[interop]'."
         ) from None
     # Not all files: many names hold the same weights in several forms.
-    wanted = [_CONFIG, _TOKENIZER, _INDEX, "model*.safetensors"]
+    wanted = [_CONFIG, _TOKENIZER, _INDEX, "model*.safetensors", *_OTHER_TOKENIZERS]
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # of httpx, of the hub, of the disk

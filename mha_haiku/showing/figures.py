@@ -16,6 +16,7 @@ from mha_haiku.showing.map_set import Axis, MapSet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
 # Up to this many positions the axes show tokens; above it, position numbers.
@@ -83,9 +84,10 @@ def of_example(
     import matplotlib
     from matplotlib import colors
 
-    colours = colours or "viridis"
-    checks.choice("colours", colours, list(matplotlib.colormaps))
     (one,) = maps.examples
+    signed = any((weights < 0).any() for weights in one.weights)
+    colours = colours or ("RdBu_r" if signed else "viridis")
+    checks.choice("colours", colours, list(matplotlib.colormaps))
     first, *others = maps.layers
     sides = one.axes(first)
     queries, keys, aligned = sides.queries, sides.keys, sides.aligned_cells()
@@ -106,10 +108,12 @@ def of_example(
     scale = _scale(keys.bins) if scale is None else scale
     checks.choice("scale", scale, SCALES)
     if largest is None:
-        largest = max(float(np.nanmax(x, initial=0.0)) for x in one.weights)
+        largest = max(float(np.nanmax(np.abs(x), initial=0.0)) for x in one.weights)
     # Rounded up, so that the top of the bar carries a number: 1 rather than 0.998.
     top = drawing.rounded_up(largest)
-    if scale == "log":
+    if signed:  # 0 is in the middle
+        norm = _signed_norm(scale, top)
+    elif scale == "log":
         norm = colors.LogNorm(1e-4 * top, top, clip=True)
     else:
         norm = colors.PowerNorm(1.0 if scale == "linear" else 0.5, vmin=0.0, vmax=top)
@@ -186,6 +190,21 @@ def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
 
 def _has_tokens(axis: Axis) -> bool:
     return any(axis.tokens) and not axis.is_pooled and axis.bins <= _MOST_TOKENS
+
+
+def _signed_norm(scale: str, top: float) -> "Normalize":
+    """Makes the scale of weights from -top to top."""
+    from matplotlib import colors
+
+    if scale == "log":
+        return colors.SymLogNorm(1e-4 * top, vmin=-top, vmax=top, clip=True)
+    power = 1.0 if scale == "linear" else 0.5
+
+    def bent(x, power):
+        return np.sign(x) * np.abs(x) ** power
+
+    pair = (lambda x: bent(x, power)), (lambda x: bent(x, 1 / power))
+    return colors.FuncNorm(pair, vmin=-top, vmax=top, clip=True)
 
 
 def _scale(num_keys: int) -> str:

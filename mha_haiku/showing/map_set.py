@@ -314,7 +314,7 @@ class MapSet:
         cls,
         path: str | os.PathLike[str],
         *,
-        written_by: str = f"{checks.command('dump_attention')} --workdir=...",
+        written_by: str = "python -m mha_haiku dump_attention --workdir=...",
     ) -> "MapSet":
         """Loads and checks the set in a file of `save`.
 
@@ -582,10 +582,9 @@ def _rises(name: str, edges: np.ndarray, last: int | None = None) -> None:
 def _are_weights(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> None:
     weights = np.asarray(weights)
     _has_shape(name, weights, shape)
-    # Written so that NaN passes.
-    if (weights < 0).any() or np.isinf(weights).any():
+    if np.isinf(weights).any():
         got = f"values from {np.nanmin(weights)} to {np.nanmax(weights)}"
-        _require(False, name, "be finite and at least 0 (or NaN)", got)
+        _require(False, name, "be finite (or NaN)", got)
 
 
 def _has_length(

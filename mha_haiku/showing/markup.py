@@ -161,13 +161,14 @@ def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
 
 
 def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
-    """Draws maps next to each other, on one scale from 0: `[height, width, 3]` uint8.
+    """Draws maps next to each other, on one scale with 0: `[height, width, 3]` uint8.
 
     Of maps `[N, P, Q]` NaN is drawn grey. No side has more pixels than `side`; of
     larger maps a pixel is the largest weight of its cells.
     """
     maps = np.asarray(maps, float)
-    largest = drawing.rounded_up(np.nanmax(maps, initial=0.0))
+    largest = drawing.rounded_up(np.nanmax(np.abs(maps), initial=0.0))
+    low = -largest if (maps < 0).any() else 0.0
     small = [_shrunk(each, side) for each in maps]
     # Cells of small maps are squares of several pixels; a map is at least 1 x 1.
     times = max(1, side // max(small[0].shape))
@@ -177,12 +178,12 @@ def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
     across, gap = min(columns, len(small)), _GAP
     sheet = np.empty((rows * (height + gap) - gap, across * (width + gap) - gap, 3))
     sheet[:] = PAPER
-    scale = drawing.Scale(0.0, largest, "viridis")
+    scale = drawing.Scale(low, largest, "RdBu_r" if low else "viridis")
     for i, each in enumerate(small):
         row, column = divmod(i, columns)
         top, left = row * (height + gap), column * (width + gap)
         # By the square root, as many small weights are seen then.
-        drawn = colours(np.sqrt(each * largest), scale)
+        drawn = colours(np.sign(each) * np.sqrt(np.abs(each) * largest), scale)
         sheet[top : top + height, left : left + width] = drawn
     return sheet.astype(np.uint8)
 
@@ -212,10 +213,13 @@ def png(image: np.ndarray) -> bytes:
 
 
 def _shrunk(values: np.ndarray, side: int) -> np.ndarray:
-    """Shrinks a map to at most `side` cells a side, by the largest of joined cells."""
+    """Shrinks a map to at most `side` cells a side, by the largest in size of cells."""
     for axis in (0, 1):
         step = -(-values.shape[axis] // side)
         starts = np.arange(0, values.shape[axis], step)
         if step > 1:
-            values = np.fmax.reduceat(values, starts, axis=axis)
+            most, least = (
+                join.reduceat(values, starts, axis=axis) for join in (np.fmax, np.fmin)
+            )
+            values = np.where(most >= -least, most, least)
     return values

@@ -3,8 +3,9 @@
 The weights in it are rounded to stay small. A weight `w` of a map whose largest weight
 is `m` is stored as the code `round(levels * sqrt(w / m))`, compressed, in base64; the
 page reads it back as `m * (code / levels) ** 2`, at most `m / levels` from `w` and, by
-the square root, closer where `w` is small. The code `levels + 1` is NaN, `levels + 2` a
-masked cell.
+the square root, closer where `w` is small. Where weights may be negative, `m` is the
+largest in size, and codes go from `-m` to `m`, 0 in the middle. The code `levels + 1`
+is NaN, `levels + 2` a masked cell.
 
 Text reaches the page as JSON in which no `<`, `>` or `&` is left, and the page shows it
 as text only. The page's policy lets nothing but its own script run.
@@ -78,14 +79,14 @@ def contents(shown: Dossier) -> dict[str, Any]:
     NaN is None, and what is packed is base64 of zlib.
 
     Returns:
-      `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, the `largest`
-      weight and the `precision`, both of all maps; and `sets`, each with
-      `name`, `step`, `layers`, `numbers`, `roles`, `missing` and `examples`. An example
-      has its axes `queries` and `keys` (None: the same), `layers` with packed `codes`
-      (see `encode`) and each head's `largest` weight, `answers`, `images`, `patches`,
-      `channels` and `why`; where layers are of several kinds they have their `kind`,
-      and an example `kinds`: what layers of a kind have in place of its axes, images
-      and answers, and `alignment`, pairs of positions.
+      `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, whether they
+      are `signed`, the `largest` weight and the `precision`, both of all maps; and
+      `sets`, each with `name`, `step`, `layers`, `numbers`, `roles`, `missing` and
+      `examples`. An example has its axes `queries` and `keys` (None: the same),
+      `layers` with packed `codes` (see `encode`) and each head's `largest` weight,
+      `answers`, `images`, `patches`, `channels` and `why`; where layers are of several
+      kinds they have their `kind`, and an example `kinds`: what layers of a kind have
+      in place of its axes, images and answers, and `alignment`, pairs of positions.
     """
     shown.check()
     cells = sum(
@@ -96,7 +97,15 @@ def contents(shown: Dossier) -> dict[str, Any]:
     )
     bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not shown.rounding else 1
     levels = _LEVELS[bytes_per_cell]
-    pack = functools.partial(encode, levels=levels, rounding=shown.rounding)
+    signed = any(
+        (part < 0).any()
+        for each in shown.sets
+        for example in each.examples
+        for part in (*example.weights, *(patch.weights for patch in example.patches))
+    )
+    pack = functools.partial(
+        encode, levels=levels, rounding=shown.rounding, signed=signed
+    )
     sets = [_set(each, pack) for each in shown.sets]
     largest = max(
         largest
@@ -106,13 +115,14 @@ def contents(shown: Dossier) -> dict[str, Any]:
         for largest in (*part["largest"], 0.0)
     )
     # To one digit, upwards, as the page says it.
-    error = largest / levels + shown.rounding / 2
+    error = largest * (2 if signed else 1) / levels + shown.rounding / 2
     unit = 10 ** math.floor(math.log10(error or 1))
     return {
         "version": VERSION,
         "title": labels.one_line(shown.title),
         "notes": list(map(labels.one_line, _notes(shown))),
         "levels": levels,
+        "signed": signed,
         "bytes_per_cell": bytes_per_cell,
         "precision": math.ceil(error / unit) * unit,
         "largest": largest,
@@ -126,27 +136,31 @@ def encode(
     *,
     levels: int,
     rounding: float = 0.0,
+    signed: bool = False,
 ) -> dict[str, Any]:
     """Packs a layer's maps to `codes`, with each map's `largest` weight `[H]`.
 
     Weights are `[H, P, Q]`, and `masked` has booleans that broadcast to them. They are
     rounded to multiples of `rounding` first, or to a sixteenth of their map's largest
     if that is less. `levels` is the code of the largest: 253 or 65533. NaN is left out
-    of the largest weights.
+    of the largest weights. With `signed` weights may be negative, and the largest is in
+    size.
     """
     weights = weights.astype(np.float64)
     is_nan = np.isnan(weights)
     weights = np.where(is_nan, 0, weights)
-    largest = weights.max((1, 2), initial=0.0)
+    largest = np.abs(weights).max((1, 2), initial=0.0)
     is_empty = weights == 0  # elsewhere a weight shows that a mask is wrong
     most = np.where(largest > 0, largest, 1)[:, None, None]
     if rounding:
         # The same step for small weights and large ones: most are small, and hardly
         # differ then, which is what makes the codes short.
         step = np.minimum(rounding, most / 16)
-        weights = np.minimum(np.round(weights / step) * step, most)
-    shares = weights / most
-    codes = np.round(levels * np.sqrt(shares)).astype("u1" if levels < 256 else "<u2")
+        weights = np.clip(np.round(weights / step) * step, -most, most)
+    roots = np.sign(weights) * np.sqrt(np.abs(weights) / most)
+    middle = levels // 2
+    codes = middle * (1 + roots) if signed else levels * roots
+    codes = np.round(codes).astype("u1" if levels < 256 else "<u2")
     codes[is_nan] = levels + 1
     if masked is not None:
         codes[masked & is_empty] = levels + 2

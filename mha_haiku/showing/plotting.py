@@ -44,7 +44,7 @@ def plot(
     Args:
       what: Attention maps, a `MapSet`, a subject, or a run or its folder, of which
         these are on held-out examples, as of `show`; statistics, importance or roles;
-        the result of a study (`studies.head_importance.measure`, ...); or the path of
+        the result of a verb (`subject.importance()`, ...); or the path of
         what a run has written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or
         `maps.npz`.
       head: Head of the maps, or a list of heads; None: all of them in a grid.

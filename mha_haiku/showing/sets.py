@@ -9,6 +9,7 @@ N examples (all of the batch axes), H heads, T query and S key positions.
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,7 +58,10 @@ def maps_of(value: Any) -> Given:
     transformers, become maps.
     """
     if _is_weights(value):
-        return Given(sited.map_of_weights(_array(value), are_shares=True))
+        weights = _array(value)
+        sums = weights.sum(-1)
+        are_shares = (weights >= 0).all() and (np.isclose(sums, 1) | (sums == 0)).all()
+        return Given(sited.map_of_weights(weights, are_shares=bool(are_shares)))
     if isinstance(value, list | tuple) and value and all(map(_is_weights, value)):
         return Given([maps_of(each).maps for each in value])
     return Given(value)
@@ -150,7 +154,10 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
         pairs = zip(models.KINDS, value.kinds, strict=True)
         kinds = tuple(kind for kind, count in pairs for _ in range(count))
     elif isinstance(value, Mapping | list | tuple):
-        kinds = ("",) * len(value)
+        # Of a wrapped encoder-decoder, modules have the names.
+        kinds = [heads.running.kind_of(str(name)) for name in value]
+        if not isinstance(value, Mapping) or len(set(kinds)) == 1:
+            kinds = [""] * len(value)
     else:
         raise TypeError(
             "maps must be an AttentionMap, a list or a dict of them, got "
@@ -158,10 +165,11 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
         )
     if not kinds:
         raise ValueError("maps must not be empty.")
-    names = value if isinstance(value, Mapping) else Layer.names(kinds)
-    value = value.values() if isinstance(value, Mapping) else value
+    named = isinstance(value, Mapping)
+    names = _short(list(map(str, value)), kinds) if named else Layer.names(kinds)
+    value = value.values() if named else value
     found = {}
-    for name, kind, each in zip(map(str, names), kinds, value, strict=True):
+    for name, kind, each in zip(names, kinds, value, strict=True):
         if not isinstance(each, attention.AttentionMap):
             raise TypeError(
                 f"maps must be AttentionMaps, got {type(each).__name__} for {name!r}."
@@ -280,10 +288,7 @@ def _array(value) -> np.ndarray:
     """Converts an array of jax, NumPy or torch to NumPy."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
-    weights = np.asarray(value)
-    if not (weights >= 0).all():
-        raise ValueError("weights [B, H, T, S] must be at least 0.")
-    return weights
+    return np.asarray(value)
 
 
 def _has_channels(attention_map, count) -> bool:
@@ -326,6 +331,22 @@ def _token_ids(tokens, batch_shape) -> np.ndarray:
     tokens = np.array(tokens[: math.prod(batch_shape)])
     _, ids = np.unique(tokens, return_inverse=True)
     return ids.reshape(*batch_shape, tokens.shape[1]).astype(np.int32)
+
+
+def _short(names: list[str], kinds: Sequence[str]) -> list[str]:
+    """Leaves out the modules that all paths of a kind begin or end with."""
+    short = []
+    for name, kind in zip(names, kinds, strict=True):
+        alike = [x.split("/") for x, y in zip(names, kinds, strict=True) if y == kind]
+        parts = name.split("/")
+        if len(alike) > 1:
+            start, end = (
+                len(os.path.commonprefix(rows))
+                for rows in (alike, [row[::-1] for row in alike])
+            )
+            parts = parts[start : len(parts) - end]
+        short.append(" ".join(filter(None, (kind, "/".join(parts)))))
+    return short if len(set(short)) == len(names) else names
 
 
 def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:

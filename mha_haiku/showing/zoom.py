@@ -188,7 +188,7 @@ def _of_places(attention_map, starts, width, side) -> Array:
             weights = own.tile(
                 jnp.minimum(rows, num_queries - 1), jnp.minimum(columns, num_keys - 1)
             )[0]
-            sees = own.logsumexp[0, jnp.minimum(rows, num_queries - 1)] != -jnp.inf
+            sees = own.sees[0, jnp.minimum(rows, num_queries - 1)]
             sees &= rows < num_queries
             seen = sees[:, None] & (columns < num_keys)[None]
             weights = jnp.where(seen, weights, 0)

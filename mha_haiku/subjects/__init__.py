@@ -4,9 +4,10 @@
 """
 
 from mha_haiku.subjects import pictures as _pictures  # noqa: F401  (shows itself)
+from mha_haiku.subjects import verbs
 from mha_haiku.subjects.answers import Circuits, Lens, Strongest, TextMaps
 from mha_haiku.subjects.opening import load, train, wrap
-from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.subject import Subject, verb
 
 __all__ = [
     "Circuits",
@@ -16,5 +17,7 @@ __all__ = [
     "TextMaps",
     "load",
     "train",
+    "verb",
+    "verbs",
     "wrap",
 ]

@@ -25,6 +25,7 @@ class TextMaps(Sequence):
     tokens: tuple[tuple[str, ...], ...] = ()  # the T queries of each; () of features
     key_tokens: tuple[tuple[str, ...], ...] = ()  # the S keys; (): as the queries
     why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
+    images: np.ndarray | None = None  # `[B, S, h, w, 3]` in [0, 1], the patches at keys
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
@@ -116,7 +117,8 @@ class Strongest:
     queries: np.ndarray  # `[N]`, positions
     keys: np.ndarray  # `[N]`, the positions with the largest weights
     weights: np.ndarray  # `[N]`, from the largest on
-    tokens: tuple[tuple[str, ...], ...] = ()  # of each example; () of features
+    tokens: tuple[tuple[str, ...], ...] = ()  # the queries of each; () of features
+    key_tokens: tuple[tuple[str, ...], ...] = ()  # the keys; (): as the queries
 
     _repr_html_, show = display.html, display.show
 
@@ -130,7 +132,8 @@ class Strongest:
             row["weight"] = float(weight)
             if self.tokens:
                 text = self.tokens[i]
-                row["query token"], row["key token"] = text[query], text[key]
+                row["query token"] = text[query]
+                row["key token"] = (self.key_tokens or self.tokens)[i][key]
                 row["text"] = " ".join(text[max(0, query - 8) : query + 1])
             rows.append(row)
         return rows
@@ -146,6 +149,8 @@ class Strongest:
 def _(answer: TextMaps) -> sets.Given:
     texts = {"tokens": answer.tokens, "key_tokens": answer.key_tokens}
     texts = {name: each for name, each in texts.items() if each}
+    if answer.images is not None:
+        texts["images"] = list(answer.images)
     return sets.Given(answer.maps, texts, answer.why)
 
 

@@ -1,16 +1,22 @@
-"""From what a user has to a batch: texts, token ids, arrays, examples.
+"""From what a user has to a batch, and back to texts.
 
 B batch, T positions, D width of features.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax
 import numpy as np
 
-from mha_haiku.subjects.studies import generation, workbench
+from mha_haiku.core import checks
+from mha_haiku.lab.heads import running
 from mha_haiku.training import tasks
+from mha_haiku.training.tasks import tokenization
+
+if TYPE_CHECKING:
+    from mha_haiku.subjects.subject import Subject
 
 
 def _refuse(wanted: str, given: Any) -> Any:
@@ -25,6 +31,21 @@ _no_decode = functools.partial(_refuse, "tokens cannot be decoded")
 _no_answer = functools.partial(_refuse, "an answer must be the number of a token")
 
 
+_SOUND = "input_features"  # a keyword of models of sound, in transformers
+_MOST_CHANNELS = 4
+_MOST_MARKS = 5  # positions of an image that are no patches: of its class, registers
+
+
+class Reads(NamedTuple):
+    """What a wrapped model reads."""
+
+    # Keywords that stand for the inputs in a mapping; the first that is there counts.
+    names: tuple[str, ...] = ("inputs",)
+    has_decoder: bool = False
+    start: int | None = None  # the token in front of what a decoder writes
+    knows_lengths: bool = False  # whether it can be told the lengths of padded inputs
+
+
 class Codec(NamedTuple):
     """Text to tokens and back; without a tokenizer there are arrays alone."""
 
@@ -32,6 +53,9 @@ class Codec(NamedTuple):
     decode: Callable[[Sequence[int]], str] = _no_decode
     label: Callable[[int], str] = str  # of one token
     prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
+    tokenizer: tokenization.Tokenizer | None = None  # to save, where no task has it
+    end_token: int | None = None  # of a text
+    reads: Reads = Reads()
 
 
 def of_task(task: tasks.Task) -> Codec:
@@ -40,15 +64,20 @@ def of_task(task: tasks.Task) -> Codec:
         return Codec()
 
     def decode(tokens):
-        return generation.text_of(task, tokens).removeprefix(" ")
+        return text_of(task, tokens).removeprefix(" ")
 
     return Codec(task.encode, decode, task.token_label, task.prompt)
 
 
 def of_tokenizer(tokenizer: Any) -> Codec:
-    """Makes the codec of a tokenizer of `tokenizers`, `transformers`, ...; or None."""
+    """Makes the codec of a tokenizer of `tokenizers`, `transformers`, ...; or None.
+
+    Of our tokenizers, as `interop.load` returns one, special tokens go around a text.
+    """
     if tokenizer is None:
         return Codec()
+    if isinstance(tokenizer, tokenization.KINDS):
+        return _of_ours(tokenizer)
     for name in ("encode", "decode"):
         if not callable(getattr(tokenizer, name, None)):
             raise TypeError(
@@ -63,17 +92,247 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     def decode(tokens):
         return tokenizer.decode([int(token) for token in tokens])
 
-    return Codec(encode, decode, lambda token: decode([token]), encode)
+    end_token = getattr(tokenizer, "eos_token_id", None)
+    return Codec(
+        encode, decode, lambda token: decode([token]), encode, end_token=end_token
+    )
 
 
-def batch(codec: Codec, inputs: Any) -> tuple[tasks.Example, bool]:
-    """Makes a batch without targets; also returns whether inputs were one example.
+def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
+    def prompt(text):
+        tokenizer.check_known(text)
+        return np.array([*tokenizer.before, *tokenizer.encode(text)], np.int32)
+
+    def encode(text):
+        around = tokenizer.before, tokenizer.encode(text), tokenizer.after
+        return np.concatenate([np.array(each, np.int32) for each in around])
+
+    def decode(tokens):
+        return tokenizer.decode(tokens).removeprefix(" ")
+
+    return Codec(encode, decode, tokenizer.label, prompt, tokenizer)
+
+
+def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
+    """Makes a batch of inputs; also returns whether they were one example.
 
     They are a text or a list of texts, token ids `[T]` or `[B, T]`, features
-    `[B, T, D]`, or a batch of examples, which stays as it is.
+    `[B, T, D]`, pixels `[B, C, H, W]`, a mapping of a wrapped function's keywords, a
+    pair of source and target for one with a decoder, or a batch of examples, which
+    stays as it is.
+
+    Raises:
+      TypeError: If they are anything else.
+      ValueError: If the model has no row for a token, or reads a target too.
     """
-    if isinstance(inputs, tasks.Example):
-        return inputs, False
+    needs_target = subject.task is not None and subject.task.target_length is not None
+    if needs_target and not isinstance(given, tasks.Example):
+        raise ValueError(
+            "inputs must be a batch of examples for a model with a decoder, which "
+            "reads a target too; examples(count) gives some."
+        )
+    batch, is_one = _read(subject.codec, given)
+    running.check_tokens(subject.model, subject.params, batch)
+    return batch, is_one
+
+
+def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Example]:
+    """Makes batches of inputs, with the next tokens as targets if these are wanted.
+
+    Examples stay as they are. Padding is left to models that know lengths: a function
+    gets a text at a time, where these differ.
+    """
+    batch, _ = batch_of(subject, given)
+    if isinstance(given, tasks.Example):
+        return [batch]
+    if targets and batch.decoder_inputs is None:
+        batch = _with_next_tokens(subject, batch)
+    knows_lengths = (
+        subject.model.config is not None or subject.codec.reads.knows_lengths
+    )
+    if knows_lengths or batch.lengths is None:
+        return [batch]
+    return [
+        tasks.Example(*(x[None, :end] for x in (row.inputs, row.targets, row.weights)))
+        for row, end in zip(rows_of(batch), lengths(batch), strict=True)
+    ]
+
+
+def _with_next_tokens(subject, batch) -> tasks.Example:
+    tokens, ends = np.asarray(batch.inputs), lengths(batch)
+    config = subject.model.config
+    are_tokens = tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer)
+    if not are_tokens or (config is not None and config.family != "causal"):
+        raise ValueError(
+            f"examples must be a batch of examples, with targets: {subject.name!r} "
+            "does not predict the next token."
+        )
+    if min(ends) < 2:
+        raise ValueError("examples must have two tokens at least, the next to predict.")
+    weights = np.arange(tokens.shape[1]) < np.array(ends)[:, None] - 1
+    next_tokens = np.roll(tokens, -1, 1)
+    return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))
+
+
+def some_tokens(codec: Codec) -> tasks.Example:
+    """Makes a batch of one row of tokens, to trace a model on."""
+    tokens = np.zeros((1, 8), np.int32)
+    batch = example(tokens)
+    return batch._replace(decoder_inputs=tokens) if codec.reads.has_decoder else batch
+
+
+def one(subject: "Subject", given: Any) -> tasks.Example:
+    """Makes a batch of one example."""
+    batch = batch_of(subject, given)[0]
+    if len(batch.inputs) != 1:
+        raise ValueError(
+            f"inputs must be one text or one row, got {len(batch.inputs)}."
+        )
+    return batch
+
+
+def many(subject: "Subject", given: Any) -> tasks.Example:
+    """Makes a batch of inputs, or of so many examples of the subject's own."""
+    if isinstance(given, int | np.integer):
+        return subject.examples(given)
+    return batch_of(subject, given)[0]
+
+
+def labels(
+    subject: "Subject", batch: tasks.Example, kind: str = ""
+) -> tuple[tuple, tuple]:
+    """Lists the texts at queries and keys of maps of a kind; (): unknown.
+
+    In an encoder-decoder texts of cross-attention are of both sides.
+    """
+    task, label = subject.task, subject.codec.label
+    if batch.decoder_inputs is None or task is None:
+        given = batch.inputs, batch.decoder_inputs
+        sources, targets = (
+            tuple(tuple(map(label, row)) for row in np.asarray(x).tolist())
+            if np.ndim(x) == 2
+            else ()
+            for x in given
+        )
+        if batch.decoder_inputs is None:
+            return sources, sources
+    else:
+        sources, targets = (
+            tuple(tuple(of(row)) for row in rows_of(batch))
+            for of in (task.labels, task.decoder_labels)
+        )
+    sides = {"encoder": (sources, sources), "decoder": (targets, targets)}
+    return sides.get(kind, (targets, sources))
+
+
+def places(
+    subject: "Subject", batch: tasks.Example, size: int
+) -> tuple[tuple[str, ...], np.ndarray | None]:
+    """Labels S = `size` positions of pixels or of sound, and takes what is there.
+
+    Positions of pixels are patches, row by row, behind up to `_MOST_MARKS` others, such
+    as the one of the class: "2,3", and pictures `[B, S, h, w, 3]`. Of log-mel features,
+    frames 10 ms apart, they are times.
+    """
+    features = np.asarray(batch.inputs)
+    if features.ndim == 3 and subject.codec.reads.names[0] == _SOUND:
+        step = features.shape[2] / 100 / size
+        return tuple(f"{i * step:.2f}s" for i in range(size)), None
+    if features.ndim != 4:
+        return (), None
+    if features.shape[1] <= _MOST_CHANNELS:
+        features = features.transpose(0, 2, 3, 1)
+    count, height, width, channels = features.shape
+    for marks in range(_MOST_MARKS + 1):
+        rows = round(((size - marks) * height / width) ** 0.5)
+        columns = (size - marks) // max(rows, 1)
+        are_patches = (
+            rows * columns == size - marks and columns * height == rows * width
+        )
+        if are_patches and rows and not (height % rows or width % columns):
+            break
+    else:
+        return (), None
+    labels = [f"[{i}]" for i in range(marks)]
+    labels += [f"{i},{j}" for i in range(rows) for j in range(columns)]
+    low, high = features.min(), features.max()
+    shares = (features - low) / max(high - low, 1e-9)
+    shares = shares[..., :3] if channels >= 3 else np.repeat(shares[..., :1], 3, -1)
+    patches = shares.reshape(count, rows, height // rows, columns, -1, 3)
+    patches = patches.swapaxes(2, 3).reshape(count, size - marks, height // rows, -1, 3)
+    return tuple(labels), np.pad(patches, [(0, 0), (marks, 0)] + [(0, 0)] * 3)
+
+
+def kind_of(subject: "Subject", layer: int) -> str:
+    """Returns the kind of an attention part; "" where there is one kind."""
+    kinds = running.kinds_of(subject.model)
+    return kinds[layer] if kinds else ""
+
+
+def _read(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
+    if isinstance(given, tasks.Example):
+        return given, False
+    if isinstance(given, Mapping):
+        return _of_mapping(codec, given), False
+    if codec.reads.has_decoder:
+        return _of_pair(codec, given)
+    return _batch(codec, given)
+
+
+def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
+    """Makes a batch of a function's keywords, with what it knows of them."""
+    others = {name: np.asarray(x) for name, x in given.items()}
+    name = next((name for name in codec.reads.names if name in others), None)
+    if name is None:
+        names = " or ".join(codec.reads.names)
+        raise ValueError(f"inputs must have {names}, got {checks.listed([*others])}.")
+    batch = example(others.pop(name), _lengths(others, "attention_mask"))
+    decoder_inputs = others.pop("decoder_input_ids", None)
+    if decoder_inputs is not None:
+        lengths = _lengths(others, "decoder_attention_mask")
+        batch = batch._replace(decoder_inputs=decoder_inputs, decoder_lengths=lengths)
+    return batch._replace(others=others)
+
+
+def _lengths(others: dict[str, np.ndarray], name: str) -> np.ndarray | None:
+    """Takes a mask of padding at the end out of a mapping, as lengths."""
+    mask = others.get(name)
+    if mask is None or mask.ndim != 2:
+        return None
+    lengths = np.asarray(mask != 0).sum(1, dtype=np.int32)
+    if not np.array_equal(mask != 0, np.arange(mask.shape[1]) < lengths[:, None]):
+        return None
+    del others[name]
+    return lengths
+
+
+def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
+    """Makes a batch of a source and the target that a decoder is to write."""
+    if not isinstance(given, tuple) or len(given) != 2 or codec.reads.start is None:
+        raise ValueError(
+            "inputs must be a tuple of source and target, or a mapping with "
+            "decoder_input_ids, for a model with a decoder."
+        )
+    (source, is_one), (target, _) = (_batch(codec, each) for each in given)
+    tokens, lengths = target.inputs, target.lengths
+    if tokens.ndim != 2 or len(tokens) != len(source.inputs):
+        raise ValueError(
+            "a target must be a text or tokens for each source, got shapes "
+            f"{tokens.shape} for {source.inputs.shape}."
+        )
+    starts = np.full_like(tokens[:, :1], codec.reads.start)
+    valid = np.ones(tokens.shape, np.float32)
+    if lengths is not None:
+        valid *= np.arange(tokens.shape[1]) < lengths[:, None]
+    return source._replace(
+        targets=tokens.astype(np.int32),
+        weights=valid,
+        decoder_inputs=np.concatenate([starts, tokens[:, :-1]], 1),
+        decoder_lengths=lengths,
+    ), is_one
+
+
+def _batch(codec: Codec, inputs: Any) -> tuple[tasks.Example, bool]:
     if isinstance(inputs, str):
         return _of_rows([codec.encode(inputs)]), True
     is_list = isinstance(inputs, list | tuple)
@@ -82,41 +341,46 @@ def batch(codec: Codec, inputs: Any) -> tuple[tasks.Example, bool]:
     if is_list and inputs and np.ndim(inputs[0]) == 1:
         return _of_rows(inputs), False
     array = np.asarray(inputs)
-    if array.dtype.kind not in "iuf" or array.ndim not in (1, 2, 3) or not array.size:
+    if (
+        array.dtype.kind not in "iuf"
+        or array.ndim not in (1, 2, 3, 4)
+        or not array.size
+    ):
         raise TypeError(
             "inputs must be a text, a list of texts, tokens [T] or [B, T], features "
-            f"[B, T, D] or a batch of examples, got {type(inputs).__name__} of "
-            f"{array.dtype}, shape {array.shape}."
+            "[B, T, D], pixels [B, C, H, W] or a batch of examples, got "
+            f"{type(inputs).__name__} of {array.dtype}, shape {array.shape}."
         )
     is_one = array.ndim == 1
-    return _example(array[None] if is_one else array), is_one
+    return example(array[None] if is_one else array), is_one
 
 
 def _of_rows(rows) -> tasks.Example:
     rows = [np.asarray(row, np.int32) for row in rows]
     if not all(map(len, rows)):
         raise ValueError("inputs must not be empty.")
-    tokens, lengths = workbench.padded(rows)
-    return _example(tokens, None if (lengths == tokens.shape[1]).all() else lengths)
+    tokens, lengths = padded(rows)
+    return example(tokens, None if (lengths == tokens.shape[1]).all() else lengths)
 
 
-def _example(tokens, lengths=None) -> tasks.Example:
+def example(tokens: Any, lengths: Any = None) -> tasks.Example:
+    """Makes a batch of inputs without targets."""
     targets = np.zeros(tokens.shape[:2], np.int32)
     return tasks.Example(tokens, targets, np.zeros(targets.shape, np.float32), lengths)
 
 
-def labels(codec: Codec, batch: tasks.Example) -> tuple[tuple[str, ...], ...]:
-    """Lists the text of each token of each example; () for features."""
-    tokens = np.asarray(batch.inputs)
-    if tokens.ndim != 2:
-        return ()
-    return tuple(tuple(map(codec.label, row)) for row in tokens.tolist())
+def lengths(batch: tasks.Example) -> list[int]:
+    """Lists the number of valid inputs of each example."""
+    if batch.lengths is not None:
+        return np.asarray(batch.lengths).tolist()
+    count, longest = np.shape(batch.inputs)[:2]
+    return [longest] * count
 
 
 def one_token(codec: Codec, token: Any) -> int:
     """Reads a token, given by its number or by a text of one token."""
     if not isinstance(token, str):
-        return int(token)
+        return checks.non_negative_integer("an answer", token)
     tokens = np.asarray(codec.prompt(token)).tolist()
     if len(tokens) != 1:
         raise ValueError(
@@ -124,3 +388,24 @@ def one_token(codec: Codec, token: Any) -> int:
             f"{len(tokens)}: {[codec.label(x) for x in tokens]}."
         )
     return tokens[0]
+
+
+def rows_of(batch: tasks.Example) -> list[tasks.Example]:
+    """Splits a batch on the host into its examples."""
+    count = len(batch.inputs)
+    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
+
+
+def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Fills rows of tokens up with 0, `[B, T]`, and counts their lengths, `[B]`."""
+    lengths = np.array([len(row) for row in rows], np.int32)
+    tokens = np.zeros((len(rows), lengths.max()), np.int32)
+    for row, into in zip(rows, tokens, strict=True):
+        into[: len(row)] = row
+    return tokens, lengths
+
+
+def text_of(task: tasks.Task, tokens: Sequence[int]) -> str:
+    """Decodes the text that tokens of a causal model's task add to a prompt."""
+    pieces = b"".join(task.piece(int(token)) for token in tokens)
+    return pieces.decode("utf-8", errors="replace")

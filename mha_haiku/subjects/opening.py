@@ -3,36 +3,45 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from mha_haiku import interop
 from mha_haiku.core import checks, models
+from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
-from mha_haiku.subjects import inputs
-from mha_haiku.subjects.studies import attention_dump, imported_runs, observers
-from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.subjects import imported_runs, inputs, observers
 from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, files, folders, loop, opening
 
 
 def load(
-    source: str | os.PathLike, *, step: int | None = None, dtype: Any = None
+    source: str | os.PathLike,
+    *,
+    step: int | None = None,
+    dtype: Any = None,
+    trust_code: bool = False,
 ) -> Subject:
     """Loads a trained model, wherever it is from.
 
     Args:
       source: The folder of a run; or, as in `interop.load`, a folder in the layout of
         the hub, a `.safetensors` or `.gguf` file, `package:NAME` of an installed
-        package that holds either, or a name on the hub, `owner/name`.
+        package that holds either, or a name on the hub, `owner/name`. A family that
+        has no table here is read by transformers, and wrapped.
       step: Checkpoint of a run; None: the newest.
       dtype: Dtype of pretrained parameters; None: float32.
+      trust_code: Whether the Python file that a run names as its task may be executed;
+        afterwards `show` and others take the folder, too. No other file has code.
 
     Raises:
-      ConfigError: If there is no such model, or it cannot be read.
+      ConfigError: If there is no such model, or it cannot be read, or it needs
+        `trust_code`.
       ValueError: If a dtype is given for a run, or a step for anything else.
     """
     path, name = checks.as_path(source), os.fspath(source)
@@ -42,14 +51,19 @@ def load(
     if contents is not None and "config" in contents:  # and not of other libraries
         if dtype is not None:
             raise ValueError(f"dtype must be None for a run, got {dtype!r}.")
-        return Subject.of_run(folders.load_run(path, step), name)
+        return Subject.of_folder(path, step, trust_code=trust_code)
     if step is not None:
         raise ValueError(f"step must be None: {name} is no run, got {step!r}.")
-    imported = interop.load(source, dtype=dtype)
+    found = sources.find(source)
+    loaded = torch_modules.load(found, dtype=dtype)
+    if loaded is not None:
+        return wrap(loaded.module, tokenizer=loaded.tokenizer, name=name)
+    imported = interop.load(found, dtype=dtype)
     try:
         run = imported_runs.in_memory(imported, name)
-    except checks.ConfigError:  # there is no task: arrays are its inputs
-        return Subject(imported.model, imported.params, name)
+    except checks.ConfigError:  # there is no task
+        codec = inputs.of_tokenizer(imported.tokenizer)
+        return Subject(imported.model, imported.params, name, codec=codec)
     return Subject.of_run(run, name)
 
 
@@ -97,7 +111,7 @@ def train(
         )
     summary = recorded(config, workdir, task=task, override_config=override_config)
     if not summary.interrupted:
-        attention_dump.dump(Bench.load(workdir))
+        dumping.dump(Subject.of_folder(workdir))
     return load(workdir)
 
 
@@ -111,30 +125,45 @@ def recorded(
 
 
 def wrap(
-    function: Callable[[Any, Any], Any],
-    params: Any,
+    function: Any,
+    params: Any = None,
     tokenizer: Any = None,
     *,
     metric: heads.Metric | None = None,
-    examples: Iterable[tasks.Example] | None = None,
+    examples: Any = None,
     name: str = "",
 ) -> Subject:
-    """Wraps any JAX function as a subject.
+    """Wraps any JAX function, or any PyTorch module, as a subject.
+
+    A PyTorch module runs in JAX by torchax; its sites are named after its parts. Its
+    inputs are what goes into it first, a mapping of its keywords or, for an
+    encoder-decoder of transformers, a pair of source and target.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by
-        keyword `lengths`, where examples have lengths. Without dropout.
-      params: Parameters of the function.
-      tokenizer: What has `encode(text)` and `decode(tokens)`; None: inputs are arrays.
+        keyword `lengths`, where examples have lengths. Without dropout. Or a
+        `torch.nn.Module`, which stays as it is.
+      params: Parameters of the function; a module has them itself.
+      tokenizer: What has `encode(text)` and `decode(tokens)`, such as the tokenizer of
+        `interop.load` or of transformers; None: inputs are arrays.
       metric: A function from logits and examples to a number per example, the lower the
         better; None: the loss of the targets.
-      examples: Batches that importance and roles are measured on.
+      examples: What importance and roles are measured on: batches of examples, texts,
+        whose next tokens are the targets, or a list of other inputs.
       name: Name of the subject; "": the function's name.
 
     Raises:
+      ConfigError: If function is a PyTorch module, and torchax is missing.
       TypeError: If the tokenizer has no `encode` or no `decode`.
     """
+    codec = inputs.of_tokenizer(tokenizer)
+    if torch_modules.is_module(function):
+        module = torch_modules.convert(function)
+        function, params = module.function, module.params
+        codec = codec._replace(reads=inputs.Reads(*module[2:]))
+        name = name or module.name
     takes_lengths = _takes_lengths(function)
+    codec = codec._replace(reads=codec.reads._replace(knows_lengths=takes_lengths))
     # Modules of Equinox also have leaves such as activations; only arrays are traced.
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
     arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)
@@ -155,14 +184,30 @@ def wrap(
         return function(whole, inputs, **given)
 
     model = models.of_function(of_arrays)
-    return Subject(
+    subject = Subject(
         model,
         arrays,
         name or model.description,
-        codec=inputs.of_tokenizer(tokenizer),
+        codec=codec,
         metric=metric or heads.metrics.loss,
-        batches=None if examples is None else list(examples),
     )
+    if examples is None:
+        return subject
+    if isinstance(examples, str | np.ndarray | jax.Array | Mapping):
+        examples = [examples]
+    examples = list(examples)  # it may be gone through only once
+    if examples and all(isinstance(x, str) for x in examples):
+        examples = [examples]
+    batches = [batch for given in examples for batch in _batches(subject, given)]
+    return subject.replace(batches=batches)
+
+
+def _batches(subject, given) -> list[tasks.Example]:
+    """Makes batches of examples of inputs; tokens have the next ones as targets."""
+    batches = inputs.batches(subject, given, targets=False)
+    first = batches[0].inputs
+    are_tokens = first.ndim == 2 and np.issubdtype(first.dtype, np.integer)
+    return inputs.batches(subject, given, targets=are_tokens)
 
 
 def _takes_lengths(function) -> bool:

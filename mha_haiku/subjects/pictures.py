@@ -3,22 +3,16 @@
 import dataclasses
 import functools
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, models
 from mha_haiku.showing import markup, plotting, sets, shown
 from mha_haiku.showing.map_set import Dossier, MapSet
-from mha_haiku.subjects.studies import (
-    attention_dump,
-    head_statistics,
-    observers,
-    pruning,
-    workbench,
-)
+from mha_haiku.subjects import observers, programs
 from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import dumping, importance, statistics, sweep
 from mha_haiku.training.runs import folders
 
 if TYPE_CHECKING:
@@ -30,35 +24,29 @@ if TYPE_CHECKING:
 
 @sets.map_set_of.register
 def _(run: folders.Run) -> MapSet:
-    return sets.map_set_of(Subject(run.model, run.params, run.task.name, run=run))
+    subject = Subject.of_run(run, run.task.name)
+    return sets.map_set_of(subject.replace(cache=_programs(run.model)))
+
+
+@functools.lru_cache(maxsize=32)
+def _programs(model: models.Model) -> dict:
+    """Returns a cache, so that a run which is shown again does not compile again."""
+    return {}
 
 
 @sets.map_set_of.register
 def _(subject: Subject) -> MapSet:
     """Collects maps, and numbers of heads, over held-out examples."""
-    if subject.run is None:
+    if subject.task is None:
         raise ValueError(f"{subject.name} has no task: show its maps of inputs.")
-    config = subject.run.config.replace(attention=dict(dtype="float32"))
-    bench = workbench.Bench(
-        subject.run._replace(config=config, params=subject.params),
-        folders.Folder(Path(subject.name)),
-        workbench.silent,
-        _programs(subject.model),
-    )
-    return attention_dump.measured(
-        bench,
+    config = subject.config.replace(attention=dict(dtype="float32"))
+    return dumping.measured(
+        subject.replace(config=config, progress=programs.silent),
         means=False,
         weights=subject.task.sequence_length <= sets.WHOLE,
         channels=True,
         devices=jax.local_devices()[:1],
     )
-
-
-@functools.lru_cache(maxsize=32)
-def _programs(model: Any) -> dict[Any, Any]:
-    """Keeps programs of a model, which compiles nothing when it is shown again."""
-    del model
-    return {}
 
 
 @sets.map_set_of.register(str | os.PathLike)
@@ -72,7 +60,7 @@ def _(path: Any, compare: Any = None) -> Dossier:
     folder = folders.Folder(checks.as_path(path)).attention
     if not (folder / "maps.npz").exists():
         return sets.joined(path, compare)
-    whole = attention_dump.dossier(folder)
+    whole = dumping.dossier(folder)
     if compare is None:
         return whole
     return sets.joined(dataclasses.replace(whole.sets[-1], name=whole.title), compare)
@@ -84,7 +72,7 @@ def _(path: Any, compare: Any = None) -> Dossier:
 @shown.fragment.register
 def _(run: folders.Run) -> markup.Html:
     title = f"Run of {run.config.task.name}, step {run.step:,}"
-    return shown.fragment(Subject(run.model, run.params, title, run=run))
+    return shown.fragment(Subject.of_run(run, title))
 
 
 @shown.fragment.register
@@ -97,7 +85,7 @@ def _(subject: Subject) -> markup.Html:
         rows.append(("parameters", f"{count:,}"))
     else:
         task = f"{config.task.name}, {subject.task.sequence_length} positions"
-        step = f"{subject.run.step:,} of {config.training.steps:,}"
+        step = f"{subject.step:,} of {config.training.steps:,}"
         rows = [("task", task), *rows, ("step", step)]
         rows.append(("precision", config.model.precision))
         note = "mh.show of it shows its maps on held-out examples."
@@ -108,8 +96,13 @@ def _(subject: Subject) -> markup.Html:
 
 
 @shown.fragment.register
-def _(statistics: head_statistics.HeadStatistics) -> markup.Html:
-    return markup.block(statistics.title, markup.preformatted(statistics.text()))
+def _(found: statistics.HeadStatistics) -> markup.Html:
+    return markup.block(found.title, markup.preformatted(found.text()))
+
+
+@shown.fragment.register
+def _(found: importance.Importance) -> markup.Html:
+    return markup.block(found.title, markup.preformatted(found.text()))
 
 
 # --- As a figure
@@ -129,5 +122,5 @@ def _(what: Any, *, title: str | None) -> "Figure":
 _FILES = {
     "metrics.jsonl": observers.learning_curve,
     "timeline.jsonl": observers.timeline,
-    "pruning.csv": pruning.picture,
+    "pruning.csv": sweep.picture,
 }

@@ -32,7 +32,8 @@ class OptimizerConfig(Section, path="config.optimizer"):
     )
     final_learning_rate_fraction: float = field(
         0.1,
-        "learning rate at the last step, as a share of learning_rate",
+        "learning rate of the last step, as a share of learning_rate, where a step is "
+        "left after warm-up",
         fields.portion,
     )
     weight_decay: float = field(
@@ -61,19 +62,22 @@ class OptimizerConfig(Section, path="config.optimizer"):
 
 
 def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
-    """Returns the learning rate of each step: a linear rise, then half a cosine.
+    """Returns the learning rate by the steps before: a linear rise, then half a cosine.
 
-    The rise ends at `warmup_steps`, or at `steps` if these are fewer; the cosine ends
-    at `learning_rate * final_learning_rate_fraction` at `steps`.
+    The rise ends after `warmup_steps`, or `steps` if these are fewer; the cosine ends
+    with the last step, whose rate is `learning_rate * final_learning_rate_fraction`.
     """
+    peak, fraction = config.learning_rate, config.final_learning_rate_fraction
     warmup_steps = min(config.warmup_steps, steps)
-    return optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=config.learning_rate,
-        warmup_steps=warmup_steps,
-        decay_steps=max(steps, warmup_steps + 1),
-        end_value=config.learning_rate * config.final_learning_rate_fraction,
-    )
+    rise = optax.linear_schedule(0.0, peak, warmup_steps)
+    if warmup_steps == steps:
+        return rise
+    # From the first step after the rise to the last, which may be the same.
+    transitions = steps - 1 - warmup_steps
+    decay = optax.constant_schedule(peak * fraction)
+    if transitions:
+        decay = optax.cosine_decay_schedule(peak, transitions, alpha=fraction)
+    return optax.join_schedules([rise, decay], [warmup_steps])
 
 
 def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:

@@ -164,9 +164,10 @@ def make_dispatch(
         )
         finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
         params, optimizer_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
+            lambda new, old: new if _is_schedule(new) else jnp.where(finite, new, old),
             (optax.apply_updates(state.params, updates), optimizer_state),
             (state.params, state.optimizer_state),
+            is_leaf=_is_schedule,
         )
         mean = sums.loss / jnp.where(sums.weight > 0, sums.weight, 1)
         after, rise, deviations = health.observe(state.health, mean, finite)
@@ -194,3 +195,8 @@ def make_dispatch(
         return state, reports
 
     return placement.program(dispatch, num_scalars=2, returns_state=True)
+
+
+def _is_schedule(node) -> bool:
+    """Checks for the count of a schedule, which goes by all steps that were taken."""
+    return isinstance(node, optax.ScaleByScheduleState)

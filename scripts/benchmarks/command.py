@@ -4,6 +4,7 @@ A benchmark is a docstring for `--help` and named cases: functions from the case
 and whether the run is a quick one to its duels.
 """
 
+import dataclasses
 import datetime
 import functools
 import importlib.metadata
@@ -15,9 +16,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
-from experiments import command_line
+from mha_haiku import commands
+from mha_haiku.commands import groups
+from mha_haiku.core import checks
 from scripts.benchmarks import duel, results
 
 _PACKAGES = ("jax", "dm-haiku", "optax", "flax", "equinox", "torch", "transformers")
@@ -36,6 +37,27 @@ class Duel(NamedTuple):
     with_memory: bool = False  # whether the peak of memory is measured in any case
 
 
+@dataclasses.dataclass(frozen=True)
+class Flags(groups.Group):
+    """The flags of a benchmark.
+
+    Args:
+      case: One of the named cases; all if left out.
+      rounds: Samples of each contender.
+      contenders: Who takes part, with commas between; else all.
+      quick: Tiny samples, 2 rounds: does it run? Times are void.
+      memory: Always measure the peak of memory.
+      json: File for all samples.
+    """
+
+    case: str = ""
+    rounds: int = 7
+    contenders: str = ""
+    quick: bool = False
+    memory: bool = False
+    json: str = ""
+
+
 Cases = Mapping[str, Callable[[str, bool], list[Duel]]]
 
 
@@ -46,22 +68,7 @@ def command(cases: Cases, description: str) -> Callable[[Sequence[str]], int]:
       cases: What it measures, by name.
       description: The docstring of the script.
     """
-    values = command_line.flag_values(
-        {
-            "case": (str, "", f"One of {', '.join(cases)}; all if left out."),
-            "rounds": (int, 7, "Samples of each contender."),
-            "contenders": (str, "", "Who takes part, with commas between; else all."),
-            "quick": (
-                bool,
-                False,
-                "Tiny samples, 2 rounds: does it run? Times are void.",
-            ),
-            "memory": (bool, False, "Always measure the peak of memory."),
-            "json": (str, "", "File for all samples."),
-        }
-    )
-    main = functools.partial(_main, values, cases)
-    return functools.partial(command_line.run, main, values, description)
+    return commands.program(functools.partial(_main, cases), description)
 
 
 def contender(name: str, module: str, **options: Any) -> duel.Contender:
@@ -69,7 +76,7 @@ def contender(name: str, module: str, **options: Any) -> duel.Contender:
     return duel.Contender(name, f"scripts.benchmarks.contenders.{module}", options)
 
 
-def _main(values: flags.FlagValues, cases: Cases) -> int:
+def _main(cases: Cases, values: Flags) -> int:
     duels = _chosen(values, cases)
     record = {"machine": machine(), "duels": []}
     print("\n".join(record["machine"].values()), flush=True)
@@ -100,8 +107,6 @@ def _main(values: flags.FlagValues, cases: Cases) -> int:
 
 def _chosen(values, cases) -> list[Duel]:
     """Returns the duels that the flags ask for, after checking the flags."""
-    from mha_haiku.core import checks
-
     with checks.user_mistakes():
         if values.case:
             checks.choice("--case", values.case, tuple(cases))

@@ -18,17 +18,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import command_line
-from mha_haiku import heads, models, modules, tasks
+from mha_haiku import commands, heads, models, modules, tasks
 from mha_haiku.core import checks, sites
 
 B, T, D, H, L, F, C = 16, 64, 256, 8, 6, 1024, 64
 
-FLAGS = command_line.flag_values({"rounds": (int, 7, "Of alternating runs.")})
 
+def main(*, rounds: int = 7) -> int:
+    """Measures, and prints the table.
 
-def main() -> int:
-    rounds = FLAGS.rounds
+    Args:
+      rounds: Number of alternating runs.
+    """
     with checks.user_mistakes():
         checks.positive_integer("--rounds", rounds)
     example = _example()
@@ -200,4 +201,4 @@ def _model(config, example):
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, FLAGS, __doc__, sys.argv))
+    sys.exit(commands.program(main, __doc__)(sys.argv))

@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from experiments import command_line
+from mha_haiku import commands
 from mha_haiku.core import checks
 from mha_haiku.showing import fitting, map_set, page
 from mha_haiku.showing.map_set import PerHead
@@ -31,7 +31,6 @@ from scripts.benchmarks import command, duel, results, worker
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _LONG = 32_768
 
-FLAGS = command_line.flag_values({"rounds": (int, 7, "Samples of each.")})
 
 # Says in window.drawnAt when the map and all heads in sight were painted, in
 # milliseconds since the page was asked for. The viewer notes at a head's button that it
@@ -80,9 +79,14 @@ async () => {
 """
 
 
-def main() -> int:
+def main(*, rounds: int = 7) -> int:
+    """Measures, and prints the table.
+
+    Args:
+      rounds: Samples of each.
+    """
     with checks.user_mistakes():
-        checks.positive_integer("--rounds", FLAGS.rounds)
+        checks.positive_integer("--rounds", rounds)
     path = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if path is None or importlib.util.find_spec("playwright") is None:
         raise checks.ConfigError(
@@ -98,10 +102,10 @@ def main() -> int:
         )
         print(f"Chromium {browser.version}, window of 1,400 x 900")
         measured = [
-            *_of_training(browser, pathlib.Path(at), FLAGS.rounds),
-            *_of_many_heads(browser, pathlib.Path(at), FLAGS.rounds),
-            *_of_long_map(browser, pathlib.Path(at), FLAGS.rounds),
-            _of_import(FLAGS.rounds),
+            *_of_training(browser, pathlib.Path(at), rounds),
+            *_of_many_heads(browser, pathlib.Path(at), rounds),
+            *_of_long_map(browser, pathlib.Path(at), rounds),
+            _of_import(rounds),
         ]
         browser.close()
     ended = [result for result, _ in measured]
@@ -283,4 +287,4 @@ def _foreign_load(interval: float = 0.1) -> float | None:
 
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    sys.exit(command_line.run(main, FLAGS, __doc__, sys.argv))
+    sys.exit(commands.program(main, __doc__)(sys.argv))

@@ -17,6 +17,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -27,8 +28,7 @@ import jax
 import numpy as np
 
 from configs import text_lm
-from experiments import command_line
-from mha_haiku import devices, runs
+from mha_haiku import commands, devices, runs
 from mha_haiku.core import checks
 from mha_haiku.training import optimizers, stepping
 from mha_haiku.training.runs import configuration, folders
@@ -44,15 +44,6 @@ _SMALL = {"width": 128, "length": 256, "layers": 2, "batch": 8}
 _LARGE = {"width": 2048, "length": 4096, "layers": 2, "batch": 8}  # batch a data part
 _COUNTS = (8, 64, 512)
 
-FLAGS = command_line.flag_values(
-    {
-        "rounds": (int, 5, "Of alternating runs."),
-        "rate": (float, 1e14, "Operations per second of a device."),
-        "bandwidth": (float, 5e10, "Bytes per second that a device sends."),
-        "devices": (list, None, "How many, as 8,64; 8, 64 and 512 if left out."),
-    }
-)
-
 
 class _Program(NamedTuple):
     """A compiled training program and what it is called with."""
@@ -62,19 +53,32 @@ class _Program(NamedTuple):
     data: object
 
 
-def main() -> int:
-    counts = FLAGS.devices or _COUNTS
+def main(
+    *,
+    rounds: int = 5,
+    rate: float = 1e14,
+    bandwidth: float = 5e10,
+    devices: Sequence[int] = _COUNTS,
+) -> int:
+    """Measures, and prints the tables.
+
+    Args:
+      rounds: Number of alternating runs.
+      rate: Operations per second of a device.
+      bandwidth: Bytes per second that a device sends.
+      devices: Numbers of devices, as 8,64.
+    """
     with checks.user_mistakes():
-        checks.positive_integer("--rounds", FLAGS.rounds)
-        for name in ("rate", "bandwidth"):
-            checks.positive_number(f"--{name}", FLAGS[name].value)
-    for count in counts:
+        checks.positive_integer("--rounds", rounds)
+        checks.positive_number("--rate", rate)
+        checks.positive_number("--bandwidth", bandwidth)
+    for count in devices:
         if not 4 <= count <= 512 or count % 4:
             raise checks.ConfigError(
                 f"--devices must be multiples of 4 up to 512, got {count}"
             )
-    _print_work(FLAGS.rounds)
-    _print_traffic(counts, FLAGS.rate, FLAGS.bandwidth)
+    _print_work(rounds)
+    _print_traffic(devices, rate, bandwidth)
     return 0
 
 
@@ -104,7 +108,7 @@ def _print_work(rounds) -> None:
             )
 
 
-def _print_traffic(counts, rate, bandwidth) -> None:
+def _print_traffic(devices, rate, bandwidth) -> None:
     # All in the open: of a loop XLA counts one round.
     config = _config(_LARGE, _LARGE["batch"]).replace(
         model=dict(attention=dict(implementation="dense"))
@@ -118,7 +122,7 @@ def _print_traffic(counts, rate, bandwidth) -> None:
     print(f"{'':36}{'sent by a device':>18}{'most by':>20}{'efficiency':>12}")
     for kind, fields in _KINDS.items():
         parts = fields.get("heads", 1) * fields.get("sequence", 1)
-        for count in counts:
+        for count in devices:
             batch = _LARGE["batch"] * count // parts
             program = _compiled(_config(_LARGE, batch, **fields), count, runs=False)
             sent = compiled_traffic.of_program(program.compiled.as_text())
@@ -152,7 +156,7 @@ def _compiled(config, count, *, runs=True) -> _Program:
     """Returns the program of a training step, on the first devices."""
     shared = configuration.make_placement(config, jax.devices()[:count])
     task = configuration.make_task(config)
-    model = folders.make_model(config, task, shared)
+    model = folders.make_model(config.model, task, shared)
     adam = optimizers.make(config.optimizer, steps=config.training.steps)
     dispatch = stepping.make_dispatch(
         model,
@@ -209,4 +213,4 @@ def _told(sizes) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line.run(main, FLAGS, __doc__, sys.argv))
+    sys.exit(commands.program(main, __doc__)(sys.argv))

@@ -3,6 +3,8 @@
 B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -258,3 +260,24 @@ def test_one_head_is_a_map_of_its_own(attention_map, weights):
     np.testing.assert_allclose(traced[0], pooled, rtol=1e-5)
     with pytest.raises(ValueError, match="1 of batch axes"):
         attention_map.head(2)
+
+
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [
+        ((H, 0), f"head must be an integer in -{H}..{H - 1}, got {H}"),
+        ((-H - 1, 0), "head must be an integer"),
+        ((0, 7), "index of batch axis 0 must be an integer in -2..1, got 7"),
+        ((1.0, 0), "head must be an integer"),
+        ((np.array([0, 1]), 0), "head must be an integer"),
+    ],
+)
+def test_a_head_or_example_that_is_not_there_is_refused(attention_map, indices, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        attention_map.head(*indices)
+
+
+def test_a_head_is_counted_from_the_end_as_in_python(attention_map, weights):
+    for head in (-1, -H, np.int64(-2)):
+        own = np.asarray(attention_map.head(head, -1))[0]
+        np.testing.assert_allclose(own, weights[-1, head], rtol=1e-6)

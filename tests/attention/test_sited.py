@@ -9,6 +9,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import attention
 from mha_haiku.core.attention import sited
+from tests import oracles
 
 B, T, S, H, G, K, V, D = 2, 3, 5, 4, 2, 6, 7, 8
 
@@ -125,6 +126,143 @@ def test_scores_that_are_cut_are_masked(implementation):
     np.testing.assert_array_equal(found["scores"] == -jnp.inf, found["weights"] == 0)
     assert found["map"].rows_sum_to == whole.rows_sum_to
     assert np.isfinite(jax.grad(lambda x: cut(x)[0][0].sum())(QUERY)).all()
+
+
+SIGNED = jax.random.normal(_KEYS[4], (B, H, T, S)).at[0, 1, 2].set(0)
+
+
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_edited_weights_keep_their_sign(implementation):
+    def centered(weights):
+        return weights - weights.mean(-1, keepdims=True)
+
+    edited = mh.edit(lambda x: attend(x, implementation), {"weights": centered})
+    (values, _), found = mh.look(edited, ["weights", "map", "heads"])(QUERY)
+    _, whole = attend(QUERY, implementation)
+    wanted = centered(whole.weights())
+    np.testing.assert_allclose(found["weights"], wanted, atol=1e-6)
+    np.testing.assert_allclose(found["heads"], mixed(wanted), atol=1e-5)
+    np.testing.assert_array_equal(found["heads"], values)
+    np.testing.assert_allclose(found["map"].outputs(), mixed(wanted), atol=1e-5)
+    with np.errstate(all="ignore"):
+        logs = np.where(
+            wanted > 0, np.log(wanted), np.where(wanted < 0, np.nan, -np.inf)
+        )
+    np.testing.assert_allclose(found["map"].scores(), logs, rtol=1e-4, atol=1e-4)
+    part = {"queries": slice(1, 3), "keys": slice(2, 4)}
+    pooled = found["map"].pooled(2, 2, **part)
+    np.testing.assert_allclose(pooled, wanted[..., 1:3, 2:4], atol=1e-6)
+    assert "rows sum to any amount" in repr(found["map"])
+
+
+def test_a_map_of_signed_weights_measures_them_as_they_are():
+    whole = sited.map_of_weights(SIGNED, value=VALUE, are_shares=False)
+    weights = np.asarray(SIGNED, np.float64)
+
+    @jax.jit
+    def run(whole):
+        answers = whole.weights(), whole.statistics(), whole.row_sums(), whole.top(S)
+        return *answers, whole.pooled(2, 2), whole.divergence(), whole.outputs()
+
+    found, statistics, sums, top, pooled, divergence, outputs = run(whole)
+    np.testing.assert_array_equal(found, SIGNED)
+    np.testing.assert_allclose(sums, weights.sum(-1), atol=1e-6)
+    np.testing.assert_allclose(outputs * GATES, mixed(weights), atol=1e-5)
+    np.testing.assert_allclose(top.weights, -np.sort(-weights), atol=1e-6)
+    with np.errstate(invalid="ignore"):  # the root of a negative second moment
+        expected = oracles.map_statistics(weights)
+    names = "squared_weights", "distance", "own_position", "first_position", "received"
+    for name in (*names, "num_queries"):
+        own = getattr(statistics, name)
+        np.testing.assert_allclose(own, expected[name], atol=1e-6, err_msg=name)
+    # What is defined of probabilities alone is not made up of other weights.
+    assert np.isnan(statistics.entropy).all() and np.isnan(divergence).all()
+    assert np.isnan(statistics.received_gini).all()
+    counted = (weights != 0).any(-1, keepdims=True)
+    first = weights[..., :2, :3].sum((-2, -1)) / counted[..., :2, 0].sum(-1)
+    np.testing.assert_allclose(pooled[..., 0, 0], first, atol=1e-6)
+
+
+def test_gradients_of_observations_reach_signed_weights_of_any_size():
+    def total(weights):
+        whole = sited.map_of_weights(weights, are_shares=False)
+        moments = whole.statistics().squared_weights.sum() + whole.pooled(1, 1).sum()
+        return moments + whole.apply(jnp.ones((B, S, 1, 1))).sum()
+
+    slopes = jax.grad(total)(SIGNED)
+    count = (np.asarray(SIGNED) != 0).any(-1).sum(-1)[..., None, None]
+    wanted = (2 * np.asarray(SIGNED) + 1) / count + 1
+    counts = (np.asarray(SIGNED) != 0).any(-1, keepdims=True)
+    np.testing.assert_allclose(slopes, np.where(counts, wanted, 1), atol=1e-5)
+
+
+def test_recognised_heads_that_are_mixed_have_the_map_of_their_weights():
+    mix = jax.random.normal(_KEYS[3], (H, H))
+
+    def talking(query):
+        query = query.at[0, 0, 1].set(jnp.nan)
+        key, value = (jnp.repeat(x, H // G, -2) for x in (KEY, VALUE))
+        weights = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", query, key))
+        weights = jnp.einsum("bhts,hi->bits", weights, mix)
+        return jnp.einsum("bhts,bshv->bthv", weights, value)
+
+    heads, found = mh.look(talking, ["*/map", "*/weights"])(QUERY)
+    found = {name.rsplit("/", 1)[-1]: value for name, value in found.items()}
+    weights = np.asarray(found["weights"])
+    assert (weights < 0).any() and np.isnan(weights[0, :, 0]).all()
+    np.testing.assert_array_equal(found["map"].weights(), weights)
+    np.testing.assert_allclose(found["map"].outputs(), heads, atol=1e-5)
+    seen = found["map"].statistics()
+    assert np.isnan(seen.distance[0]).all() and np.isfinite(seen.distance[1]).all()
+    squares = (weights[1].astype(float) ** 2).sum(-1).mean(-1)
+    np.testing.assert_allclose(seen.squared_weights[1], squares, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gate", [0.0, 0.5, -1.0])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+def test_the_slope_of_a_gate_of_weights_is_the_same_at_every_gate(implementation, gate):
+    def loss(gate, key):
+        by = {"weights": lambda weights: weights.at[..., key].multiply(gate)}
+        values, _ = mh.edit(lambda x: attend(x, implementation), by)(QUERY)
+        return (values @ jnp.arange(float(V))).sum()
+
+    _, whole = attend(QUERY, implementation)
+    for key in (slice(None), 1):
+        part = np.zeros((B, H, T, S))
+        part[..., key] = np.asarray(whole.weights())[..., key]
+        wanted = (mixed(part) @ np.arange(V)).sum()
+        np.testing.assert_allclose(jax.grad(loss)(gate, key), wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["scores", "weights"])
+def test_an_edit_that_makes_nan_gives_nan(name):
+    run = mh.edit(attend, {name: lambda x: x.at[0, 1, 2, 0].set(jnp.nan)})
+    (values, _), found = mh.look(run, ["map"])(QUERY)
+    is_nan = np.isnan(values).any(-1)
+    assert is_nan[0, 2, 1] and is_nan.sum() == 1
+    assert np.isnan(found["map"].weights()[0, 1, 2]).any()
+    assert np.isnan(found["map"].statistics().entropy).sum() == 1
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.vmap], ids=["plain", "vmap"])
+@pytest.mark.parametrize("implementation", ["dense", "blockwise"])
+@pytest.mark.parametrize("name", ["scores", "weights", "map"])
+def test_an_edit_that_changes_nothing_keeps_the_dropout(name, implementation, around):
+    options = {"dropout_rate": 0.4, "rng": jax.random.key(3)}
+
+    def run(query):
+        if around is jax.vmap:
+            arrays = query, KEY[0], VALUE[0]
+            return attention.attend(
+                *arrays, mask=MASK, implementation=implementation, **options
+            )
+        return attend(query, implementation, **options)
+
+    wanted, _ = around(run)(QUERY)
+    found, _ = around(mh.edit(run, {name: lambda x: x}))(QUERY)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    without, _ = attend(QUERY, implementation)
+    assert abs(wanted - without).max() > 0.1
 
 
 def test_weights_alone_are_a_map():

@@ -10,9 +10,11 @@ import pytest
 
 from experiments import claims, reproduce
 from experiments.claims import base, records, reproducing, telling, verdicts
+from mha_haiku import commands
 from mha_haiku.core import models
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs import configuration, folders, loop
+from mha_haiku.training.runs import folders, loop
+from tests.runs import faults
 
 SEEDS = (100, 101, 102)
 PLANTED = ("planted", 100)
@@ -251,8 +253,7 @@ def test_a_claim_says_what_it_must(claim):
     assert all((c.at_least is None) != (c.at_most is None) for c in claim.criteria)
     assert claim.before is None or claim.before.verdict in verdicts.WORDS
     for arm in (*claims.ARMS, base.PLANTED):
-        for config in claim.configs(arm).values():
-            configuration.check_fields(config)
+        claim.configs(arm)  # each is checked where it is made
         assert records.key_of(claim, arm) == records.key_of(claim, arm)
 
 
@@ -378,6 +379,15 @@ def test_the_desk_goes_on_with_an_interrupted_training(
     assert (len(asked), again.config.seed) == (1, 8)  # a seed that is not the desk's
     assert [line["step"] for line in again.looks] == [0, 5, 10]
 
+    # At a step at which nothing is due.
+    broken = claims.Desk(tmp_path / "broken", **options)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        faults.act(patch, faults.interrupt_at(1))
+        broken.train(config, 8, **looked)
+    found = broken.train(config, 8, **looked)
+    assert found.looks == again.looks
+    assert faults.reports(found.folder) == faults.reports(again.folder)
+
 
 def _config(model, params):
     return model.config
@@ -402,7 +412,7 @@ def _looked(model, params, examples):
     ],
 )
 def test_a_mistake_takes_two_lines_and_status_2(arguments, part, capsys):
-    assert reproduce.run(["reproduce", *arguments]) == 2
+    assert commands.run(["reproduce", *arguments]) == 2
     out, told = capsys.readouterr()
     assert out == ""
     assert 1 <= len(told.splitlines()) <= 2
@@ -410,6 +420,6 @@ def test_a_mistake_takes_two_lines_and_status_2(arguments, part, capsys):
 
 
 def test_the_list_has_every_claim(capsys):
-    assert reproduce.run(["reproduce", "--list"]) == 0
+    assert commands.run(["reproduce", "--list"]) == 0
     out = capsys.readouterr().out
     assert all(f"{name} (" in out for name in claims.names())

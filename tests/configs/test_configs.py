@@ -9,12 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import config_files
 from mha_haiku import runs, tasks
+from mha_haiku.commands import config_files
 from mha_haiku.training import stepping
 from mha_haiku.training.runs import configuration, folders, loop
 
-_REPOSITORY = pathlib.Path(config_files.__file__).resolve().parents[1]
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _CONFIGS = config_files.available()
 _PAPERS = [
     str(path.relative_to(_REPOSITORY))
@@ -27,14 +27,15 @@ _PAPERS = [
 def test_any_config_may_take_few_steps(path):
     config = config_files.load(path)
     config_files.override(config, [("config.training.steps", "20")])
-    configuration.check_fields(config)
     configuration.check_devices(config, 4)
 
 
-@pytest.mark.parametrize("of", [*_CONFIGS, *_PAPERS, *tasks.names()])
+_TASKS = [name for name in tasks.names() if name != "labeled_texts"]  # needs a file
+
+
+@pytest.mark.parametrize("of", [*_CONFIGS, *_PAPERS, *_TASKS])
 def test_config_or_default_suits_its_task_and_hides_its_targets(of):
     config = config_files.load(of) if of.endswith(".py") else runs.default_config(of)
-    configuration.check_fields(config)
     configuration.check_devices(config, 4)
     task = configuration.make_task(config)
     if of != "sentences":  # on which nothing trains
@@ -54,7 +55,7 @@ def test_config_or_default_suits_its_task_and_hides_its_targets(of):
     config = config.replace(
         model=dict(num_layers=1)
     )  # they are alike, and take long to compile
-    model = folders.make_model(config, task)
+    model = folders.make_model(config.model, task)
     generator = np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: generator.standard_normal(x.shape).astype(x.dtype),
@@ -69,7 +70,6 @@ def test_config_or_default_suits_its_task_and_hides_its_targets(of):
 @pytest.mark.parametrize("path", [*_CONFIGS, *_PAPERS])
 def test_config_is_valid_and_names_its_command_and_the_measured_baseline(path):
     config = config_files.load(path)
-    configuration.check_fields(config)
     configuration.check_devices(config, 4)
     task = configuration.make_task(config)
     configuration.validate_for_task(config, task)

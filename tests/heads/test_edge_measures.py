@@ -216,8 +216,16 @@ def test_acdc_removes_edges_one_by_one_from_the_logits_back():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gated", "encoder_decoder"])
-def test_edges_between_heads_are_paths_with_units_held(name):
+def test_edges_between_heads_are_paths_where_units_write_nothing(name):
     subject, corrupted, _ = _case(name)
+    params = {
+        module: {
+            x: leaf * (not module.endswith("feed_forward/output"))
+            for x, leaf in leaves.items()
+        }
+        for module, leaves in subject.params.items()
+    }
+    subject = subject._replace(params=params)
     found = heads.edge_patching(subject, corrupted)
     paths = heads.path_patching(subject, corrupted)
     assert paths.cost.forward == 2 + 2 * len(paths.kinds)
@@ -372,3 +380,6 @@ def test_models_that_are_no_graph_are_refused():
         heads.circuit(subject, corrupted, edges=3, measure="guessing")
     with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
         heads.integrated_edge_attribution(subject, corrupted, steps=0)
+    for kept in (np.ones((1, 1)), np.ones((2, 10**3)), np.ones(4)):
+        with pytest.raises(ValueError, match=r"kept must be \[X, E\], E = "):
+            heads.with_edges(subject, corrupted, kept)

@@ -291,7 +291,8 @@ def test_layers_below_the_ablated_head_do_not_run_again(subject):
     batch, gates = subject.batches[0], np.ones((L * H, L, H), np.float32)
 
     def flops(program, *args):
-        lowered = program(subject.model, **given).lower(subject.params, batch, *args)
+        run = jax.jit(program(subject.model, **given))
+        lowered = run.lower(subject.params, batch, *args)
         return lowered.compile().cost_analysis()["flops"]
 
     assert flops(importance.changes) < 0.75 * flops(importance.gated, gates)
@@ -349,6 +350,14 @@ def test_parameters_of_a_function_may_be_any_tree():
         wanted.append(first(run(params, example().inputs), None) - both[:, 0])
     assert np.abs(wanted).max() > 1e-3
     np.testing.assert_allclose(found.per_example[..., 0].T, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, L - 1, H), (2, L + 1, H), (2, L, H - 1)])
+def test_gates_of_other_heads_are_refused(subject, shape):
+    with pytest.raises(
+        ValueError, match="gates must be of .* attention parts of up to"
+    ):
+        heads.gated_metric(subject, np.ones(shape))
 
 
 def test_no_batches_are_refused(subject):

@@ -43,12 +43,11 @@ class Oracle:
         )
         return _loss(logits, self.examples[0]), seen
 
-    def edge(self, sender, receiver, kind, *, holds_units):
-        ends = ("/heads", "feed_forward/output") if holds_units else ("/heads",)
+    def edge(self, sender, receiver, kind):
         held = {
             name: lambda _, x=x: x
             for name, x in self.seen.items()
-            if name.endswith(ends)
+            if name.endswith("/heads")
         }
         name, head = f"{self.paths[sender[0]]}/heads", sender[1]
         sent = self.seen[name].copy()
@@ -85,13 +84,13 @@ class Oracle:
         return self.run(0 if into_clean else 1, {name: patched})[0] - base
 
 
-def _check_edges(found, oracle, *, holds_units, atol=5e-6):
+def _check_edges(found, oracle, *, atol=5e-6):
     np.testing.assert_allclose(found.base, oracle.clean, atol=atol)
     np.testing.assert_allclose(found.other, oracle.corrupted, atol=atol)
     ends = zip(
         found.senders.tolist(), found.receivers.tolist(), found.kinds, strict=True
     )
-    wanted = [oracle.edge(*each, holds_units=holds_units) for each in ends]
+    wanted = [oracle.edge(*each) for each in ends]
     np.testing.assert_allclose(found.per_example, np.transpose(wanted), atol=atol)
     return np.abs(np.transpose(wanted)).mean(0)
 
@@ -119,30 +118,29 @@ def _sharp(of):
 
 
 @pytest.mark.parametrize(
-    ("fields", "through_units"),
+    "fields",
     [
-        ({"attention__gate": "channel", "attention__sinks": "learned"}, False),
-        pytest.param({"norm__position": "post"}, True, marks=pytest.mark.slow),
+        {"attention__gate": "channel", "attention__sinks": "learned"},
+        pytest.param({"norm__position": "post"}, marks=pytest.mark.slow),
         pytest.param(
             {
                 "attention__gate": "head",
                 "attention__score": "sigmoid",
                 "attention__normalizer": "none",
             },
-            True,
             marks=pytest.mark.slow,
         ),
     ],
 )
-def test_edges_are_paths_of_their_own(fields, through_units):
+def test_edges_are_paths_of_their_own(fields):
     of = config(**SMALL, **fields)
     clean, corrupted = _pair()
     params = _sharp(of)
     subject = heads.Measured(build(of), heads.metrics.loss, params, [clean])
-    found = heads.path_patching(subject, [corrupted], through_units=through_units)
+    found = heads.path_patching(subject, [corrupted])
     assert len(found.kinds) == 3 * 4 * 3 + 6
     oracle = Oracle(params, of, clean, corrupted)
-    sizes = _check_edges(found, oracle, holds_units=not through_units)
+    sizes = _check_edges(found, oracle)
     assert (sizes > 0).all() and sizes.max() > 1e-3
     row = found.rows()[-1]
     assert (row["sender_layer"], row["receiver_layer"], row["kind"]) == (
@@ -174,7 +172,7 @@ def test_edges_of_an_encoder_decoder():
     encoder = [f"encoder.0 cross.{i} {k}" for i in (0, 1) for k in "kv"]
     assert edges == {*own, *cross, *encoder}
     oracle = Oracle(params, test_kinds.CONFIG, clean, corrupted)
-    sizes = _check_edges(found, oracle, holds_units=True)
+    sizes = _check_edges(found, oracle)
     assert (sizes > 0).all() and sizes.max() > 1e-3
 
 
@@ -261,7 +259,7 @@ def test_edges_of_an_imported_model(tmp_path):
         subject, [corrupted], senders=[(0, 1), (0, 5)], receivers=[(1, 4)]
     )
     oracle = Oracle(params, imported.config, clean, corrupted)
-    sizes = _check_edges(found, oracle, holds_units=True)
+    sizes = _check_edges(found, oracle)
     assert len(sizes) == 8 and (sizes > 1e-4).all()
 
 
@@ -302,6 +300,13 @@ def test_what_does_not_pair_is_refused():
         heads.path_patching(subject, [corrupted], senders=[(0, 2)])
     with pytest.raises(ValueError, match="kinds must be one of q, k, v, logits"):
         heads.path_patching(subject, [corrupted], kinds=["o"])
-    unknown = subject._replace(model=models.Model(None, subject.model.apply))
-    with pytest.raises(ValueError, match="through_units must be True"):
-        heads.path_patching(unknown, [corrupted])
+    longer = corrupted._replace(lengths=LENGTHS + np.int32([0, 1]))
+    message = "corrupted must have the lengths .*, 3 for example 1, got 4"
+    for measure in (
+        heads.path_patching,
+        heads.activation_patching,
+        functools.partial(heads.circuit, edges=3),
+        *heads.EDGE_MEASURES.values(),
+    ):
+        with pytest.raises(ValueError, match=message):
+            measure(subject, [longer])

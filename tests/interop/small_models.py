@@ -5,6 +5,7 @@ stored once (`expected.json`, by scripts/expect_transformers.py) and compared wi
 day.
 """
 
+import copy
 import json
 import pathlib
 import zlib
@@ -86,6 +87,111 @@ _LLAMA_3_ROTARY = {
 }
 
 
+_LLAMA_3_UNBASED = {
+    name: x for name, x in _LLAMA_3_ROTARY.items() if name != "rope_theta"
+}
+_BY_LAYER = {"full_attention": {"rope_type": "default"}}
+# Ways to say rotary positions, where keys disagree above all: a case, and what its
+# config.json says in place of what is stored; None: it leaves the key out.
+ROTARY: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5}),
+    *(
+        (case, {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}})
+        for case in ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma2")
+    ),
+    *(
+        (case, {"rope_parameters": {"rope_type": "default"}, "rope_theta": 5e5})
+        for case in ("mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma2")
+    ),
+    ("llama", {"rope_parameters": {"type": "linear", "rope_theta": 9.0, "factor": 2}}),
+    (
+        "llama",
+        {"rope_parameters": {"type": "linear", "rope_type": "default", "factor": 2}},
+    ),
+    ("llama", {"rope_scaling": {}, "rope_theta": 50.0}),
+    ("llama", {"rope_parameters": {}, "rope_theta": 50.0}),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "rope_theta": 33.0}}),
+    ("llama", {"partial_rotary_factor": 0.5, "rotary_pct": 0.5, "rotary_emb_base": 7}),
+    ("llama", {"rope_parameters": {"rope_theta": 9.0, "partial_rotary_factor": 0.5}}),
+    ("llama", {"rope_scaling": _LLAMA_3_UNBASED, "rope_theta": 10.0}),
+    (
+        "llama",
+        {"rope_scaling": _LLAMA_3_ROTARY, "original_max_position_embeddings": 40},
+    ),
+    (
+        "llama",
+        {
+            "rope_scaling": {
+                **_LLAMA_3_UNBASED,
+                "original_max_position_embeddings": None,
+            },
+            "max_position_embeddings": 40,
+        },
+    ),
+    ("gpt_neox", {"rope_parameters": None, "rotary_emb_base": 50, "rotary_pct": 0.75}),
+    ("gpt_neox", {"rope_parameters": {}, "rotary_emb_base": 50, "rotary_pct": 1.0}),
+    (
+        "gpt_neox",
+        {"rope_parameters": None, "rope_theta": 50.0, "partial_rotary_factor": 0.5},
+    ),
+    (
+        "gpt_neox",
+        {"rope_parameters": {"partial_rotary_factor": 1.0}, "rotary_pct": 0.5},
+    ),
+    (
+        "gpt_neox",
+        {
+            "rope_scaling": {"type": "linear", "factor": 2},
+            "rotary_emb_base": 50,
+            "rotary_pct": 0.5,
+        },
+    ),
+    ("gpt_neox", {"rope_scaling": {**_LLAMA_3_ROTARY, "partial_rotary_factor": 1.0}}),
+    (
+        "gemma3",
+        {
+            "rope_parameters": {**_BY_LAYER, "sliding_attention": {}},
+            "rope_theta": 5e5,
+            "rope_local_base_freq": 77.0,
+        },
+    ),
+    ("gemma3", {"rope_parameters": _BY_LAYER, "rope_local_base_freq": 77.0}),
+    *(
+        (
+            "gemma3",
+            {
+                "rope_parameters": None,
+                "rope_theta": 5e5,
+                "rope_scaling": {name: "linear", "factor": 8.0},
+            },
+        )
+        for name in ("rope_type", "type")
+    ),
+    ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    (
+        "gemma3",
+        {
+            "rope_parameters": {
+                "full_attention": {"type": "linear", "factor": 8, "rope_theta": 4.0},
+                "sliding_attention": None,
+            },
+            "rope_local_base_freq": 7.0,
+            "partial_rotary_factor": 1.0,
+        },
+    ),
+    (
+        "gemma3",
+        {
+            "rope_parameters": {
+                **_BY_LAYER,
+                "sliding_attention": {"rope_type": "linear", "factor": 2},
+            }
+        },
+    ),
+    ("gemma3", {"rope_parameters": None, "rope_scaling": _LLAMA_3_UNBASED}),
+]
+
+
 class Case(NamedTuple):
     """A tiny model: its classes in `transformers` and what its config says."""
 
@@ -121,6 +227,9 @@ CASES = {
         "DistilBertConfig",
         "DistilBertForSequenceClassification",
         {**_DISTILBERT, "num_labels": 7},
+    ),
+    "bert_untied": Case(
+        "BertConfig", "BertForMaskedLM", {**_BERT, "tie_word_embeddings": False}
     ),
     "gpt2": Case("GPT2Config", "GPT2LMHeadModel", _GPT2),
     "gpt2_scaled": Case(
@@ -192,9 +301,26 @@ CASES = {
             },
         },
     ),
+    "gpt_neox_whole": Case(
+        "GPTNeoXConfig",
+        "GPTNeoXForCausalLM",
+        {
+            **_NEOX,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 50.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    ),
     "gpt_neox_bare": Case("GPTNeoXConfig", "GPTNeoXModel", _NEOX),
     "vit": Case("ViTConfig", "ViTForImageClassification", _VIT),
     "vit_bare": Case("ViTConfig", "ViTModel", _VIT),
+    "vit_bands": Case(
+        "ViTConfig",
+        "ViTForImageClassification",
+        {**_VIT, "num_channels": 12, "image_size": [8, 12]},
+    ),
 }
 
 
@@ -220,7 +346,8 @@ def parameter(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def inputs(case: str) -> np.ndarray:
     """Returns tokens `[B, T]`, none of which is padding; or images."""
     if case.startswith("vit"):
-        return numbers("images", (B, 3, 8, 8))
+        shape = (B, 12, 8, 12) if case == "vit_bands" else (B, 3, 8, 8)
+        return numbers("images", shape)
     return 2 + (numbers("tokens", (B, T)) * 1000).astype(np.int32) % 29
 
 
@@ -253,6 +380,19 @@ def write(
 def expected() -> dict[str, Any]:
     """Returns what `transformers` computed, by cases."""
     return json.loads(EXPECTED.read_text())
+
+
+def changed(case: str, change: dict[str, Any]) -> dict[str, Any]:
+    """Returns a case's config.json with other values; None leaves a key out.
+
+    So do keys of None within `rope_scaling`.
+    """
+    config = {**expected()[case]["config"], **copy.deepcopy(change)}
+    if scaling := config.get("rope_scaling"):
+        config["rope_scaling"] = {k: x for k, x in scaling.items() if x is not None}
+    return {
+        name: x for name, x in config.items() if name not in change or x is not None
+    }
 
 
 def valid(x: np.ndarray, axis: int) -> np.ndarray:

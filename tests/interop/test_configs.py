@@ -1,19 +1,33 @@
-"""A config.json means the same in the words of `transformers` 4 and of 5."""
+"""A config.json means what `transformers` 5 reads in it, in older words too."""
 
+import copy
+import math
+
+import numpy as np
 import pytest
 
 from mha_haiku import models
+from mha_haiku.core import checks
+from mha_haiku.core.positions import encodings
 from mha_haiku.interop import loading
+from mha_haiku.interop.families import tables
 from tests.interop import small_models
+
+EXPECTED = small_models.expected()
+
+
+def _model(config):
+    """Returns the `config.model` that a config.json describes."""
+    family = loading.family_of(config)
+    head = loading.head_of(family, config, ())
+    return loading.read_fields(family, head, config)[0]
 
 
 def _read(case, change):
     """Returns `config.model` of a case whose config.json was changed."""
-    config = dict(small_models.expected()[case]["config"])
+    config = copy.deepcopy(EXPECTED[case]["config"])
     change(config)
-    family = loading.family_of(config)
-    head = loading.head_of(family, config, ())
-    return loading.read_fields(family, head, config)[0]
+    return _model(config)
 
 
 def _as_it_is(config):
@@ -91,6 +105,143 @@ def test_old_words_mean_the_same(case, change):
 )
 def test_windows_count_the_query_there_and_not_here(case, fields, windows):
     assert models.windows(_read(case, lambda config: config.update(fields))) == windows
+
+
+@pytest.mark.parametrize("number", range(len(small_models.ROTARY)))
+def test_rotary_settings_are_found_where_transformers_finds_them(number):
+    case, change = small_models.ROTARY[number]
+    config = _model(small_models.changed(case, change))
+    size, period = models.key_size(config), config.embedding.rotary_period
+    wanted = EXPECTED["rotary"][number]
+    assert len(wanted) == config.num_layers
+    for found, each in zip(models.frequencies(config), wanted, strict=True):
+        if found is None:
+            found = encodings.frequencies_of(size, period)
+        # Theirs lack the features that do not turn.
+        np.testing.assert_allclose(
+            found, each + [0.0] * (size // 2 - len(each)), rtol=1e-5
+        )
+
+
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "message"),
+    [
+        # What transformers fails on, or does not implement as we do.
+        ("llama", {"rope_scaling": _YARN}, "rope_type.* got 'yarn'"),
+        (
+            "llama",
+            {"rope_scaling": {"rope_type": "linear"}},
+            "rope_scaling.factor must",
+        ),
+        (
+            "llama",
+            {
+                "rope_scaling": {"type": "linear", "factor": 2},
+                "partial_rotary_factor": 0.5,
+            },
+            "rope_scaling.partial_rotary_factor must be 1",
+        ),
+        (
+            "qwen2",
+            {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "a key of config.json's rope_parameters must .* got 'full_attention'",
+        ),
+        (
+            "gemma3",
+            {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
+            "a key of config.json's rope_parameters must .* got 'rope_type'",
+        ),
+        (
+            "llama",
+            {"rope_scaling": {"type": "linear", "factr": 2}},
+            "must be one of .* got 'factr'. Did you mean 'factor'",
+        ),
+        (
+            "llama",
+            {
+                "rope_scaling": {
+                    **EXPECTED["llama_3"]["config"]["rope_parameters"],
+                    "high_freq_factor": 1.0,
+                }
+            },
+            "high_freq_factor must be above low_freq_factor = 1.0, got 1.0",
+        ),
+        ("gpt_neox", {"rotary_pct": 0.4, "rope_parameters": None}, "turns 3 of the 8"),
+        # Options that change numbers there and are not supported.
+        *(
+            (case, {"is_causal": False}, "is_causal = False is not supported")
+            for case in ("llama", "gpt2", "gpt_neox", "gemma3")
+        ),
+        ("bert", {"is_decoder": True}, "is_decoder = True is not supported"),
+        ("llama", {"per_layer_config": {"0": {}}}, "per_layer_config = .* not supp"),
+        (
+            "mistral",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types must be 'sliding_attention' for all layers",
+        ),
+        ("gemma2", {"layer_types": ["full_attention"]}, "each of .* = 2 layers, got 1"),
+    ],
+)
+def test_settings_that_would_give_other_numbers_are_refused(case, change, message):
+    with pytest.raises(checks.ConfigError, match=message):
+        _model(small_models.changed(case, change))
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "same"),
+    [
+        ("gemma", {"hidden_act": "gelu"}, {}),  # of all official files
+        ("gemma", {"hidden_act": "gelu", "hidden_activation": "gelu"}, {}),
+        ("gemma2", {"hidden_act": "gelu"}, {}),  # which they do not read
+        ("gpt2", {"hidden_size": 48}, {"n_embd": 48}),
+        ("gpt2", {"n_layer": None, "num_hidden_layers": 3}, {"n_layer": 3}),
+        ("gpt2", {"max_position_embeddings": 99}, {"n_positions": 99}),
+        ("distilbert", {"num_attention_heads": 2}, {"n_heads": 2}),
+        ("olmo2", {"rms_norm_eps": None}, {"rms_norm_eps": 1e-5}),
+        ("qwen2", {"rms_norm_eps": None}, {"rms_norm_eps": 1e-6}),
+        ("bert_classes", {"num_labels": 3}, {"id2label": {"0": "", "1": "", "2": ""}}),
+        ("bert_classes", {"id2label": None}, {"id2label": {"0": "no", "1": "yes"}}),
+    ],
+)
+def test_words_mean_what_they_mean_in_transformers(case, change, same):
+    found, wanted = (small_models.changed(case, each) for each in (change, same))
+    assert _model(found) == _model(wanted)
+
+
+_WRONG = [
+    *("x", "nan", "", [], [1], ["x"], {}, {"x": 1}, True, False, None, 1.5, -1, 0),
+    *(math.nan, math.inf, -math.inf, 10**39, 10**400, 1e39, 5e-324),
+]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in small_models.CASES if "_" not in case]
+    + ["gpt_neox", "bert_classes"],
+)
+def test_a_setting_of_a_wrong_type_or_size_is_named(case):
+    """Each key, and each key of rotary positions, with each value; nothing else."""
+    config = EXPECTED[case]["config"]
+    family = loading.family_of(config)
+    head = loading.head_of(family, config, ())
+    keys = tables.keys_of(family, head)
+    changes = [{name: value} for name in keys for value in _WRONG]
+    if "rope_parameters" in keys:
+        rope = EXPECTED["llama_3"]["config"]["rope_parameters"]
+        ropes = [{**rope, name: value} for name in rope for value in _WRONG]
+        changes += [{"rope_scaling": rope} for rope in ropes]
+        changes += [{"rope_parameters": {"full_attention": rope}} for rope in ropes]
+    refused = set()
+    for change in changes:
+        try:
+            _model({**config, **change})
+        except checks.ConfigError as error:
+            assert str(error).count("\n") < 2
+            refused |= set(change)
+    assert refused >= set(keys)
 
 
 def test_frequencies_say_all_rotary_kinds():

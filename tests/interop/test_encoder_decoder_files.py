@@ -57,25 +57,3 @@ def test_what_was_saved_loads(model_and_params, tmp_path, is_tied):
     assert interop.sizes_of(params).num_classes == TARGETS
     with pytest.raises(checks.ConfigError, match="No family of transformers holds"):
         interop.save(tmp_path / "other", config, params)
-
-
-@pytest.mark.slow
-def test_the_exported_program_takes_what_the_decoder_reads(model_and_params, tmp_path):
-    pytest.importorskip("flatbuffers", reason="exported programs need [interop]")
-    _, model, params = model_and_params()
-    given = _given()
-    file = interop.export(
-        tmp_path / "model.stablehlo",
-        model,
-        params,
-        given["inputs"],
-        decoder_inputs=given["decoder_inputs"],
-        weights=True,
-    )
-    program = jax.export.deserialize(bytearray(file.read_bytes()))
-    found = program.call(*given.values())
-    wanted = jax.jit(lambda: model.apply(params, None, **given, is_training=False))()
-    np.testing.assert_allclose(found["logits"], wanted.logits, rtol=1e-5, atol=1e-6)
-    for kind in models.KINDS:
-        own = np.stack([each.weights() for each in getattr(wanted.maps, kind)])
-        np.testing.assert_allclose(found[f"{kind}_weights"], own, rtol=1e-5, atol=1e-6)

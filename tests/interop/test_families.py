@@ -54,7 +54,10 @@ def test_numbers_are_those_of_transformers(case, tmp_path):
     found = outputs(case, imported)
     for each, wanted in zip(found["attention"], stored["attention"], strict=True):
         assert_close(small_models.sample(each), wanted)
-    if case != "vit":  # the output of transformers is before the last norm
+    if case not in (
+        "vit",
+        "vit_bands",
+    ):  # the output of transformers is before the last norm
         assert_close(small_models.sample(found["output"]), stored["output"])
     if "logits" in stored:
         assert_close(small_models.sample(found["logits"]), stored["logits"])

@@ -9,10 +9,12 @@ import pytest
 
 from mha_haiku import interop
 from mha_haiku.core import arrays, checks
-from mha_haiku.interop import gguf_files
+from mha_haiku.interop import gguf_files, loading
+from mha_haiku.interop.families.llama import LLAMA
 from mha_haiku.training.tasks import tokenization
 from tests.interop import small_models
 
+tokenizers = pytest.importorskip("tokenizers")
 gguf = pytest.importorskip("gguf", reason="GGUF files need mha_haiku[interop]")
 
 TEXT = "Numbers 1234 and words, \u00e9 too."
@@ -144,8 +146,9 @@ def test_options_that_are_not_supported_are_refused(folder, tmp_path, fields, me
         ({"llama.embedding_length": None}, "llama.embedding_length must be an integer"),
         ({"llama.attention.head_count": 0}, "llama.attention.head_count must be"),
         ({"llama.attention.head_count": [6, 6]}, "llama.attention.head_count must be"),
-        ({"llama.attention.head_count_kv": [3, 3]}, "num_key_value_heads must be"),
-        ({"llama.block_count": None}, "config.json must have 'num_hidden_layers'"),
+        ({"llama.attention.head_count_kv": [3, 3]}, "llama.attention.head_count_kv mu"),
+        ({"llama.block_count": None}, "llama.block_count must be an integer from 1"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, "_rms_epsilon must be"),
         ({"tokenizer.ggml.tokens": None}, "lacks tokenizer.ggml.tokens"),
         ({"tokenizer.ggml.merges": None}, "lacks tokenizer.ggml.merges"),
         ({"tokenizer.ggml.bos_token_id": 9}, "bos_token_id must be an .* 0 to 1, got"),
@@ -170,6 +173,166 @@ def test_fields_without_which_there_is_no_model_are_named(
         interop.load(file)
 
 
+@pytest.fixture
+def load_with(folder, tmp_path, monkeypatch):
+    """Loads the tiny Llama as a GGUF file with other fields; None leaves one out."""
+    file = tmp_path / "model.gguf"
+    _write(folder, file)
+    stored, arrays_of = arrays.read_gguf(file)
+
+    def load(change):
+        fields = {k: v for k, v in (stored | change).items() if v is not None}
+        monkeypatch.setattr(arrays, "read_gguf", lambda path: (fields, arrays_of))
+        return interop.load(file)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("change", "factor"),
+    [
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 2.5}, 2.5),  # linear is llama.cpp's default
+        ({"rope.scaling.factor": 2.5, "rope.scale_linear": 4.0}, 2.5),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2.5}, 2.5),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.5}, 1.0),
+        ({"rope.scaling.type": "linear"}, 1.0),
+        ({"rope.scaling.factor": 0.0, "rope.scaling.original_context_length": 9}, 1.0),
+    ],
+)
+def test_positions_are_divided_as_llama_cpp_does(load_with, change, factor):
+    config = load_with({f"llama.{name}": x for name, x in change.items()}).config
+    found = config.embedding.frequencies
+    # K = 8.
+    wanted = [1e4 ** (-i / 4) / factor for i in range(4)] if factor != 1 else None
+    assert (found is None) if wanted is None else found == pytest.approx(wanted)
+
+
+def test_what_llama_cpp_takes_for_fields_that_are_left_out(load_with):
+    wanted = load_with({}).config
+    assert load_with({"llama.rope.freq_base": None}).config == wanted
+    # Heads of D / H = 4, and as many of keys as of queries: of another model.
+    for name in ("attention.key_length", "attention.head_count_kv"):
+        with pytest.raises(checks.ConfigError, match=r"k_proj.* of shape|q_proj"):
+            load_with({f"llama.{name}": None})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope.scaling.yarn_beta_fast": 32.0},
+        {"rope.scaling.attn_factor": 1.2},
+        {"rope.freq_base_swa": 1e4},
+        {"attention.value_length": 4},
+        {"attention.clamp_kqv": 8.0},
+        {"attention.causal": False},
+        {"attn_logit_softcapping": 50.0},
+        {"pooling_type": 1},
+        {"something.new": "x"},
+    ],
+)
+def test_a_field_that_may_change_numbers_is_refused_by_name(load_with, change):
+    (name,) = change
+    with pytest.raises(checks.ConfigError, match=f"llama.{name} .*is not supported"):
+        load_with({f"llama.{name}": change[name]})
+
+
+_WRONG = ["x", "", [], [1, 2], ["x"], [[1]], True, -1, 0, 1.5, 10**30, float("nan")]
+
+
+def test_a_field_of_a_wrong_type_is_named(folder, tmp_path):
+    """Every field that the writer writes, and the tokenizer's."""
+    file = tmp_path / "model.gguf"
+    _write(folder, file)
+    fields, stored = arrays.read_gguf(file)
+    own = [name for name in fields if name.startswith("llama.")]
+    fields |= _TOKENS | {"tokenizer.ggml.pre": "llama-bpe"}
+    texts = ["tokens", "merges", "token_type", "add_bos_token", "bos_token_id"]
+    own += [f"tokenizer.ggml.{name}" for name in ("model", "pre", *texts)]
+    refused = set()
+    for name in [*own, "general.architecture"]:
+        for value in _WRONG:
+            try:
+                config, _ = gguf_files.translated(file, fields | {name: value}, stored)
+                loading.read_fields(LLAMA, LLAMA.heads[0], config)
+                gguf_files.tokenizer(file, fields | {name: value})
+            except checks.ConfigError as error:
+                refused |= {name} if name.rpartition(".")[2] in str(error) else set()
+                assert str(error).count("\n") < 2
+    assert refused == {*own, "general.architecture"}
+
+
+_TOKENS = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": [*"abc12", "<s>", "</s>"],
+    "tokenizer.ggml.merges": [],
+    "tokenizer.ggml.token_type": [1, 1, 1, 1, 1, 3, 3],
+    "tokenizer.ggml.bos_token_id": 5,
+    "tokenizer.ggml.eos_token_id": 6,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "before", "after"),
+    [
+        # What llama.cpp does where the file does not say it.
+        ({"pre": "llama-bpe"}, (5,), ()),
+        ({"pre": "qwen2"}, (), ()),
+        ({"pre": "smollm"}, (), ()),
+        ({}, (), ()),
+        ({"pre": "llama-bpe", "add_bos_token": False}, (), ()),
+        ({"pre": "gpt-2", "add_bos_token": True}, (5,), ()),
+        ({"pre": "qwen2", "add_eos_token": True}, (), (6,)),
+        ({"pre": "llama-bpe", "add_eos_token": True}, (5,), (6,)),
+        ({"pre": "llama-bpe", "bos_token_id": 3}, (3,), ()),
+    ],
+)
+def test_special_tokens_are_put_where_llama_cpp_puts_them(fields, before, after):
+    given = _TOKENS | {f"tokenizer.ggml.{name}": x for name, x in fields.items()}
+    tokenizer = gguf_files.tokenizer("model.gguf", given)
+    assert (tokenizer.before, tokenizer.after) == (before, after)
+
+
+@pytest.mark.parametrize(
+    ("split", "pieces"),
+    [
+        ("gpt-2", "a| b|??| 12345|\n"),
+        ("qwen2", "a| b|??| |1|2|3|4|5|\n"),
+        ("llama-bpe", "a| b|??| |123|45|\n"),
+        ("smollm", "a| b|??| |1|2|3|4|5|\n"),
+        # Of a file that does not say it, too.
+        ("default", "a| b|??| |123|45|\n"),
+        (None, "a| b|??| |123|45|\n"),
+    ],
+)
+def test_texts_are_cut_as_llama_cpp_cuts_them(split, pieces):
+    given = _TOKENS | ({"tokenizer.ggml.pre": split} if split else {})
+    content = gguf_files.tokenizer("model.gguf", given).content
+    cut = tokenizers.Tokenizer.from_str(content).pre_tokenizer.pre_tokenize_str
+    found = [piece for piece, _ in cut("a b?? 12345\n")]
+    assert "|".join(found).replace("\u0120", " ").replace("\u010a", "\n") == pieces
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("model", [5, ["gpt2"], True]),
+        ("pre", [["llama-bpe"], 5]),
+        ("tokens", [5, "abc", [], [1, 2], ["a", "a"], ["a", None], [["a"]]]),
+        ("merges", [5, "a b", [1], ["ab"], [["a", "b"]], [""]]),
+        ("token_type", [5, "111", ["1"] * 7, [1] * 6, [1.0] * 7, [True] * 7]),
+        ("add_bos_token", [1, "true", [True]]),
+        ("bos_token_id", ["5", 5.0, -1, 7, [5], True, None]),
+    ],
+)
+def test_fields_of_tokenizers_of_a_wrong_type_are_named(name, values):
+    name = f"tokenizer.ggml.{name}"
+    fields = {**_TOKENS, "tokenizer.ggml.pre": "llama-bpe"}
+    for value in values:
+        with pytest.raises(checks.ConfigError, match=f"model.gguf: {name} must be"):
+            gguf_files.tokenizer("model.gguf", {**fields, name: value})
+
+
 def test_tokens_are_those_of_the_merges(folder, tmp_path, caplog):
     trained = tokenization.BytePairs.train(TEXT * 9, 270).tokenizer
     content = json.loads(trained.to_str())["model"]
@@ -185,13 +348,10 @@ def test_tokens_are_those_of_the_merges(folder, tmp_path, caplog):
         "add_bos_token": True,
     }
     file = tmp_path / "model.gguf"
-    # Its vocabulary is larger than the model's: it belongs to another model.
+    # Its vocabulary is larger than the model's.
     _write(folder, file, **fields)
-    with pytest.raises(
-        checks.ConfigError, match="tokenizer of 271 tokens, and a model"
-    ):
-        interop.load(file)
-
+    assert interop.load(file).tokenizer.num_tokens == 31
+    assert "tokenizer of 271 tokens, and a model of 31" in caplog.text
     stored = arrays.read_gguf(file)[0]
     tokenizer = gguf_files.tokenizer(file, stored, 300)
     assert tokenizer.num_tokens == 300 and tokenizer.before == (len(ids),)

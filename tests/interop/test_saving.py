@@ -6,8 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+import mha_haiku as mh
 from mha_haiku import heads, interop, models
 from mha_haiku.core import arrays, checks, sites
+from mha_haiku.core.positions import encodings
 from mha_haiku.interop import loading
 from mha_haiku.training.tasks import tokenization
 from tests.interop import small_models, test_families
@@ -33,6 +35,8 @@ def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
         if name not in found and ("pooler" in name or "seq_relationship" in name)
     }
     assert set(found) == set(wanted) - unread
+    if case == "bert_untied":  # which has a second bias that is read
+        wanted["cls.predictions.bias"] = wanted["cls.predictions.decoder.bias"]
     for name, x in found.items():
         if "vit" not in case and case != "gpt2_scaled" and "position_embed" not in name:
             np.testing.assert_allclose(x, wanted[name], rtol=0, atol=2e-7)
@@ -108,6 +112,39 @@ def test_rotary_frequencies_of_no_known_kind_are_refused(tmp_path):
         interop.save(tmp_path, config, imported.params, family="llama")
 
 
+def test_a_share_of_the_rotary_features_is_written_where_it_is_read(tmp_path):
+    """GPT-NeoX of transformers reads it, Llama ignores it."""
+    imported = interop.load(small_models.write(tmp_path, "llama"))
+    config = imported.config.replace(embedding=dict(frequencies=[1.0, 0.01, 0.0, 0.0]))
+    with pytest.raises(checks.ConfigError, match="llama cannot say .* part of each"):
+        interop.save(tmp_path, config, imported.params, family="llama")
+
+
+@pytest.mark.parametrize(
+    ("key_size", "turning"), [(8, 8), (8, 4), (98, 2), (44, 30), (46, 26)]
+)
+def test_any_share_of_the_features_of_gpt_neox_is_written(key_size, turning, tmp_path):
+    """Also all of them, which its files have to say, and shares that round down."""
+    rest = [0.0] * ((key_size - turning) // 2)
+    turns = [*encodings.frequencies_of(turning, 10_000.0).tolist(), *rest]
+    config = model_config(
+        family="causal",
+        model_size=key_size,
+        attention__num_heads=1,
+        embedding__positions="rotary",
+        embedding__frequencies=turns if rest else None,
+        output__with_bias=False,
+    )
+    params, _ = _random(config)
+    interop.save(tmp_path, config, params, family="gpt_neox")
+    said = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    assert int(key_size * said["partial_rotary_factor"]) == turning
+    again = interop.load(tmp_path)
+    assert again.config.embedding.frequencies == config.embedding.frequencies
+    name = "encoder/layer_0/attention/query"
+    np.testing.assert_array_equal(again.params[name]["w"], params[name]["w"])
+
+
 def test_half_precision_and_scanned_layers_save_as_they_are(tmp_path):
     folder = small_models.write(tmp_path, "qwen2")
     imported = interop.load(folder, dtype="bfloat16")
@@ -121,6 +158,140 @@ def test_half_precision_and_scanned_layers_save_as_they_are(tmp_path):
     for name, x in found.items():
         assert x.dtype.name == "bfloat16"
         np.testing.assert_array_equal(x, wanted[name].astype(x.dtype))
+
+
+def _random(config, num_tokens=7, num_classes=None, feature_size=None):
+    """Random parameters of a config's model, and its sizes."""
+    sizes = interop.Sizes(num_tokens, feature_size, num_classes or num_tokens)
+    generator = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: np.float32(generator.standard_normal(x.shape)),
+        loading.shapes(config, sizes),
+    )
+    return params, sizes
+
+
+def _bert_like(**fields):
+    return model_config(
+        attention__num_heads=2,
+        model_size=8,
+        norm__position="post",
+        embedding__norm=True,
+        **fields,
+    )
+
+
+# What transformers makes of these, test_parity.py says.
+def test_a_model_without_segments_is_written_with_one_of_zeros(tmp_path):
+    config = _bert_like(embedding__max_length=9)
+    params, sizes = _random(config.replace(output=dict(logits=False)))
+    config = config.replace(output=dict(logits=False))
+    interop.save(tmp_path, config, params)
+    said = json.loads((tmp_path / "config.json").read_text())
+    assert (said["model_type"], said["type_vocab_size"]) == ("bert", 1)
+    name = "embeddings.token_type_embeddings.weight"
+    np.testing.assert_array_equal(_stored(tmp_path)[name], np.zeros((1, 8)))
+    again = interop.load(tmp_path)
+    tokens = np.arange(6)[None]
+    wanted = models.build(config, **sizes._asdict()).apply(
+        params, None, tokens, is_training=False
+    )
+    found = again.model.apply(again.params, None, tokens, is_training=False)
+    np.testing.assert_array_equal(found.output, wanted.output)
+
+
+def test_positions_of_roberta_count_every_token(tmp_path):
+    """Token 1 is a word here: as padding it would have no position there."""
+    imported = interop.load(small_models.write(tmp_path, "roberta"))
+    interop.save(tmp_path, imported.config, imported.params, family="roberta")
+    said = json.loads((tmp_path / "config.json").read_text())
+    table = _stored(tmp_path)["roberta.embeddings.position_embeddings.weight"]
+    assert said["pad_token_id"] == -1
+    assert said["max_position_embeddings"] == len(table) == 12
+
+
+def test_logits_that_are_not_tied_have_a_bias_of_their_own(tmp_path):
+    imported = interop.load(small_models.write(tmp_path, "bert"))
+    config = imported.config.replace(output=dict(tied=False))
+    params, _ = _random(config, 31)
+    interop.save(tmp_path, config, params)
+    stored = _stored(tmp_path)
+    for name in ("decoder.bias", "bias"):
+        np.testing.assert_array_equal(
+            stored[f"cls.predictions.{name}"], params["logits"]["b"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "reason"),
+    [
+        ("bert", dict(attention=dict(num_heads=0)), "attention.num_heads = 0"),
+        ("llama", dict(feed_forward=dict(hidden_size=0)), "hidden_size = 0"),
+        ("gpt2", dict(feed_forward=dict(hidden_size=0)), "hidden_size = "),
+        ("gemma2", dict(attention=dict(scale=2.0)), "attention.scale = 2.0"),
+        ("gemma3", dict(attention=dict(scale=30.0)), "attention.scale = 30.0"),
+        ("gemma3", dict(attention=dict(soft_cap=50.0)), "attention.soft_cap = 50.0"),
+        ("vit", dict(embedding=dict(image=None)), "embedding.image = None"),
+        ("vit", dict(embedding=dict(image=[3, 8, 12, 4])), "embedding.max_length = 5"),
+    ],
+)
+def test_what_a_family_would_read_otherwise_is_refused(case, fields, reason, tmp_path):
+    imported = interop.load(small_models.write(tmp_path, case))
+    config = imported.config.replace(**fields)
+    sizes = loading.sizes_of(imported.params)
+    params, _ = _random(config, *sizes[::2], sizes.feature_size)
+    kind = {"gemma3": "gemma3_text"}.get(case, case)
+    folder = tmp_path / "saved"
+    with pytest.raises(checks.ConfigError, match=f"cannot say.*{reason}"):
+        interop.save(folder, config, params, family=kind)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_tied_logits_of_fewer_classes_than_tokens(with_bias, tmp_path):
+    output = dict(output__tied=True, output__with_bias=with_bias)
+    config = _bert_like(**output, output__hidden="gelu", output__norm=True)
+    params, sizes = _random(config, 7, 5)
+    # Without a bias parameters do not show how many classes there are.
+    given = {} if with_bias else {"num_classes": 5}
+    with pytest.raises(checks.ConfigError, match="cannot say.* num_classes = 5"):
+        interop.save(tmp_path / "bert", config, params, family="bert", **given)
+    assert not (tmp_path / "bert").exists()
+    model = models.build(config, **sizes._asdict())
+    subject = mh.subjects.Subject(model, params, "classes")
+    for folder in (
+        interop.save(tmp_path / "1", config, params, family="mha_haiku", **given),
+        subject.save(tmp_path / "2", family="mha_haiku"),
+    ):
+        again = interop.load(folder)
+        tokens = np.arange(6)[None]
+        found = again.model.apply(again.params, None, tokens, is_training=False)
+        wanted = model.apply(params, None, tokens, is_training=False)
+        np.testing.assert_array_equal(found.logits, wanted.logits)
+
+
+def test_windows_that_no_layer_has_are_written_as_transformers_wants(tmp_path):
+    for case, size in (("gemma2", 4096), ("mistral", None), ("qwen2", None)):
+        imported = interop.load(small_models.write(tmp_path, case))
+        config = imported.config.replace(attention=dict(window=None))
+        interop.save(tmp_path, config, imported.params, family=case)
+        said = json.loads((tmp_path / "config.json").read_text())
+        assert said["sliding_window"] == size
+        assert interop.load(tmp_path).config.attention.window is None
+
+
+def test_images_of_many_bands_are_written_as_they_are(tmp_path):
+    imported = interop.load(small_models.write(tmp_path, "vit_bands"))
+    assert imported.config.embedding.image == (12, 8, 12, 4)
+    interop.save(tmp_path / "saved", imported.config, imported.params)
+    said = json.loads((tmp_path / "saved" / "config.json").read_text())
+    assert [said[x] for x in ("num_channels", "image_size", "patch_size")] == [
+        *(12, [8, 12], 4)
+    ]
+    found = _stored(tmp_path / "saved")
+    name = "vit.embeddings.patch_embeddings.projection.weight"
+    assert found[name].shape == (24, 12, 4, 4)
+    np.testing.assert_array_equal(found[name], _stored(tmp_path)[name])
 
 
 def test_what_transformers_has_no_word_for_is_named(tmp_path):
@@ -191,3 +362,4 @@ def test_tokenizers_go_along(tmp_path):
     own = tokenization.Characters.train("abc", 10)
     with pytest.raises(checks.ConfigError, match="tokenizer must be of byte pairs"):
         interop.save(tmp_path / "s", imported.config, imported.params, tokenizer=own)
+    assert not (tmp_path / "s").exists()

@@ -127,15 +127,18 @@ def test_what_a_head_does_not_read_is_left_out_aloud(tmp_path, caplog):
     assert "BertForMaskedLM leaves out bert.pooler.dense.weight." in caplog.text
 
 
-def test_tokenizers_have_at_most_the_tokens_of_the_model(folder):
+def test_a_token_that_the_model_has_no_row_for_refuses_texts_with_it(folder, caplog):
     tokenizer = pretrained.words()
     missing = 31 - tokenizer.get_vocab_size()
     for count in (missing, missing + 1):
         tokenizer.add_tokens([f"more{i}" for i in range(count)])
         tokenizer.save(str(folder / "tokenizer.json"))
-        if count == missing:
-            assert interop.load(folder).tokenizer.num_tokens == 31
-    _refused(folder, "tokenizer of 32 tokens, and a model of 31")
+        loaded = interop.load(folder).tokenizer
+        assert loaded.num_tokens == 31
+        assert ("tokenizer of 32 tokens" in caplog.text) == (count > missing)
+    assert loaded.encode(f"the cat more{missing - 1}").tolist()[-1] == 30
+    with pytest.raises(checks.ConfigError, match=f"it needs 'more{missing}', .* 31"):
+        loaded.encode(f"the cat more{missing}")
 
 
 def test_copies_of_tied_arrays_must_be_copies(folder):
@@ -201,13 +204,13 @@ def test_arrays_that_do_not_fit_are_named(folder, change, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "gpt3"}, "model_type.* must be one of bert, .*'gpt2'"),
+        ({"model_type": "gpt3"}, "model_type.* must be one of bert, .* got 'gpt3'.$"),
         ({"architectures": ["GPT2LMHedModel"]}, "Did you mean 'GPT2LMHeadModel'"),
         ({"add_cross_attention": True}, "add_cross_attention = True is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* not supp"),
         ({"activation_function": "mish"}, "activation_function must be one of gelu"),
-        ({"n_head": "four"}, "attention.num_heads"),
-        ({"n_layer": None}, "num_layers"),
+        ({"n_head": "four"}, "config.json.s n_head must be an integer from 1"),
+        ({"n_layer": None}, "config.json.s n_layer must be an integer from 1"),
         *(
             ({"vocab_size": value}, "vocab_size must be an integer from 1")
             for value in ("31", 31.5, [31], -1, True, 10**30)
@@ -217,6 +220,12 @@ def test_arrays_that_do_not_fit_are_named(folder, change, message):
             for value in (5, "GPT2LMHeadModel", {"a": 1}, [5], [["a"]], [None])
         ),
         ({"n_head": 5}, "must divide model_size"),
+        ({"model_type": "olmo3"}, "got 'olmo3'.$"),
+        ({"model_type": "bart"}, "got 'bart'.$"),
+        ({"model_type": "gpt"}, "got 'gpt'.$"),
+        ({"model_type": "lama"}, "got 'lama'. Did you mean 'llama'"),
+        ({"architectures": ["GPT2ForSequenceClassification"]}, "Classification'.$"),
+        ({"activation_function": "gelu_13"}, "got 'gelu_13'.$"),
     ],
 )
 def test_configs_that_would_change_numbers_are_refused(folder, fields, message):
@@ -242,12 +251,99 @@ def test_configs_that_would_change_numbers_are_refused(folder, fields, message):
         ("gemma2", {"layer_types": ["chunked_attention"] * 2}, "layer_types must be"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_ty"),
         ("llama", {"hidden_act": "relu"}, "hidden_act must be one of silu"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ("vit", {"patch_size": [4, 2]}, "patch_size must be .* got 4 x 2"),
+        ("vit", {"patch_size": 9}, "patch_size must be .* 8 x 8, got 9 x 9"),
+        ("vit", {"image_size": [8, 8, 8]}, "image_size must be an integer or two"),
+        ("vit", {"image_size": 0}, "image_size must be an integer from 1"),
+        ("vit", {"num_channels": "three"}, "num_channels must be an integer"),
     ],
 )
 def test_options_of_families_that_are_not_supported(case, fields, message, tmp_path):
     small_models.write(tmp_path, case)
     _set(tmp_path, **fields)
     _refused(tmp_path, message)
+
+
+_WIDE = {"n_embd": 100_000, "n_head": 100_000}
+
+
+@pytest.mark.parametrize(
+    ("case", "fields"),
+    [
+        ("gpt2", _WIDE),
+        ("gpt2", {"n_layer": 10_000}),
+        ("gpt2", {"n_positions": 2**24}),
+        ("llama", {"head_dim": 2**20}),
+        ("llama", {"num_attention_heads": 2**20, "num_key_value_heads": 1}),
+        ("llama", {"intermediate_size": 2**22}),
+        ("gemma3", {"num_hidden_layers": 10_000, "layer_types": None}),
+        ("bert", {"vocab_size": 2**31 - 1}),
+        ("bert_classes", {"id2label": None, "num_labels": 2**31 - 1}),
+        ("vit", {"num_channels": 2**20}),
+    ],
+)
+def test_sizes_are_at_most_what_the_arrays_hold(case, fields, tmp_path):
+    small_models.write(tmp_path, case)
+    _set(tmp_path, **fields)
+    _refused(tmp_path, "sizes in config.json need at least [0-9]+ numbers, and there")
+
+
+def test_sizes_of_our_own_layout_are_checked_first(folder, tmp_path):
+    whole = interop.load(folder)
+    interop.save(tmp_path / "own", whole.config, whole.params, family="mha_haiku")
+    file = tmp_path / "own" / "config.json"
+    stored = json.loads(file.read_text())
+    sizes, model = stored["sizes"], stored["model"]
+    for change, message in (
+        ({"model": {**model, "num_layers": 10_000}}, "need at least"),
+        ({"model": {**model, "attention.key_size": 2**20}}, "need at least"),
+        ({"model": {**model, "norm.epsilon": 10**400}}, "epsilon must be a finite num"),
+        ({"model": {"a": 1, "a.b": 2}}, "a of a.b has a value, and fields"),
+        ({"model": {"a.b": 2, "a": 1}}, "a has a value, and fields"),
+        ({"model": 5}, "model must be an object of fields, got 5"),
+        ({"sizes": None}, "sizes must be an object of fields, got None"),
+        ({"sizes": {"num_tokens": 31}}, "sizes must be num_classes and num_tok"),
+        ({"sizes": {**sizes, "feature_size": 5}}, "sizes must be num_classes and n"),
+        ({"sizes": {**sizes, "num_tokens": "x"}}, "num_tokens must be an integer"),
+        ({"sizes": {**sizes, "num_classes": None}}, "num_classes must be an integer"),
+        ({"sizes": {**sizes, "num_tokens": 2**31 - 1}}, "need at least"),
+    ):
+        file.write_text(json.dumps({**stored, **change}))
+        _refused(tmp_path / "own", message)
+
+
+def test_bytes_that_are_not_on_the_disk_are_no_numbers(folder):
+    wide, file = 3000, folder / "model.safetensors"
+    # A table that is there, and square ones of which no byte is.
+    shapes = {"wte.weight": (10, wide), "h.0.attn.c_attn.weight": (wide, 3 * wide)}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 4 * shape[0] * shape[1]
+        about = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
+        header[f"transformer.{name}"] = about
+    text = json.dumps(header).encode()
+    with file.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text + bytes(40 * wide))
+        stream.truncate(8 + len(text) + end)
+    _set(folder, n_embd=wide, n_head=1, n_inner=1, vocab_size=10)
+    if file.stat().st_blocks * 512 * 16 > file.stat().st_size:
+        pytest.skip("this file system keeps no sparse files")
+    _refused(folder, r"is cut off: of its 1081.* bytes .* are on the disk")
+    # In an unknown number format a byte holds eight numbers at most.
+    header["transformer.wte.weight"]["dtype"] = "F2"
+    header["transformer.wte.weight"]["shape"] = [10**9, 10**9]
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
+    _refused(folder, "transformer.wte.weight of F2 .* cannot lie in bytes")
+
+
+def test_an_image_of_two_equal_sides_is_a_square(tmp_path):
+    wanted = interop.load(small_models.write(tmp_path, "vit"))
+    _set(tmp_path, image_size=[8, 8], patch_size=[4, 4])
+    found = interop.load(tmp_path)
+    assert found.config == wanted.config
+    _same(found, wanted)
 
 
 def test_damaged_files_are_told_apart(folder, tmp_path):

@@ -295,7 +295,7 @@ def test_programs_are_compiled_once_for_a_size():
         ({"prompts": PROMPTS + 1}, "prompts must be integers from 0 to 5, got 6 at"),
         ({"prompts": PROMPTS[0]}, r"tokens \[B, P\], integers, got int64 of shape"),
         ({"prompts": PROMPTS * 1.0}, "integers, got float64"),
-        ({"end_token": -1}, "end_token must be an integer of at least 0, got -1"),
+        ({"end_token": -1}, "end_token must be an integer from 0 to 5, got -1"),
         ({"strategy": decoding.Sampled()}, "key must be given"),
         ({"model": _model("encoder")}, "predict the next token of a text"),
     ],

@@ -26,7 +26,9 @@ def train(config, workdir, devices=2, **options):
 def state(workdir, config, at=None):
     """Returns the state in a checkpoint."""
     task = configuration.make_task(config)
-    abstract = folders.abstract_state(config, task, folders.make_model(config, task))
+    abstract = folders.abstract_state(
+        config, task, folders.make_model(config.model, task)
+    )
     folder = pathlib.Path(workdir) / "checkpoints"
     with checkpoints.Checkpoints(folder, read_only=True) as stored:
         return stored.restore(abstract, at)

@@ -42,6 +42,24 @@ def test_dispatches_are_short_where_steps_are_long(make_config, tmp_path, monkey
     assert faults.reports(tmp_path / "a") == faults.reports(tmp_path / "b")
 
 
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"steps": 3},
+        {"steps": 3, "seconds": 0},
+        {"steps": 3, "seconds": 1.0, "gradient_norm": 1.0},
+        {"steps": 3, "seconds": 1.0, "gradient_norm": 1.0, "loss": 1.0},
+    ],
+)
+def test_a_window_that_training_does_not_write_is_refused(
+    copy, make_config, monkeypatch, window
+):
+    monkeypatch.setattr(checkpoints.Checkpoints, "window", lambda self: window)
+    (copy / "summary.json").unlink()
+    with pytest.raises(ConfigError, match="step 30 has another window"):
+        faults.train(make_config(), copy)
+
+
 @pytest.mark.slow
 def test_interruption_waits_for_its_checkpoint(make_config, tmp_path, monkeypatch):
     write = arrays.write

@@ -1,16 +1,20 @@
 """The folder of a run, and what comes back from it."""
 
 import contextlib
+import hashlib
 import json
+import shutil
+import zipfile
 
 import jax
 import numpy as np
 import pytest
 
-from mha_haiku import runs
+from mha_haiku import runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import optimizers, stepping
 from mha_haiku.training.runs import checkpoints, configuration, files, folders, opening
+from tests import tiny_runs
 
 
 def test_folder_is_made(tmp_path):
@@ -62,7 +66,7 @@ def test_broken_config_file_is_refused(tmp_path, text):
 def test_run_comes_back_from_its_folder(tmp_path, make_config):
     folder, config = folders.Folder(tmp_path), make_config()
     task = configuration.make_task(config)
-    state = folders.abstract_state(config, task, folders.make_model(config, task))
+    state = folders.abstract_state(config, task, folders.make_model(config.model, task))
     states = {
         step: jax.tree.map(lambda x, s=step: np.full(x.shape, s, x.dtype), state)
         for step in (4, 8)
@@ -88,7 +92,7 @@ def test_run_of_parameters_alone_trains_as_from_a_fresh_state(tmp_path, make_con
         training__steps=4, training__checkpoint_every=4, optimizer__warmup_steps=1
     )
     task = configuration.make_task(config)
-    model = folders.make_model(config, task)
+    model = folders.make_model(config.model, task)
     start = folders.abstract_state(config, task, model)
     params = jax.tree.map(lambda x: np.full(x.shape, 0.01, x.dtype), start.params)
     folder = folders.Folder(folders.write_run(tmp_path / "alone", config, params, task))
@@ -225,3 +229,117 @@ def test_runs_of_newer_versions_are_refused_by_name(tmp_path):
     files.write_json(folder.config, newer | {"sha256": folders._digest(newer)})
     with pytest.raises(ConfigError, match="form 3 of a newer"):
         folders.read_config(folder)
+
+
+def _rewritten(folder, change):
+    """Changes config.json, whose sha256 is right, as only an attacker does."""
+    contents = json.loads(folder.config.read_text())
+    del contents["sha256"]
+    change(contents)
+    contents["sha256"] = folders._digest(contents)
+    folder.config.write_text(json.dumps(contents))
+
+
+def _sets(*path):
+    """Returns a change: the last of the names is the value that is set."""
+
+    def change(contents):
+        *places, last, value = path
+        for place in places:
+            contents = contents[place]
+        contents[last] = value
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory, make_config):
+    root = tmp_path_factory.mktemp("runs") / "untrained"
+    return tiny_runs.write_untrained(root, make_config())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *[(_sets("config", x), "config must be") for x in (None, [], 3, "x", True)],
+        (lambda contents: contents.pop("config"), "incomplete.*config"),
+        (_sets("config", "task", []), "config.task must be a section"),
+        (_sets("config", "task", "name", ["x.py:X"]), "config.task.name must be text"),
+        (_sets("config", "task", "name", None), "config.task.name must be text"),
+        (_sets("config", "model", None), "config.model must be a section"),
+        (_sets("seed", "x"), "seed must be an integer"),
+        (_sets("text", True), "text must be a"),
+        (_sets("text", {"name": "x"}), "text is incomplete.*sha256"),
+        (_sets("text", {"name": 3, "sha256": "x"}), "text.name must be text"),
+        (_sets("text", {"name": "", "sha256": "", "labels": 3}), "labels must be a"),
+        (_sets("tokenizer_sha256", 3), "tokenizer_sha256 must be text"),
+        (_sets("data_sha256", []), "data_sha256 must be text"),
+        (_sets("task_sha256", {}), "task_sha256 must be text"),
+        (_sets("devices", 3), "devices must be a list"),
+        (_sets("other", 3), "a field of the file must be one of"),
+        (_sets("form", "2"), "has the form '2'"),
+        (_sets("config", "model", "num_layers", 10_000), "num_layers must be at most"),
+        (
+            lambda contents: contents["config"]["model"].update(
+                num_layers=10_000, scan_layers=True
+            ),
+            "num_layers must be at most",
+        ),
+        (_sets("config", "task", "sequence_length", 10**5), "max_length must be at"),
+        (
+            lambda contents: (
+                _sets("config", "model", "model_size", 100_000)(contents),
+                _sets("config", "model", "attention", "num_heads", 100_000)(contents),
+            ),
+            "has the shape",
+        ),
+    ],
+)
+def test_a_config_file_is_checked_before_it_is_used(
+    untrained, tmp_path, change, message
+):
+    folder = folders.Folder(shutil.copytree(untrained, tmp_path / "copy"))
+    _rewritten(folder, change)
+    with pytest.raises(ConfigError, match=message) as raised:
+        folders.load_run(folder.root)
+    assert len(str(raised.value).splitlines()) <= 2
+
+
+def test_data_of_a_run_is_not_unpacked_before_its_sizes_are_checked(tmp_path):
+    task = tasks.from_arrays(np.arange(24).reshape(4, 6) % 5, held_out_fraction=0.5)
+    folder = folders.open_folder(tmp_path)
+    config = runs.default_config(task)
+    folders.write_config(folder, config, jax.local_devices()[:1], task)
+    with zipfile.ZipFile(folder.data, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("inputs.npy", bytes(2**26 + 1))
+    digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
+    _rewritten(folder, _sets("data_sha256", digest))
+    with pytest.raises(ConfigError, match="data.npz is not .* when unpacked"):
+        folders.shared_kept(folder)
+    with folder.data.open("r+b") as file:
+        file.truncate(2**43)
+    with pytest.raises(ConfigError, match="data.npz cannot be read: its 8,796,093"):
+        folders.shared_kept(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": "x"}, "steps must be an integer"),
+        ({"metrics": []}, "metrics must be a mapping"),
+        ({"metrics": {"loss": "low"}}, "metrics.loss must be a number"),
+        ({"baseline": None}, "baseline must be a mapping"),
+        ({"interrupted": 0}, "interrupted must be true or false"),
+    ],
+)
+def test_a_summary_is_checked_before_it_is_used(
+    untrained, tmp_path, make_config, change, message
+):
+    folder = folders.Folder(shutil.copytree(untrained, tmp_path / "copy"))
+    summary = opening.Summary(3, {}, {}, "chance", True, 0, 0, 1.0, 1.0, 1.0, 1.0)
+    files.write_json(folder.summary, summary._asdict() | change)
+    with (
+        contextlib.ExitStack() as stack,
+        pytest.raises(ConfigError, match=f"summary.json cannot be used: {message}"),
+    ):
+        opening.open_runs(stack, make_config(), folder.root, override_config=False)

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import config_files
+from mha_haiku.commands import config_files
 from mha_haiku.training.runs import loop
 
 pytestmark = pytest.mark.slow
@@ -167,8 +167,8 @@ def test_one_is_killed_the_other_ends_and_both_resume(killed, tmp_path):
     before = time.monotonic()
     status, error = _ended([processes[1 - killed]], 60)[0]
     assert time.monotonic() - before < 60
-    assert status == 1
-    assert "fault: another process has died" in error
+    assert status in (1, -signal.SIGABRT)  # whether a collective or JAX noticed it
+    assert "another task died" in error or "fault: JaxRuntimeError: " in error
     processes[killed].communicate()
     if killed:  # whoever it was
         return

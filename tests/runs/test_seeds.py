@@ -111,9 +111,8 @@ def test_interrupted_runs_go_on_bit_for_bit(three, tmp_path, monkeypatch):
     assert sorted(steps.values()) == [[10, 20, 30], [20, 30], [20, 30]]
     assert (summary.resumed_from, summary.steps) == (0, 30)
     _assert_same_runs(tmp_path, root, config)
-    for seed, steps in ((3, [5, 10, 14, 15]), (4, [5, 10, 15]), (5, [5, 10, 14, 15])):
-        reports = faults.reports(tmp_path / f"seed_{seed}")
-        assert [x["step"] for x in reports] == [*steps, 20, 25, 30]
+    for name in ("seed_3", "seed_4", "seed_5"):
+        assert faults.reports(tmp_path / name) == faults.reports(root / name)
 
 
 @pytest.mark.slow

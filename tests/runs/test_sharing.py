@@ -8,13 +8,9 @@ import pytest
 
 from mha_haiku import devices
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects.studies import (
-    attention_dump,
-    head_importance,
-    head_statistics,
-    workbench,
-)
-from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.subjects import programs
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import configuration, loop
 
@@ -159,37 +155,36 @@ def run(losses, run_folders):
 
 
 def test_analysis_takes_the_mesh_of_the_run_or_shares_examples(run):
-    bench = Bench.load(run)
-    assert dict(bench.placed().run.placement.mesh.shape) == {
+    subject = Subject.of_folder(run)
+    assert dict(programs.placed(subject).placement.mesh.shape) == {
         "data": 1,
         "heads": 2,
         "sequence": 2,
     }
-    two = bench.placed(jax.devices()[:2])
-    assert two.run.placement.mesh.shape["data"] == 2
-    assert two.whole_batch(3) == 4
-    assert bench.placed(jax.devices()[:1]) is bench
+    two = programs.placed(subject, jax.devices()[:2])
+    assert two.placement.mesh.shape["data"] == 2
+    assert programs.whole_batch(two, 3) == 4
+    assert programs.placed(subject, jax.devices()[:1]) is subject
     # Three tokens of one's own are no two equal parts.
-    assert bench.placed(length=3).run.placement.mesh.shape["data"] == 4
+    assert programs.placed(subject, length=3).placement.mesh.shape["data"] == 4
 
 
 @pytest.mark.slow
 def test_analysis_finds_the_same_on_one_device_and_on_four(run, monkeypatch, tmp_path):
     def looked(name):
-        maps = attention_dump.dump(Bench.load(run), examples=3, out=tmp_path / name)
-        statistics = head_statistics.measure(Bench.load(run), examples=5)
-        importance = head_importance.measure(
-            Bench.load(run), examples=8, measures=["ablation", "gradient"]
-        )
+        maps = dumping.dump(Subject.of_folder(run), examples=3, out=tmp_path / name)
+        subject = Subject.of_folder(run)
+        found = subject.statistics(examples=5)
+        ranked = subject.importance(examples=8, measures=["ablation", "gradient"])
         return (
             np.load(maps)["examples.0.weights.0"],
-            {name: each.mean for name, each in statistics.numbers.items()},
-            [each.per_example for each in importance.measures.values()],
+            {name: each.mean for name, each in found.numbers.items()},
+            [each.per_example for each in ranked.measures.values()],
         )
 
     four = looked("four")
     one_device = jax.devices()[:1]
-    monkeypatch.setattr(workbench.jax, "devices", lambda: one_device)
+    monkeypatch.setattr(programs.jax, "devices", lambda: one_device)
     one = looked("one")
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(

@@ -45,7 +45,7 @@ def make(tmp_path):
 
 def _run(config, seed, kept=None):
     task = configuration.make_task(config, kept)
-    model = folders.make_model(config, task)
+    model = folders.make_model(config.model, task)
     inputs = jnp.ones((1, task.sequence_length), int)
     shapes = jax.eval_shape(model.init, jax.random.key(0), inputs)
     generator = np.random.default_rng(seed)

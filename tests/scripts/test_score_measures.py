@@ -62,7 +62,7 @@ def _given(known):
 def test_leaving_out_one_edge_is_path_patching_it():
     """An independent way to the same: with all other edges kept."""
     known = _known("three_hops")
-    edges = heads.path_patching(known.subject, known.corrupted, through_units=True)
+    edges = heads.path_patching(known.subject, known.corrupted)
     every = score_measures._all_edges(known.compiled)
     shape = known.compiled.is_real.shape
     real = [i for i, each in enumerate(every) if each in known.compiled.edges]

@@ -42,8 +42,8 @@ _PATCH = map_set.Patch(0, 0, np.arange(3), np.arange(4), np.zeros((2, 3)))
         ({"queries": map_set.Axis(("a",) * 3, np.array([0, 2]))}, "rise from 0 to 3"),
         ({"weights": (np.zeros((2, 3, 5)),)}, "one for each of 2 layers, got 1"),
         (
-            {"weights": (-np.ones((2, 3, 5)), np.zeros((1, 3, 5)))},
-            "weights of layer 0 of 'held-out example 3' must be finite and at least 0",
+            {"weights": (np.full((2, 3, 5), np.inf), np.zeros((1, 3, 5)))},
+            "weights of layer 0 of 'held-out example 3' must be finite (or NaN), got",
         ),
         ({"weights": (np.zeros((2, 3, 5), int),) * 2}, "floating-point, got int64"),
         (

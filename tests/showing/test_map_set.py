@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
+from mha_haiku.core import arrays as array_files
 from mha_haiku.core import checks
-from mha_haiku.showing import archive, map_set
+from mha_haiku.showing import map_set
 from tests.showing.conftest import make_maps, make_maps_of_kinds
 
 
@@ -63,7 +64,7 @@ def test_pooled_sets_are_told_from_whole_ones():
 
 def _broken(path, change):
     """Saves a file again, with other arrays and fields."""
-    arrays = archive.arrays_of(path)
+    arrays = array_files.read_npz(path)
     text = arrays["fields"]
     fields = json.loads(str(text))
     change(arrays, fields)
@@ -128,7 +129,6 @@ _WEIGHTS = "weights of layer 0 of 'example 1' must"
         ("weights.0", np.zeros((2, 5, 5), "i4"), "floating-point, got int32"),
         ("weights.0", np.full((2, 5, 5), np.nan, "f2"), f"{_WEIGHTS} be finite"),
         ("weights.0", np.full((2, 5, 5), np.inf, "f2"), f"{_WEIGHTS} be finite"),
-        ("weights.0", np.full((2, 5, 5), -0.5, "f2"), "at least 0"),
         ("queries.edges", np.array([0, 1, 2, 4, 3, 5]), "rise from 0 to 5"),
         ("queries.edges", np.array([0, 1, 2, 3, 4, 6]), "rise from 0 to 5"),
         ("queries.edges", np.array([0]), "rise from 0 to 5"),

@@ -113,6 +113,16 @@ def test_a_weight_under_a_wrong_mask_is_shown():
     assert packed["largest"] == [0.25]
 
 
+def test_signed_weights_decode_to_their_sign():
+    weights = np.array([[[-1.0, 0.25], [0.0, -0.04]], [[0.5, 0.0], [0.0, 0.0]]])
+    packed = page.encode(weights, levels=253, signed=True)
+    codes = np.frombuffer(_unpacked(packed["codes"]), np.uint8).reshape(weights.shape)
+    roots = codes / 126 - 1
+    decoded = np.sign(roots) * roots**2 * np.array([1.0, 0.5])[:, None, None]
+    np.testing.assert_allclose(decoded, weights, atol=2 / 253)
+    assert packed["largest"] == [1, 0.5]
+
+
 def test_the_square_root_keeps_small_weights_exacter():
     weights = np.array([[[1.0, 1e-3]]])
     packed = page.encode(weights, levels=253)

@@ -10,8 +10,8 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import tasks
 from mha_haiku.showing.map_set import MapSet
-from mha_haiku.subjects.studies import attention_dump
-from mha_haiku.subjects.studies.workbench import Bench
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import stepping
 from mha_haiku.training.runs import configuration, folders
 
@@ -23,7 +23,7 @@ def folder(make_config, tmp_path_factory):
     """A run of two layers, of which the second lost its first head."""
     config = make_config(model__attention__kept_heads=[[0, 1], [1]])
     task = configuration.make_task(config)
-    model = folders.make_model(config, task)
+    model = folders.make_model(config.model, task)
     key = stepping.stream(0, "init")
     example = tasks.batch(task, key, (), jnp.arange(1))
     params = jax.tree.map(lambda x: 2 * x, jax.jit(model.init)(key, example.inputs))
@@ -79,9 +79,9 @@ def test_heads_of_a_pruned_run_go_by_their_names(run):
 def test_a_folder_shows_what_lies_in_it(folder, run):
     unsaved = page_of(mh.show(folder))
     assert unsaved["sets"] == page_of(mh.show(run))["sets"]
-    attention_dump.dump(Bench.load(folder))
+    dumping.dump(Subject.of_folder(folder))
     saved = page_of(mh.show(str(folder), heads=[1]))
-    assert saved["title"] == Bench.load(folder).title
+    assert saved["title"] == Subject.of_folder(folder).title
     (maps,) = saved["sets"]
     assert maps["numbers"][0]["values"][1] != [None]
     codes, wanted = weights_of(saved, layer=1), weights_of(unsaved, layer=1)
@@ -104,7 +104,7 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
 
 @pytest.mark.slow
 def test_saved_maps_of_two_folders_are_compared(folder, tmp_path, monkeypatch):
-    attention_dump.dump(Bench.load(folder))
+    dumping.dump(Subject.of_folder(folder))
     maps = MapSet.load(folder / "attention" / "maps.npz")
     second = shutil.copytree(folder, tmp_path / "second")
     maps.save(second / "attention" / "snapshots" / "1" / "maps.npz")
@@ -125,7 +125,7 @@ def test_maps_of_a_subject_and_of_a_folder_are_drawn(folder):
     assert mh.show(subject).title == "small (reverse), step 0"
     titles = [
         mh.plot(each, layer=1, head=1).axes[0].get_title()
-        for each in (subject, subject.run, folder)
+        for each in (subject, subject, folder)
     ]
     assert titles == ["head 1"] * 3
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.showing import markup
+from mha_haiku.showing import markup, sets
 
 from .small_maps import H
 
@@ -113,6 +113,29 @@ def test_a_png_file_is_read_by_others():
     image = np.random.default_rng(0).integers(0, 256, (5, 7, 3)).astype(np.uint8)
     read = reading.imread(io.BytesIO(markup.png(image)))
     np.testing.assert_array_equal(np.round(255 * read[..., :3]), image)
+
+
+def test_negative_weights_are_blue_and_positive_ones_red():
+    maps = np.array([[[0.0, 0.5], [np.nan, -1.0]]])
+    image = markup.thumbnails(maps, columns=1, side=2).astype(int)
+    red, green, blue = image[0, 1]
+    assert red > green and red > blue
+    red, green, blue = image[1, 1]
+    assert blue > green > red
+    assert np.ptp(image[0, 0]) < 8  # 0 is white, in the middle
+
+
+def test_arrays_of_signed_weights_are_shown_and_drawn():
+    pytest.importorskip("matplotlib")
+    weights = np.linspace(-0.5, 1, 18, dtype=np.float32).reshape(1, 2, 3, 3)
+    view = mh.show(weights)
+    assert "rows sum to any amount" in repr(sets.maps_of(weights).maps)
+    assert "data:image/png" in view._repr_html_()
+    for scale in ("linear", "root", "log"):
+        image = mh.plot(weights, scale=scale).axes[0].images[0]
+        low, high = image.norm.vmin, image.norm.vmax
+        assert low == -high and high >= 1
+        assert image.norm(0.0) == pytest.approx(0.5)
 
 
 def test_masked_cells_are_grey_and_the_largest_weight_is_yellow():

@@ -1,5 +1,6 @@
 """The subject of a run, of pretrained weights and of a function: the same verbs."""
 
+import functools
 import json
 
 import jax
@@ -10,9 +11,12 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects.studies import head_importance
-from mha_haiku.subjects.studies.workbench import Bench
-from tests import pretrained
+from mha_haiku.subjects import programs
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import pruning
+from mha_haiku.training.runs import folders
+from tests import everyday, pretrained
+from tests.interop import small_models
 
 TEXT, OTHER = "the cat sat on the mat", "the cat sat on the log"
 PLACE, ANSWERS = 2, (11, 12)  # a position of the text, and two tokens
@@ -113,7 +117,7 @@ def test_ablated_and_edited_subjects_are_subjects(llama):
     without = llama.ablated((1, 2), (0, 0))
     gates = [np.ones(pretrained.H), np.ones(pretrained.H)]
     gates[1][2] = gates[0][0] = 0
-    wanted = heads.scaled(llama.params, llama.run.config.model, gates)
+    wanted = heads.scaled(llama.params, llama.config.model, gates)
     tokens = llama.encode(TEXT)[None]
     expected = llama.model.apply(wanted, None, tokens, is_training=False).logits
     np.testing.assert_allclose(without.logits(tokens), expected, atol=1e-5)
@@ -137,8 +141,38 @@ def test_an_edited_model_generates_by_its_edits(llama):
     for _ in range(3):  # token by token, from the whole text each time
         logits = steered.logits(prompt)
         prompt.append(int(logits[-1].argmax()))
-        text += llama.run.task.piece(prompt[-1]).decode()
+        text += llama.task.piece(prompt[-1]).decode()
     assert steered.generate(TEXT, tokens=3, temperature=0) == text
+
+
+@pytest.mark.parametrize(
+    "split", everyday.some([{}, {"heads": 2}, {"sequence": 2}], 1), ids=repr
+)
+def test_edits_are_there_on_all_devices(llama, split):
+    without = llama.ablated((0, 3), (1, 0)).edited({"layer_1/stream": lambda x: 2 * x})
+    config = llama.config.replace(devices=split)
+    subject = programs.placed(without.replace(config=config))
+    assert subject.placement is not None
+    tokens = np.tile(llama.encode(TEXT), (4, 1))
+    run = jax.jit(functools.partial(subject.model.apply, is_training=False))
+    placed = run(subject.params, None, tokens).logits
+    expected = without.logits(tokens)
+    np.testing.assert_allclose(placed, expected, atol=1e-4)
+    assert np.abs(expected - llama.logits(tokens)).max() > 1e-2
+
+
+def test_an_edited_model_is_not_pruned_trained_or_saved(llama, tmp_path):
+    edited = llama.ablated((0, 1))
+    for verb, call in {
+        "prune": lambda: edited.prune([[0], [1]]),
+        "train": lambda: edited.train(tmp_path / "run", steps=1),
+        "save": lambda: edited.save(tmp_path / "saved"),
+    }.items():
+        with pytest.raises(ValueError, match=f"{verb} is not for .* has edits"):
+            call()
+    with pytest.raises(ValueError, match="prune is not for .* has edits"):
+        pruning.without_heads(edited, [[0], [1]])
+    assert not list(tmp_path.iterdir())
 
 
 def test_patching_has_the_tokens_and_moves_the_answer(llama):
@@ -161,6 +195,17 @@ def test_patching_has_the_tokens_and_moves_the_answer(llama):
 def test_texts_that_do_not_pair_are_refused(llama):
     with pytest.raises(ValueError, match="corrupted must have as many tokens as clean"):
         llama.patch(TEXT, "the dog sat")
+    # Texts of several lengths are padded to one shape.
+    cut = [[TEXT, "the cat sat"], [TEXT, "the dog"]]
+    for verb in (llama.patch, llama.paths, llama.circuit):
+        with pytest.raises(ValueError, match=r"as clean, \d+, got \d+: \[.*'og'\]\]"):
+            verb(*cut, answers=ANSWERS)
+        with pytest.raises(ValueError, match="as many tokens as clean"):
+            verb([TEXT, TEXT], [TEXT, "the dog"], answers=ANSWERS)
+        with pytest.raises(
+            ValueError, match="corrupted must be as many as clean, 1, g"
+        ):
+            verb(TEXT, [TEXT, OTHER], answers=ANSWERS)
     with pytest.raises(ValueError, match=r"answers must be given, \(right, wrong\)"):
         llama.patch(TEXT, TEXT)
     with pytest.raises(ValueError, match="an answer must be a text of one token"):
@@ -191,6 +236,60 @@ def test_a_circuit_of_all_edges_is_the_model(llama):
     assert 0 < few.kept.sum() <= 9 and few.edges.cost.backward == 4
 
 
+@pytest.fixture(scope="module")
+def reverser(make_config):
+    """An encoder-decoder of random numbers, with sources shorter than targets."""
+    task = tasks.make("reverse_seq2seq", min_length=2, max_length=4, num_tokens=5)
+    config = make_config(model__family="encoder_decoder", model__num_layers=1)
+    model = folders.make_model(config.model, task)
+    shapes = folders.abstract_state(config, task, model).params
+    draw = np.random.default_rng(0).standard_normal
+    params = jax.tree.map(lambda x: np.float32(draw(x.shape)), shapes)
+    return Subject.of_run(folders.Run(config, task, model, params, 4), "reverser")
+
+
+_KINDS = [(0, "encoder"), (1, "decoder"), (2, "cross")]
+
+
+def _sides(batch, kind):
+    """The texts at queries and at keys, by hand."""
+    sources, targets = [], []
+    for source, length in zip(batch.inputs, batch.lengths, strict=True):
+        texts = map(str, source[:length].tolist())
+        sources.append([*texts, *["<pad>"] * (4 - int(length))])
+    rows = zip(batch.decoder_inputs, batch.decoder_lengths, strict=True)
+    for target, length in rows:
+        texts = map(str, target[1:length].tolist())
+        targets.append(["<start>", *texts, *["<pad>"] * (5 - int(length))])
+    queries = sources if kind == "encoder" else targets
+    return queries, targets if kind == "decoder" else sources
+
+
+@pytest.mark.parametrize(("layer", "kind"), _KINDS)
+def test_the_strongest_places_have_the_tokens_of_their_side(reverser, layer, kind):
+    batch = reverser.examples(6)
+    queries, keys = _sides(batch, kind)
+    for row in reverser.strongest(layer, 0, batch).rows():
+        example = row["example"]
+        assert row["query token"] == queries[example][row["query"]] != "<pad>"
+        assert row["key token"] == keys[example][row["key"]] != "<pad>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layer", "kind"), _KINDS)
+def test_what_an_encoder_decoder_reads_has_the_tokens_of_its_side(
+    reverser, layer, kind
+):
+    batch = jax.tree.map(lambda x: x[2:3], reverser.examples(6))
+    (queries,), (keys,) = _sides(batch, kind)
+    found = reverser.why(batch, layer=layer, head=1, query=1)
+    _, _, query, key = found.place
+    assert found.title.endswith(f" {queries[query]!r} {keys[key]!r}")
+    written = reverser.writes(batch, layer=layer, head=1, query=1)
+    assert written.labels[0] == tuple(f"{i} {x!r}" for i, x in enumerate(keys))
+    assert len(written.labels[0]) == len(written.terms)
+
+
 def test_the_last_row_of_the_lens_is_the_model(llama):
     lens = llama.lens(TEXT)
     logits = llama.logits(TEXT)
@@ -198,7 +297,7 @@ def test_the_last_row_of_the_lens_is_the_model(llama):
     atol = 1e-5 * np.abs(logits).max()
     np.testing.assert_allclose(lens.logits[-1], logits, atol=atol)
     assert lens.texts.shape == (pretrained.L + 1, len(lens.tokens))
-    assert lens.texts[-1, -1] == llama.run.task.class_label(int(logits[-1].argmax()))
+    assert lens.texts[-1, -1] == llama.task.class_label(int(logits[-1].argmax()))
     assert "output" in lens._repr_html_() and "output" in repr(lens)
     assert len(mh.plot(lens).axes) == 2
 
@@ -251,10 +350,9 @@ def test_measures_are_those_of_the_task(llama, bert):
 
 
 def test_gradients_of_the_drift_are_refused_before_any_work(bert, monkeypatch):
-    monkeypatch.setattr(Bench, "ablation_value", None)
-    bench = Bench(bert.run)
+    monkeypatch.setattr(programs, "ablation_value", None)
     with pytest.raises(ConfigError, match="measures must not have gradient: the drift"):
-        head_importance.measure(bench, measures=["ablation", "gradient"], examples=4)
+        bert.importance(measures=["ablation", "gradient"], examples=4)
 
 
 @pytest.mark.slow
@@ -268,7 +366,7 @@ def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
     small = m.prune([[1], [0, 1]])
     assert small.metrics()["loss"] != whole["loss"]
     after = small.train(tmp_path / "small", steps=2)
-    assert after.run.step == 2 and repr(after).startswith("Subject('small'")
+    assert after.step == 2 and repr(after).startswith("Subject('small'")
     kept = [list(x.names) for x in models.heads_of_layers(after.model.config)]
     assert kept == [[1], [0, 1]]
     with pytest.raises(ValueError, match="train is not for 'run', which has edits"):
@@ -296,9 +394,43 @@ def test_somebodys_function_is_asked_in_the_same_way(foreign):
     assert found.mean.shape == (1, 2) and "by hand" in foreign._repr_html_()
 
 
+@pytest.mark.parametrize(
+    ("case", "least"), [("bert_classes", False), ("distilbert_tokens", True)]
+)
+def test_a_classifier_reads_texts_with_its_own_tokenizer(case, least, tmp_path):
+    """There is no task, as what the classes stand for is unknown."""
+    tokenizer = pretrained.words()
+    if least:  # a token that the model has no row for refuses no other text
+        tokenizer.add_tokens([f"more{i}" for i in range(31)])
+    small_models.write(tmp_path, case)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    classifier = mh.load(tmp_path)
+    text = "the cat sat"
+    tokens = classifier.encode(text)
+    assert tokens.tolist() == tokenizer.encode(text).ids
+    assert classifier.decode(tokens[1:-1]) == text
+    logits = classifier.logits(text)
+    assert logits.shape == ((7,) if case == "bert_classes" else (5, 7))
+    np.testing.assert_array_equal(logits, classifier.logits([tokens.tolist()])[0])
+    assert classifier.maps(text).tokens == (("[CLS]", "the", "cat", "sat", "[SEP]"),)
+    # It goes along, and what `interop.load` returns can be given to `wrap`.
+    imported = mh.interop.load(classifier.save(tmp_path / "saved"))
+
+    def logits_of(params, x):
+        return imported.model.apply(params, None, x, is_training=False).logits
+
+    wrapped = mh.wrap(logits_of, imported.params, imported.tokenizer)
+    np.testing.assert_allclose(wrapped.logits(text), logits, rtol=0, atol=1e-6)
+    if least:
+        with pytest.raises(ConfigError, match="it needs 'more30'"):
+            classifier.logits("the more30")
+
+
 _REFUSALS = {
-    "generate": (lambda x: x.generate("a"), "generate is not for 'by hand', which has"),
-    "statistics": (lambda x: x.statistics(), "statistics is not for 'by hand'"),
+    "generate": (
+        lambda x: x.generate("a", beam=2),
+        "is not for 'by hand', which keeps",
+    ),
     "prune": (lambda x: x.prune(), "prune is not for 'by hand', which has no task"),
     "save": (lambda x: x.save("folder"), "save is not for 'by hand', which is a func"),
     "examples": (lambda x: x.examples(2), "pass examples to mh.wrap"),
@@ -323,6 +455,51 @@ def test_what_makes_no_sense_is_refused_in_two_lines(foreign, name):
     with pytest.raises((ValueError, TypeError), match=message) as refusal:
         call(foreign)
     assert len(str(refusal.value).splitlines()) <= 2
+
+
+_OTHER = [1, 2, 7]
+_NOT_THERE = {
+    "answers": lambda x: x.patch([1, 2, 3], _OTHER, answers=(5, 10**6)),
+    "an answer": lambda x: x.patch([1, 2, 3], _OTHER, answers=(5, -1)),
+    "an  answer": lambda x: x.circuit([1, 2, 3], _OTHER, answers=(5.5, 1)),
+    "answers must be two": lambda x: x.paths([1, 2, 3], _OTHER, answers=(5, 1, 2)),
+    "answer": lambda x: x.writes(TEXT, layer=1, head=0, answer=10**6),
+    "senders": lambda x: x.paths([1, 2, 3], _OTHER, answers=(5, 1), senders=[(0, 9)]),
+    "inputs": lambda x: x.patch([1, 2, 10**6], _OTHER, answers=(5, 1)),
+    " inputs": lambda x: x.look([1, -2, 3], ["*/heads"]),
+    "layer": lambda x: x.ablated((-1, 0)),
+    "head": lambda x: x.ablated((0, -1)),
+    " layer": lambda x: x.why(TEXT, layer=2, head=0),
+    " head": lambda x: x.why(TEXT, layer=0, head=-1),
+    "  head": lambda x: x.why(TEXT, layer=1, head=0, sources=[(0, 4)]),
+    "head must be None": lambda x: x.why(TEXT, head=1),
+    "query": lambda x: x.why(TEXT, layer=0, head=0, query=99),
+    "key": lambda x: x.why(TEXT, key=99),
+    " key": lambda x: x.maps(TEXT, why=99),
+    "count": lambda x: x.strongest(0, 0, [TEXT], count=-1),
+    " count": lambda x: x.examples(0),
+    "heads": lambda x: x.edited(heads.edits.ablate(0, 4)).logits(TEXT),
+    "top_k": lambda x: x.generate(TEXT, tokens=2, top_k=10**6),
+    "must keep": lambda x: x.prune([[0, 4], [1]]),
+    " must keep": lambda x: x.prune([[0.5], [1]]),
+    "gates": lambda x: heads.scaled(x.params, x.model.config, [np.ones(4)]),
+}
+
+
+@pytest.mark.parametrize("name", _NOT_THERE)
+def test_numbers_that_are_not_there_are_refused_by_name(llama, name):
+    """Heads, layers, tokens, positions and counts, none of them clipped or wrapped."""
+    words = " ".join(name.split())
+    must = "" if "must" in words else " must "
+    with pytest.raises(ValueError, match=rf"(^|\s){words}{must}"):
+        _NOT_THERE[name](llama)
+
+
+@pytest.mark.slow
+def test_a_position_may_count_from_the_end(llama):
+    count = len(llama.encode(TEXT))
+    found, wanted = (llama.why(TEXT, layer=1, head=2, query=x) for x in (-1, count - 1))
+    assert found.place == wanted.place == (1, 2, count - 1, found.place[-1])
 
 
 def test_inputs_without_a_tokenizer_are_arrays(foreign):

@@ -11,21 +11,29 @@ def test_names_are_what_make_knows():
         "sort",
         "histogram",
         "associative_recall",
-        "bigram_backcopy",
         "induction",
         "modular_addition",
         "parity",
-        "digits_anomaly",
         "masked_language_model",
         "language_model",
         "sentences",
         "reverse_seq2seq",
+        "labeled_texts",
+        "bigram_backcopy",
+        "classify",
+        "digits_anomaly",
+        "markov_chains",
+        "max_retrieval",
         "number_words",
         "pronounce",
-        "classify",
-        "max_retrieval",
-        "markov_chains",
     )
+
+
+@pytest.mark.parametrize("name", tasks.names())
+def test_a_task_is_found_by_the_name_that_it_has(name):
+    task = tasks.of_name(name)
+    assert task.name == tasks.register(task) == name
+    assert tasks.digest(name) is None
 
 
 def test_make_gives_the_task_of_that_name():

@@ -12,6 +12,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import runs, tasks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.tasks import own_data
 from tests import docstring
 
 TOKENS = np.random.default_rng(0).integers(0, 7, (200, 9))
@@ -313,3 +314,54 @@ def test_an_error_of_our_own_is_not_the_users():
         tasks.check("Fails", Fails())
     with pytest.raises(KeyError, match="a part"):
         tasks.check("Fails", Fails(), is_own=False)
+
+
+_HALF = {"held_out_fraction": 0.5}
+_ROWS = np.arange(72).reshape(12, 6) % 7
+_ARRAYS = tasks.from_arrays(_ROWS, lengths=[2, 3, 4, 6] * 3, **_HALF)
+_LABELS = tasks.from_arrays(np.float32(_ROWS[..., None]), [0, 1, 2] * 4, **_HALF)
+_PAIRS = tasks.from_examples(
+    [(f"a{i}", "b" * i) for i in range(1, 9)], labels=False, **_HALF
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "change", "message"),
+    [
+        (_ARRAYS, "targets", None, "data must have targets"),
+        (_ARRAYS, "places", None, "data must have places"),
+        (_ARRAYS, "places", lambda x: x + 1, r"places must be numbers \[N\] in"),
+        (_ARRAYS, "places", lambda x: x * np.nan, "places must be numbers"),
+        (_ARRAYS, "places", lambda x: x[:0], "places must be numbers"),
+        (_ARRAYS, "places", lambda x: x[:3], "inputs must be tokens of"),
+        (_ARRAYS, "inputs", lambda x: x[:, :3], "inputs must be tokens of"),
+        (_ARRAYS, "inputs", lambda x: x + 3, "inputs must be from 0 to 6"),
+        (_ARRAYS, "inputs", lambda x: x.astype(str), "inputs must be"),
+        (_ARRAYS, "inputs", lambda x: np.float32(x[..., None]), "inputs must be tok"),
+        (_ARRAYS, "targets", lambda x: x - 1, "targets must be from 0 to 6"),
+        (_ARRAYS, "targets", lambda x: x[:, 0], "targets must be integers"),
+        (_ARRAYS, "weights", lambda x: x[:, 0], "weights must be numbers shaped"),
+        (_ARRAYS, "weights", lambda x: x.astype(str), "weights must be numbers"),
+        (_ARRAYS, "weights", lambda x: x * np.nan, "weights must be finite"),
+        (_ARRAYS, "lengths", lambda x: x + 5, "lengths must be from 1 to 5"),
+        (_LABELS, "inputs", lambda x: x * np.inf, "inputs must be finite"),
+        (_LABELS, "targets", lambda x: x + 1, "targets must be from 0 to 2"),
+        (_PAIRS, "sources", lambda x: x + 100, "sources must be from 0 to"),
+        (_PAIRS, "sources", lambda x: x[0], "sources must be integers"),
+        (_PAIRS, "target_lengths", lambda x: x + 1, "target_lengths must be from 0"),
+        (_PAIRS, "source_lengths", lambda x: x[:2], "source_lengths must be integers"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:invalid value")
+def test_data_of_a_run_is_checked_as_data_given_in_python(task, name, change, message):
+    kept = task.keep()
+    changed = dict(kept.arrays)
+    before = changed.pop(name)
+    if change is not None:
+        changed[name] = change(before)
+    forged = kept._replace(arrays=changed)
+    options = tasks.values(task)
+    given = {**options["task"], **options["data"], "sha256": own_data._sha256(forged)}
+    with pytest.raises(ConfigError, match=message):
+        tasks.make(task.name, kept=forged, **given)
+    assert tasks.make(task.name, kept=kept, **options["task"], **options["data"])

@@ -1,6 +1,9 @@
 """Tokenizers of others: files, of every common kind."""
 
 import json
+import os
+import re
+from concurrent import futures
 
 import jax
 import numpy as np
@@ -91,6 +94,86 @@ def test_special_tokens_stand_around_a_text_and_not_in_it(kind, before, after, m
     tokens = tokenizer.encode(TEXT[:80])
     assert len(tokens) > 10 and tokens.dtype == np.int32  # neither cut nor padded
     assert not set(before + after) & set(tokens.tolist())
+
+
+def letters_of_dna(template=None) -> str:
+    """A tokenizer that knows five letters, and nothing of any other."""
+    ids = {x: i for i, x in enumerate(["[CLS]", "[SEP]", *"ACGTN", "AC"])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(ids, [("A", "C")]))
+    made.add_special_tokens(["[CLS]", "[SEP]"])
+    if template is not None:
+        made.post_processor = template
+    return made.to_str()
+
+
+_ENDS = ("[SEP]", 1), ("[CLS]", 0)
+
+
+@pytest.mark.parametrize(
+    ("template", "before", "after"),
+    [
+        (None, (), ()),
+        (tokenizers.processors.BertProcessing(*_ENDS), (0,), (1,)),
+        (tokenizers.processors.RobertaProcessing(*_ENDS), (0,), (1,)),
+        (tokenizers.processors.ByteLevel(), (), ()),
+        *(
+            (
+                tokenizers.processors.TemplateProcessing(
+                    single=single, special_tokens=_ENDS
+                ),
+                *around,
+            )
+            for single, *around in (
+                ("[CLS] $A [SEP]", (0,), (1,)),
+                ("[CLS] [SEP] $A", (0, 1), ()),
+                ("$A [SEP]", (), (1,)),
+            )
+        ),
+    ],
+)
+def test_the_template_says_what_goes_around_a_text(template, before, after):
+    """Not the text "a", which has no token here."""
+    tokenizer = tokenization.Pretrained(letters_of_dna(template))
+    assert (tokenizer.before, tokenizer.after) == (before, after)
+    tokens = tokenizer.encode("ACGTN").tolist()
+    assert tokens == [7, 4, 5, 6]
+    assert [tokenizer.label(x) for x in (*tokens, 0)] == ["AC", *"GTN", "[CLS]"]
+    assert tokenizer.decode([0, *tokens]).replace(" ", "") == "[CLS]ACGTN"
+
+
+@pytest.mark.parametrize(
+    ("model", "known", "unknown"),
+    [
+        (
+            tokenizers.models.WordPiece({"dog": 0, "##s": 1}, unk_token="[UNK]"),
+            *("dogs", "cat"),
+        ),
+        (tokenizers.models.WordLevel({"dog": 0}, unk_token="[UNK]"), "dog", "cat"),
+        (tokenizers.models.Unigram([("x", -1.0), ("y", -2.0)]), "xy", "z"),
+    ],
+    ids=["WordPiece", "WordLevel", "Unigram"],
+)
+def test_without_an_unknown_token_unknown_texts_are_refused(model, known, unknown):
+    tokenizer = tokenization.Pretrained(tokenizers.Tokenizer(model).to_str())
+    assert re.sub("[ #]", "", tokenizer.decode(tokenizer.encode(known))) == known
+    for read in (tokenizer.encode, tokenizer.check_known):
+        with pytest.raises(checks.ConfigError, match="text cannot be encoded by its"):
+            read(unknown)
+
+
+def test_special_tokens_without_a_row_refuse_every_text():
+    template = tokenizers.processors.BertProcessing(("[SEP]", 9), ("[CLS]", 0))
+    tokenizer = tokenization.Pretrained(letters_of_dna(template), 8, 8)
+    assert tokenizer.before == (0,)
+    with pytest.raises(checks.ConfigError, match="0 to 7.*it needs '<9>', which is 9"):
+        _ = tokenizer.after
+    words = tokenization.Pretrained(word_pieces(), 4, 4)
+    assert (words.num_tokens, words.mask, words.out_of_range) == (
+        *(4, None),
+        tuple(range(4, 14)),
+    )
+    again = tokenization.from_json(words.to_json())
+    assert again.num_tokens == 4
 
 
 @pytest.mark.parametrize("kind", MADE)
@@ -244,6 +327,12 @@ def test_files_that_are_no_tokenizers_are_refused(make, tmp_path):
         {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
         {"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b"]]}},
         {"model": {"type": "WordLevel", "vocab": {}, "unk_token": "?"}},
+        {"model": {"type": "BPE", "vocab": {}, "merges": []}},
+        {"model": {"type": "Unigram", "vocab": [], "unk_id": None}},
+        {"model": {"type": "BPE", "vocab": {"a": 2**32 - 1}, "merges": []}},
+        {"decoder": {"type": "Strip", "content": "the", "start": 9, "stop": 9}},
+        {"post_processor": {"type": "BertProcessing", "sep": ["x", -1], "cls": []}},
+        {"added_tokens": 5},
     ],
     ids=lambda parts: next(iter(parts)),
 )
@@ -252,3 +341,23 @@ def test_what_panics_in_rust_is_damaged_and_prints_nothing(parts, capfd):
     with pytest.raises(checks.ConfigError, match="is damaged"):
         tokenization.Pretrained(json.dumps(content))
     assert capfd.readouterr().err == ""
+
+
+def test_threads_that_encode_leave_stderr_as_it_is():
+    tokenizer, before = tokenization.Pretrained(byte_pairs()), os.fstat(2).st_ino
+
+    def encode(_):
+        tokenizer.encode("the cat")
+        tokenization.Pretrained(tokenizer.content)
+
+    with futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(encode, range(100)))
+    assert os.fstat(2).st_ino == before
+
+
+def test_a_tokenizer_may_have_special_tokens_alone():
+    made = tokenizers.Tokenizer(tokenizers.models.BPE({"A": 0, "C": 1}, []))
+    made.add_special_tokens(["A", "C"])
+    tokenizer = tokenization.Pretrained(made.to_str())
+    assert tokenizer.encode("CA").tolist() == [1, 0]
+    assert [tokenizer.label(x) for x in (0, 1)] == ["A", "C"]

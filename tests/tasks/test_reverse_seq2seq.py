@@ -1,3 +1,4 @@
+import jax
 import numpy as np
 import pytest
 
@@ -68,7 +69,7 @@ def test_worked_example_obeys_the_rule():
 def test_aligned_source_token_is_the_target(sampled):
     task, batch = make(), sampled(make())
     for i in range(20):
-        example = tasks.Example(*(each[i] for each in batch))
+        example = jax.tree.map(lambda x, i=i: x[i], batch)
         rows, columns = np.nonzero(task.alignments(example)["aligned"])
         assert rows.tolist() == list(range(example.lengths))
         np.testing.assert_array_equal(example.inputs[columns], example.targets[rows])

@@ -67,6 +67,25 @@ def test_training_twice_gives_the_same_tokens():
     np.testing.assert_array_equal(first.encode(ENGLISH), second.encode(ENGLISH))
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        *("", "[]", "5", "null", "{}", '{"model": 3}', '{"pretrained": {}}'),
+        *('{"characters": 5}', '{"characters": ""}', '{"characters": "ba"}'),
+        *('{"characters": ["a"]}', '{"pretrained": 5, "least_tokens": 3}'),
+        '{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
+        '{"model": {"type": "BPE", "vocab": {"a": 0, "b": 2}, "merges": []}}',
+    ],
+)
+def test_what_a_run_stored_is_read_or_refused(stored):
+    with pytest.raises(checks.ConfigError, match="tokenizer.json is damaged"):
+        tokenization.from_json(stored)
+    with pytest.raises(checks.ConfigError, match="tokenizer.json is damaged"):
+        tokenization.several(f'{{"tokenizers": [{stored}]}}', 1)
+    with pytest.raises(checks.ConfigError, match="2 tokenizers are needed"):
+        tokenization.several('{"tokenizers": [{"characters": "ab"}]}', 2)
+
+
 def test_every_byte_has_its_letter():
     letters = tokenization._byte_of_letter()
     assert sorted(letters.values()) == list(range(256))

@@ -35,13 +35,29 @@ def _config(**fields):
     [(0, 0), (1, 0.2), (4, 0.8), (8, 0.5), (12, 0.2), (50, 0.2)],
 )
 def test_schedule_rises_then_falls_along_a_cosine(step, rate):
-    schedule = optimizers.schedule(_config(), steps=12)
+    schedule = optimizers.schedule(_config(), steps=13)
     np.testing.assert_allclose(schedule(step), rate, rtol=1e-6)
 
 
 def test_quarter_of_the_cosine():
-    schedule = optimizers.schedule(_config(final_learning_rate_fraction=0.0), steps=12)
+    schedule = optimizers.schedule(_config(final_learning_rate_fraction=0.0), steps=13)
     np.testing.assert_allclose(schedule(6), 0.8 * (1 + np.sqrt(0.5)) / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize(
+    ("steps", "warmup_steps"), [(1, 0), (2, 0), (2, 1), (10, 0), (10, 8), (10, 9)]
+)
+def test_the_last_step_has_the_final_rate(steps, warmup_steps, fraction):
+    config = _config(warmup_steps=warmup_steps, final_learning_rate_fraction=fraction)
+    schedule = optimizers.schedule(config, steps=steps)
+    rates = [float(schedule(step)) for step in range(steps)]
+    np.testing.assert_allclose(rates[-1], 0.8 * fraction, rtol=1e-6)
+    falling = rates[warmup_steps:]
+    assert falling == sorted(falling, reverse=True)
+    assert len(set(falling)) == (len(falling) if fraction < 1 else 1)
+    rise = [0.8 * step / max(warmup_steps, 1) for step in range(warmup_steps)]
+    np.testing.assert_allclose(rates[:warmup_steps], rise, rtol=1e-6)
 
 
 def test_warm_up_may_be_nothing_or_everything():

@@ -1,5 +1,6 @@
 """The step: the same on any number of devices, by dispatches of any size."""
 
+import dataclasses
 import functools
 
 import chex
@@ -10,7 +11,7 @@ import optax
 import pytest
 
 from mha_haiku import devices, tasks
-from mha_haiku.training import stepping
+from mha_haiku.training import optimizers, stepping
 from mha_haiku.training.runs import configuration, folders
 
 SEED = np.uint32(11)
@@ -72,7 +73,7 @@ def test_gradient_is_that_of_the_mean_loss_over_the_weights(task, make_model):
 def test_gradients_of_four_devices_equal_those_of_one(make_config):
     config = make_config(model__dropout_rate=0.0, model__num_layers=1)
     task = configuration.make_task(config)
-    model = folders.make_model(config, task)
+    model = folders.make_model(config.model, task)
     shapes = folders.abstract_state(config, task, model).params
     generator = np.random.default_rng(0)
     params = jax.tree.map(
@@ -248,6 +249,23 @@ def test_skipped_step_leaves_parameters_and_optimizer_as_they_were(
     wanted, _ = training.run(7)
     chex.assert_trees_all_equal(state.params, wanted.params)
     assert state.optimizer_state[0].count == wanted.optimizer_state[0].count == 4
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+def test_learning_rate_goes_by_all_steps_also_those_that_are_skipped(
+    task, make_model, monkeypatch, name
+):
+    _break(monkeypatch, [1, 2])
+    config = optimizers.OptimizerConfig(name=name, final_learning_rate_fraction=0.0)
+    config = dataclasses.replace(config, warmup_steps=0)
+    optimizer = optimizers.make(config, steps=5)
+    training = _Training(make_model(), task, optimizer, max_skips=2)
+    (before, _), (after, _) = training.run(4), training.run(5)
+    # The last step has the final rate, which is 0.
+    chex.assert_trees_all_equal(before.params, after.params)
+    (earlier, _) = training.run(1)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_equal(earlier.params, before.params)
 
 
 def test_too_many_skips_in_a_row_end_the_dispatch(task, make_model, monkeypatch):

@@ -1,8 +1,9 @@
 """The attention map, kept factored: any part of it is exact on demand.
 
 From queries, keys and the logsumexp of each row of scores, which are O(T + S) numbers,
-any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`. Where another normalizer
-than softmax was used, its log denominator stands in the place of the logsumexp.
+any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`; what rounding took from
+the logsumexp is kept with it, so that weights are right for scores of any size. Where
+another normalizer than softmax was used, its log denominator stands in its place.
 """
 
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 
 from mha_haiku.core import checks, display, tiles
 from mha_haiku.core.attention import observation, scores, statistics
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
@@ -41,8 +43,8 @@ class AttentionMap:
     Attributes:
       query: The queries as they are compared, normalised and rotated.
       key: The keys, in the same form.
-      logsumexp: The log in nats of what weights are over, -inf where every key is
-        masked.
+      log_sum: The log in nats of what weights are over, and what rounding took from
+        it; see `logsumexp`.
       weighting: Mask, bias, score, normalizer, gates and origin, aligned.
       value: What the weights average; None where that is not known.
       mesh: The devices that share the arrays as `attention.Sharded` says, or None.
@@ -50,7 +52,7 @@ class AttentionMap:
 
     query: Float[Array, "*B T H K"]
     key: Float[Array, "*B S G K"]
-    logsumexp: Float[Array, "*B H T"]
+    log_sum: LogSum
     weighting: Weighting
     value: Float[Array, "*B S G V"] | None = None
     mesh: jax.sharding.Mesh | None = tiles.static(None)
@@ -81,6 +83,16 @@ class AttentionMap:
     _repr_html_, show, plot = display.html, display.show, display.plot
 
     @property
+    def logsumexp(self) -> Float[Array, "*B H T"]:
+        """The log in nats of what weights are over, -inf where every key is masked."""
+        return self.log_sum.logsumexp
+
+    @property
+    def sees(self) -> Bool[Array, "*B H T"]:
+        """The queries that see any key; also where what they see is NaN."""
+        return self.weighting.score.sees(self)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """`(B..., H, T, S)`."""
         return (*self.logsumexp.shape, self.key.shape[-3])
@@ -108,7 +120,8 @@ class AttentionMap:
     def scores(self) -> Float[Array, "*B H T S"]:
         """Computes the scores, with bias, -inf where masked; O(T S) memory."""
         num_queries, num_keys = self.shape[-2:]
-        return self._scores(np.arange(num_queries), np.arange(num_keys))
+        found = self._scores(np.arange(num_queries), np.arange(num_keys))
+        return self.weighting.score.log_weights(found)
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Float[Array, "*B H R C"]:
         """Computes the weights of some queries on some keys; O(R C) memory.
@@ -120,12 +133,15 @@ class AttentionMap:
         rows = tiles.positions(rows, num_queries)
         columns = tiles.positions(columns, num_keys)
         tile = self._scores(rows, columns)
-        logsumexp = tiles.take(self.logsumexp, rows, axis=-1)[..., None]
+        logsumexp, remainder = (
+            tiles.take(x, rows, axis=-1)[..., None] for x in self.log_sum
+        )
         # A row of NaN is like a fully masked one until the end; see `inputs`.
         is_nan = jnp.isnan(logsumexp)
         has_none = is_nan | (logsumexp == -jnp.inf)
         tile = jnp.where(has_none, -jnp.inf, tile) - jnp.where(has_none, 0, logsumexp)
-        return jnp.where(is_nan, jnp.nan, jnp.exp(tile))
+        weights = self.weighting.score.weights(tile - remainder)
+        return jnp.where(is_nan, jnp.nan, weights)
 
     def _scores(self, rows, columns) -> Array:
         return self.weighting.scores(
@@ -135,18 +151,30 @@ class AttentionMap:
         )
 
     def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
-        """Returns the map of one head of one example, with an index per batch axis."""
+        """Returns the map of one head of one example, with an index per batch axis.
+
+        Raises:
+          ValueError: If an index is missing or out of range; traced ones are clipped.
+        """
         if len(example) != self.ndim - 3:
             raise ValueError(
                 f"head() takes an index of a head and {self.ndim - 3} of batch axes "
                 f"for a map of shape {self.shape}, got {len(example)} of these."
             )
+        head = tiles.checked_index("head", head, self.shape[-3])
+        example = tuple(
+            tiles.checked_index(f"the index of batch axis {i}", *pair)
+            for i, pair in enumerate(zip(example, self.shape, strict=False))
+        )
         group = head // (self.shape[-3] // self.key.shape[-2])
         of = lambda x, i: tiles.at_batch(x, example)[:, i][:, None]  # noqa: E731
+        log_sum = jax.tree.map(
+            lambda x: tiles.at_batch(x, (*example, head))[None], self.log_sum
+        )
         return AttentionMap(
             of(self.query, head),
             of(self.key, group),
-            tiles.at_batch(self.logsumexp, (*example, head))[None],
+            log_sum,
             self.weighting.at_head(example, head),
             None if self.value is None else of(self.value, group),
         )

@@ -24,6 +24,7 @@ from mha_haiku.core.attention import (
     products,
     sited,
 )
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
@@ -102,14 +103,14 @@ class Cache:
             return self._by_reached(of_first, position)
 
         if self.is_source:
-            attended, logsumexp = _attended([(tile, mixed)])
+            attended, log_sum = _attended([(tile, mixed)])
         else:
             # The new key is not read from the cache, which is written after it is read:
             # so XLA writes in place, where it else copies the whole for each reader.
             own = weighting.scores(query, key, rows, rows)
             tile = jnp.where(is_own, -jnp.inf, tile)
             of_own = functools.partial(products.mix, value=value)
-            attended, logsumexp = _attended([(tile, mixed), (own, of_own)])
+            attended, log_sum = _attended([(tile, mixed), (own, of_own)])
             # Adds 0, which XLA cannot know: the write has to wait for all reads.
             slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
             cache = dataclasses.replace(
@@ -118,14 +119,14 @@ class Cache:
                 value=_written(self.value, jnp.moveaxis(value, -3, -2), slot, -2),
             )
         attended = attended.astype(self.value.dtype)
-        attended, logsumexp = weighting.finished(attended, logsumexp)
+        attended, log_sum = weighting.finished(attended, log_sum)
         keys, values = cache._positions_first()
         if self.is_ring:
             keys, values = (jnp.roll(x, -first, -3) for x in (keys, values))
         row = attention_map.AttentionMap(
             query,
             keys,
-            logsumexp,
+            log_sum,
             weighting._replace(origin=tiles.Origin(position, first)),
             values,
         )
@@ -234,7 +235,7 @@ def _latest_of_all(axis_size, is_mapped, position):
     return (position.max(0) if is_mapped[0] else position), False
 
 
-def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
+def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], LogSum]:
     """Merges parts with some keys each: their scores, and what mixes their values."""
     largest = functools.reduce(
         jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]
@@ -242,10 +243,10 @@ def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], Float[Array, "*B H 1"]]:
     largest = jnp.where(largest == -jnp.inf, 0, largest)
     weights = [jnp.exp(tile - largest) for tile, _ in parts]
     total = sum(each.sum(-1, keepdims=True) for each in weights)
-    logsumexp = (largest + jnp.log(total))[..., 0]
+    log_sum = LogSum.of(largest[..., 0], total[..., 0])
     total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
     mixed = [mix(each) for each, (_, mix) in zip(weights, parts, strict=True)]
-    return sum(mixed) / total, logsumexp
+    return sum(mixed) / total, log_sum
 
 
 def _positions_of_slots(slots: int, first: Array) -> Array:

@@ -9,13 +9,14 @@ from jaxtyping import Float
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, products
 from mha_haiku.core.attention.inputs import Inputs
+from mha_haiku.core.attention.log_sum import LogSum
 
 Array = jax.Array
 
 
 def formula(
     inputs: Inputs, dropout_rate: float
-) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"], tuple]:
+) -> tuple[Float[Array, "*B T H V"], LogSum, tuple]:
     """Computes values, logsumexp and scores by operations that JAX differentiates."""
     query, key, value, weighting, nonfinite, _ = inputs.zeroed()
     rows, columns = _spans(inputs)
@@ -32,16 +33,15 @@ def formula(
     largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
     weights = jnp.exp(tile - largest)
     total = weights.sum(-1, keepdims=True)
-    fully_masked = total == 0
-    total = jnp.where(fully_masked, 1, total)
-    logsumexp = jnp.where(fully_masked, -jnp.inf, largest + jnp.log(total))[..., 0]
+    logsumexp = LogSum.of(largest[..., 0], total[..., 0])
+    total = jnp.where(total == 0, 1, total)
     factors = _dropout(inputs, dropout_rate)
     weights = weights if factors is None else weights * factors
     # Sums are divided and not weights: T V numbers in place of T S.
     values = products.mix(weights, value) / jnp.moveaxis(total, -3, -2)
     if nonfinite is not None:
         values = jnp.where(jnp.moveaxis(sees_nan, -3, -2), jnp.nan, values)
-        logsumexp = jnp.where(sees_nan[..., 0], jnp.nan, logsumexp)
+        logsumexp = logsumexp.nan_where(sees_nan[..., 0])
     return values.astype(value.dtype), logsumexp, (tile,)
 
 
@@ -60,6 +60,22 @@ def _backward(inputs, saved, rows, wants_bias, dropout_rate):
 
 
 attend = gradients.differentiable(formula, _backward)
+
+
+@tiles.pytree
+class Dropout:
+    """What is drawn of a map's weights: the same in all implementations on a device."""
+
+    rng: Array
+    rate: float = tiles.static()
+
+    def factors(self, map_shape: tuple[int, ...]) -> Float[Array, "*B H T S"]:
+        """Draws the factors of all weights; see `dropout_factors`."""
+        rows, columns = (tiles.Span(0, size) for size in map_shape[-2:])
+        factors = jax.vmap(
+            lambda n: dropout_factors(self.rng, self.rate, n, rows, columns)
+        )(jnp.arange(math.prod(map_shape[:-2])))
+        return factors.reshape(map_shape)
 
 
 def dropout_factors(
@@ -91,8 +107,4 @@ def _spans(inputs):
 def _dropout(inputs, dropout_rate):
     if not dropout_rate:
         return None
-    shape, (rows, columns) = inputs.map_shape, _spans(inputs)
-    factors = jax.vmap(
-        lambda n: dropout_factors(inputs.rng, dropout_rate, n, rows, columns)
-    )(jnp.arange(math.prod(shape[:-2])))
-    return factors.reshape(shape)
+    return Dropout(inputs.rng, dropout_rate).factors(inputs.map_shape)

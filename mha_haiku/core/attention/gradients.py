@@ -3,7 +3,8 @@
 With weights `P = exp(scores - logsumexp)` the gradient of a score is `dS = P (dO V' -
 shift)`, where a row's `shift` is the product of its values and their cotangent, less
 the cotangent of its logsumexp: so tiles of P can be computed again from the scores, and
-rows need no second pass.
+rows need no second pass. What rounding took from the logsumexp is a factor of the row's
+weights: dO and the shift are multiplied by it, which costs nothing per score.
 
 Source: Dao et al. 2022 (FlashAttention), appendix B.2,
 https://arxiv.org/abs/2205.14135.
@@ -18,6 +19,7 @@ from jaxtyping import Float
 
 from mha_haiku.core.attention import custom_gradient, products, scores
 from mha_haiku.core.attention.inputs import Inputs
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
@@ -31,9 +33,11 @@ _FORWARD_MODE = (
 class RowGradients(NamedTuple):
     """What the gradient needs of each query."""
 
-    values: Float[Array, "*B T H V"]  # the cotangent of the values
-    shift: Float[Array, "*B H T"]  # what is subtracted from the gradient of each weight
-    # The logsumexp of the scores, inf where the query has no gradient.
+    # The cotangent of the values, and what is subtracted from the gradient of each
+    # weight; both times exp(-remainder), see `LogSum`.
+    values: Float[Array, "*B T H V"]
+    shift: Float[Array, "*B H T"]
+    # The rounded logsumexp of the scores, inf where the query has no gradient.
     logsumexp: Float[Array, "*B H T"]
 
 
@@ -66,7 +70,7 @@ def tile_gradients(
 def differentiable(forward: Callable, backward: Callable) -> Callable:
     """Gives `forward` the gradient `backward`.
 
-    `forward(inputs, options)` returns values `[B..., T, H, V]`, the logsumexp `[B...,
+    `forward(inputs, options)` returns values `[B..., T, H, V]`, the `LogSum` of `[B...,
     H, T]` and a pytree that the gradient needs; options are static.
     `backward(inputs, saved, rows, wants_bias, options)` returns the gradients of query,
     key, value, bias (None unless wanted) and score.
@@ -81,8 +85,11 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 
         def pull_back(arguments, saved, is_wanted, cotangents):
             (inputs,), (wanted,) = arguments, is_wanted
-            *outputs, saved = saved
-            rows = _row_gradients(inputs, *outputs, *cotangents)
+            values, logsumexp, saved = saved
+            values_grad, (logsumexp_grad, _) = cotangents
+            rows = _row_gradients(
+                inputs, values, logsumexp, values_grad, logsumexp_grad
+            )
             # Where the bias is not differentiated, its gradient, which may be as large
             # as the map, is never made.
             wants_bias = bool(jax.tree.leaves(wanted.weighting.bias))
@@ -98,22 +105,24 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
     return attend
 
 
-def _row_gradients(inputs, values, logsumexp, values_grad, logsumexp_grad):
-    values_grad, logsumexp_grad = (
-        jnp.zeros_like(x) if gradient is None else gradient
-        for x, gradient in ((values, values_grad), (logsumexp, logsumexp_grad))
-    )
+def _row_gradients(inputs, values, log_sum: LogSum, values_grad, logsumexp_grad):
+    logsumexp, remainder = log_sum
     has_gradient = jnp.isfinite(logsumexp)
     if inputs.nonfinite is None:  # then NaN is passed on
         has_gradient |= jnp.isnan(logsumexp)
-    values_grad = jnp.where(
-        jnp.moveaxis(has_gradient, -2, -1)[..., None], values_grad, 0
-    )
-    dtype = logsumexp.dtype
+    lost, dtype = jnp.exp(-remainder), logsumexp.dtype
+    if values_grad is None:
+        values_grad = jnp.zeros_like(values)
+    # From here on the cotangent has the factor, and so has what follows from it: a
+    # second array of rows would be kept for it.
+    is_row, factor = (jnp.moveaxis(x, -2, -1)[..., None] for x in (has_gradient, lost))
+    values_grad = jnp.where(is_row, values_grad * factor.astype(values_grad.dtype), 0)
     shift = values_grad.astype(dtype) * values.astype(dtype)
     # Values of a row that the loss ignores may be infinite, and 0 x inf is NaN.
     shift = jnp.where(values_grad == 0, 0, shift).sum(-1)
-    shift = jnp.moveaxis(shift, -1, -2) - logsumexp_grad
+    shift = jnp.moveaxis(shift, -1, -2)
+    if logsumexp_grad is not None:
+        shift -= logsumexp_grad * lost
     return RowGradients(
         values_grad,
         jnp.where(has_gradient, shift, 0),

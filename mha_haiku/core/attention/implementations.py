@@ -14,21 +14,16 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from mha_haiku.core import checks, masks, positions, sites, tiles
-from mha_haiku.core.attention import (
-    attention_map,
-    dense,
-    normalizers,
-    scores,
-    sited,
-)
+from mha_haiku.core.attention import attention_map, dense, normalizers, scores, sited
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
-# `[B..., H, T]`.
-Implementation = Callable[[Inputs, float], tuple[Array, Array]]
+# `[B..., H, T]`, an array or a `LogSum`.
+Implementation = Callable[[Inputs, float], tuple[Array, Array | LogSum]]
 
 
 class OnMesh:
@@ -86,8 +81,8 @@ def attend(
     Args:
       mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`;
         None: everything is seen. True means "may attend".
-      bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`. With
-        it scores stay above -1e30, below which tiles take a key for masked.
+      bias: A bias of `positions`; or floats, `[B..., T, S]` or `[B..., H, T, S]`. A
+        key whose bias is -inf is masked.
       score: Or a function from `[R, K]` queries and `[C, K]` keys of a head to their
         `[R, C]` scores; None: `scores.dot_product()`, scaled by 1 / sqrt(K).
       normalizer: What weights are over, as `attention.sink(logits)`; softmax when None.
@@ -158,11 +153,12 @@ def attend_within(
     inputs = Inputs(query, key, value, weighting.scoring(), nonfinite, rng)
     with jax.named_scope(sites.SEEN):
         values, logsumexp = implementation(inputs, dropout_rate)
-    values, logsumexp = weighting.finished(values, logsumexp)
+    values, log_sum = weighting.finished(values, LogSum.rounded(logsumexp))
     query, key, value, *_ = inputs.zeroed()
     mesh = implementation.mesh if isinstance(implementation, OnMesh) else None
-    whole = attention_map.AttentionMap(query, key, logsumexp, weighting, value, mesh)
-    return sited.sited(values, whole)
+    whole = attention_map.AttentionMap(query, key, log_sum, weighting, value, mesh)
+    dropout = dense.Dropout(rng, dropout_rate) if dropout_rate else None
+    return sited.sited(values, whole, dropout)
 
 
 def named(implementation: str | Implementation) -> Implementation:

@@ -2,16 +2,13 @@
 
 Three numbers say "not this one", and each has its place:
 
-- `-inf` is what callers see. It is the logsumexp of a fully masked query (one that may
-  attend to no key, as padding may not), and the score of a masked pair wherever whole
-  rows of scores are at hand, as there a row of nothing but -inf can be treated apart,
-  before the softmax: dense attention, and parts of a map.
-- `HIDDEN`, very low but finite, is the score of a masked pair in tiles. A running
-  maximum of -inf would give exp(-inf - -inf) = NaN, and `weight * log(weight)` 0 x -inf
-  = NaN; with HIDDEN both are 0 without a `where` per score. A fully masked query is one
-  whose largest score is HIDDEN at the end. Biases of -inf are raised to HIDDEN. A
-  visible key's score must therefore exceed HIDDEN; otherwise blockwise attention treats
-  the key as masked, while dense attention does not.
+- `-inf` is the score of a masked pair, and the logsumexp of a fully masked query (one
+  that may attend to no key, as padding may not). Any finite score is of a key that is
+  seen, down to the lowest float. So the running maximum of a tile begins at the lowest
+  float and not at -inf: exp(-inf - -inf) would be NaN, while exp(-inf - lowest) is 0. A
+  fully masked query is one whose exponentials sum to 0.
+- `HIDDEN`, very low but finite, is the log of a weight of 0 in tiles that observations
+  get: `weight * log(weight)` is 0 there, where -inf would make it NaN.
 - `NaN` says that something was not finite. A matrix product would spread a masked
   NaN, as 0 x NaN is NaN, forward and backward. So products get finite arrays, in which
   `Nonfinite` vectors are zeros, and NaN is put back into those scores alone that the
@@ -36,7 +33,7 @@ from mha_haiku.core import tiles
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
-HIDDEN = -1e30  # exp(HIDDEN - score) is 0, and HIDDEN - HIDDEN is 0 and not NaN
+HIDDEN = -1e30  # exp(HIDDEN) is 0, and 0 x HIDDEN is 0 and not NaN
 
 
 class Nonfinite(NamedTuple):

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from mha_haiku.core import checks, tiles
+from mha_haiku.core.attention.log_sum import LogSum
 
 Array = jax.Array
 
@@ -30,20 +31,28 @@ class Normalizer(abc.ABC):
     ) -> Float[Array, "*B H T"]:
         """Computes the log of the denominators in nats, from a finite logsumexp."""
 
+    def log_denominator_of(self, log_sum: LogSum) -> LogSum:
+        """Computes `log_denominator` with what rounding takes, to first order."""
+        logsumexp, remainder = jax.jvp(self.log_denominator, *zip(log_sum))
+        return LogSum(logsumexp, jax.lax.stop_gradient(remainder))
+
     def __call__(
-        self, values: Float[Array, "*B T H V"], logsumexp: Float[Array, "*B H T"]
-    ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"]]:
+        self, values: Float[Array, "*B T H V"], log_sum: LogSum
+    ) -> tuple[Float[Array, "*B T H V"], LogSum]:
         """Turns softmax's values and log denominators into this normalizer's.
 
         Rows without weights and rows of NaN stay as they are: they have no gradient.
         """
-        is_row = jnp.isfinite(logsumexp)
-        known = jnp.where(is_row, logsumexp, 0)
-        denominator = self.log_denominator(known)
-        factor = jnp.where(is_row, jnp.exp(known - denominator), 1)
+        is_row = jnp.isfinite(log_sum.logsumexp)
+        known = log_sum._replace(logsumexp=jnp.where(is_row, log_sum.logsumexp, 0))
+        denominator = self.log_denominator_of(known)
+        ratio = sum(x - y for x, y in zip(known, denominator, strict=True))
+        factor = jnp.where(is_row, jnp.exp(ratio), 1)
         factor = jnp.moveaxis(factor, -1, -2)[..., None]
         values = (values * factor).astype(values.dtype)
-        return values, jnp.where(is_row, denominator, logsumexp)
+        return values, jax.tree.map(
+            lambda x, y: jnp.where(is_row, x, y), denominator, log_sum
+        )
 
     def check(self, num_heads: int):
         """Raises ValueError where it does not fit attention of H heads."""
@@ -108,9 +117,12 @@ class Sink(Normalizer):
     rows_sum_to = "less than 1"
 
     def log_denominator(self, logsumexp):
-        own = self.aligned(logsumexp.ndim - 2, logsumexp.shape[-2])
-        logits = own.logits.astype(logsumexp.dtype)[..., None]
-        return jnp.logaddexp(logsumexp, logits)
+        return self.log_denominator_of(LogSum.rounded(logsumexp)).logsumexp
+
+    def log_denominator_of(self, log_sum):
+        dtype, (*_, num_heads, _) = log_sum.logsumexp.dtype, log_sum.logsumexp.shape
+        own = self.aligned(log_sum.logsumexp.ndim - 2, num_heads)
+        return log_sum.plus(LogSum.rounded(own.logits.astype(dtype)[..., None]))
 
     def aligned(self, batch_ndim, num_heads):
         if self.logits.ndim == batch_ndim + 1:

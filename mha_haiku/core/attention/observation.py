@@ -46,6 +46,8 @@ class Tile(NamedTuple):
     rows: tiles.Span  # the queries, as positions in the map
     columns: tiles.Span  # the keys, as positions in the map
     given: Given  # of these queries and keys
+    # Scores less the log sum of their row, -inf where masked; they rise with weights.
+    relative_scores: Array
 
 
 class Observation(abc.ABC):

@@ -7,13 +7,17 @@ R, C]`, float32 or, for float64 inputs, float64.
 import abc
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention import products
+
+if TYPE_CHECKING:
+    from mha_haiku.core.attention.attention_map import AttentionMap
 
 Array = jax.Array
 
@@ -66,6 +70,18 @@ class Score(tiles.Part, abc.ABC):
     def check(self, num_heads: int, key_size: int):
         """Raises ValueError where the score does not fit attention of these sizes."""
 
+    def sees(self, whole: "AttentionMap") -> Bool[Array, "*B H T"]:
+        """Finds the queries of a map with this score that see any key."""
+        return whole.logsumexp != -jnp.inf
+
+    def weights(self, relative: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Computes weights from scores less the log sum of their row."""
+        return jnp.exp(relative)
+
+    def log_weights(self, relative: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Computes the logs of `weights`, -inf where these are 0."""
+        return relative
+
 
 ScoreFunction = Callable[[Array, Array], Array]
 
@@ -76,7 +92,6 @@ def as_score(value: Score | ScoreFunction | None) -> Score:
     The function gets the queries `[R, K]` and keys `[C, K]` of one head, and returns
     `[R, C]`. Arrays that it closes over are constants; those to train are fields of a
     class, see `Score`.
-
     """
     if value is None:
         return dot_product()

@@ -1,14 +1,14 @@
 """What `look` and `edit` find of an attention: its scores, map, weights and heads."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from mha_haiku.core import masks, positions, sites
-from mha_haiku.core.attention import attention_map, normalizers, scores
+from mha_haiku.core import masks, positions, sites, tiles
+from mha_haiku.core.attention import attention_map, dense, normalizers, products, scores
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
 from mha_haiku.core.sites import recognition
 
@@ -17,15 +17,18 @@ AttentionMap = attention_map.AttentionMap
 
 
 def sited(
-    values: Float[Array, "*B T H V"], map_: AttentionMap
+    values: Float[Array, "*B T H V"],
+    map_: AttentionMap,
+    dropout: dense.Dropout | None = None,
 ) -> tuple[Float[Array, "*B T H V"], AttentionMap]:
     """Marks values and their map as sites of the program.
 
-    An edit of "scores", "weights" or the "map" computes the values anew, which are the
-    site "heads". The map that the program then continues with is NaN where its queries
-    and keys do not give the edited weights; `look` shows the edited one.
+    An edit of "scores", "weights" or the "map" computes the values anew: weights, with
+    dropout where there is some, times values, times gates. They are the site "heads".
+    The map that the program then continues with is NaN where its queries and keys do
+    not give the edited weights; `look` shows the edited one.
     """
-    map_, values = sites.faceted((map_, values), _FACETS, _without_weights)
+    map_, values, _ = sites.faceted((map_, values, dropout), _FACETS, _without_weights)
     return sites.site("heads", values), map_
 
 
@@ -40,82 +43,105 @@ def map_of_weights(
 ) -> AttentionMap:
     """Builds a map from weights that are already known, which it holds whole.
 
-    Weights are not negative, and do not depend on the query and the key, which are for
-    show. `are_shares` says whether a row sums to 1, or to 0 where every key is masked.
+    They may have any sign; the query and the key are for show. `are_shares` says
+    whether a row sums to 1, or to 0 where every key is masked.
     """
-    return _map_of_scores(
-        *_logarithms(weights),
-        query=query,
-        key=key,
-        value=value,
-        normalizer=None if are_shares else normalizers.unnormalized(),
-        gates=gates,
-    )
+    weights = jnp.asarray(weights)
+    weights = weights.astype(products.accumulation_dtype(weights.dtype))
+    log_sum = LogSum.rounded(jnp.zeros(weights.shape[:-1], weights.dtype))
+    log_sum = log_sum.nan_where(jnp.isnan(weights).any(-1))
+    normalizer = None if are_shares else normalizers.unnormalized()
+    known = {"query": query, "key": key, "value": value, "gates": gates}
+    return _map_of(weights, log_sum, Known(0.0, None), normalizer, known)
 
 
-@functools.partial(jax.jit, inline=True)  # traced once for all layers of a shape
-def _logarithms(weights) -> tuple[Array, Array]:
-    """Computes log weights, and for each row 0, or -inf if it has no weights."""
-    weights = weights.astype(jnp.promote_types(weights.dtype, jnp.float32))
-    is_some = weights > 0
-    logs = jnp.where(is_some, jnp.log(jnp.where(is_some, weights, 1)), -jnp.inf)
-    return logs, jnp.where(is_some.any(-1), 0, -jnp.inf).astype(logs.dtype)
+@tiles.pytree
+class Known(scores.DotProduct):
+    """The score of a map whose weights are known: its bias has them as they are.
+
+    For who looks at queries and keys it is a product of them, of no scale.
+    """
+
+    def __call__(self, query, key):
+        shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
+        return jnp.zeros(shape, products.accumulation_dtype(query.dtype))
+
+    def gradients(self, query, key, cotangent):
+        del cotangent
+        return jnp.zeros_like(query), jnp.zeros_like(key), self
+
+    def sees(self, whole):
+        rows = whole.weighting.origin.rows(tiles.Span(0, whole.shape[-2]))
+        return (tiles.take(whole.weighting.bias.values, rows, -2) != 0).any(-1)
+
+    def weights(self, relative):
+        return jnp.where(relative == -jnp.inf, 0, relative)
+
+    def log_weights(self, relative):
+        weights = self.weights(relative)
+        logs = jnp.log(jnp.where(weights == 0, 1, weights))  # NaN of negative ones
+        return jnp.where(weights == 0, -jnp.inf, logs)
 
 
-def _map_of_scores(scores_, logsumexp, *, query, key, value, normalizer, gates):
+def _map_of(scores_, log_sum, score, normalizer, known) -> AttentionMap:
     """Builds the map of scores, which it holds whole as its bias."""
     *batch, num_heads, num_queries, num_keys = scores_.shape
-    is_known = query is not None and key is not None
-    zeros = functools.partial(jnp.zeros, dtype=scores_.dtype)
-    return AttentionMap(
-        query if is_known else zeros((*batch, num_queries, num_heads, 1)),
-        key if is_known else zeros((*batch, num_keys, 1, 1)),
-        logsumexp,
-        Weighting(
-            masks.full(),
-            positions.as_bias(scores_).aligned(len(batch)),
-            scores.dot_product(0.0),
-            normalizer,
-            gates,
-        ),
-        value,
-    )
+    query, key = known["query"], known["key"]
+    if query is None or key is None:
+        query = jnp.zeros((*batch, num_queries, num_heads, 1), scores_.dtype)
+        key = jnp.zeros((*batch, num_keys, 1, 1), scores_.dtype)
+    bias = positions.as_bias(scores_).aligned(len(batch))
+    weighting = Weighting(masks.full(), bias, score, normalizer, known["gates"])
+    return AttentionMap(query, key, log_sum, weighting, known["value"])
+
+
+def _heads(weights, map_, values, dropout) -> Array:
+    """Computes what heads return: weights, with dropout, times values, times gates."""
+    if dropout is not None:
+        weights = weights * dropout.factors(weights.shape)
+    heads = products.mix(weights, map_.value).astype(values.dtype)
+    gates = map_.weighting.gates
+    return heads if gates is None else heads * gates
 
 
 def _with_map(value, changed):
-    _, values = value
-    return changed, changed.outputs().astype(values.dtype)
+    _, values, dropout = value
+    if dropout is None:
+        heads = changed.outputs().astype(values.dtype)
+    else:
+        heads = _heads(changed.weights(), changed, values, dropout)
+    return changed, heads, dropout
 
 
 def _with_weights(value, weights):
-    own, _ = value
-    changed = map_of_weights(weights, **_known(own), are_shares=False)
-    return _with_map(value, changed)
+    map_, values, dropout = value
+    changed = map_of_weights(weights, **_known(map_), are_shares=False)
+    return changed, _heads(weights, map_, values, dropout), dropout
 
 
 def _with_scores(value, changed):
-    own, values = value
-    is_row = (changed > -jnp.inf).any(-1)
-    logsumexp = jax.nn.logsumexp(jnp.where(is_row[..., None], changed, 0), -1)
-    logsumexp = jnp.where(is_row, logsumexp, -jnp.inf)
-    normalizer = own.weighting.normalizer
+    map_, values, dropout = value
+    largest = jnp.max(changed, axis=-1, initial=-jnp.inf)
+    largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
+    log_sum = LogSum.of(largest, jnp.exp(changed - largest[..., None]).sum(-1))
+    normalizer = map_.weighting.normalizer
     if normalizer is not None:
-        _, logsumexp = normalizer(values, logsumexp)
-    changed = _map_of_scores(changed, logsumexp, **_known(own), normalizer=normalizer)
-    return _with_map(value, changed)
+        _, log_sum = normalizer(values, log_sum)
+    known = _known(map_)
+    changed = _map_of(changed, log_sum, scores.dot_product(0.0), normalizer, known)
+    return changed, _heads(changed.weights(), map_, values, dropout), dropout
 
 
-def _known(own: AttentionMap) -> dict:
-    known = {name: getattr(own, name) for name in ("query", "key", "value")}
-    return known | {"gates": own.weighting.gates}
+def _known(map_: AttentionMap) -> dict:
+    known = {name: getattr(map_, name) for name in ("query", "key", "value")}
+    return known | {"gates": map_.weighting.gates}
 
 
 def _without_weights(value, changed):
-    map_, _ = value
-    unknown = dataclasses.replace(
-        map_, logsumexp=jnp.full_like(map_.logsumexp, jnp.nan)
-    )
-    return unknown, changed[1]
+    map_, *_ = value
+    nan = jnp.full_like(map_.logsumexp, jnp.nan)
+    unknown = dataclasses.replace(map_, log_sum=LogSum.rounded(nan))
+    return unknown, *changed[1:]
 
 
 _FACETS = (

@@ -30,7 +30,8 @@ def gini(
     count = jnp.maximum(counted, 1)
     unequal = 2 * weighted / (count * jnp.where(has_some, total, 1))
     unequal -= (count + 1) / count
-    return jnp.where(has_some, jnp.maximum(unequal, 0), 0)
+    unequal = jnp.where((amounts < 0).any(-1), jnp.nan, jnp.maximum(unequal, 0))
+    return jnp.where(has_some, unequal, 0)
 
 
 def _ones(tile):
@@ -105,9 +106,9 @@ def _induction(tile):
 
 
 def _root(x):
-    """Takes the square root, with derivative 0 at 0 and at NaN."""
+    """Takes the square root, with derivative 0 at 0; NaN of negative numbers."""
     root = jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
-    return jnp.where(jnp.isnan(x), jnp.nan, root)
+    return jnp.where(x >= 0, root, jnp.nan)
 
 
 ENTROPY = RowSum(lambda tile: -(tile.weights * tile.log_weights).sum(-1))

@@ -8,6 +8,7 @@ from jaxtyping import Float
 
 from mha_haiku.core import masks, positions, tiles
 from mha_haiku.core.attention import normalizers, scores
+from mha_haiku.core.attention.log_sum import LogSum
 
 Array = jax.Array
 
@@ -85,34 +86,28 @@ class Weighting(NamedTuple):
         key: Float[Array, "*B C G K"],
         rows: tiles.Index | tiles.Span,
         columns: tiles.Index | tiles.Span,
-        *,
-        hidden: float = -jnp.inf,
     ) -> Float[Array, "*B H R C"]:
-        """Computes scores at absolute positions, `hidden` where the mask forbids."""
-        return self.masked(self.score(query, key), rows, columns, hidden=hidden)
+        """Computes scores at absolute positions, -inf where the mask forbids."""
+        return self.masked(self.score(query, key), rows, columns)
 
     def masked(
         self,
         tile: Float[Array, "*B H R C"],
         rows: tiles.Index | tiles.Span,
         columns: tiles.Index | tiles.Span,
-        *,
-        hidden: float = -jnp.inf,
     ) -> Float[Array, "*B H R C"]:
         if self.bias is not None:
             bias = tiles.lifted(self.bias.aligned_tile(rows, columns), tile.ndim)
             tile = tile + bias.astype(tile.dtype)
-            if hidden > -jnp.inf:
-                tile = jnp.maximum(tile, hidden)  # the bias may be minus infinity
         if isinstance(self.mask, masks.Full):
             return tile
         allowed = self.mask.aligned_tile(rows, columns)
-        return jnp.where(tiles.lifted(allowed, tile.ndim), tile, hidden)
+        return jnp.where(tiles.lifted(allowed, tile.ndim), tile, -jnp.inf)
 
     def finished(
-        self, values: Float[Array, "*B T H V"], logsumexp: Float[Array, "*B H T"]
-    ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T"]]:
+        self, values: Float[Array, "*B T H V"], log_sum: LogSum
+    ) -> tuple[Float[Array, "*B T H V"], LogSum]:
         """Applies the normalizer and the gates to the results of softmax attention."""
         if self.normalizer is not None:
-            values, logsumexp = self.normalizer(values, logsumexp)
-        return values if self.gates is None else values * self.gates, logsumexp
+            values, log_sum = self.normalizer(values, log_sum)
+        return values if self.gates is None else values * self.gates, log_sum

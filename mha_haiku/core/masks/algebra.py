@@ -112,11 +112,7 @@ class Mask(tiles.Part, abc.ABC):
         return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
 
     def check(
-        self,
-        batch_shape: tuple,
-        num_heads: int,
-        num_queries: int | None,
-        num_keys: int,
+        self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
     ):
         """Raises ValueError where the mask does not fit attention of these sizes.
 

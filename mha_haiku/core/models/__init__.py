@@ -9,12 +9,11 @@ from mha_haiku.core.models.architecture import (
     PRECISIONS,
     ModelConfig,
 )
-from mha_haiku.core.models.build import Model, build, of_function
+from mha_haiku.core.models.build import Model, build, check_rows, of_function
 from mha_haiku.core.models.consistency import check
 from mha_haiku.core.models.forward import Maps, Output
 from mha_haiku.core.models.parts import (
     LayerHeads,
-    find_part,
     frequencies,
     heads_of_layers,
     hidden_sizes,
@@ -40,9 +39,9 @@ __all__ = [
     "POSITIONS",
     "PRECISIONS",
     "build",
+    "check_rows",
     "check",
     "decoding",
-    "find_part",
     "frequencies",
     "heads_of_layers",
     "hidden_sizes",

@@ -69,6 +69,14 @@ def _window(name: str, value: Any) -> Any:
     return value
 
 
+def _image(name: str, value: Any) -> Any:
+    if not isinstance(value, tuple) or len(value) != 4:
+        raise checks.ConfigError(f"{name} must be a list of 4 integers, got {value!r}.")
+    for i, size in enumerate(value):
+        checks.positive_integer(f"{name}[{i}]", size)
+    return value
+
+
 def _sinks(name: str, value: Any) -> Any:
     try:
         return value if value == "learned" else checks.number(name, value)
@@ -134,6 +142,12 @@ class EmbeddingConfig(Section, path="config.model.embedding"):
         "radians per position of rotary pairs, a list of key_size / 2, or a list "
         "of such lists for each layer; None: from rotary_period",
         _frequencies,
+    )
+    image: tuple[int, ...] | None = field(
+        None,
+        "images that the inputs are patches of: a list of channels, height, width and "
+        "patch size; None: inputs are not patches",
+        _image,
     )
 
 

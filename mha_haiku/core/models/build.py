@@ -9,7 +9,7 @@ P positions of prompts, S_max positions that a text may grow to.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import haiku as hk
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import jmp
 import numpy as np
 
-from mha_haiku.core import attention, checks, display, modules, tiles
+from mha_haiku.core import attention, checks, display, modules, sites, tiles
 from mha_haiku.core.models import architecture, consistency, forward, parts
 from mha_haiku.core.models.forward import Output
 
@@ -92,6 +92,8 @@ class Model(NamedTuple):
       decoding: The same model token by token, for `models.generate`; None where no
         token follows from those before it.
       config: What it was built from; None of a model that `build` did not make.
+      edits: The changes that `edited` has made, in their order.
+      num_classes: C, as it was built; None of a model that `build` did not make.
     """
 
     init: Callable[..., Any]
@@ -100,9 +102,40 @@ class Model(NamedTuple):
     description: str = ""
     decoding: Decoding | None = None
     config: architecture.ModelConfig | None = None
+    edits: "tuple[_Edits, ...]" = ()
+    num_classes: int | None = None
 
     def __repr__(self) -> str:
         return f"Model({self.description or 'init, apply'})"
+
+    def edited(self, *edits: Mapping[str, Callable]) -> "Model":
+        """Changes values at sites, also token by token; see `mh.edit`."""
+        model = self
+        for each in edits:
+            decoding = model.decoding
+            if decoding is not None:
+                decoding = decoding._replace(
+                    prefill=sites.edit(decoding.prefill, each),
+                    # What an encoder computes, the prefill has changed.
+                    step=sites.edit(decoding.step, each, strict=False),
+                )
+            model = model._replace(
+                apply=sites.edit(model.apply, each),
+                scanned=None,
+                decoding=decoding,
+                description=f"{self.description.removesuffix(_EDITED)}{_EDITED}",
+                edits=(*model.edits, _Edits(each)),
+            )
+        return model
+
+
+_EDITED = ", edited"
+
+
+class _Edits(dict):
+    """Edits by the patterns of sites, hashable whatever their functions are."""
+
+    __hash__, __eq__ = object.__hash__, object.__eq__
 
 
 def build(
@@ -124,8 +157,8 @@ def build(
       implementation: Implementation of attention, as in `attend`; None: the config's.
 
     Raises:
-      ConfigError: If fields do not go together, or tied logits have no token for each
-        class.
+      ConfigError: If fields do not go together, tied logits have no token for each
+        class, or patches of images another number of features.
     """
     consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
@@ -134,6 +167,13 @@ def build(
             "config.model.output.tied needs inputs that are tokens, and a token for "
             f"each of the {num_classes} classes, got {num_tokens or 'no'} tokens."
         )
+    if config.embedding.image is not None:
+        channels, *_, patch = config.embedding.image
+        if feature_size != channels * patch**2:
+            raise checks.ConfigError(
+                f"config.model.embedding.image = {config.embedding.image} needs inputs "
+                f"of {channels * patch**2} features, got {feature_size or 'tokens'}."
+            )
     make = functools.partial(
         _functions,
         config,
@@ -223,6 +263,7 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         description=parts.description(config),
         decoding=_decoding(config, run, vocabulary, policy),
         config=config,
+        num_classes=num_classes,
     )
 
 

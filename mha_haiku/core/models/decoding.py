@@ -424,7 +424,7 @@ def _checked(model, given, strategy, max_length, end_token, key):
     checks.integer_in("max_length", max_length, 1, longest)
     build.check_source(decoding.has_source, source, source_lengths)
     if end_token is not None:
-        checks.integer_in("end_token", end_token, 0, None)
+        checks.integer_in("end_token", end_token, 0, decoding.num_tokens - 1)
     prompts = np.asarray(prompts)
     is_integer = np.issubdtype(prompts.dtype, np.integer)
     if prompts.ndim != 2 or not prompts.shape[1] or not is_integer:

@@ -8,9 +8,9 @@ this list. Hidden units and windows follow the layers: the encoder's first, then
 decoder's.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
-from mha_haiku.core import checks
 from mha_haiku.core.models import architecture
 from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import POSITION_SCHEMES, anatomy
@@ -66,20 +66,6 @@ def places(config: ModelConfig) -> list[tuple[str, int]]:
         return [("", i) for i in own]
     layers = zip(architecture.KINDS, (own, decoder, decoder), strict=True)
     return [(kind, i) for kind, indices in layers for i in indices]
-
-
-def find_part(config: ModelConfig, address: str) -> int:
-    """Finds the part with a `LayerHeads.address`: its index, 0 to P - 1."""
-    addresses = [each.address for each in heads_of_layers(config)]
-    if address.strip() in addresses:
-        return addresses.index(address.strip())
-    listed = f"{addresses[0]} to {addresses[-1]}"
-    if config.family == "encoder_decoder":
-        listed = ", ".join(addresses[:24]) + ", ..." * (len(addresses) > 24)
-    raise checks.ConfigError(
-        f"a layer must be one of {listed}, got {address!r}."
-        f"{checks.nearest(address, addresses)}"
-    )
 
 
 def part_of(config: ModelConfig, module: str) -> int | slice | None:
@@ -181,8 +167,9 @@ def _layer_heads(config, names) -> LayerHeads:
     num_groups = config.num_key_value_heads or config.num_heads
     group_of = [name * num_groups // config.num_heads for name in names]
     key_value_names = sorted(set(group_of))
-    groups = tuple(key_value_names.index(group) for group in group_of)
-    is_even = len({groups.count(group) for group in groups}) < 2
+    place = {group: i for i, group in enumerate(key_value_names)}
+    groups = tuple(place[group] for group in group_of)
+    is_even = len(set(Counter(groups).values())) < 2
     return LayerHeads(
         tuple(names),
         len(key_value_names),

@@ -254,13 +254,7 @@ class MultiHeadAttention(CachedModule):
 
     @hk.transparent
     def _linear(self, size: int, name: str | None, with_bias: bool) -> hk.Linear:
-        return hk.Linear(
-            size,
-            with_bias=with_bias,
-            w_init=self.w_init,
-            b_init=self.b_init,
-            name=name,
-        )
+        return hk.Linear(size, with_bias, self.w_init, self.b_init, name)
 
     def _with_unseen_blanked(self, query, key, value, mask, first_query):
         """Puts zeros where no query sees a key, or a query sees no key."""

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from mha_haiku.core import attention, masks
 from mha_haiku.core.attention import sited
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
 from mha_haiku.core.modules import multi_head_attention
 
@@ -63,7 +64,9 @@ def map_of_no_heads(
     no_map = attention.AttentionMap(
         query=jnp.zeros((*query.shape[:-1], 0, 1), query.dtype),
         key=keys,
-        logsumexp=jnp.zeros((*query.shape[:-2], 0, query.shape[-2]), dtype),
+        log_sum=LogSum.rounded(
+            jnp.zeros((*query.shape[:-2], 0, query.shape[-2]), dtype)
+        ),
         weighting=Weighting(mask, score=attention.dot_product()),
         value=keys,
     )

@@ -88,7 +88,7 @@ def over_all_heads(
 
     def make(name: str) -> Callable[[Array], Array]:
         norm = make_norm(name=name)
-        return lambda x: norm(x.reshape(*x.shape[:-2], -1)).reshape(x.shape)
+        return lambda x: norm(x.reshape(*x.shape[:-2], 1, -1)).reshape(x.shape)
 
     return make
 

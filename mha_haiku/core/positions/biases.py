@@ -81,6 +81,7 @@ class DenseBias(tiles.Whole, ScoreBias):
         at = [0] * total.values.ndim
         for axis, span in ((-2, rows), (-1, columns)):
             at[axis] = span.start if total.values.shape[axis] > 1 else 0
+        at = tiles.starts(at)
         matrix = map(min, total.values.shape[-2:], cotangent.shape[-2:])
         shape = (*total.values.shape[:-2], *matrix)
         axes = [i for i, n in enumerate(shape) if n == 1]

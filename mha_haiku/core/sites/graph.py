@@ -2,6 +2,7 @@
 
 Calls are spelled out: `jnp.where` is one, and a softmax or a product may be. What is
 computed inside of a call has a variable of the level only where the call returns it.
+Equations of the same primitive, parameters and inputs have outputs of the same number.
 
 An axis is a tuple of factors of its size, numbers that are known to `Axes`. A reshape
 from `[B, T, H * V]` to `[B, T, H, V]` splits a factor in two, for all who hold it. Axes
@@ -10,6 +11,7 @@ axes.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
@@ -34,6 +36,8 @@ FARTHEST = 100
 _RESIZING = {"slice", "dynamic_slice", "concatenate", "pad", "split"}
 _REORDERING = {"sort", "rev", "gather", "scatter", "cumsum", "cumlogsumexp", "cumprod"}
 _CALLS = {*jaxprs.CALLS, *jaxprs.CUSTOM, *jaxprs.REMAT}
+# What attention begins and ends with, and what holds it.
+_TELLING = {"dot_general", "exp", "exp2", *_CALLS}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -41,10 +45,12 @@ class Value:
     """What a variable or a literal stands for."""
 
     aval: Any  # its shape and dtype
+    number: int  # the same for values that are equal since they are computed alike
     # The equation that computes it; None for inputs and literals.
     maker: "Equation | None" = None
     # Whether it comes out of a product or a loop: it is no mere parameter.
     is_made: bool = False
+    is_random: bool = False  # whether random bits made it
     # The equations that read it.
     users: list["Equation"] = dataclasses.field(default_factory=list)
     # The variable of the level that holds it, if one does.
@@ -71,6 +77,9 @@ class Equation:
     index: int  # its place in the level, or the place of the call
     calls: tuple[int, ...]  # a number for each call around it, from the outermost
     inputs: list[Value]  # what it reads
+    # Whether it is of an attention that has its own sites; of products, exponentials
+    # and what is in calls.
+    has_sites: bool
     outputs: list[Value] = dataclasses.field(default_factory=list)  # what it computes
 
     @property
@@ -81,27 +90,52 @@ class Equation:
 def equations(jaxpr: core.Jaxpr) -> list[Equation]:
     """Lists the equations of a level, in order; for calls, the equations inside."""
     result, count = [], itertools.count()
+    numbers: dict[Any, int] = {}
+
+    def number(*key):
+        try:
+            return numbers.setdefault(key, len(numbers))
+        except TypeError:  # not hashable
+            return numbers.setdefault(object(), len(numbers))
 
     def value_of(atom, values):
-        return Value(atom.aval) if isinstance(atom, core.Literal) else values[atom]
+        if not isinstance(atom, core.Literal):
+            return values[atom]
+        return Value(atom.aval, number(atom.aval, np.asarray(atom.val).tobytes()))
 
-    def enter(jaxpr, values, index, calls):
-        for number, eqn in enumerate(jaxpr.eqns):
-            place = number if index is None else index
+    def given(variables, **held):
+        return {x: Value(x.aval, number(x), **held) for x in variables}
+
+    def enter(jaxpr, values, index, calls, is_seen=False):
+        for place, eqn in enumerate(jaxpr.eqns):
+            place = place if index is None else index
             inputs = [value_of(x, values) for x in eqn.invars]
             name, inner = eqn.primitive.name, jaxprs.inner(eqn)
+            has_own = is_seen or (name in _TELLING and has_sites(eqn))
+            joined = _joined(name, eqn.params, inputs)
             if name in _CALLS:
                 called = inner[0].jaxpr
-                within = {x: Value(x.aval) for x in called.constvars}
+                within = given(called.constvars)
                 within.update(zip(called.invars, inputs, strict=True))
-                enter(called, within, place, (*calls, next(count)))
+                enter(called, within, place, (*calls, next(count)), has_own)
+                outputs = [value_of(x, within) for x in called.outvars]
+            elif joined:
+                source, called = joined
+                within = dict(zip(called.invars, [source], strict=True))
+                enter(called, within, place, calls, has_own)
                 outputs = [value_of(x, within) for x in called.outvars]
             else:
-                equation = Equation(eqn, name, place, calls, inputs)
+                equation = Equation(eqn, name, place, calls, inputs, has_own)
                 result.append(equation)
                 is_made = bool(inner) or name in ("dot_general", "conv_general_dilated")
                 is_made = is_made or any(x.is_made for x in inputs)
-                outputs = [Value(x.aval, equation, is_made) for x in eqn.outvars]
+                is_random = _is_random(name) or any(x.is_random for x in inputs)
+                read = object() if eqn.effects else tuple(x.number for x in inputs)
+                key = eqn.primitive, tuple(eqn.params.items()), read
+                outputs = [
+                    Value(x.aval, number(*key, i), equation, is_made, is_random)
+                    for i, x in enumerate(eqn.outvars)
+                ]
                 equation.outputs = outputs
                 for x in inputs:
                     x.users.append(equation)
@@ -111,11 +145,71 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
                 if is_held and value.variable is None:
                     value.variable, value.index = variable, place + 1
 
-    values = {x: Value(x.aval, variable=x) for x in (*jaxpr.constvars, *jaxpr.invars)}
+    values = {
+        x: Value(x.aval, number(x), variable=x)
+        for x in (*jaxpr.constvars, *jaxpr.invars)
+    }
     enter(jaxpr, values, None, ())
     for x in jaxpr.outvars:
         value_of(x, values).is_output = True
     return result
+
+
+def _is_random(name: str) -> bool:
+    return name.startswith(("random_", "threefry", "rng_"))
+
+
+def _joined(name, params, pieces) -> tuple[Value, core.Jaxpr] | None:
+    """Writes a concatenation of all pieces of a value as reshapes of the value."""
+    # Pieces of a split, or slices, that were maybe reshaped alike: heads that are taken
+    # apart, and put together along another axis.
+    if name not in ("concatenate", "stack") or len(pieces) < 2:
+        return None
+    chain: list[Equation] = []
+    while True:
+        makers = [piece.maker for piece in pieces]
+        first = makers[0]
+        if first is None or any(x is None or x.name != first.name for x in makers):
+            return None
+        if first.name not in ("squeeze", "reshape", "transpose", "broadcast_in_dim"):
+            break
+        if any(x.params != first.params for x in makers):
+            return None
+        chain.append(first)
+        pieces = [maker.inputs[0] for maker in makers]
+    source, shape = first.inputs[0], pieces[0].shape
+    differing = [i for i, size in enumerate(shape) if size != source.shape[i]]
+    if len(differing) != 1 or any(x.inputs[0] is not source for x in makers):
+        return None
+    (axis,) = differing
+    starts = [i * shape[axis] for i in range(len(pieces))]
+    if first.name == "split":
+        is_whole = all(x is y for x, y in zip(pieces, first.outputs, strict=False))
+    elif first.name == "slice" and not set(first.params["strides"] or ()) - {1}:
+        is_whole = starts == [x.params["start_indices"][axis] for x in makers]
+    else:
+        return None
+    sizes = {piece.shape for piece in pieces}
+    if (
+        not is_whole
+        or len(sizes) > 1
+        or len(pieces) * shape[axis] != source.shape[axis]
+    ):
+        return None
+
+    def reshaped(x):
+        x = x.reshape(*shape[:axis], len(pieces), *shape[axis:])
+        x = jnp.moveaxis(x, axis, 0)
+        for equation in reversed(chain):
+            bind = functools.partial(equation.eqn.primitive.bind, **equation.params)
+            x = jax.vmap(bind)(x)
+        if name == "stack":
+            return jnp.moveaxis(x, 0, params["axis"])
+        place = params["dimension"]
+        x = jnp.moveaxis(x, 0, place)
+        return x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :])
+
+    return source, jax.make_jaxpr(reshaped)(source.aval).jaxpr
 
 
 def has_sites(eqn: core.JaxprEqn) -> bool:
@@ -177,11 +271,11 @@ class Axes:
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)
             return None if axes is None else Step(value, axes, marks)
-        links = _links(equation, position, step.value)
-        if links is None:
+        linked = links(equation, position, step.value)
+        if linked is None:
             return None
         axes = [self.new(size) for size in value.shape]
-        for axis, size, link in zip(step.axes, step.value.shape, links, strict=True):
+        for axis, size, link in zip(step.axes, step.value.shape, linked, strict=True):
             if link is not None and size == value.shape[link]:
                 axes[link] = axis
             elif link is not None and equation.name in _RESIZING:
@@ -198,14 +292,14 @@ class Axes:
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)
             return None if axes is None else Step(value, axes, step.marks)
-        links = _links(equation, position, value)
-        if links is None:
+        linked = links(equation, position, value)
+        if linked is None:
             return None
         axes = [
             step.axes[link]
             if link is not None and step.value.shape[link] == size
             else self.new(size)
-            for link, size in zip(links, value.shape, strict=True)
+            for link, size in zip(linked, value.shape, strict=True)
         ]
         return Step(value, axes, step.marks)
 
@@ -264,32 +358,58 @@ def free(product: Equation, side: int) -> list[int]:
     return [i for i in range(len(product.inputs[side].shape)) if i not in taken]
 
 
-def _links(equation, position, output) -> list[int | None] | None:
+def links(equation, position, output) -> list[int | None] | None:
     """Returns which axis of an input each of an output is, None for a new one."""
     # None for the whole where that cannot be said. An axis of size 1 may be stretched.
     params, name = equation.params, equation.name
     shape = equation.inputs[position].shape
     if name == "dot_general":
-        links = list(params["dimension_numbers"][1][position])
+        result = list(params["dimension_numbers"][1][position])
         for side in (0, 1):
             own = free(equation, side)
-            links += own if side == position else [None] * len(own)
-        return links
+            result += own if side == position else [None] * len(own)
+        return result
     if name == "transpose":
         return list(params["permutation"])
     if name == "broadcast_in_dim":
-        links = [None] * len(output.shape)
+        result = [None] * len(output.shape)
         for i, j in enumerate(params["broadcast_dimensions"]):
-            links[j] = i
-        return links
+            result[j] = i
+        return result
     if name in ("squeeze", "reduce_sum"):
         gone = params["dimensions" if name == "squeeze" else "axes"]
         return [i for i in range(len(shape)) if i not in gone]
-    if len(shape) != len(output.shape) or name in _REORDERING:
+    if name in _REORDERING:
+        return None
+    if not shape:
+        return [None] * len(output.shape)
+    if len(shape) != len(output.shape):
         return None
     sizes = zip(shape, output.shape, strict=True)
     if name in _RESIZING or all(own in (1, size) for own, size in sizes):
         return list(range(len(shape)))
+    return None
+
+
+def before_reshape(equation: Equation, axis: int) -> int | None:
+    """Finds the axis of the input from which an axis comes; None for a new one."""
+    value, (output,) = equation.inputs[0], equation.outputs
+
+    def places(shape):
+        # How many elements stand before an axis; how many axes of size 1 do there.
+        sizes, counts = [1, *itertools.accumulate(shape, int.__mul__)], {}
+        for size, count in zip(shape, sizes, strict=False):
+            nth = counts.setdefault(count, 0)
+            counts[count] += size == 1
+            yield count, nth
+
+    count, nth = list(places(output.shape))[axis]
+    for i, (start, its) in enumerate(places(value.shape)):
+        size = value.shape[i]
+        if output.shape[axis] == 1 and (size, start, its) == (1, count, nth):
+            return i
+        if output.shape[axis] > 1 and start <= count < start * size:
+            return i
     return None
 
 

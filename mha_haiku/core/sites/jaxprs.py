@@ -1,6 +1,7 @@
 """What is inside of an equation, and the path of modules in which it is."""
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 
@@ -74,7 +75,11 @@ def _inlined_call(mesh) -> tuple[core.Primitive, dict]:
 
 
 def path(eqn: core.JaxprEqn) -> str:
-    """Returns a path; of `transpose(jvp(encoder))/layer_0` it is `encoder/layer_0`."""
+    """Returns a path; of `transpose(jvp(encoder))/layer_0` it is `encoder/layer_0`.
+
+    Names of C++, as `aten::softmax`, are operations of other libraries and no modules:
+    they end a path.
+    """
     return _path(str(eqn.source_info.name_stack))
 
 
@@ -83,4 +88,5 @@ def _path(stack: str) -> str:
     before = None
     while stack != before:
         stack, before = re.sub(r"\w+\(([^()]*)\)", r"\1", stack), stack
-    return "/".join(filter(None, stack.split("/")))
+    parts = filter(None, stack.split("/"))
+    return "/".join(itertools.takewhile(lambda part: "::" not in part, parts))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from haiku._src import base as haiku_base
 from haiku._src import stateful
@@ -54,7 +55,9 @@ def look(
     return _walked(function, reads, {}, strict)
 
 
-def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
+def edit(
+    function: Callable, edits: Mapping[str, Change], *, strict: bool = True
+) -> Callable:
     """Changes the values at some of a function's sites.
 
     Args:
@@ -63,6 +66,7 @@ def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
         of the value and the number of its layer, the first in its name (of scanned
         layers it is traced), and returns a value of the same shape. All patterns that
         name a site change it, in their order.
+      strict: Whether a pattern that names no site is an error.
 
     Returns:
       A function of the same arguments that gives the changed output. To differentiate
@@ -74,7 +78,7 @@ def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
         only be looked at, or a change returns another shape.
     """
     changes = {pattern: program.with_layer(change) for pattern, change in edits.items()}
-    walked = _walked(function, {}, changes, True)
+    walked = _walked(function, {}, changes, strict)
 
     @functools.wraps(function)
     def edited(*args, **kwargs):
@@ -86,23 +90,23 @@ def edit(function: Callable, edits: Mapping[str, Change]) -> Callable:
 class Sites(dict):
     """What can be looked at, by name; printed, it is a line for each."""
 
+    advice: str = ""  # what else may be attention, and why it has no sites
+
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
-        return "\n".join(
+        lines = [
             f"{name:{width}}  {display.value(value)}" for name, value in self.items()
-        )
+        ]
+        return "\n".join([*lines, *filter(None, [self.advice])])
 
 
 def sites(function: Callable, *args, **kwargs) -> Sites:
     """Lists a function's sites, with shapes and dtypes; runs nothing."""
+    survey, *_ = _surveyed(function, args, kwargs)
     found = Sites()
-
-    def note(*args):
-        survey, *_ = _surveyed(function, args, kwargs)
-        for stop, names in survey.names():
-            found.update(zip(names, stop.views(), strict=True))
-
-    jax.eval_shape(note, *args)
+    for stop, names in survey.names():
+        found.update(zip(names, stop.views(), strict=True))
+    found.advice = survey.advice()
     return found
 
 
@@ -163,7 +167,7 @@ def _surveyed(function, args, kwargs):
 def _parted(tree) -> tuple[list, Callable]:
     """Splits a tree: its arrays, and a function to put others in their places."""
     leaves, structure = jax.tree.flatten(tree)
-    is_array = [hasattr(x, "shape") and hasattr(x, "dtype") for x in leaves]
+    is_array = [_is_array(x) for x in leaves]
     arrays = list(itertools.compress(leaves, is_array))
     rest = [
         None if is_given else x for x, is_given in zip(leaves, is_array, strict=True)
@@ -176,6 +180,15 @@ def _parted(tree) -> tuple[list, Callable]:
         return jax.tree.unflatten(structure, parts)
 
     return arrays, whole
+
+
+def _is_array(x) -> bool:
+    # A scalar of NumPy is a number as Python's are, on which a program may branch.
+    if isinstance(x, np.generic) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        return False
+    is_numpy = isinstance(x, np.ndarray)
+    kinds = np.number, np.bool_
+    return not is_numpy or any(jnp.issubdtype(x.dtype, kind) for kind in kinds)
 
 
 def _match(survey, reads, edits, strict) -> None:
@@ -215,14 +228,14 @@ def _match(survey, reads, edits, strict) -> None:
         stop.is_kept = stop.group in groups
     for pattern in (*reads, *edits):
         if pattern not in used and strict:
-            _refuse(pattern, names_of_all, survey.kernels)
+            _refuse(pattern, names_of_all, survey)
 
 
 def _first(patterns, name) -> str | None:
     return next((each for each in patterns if naming.matches(each, name)), None)
 
 
-def _refuse(pattern, names, kernels) -> None:
+def _refuse(pattern, names, survey) -> None:
     names = list(dict.fromkeys(names))
     message = f"{pattern!r} names no site of the function, which has "
     if names:
@@ -230,9 +243,5 @@ def _refuse(pattern, names, kernels) -> None:
         message += f"{len(names)}, such as {', '.join(nearest)}; mh.sites lists them."
     else:
         message += "none."
-    if kernels:
-        message += (
-            f"\nIt calls {', '.join(sorted(kernels))}, which may hold attention that "
-            'cannot be seen: choose another implementation, such as "xla" or "dense".'
-        )
-    raise ValueError(message)
+    advice = survey.advice()
+    raise ValueError(f"{message}\n{advice}" if advice else message)

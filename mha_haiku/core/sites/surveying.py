@@ -21,6 +21,10 @@ from mha_haiku.core.sites.site import SEEN, site_p, under_vmaps
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
 
 
+def _is_seen(eqn) -> bool:
+    return SEEN in jaxprs.path(eqn) or eqn.primitive is site_p
+
+
 class _Around(NamedTuple):
     path: str = ""  # of modules
     lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
@@ -131,6 +135,25 @@ class Survey:
                 naming.of_call(name, 0) if name in several else name
                 for name in stop.names
             )
+
+    def advice(self) -> str:
+        """Says what may hold attention that has no sites; "" if there is nothing."""
+        parts = []
+        if self.kernels:
+            parts.append(
+                f"It calls {', '.join(sorted(self.kernels))}, which may hold attention "
+                'that cannot be seen: choose another implementation, such as "xla" or '
+                '"dense".'
+            )
+        walk = jaxprs.walk(self.top.closed.jaxpr, lambda eqn: not _is_seen(eqn))
+        inner = [x for eqn in walk if not _is_seen(eqn) for x in jaxprs.inner(eqn)]
+        if any(recognition.has_others(x.jaxpr) for x in (self.top.closed, *inner)):
+            parts.append(
+                "It has a softmax that reaches a matrix product in a form that is not "
+                "recognised as attention: name the values with mh.site. The forms are "
+                "listed in help(mha_haiku.core.sites.recognition)."
+            )
+        return "\n".join(parts)
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
         """Returns each site and its facets' names, in the order of passing."""

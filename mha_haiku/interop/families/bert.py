@@ -13,7 +13,6 @@ _FIELDS = {
     "norm.position": "post",
 }
 _SIZES = (
-    tables.Setting("num_tokens", "vocab_size", 30522),
     *rules.sizes(12, 768, 12, 3072),
     rules.activation("hidden_act", "gelu"),
     tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
@@ -106,7 +105,7 @@ BERT = tables.Family(
     prefix="bert.",
     layer="encoder.layer.{}.",
     fields=_FIELDS,
-    settings=(*_SIZES, _MAX_LENGTH),
+    settings=(tables.Setting("num_tokens", "vocab_size", 30522), *_SIZES, _MAX_LENGTH),
     rows=(*_EMBEDDINGS, _POSITIONS),
     layer_rows=(
         *tables.linear("attention/query", "attention.self.query"),
@@ -125,13 +124,15 @@ BERT = tables.Family(
 )
 
 # Positions of RoBERTa count from pad_token_id + 1; those before are unused.
-_AFTER_PADDING = changes.rows_from(
-    lambda place: place.theirs.get("pad_token_id", 1) + 1
-)
+_AFTER_PADDING = changes.rows_from(lambda place: place.theirs["pad_token_id"] + 1)
 ROBERTA = BERT._replace(
     name="roberta",
     prefix="roberta.",
-    settings=(*_SIZES, rules.POSITIONS_AFTER_PADDING),
+    settings=(
+        tables.Setting("num_tokens", "vocab_size", 50265),
+        *_SIZES,
+        rules.POSITIONS_AFTER_PADDING,
+    ),
     rows=(*_EMBEDDINGS, _POSITIONS._replace(change=_AFTER_PADDING)),
     heads=_heads(
         "Roberta",
@@ -184,4 +185,9 @@ DISTILBERT = BERT._replace(
         pooled="pre_classifier",
         pooled_activation="relu",
     ),
+    aliases={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
 )

@@ -18,7 +18,7 @@ class Place(NamedTuple):
     """Where an array stands."""
 
     config: models.ModelConfig
-    theirs: Mapping[str, Any]  # the contents of `config.json`
+    theirs: Mapping[str, Any]  # the contents of `config.json`, checked
     layer: int  # the layer's number; 0 outside of layers
 
 
@@ -73,7 +73,8 @@ thirds = Change(
 convolution = Change(
     lambda arrays, place: [x.reshape(len(x), -1).T for x in arrays],
     lambda arrays, place: [
-        x.T.reshape(x.shape[1], -1, *[place.theirs["patch_size"]] * 2) for x in arrays
+        x.T.reshape(x.shape[1], -1, *place.config.embedding.image[-1:] * 2)
+        for x in arrays
     ],
 )
 

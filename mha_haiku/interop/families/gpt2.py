@@ -2,16 +2,17 @@
 
 import numpy as np
 
+from mha_haiku.core import fields
 from mha_haiku.interop.families import changes, rules, tables
 
 
 def _scale(theirs):
-    return {} if theirs.get("scale_attn_weights", True) else {"attention.scale": 1.0}
+    return {} if theirs["scale_attn_weights"] else {"attention.scale": 1.0}
 
 
 def _queries_scaled(arrays, place, by):
     # Where scores are divided by the layer's number, our queries are.
-    if by == 1 or not place.theirs.get("scale_attn_by_inverse_layer_idx", False):
+    if by == 1 or not place.theirs["scale_attn_by_inverse_layer_idx"]:
         return arrays
     query, *rest = arrays
     return [query.astype(np.float32) * np.float32(by), *rest]
@@ -42,15 +43,20 @@ GPT2 = tables.Family(
         tables.Setting("embedding.max_length", "n_positions", 1024),
         tables.Rule(
             lambda theirs: {
-                "feed_forward.hidden_size": theirs.get("n_inner")
-                or 4 * theirs.get("n_embd", 768)
+                "feed_forward.hidden_size": theirs["n_inner"] or 4 * theirs["n_embd"]
             },
             lambda ours: {"n_inner": ours["feed_forward.hidden_size"]},
+            {"n_inner": tables.key(None, fields.integer(1, 2**22), int | None)},
         ),
         rules.activation("activation_function", "gelu_new"),
         tables.Setting("norm.epsilon", "layer_norm_epsilon", 1e-5),
         tables.Rule(
-            _scale, lambda ours: {"scale_attn_weights": ours["attention.scale"] != 1.0}
+            _scale,
+            lambda ours: {"scale_attn_weights": ours["attention.scale"] != 1.0},
+            {
+                "scale_attn_weights": tables.key(True, kind=bool),
+                "scale_attn_by_inverse_layer_idx": tables.key(False, kind=bool),
+            },
         ),
     ),
     rows=(
@@ -72,8 +78,12 @@ GPT2 = tables.Family(
         ),
         tables.Head("GPT2Model", rules.NO_LOGITS),
     ),
-    supported={
-        key: values for key, values in rules.SUPPORTED.items() if key != "is_decoder"
-    },
+    supported=rules.SUPPORTED_CAUSAL,
     buffers=(".attn.bias", ".attn.masked_bias"),
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
 )

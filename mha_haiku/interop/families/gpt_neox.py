@@ -2,9 +2,8 @@
 
 import numpy as np
 
+from mha_haiku.core import models
 from mha_haiku.interop.families import changes, rules, tables
-
-_SHARE = 0.25  # of a head's features that turn, where config.json does not say it
 
 
 def _order(place: changes.Place) -> np.ndarray:
@@ -13,8 +12,10 @@ def _order(place: changes.Place) -> np.ndarray:
     The first `turning` features of a head turn, in pairs half of them apart. The halves
     of the others are appended to the halves of these, and have frequency 0.
     """
-    turning = rules.turning(place.theirs, _SHARE)
-    features = np.arange(rules.head_size(place.theirs))
+    size = models.key_size(place.config)
+    frequencies = place.config.embedding.frequencies
+    turning = size if frequencies is None else 2 * np.count_nonzero(frequencies)
+    features = np.arange(size)
     first, second = features[:turning].reshape(2, -1)
     third, fourth = features[turning:].reshape(2, -1)
     return np.concatenate([first, third, second, fourth])
@@ -38,7 +39,7 @@ GPT_NEOX = tables.Family(
         tables.Setting("norm.epsilon", "layer_norm_eps", 1e-5),
         tables.Setting("embedding.max_length", "max_position_embeddings", 2048),
         rules.biases(True),
-        rules.rotary(share=_SHARE),
+        rules.rotary("rotary_emb_base", "rotary_pct", 0.25),
     ),
     rows=(
         tables.row("embedding/embeddings", "embed_in.weight"),
@@ -65,7 +66,7 @@ GPT_NEOX = tables.Family(
         ),
         tables.Head("GPTNeoXModel", rules.NO_LOGITS),
     ),
-    supported=rules.SUPPORTED,
+    supported=rules.SUPPORTED_CAUSAL,
     buffers=(".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"),
     renamed={"lm_head.weight": "embed_out.weight"},
 )

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from mha_haiku.core import checks
 from mha_haiku.interop.families import changes, rules, tables
 
 _FIELDS = {
@@ -29,10 +30,11 @@ def _family(
     kv_heads: int | None = None,
     head_size: int | None = None,
     scale: changes.Change = changes.as_it_is,
+    epsilon: float = 1e-6,
     tied: bool = False,
     head_settings: tuple = (),
 ) -> tables.Family:
-    """Makes a family; `kv_heads`, `head_size` and `tied` are defaults of theirs."""
+    """Makes a family; numbers and `tied` are defaults of `transformers`."""
     fields = {**_FIELDS, **(fields or {})}
     # A norm after attention has the name that others give to the one before the
     # feed-forward part.
@@ -55,7 +57,7 @@ def _family(
                 "attention.num_key_value_heads", "num_key_value_heads", kv_heads
             ),
             tables.Setting("attention.key_size", "head_dim", head_size),
-            tables.Setting("norm.epsilon", "rms_norm_eps", 1e-6),
+            tables.Setting("norm.epsilon", "rms_norm_eps", epsilon),
             tables.Setting("embedding.max_length", "max_position_embeddings"),
             *settings,
         ),
@@ -86,7 +88,7 @@ def _family(
             ),
             tables.Head(f"{title}Model", rules.NO_LOGITS),
         ),
-        supported=rules.SUPPORTED,
+        supported=rules.SUPPORTED_CAUSAL,
         buffers=("rotary_emb.inv_freq",),
     )
 
@@ -96,19 +98,31 @@ _EMBEDDING_SCALE = tables.Rule(
     lambda ours: {},
 )
 _QUERY_SCALE = tables.Rule(
-    lambda theirs: {
-        "attention.scale": theirs.get("query_pre_attn_scalar", 256) ** -0.5
+    lambda theirs: {"attention.scale": theirs["query_pre_attn_scalar"] ** -0.5},
+    lambda ours: {
+        "query_pre_attn_scalar": max(1, round(ours["attention.scale"] ** -2))
     },
-    lambda ours: {"query_pre_attn_scalar": round(ours["attention.scale"] ** -2)},
+    {"query_pre_attn_scalar": tables.key(256, checks.positive_number)},
 )
 _GATE = rules.activation("hidden_act", "silu", rules.GATED_ACTIVATIONS)
 _QWEN_WINDOWS = rules.windows(
-    lambda theirs, i: i >= theirs.get("max_window_layers", 28), optional=True
+    lambda theirs, i: i >= theirs["max_window_layers"],
+    optional=True,
+    max_window_layers=tables.key(28, checks.non_negative_integer),
 )
 _GEMMA_2_WINDOWS = rules.windows(lambda theirs, i: i % 2 == 0)
-_GEMMA_3_WINDOWS = rules.windows(
-    lambda theirs, i: (i + 1) % theirs.get("sliding_window_pattern", 6) != 0
-)
+
+
+def _is_local_in_gemma_3(theirs, i):
+    return (i + 1) % theirs["sliding_window_pattern"] != 0
+
+
+# Files of Gemma 1 say "gelu", and mean the other one.
+_GEMMA_1_ACTIVATIONS = {
+    "gelu_pytorch_tanh": "geglu_tanh",
+    **rules.GATED_ACTIVATIONS,
+    "gelu": "geglu_tanh",
+}
 
 LLAMA = _family(
     "llama",
@@ -152,13 +166,14 @@ OLMO2 = _family(
         "attention.qk_norm": True,
         "attention.qk_norm_over": "layer",
     },
+    epsilon=1e-5,
 )
 GEMMA = _family(
     "gemma",
     "Gemma",
     rules.rotary(),
     rules.biases(False),
-    rules.activation("hidden_act", "gelu_pytorch_tanh", rules.GATED_ACTIVATIONS),
+    rules.activation("hidden_act", "gelu_pytorch_tanh", _GEMMA_1_ACTIVATIONS),
     _EMBEDDING_SCALE,
     kv_heads=16,
     head_size=256,
@@ -200,10 +215,15 @@ GEMMA2 = _later_gemma(
 GEMMA3 = _later_gemma(
     "gemma3_text",
     "Gemma3",
-    rules.rotary_by_layer(_GEMMA_3_WINDOWS),
-    _GEMMA_3_WINDOWS,
-    tables.Setting("attention.soft_cap", "attn_logit_softcapping", None),
+    rules.rotary_by_layer(_is_local_in_gemma_3),
+    rules.windows(
+        _is_local_in_gemma_3,
+        sliding_window_pattern=tables.key(6, checks.positive_integer),
+    ),
     fields={"norm.position": "both", "attention.qk_norm": True},
     head_settings=(tables.Setting("output.soft_cap", "final_logit_softcapping", None),),
 )
+# transformers has the field and does not apply it.
+_NO_CAP = {"attn_logit_softcapping": (None,)}
+GEMMA3 = GEMMA3._replace(supported={**GEMMA3.supported, **_NO_CAP})
 ALL = (LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA, GEMMA2, GEMMA3)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, fields
 from mha_haiku.core.positions import encodings
 from mha_haiku.interop.families import changes, tables
 from mha_haiku.interop.families.tables import CannotSayError, Rule, Setting
@@ -24,6 +24,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
     "relu": "relu",
 }
 GATED_ACTIVATIONS = {
@@ -32,12 +33,13 @@ GATED_ACTIVATIONS = {
     "gelu": "geglu",
     "gelu_pytorch_tanh": "geglu_tanh",
     "gelu_new": "geglu_tanh",
+    "gelu_python": "geglu",
 }
 HIDDEN = {"gelu": "gelu", "relu": "relu", "tanh": "tanh"}  # of the layer before logits
 
 NO_LOGITS = {"output.logits": False}
 
-# Options that would change numbers and that no family supports otherwise.
+# Options that would change numbers, and the values that are supported.
 SUPPORTED = {
     "add_cross_attention": (False,),
     "is_decoder": (False,),
@@ -45,17 +47,68 @@ SUPPORTED = {
     "quantization_config": (None,),
     "num_experts": (None, 0, 1),
     "num_local_experts": (None, 0, 1),
+    "per_layer_config": (None, {}),
     "pretraining_tp": (None, 1),
     "pruned_heads": (None, {}),
     "use_bidirectional_attention": (None, False),
 }
-_ROTARY_KINDS = ("default", "linear", "llama3")
-_WINDOW = 4096  # where `sliding_window` is left out, including the query
+# The same of causal models, which `transformers` makes bidirectional by any other value
+# of `is_causal`.
+SUPPORTED_CAUSAL = {
+    **{name: values for name, values in SUPPORTED.items() if name != "is_decoder"},
+    "is_causal": (True,),
+}
+
+_LENGTH = fields.integer(1, 2**31 - 1)
+
+
+def at_least_one(name: str, value: Any) -> float:
+    """Checks that `value` is a finite number of at least 1, and returns it."""
+    if checks.number(name, value) < 1:
+        raise ValueError(f"{name} must be a number of at least 1, got {value!r}.")
+    return value
+
+
+# Kinds of rotary positions, and what they read next to their base and share.
+_ROTARY_KINDS = {
+    "default": {},
+    "linear": {"factor": at_least_one},
+    "llama3": {
+        "factor": at_least_one,
+        "low_freq_factor": checks.positive_number,
+        "high_freq_factor": checks.positive_number,
+        "original_max_position_embeddings": _LENGTH,
+    },
+}
+_ROTARY_KEYS = (
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    *_ROTARY_KINDS["llama3"],
+    # What other kinds read, and what nothing reads.
+    *("attention_factor", "beta_fast", "beta_slow", "finetuned", "long_factor"),
+    *("mrope_section", "mscale", "mscale_all_dim", "short_factor", "truncate"),
+)
+_WINDOW_KINDS = ("sliding_attention", "full_attention")
+
+
+def _object(name: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object, got {checks.shown(value)}.")
+    return value
+
+
+def _window_kinds(name: str, value: Any) -> list[str]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} must be a list, got {checks.shown(value)}.")
+    return [checks.choice(name, kind, _WINDOW_KINDS) for kind in value]
 
 
 def _labels(theirs: Theirs) -> dict[str, Any]:
-    names = theirs.get("id2label")
-    return {"num_classes": len(names) if names else theirs.get("num_labels", 2)}
+    # Their number counts where both are there.
+    names = theirs["id2label"] or (0, 1)
+    return {"num_classes": theirs["num_labels"] or len(names)}
 
 
 def _write_labels(ours: Theirs) -> dict[str, Any]:
@@ -64,7 +117,14 @@ def _write_labels(ours: Theirs) -> dict[str, Any]:
 
 
 # Classes other than tokens.
-LABELS = Rule(_labels, _write_labels)
+LABELS = Rule(
+    _labels,
+    _write_labels,
+    {
+        "id2label": tables.key(None, _object, dict | None),
+        "num_labels": tables.key(None, _LENGTH, int | None),
+    },
+)
 
 
 def sizes(
@@ -83,7 +143,12 @@ def sizes(
         "attention.num_heads",
         "feed_forward.hidden_size",
     )
-    return tuple(map(Setting, ours, names, defaults or [tables.REQUIRED] * 4))
+    defaults = defaults or (tables.REQUIRED,) * 4
+    least_one = fields.integer(1, 2**20)  # head, as the width is divided by them
+    return tuple(
+        Setting(each, name, default, check=least_one if each == ours[2] else None)
+        for each, name, default in zip(ours, names, defaults, strict=False)
+    )
 
 
 def activation(
@@ -109,13 +174,18 @@ def next_token(
 # A table of positions whose first rows are unused.
 POSITIONS_AFTER_PADDING = Rule(
     lambda theirs: {
-        "embedding.max_length": theirs.get("max_position_embeddings", 512)
-        - theirs.get("pad_token_id", 1)
+        "embedding.max_length": theirs["max_position_embeddings"]
+        - theirs["pad_token_id"]
         - 1
     },
+    # Padding tokens have no position there. No token is -1, and positions begin at 0.
     lambda ours: {
-        "max_position_embeddings": ours["embedding.max_length"] + 2,
-        "pad_token_id": 1,
+        "max_position_embeddings": ours["embedding.max_length"],
+        "pad_token_id": -1,
+    },
+    {
+        "max_position_embeddings": tables.key(512, fields.integer(1, 2**24)),
+        "pad_token_id": tables.key(1, fields.integer(-1, 2**16)),
     },
 )
 
@@ -130,35 +200,36 @@ def biases(default: bool) -> Rule:
         return {"attention_bias": ours[ours_of[0]]}
 
     return Rule(
-        lambda theirs: dict.fromkeys(ours_of, theirs.get("attention_bias", default)),
+        lambda theirs: dict.fromkeys(ours_of, theirs["attention_bias"]),
         write,
+        {"attention_bias": tables.key(default, kind=bool)},
     )
 
 
-def windows(is_local: Callable[[Theirs, int], bool], *, optional: bool = False) -> Rule:
+def windows(
+    is_local: Callable[[Theirs, int], bool],
+    *,
+    optional: bool = False,
+    **keys: fields.Field,
+) -> Rule:
     """Makes the rule of the positions that each layer's queries see.
 
-    `is_local` says whether a layer has a window where `layer_types` does not. With
-    `optional` it counts only with `use_sliding_window`: Qwen's configs have a window
-    that most models do not use.
+    `is_local` says whether a layer has a window where `layer_types` does not, by
+    `keys`. With `optional` it counts only with `use_sliding_window`: Qwen's configs
+    have a window that most models do not use.
     """
 
     def read(theirs):
-        window = theirs.get("sliding_window", _WINDOW)
-        if optional and not theirs.get("use_sliding_window", False):
+        window = theirs["sliding_window"]
+        if optional and not theirs["use_sliding_window"]:
             window = None
-        kinds = theirs.get("layer_types") or [
-            "sliding_attention" if is_local(theirs, i) else "full_attention"
-            for i in range(theirs["num_hidden_layers"])
-        ]
-        for kind in kinds:
-            with checks.user_mistakes():
-                known = ("sliding_attention", "full_attention")
-                checks.choice("config.json's layer_types", kind, known)
         if window is None:
             return {"attention.window": None}
         # Theirs counts the query itself, ours the positions before it.
-        sizes = [window - 1 if kind == "sliding_attention" else None for kind in kinds]
+        sizes = [
+            window - 1 if kind == "sliding_attention" else None
+            for kind in _kinds_of_layers(theirs, is_local)
+        ]
         is_one = all(size == sizes[0] for size in sizes)
         return {"attention.window": sizes[0] if is_one else sizes}
 
@@ -173,58 +244,112 @@ def windows(is_local: Callable[[Theirs, int], bool], *, optional: bool = False) 
             "use_sliding_window": bool(sizes),
             "max_window_layers": 0 if sizes else num_layers,
         }
+        # Unless windows are optional, transformers wants a size even if none has it.
+        unused = None if optional else keys["sliding_window"].default
         return {
-            "sliding_window": sizes.pop() + 1 if sizes else None,
+            "sliding_window": sizes.pop() + 1 if sizes else unused,
             "layer_types": kinds,
             **(used if optional else {}),
         }
 
-    return Rule(read, write)
+    keys |= {
+        "sliding_window": tables.key(4096, _LENGTH, int | None),
+        "layer_types": tables.key(None, _window_kinds, list | None),
+    }
+    if optional:
+        keys["use_sliding_window"] = tables.key(False, kind=bool)
+    return Rule(read, write, keys)
+
+
+def _kinds_of_layers(theirs: Theirs, is_local) -> list[str]:
+    num_layers, kinds = theirs["num_hidden_layers"], theirs["layer_types"]
+    if kinds is None:
+        return [_WINDOW_KINDS[not is_local(theirs, i)] for i in range(num_layers)]
+    if len(kinds) != num_layers:
+        raise checks.ConfigError(
+            "config.json's layer_types must have an entry for each of "
+            f"num_hidden_layers = {num_layers} layers, got {len(kinds)}."
+        )
+    return kinds
 
 
 def one_window() -> Rule:
     """Makes the rule of Mistral: one window for all layers, or none."""
     rule = windows(lambda theirs, i: True)
 
+    def read(theirs):
+        kind = _WINDOW_KINDS[theirs["sliding_window"] is None]
+        if set(theirs["layer_types"] or [kind]) != {kind}:
+            raise checks.ConfigError(
+                f"config.json's layer_types must be {kind!r} for all layers, as "
+                "sliding_window says: transformers reads that alone here."
+            )
+        return rule.read(theirs)
+
     def write(ours):
-        if isinstance(ours["attention.window"], list | tuple):
+        window = ours["attention.window"]
+        if isinstance(window, list | tuple):
             raise CannotSayError("windows that differ by layer")
-        return {"sliding_window": rule.write(ours)["sliding_window"]}
+        return {"sliding_window": None if window is None else window + 1}
 
-    return Rule(rule.read, write)
+    return Rule(read, write, rule.keys)
 
 
-def rotary(share: float = 1.0) -> Rule:
-    """Returns the rule of rotary positions of one kind, of a `share` by default."""
+def rotary(theta: str = "rope_theta", share: str = "", turning: float = 1.0) -> Rule:
+    """Makes the rule of rotary positions of one kind.
+
+    Args:
+      theta: The key of their base outside of `rope_parameters`.
+      share: The key of the share of a head's features that turn, `turning` where it is
+        left out; "": all turn, and `transformers` reads no share where nothing is
+        scaled.
+    """
+    outside = share or "partial_rotary_factor"
 
     def read(theirs):
-        rope = _rope(theirs, 10_000.0, share)
+        # The older name counts where both are there, and the length outside.
+        name = "rope_scaling" if theirs["rope_scaling"] else "rope_parameters"
+        given = dict(theirs[name] or {})
+        if length := theirs["original_max_position_embeddings"]:
+            given["original_max_position_embeddings"] = length
+        rope = _rope(name, given, theirs, theirs[theta], theirs[outside], bool(share))
         return _frequencies_field([rope], head_size(theirs))
 
     def write(ours):
         rope = _written_rope(
             ours["embedding.frequencies"], ours["embedding.rotary_period"]
         )
-        return {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
+        written = {theta: rope["rope_theta"]}
+        if share:
+            written[share] = rope.setdefault("partial_rotary_factor", 1.0)
+        else:
+            _check_all_turn(rope)
+        return {"rope_parameters": rope, **written}
 
-    return Rule(read, write)
+    return Rule(read, write, _rotary_keys(theta, 10_000.0, outside, turning))
 
 
-def rotary_by_layer(kinds: Rule) -> Rule:
-    """Returns the rule of Gemma 3: layers with a window, by `kinds`, differ."""
-    theta, local_theta = 1e6, 1e4  # where `config.json` does not say them
+def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
+    """Makes the rule of Gemma 3: layers with a window, as in `windows`, differ."""
 
     def read(theirs):
-        given = theirs.get("rope_parameters") or {}
-        full = _rope({**theirs, "rope_parameters": given.get("full_attention")}, theta)
-        local = given.get("sliding_attention") or {
-            "rope_theta": theirs.get("rope_local_base_freq", local_theta)
-        }
-        local = _rope({"rope_parameters": local}, local_theta)
-        windows = kinds.read(theirs)["attention.window"]
-        windows = _of_layers(windows, theirs["num_hidden_layers"])
-        ropes = [full if w is None else local for w in windows]
-        return _frequencies_field(ropes, head_size(theirs))
+        given = theirs["rope_parameters"] or {}
+        for name in given:
+            checks.choice("a key of config.json's rope_parameters", name, _WINDOW_KINDS)
+        ropes = {}
+        for kind, theta in (
+            ("full_attention", "rope_theta"),
+            ("sliding_attention", "rope_local_base_freq"),
+        ):
+            name = f"rope_parameters.{kind}"
+            said = given.get(kind)
+            said = {"rope_type": "default"} if said is None else _object(name, said)
+            if kind == "full_attention":
+                said = {**said, **(theirs["rope_scaling"] or {})}
+            share = theirs["partial_rotary_factor"]
+            ropes[kind] = _rope(name, said, theirs, theirs[theta], share, False)
+        kinds = _kinds_of_layers(theirs, is_local)
+        return _frequencies_field([ropes[kind] for kind in kinds], head_size(theirs))
 
     def write(ours):
         num_layers, frequencies = ours["num_layers"], ours["embedding.frequencies"]
@@ -235,17 +360,30 @@ def rotary_by_layer(kinds: Rule) -> Rule:
         for each, w in zip(frequencies, windows, strict=True):
             kind = "full_attention" if w is None else "sliding_attention"
             rope = _written_rope(each, ours["embedding.rotary_period"])
+            _check_all_turn(rope)
             if ropes.setdefault(kind, rope) != rope:
                 raise CannotSayError("rotary frequencies that differ by layer")
         for kind in ("full_attention", "sliding_attention"):
-            ropes.setdefault(kind, {"rope_type": "default", "rope_theta": theta})
+            ropes.setdefault(kind, {"rope_type": "default", "rope_theta": 1e6})
         return {
             "rope_parameters": ropes,
             "rope_theta": ropes["full_attention"]["rope_theta"],
             "rope_local_base_freq": ropes["sliding_attention"]["rope_theta"],
         }
 
-    return Rule(read, write)
+    keys = _rotary_keys("rope_theta", 1e6, "partial_rotary_factor", 1.0)
+    return Rule(
+        checks.user_mistakes()(read),
+        write,
+        {**keys, "rope_local_base_freq": tables.key(1e4, at_least_one)},
+    )
+
+
+def _check_all_turn(rope: Theirs) -> None:
+    """Raises CannotSayError where some features of a head do not turn."""
+    # Most families of transformers ignore the share of those that do.
+    if rope.get("partial_rotary_factor", 1) != 1:
+        raise CannotSayError("rotary positions of a part of each head")
 
 
 def _of_layers(given: Any, num_layers: int) -> Sequence[Any]:
@@ -253,33 +391,67 @@ def _of_layers(given: Any, num_layers: int) -> Sequence[Any]:
 
 
 def head_size(theirs: Theirs) -> int:
-    """Reads K, the size of a head, from a `config.json`."""
+    """Returns K, the size of a head, from a `config.json`."""
     default = theirs["hidden_size"] // theirs["num_attention_heads"]
-    return theirs.get("head_dim") or default
+    return theirs["head_dim"] or default
 
 
-def turning(theirs: Theirs, share: float) -> int:
-    """Counts how many of a head's K features rotary positions turn."""
-    return int(
-        head_size(theirs) * _rope(theirs, 10_000.0, share)["partial_rotary_factor"]
-    )
+def _rotary_keys(theta: str, base: float, share: str, turning: float) -> dict:
+    return {
+        "rope_parameters": tables.key(None, _object, dict | None),
+        "rope_scaling": tables.key(None, _object, dict | None),
+        theta: tables.key(base, at_least_one),
+        share: tables.key(turning, fields.portion),
+        "original_max_position_embeddings": tables.key(None, _LENGTH, int | None),
+        "head_dim": tables.key(None, fields.integer(1, 2**20), int | None),
+    }
 
 
-def _rope(theirs: Theirs, theta: float, share: float = 1.0) -> dict[str, Any]:
-    """Describes rotary positions in the words of `transformers` 5."""
-    given = theirs.get("rope_parameters")
-    if given is None:
-        given = dict(theirs.get("rope_scaling") or {})
-        given.setdefault("rope_type", given.pop("type", "default"))
-        theta = theirs.get("rope_theta", theirs.get("rotary_emb_base", theta))
-        share = theirs.get("rotary_pct", theirs.get("partial_rotary_factor", share))
-        given |= {"rope_theta": theta, "partial_rotary_factor": share}
-    defaults = {"rope_type": "default", "rope_theta": theta}
-    rope = {**defaults, "partial_rotary_factor": share, **given}
-    with checks.user_mistakes():
-        name = "config.json's kind of rotary positions (rope_type)"
-        checks.choice(name, rope["rope_type"], _ROTARY_KINDS)
-    return rope
+@checks.user_mistakes()
+def _rope(
+    name: str, given: Theirs, theirs: Theirs, theta: float, share: float, reads: bool
+) -> dict[str, Any]:
+    """Describes rotary positions in the words of `transformers` 5.
+
+    Args:
+      name: The key that `given` stands at.
+      given: What the file says there, which counts before the rest.
+      theirs: The checked `config.json`.
+      theta: The base that the file says elsewhere.
+      share: The share of features that turn that the file says elsewhere.
+      reads: Whether the family reads the share where frequencies are not scaled.
+    """
+    name = f"config.json's {name}"
+    for each in given:
+        checks.choice(f"a key of {name}", each, _ROTARY_KEYS)
+    outside = {
+        "rope_type": given.get("type", "default"),
+        "rope_theta": theta,
+        "partial_rotary_factor": share,
+        "original_max_position_embeddings": theirs["max_position_embeddings"],
+    }
+    said = {**outside, **given}
+    kind = said["rope_type"]
+    label = "config.json's kind of rotary positions (rope_type)"
+    checks.choice(label, kind, _ROTARY_KINDS)
+    wanted = {"rope_theta": at_least_one, "partial_rotary_factor": fields.portion}
+    wanted |= _ROTARY_KINDS[kind]
+    rope = {
+        each: check(f"{name}.{each}", said.get(each)) for each, check in wanted.items()
+    }
+    if kind == "llama3" and not rope["low_freq_factor"] < rope["high_freq_factor"]:
+        raise ValueError(
+            f"{name}.high_freq_factor must be above low_freq_factor = "
+            f"{rope['low_freq_factor']!r}, got {rope['high_freq_factor']!r}."
+        )
+    if kind == "default" and not reads:
+        rope["partial_rotary_factor"] = 1.0
+    if rope["partial_rotary_factor"] != 1 and not reads:
+        raise ValueError(
+            f"{name}.partial_rotary_factor must be 1 for models that turn all features "
+            f"of a head, got {rope['partial_rotary_factor']!r}."
+        )
+    return {"rope_type": kind, **rope}
 
 
 def _frequencies_field(ropes: list[dict[str, Any]], size: int) -> dict[str, Any]:
@@ -303,6 +475,11 @@ def _frequencies(rope: Theirs, size: int) -> list[float]:
     Chen et al. 2023, https://arxiv.org/abs/2306.15595 (linear).
     """
     turns = int(size * rope["partial_rotary_factor"])
+    if turns % 2:
+        raise checks.ConfigError(
+            f"config.json's partial_rotary_factor = {rope['partial_rotary_factor']!r} "
+            f"turns {turns} of the {size} features of a head, and must turn pairs."
+        )
     result = encodings.frequencies_of(turns, float(rope["rope_theta"]))
     if rope["rope_type"] == "linear":
         result = result / rope["factor"]
@@ -326,6 +503,9 @@ def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
     if len(turning) > 1:
         thetas.append(_rounded((turning[0] / turning[1]) ** len(turning)))
     share = len(turning) / len(given)
+    # Files are read with the product rounded down.
+    if int(2 * len(given) * share) < 2 * len(turning):
+        share = float(np.nextafter(share, 1))
     for theta in thetas:
         rope = {"rope_theta": theta, "partial_rotary_factor": share}
         plain = encodings.frequencies_of(2 * len(turning), theta)

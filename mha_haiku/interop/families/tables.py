@@ -4,15 +4,40 @@ A `Family` says how the fields of a `config.json` give the fields of `config.mod
 and which of its arrays are which of our parameters. Everything is read forwards by
 `load` and backwards by `save`; a row that does not apply (a bias that a model does not
 have) is left out, as the model itself says which parameters it has.
+
+Settings and rules declare the keys that they read: `checked` is what reads a file, and
+they see its result, where every key is there, of the right type and in range.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, fields, models
 from mha_haiku.interop.families import changes
 
 REQUIRED = object()
+
+_OURS = {
+    name.removeprefix("config.model."): field
+    for name, field, _ in fields.flat(models.ModelConfig())
+} | dict.fromkeys(
+    ("num_tokens", "feature_size", "num_classes"),
+    fields.Field(None, "", fields.integer(1, 2**31 - 1), int),
+)
+
+
+def key(
+    default: Any, check: fields.Check | None = None, kind: Any = object
+) -> fields.Field:
+    """Declares a key of `config.json`.
+
+    Args:
+      default: What `transformers` takes where a file leaves it out.
+      check: Raises ValueError for values that it cannot have; None: `kind` is enough.
+      kind: Its type, as an annotation; only one with None may be null.
+    """
+    return fields.Field(default, "", check, kind)
 
 
 class Row(NamedTuple):
@@ -82,16 +107,23 @@ class Setting(NamedTuple):
     default: Any = REQUIRED
     # Where values have other names: theirs to ours.
     names: Mapping[Any, Any] | None = None
+    # What values it may have; None: those of our field.
+    check: fields.Check | None = None
+
+    @property
+    def keys(self) -> dict[str, fields.Field]:
+        default = None if self.default is REQUIRED else self.default
+        if self.names is not None:
+            check = functools.partial(
+                checks.choice, choices=self.names, suggest=checks.meant
+            )
+            return {self.theirs: key(default, check, str)}
+        ours = _OURS[self.ours]
+        return {self.theirs: key(default, self.check or ours.check, ours.kind)}
 
     def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        value = theirs.get(self.theirs, self.default)
-        if value is REQUIRED:
-            raise checks.ConfigError(f"config.json must have {self.theirs!r}.")
-        if self.names is not None:
-            with checks.user_mistakes():
-                checks.choice(f"config.json's {self.theirs}", value, self.names)
-            value = self.names[value]
-        return {self.ours: value}
+        value = theirs[self.theirs]
+        return {self.ours: value if self.names is None else self.names[value]}
 
     def write(self, ours: Mapping[str, Any]) -> dict[str, Any]:
         value = ours[self.ours]
@@ -108,6 +140,8 @@ class Rule(NamedTuple):
 
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
     write: Callable[[Mapping[str, Any]], dict[str, Any]]
+    # What `read` reads, other than keys of the family's settings.
+    keys: Mapping[str, fields.Field] = {}
 
 
 class CannotSayError(Exception):
@@ -150,3 +184,40 @@ class Family(NamedTuple):
     buffers: tuple[str, ...] = ()  # ends of names of arrays that hold no parameters
     # Ends and parts of names that older files have, and what they are now.
     renamed: Mapping[str, str] = {}
+    # Other names of keys of `config.json`, which count before the ones that we read.
+    aliases: Mapping[str, str] = {}
+
+
+def keys_of(family: Family, head: Head) -> dict[str, fields.Field]:
+    """Collects the keys of `config.json` that a family and a head read."""
+    result: dict[str, fields.Field] = {}
+    settings = (*family.settings, *head.settings)
+    # A rule may read the key of a setting, whose default counts.
+    for each in sorted(settings, key=lambda each: isinstance(each, Setting)):
+        result |= each.keys
+    return result
+
+
+@checks.user_mistakes()
+def checked(family: Family, head: Head, theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads a `config.json`: checks all that is read, and adds defaults.
+
+    Raises ConfigError where a key has a value of a wrong type or out of range, or one
+    that would change numbers and is not supported.
+    """
+    for name, accepted in family.supported.items():
+        if name in theirs and theirs[name] not in accepted:
+            raise checks.ConfigError(
+                f"config.json's {name} = {checks.shown(theirs[name])} is not "
+                "supported: it would change numbers; "
+                f"{' or '.join(map(repr, accepted))} is."
+            )
+    other_names = {
+        ours: name for name, ours in family.aliases.items() if name in theirs
+    }
+    result = dict(theirs)
+    for name, declared in keys_of(family, head).items():
+        said = other_names.get(name, name)
+        value = theirs.get(said, declared.default)
+        result[name] = declared.checked(f"config.json's {said}", value)
+    return result

@@ -1,10 +1,8 @@
 """ViT: an encoder of patches of an image, classified by its first position."""
 
-import math
-
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, fields
 from mha_haiku.interop.families import changes, rules, tables
 
 
@@ -28,27 +26,46 @@ def patches(images: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([np.zeros_like(rows[:, :1]), rows], axis=1)
 
 
+def _sides(name, value):
+    """Checks an integer, or two, and returns height and width."""
+    sides = value if isinstance(value, list) else [value] * 2
+    if len(sides) != 2:
+        raise ValueError(
+            f"{name} must be an integer or two, got {checks.shown(value)}."
+        )
+    for side in sides:
+        checks.integer_in(name, side, 1, 2**20)
+    return sides
+
+
 def _image(theirs):
-    size, patch = theirs.get("image_size", 224), theirs.get("patch_size", 16)
-    for name, value in (("image_size", size), ("patch_size", patch)):
-        if not isinstance(value, int):
-            raise checks.ConfigError(
-                f"config.json's {name} must be an integer, got {value!r}: other than "
-                "square images are not supported."
-            )
+    height, width = theirs["image_size"]
+    patch, other = theirs["patch_size"]
+    if patch != other or patch > min(height, width):
+        raise checks.ConfigError(
+            "config.json's patch_size must be the side of squares that fit into images "
+            f"of {height} x {width}, got {patch} x {other}."
+        )
+    channels = theirs["num_channels"]
     return {
         "num_tokens": None,
-        "feature_size": theirs.get("num_channels", 3) * patch**2,
-        "embedding.max_length": (size // patch) ** 2 + 1,
+        "feature_size": channels * patch**2,
+        "embedding.max_length": (height // patch) * (width // patch) + 1,
+        "embedding.image": (channels, height, width, patch),
     }
 
 
 def _write_image(ours):
     if ours["feature_size"] is None:
         raise tables.CannotSayError("inputs that are tokens")
-    patch = math.isqrt(ours["feature_size"] // 3)
-    side = math.isqrt(ours["embedding.max_length"] - 1)
-    return {"image_size": side * patch, "patch_size": patch, "num_channels": 3}
+    if ours["embedding.image"] is None:
+        raise tables.CannotSayError("embedding.image = None, of inputs no patches", 1)
+    channels, height, width, patch = ours["embedding.image"]
+    return {
+        "image_size": height if height == width else [height, width],
+        "patch_size": patch,
+        "num_channels": channels,
+    }
 
 
 VIT = tables.Family(
@@ -62,7 +79,15 @@ VIT = tables.Family(
         "norm.position": "pre",
     },
     settings=(
-        tables.Rule(_image, _write_image),
+        tables.Rule(
+            _image,
+            _write_image,
+            {
+                "image_size": tables.key(224, _sides),
+                "patch_size": tables.key(16, _sides),
+                "num_channels": tables.key(3, fields.integer(1, 2**20)),
+            },
+        ),
         *rules.sizes(12, 768, 12, 3072),
         tables.Setting("attention.with_bias", "qkv_bias", True),
         rules.activation("hidden_act", "gelu"),

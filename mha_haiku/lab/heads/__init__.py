@@ -34,6 +34,7 @@ from mha_haiku.lab.heads.edge_measures import (
     strongest,
     with_edges,
 )
+from mha_haiku.lab.heads.head_circuits import circuit_of_heads, with_head_edges
 from mha_haiku.lab.heads.head_weights import (
     HeadWeights,
     token_embedding,
@@ -113,7 +114,9 @@ __all__ = [
     "drift",
     "measured_by_drift",
     "edge_attribution",
+    "circuit_of_heads",
     "edge_patching",
+    "with_head_edges",
     "edits",
     "flow",
     "gated_metric",

@@ -241,11 +241,11 @@ class Cells(NamedTuple):
         shape = num_heads, len(rows), num_keys
         weights = own.tile(rows, slice(None))[0]
 
-        def without_largest(_, left):  # quicker to compile than to sort
+        def without_largest(_, left):  # quicker to compile than to sort; of any sign
             largest = left.argmax(-1)[..., None] == jnp.arange(num_keys).reshape(
                 1, 1, -1
             )
-            return jnp.where(largest, -1, left)
+            return jnp.where(largest, -jnp.inf, left)
 
         left = jax.lax.fori_loop(0, jnp.maximum(-key - 1, 0), without_largest, weights)
         keys = jnp.where(key < 0, left.argmax(-1), key)
@@ -258,6 +258,7 @@ class Cells(NamedTuple):
         places = own.checked_origin().at(rows, jnp.arange(num_keys))
         seen = at(mask.aligned_tile(*places))
         seen &= (rows < num_queries)[None] & (keys < num_keys)
+        seen &= key >= -num_keys
         is_recognised = isinstance(score, scores.DotProduct) and score.scale == 0
         positions = jnp.zeros(keys.shape, own.dtype)
         if bias is not None and not is_recognised:

@@ -47,9 +47,9 @@ def logit_attribution(
     split, such as `example.targets`; None: all.
 
     Raises:
-      ValueError: If the model has no config, or logits are not such a sum: norms come
-        after the parts, parts are without residuals, or a layer that is not linear
-        comes before the logits.
+      ValueError: If there is no such class, the model has no config, or logits are not
+        such a sum: norms come after the parts, parts are without residuals, or a layer
+        that is not linear comes before the logits.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru;
     Elhage et al. 2021, "Path expansion trick",
@@ -69,6 +69,8 @@ def logit_attribution(
             f"feed_forward.residual = {config.feed_forward.residual}."
         )
     head_weights.check_logits(config)
+    if classes is not None and config.family != "set_classifier":
+        running.check_classes("classes", model, params, example, classes)
     return running.fetched(_contributions(model)(params, example, classes))
 
 

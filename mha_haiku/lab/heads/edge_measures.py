@@ -367,10 +367,14 @@ def with_edges(subject: Measured, corrupted: Examples, kept: np.ndarray) -> np.n
 
     Raises:
       TypeError: If batches can be iterated over only once.
-      ValueError: If batches do not pair, or the model is no graph.
+      ValueError: If batches do not pair, the model is no graph, or `kept` is not of its
+        edges.
     """
-    program = _with_edges(subject.model, metric=subject.metric)
-    return patching.over_pairs(subject, corrupted, program, np.float32(kept))[0]
+    program, kept = _with_edges(subject.model, metric=subject.metric), np.float32(kept)
+    count = len(graphs.of_model(subject.model).places)
+    if kept.ndim != 2 or kept.shape[1] != count:
+        raise ValueError(f"kept must be [X, E], E = {count}, got shape {kept.shape}.")
+    return patching.over_pairs(subject, corrupted, program, kept)[0]
 
 
 @compiled_whole

@@ -7,15 +7,19 @@ F hidden units, P attention parts. An edit is a change by the pattern of a site:
 >>> import mha_haiku as mh
 >>> list(mh.heads.edits.ablate(2, 0) | mh.heads.edits.steer(3, jnp.ones(16)))
 ['layer_2/attention/heads', 'layer_3/stream']
+
+Heads and layers count from 0 on, and negative numbers are refused; a negative position
+counts from the end. Numbers that are traced cannot be validated.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import attention, sites
+from mha_haiku.core import attention, checks, sites, tiles
 
 Array = jax.Array
 Edits = dict[str, Callable]
@@ -32,11 +36,15 @@ def ablate(
       heads: Numbers of the heads.
       value: The ablation value: a number, `[V]`, or `[B..., T, X, V]` for X heads.
 
+    Raises:
+      ValueError: From the edited function, if it has no such head.
+
     Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
     """
     heads = jnp.atleast_1d(jnp.asarray(heads))
 
     def change(values):
+        _check("heads", heads, 0, values.shape[-2])
         return values.at[..., heads, :].set(jnp.asarray(value, values.dtype))
 
     return {f"{_path(at)}/heads": change}
@@ -46,27 +54,81 @@ def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
     """Makes an edit that multiplies the heads of each of L layers by its gates.
 
     Gates are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays; `at`
-    is a pattern of attention paths, whose first number is the layer.
+    is a pattern of attention paths, whose first number is the layer. A layer without
+    gates is refused; where layers are scanned, it becomes NaN.
     """
-    return {f"{at}/heads": _of_layers(dict(enumerate(gates)), gated)}
+    of_layer = _of_layers(dict(enumerate(gates)), gated)
+
+    def change(values, layer):
+        if not isinstance(layer, jax.Array):
+            checks.integer_in("the layer of gates", layer, 0, len(gates) - 1)
+        return of_layer(values, layer)
+
+    return {f"{at}/heads": change}
 
 
-def patch(name: str, value: Any, positions: Array | None = None) -> Edits:
+def patch(
+    name: str, value: Any, positions: Array | Sequence[int] | None = None
+) -> Edits:
     """Returns the edit that sets the sites of a pattern to a value `[B..., T, ...]`.
 
-    `positions` says which of the T positions to set; None: all. For heads, T is the
-    third axis from the end; for all else the second.
+    `positions` says which of the T positions to set; None: all. Of weights and scores
+    they are queries. With them the pattern must end in the whole name of a site, and a
+    site of your own must be `[B, T, D]` or `[T, D]`.
+
+    Raises:
+      ValueError: If it is not known where the site has positions; from the edited
+        function, if there is no such position.
     """
+    if positions is None:
+        return {name: lambda _: value}
+    axis, positions = _axis_of_positions(name), jnp.asarray(positions)
 
     def change(own):
-        if positions is None:
-            return value
-        axis = -3 if name.endswith("heads") else -2
-        chosen = jnp.zeros(own.shape[axis], bool).at[jnp.asarray(positions)].set(True)
-        chosen = chosen.reshape(-1, *(1,) * (-axis - 1))
+        is_pooled = own.ndim < 3 and name.endswith(("logits", "output_norm/factor"))
+        if is_pooled or (axis is None and own.ndim > 3):
+            raise ValueError(
+                f"positions must be None for {name!r}, of shape {own.shape}, where "
+                "their axis is unknown; mh.edit takes any function of the value."
+            )
+        size = own.shape[axis or -2]
+        if positions.dtype != bool:
+            _check("positions", positions, -size, size)
+        chosen = jnp.zeros(size, bool).at[positions].set(True)
+        chosen = chosen.reshape(-1, *(1,) * (-1 - (axis or -2)))
         return jnp.where(chosen, value, own)
 
     return {name: change}
+
+
+_OF_HEADS = re.compile(
+    r"query|key|value|gates|heads|(query|key|difference)_norm/factor"
+)
+_OF_POSITIONS = re.compile(
+    r"weights|scores|stream\w*|\w*embedding|hidden|output|\w+/factor|\w*logits"
+)
+
+
+def _axis_of_positions(name) -> int | None:
+    """Finds the axis of positions of a site, from the end; None: it is unknown."""
+    *_, parent, last = ("", *name.split("/"))
+    if last == "factor":
+        last = f"{parent}/factor"
+    if last == "map" or set(last) & set("*?["):
+        raise ValueError(
+            "name must end in the whole name of a site that has positions, such as "
+            f"'*/heads' or '*/weights', where positions are given, got {name!r}."
+        )
+    if _OF_HEADS.fullmatch(last):
+        return -3
+    return -2 if _OF_POSITIONS.fullmatch(last) else None
+
+
+def _check(name, given, low, count) -> None:
+    """Raises ValueError where numbers, if known, are not from `low` to count - 1."""
+    known = tiles.known(given)
+    for number in [] if known is None else known.ravel().tolist():
+        checks.integer_in(name, number, low, count - 1)
 
 
 def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
@@ -76,7 +138,7 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
 
     Source: Turner et al. 2023, https://arxiv.org/abs/2308.10248.
     """
-    path = f"layer_{layer}" if isinstance(layer, int) else layer
+    path = layer if isinstance(layer, str) else f"layer_{layer}"
 
     def change(stream):
         added = jnp.asarray(scale * vector, stream.dtype)
@@ -154,11 +216,13 @@ def _of_layers(given, change):
 
     def of_layer(value, layer):
         if isinstance(layer, jax.Array):
-            return change(value, jax.tree.map(lambda x: x[layer], stacked))
+            # Past the last one numbers are NaN.
+            read = lambda x: x.at[layer].get(mode="fill")  # noqa: E731
+            return change(value, jax.tree.map(read, stacked))
         return change(value, given[layer]) if layer in given else value
 
     return of_layer
 
 
 def _path(at: int | str) -> str:
-    return f"layer_{at}/attention" if isinstance(at, int) else at
+    return at if isinstance(at, str) else f"layer_{at}/attention"

@@ -220,6 +220,9 @@ def gated_metric(
     """Measures the metric `[N, P]` of each example with each pattern of gates.
 
     These are `[P, L, H]`; entries beyond the heads of a layer are ignored.
+
+    Raises:
+      ValueError: If gates are not of all layers and heads.
     """
     known = {"metric": subject.metric, "ablation_value": ablation_value}
     return _results(subject, gated, jnp.asarray(gates, jnp.float32), **known)
@@ -265,7 +268,7 @@ def _check_slope(subject) -> None:
 
 def _measured(subject, compiled, **known) -> Importance:
     per_example = _results(subject, compiled, **known)
-    return Importance(per_example, tuple(running.kinds_of(subject.model)))
+    return Importance(per_example, tuple(running.kinds_measured(subject)))
 
 
 def _results(subject, compiled, *arrays, **known) -> np.ndarray:

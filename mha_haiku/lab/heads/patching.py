@@ -4,7 +4,7 @@ The two runs read a clean and a corrupted example, which differ in what the mode
 answer by. Activation patching puts one activation into the other run; path patching
 changes what one head alone reads of another. The batches of the subject are the clean
 examples, whose targets the metric takes in all runs; `corrupted` are as many batches of
-the same shapes, and example i of both is pair i.
+the same shapes and lengths, and example i of both is pair i.
 
 B batch, T positions, P attention parts, H heads of a part, V value size per head, L
 layers, N pairs of examples, E edges.
@@ -14,13 +14,13 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, sites
+from mha_haiku.core import checks, models, sites
 from mha_haiku.lab.heads import (
     ablation_values,
     circuits,
@@ -33,6 +33,7 @@ from mha_haiku.training import tasks
 
 Array = jax.Array
 Heads = Sequence[tuple[int, int]]
+Place = tuple[int, int]
 
 KINDS = (*circuits.KINDS, "logits")  # through which an edge is read
 LOGITS = (-1, -1)  # stands for the logits among receiving heads
@@ -150,7 +151,7 @@ def activation_patching(
     changes = over_pairs(subject, corrupted, program)
     axes = ("layer", "head") if what == "heads" else ("layer",)
     axes = (*axes, "position") if per_position else axes
-    kinds = running.kinds_of(subject.model) if what == "heads" else ()
+    kinds = running.kinds_measured(subject) if what == "heads" else ()
     return Patched(*changes, axes, tuple(kinds))
 
 
@@ -158,7 +159,7 @@ def activation_patching(
 def _activations(model, params, clean, corrupted, *, metric, what, per_position, into):
     """Computes changes `[B, P, H]` or `[B, L]` (and T), and both metrics."""
     examples = (clean, corrupted) if into == "clean" else (corrupted, clean)
-    pair = _both(model, params, *examples, programs.AT)
+    pair = both(model, params, *examples, programs.AT)
     ours, theirs = (
         programs.Clean.of(
             model,
@@ -209,18 +210,17 @@ def path_patching(
     senders: Heads | None = None,
     receivers: Heads | None = None,
     kinds: Sequence[str] = KINDS,
-    through_units: bool = False,
 ) -> Edges:
     """Measures what changes when one head reads another as it is in the other run.
 
     An edge goes from a head to the queries, keys or values of a later head, or to the
     logits. In the clean run the sender passes on its output of the corrupted run, and
-    all other heads and all feed-forward parts are held at their clean outputs: so the
-    change reaches later streams through residual connections and norms (which are
-    computed anew) alone. The receiver reads this stream for its queries, say, and the
-    clean one for the rest; its output is put into the clean run, and all that follows
-    is computed anew. For the logits the metric is taken of the held run. Gates of
-    attention are read with the queries.
+    all other heads are held at their clean outputs: so the change reaches later streams
+    through residual connections, norms and feed-forward parts (which are computed anew)
+    alone. The receiver reads this stream for its queries, say, and the clean one for
+    the rest; its output is put into the clean run, and all that follows is computed
+    anew. For the logits the metric is taken of the held run. Gates of attention are
+    read with the queries.
 
     Each edge takes two runs of the model. Memory does not grow with their number.
 
@@ -230,9 +230,6 @@ def path_patching(
       senders: Pairs of a part's index and a head; None: all.
       receivers: Pairs like the senders; None: all.
       kinds: Kinds of edges, of "q", "k", "v" and "logits".
-      through_units: Whether feed-forward parts in between pass the change on instead of
-        being held: a path through them is direct, as in Wang et al. It must be True for
-        a model that `models.build` did not make.
 
     Returns:
       All edges that there are among these: to layers above, and from an encoder to keys
@@ -247,14 +244,10 @@ def path_patching(
     """
     for kind in kinds:
         checks.choice("kinds", kind, KINDS)
-    if subject.model.config is None and not through_units:
-        raise ValueError(
-            "through_units must be True for a model that models.build did not make, "
-            "whose feed-forward parts cannot be held."
-        )
     example = next(iter(subject.batches))
     counts = running.num_heads(subject.model, subject.params, example)
-    parts = running.kinds_of(subject.model) or [""] * len(counts)
+    known = subject.model, subject.params, example
+    parts = running.kinds_of(*known) or [""] * len(counts)
     senders = _checked("senders", senders, counts)
     receivers = _checked("receivers", receivers, counts)
     edges = [
@@ -274,44 +267,32 @@ def path_patching(
     numbers = np.array(
         [(*sender, *receiver, KINDS.index(kind)) for sender, receiver, kind in edges]
     )
-    program = _edges(subject.model, metric=subject.metric, through_units=through_units)
+    program = _edges(subject.model, metric=subject.metric)
     changes = over_pairs(subject, corrupted, program, numbers)
     cost = Cost(2 + 2 * len(edges))
     return Edges(*changes, *map(np.array, zip(*edges, strict=True)), cost=cost)
 
 
 @running.compiled
-def _edges(model, params, clean, corrupted, edges, *, metric, through_units):
+def _edges(model, params, clean, corrupted, edges, *, metric):
     """Returns changes `[B, E]`, and both metrics."""
     # An edge `[5]` is part and head of its sender and of its receiver, and the kind.
-    at = ["*/heads", *(f"*/{name}" for names in _READ.values() for name in names)]
-    if not through_units:
-        at.append("feed_forward/output")
-    pair = _both(model, params, clean, corrupted, at)
+    at = ["*/heads", *(f"*/{name}" for names in READ.values() for name in names)]
+    pair = both(model, params, clean, corrupted, at)
     (base, ours), (other, theirs) = pair
     before, after = (metric(x.logits, clean) for x in (base, other))
     parts = [name for name in ours if name.endswith("/heads")]
-    units = [name for name in ours if name.endswith("feed_forward/output")]
     heads = [(part, ours[name], theirs[name]) for part, name in enumerate(parts)]
-    read = {
-        name: (parts.index(f"{path}/heads"), kind)
-        for name in ours
-        for path, _, end in [name.rpartition("/")]
-        for kind, ends in enumerate(_READ.values())
-        if end in ends
-    }
-    units_held = edits.on_parts(
-        units, [ours[name] for name in units], lambda _, clean: clean
-    )
+    read = places_read(ours, parts)
 
     def held(sender):
         """Returns what is read, and logits, where only the sender has changed."""
 
         def passed(_, given):
             part, own, other = given
-            return jnp.where(_is_head(sender, part, own), other, own)
+            return jnp.where(is_head(sender, part, own), other, own)
 
-        changed = edits.on_parts(parts, heads, passed) | units_held
+        changed = edits.on_parts(parts, heads, passed)
         run = sites.edit(functools.partial(running.run, model, params), changed)
         return sites.look(run, list(read), strict=False)(clean)
 
@@ -327,7 +308,7 @@ def _edges(model, params, clean, corrupted, edges, *, metric, through_units):
 
         def kept_but_one(values, given):
             part, own, _ = given
-            is_kept = (part == receiver[0]) & ~_is_head(receiver, part, own)
+            is_kept = (part == receiver[0]) & ~is_head(receiver, part, own)
             return jnp.where(is_kept, own, values)
 
         anew = [(*place, changed[name]) for name, place in read.items()]
@@ -342,10 +323,21 @@ def _edges(model, params, clean, corrupted, edges, *, metric, through_units):
 
 
 # Of which sites an edge of a kind is read; gates are made of what queries are.
-_READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
+READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
-def _is_head(head, part, values) -> Array:
+def places_read(names: Iterable[str], parts: Sequence[str]) -> dict[str, Place]:
+    """Finds the part and the number of the kind of each site that heads read."""
+    return {
+        name: (parts.index(f"{path}/heads"), kind)
+        for name in names
+        for path, _, end in [name.rpartition("/")]
+        for kind, ends in enumerate(READ.values())
+        if end in ends
+    }
+
+
+def is_head(head: Any, part: int, values: Array) -> Array:
     """Marks the given head among a part's heads, booleans `[1, 1, H, 1]`."""
     is_it = (part == head[0]) & (jnp.arange(values.shape[-2]) == head[1])
     return is_it[None, None, :, None]
@@ -393,11 +385,24 @@ def over_pairs(
                 "corrupted must have inputs of the shapes of the clean examples', "
                 f"{shapes[0]}, got {shapes[1]}."
             )
+        for name in ("lengths", "decoder_lengths"):
+            both = [running.fetched(getattr(x, name)) for x in (clean, other)]
+            if both[0] is not None and (at := np.flatnonzero(both[0] != both[1])).size:
+                raise ValueError(
+                    f"corrupted must have the {name} of the clean examples, "
+                    f"{both[0][at[0]]} for example {at[0]}, got {both[1][at[0]]}."
+                )
     results = running.over(pairs, lambda pair: program(subject.params, *pair, *arrays))
     return jax.tree.map(lambda *x: np.concatenate(x).astype(np.float64), *results)
 
 
-def _both(model, params, one, other, at):
+def both(
+    model: models.Model,
+    params: Any,
+    one: tasks.Example,
+    other: tasks.Example,
+    at: Sequence[str],
+) -> list[tuple[Any, dict[str, Array]]]:
     """Applies `running.look` to two batches; the model is compiled once."""
     pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), one, other)
     found = jax.lax.map(

@@ -66,11 +66,28 @@ class Clean(NamedTuple):
         return running.exists([x.shape[-2] for x in self.heads.values()])
 
     def gated(self, gates: Array) -> Array:
-        """Computes the metric with heads gated by `[P, H]` or `[B, P, H]`."""
+        """Computes the metric with heads gated by `[P, H]` or `[B, P, H]`.
+
+        Raises:
+          ValueError: If gates are of other parts, or of fewer heads.
+        """
+        parts, widest = self.exists.shape
+        if gates.shape[-2] != parts or gates.shape[-1] < widest:
+            raise ValueError(
+                f"gates must be of {parts} attention parts of up to {widest} heads, "
+                f"[..., {parts}, {widest}], got shape {gates.shape}."
+            )
 
         def change(heads, given):
             part, value = given
-            return edits.gated(heads, gates[..., part, : heads.shape[-2]], value)
+            own = gates[..., part, : heads.shape[-2]]
+            # Of a function: windows of an image count as examples, window by window,
+            # and the axis of a single example may be missing.
+            if own.ndim == 2 and heads.ndim == 3:
+                own = own[0]
+            elif own.ndim == 2 and len(own) != len(heads):
+                own = jnp.repeat(own, len(heads) // len(own), axis=0)
+            return edits.gated(heads, own, value)
 
         return self.run(edits.on_parts(self.heads, [*enumerate(self.values)], change))
 

@@ -113,7 +113,16 @@ def open_gates(
 def scaled(
     params: Params, config: models.ModelConfig, gates: Sequence[np.ndarray]
 ) -> dict[str, dict[str, Any]]:
-    """Multiplies gates, L arrays `[H]`, into the rows of the output projections."""
+    """Multiplies gates, L arrays `[H]`, into the rows of the output projections.
+
+    Raises:
+      ValueError: If gates are not of all layers and heads, or as in `prune`.
+    """
+    counts = [len(layer.names) for layer in models.heads_of_layers(config)]
+    if [len(row) for row in gates] != counts:
+        raise ValueError(
+            f"gates must be of {counts} heads, got {[len(row) for row in gates]}."
+        )
 
     def with_gates(i, axis, leaf):
         if not axis.is_read:
@@ -167,7 +176,7 @@ def _looped(params, config):
 
 def _indices(row) -> list[int]:
     row = np.asarray(row)
-    return sorted(int(i) for i in (np.flatnonzero(row) if row.dtype == bool else row))
+    return sorted(np.flatnonzero(row).tolist() if row.dtype == bool else row.tolist())
 
 
 def _names(keep, layers) -> list[list[int]]:

@@ -133,7 +133,9 @@ def roles(
 
     found = [jax.tree.map(np.float64, each) for each in running.over(batches, of_batch)]
     total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), found)
-    return roles_of_evidence(total, kinds=running.kinds_of(model))
+    example = next(iter(batches)) if model.config is None else None
+    kinds = running.kinds_of(model, params, example)
+    return roles_of_evidence(total, kinds=kinds)
 
 
 def role_of(scores: Mapping[str, float]) -> str:
@@ -170,7 +172,7 @@ def _observed(model, params, example, aligned, *, separators):
         )
         return jax.tree.map(lambda x: x.sum(0), found)
 
-    at = running.by_kind(summed, model)
+    at = running.by_kind(summed, model, params, example)
     return list(running.look(model, params, example, at)[1].values())
 
 

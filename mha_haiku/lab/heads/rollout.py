@@ -156,7 +156,7 @@ def _mixed(attention_map, residual, columns) -> Array:
     if attention_map.rows_sum_to != "1":
         totals = attention_map.row_sums().sum(-2)
     else:  # known without a pass: a head's row sums to 1, or 0 if masked
-        sees = attention_map.logsumexp != -jnp.inf
+        sees = attention_map.sees
         totals = sees.sum(-2, dtype=attention_map.dtype)
     is_empty = totals == 0
     share = jnp.where(is_empty, 0, 1 - residual)

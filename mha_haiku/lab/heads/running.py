@@ -5,6 +5,7 @@ B batch, T positions, P attention parts (layers of heads), H heads of a part.
 
 import collections
 import functools
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import models, sites
+from mha_haiku.core import checks, models, sites
 from mha_haiku.core.modules import anatomy
 from mha_haiku.training import tasks
 
@@ -71,9 +72,28 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
             own = compact(model, params) if compacts else (model, params)
             return function(*own, *given, **known)
 
-        return run
+        def checked(params, *given):
+            for each in given:
+                if isinstance(each, tasks.Example):
+                    check_tokens(model, params, each)
+            return run(params, *given)
+
+        return checked
 
     return program
+
+
+def check_tokens(model: models.Model, params: Any, example: tasks.Example) -> None:
+    """Raises ValueError where the model has no row for a token; see `Model.apply`.
+
+    In a compiled program, which does not see them, tokens are clipped.
+    """
+    given = example.model_inputs()
+    for side in ("", "decoder_") if model.config is not None else ():
+        rows = params.get(f"{side}embedding", {}).get("embeddings")
+        if rows is not None and (tokens := given.get(f"{side}inputs")) is not None:
+            lengths = given[f"{side}lengths"]
+            models.check_rows(f"{side}inputs", tokens, len(rows), lengths)
 
 
 def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
@@ -81,6 +101,18 @@ def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
     given = example.model_inputs()
     inputs = given.pop("inputs")  # by place: a model's function may name it otherwise
     return model.apply(params, None, inputs, **given, is_training=False)
+
+
+def check_classes(
+    name: str, model: models.Model, params: Any, example: tasks.Example, given: Any
+) -> None:
+    """Raises ValueError where numbers are no classes of the model's logits."""
+    count = model.num_classes
+    if count is None:
+        output = jax.eval_shape(functools.partial(run, model), params, example)
+        count = output.logits.shape[-1]
+    for number in np.ravel(np.asarray(given)).tolist():
+        checks.integer_in(name, number, 0, count - 1)
 
 
 def look(
@@ -107,14 +139,40 @@ def run_edited(
 _ORDER = ("encoder", "", "decoder", "cross")
 
 
-def kind_of(name: str) -> str:
-    """Finds the kind of attention of a site; "" where there is one kind.
+# What cross-attention is called: here and in Flax, BART, T5 and torch.nn.
+_CROSS = re.compile("cross|encoder_?attn|enc_?dec|multihead_attn", re.IGNORECASE)
 
-    A single stack of layers is called encoder too, which the order does not mind.
+
+def kind_of(name: str) -> str:
+    """Finds the kind of attention of a site by the modules around it, "" if unknown.
+
+    A single stack of layers may be called an encoder, or a decoder, too.
     """
-    if name.startswith("decoder/"):
-        return "cross" if "/cross_attention" in name else "decoder"
-    return "encoder" if name.startswith("encoder/") else ""
+    before, decoder, inside = f"/{name}".rpartition("/decoder/")
+    if decoder:
+        return "cross" if _CROSS.search(inside) else "decoder"
+    return "encoder" if "/encoder/" in before + inside else ""
+
+
+def parts(model: models.Model, params: Any, example: tasks.Example) -> dict[str, int]:
+    """Counts the heads of each attention part, by its path."""
+    if model.config is not None:
+        places = models.heads_of_layers(model.config)
+        return {place.path: len(place.names) for place in places}
+    shape = lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x))  # noqa: E731
+    leaves, structure = jax.tree.flatten(jax.tree.map(shape, (params, example)))
+    return dict(_parts(model, tuple(leaves), structure))
+
+
+@functools.lru_cache(maxsize=32)
+def _parts(model, leaves, structure) -> tuple[tuple[str, int], ...]:
+    """Traces a function for `parts`."""
+
+    def found(params, example):
+        return look(model, params, example, ["*/heads"])[1]
+
+    shapes = jax.eval_shape(found, *jax.tree.unflatten(structure, leaves))
+    return tuple((x.removesuffix("/heads"), y.shape[-2]) for x, y in shapes.items())
 
 
 def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
@@ -130,11 +188,25 @@ def is_scanned(model: models.Model, params: Any) -> bool:
     return model.config is not None and any(map(anatomy.is_stacked, params))
 
 
-def kinds_of(model: models.Model) -> list[str]:
-    """Lists the kind of each attention part; [] where there is one kind."""
+def kinds_of(
+    model: models.Model, params: Any = None, example: tasks.Example | None = None
+) -> list[str]:
+    """Lists the kind of each attention part; [] where there is one kind.
+
+    Of a wrapped function, only parameters and an example tell it.
+    """
+    if model.config is None and getattr(example, "decoder_inputs", None) is not None:
+        return list(map(kind_of, parts(model, params, example)))
     if model.config is None or model.config.family != "encoder_decoder":
         return []
     return [part.kind for part in models.heads_of_layers(model.config)]
+
+
+def kinds_measured(subject: Measured) -> list[str]:
+    """Lists what `kinds_of` does; makes a batch for a wrapped function alone."""
+    model, params, batches = subject.model, subject.params, subject.batches
+    example = next(iter(batches)) if model.config is None else None
+    return kinds_of(model, params, example)
 
 
 def label(kinds: Sequence[str], layer: int) -> str:
@@ -149,7 +221,7 @@ def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
 
     Tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
     """
-    if kind in ("decoder", "cross"):
+    if kind in ("decoder", "cross") and example.decoder_inputs is not None:
         return example.decoder_inputs, example.decoder_lengths
     return example.inputs, example.lengths
 
@@ -166,7 +238,9 @@ def tokens(example: tasks.Example, kind: str) -> Array | None:
 
 def key_lengths(example: tasks.Example, kind: str) -> Array | None:
     """Returns the numbers `[B]` of valid keys of maps of a kind; None: all are."""
-    return example.decoder_lengths if kind == "decoder" else example.lengths
+    if kind == "decoder" and example.decoder_inputs is not None:
+        return example.decoder_lengths
+    return example.lengths
 
 
 def valid(size: int, example: tasks.Example, kind: str) -> Array:
@@ -184,23 +258,24 @@ def exists(counts: Sequence[int]) -> np.ndarray:
 
 def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
     """Counts the heads of each attention part."""
-    if model.config is not None:
-        return [len(part.names) for part in models.heads_of_layers(model.config)]
-    _, found = jax.eval_shape(
-        lambda params, x: look(model, params, x, ["*/heads"]), params, example
-    )
-    return [x.shape[-2] for x in found.values()]
+    return list(parts(model, params, example).values())
 
 
 def by_kind(
-    function: Callable[[Any, str], Any], model: models.Model
+    function: Callable[[Any, str], Any],
+    model: models.Model,
+    params: Any = None,
+    example: tasks.Example | None = None,
 ) -> dict[str, Callable]:
     """Returns the `at` of `look` that calls `function(map, kind=...)` of each map.
 
-    The kind is one of `models.KINDS`, or "" in models of one kind.
+    The kind is one of `models.KINDS`, or "" in models of one kind; see `kinds_of`.
     """
-    if not kinds_of(model):
+    if not (kinds := kinds_of(model, params, example)):
         return {"*/map": functools.partial(function, kind="")}
+    if model.config is None:
+        pairs = zip(parts(model, params, example), kinds, strict=True)
+        return {f"{x}/map": functools.partial(function, kind=y) for x, y in pairs}
     return {
         "decoder/*/cross_attention/map": functools.partial(function, kind="cross"),
         "decoder/*/map": functools.partial(function, kind="decoder"),

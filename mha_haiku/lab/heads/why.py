@@ -22,6 +22,7 @@ import numpy as np
 
 from mha_haiku.core import checks, display, models
 from mha_haiku.core.attention import scores
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.lab.heads import circuits, components, running
 from mha_haiku.lab.heads.components import Component, Held, Map
 from mha_haiku.training import tasks
@@ -269,6 +270,8 @@ def pairs(
     _, _, num_queries, num_keys = known.of(layer, head)
     query = _position("query", query, num_queries)
     key = -1 if key is None else _position("key", key, num_keys)
+    for place in () if isinstance(sources, bool) else sources:
+        known.of(*place)
     program = _cell(model, splits=bool(sources))
     found = _run(program, params, example, layer, head, query, key)
     cell = components.Cells(*map(float, found["cell"]))
@@ -315,11 +318,14 @@ def cells(
     pairs in each cell.
     """
     known = _known(model, params, example)
-    longest = max(shape[2] for shape in known.shapes)
+    longest, most_keys = (max(x[i] for x in known.shapes) for i in (2, 3))
+    key = -1 if key is None else key
+    checks.integer_in("key", key, -most_keys, most_keys - 1)
+    checks.positive_integer("count", count)
     queries = range(longest) if queries is None else queries
     queries = np.array([_position("queries", t, longest) for t in queries], np.int32)
     program = _largest(model, count=min(count, len(known.components) ** 2))
-    found = _run(program, params, example, queries, -1 if key is None else key)
+    found = _run(program, params, example, queries, key)
     parts = [part for part, shape in enumerate(known.shapes) if shape[1]]
     by_part = zip(*found["cells"], strict=True)
     fields = (dict(zip(parts, own, strict=True)) for own in by_part)
@@ -346,6 +352,9 @@ def written(
     known = _known(model, params, example)
     _, _, num_queries, num_keys = known.of(layer, head)
     query = _position("query", query, num_queries)
+    is_set = model.config is not None and model.config.family == "set_classifier"
+    if answer is not None and not is_set:
+        running.check_classes("answer", model, params, example, answer)
     unit, answer = ("output", -1) if answer is None else ("logit", answer)
     program = _values(model, is_logit=unit == "logit")
     found = _run(program, params, example, layer, head, query, answer)
@@ -564,7 +573,7 @@ def _targets(own, output, example, kind) -> tuple[Map, Array]:
     )
 
     def with_sums(logs):  # the map of all keys that are seen, alike
-        return dataclasses.replace(own, weighting=plain, logsumexp=logs)
+        return dataclasses.replace(own, weighting=plain, log_sum=LogSum.rounded(logs))
 
     counts = with_sums(jnp.zeros_like(own.logsumexp)).row_sums()
     uniform = with_sums(jnp.log(counts))

@@ -1,16 +1,20 @@
 // The embedded data, and how its packed weights are read.
 //
-// A weight is stored as a code: largest * (code / levels) ** 2. Two codes above the
-// levels say that a weight is not a number, and that the query may not attend to the key.
+// A weight is stored as a code: largest * (code / levels) ** 2; where weights may be
+// negative, 0 is the code in the middle. Two codes above the levels say that a weight is
+// not a number, and that the query may not attend to the key.
 
 const page = JSON.parse(document.getElementById('data').textContent);
 const codeOfNaN = page.levels + 1;
 const codeOfMasked = page.levels + 2;
 
-// (code / levels) ** 2 for every code there is; a masked weight is 0.
-const shareOfCode = Float32Array.from({ length: page.levels + 3 }, (_, code) => (
-  code <= page.levels ? (code / page.levels) ** 2 : (code === codeOfNaN ? NaN : 0)
-));
+// The weight's share of the largest for every code there is; a masked weight is 0.
+const shareOfCode = Float32Array.from({ length: page.levels + 3 }, (_, code) => {
+  if (code > page.levels) return code === codeOfNaN ? NaN : 0;
+  const middle = page.signed ? Math.floor(page.levels / 2) : 0;
+  const root = page.signed ? code / middle - 1 : code / page.levels;
+  return Math.sign(root) * root ** 2;
+});
 
 async function unpackBytes(text) {
   const packed = atob(text);
@@ -93,6 +97,7 @@ class Axis {
 class HeadMap {
   constructor(codes, largest, queries, keys) {
     Object.assign(this, { codes, largest, queries, keys, rows: queries.count, columns: keys.count });
+    this.signed = page.signed;
   }
 
   at(query, key) {

@@ -14,7 +14,7 @@ class Grid {
     this.largest = 0;
     this.numNaN = 0;
     this.numMasked = 0;
-    this.signed = false;
+    this.signed = page.signed;
   }
 
   at(query, key) { return this.weights[query * this.columns + key]; }

@@ -120,7 +120,8 @@ function textView() {
       context = wanted;
       title.replaceChildren(isFrom() ? 'Query ' : 'Key ', ...placeNodes(axis(chosenSide()), context[chosenSide()], 60));
       hint.textContent = (context.signed
-        ? 'Red: more weight in the first than in the second; blue: less. '
+        ? (page.signed ? 'Red: a positive weight with the chosen position, or difference; blue: a negative one. '
+          : 'Red: more weight in the first than in the second; blue: less. ')
         : 'The stronger a background, the larger the weight with the chosen position (the largest: full colour). ')
         + `${context.map.numMasked ? 'Faint: masked. ' : ''}`
         + `${context.aligned.length ? 'Dashes below: aligned by the task. ' : ''}The outlined position is chosen. Click another `

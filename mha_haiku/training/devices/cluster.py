@@ -5,11 +5,8 @@ they return at once. The first process is the one that reads and writes the fold
 run.
 """
 
-import contextlib
 import json
-import logging
 import os
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -20,13 +17,8 @@ import numpy as np
 
 from mha_haiku.core import checks
 
-_logger = logging.getLogger("mha_haiku")
-_HEARTBEAT_SECONDS = 30  # without a heartbeat, until a process counts as dead
+_HEARTBEAT_SECONDS = 10  # without a heartbeat, until a process counts as dead
 _LEAVE_SECONDS = 60  # that the first to end waits for the others
-_CONNECT_SECONDS = 10
-_GOODBYE = b"."
-_lines: list[socket.socket] = []  # to the other processes; see `_connect`
-_leaving = threading.Event()
 
 
 def join(
@@ -52,13 +44,15 @@ def join(
 
     def watch():
         if not met.wait(timeout):
-            _exit(
-                2,
+            print(
                 f"error: not all processes met at {where} within {timeout:g} s; this "
                 f"is process {'?' if process_id is None else process_id}.\n"
                 "Start all of them, process 0 on the coordinator's host, with the same "
                 "coordinator and number of processes.",
+                file=sys.stderr,
+                flush=True,
             )
+            os._exit(2)
 
     threading.Thread(target=watch, daemon=True, name="join").start()
     try:
@@ -79,8 +73,6 @@ def join(
         ) from error
     finally:
         met.set()
-    if jax.process_count() > 1:
-        _connect(coordinator)
 
 
 def is_first() -> bool:
@@ -161,7 +153,6 @@ def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
 def leave() -> bool:
     """Disconnects from the other processes; returns whether this is the first."""
     if jax.distributed.is_initialized():
-        _say_goodbye()
         jax.distributed.shutdown()
     return is_first()
 
@@ -169,16 +160,9 @@ def leave() -> bool:
 def end(status: int) -> None:
     """Ends a failed process at once; Python's own exit would wait for the others."""
     if status and jax.distributed.is_initialized():
-        if status == 2:  # a mistake, which all processes notice themselves
-            _say_goodbye()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-
-
-def _exit(status: int, message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
-    os._exit(status)
 
 
 def _is_alone() -> bool:
@@ -210,60 +194,3 @@ def _gathered(array: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(array))
-
-
-def _connect(coordinator: str | None) -> None:
-    """Opens connections that break when a process dies, so that the others end.
-
-    JAX notices a death by missing heartbeats, tens of seconds later, and aborts. Here
-    every process holds a connection to the first, watched by a thread; the operating
-    system closes it when either dies.
-    """
-    listening = []
-
-    def listen():
-        listening.append(socket.create_server(("", 0)))
-        return f"{socket.gethostname()}:{listening[0].getsockname()[1]}"
-
-    host, _, port = first_does(listen).rpartition(":")
-    if coordinator is not None:
-        host = coordinator.rpartition(":")[0]
-    try:
-        for server in listening:
-            server.settimeout(_CONNECT_SECONDS)
-            for _ in range(jax.process_count() - 1):
-                _watch(server.accept()[0])
-        if not listening:
-            _watch(socket.create_connection((host, int(port)), _CONNECT_SECONDS))
-    except OSError as error:
-        _logger.warning(
-            f"No line between the processes ({error}): where one dies, the others "
-            f"end {_HEARTBEAT_SECONDS} s later."
-        )
-
-
-def _say_goodbye() -> None:
-    """Announces the end, so that the others do not take it for a death."""
-    _leaving.set()
-    for line in _lines:
-        with contextlib.suppress(OSError):  # gone already
-            line.sendall(_GOODBYE)
-
-
-def _watch(line: socket.socket) -> None:
-    def wait():
-        try:
-            said = line.recv(1)
-        except OSError:
-            said = b""
-        if said != _GOODBYE and not _leaving.is_set():
-            _exit(
-                1,
-                "fault: another process has died; training cannot continue without it."
-                "\nThe same command on all of them resumes from the newest checkpoint.",
-            )
-
-    line.settimeout(None)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    _lines.append(line)
-    threading.Thread(target=wait, daemon=True, name="lifeline").start()

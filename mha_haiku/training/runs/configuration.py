@@ -65,7 +65,7 @@ class TrainingConfig(Section, path="config.training"):
 
 
 class SavedMapsConfig(Section, path="config.attention"):
-    """The attention maps that are saved; see `studies.attention_dump`."""
+    """The attention maps that are saved; see `verbs.dumping`."""
 
     examples: int = field(8, "held-out examples whose maps are saved", _COUNT)
     dtype: str = field(
@@ -98,6 +98,11 @@ class DevicesConfig(Section, path="config.devices"):
         False, "whether parameters and optimizer state are divided over data as well"
     )
 
+    @property
+    def divide_models(self) -> bool:
+        """Whether a device has less than a whole model."""
+        return self.heads * self.sequence > 1 or self.shard_parameters
+
 
 class RunConfig(Section, path="config"):
     """The config of a run; `task` and `data` have the options of its task."""
@@ -115,6 +120,15 @@ class RunConfig(Section, path="config"):
     training: TrainingConfig = TrainingConfig()
     attention: SavedMapsConfig = SavedMapsConfig()
     devices: DevicesConfig = DevicesConfig()
+
+    def __post_init__(self):
+        super().__post_init__()
+        models.check(self.model)
+        if self.seed + self.training.seeds > 2**32:
+            raise ConfigError(
+                "config.seed must be at most 2**32 - config.training.seeds, got "
+                f"{self.seed} with {self.training.seeds} seeds."
+            )
 
     def replace(self, **changes: Any) -> Self:
         """Makes a config with other values; see `Section.replace`.
@@ -185,28 +199,11 @@ def _registered(task) -> str:
     return tasks.register(type(task))
 
 
-@checks.user_mistakes()
-def check_fields(config: RunConfig) -> None:
-    """Checks every field of a config except against the devices."""
-    fields.check(config)
-    models.check(config.model)
-    if config.seed + config.training.seeds > 2**32:
-        raise ConfigError(
-            f"config.seed must be at most 2**32 - config.training.seeds, got "
-            f"{config.seed} with {config.training.seeds} seeds."
-        )
-
-
 def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
     """Raises ConfigError unless the model and devices of a valid config suit a task."""
-    check_sequence(config, task.sequence_length)
-    model, most = config.model, models.max_length(config.model)
-    length = max(task.sequence_length, task.target_length or 0)
-    if most is not None and most < length:
-        raise ConfigError(
-            "config.model.embedding.max_length must be at least the task's sequence "
-            f"length {length} with {model.embedding.positions} positions, got {most}."
-        )
+    model = config.model
+    check_sequence(config.devices, task.sequence_length)
+    check_length(model, task)
     if "loss" not in task.metrics:
         raise ConfigError(
             "config.task.name must be of a task with targets to train, and "
@@ -219,6 +216,18 @@ def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
     is_own = config.task.name not in tasks.names()
     example = tasks.check(config.task.name, task, is_own=is_own)
     _check_kind(model, task, example)
+
+
+def check_length(model: ModelConfig, task: tasks.Task) -> None:
+    """Raises ConfigError where the model has fewer positions than a task's examples."""
+    most = models.max_length(model)
+    length = max(task.sequence_length, task.target_length or 0)
+    if most is not None and most < length:
+        raise ConfigError(
+            "config.model.embedding.max_length must be at least the task's sequence "
+            f"length {length} with {model.embedding.positions} positions, got "
+            f"{most}."
+        )
 
 
 def _check_kind(model, task, example) -> None:
@@ -259,7 +268,7 @@ def make_placement(
 ) -> devices.Placement:
     """Makes the placement of a run; raises what `check_devices` raises."""
     check_devices(config, len(available))
-    if not _divides_models(config):
+    if not config.devices.divide_models:
         return devices.Replicas(available, several=config.training.seeds > 1)
     shared = config.devices
     mesh = devices.make_mesh(available, heads=shared.heads, sequence=shared.sequence)
@@ -293,7 +302,7 @@ def check_devices(config: RunConfig, num_devices: int) -> None:
                 config.model.attention.implementation,
                 attention.IN_A_RING,
             )
-    if config.training.seeds > 1 and _divides_models(config):
+    if config.training.seeds > 1 and config.devices.divide_models:
         raise ConfigError(
             f"config.training.seeds must be 1 where devices divide heads, positions or "
             f"parameters, got {config.training.seeds}.\n"
@@ -310,21 +319,15 @@ def check_devices(config: RunConfig, num_devices: int) -> None:
         )
 
 
-def check_sequence(config: RunConfig, length: int) -> None:
+def check_sequence(shared: DevicesConfig, length: int) -> None:
     """Raises ConfigError where the devices cannot share T = `length` positions."""
-    parts = config.devices.sequence
+    parts = shared.sequence
     if length % parts:
         why = "be at most" if length < parts else "divide"
         raise ConfigError(
             f"config.devices.sequence must {why} the {length} positions of an example, "
             f"got {parts}."
         )
-
-
-def _divides_models(config) -> bool:
-    """Whether a device has less than a whole model."""
-    shared = config.devices
-    return shared.heads * shared.sequence > 1 or shared.shard_parameters
 
 
 def _check_heads(model, parts) -> None:
@@ -348,6 +351,8 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
     """Makes the task of `config.task` and `config.data`; errors name the field."""
     options = vars(config.task) | vars(config.data)
     try:
+        for section in (config.task, config.data):
+            fields.check_needed(section)
         return tasks.make(**options, kept=kept)
     except ConfigError as error:
         name = str(error).partition(" ")[0]
@@ -357,13 +362,22 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
 
 
 def of_json(values: dict[str, Any]) -> RunConfig:
-    """Returns the config of values of `to_json`, with defaults where they lack some."""
+    """Returns the config of values of `to_json`, with defaults where they lack some.
+
+    A file with a task of the user's is not executed; see `tasks.named_by_a_file`.
+    """
     section = values.get("task", {})
     if not isinstance(section, dict):
-        raise ConfigError(f"config.task must be a section of fields, got {section!r}.")
+        raise ConfigError(
+            f"config.task must be a section of fields, got {checks.shown(section)}."
+        )
     if "name" not in section:
         raise ConfigError("config.task.name is missing.")
-    return default_config(str(section["name"])).replace(**values)
+    name = section["name"]
+    if not isinstance(name, str):
+        raise ConfigError(f"config.task.name must be text, got {checks.shown(name)}.")
+    with tasks.named_by_a_file():
+        return default_config(name).replace(**values)
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -8,14 +8,14 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from mha_haiku.core import checks, display, models
+from mha_haiku.core import arrays, checks, display, fields, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
 from mha_haiku.training.devices import cluster
@@ -46,6 +46,29 @@ class Folder(NamedTuple):
     generated = _path("generated.jsonl")
     summary = _path("summary.json")
     lock = _path("lock.json")
+
+
+class _Text(NamedTuple):
+    """The data that a run has learned from; see `tasks.Kept`."""
+
+    name: str
+    sha256: str
+    labels: tuple[str, ...] | None = None
+
+
+class _Whole(NamedTuple):
+    """The content of config.json, but for its sha256."""
+
+    form: int
+    config: Mapping[str, Any]  # its fields are checked by their own declarations
+    seed: int
+    text: _Text | None = None
+    tokenizer_sha256: str | None = None
+    data_sha256: str | None = None
+    task_sha256: str | None = None
+    versions: Mapping[str, str] | None = None
+    git_commit: str | None = None
+    devices: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):
@@ -82,17 +105,9 @@ class Run(NamedTuple):
         """Unstacks the layers of the run, so that each can be reached."""
         if not self.config.model.scan_layers:
             return self
-        return self._with_layers(False, models.unstacked(self.params))
-
-    def compact(self) -> "Run":
-        """Scans the layers of the run, where they are alike."""
-        if self.model.scanned is None:
-            return self
-        return self._with_layers(True, models.stacked(self.params))
-
-    def _with_layers(self, are_scanned: bool, params: Any) -> "Run":
-        config = self.config.replace(model=dict(scan_layers=are_scanned))
-        model = make_model(config, self.task)
+        config = self.config.replace(model=dict(scan_layers=False))
+        model = make_model(config.model, self.task)
+        params = models.unstacked(self.params)
         return self._replace(config=config, model=model, params=params)
 
 
@@ -110,6 +125,19 @@ def of_runs(
         )
         for seed in seeds
     ]
+
+
+@contextlib.contextmanager
+def not_left_empty(workdir: str | os.PathLike) -> Iterator[None]:
+    """Removes at the end the folders that were made while entered and are empty."""
+    root = checks.as_path(workdir)
+    made = [path for path in (root, *root.parents) if not os.path.lexists(path)]
+    try:
+        yield
+    finally:
+        for path in made:
+            with contextlib.suppress(OSError):  # it holds something
+                path.rmdir()
 
 
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
@@ -138,43 +166,69 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     return folder
 
 
-def load_run(workdir: str | os.PathLike, step: int | None = None) -> Run:
+def load_run(
+    workdir: str | os.PathLike, step: int | None = None, *, trust_code: bool = False
+) -> Run:
     """Loads config, task, model and parameters of a run, of its newest step by default.
+
+    With `trust_code` the file of a task that is not of this package is executed; this
+    process can read all runs of that file then.
 
     Raises:
       ConfigError: If there is no run, or no checkpoint of that step, or it is damaged;
         if there are runs of several seeds, each in a folder of its own; or if the file
-        of a task of your own has changed.
+        of a task of your own has changed, or would be executed without `trust_code`.
     """
     folder = Folder(checks.as_path(workdir))
-    saved = cluster.first_does(
-        lambda: (config := read_config(folder)) and config.to_json()
-    )
-    if saved is None:
+
+    def read_here():
+        if changed := changed_task(folder):
+            raise ConfigError(
+                f"{changed}, and the run in {folder.root} was of the old one.\n"
+                "Give that back, or train on with --override_config."
+            )
+        return (config := read_config(folder)) and config.to_json()
+
+    with tasks.trusting_runs(trust_code):
+        saved = cluster.first_does(read_here)
+        config = saved and configuration.of_json(saved)
+    if config is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
-    config = configuration.of_json(saved)
     if config.training.seeds > 1:
         own = [each.root for _, each in of_runs(folder, config)]
         raise ConfigError(
             f"{folder.root} holds a run for each of several seeds: "
-            f"{', '.join(root.name for root in own)}.\nName one of them, as {own[0]}."
+            f"{checks.listed([root.name for root in own])}.\n"
+            f"Name one of them, as {own[0]}."
         )
-    if changed := changed_task(folder):
-        raise ConfigError(
-            f"{changed}, and the run in {folder.root} was of the old one.\n"
-            "Give that back, or train on with --override_config."
-        )
+    stored = []
+
+    def open_here():
+        stored.append(checkpoints.Checkpoints(folder.checkpoints, read_only=True))
+        check_layers(config.model, stored[0], step)
+
+    cluster.first_does(open_here)
     task = configuration.make_task(config, shared_kept(folder))
-    model = make_model(config, task)
+    configuration.check_length(config.model, task)
+    model = make_model(config.model, task)
     abstract = abstract_state(config, task, model)
     abstract = stepping.Parameters(abstract.step, abstract.params)
 
-    def restore():
-        with checkpoints.Checkpoints(folder.checkpoints, read_only=True) as stored:
-            return stored.restore(abstract, step, partly=True)
-
-    state = cluster.first_reads(restore, abstract)
+    state = cluster.first_reads(
+        lambda: stored[0].restore(abstract, step, partly=True), abstract
+    )
     return Run(config, task, model, state.params, int(state.step))
+
+
+def check_layers(
+    model: models.ModelConfig,
+    stored: checkpoints.Checkpoints,
+    step: int | None = None,
+) -> None:
+    """Raises ConfigError where a config has more layers than a checkpoint."""
+    count = model.num_layers + models.num_decoder_layers(model)
+    name, is_scanned = "config.model.num_layers", model.scan_layers
+    stored.check_layers(name, count, is_scanned=is_scanned, step=step)
 
 
 def shared_kept(folder: Folder) -> tasks.Kept | None:
@@ -186,27 +240,31 @@ def shared_kept(folder: Folder) -> tasks.Kept | None:
         tokenizer = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
         data = _verified(folder.data, saved.get("data_sha256"))
         read.append(data)
-        return (tokenizer or b"").decode(), saved.get("text"), data and len(data)
+        # What is not UTF-8 becomes what no tokenizer accepts.
+        text = (tokenizer or b"").decode(errors="surrogateescape")
+        return text, saved.get("text"), data and len(data)
 
     tokenizer, text, size = cluster.first_does(read_here)
     if size is None:
         return tasks.Kept(tokenizer, text) if tokenizer else None
     abstract = jax.ShapeDtypeStruct((size,), np.uint8)
     data = cluster.first_reads(lambda: np.frombuffer(read[0], np.uint8), abstract)
-    return tasks.Kept(tokenizer, text, dict(np.load(io.BytesIO(data))))
+    return tasks.Kept(
+        tokenizer, text, arrays.read_npz(io.BytesIO(data), str(folder.data))
+    )
 
 
 def make_model(
-    config: configuration.RunConfig,
+    config: models.ModelConfig,
     task: tasks.Task,
     placement: devices.Placement | None = None,
 ) -> models.Model:
-    """Makes the model that `config.model` describes, for the task."""
-    implementation = config.model.attention.implementation
+    """Makes the model that a config describes, for the task."""
+    implementation = config.attention.implementation
     if placement is not None:
         implementation = placement.implementation(implementation)
     return models.build(
-        config.model,
+        config,
         num_tokens=task.num_tokens,
         feature_size=task.feature_size,
         num_classes=task.num_classes,
@@ -230,8 +288,8 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
     if saved is None:
         return None
     try:
-        config = configuration.of_json(saved["config"])
-        configuration.check_fields(config)
+        with tasks.named_by_a_file():
+            config = configuration.of_json(saved["config"])
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
     return config
@@ -242,7 +300,7 @@ def _verified(path, sha256) -> bytes | None:
     if sha256 is None:
         return None
     try:
-        content = checks.regular_file(path).read_bytes()
+        content = checks.whole_file(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     if hashlib.sha256(content).hexdigest() != sha256:
@@ -255,7 +313,8 @@ def changed_task(folder: Folder) -> str | None:
     saved = _read_whole(folder) or {}
     if (before := saved.get("task_sha256")) is None:
         return None
-    name = saved["config"]["task"]["name"]
+    section = saved["config"].get("task")
+    name = section.get("name") if isinstance(section, dict) else None
     is_same = tasks.digest(name) == before
     return None if is_same else f"The file of config.task.name {name!r} has changed"
 
@@ -317,10 +376,13 @@ def write_run(
     left is replaced: config.json is written last.
     """
     check_free(workdir)
-    folder = open_folder(workdir, is_new=True)
+    folder = Folder(checks.as_path(workdir))
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
     own = [path for path in (folder.tokenizer, folder.data) if not path.exists()]
-    with lock.held(folder.lock):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(not_left_empty(folder.root))
+        open_folder(folder.root, is_new=True)
+        stack.enter_context(lock.held(folder.lock))
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
         try:
             with checkpoints.Checkpoints(folder.checkpoints) as stored:
@@ -330,9 +392,6 @@ def write_run(
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
             for path in own:
                 path.unlink(missing_ok=True)
-            folder.lock.unlink()
-            with contextlib.suppress(OSError):  # where it holds something else
-                folder.root.rmdir()
             raise
     return folder.root
 
@@ -353,6 +412,10 @@ def _read_whole(folder) -> dict[str, Any] | None:
             f"The run in {folder.root} has the form {saved.get('form')!r} of a newer "
             f"mha_haiku; this one reads {_FORM}."
         )
+    try:
+        fields.decoded(_Whole, saved, "")
+    except ValueError as error:
+        raise ConfigError(f"{folder.config} cannot be used: {error}") from None
     return saved
 
 

@@ -108,9 +108,6 @@ def train(
     devices = list(devices or jax.devices())
     if task is not None:
         config = configuration.with_task(config, task)
-    opening.check_same(config)
-    configuration.check_fields(config)
-    placement = configuration.make_placement(config, devices)
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
     with contextlib.ExitStack() as stack:
@@ -123,9 +120,24 @@ def train(
             if cluster.is_first():
                 print(f"The run in {root.root} has ended at step {summary.steps}.")
             return summary
+        placement = configuration.make_placement(config, devices)
         given = None if task is None else task.keep()
         made = _make_task(config, opened, given, override_config)
         return _run(config, root, opened, placement, observers, *made, started)
+
+
+def train_whole(
+    config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
+) -> opening.Summary | opening.SeedsSummary:
+    """Trains as `train` does, for callers that need a run that has ended.
+
+    Raises:
+      KeyboardInterrupt: If training is interrupted; the same call resumes it.
+    """
+    summary = train(config, workdir, **options)
+    if summary.interrupted:
+        raise KeyboardInterrupt
+    return summary
 
 
 class Trained(NamedTuple):
@@ -158,9 +170,7 @@ def train_seeds(
     with contextlib.ExitStack() as stack:
         if workdir is None:
             workdir = stack.enter_context(tempfile.TemporaryDirectory())
-        summary = train(config, workdir, **options)
-        if summary.interrupted:
-            raise KeyboardInterrupt
+        summary = train_whole(config, workdir, **options)
         root = folders.Folder(checks.as_path(workdir))
         failed = {} if seeds == 1 else summary.failed
         if failed:
@@ -247,7 +257,7 @@ def _run(
             for observer in model.observers if is_first else ():
                 observer.begin(model.run.folder, model.run.config, task, model.start)
                 watching.callback(observer.end)
-        _look(trainer)  # observers compile here
+        _look(trainer)  # those that are due compile here
         console.start_clock()
         _take_steps(trainer, is_requested)
         # Signals are still deferred here, so that saving completes.
@@ -314,13 +324,10 @@ def _summary(model, trainer, started) -> opening.Summary:
 
 def _take_steps(trainer, is_requested) -> None:
     """Trains to the end or to an interruption; in both cases the last step is saved."""
-    # What is due depends only on the step, so that a resumed run reports, evaluates and
-    # saves at the same steps as an uninterrupted one.
-    saved = reported = trainer.step
-    training = trainer.config.training
+    saved, training = trainer.step, trainer.config.training
 
     def is_due(every):
-        return trainer.step % every == 0 or trainer.step == training.steps
+        return _is_due(trainer.step, every, training)
 
     while trainer.step < training.steps:
         stops, steps = cluster.agree(bool(is_requested), trainer.affordable_steps)
@@ -331,24 +338,33 @@ def _take_steps(trainer, is_requested) -> None:
         is_evaluated = is_saved or is_due(training.evaluate_every)
         if is_evaluated or is_due(training.report_every):
             trainer.report(is_evaluated=is_evaluated)
-            reported = trainer.step
-        _look(trainer, is_due)
+        _look(trainer)
         if is_saved:
             trainer.save()
             saved = trainer.step
-    if trainer.step != reported:
-        trainer.report(is_evaluated=False)
     if trainer.step != saved:
         trainer.save()
     if trainer.step == training.steps:
         trainer.complete()  # killed after its last report and before its summary
 
 
-def _look(trainer, is_due: Callable[[int], bool] = bool) -> None:
+def _is_due(step: int, every: int, training: configuration.TrainingConfig) -> bool:
+    """Checks whether what is done `every` steps is due; the first step is, as the last.
+
+    It depends on the step alone, so that a resumed run reports, evaluates, saves and
+    observes at the same steps as an uninterrupted one.
+    """
+    return step % every == 0 or step == training.steps
+
+
+def _look(trainer) -> None:
     """Calls the observers of the models that moved, on the first process."""
+    training = trainer.config.training
     looks = {
         model.seed: [
-            x for x in model.observers if is_due(x.every) and x.wants(model.step)
+            x
+            for x in model.observers
+            if _is_due(model.step, x.every, training) and x.wants(model.step)
         ]
         for model in trainer.moved
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mha_haiku.core import fields
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import health, stepping
 from mha_haiku.training.runs import files, progress
@@ -81,6 +82,8 @@ class Console(progress.Bar):
     range in brackets.
     """
 
+    tell = staticmethod(progress.tell)
+
     def __init__(
         self, *, start: int, steps: int, baseline: dict[str, float], baseline_name: str
     ):
@@ -89,7 +92,7 @@ class Console(progress.Bar):
         self._baseline_name = baseline_name
 
     def reach(self, step: int) -> None:
-        self.advance(step - self.place)
+        self.update(step - self.n)
 
     def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:
         """Shows one report, of each run; see `MetricsLog.report`."""
@@ -129,7 +132,14 @@ class Silent:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Reads the reports in metrics.jsonl, by step; see `files.read_lines`."""
-    return [line for line in files.read_lines(path) if "event" not in line]
+    lines = [line for line in files.read_lines(path) if "event" not in line]
+    try:
+        for i, line in enumerate(lines, start=1):
+            fields.decoded(dict[str, float | None], line, f"report {i}")
+            fields.decoded(int, line.get("step"), f"report {i}.step")
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be used: {error}") from None
+    return lines
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

@@ -5,9 +5,9 @@ import json
 import os
 import statistics
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, fields
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import checkpoints, configuration, files, folders, lock
@@ -61,9 +61,9 @@ class Opened(NamedTuple):
     finished: Summary | None  # the summary if the run has ended already, else None
 
 
-def check_same(config: configuration.RunConfig) -> None:
+def _check_same(config: dict[str, Any]) -> None:
     """Raises ConfigError, on all processes, where they have different configs."""
-    first, *others = map(json.loads, cluster.exchange(json.dumps(config.to_json())))
+    first, *others = map(json.loads, cluster.exchange(json.dumps(config)))
     for i, other in enumerate(others, start=1):
         if lines := configuration.difference(first, other):
             raise ConfigError(
@@ -84,6 +84,7 @@ def open_runs(
     They are locked until the stack closes. All processes raise ConfigError if the
     config does not fit; see `loop.train`.
     """
+    _check_same(config.to_json())
     root = folders.Folder(checks.as_path(workdir))
 
     def open_root():
@@ -106,12 +107,15 @@ def _open_run(stack, config, folder, override) -> Opened:
         latest, is_changed = stored.latest(), False
         if saved is not None:
             is_changed = _check_unchanged(folder, saved, config, override, latest)
+        if latest is not None:
+            folders.check_layers(config.model, stored, latest)
         opened.append(stored)
-        finished = None if is_changed else _finished(folder, config, latest)
-        if finished is None and (latest or 0) > config.training.steps:
+        steps = config.training.steps
+        finished = None if is_changed else _finished(folder, steps, latest)
+        if finished is None and (latest or 0) > steps:
             raise ConfigError(
                 f"config.training.steps must be at least the {latest} steps that the "
-                f"run has taken, got {config.training.steps}."
+                f"run has taken, got {steps}."
             )
         return {"finished": finished and finished._asdict(), "latest": latest}
 
@@ -152,6 +156,7 @@ def whole(
 
 def _open_folder(stack, config, folder) -> configuration.RunConfig | None:
     """Opens and locks a folder; returns the config of the run in it."""
+    stack.enter_context(folders.not_left_empty(folder.root))
     folders.open_folder(folder.root)
     stack.enter_context(lock.held(folder.lock))
     saved = folders.read_config(folder)
@@ -191,11 +196,13 @@ def _check_unchanged(folder, saved, config, override, latest) -> bool:
     return bool(lines)
 
 
-def _finished(folder, config, latest) -> Summary | None:
+def _finished(folder, steps, latest) -> Summary | None:
     contents = files.read_json(folder.summary)
     if contents is None or set(contents) != set(Summary._fields):
         return None
-    summary = Summary(**contents)
-    steps = config.training.steps
+    try:
+        summary = fields.decoded(Summary, contents, "")
+    except ValueError as error:
+        raise ConfigError(f"{folder.summary} cannot be used: {error}") from None
     is_whole = summary.steps == latest == steps and not summary.interrupted
     return summary if is_whole else None

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -67,6 +67,44 @@ def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
         )
 
 
+class Window:
+    """Sums over the steps since the last report.
+
+    The finite steps are added one by one in float64: the bits depend neither on how
+    steps are divided into dispatches, nor on interruptions.
+    """
+
+    def __init__(self, numbers: Mapping[str, float] | None = None):
+        """Continues from the `numbers` of another window, or opens a new one."""
+        self.numbers = dict(numbers or {"steps": 0, "seconds": 0.0})
+
+    def add(self, report: stepping.Report, seconds: float) -> None:
+        numbers, finite = self.numbers, report.finite
+        numbers["steps"] += len(finite)
+        numbers["seconds"] += seconds
+        if not finite.any():
+            return
+        for name, values in report.sums._asdict().items():
+            if values is not None:
+                total = numbers.get(name, 0.0)
+                for value in values[finite].tolist():  # `sum` may be more precise
+                    total += value
+                numbers[name] = total
+        numbers["gradient_norm"] = float(report.gradient_norm[finite][-1])
+
+    def metrics(self, batch_size: int) -> dict[str, float]:
+        """Averages over the steps, with the last gradient's norm; {} without steps."""
+        numbers, means = self.numbers, {}
+        if not numbers["steps"]:
+            return {}
+        if "gradient_norm" in numbers:
+            names = [name for name in losses.Sums._fields if name in numbers]
+            means = evaluation.means(losses.Sums(**{x: numbers[x] for x in names}))
+            means["gradient_norm"] = numbers["gradient_norm"]
+        rate = numbers["steps"] * batch_size / numbers["seconds"]
+        return {**means, "examples_per_second": rate}
+
+
 @dataclasses.dataclass(eq=False)
 class Model:
     """One of the models that a `Trainer` trains, with its files."""
@@ -77,23 +115,26 @@ class Model:
     least_rise: float  # how many nats a loss rises at least that jumps
     log: metrics_log.MetricsLog | metrics_log.Silent = metrics_log.Silent()
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)  # last reported
+    window: Window = dataclasses.field(default_factory=Window)
     failure: str = ""  # why it has ended; "" while it trains
     observers: Sequence[Any] = ()  # see `loop.Observer`
 
     def __post_init__(self):
         self.seed, self.stored = self.run.config.seed, self.run.stored
         self.step = self.start  # the steps it has taken
-        self._window_start, self._window = (self.start, 0.0), []
 
-    def take(self, report: stepping.Report, state: Any, max_skips: int) -> int:
+    def take(
+        self, report: stepping.Report, state: Any, max_skips: int, seconds: float
+    ) -> int:
         """Takes note of a dispatch, whose steps it logs and returns the number of."""
         first, self.step = self.step, int(state.step)
         taken = self.step - first
         if not taken:
             return 0
-        self._window.append(jax.tree.map(lambda x: x[:taken], report))
+        report = jax.tree.map(lambda x: x[:taken], report)
+        self.window.add(report, seconds)
         events = metrics_log.events_of_steps(
-            first, self._window[-1], self.skipped, least_rise=self.least_rise
+            first, report, self.skipped, least_rise=self.least_rise
         )
         for event in events:
             self.log.event(event)
@@ -105,14 +146,10 @@ class Model:
             self.fail(what)
         return taken
 
-    def close_window(self, seconds: float) -> None:
+    def close_window(self) -> None:
         """Sets `metrics` to the means since the last call, and opens a new window."""
-        (step, began), self.metrics = self._window_start, {}
-        if self.step > step:
-            batch_size = self.run.config.training.batch_size
-            rate = (self.step - step) * batch_size / (seconds - began)
-            self.metrics = {**_means(self._window), "examples_per_second": rate}
-        self._window_start, self._window = (self.step, seconds), []
+        self.metrics = self.window.metrics(self.run.config.training.batch_size)
+        self.window = Window()
 
     def evaluate(self, sums: losses.Sums) -> None:
         means = evaluation.means(sums)
@@ -151,7 +188,7 @@ class Trainer:
         training = config.training
         self.config, self.task, self.placement = config, task, placement
         self._max_skips = training.max_skips if training.non_finite == "skip" else 0
-        model = folders.make_model(config, task, placement)
+        model = folders.make_model(config.model, task, placement)
         transformation = optimizers.make(config.optimizer, steps=training.steps)
         dispatch = stepping.make_dispatch(
             optimizers.without_frozen(model, config.optimizer),
@@ -208,7 +245,13 @@ class Trainer:
         ).compile()
         least_rise = health.LEAST_RISE * task.baseline.get("loss", 0.0)
         self.models = [
-            Model(run, int(state.step), int(state.health.skipped), least_rise)
+            Model(
+                run,
+                int(state.step),
+                int(state.health.skipped),
+                least_rise,
+                window=_restored_window(run.stored),
+            )
             for run, state in zip(opened, self._numbers(), strict=True)
         ]
         # Of a dispatch, so that an interruption is noticed in time.
@@ -241,7 +284,9 @@ class Trainer:
         seconds = time.perf_counter() - before
         self.seconds += seconds
         each = zip(self.models, reports, self._numbers(), strict=True)
-        taken = [model.take(x, state, self._max_skips) for model, x, state in each]
+        taken = [
+            model.take(x, state, self._max_skips, seconds) for model, x, state in each
+        ]
         affordable = int(_SECONDS_PER_DISPATCH * max(taken) / seconds)
         self.affordable_steps = max(1, affordable)
         self.moved = [x for x, count in zip(self.models, taken, strict=True) if count]
@@ -254,7 +299,7 @@ class Trainer:
         They are of the models that the last dispatch has moved, as is what is saved.
         """
         for model in self.moved:
-            model.close_window(self.seconds)
+            model.close_window()
         if is_evaluated:
             self._evaluate(self.moved)
         learning_rate = float(self._schedule(np.int32(max(self.step - 1, 0))))
@@ -272,10 +317,16 @@ class Trainer:
         return self._of_moved(self.state.params)
 
     def save(self) -> None:
-        """Starts to save checkpoints, with the held-out loss if the report has it."""
+        """Starts to save checkpoints, with the held-out loss of a report at this step.
+
+        Between reports, with what the next one will need of the steps before.
+        """
         for model, state in self._of_moved(self.state):
-            loss = model.metrics.get("held_out_loss")
-            model.stored.save(self.step, state, held_out_loss=loss)
+            if model.window.numbers["steps"]:
+                model.stored.save(self.step, state, window=model.window.numbers)
+            else:
+                loss = model.metrics.get("held_out_loss")
+                model.stored.save(self.step, state, held_out_loss=loss)
 
     def _evaluate(self, of: Sequence[Model]) -> None:
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
@@ -318,14 +369,15 @@ def joined(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
-def _means(window) -> dict[str, float]:
-    """Averages over a window's finite steps, and adds the last gradient's norm."""
-    # From the numbers of each step, so that their bits do not depend on how steps are
-    # divided into dispatches.
-    steps = jax.tree.map(lambda *parts: np.concatenate(parts), *window)
-    finite = steps.finite
-    if not finite.any():
-        return {}
-    sums = jax.tree.map(lambda x: x[finite].sum(dtype=np.float64), steps.sums)
-    norm = float(steps.gradient_norm[finite][-1])
-    return {**evaluation.means(sums), "gradient_norm": norm}
+def _restored_window(stored) -> Window:
+    """Restores the window at the newest checkpoint, empty where a report ended it."""
+    numbers = devices.cluster.first_does(lambda: stored.window())
+    window = Window(numbers)
+    try:
+        window.metrics(1)
+    except (ArithmeticError, KeyError, TypeError, ValueError):
+        step = stored.latest()
+        raise ConfigError(
+            f"The checkpoint of step {step} has another window than training wrote."
+        ) from None
+    return window

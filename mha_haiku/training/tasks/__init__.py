@@ -7,19 +7,13 @@ from typing import Any
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import (
     associative_recall,
-    bigram_backcopy,
     checking,
-    classify,
-    digits_anomaly,
     induction,
+    labeled_texts,
     language_model,
-    markov_chains,
-    max_retrieval,
     modular_addition,
-    number_words,
     own_data,
     parity,
-    pronounce,
     reverse_seq2seq,
     sentences,
     task_files,
@@ -28,7 +22,11 @@ from mha_haiku.training.tasks import (
 from mha_haiku.training.tasks.base import Example, Kept, Task, batch
 from mha_haiku.training.tasks.checking import check
 from mha_haiku.training.tasks.own_data import from_arrays, from_examples
-from mha_haiku.training.tasks.task_files import digest
+from mha_haiku.training.tasks.task_files import (
+    digest,
+    named_by_a_file,
+    trusting_runs,
+)
 
 __all__ = [
     "Example",
@@ -42,10 +40,12 @@ __all__ = [
     "from_text",
     "make",
     "model_defaults",
+    "named_by_a_file",
     "names",
     "of_name",
     "options",
     "register",
+    "trusting_runs",
     "values",
 ]
 
@@ -57,20 +57,14 @@ _TASKS = {
         uniform_tokens.Sort,
         uniform_tokens.Histogram,
         associative_recall.AssociativeRecall,
-        bigram_backcopy.BigramBackcopy,
         induction.Induction,
         modular_addition.ModularAddition,
         parity.Parity,
-        digits_anomaly.DigitsAnomaly,
         language_model.MaskedLanguageModel,
         language_model.LanguageModel,
         sentences.Sentences,
         reverse_seq2seq.ReverseSeq2Seq,
-        number_words.NumberWords,
-        pronounce.Pronounce,
-        classify.Classify,
-        max_retrieval.MaxRetrieval,
-        markov_chains.MarkovChains,
+        labeled_texts.LabeledTexts,
     )
 }
 
@@ -80,8 +74,8 @@ _OF_OWN_DATA = own_data.TASKS
 
 
 def names() -> tuple[str, ...]:
-    """Lists the names of all tasks."""
-    return tuple(_TASKS)
+    """Lists the names of all tasks: the package's, then those in `configs/tasks/`."""
+    return (*_TASKS, *task_files.OF_PROJECT)
 
 
 def options(name: str) -> dict[str, dict[str, fields.Field]]:
@@ -135,7 +129,7 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
         return task(**given)
     except checks.ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise checks.ConfigError(task_files.raised(name, error)) from error
 
 
@@ -178,11 +172,12 @@ def of_name(name: str) -> type[Task]:
     """Finds the class of a task; see `options`."""
     if task_files.is_name(name):
         return task_files.load(name)
-    if name in _OF_OWN_DATA:
-        return _OF_OWN_DATA[name]
+    if name in (known := _TASKS | _OF_OWN_DATA):
+        return known[name]
     try:
-        return _TASKS[checks.choice("config.task.name", name, _TASKS)]
+        checks.choice("config.task.name", name, names())
     except ValueError as error:
         raise checks.ConfigError(
             f"{error}\nOne of your own is named by its file and class, mine.py:MyTask."
         ) from error
+    return task_files.of_project(name)

@@ -34,6 +34,8 @@ class Example(NamedTuple):
     # its last one; None: the model has no decoder.
     decoder_inputs: jax.Array | None = None
     decoder_lengths: jax.Array | None = None  # `[]` int32, valid positions of these
+    # What else a wrapped function reads, by its keywords; None: nothing.
+    others: Mapping[str, jax.Array] | None = None
 
     def model_inputs(self) -> dict[str, jax.Array | None]:
         """Collects the inputs of a model, as keyword arguments of `Model.apply`."""
@@ -41,12 +43,14 @@ class Example(NamedTuple):
         if self.decoder_inputs is not None:
             given["decoder_inputs"] = self.decoder_inputs
             given["decoder_lengths"] = self.decoder_lengths
-        return given
+        return given | dict(self.others or {})
 
     def axes(self) -> "Example":
         """Returns the axes of each array as letters: "B" batch, "T" positions."""
-        pairs = zip(("BTD", "BT", "BT", "B", "BT", "B"), self, strict=True)
-        return Example(*(x if x is None else axes[: jnp.ndim(x)] for axes, x in pairs))
+        axes = "BTD", "BT", "BT", "B", "BT", "B", "B"
+        pairs = zip(axes, self, strict=True)
+        cut = [jax.tree.map(lambda x, y=y: y[: jnp.ndim(x)], x) for y, x in pairs]
+        return Example(*cut)
 
 
 class Kept(NamedTuple):

@@ -84,7 +84,7 @@ def _traced(name, task, is_own) -> Example:
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         example = jax.eval_shape(task.example, key, task.train_data)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if not is_own:
             raise
         said = " ".join(str(error).split())[:_LONGEST]

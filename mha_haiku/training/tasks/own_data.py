@@ -23,6 +23,8 @@ from mha_haiku.training.tasks import (
 )
 
 _PLACES = "places"
+# Of `base.Example`.
+_OPTIONAL = ("lengths", "decoder_inputs", "decoder_lengths", "others")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,19 @@ class _Held(base.DataTask):
                 f"sha256 must match the data of {self.name}: the data has changed."
             )
         super().__post_init__(kept)
+        needed = [_PLACES, *(x for x in self._kind._fields if x not in _OPTIONAL)]
+        if missing := [name for name in needed if name not in kept.arrays]:
+            raise ValueError(f"data must have {', '.join(missing)}, and lacks them.")
+        places = kept.arrays[_PLACES]
+        is_right = places.ndim == 1 and np.issubdtype(places.dtype, np.floating)
+        if not (is_right and len(places) and ((places >= 0) & (places < 1)).all()):
+            got = checking.described(places)
+            raise ValueError(f"{_PLACES} must be numbers [N] in [0, 1), got {got}.")
+        self._check(kept.arrays, len(places))
         _ = self._split  # so that its errors show now
+
+    def _check(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
+        """Raises ValueError unless arrays are `count` examples of this task."""
 
     def keep(self) -> base.Kept:
         return self._kept
@@ -87,6 +101,21 @@ class Arrays(_Held):
         None, "number of different tokens; None: inputs are features", sampling.count(1)
     )
     num_classes: int = fields.field(1, "number of classes", sampling.count(1))
+
+    def _check(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
+        inputs, rows = _inputs(arrays["inputs"]), (count, self.sequence_length)
+        if inputs.shape[:2] != rows or (inputs.ndim == 3) != (self.num_tokens is None):
+            wanted = "features" if self.num_tokens is None else "tokens"
+            got = checking.described(inputs)
+            raise ValueError(f"inputs must be {wanted} of {rows} positions, got {got}.")
+        if self.num_tokens is not None:
+            _integers("inputs", inputs, "[N, T]", rows, 0, self.num_tokens - 1)
+        shape = rows[:1] if self.labels_whole else rows
+        largest = self.num_classes - 1
+        targets = _integers("targets", arrays["targets"], "", shape, 0, largest)
+        _weights(arrays["weights"], targets, None)
+        if "lengths" in arrays:
+            _integers("lengths", arrays["lengths"], "[N]", rows[:1], 1, rows[1])
 
     @property
     def feature_size(self) -> int | None:
@@ -125,7 +154,7 @@ class Labels(Arrays):
         return super().token_label(token) if known is None else known.label(token)
 
     def class_label(self, c: int) -> str:
-        return str(self._stored["labels"][c]) if self._stored else str(c)
+        return self._labels[c] if self._kept.tokenizer else str(c)
 
     def encode(self, text: str) -> np.ndarray:
         if self._tokenizer is None:
@@ -133,14 +162,20 @@ class Labels(Arrays):
         return tokenization.encoded(self._tokenizer, text)
 
     @functools.cached_property
-    def _stored(self) -> dict[str, Any]:
-        return json.loads(self._kept.tokenizer) if self._kept.tokenizer else {}
+    def _labels(self) -> list[str]:
+        with tokenization.errors_named("tokenizer.json"):
+            labels = list(map(str, json.loads(self._kept.tokenizer)["labels"]))
+            if len(labels) != self.num_classes:
+                raise ValueError(
+                    f"{self.num_classes} labels are needed, and it has {len(labels)}"
+                )
+            return labels
 
     @functools.cached_property
     def _tokenizer(self) -> tokenization.Tokenizer | None:
-        if not self._stored:
+        if not self._kept.tokenizer:
             return None
-        return tokenization.from_json(self._stored["tokenizers"][0])
+        return tokenization.several(self._kept.tokenizer, 1)[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,6 +187,16 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
 
     name: ClassVar[str] = "text_pairs"
     _kind = sequence_to_sequence.Pairs
+
+    def _check(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
+        sizes = self.num_tokens, self.num_target_tokens
+        # A target leaves room for its end token.
+        for side, size, room in zip(("source", "target"), sizes, (0, 1), strict=True):
+            tokens, lengths = arrays[f"{side}s"], arrays[f"{side}_lengths"]
+            shape = (count, tokens.shape[-1] if tokens.ndim == 2 else 1)
+            _integers(f"{side}s", tokens, "", shape, 0, size - 1)
+            most = shape[1] - room
+            _integers(f"{side}_lengths", lengths, "[N]", shape[:1], 1 - room, most)
 
     @property
     def sequence_length(self) -> int:
@@ -356,9 +401,9 @@ def _integers(name, values, axes, shape, low, high=sampling.LARGEST) -> np.ndarr
 
 def _weights(weights, targets, counted) -> np.ndarray:
     weights = np.asarray(np.ones(targets.shape) if weights is None else weights)
-    if weights.shape != targets.shape:
+    if weights.shape != targets.shape or weights.dtype.kind not in "biuf":
         raise ValueError(
-            f"weights must be shaped like targets, {targets.shape}, got "
+            f"weights must be numbers shaped like targets, {targets.shape}, got "
             f"{checking.described(weights)}."
         )
     if counted is not None and targets.ndim == 2:

@@ -6,7 +6,6 @@ target.
 
 import abc
 import functools
-import json
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -155,8 +154,7 @@ class TextPairsTask(PairsTask):
     @functools.cached_property
     def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
         """The tokenizers of sources and of targets, as the run has stored them."""
-        stored = json.loads(self._kept.tokenizer)["tokenizers"]
-        return tuple(map(tokenization.from_json, stored))
+        return tokenization.several(self._kept.tokenizer, 2)
 
     def encode(self, text: str) -> np.ndarray:
         return self.fitting(tokenization.encoded(self._tokenizers[0], text))

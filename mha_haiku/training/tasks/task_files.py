@@ -1,23 +1,48 @@
-"""Tasks of the user: "mine.py:MyTask" names the class MyTask in the file mine.py.
+"""Tasks in files: of the user by file and class, of the project by name.
 
-The file is executed. Its path is relative to the working directory.
+"mine.py:MyTask" names the class MyTask in the file mine.py. The file is executed. Its
+path is relative to the working directory. A caller who names it, in Python or on a
+command line, allows that; a name in the file of a run does not, see `named_by_a_file`.
+
+"my_task" names the class MyTask in configs/tasks/my_task.py, next to the configs of the
+project. The folder is found from the package, never from the working directory, and a
+name without a path cannot leave it: all that a run can name there was installed with
+the package. Such a file is code like the package's own, so runs need no permission to
+execute it and store no sha256 of it.
 """
 
+import contextlib
+import contextvars
+import functools
 import hashlib
 import importlib.util
 import inspect
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from mha_haiku.core import checks
 from mha_haiku.training.tasks import checking
 from mha_haiku.training.tasks.base import Task
 
+_PACKAGE = pathlib.Path(__file__).resolve().parents[2]
+# In a checkout a link to configs; resolved, as paths of tasks are compared.
+_CONFIGS = (_PACKAGE / "commands/files/configs").resolve()
+OF_PROJECT = {
+    path.stem: path
+    for path in sorted(_CONFIGS.glob("tasks/*.py"))
+    if path.stem != "__init__"
+}
+"""The files of the project's tasks, by the names of the tasks."""
+
 # Loaded classes by absolute path, class name and sha256 of the file; and classes that
 # were registered in Python, by absolute path ("" without a file) and class name.
 _loaded: dict[tuple[str, str, str], type[Task]] = {}
 _given: dict[tuple[str, str], type[Task]] = {}
+# Whether files that runs name may be executed; and whether a run names them now.
+_trusts_runs = contextvars.ContextVar("trusts_runs", default=False)
+_is_of_run = contextvars.ContextVar("is_of_run", default=False)
 
 
 def is_name(name: Any) -> bool:
@@ -39,10 +64,34 @@ def register(task: type[Task]) -> str:
     if path is None or not path.is_file():
         _given["", task.__qualname__] = task
         return f":{task.__qualname__}"
+    if path.resolve() == OF_PROJECT.get(path.stem):
+        return path.stem
     if path.resolve().is_relative_to(pathlib.Path.cwd()):
         path = path.resolve().relative_to(pathlib.Path.cwd())
     _given[str(path.resolve()), task.__qualname__] = task
     return f"{path}:{task.__qualname__}"
+
+
+def trusting_runs(trust_code: bool) -> contextlib.AbstractContextManager[None]:
+    """Allows to execute the files of tasks that runs name, while entered."""
+    return _set(_trusts_runs, trust_code or _trusts_runs.get())
+
+
+def named_by_a_file() -> contextlib.AbstractContextManager[None]:
+    """Forbids to execute files while entered, unless the caller trusts runs.
+
+    What this process has executed already can be loaded: that executes nothing.
+    """
+    return _set(_is_of_run, True)
+
+
+@contextlib.contextmanager
+def _set(variable, value) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 def load(name: str) -> type[Task]:
@@ -59,8 +108,22 @@ def load(name: str) -> type[Task]:
         return _given[path, class_name]
     key = path, class_name, hashlib.sha256(source).hexdigest()
     if key not in _loaded:
+        if _is_of_run.get() and not _trusts_runs.get():
+            raise checks.ConfigError(
+                f"config.task.name {name!r} would execute the file {file!r}.\n"
+                "Where you trust it, allow that by mha_haiku.load(..., "
+                "trust_code=True), or by --trust_code."
+            )
         _loaded[key] = _checked(name, _run(file, source), class_name)
     return _loaded[key]
+
+
+@functools.cache
+def of_project(name: str) -> type[Task]:
+    """Loads the project's task of that name, a key of `OF_PROJECT`."""
+    file, class_name = str(OF_PROJECT[name]), name.title().replace("_", "")
+    whole_name = f"{file}:{class_name}"
+    return _checked(whole_name, _run(file, _read(whole_name)), class_name)
 
 
 def digest(name: str) -> str | None:
@@ -73,7 +136,7 @@ def digest(name: str) -> str | None:
 def _read(name) -> bytes:
     file = name.rpartition(":")[0]
     try:
-        return checks.regular_file(file).read_bytes()
+        return checks.whole_file(file)
     except (OSError, RuntimeError, ValueError) as error:  # a null byte in the name
         why = getattr(error, "strerror", None) or error
         raise checks.ConfigError(
@@ -94,7 +157,9 @@ def _run(file, source) -> Any:
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
         raise checks.ConfigError(f"{file} is not Python{line}: {error.msg}.") from error
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too
         raise checks.ConfigError(raised(file, error)) from error
     return module
 

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _MASKS = ("[MASK]", "<mask>")  # what tokenizers call the token that hides another
 # What they call the token that ends a text, the commonest first.
 _ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
+_TRIED = 100  # tokens whose texts are encoded to find one that can be
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
 
 
@@ -48,6 +50,11 @@ class Tokenizer(Protocol):
 
         A token may be a part of a character: texts are joined from bytes.
         """
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Decodes tokens to the text that their pieces make up."""
+        pieces = b"".join(self.piece(int(token)) for token in tokens)
+        return pieces.decode("utf-8", errors="replace")
 
     def to_json(self) -> str:
         """Describes the tokenizer as a text, which `from_json` reads."""
@@ -169,39 +176,65 @@ class Pretrained(Tokenizer):
     """A tokenizer that others have trained, as a file of `tokenizers` describes it.
 
     Its special tokens, `before` and `after`, go around a whole text; `encode` leaves
-    them out. ConfigError if the contents do not describe a tokenizer.
+    them out. ConfigError if the contents do not describe a tokenizer, or a text needs a
+    token that its model has no row for.
     """
 
     content: str  # of a tokenizer.json
     least_tokens: int = 0  # vocabulary of its model, which may be larger than its own
+    most_tokens: int | None = None  # rows of its model, if it may have fewer; None: any
 
     def __post_init__(self):
         """Reads the contents and tries them, so that errors show now."""
         with errors_named("tokenizer.json"):
-            _ = self._tokenizer, self._ids, self._around
+            _ = self._tokenizer, self._around, self._anchor
+            largest, count = max(self._ids.values()), len(self._ids)
+            if largest >= len(self.content):  # a token takes more than a character
+                raise ValueError(f"it has {count} tokens, and a token {largest}")
 
     def to_json(self) -> str:
-        content = json.loads(self.content)
-        return json.dumps({"pretrained": content, "least_tokens": self.least_tokens})
+        stored = {"pretrained": json.loads(self.content)}
+        stored["least_tokens"] = self.least_tokens
+        if self.most_tokens is not None:
+            stored["most_tokens"] = self.most_tokens
+        return json.dumps(stored)
 
     @functools.cached_property
     def num_tokens(self) -> int:
-        return max(self.least_tokens, 1 + max(self._ids.values()))
+        count = max(self.least_tokens, 1 + max(self._ids.values()))
+        return count if self.most_tokens is None else min(count, self.most_tokens)
 
-    before = property(lambda self: self._around[0])
-    after = property(lambda self: self._around[1])
+    @functools.cached_property
+    def out_of_range(self) -> tuple[int, ...]:
+        """The tokens that the model has no row for, in their order."""
+        return tuple(sorted(x for x in self._ids.values() if x >= self.num_tokens))
+
+    before = property(lambda self: self._in_range(self._around[0]))
+    after = property(lambda self: self._in_range(self._around[1]))
 
     @functools.cached_property
     def mask(self) -> tuple[int, str] | None:
-        known = ((self._ids[text], text) for text in _MASKS if text in self._ids)
-        return next(known, None)
+        token = self._first_of(_MASKS)
+        return None if token is None else (token, self._tokenizer.id_to_token(token))
 
     @functools.cached_property
     def end(self) -> int | None:
-        return next((self._ids[x] for x in _ENDS if x in self._ids), None)
+        return self._first_of(_ENDS)
+
+    def _first_of(self, texts: Sequence[str]) -> int | None:
+        tokens = (self._ids.get(text, self.num_tokens) for text in texts)
+        return next((token for token in tokens if token < self.num_tokens), None)
+
+    def _in_range(self, tokens: Sequence[int]) -> Sequence[int]:
+        if (largest := max(tokens, default=0)) >= self.num_tokens:
+            raise checks.ConfigError(
+                f"text must be of tokens 0 to {self.num_tokens - 1}, which the model "
+                f"has rows for; it needs {self.label(largest)!r}, which is {largest}."
+            )
+        return tokens
 
     def check_known(self, text: str) -> None:
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text)
         if self._unknown in encoding.ids:
             start, stop = encoding.offsets[encoding.ids.index(self._unknown)]
             raise checks.ConfigError(
@@ -211,8 +244,11 @@ class Pretrained(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         # As one piece: a tokenizer may mark beginnings, and merge over ends of lines.
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        return np.array(encoding.ids, np.int32)
+        return np.array(self._in_range(self._encoding(text).ids), np.int32)
+
+    def _encoding(self, text: str) -> Any:
+        with _errors_named("text cannot be encoded by its tokenizer"):
+            return self._tokenizer.encode(text, add_special_tokens=False)
 
     def label(self, token: int) -> str:
         r"""Decodes the text that a token adds to a text that it continues.
@@ -236,6 +272,10 @@ class Pretrained(Tokenizer):
         whole = self._decode([self._anchor, token])
         return whole.removeprefix(start) if whole.startswith(start) else piece
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        with _errors_named("tokens cannot be decoded by their tokenizer"):
+            return self._decode([int(token) for token in tokens])
+
     def piece(self, token: int) -> bytes:
         letters = self._tokenizer.id_to_token(token)
         if letters is not None and token not in self._special:
@@ -247,10 +287,7 @@ class Pretrained(Tokenizer):
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        tokenizer = library().Tokenizer.from_str(self.content)
-        tokenizer.no_truncation()  # windows are cut here, not there
-        tokenizer.no_padding()
-        return tokenizer
+        return _of_library(self.content)
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -268,14 +305,32 @@ class Pretrained(Tokenizer):
 
     @functools.cached_property
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        encoding = self._tokenizer.encode("a")
+        # The template is asked about a text of one token, which any text is to a
+        # tokenizer without a vocabulary.
+        asked = library().Tokenizer(library().models.WordLevel({"": 0}, unk_token=""))
+        if self._tokenizer.post_processor is not None:
+            asked.post_processor = self._tokenizer.post_processor
+        encoding = asked.encode("a")
         own = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
-        first, last = (own[0], own[-1] + 1) if len(own) else (0, 0)
+        first, last = (own[0], own[-1] + 1) if len(own) else [len(encoding.ids)] * 2
         return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
 
     @functools.cached_property
     def _anchor(self) -> int:
-        return int(self.encode("a")[-1])
+        """A token of a text that decodes to a text, behind which others are decoded."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
+        texts = sorted(vocabulary, key=vocabulary.get)
+        texts.sort(key=lambda text: vocabulary[text] in self._special)
+        reason = "its vocabulary is empty, or encodes no text"
+        for text in ("a", *texts[:_TRIED]):
+            try:
+                tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
+            except Exception as error:  # it has no such token, and none for the unknown
+                reason = error
+                continue
+            if tokens and self._decode(tokens[-1:]).strip():
+                return tokens[-1]
+        raise ValueError(reason)
 
     @functools.cached_property
     def _is_byte_level(self) -> bool:
@@ -285,19 +340,47 @@ class Pretrained(Tokenizer):
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def read_file(path: str | pathlib.Path, least_tokens: int = 0) -> Pretrained:
+KINDS = Characters, BytePairs, Pretrained
+
+
+def read_file(
+    path: str | pathlib.Path, least_tokens: int = 0, most_tokens: int | None = None
+) -> Pretrained:
     """Reads the tokenizer in a tokenizer.json."""
-    return Pretrained(checks.text_of(path, f"tokenizer {str(path)!r}"), least_tokens)
+    content = checks.text_of(path, f"tokenizer {str(path)!r}")
+    return Pretrained(content, least_tokens, most_tokens)
 
 
 def from_json(text: str | dict[str, Any]) -> Tokenizer:
     """Makes the tokenizer that `to_json` described, as text or as its object."""
-    contents = json.loads(text) if isinstance(text, str) else text
-    if "characters" in contents:
-        return Characters(contents["characters"])
-    if "pretrained" in contents:
-        return Pretrained(json.dumps(contents["pretrained"]), contents["least_tokens"])
-    return BytePairs(library().Tokenizer.from_str(json.dumps(contents)))
+    with errors_named("tokenizer.json"):
+        contents = json.loads(text) if isinstance(text, str) else text
+        if "characters" in contents:
+            alphabet = contents["characters"]
+            if not alphabet or "".join(sorted(set(alphabet))) != alphabet:
+                raise ValueError("characters must be different ones, in order")
+            return Characters(alphabet)
+        if "pretrained" in contents:
+            least = checks.integer_in("least_tokens", contents["least_tokens"], 0, None)
+            most = contents.get("most_tokens")
+            if most is not None:
+                checks.integer_in("most_tokens", most, 0, None)
+            return Pretrained(json.dumps(contents["pretrained"]), least, most)
+        tokenizer = _of_library(json.dumps(contents))
+        tokens = sorted(tokenizer.get_vocab().values())
+        if not tokens or tokens != list(range(len(tokens))):
+            raise ValueError("tokens must be numbered from 0 on, without a gap")
+        tokenizer.encode("a")
+        return BytePairs(tokenizer)
+
+
+def several(text: str, count: int) -> tuple[Tokenizer, ...]:
+    """Makes the tokenizers of a task that has `count` of them, from what it stored."""
+    with errors_named("tokenizer.json"):
+        stored = json.loads(text)["tokenizers"]
+        if len(stored) != count:
+            raise ValueError(f"{count} tokenizers are needed, and it has {len(stored)}")
+        return tuple(map(from_json, stored))
 
 
 TRAINERS = {"characters": Characters.train, "bpe": BytePairs.train}
@@ -305,22 +388,33 @@ TRAINERS = {"characters": Characters.train, "bpe": BytePairs.train}
 
 @contextlib.contextmanager
 def errors_named(file: str) -> Iterator[None]:
-    """Raises errors of `tokenizers` as ConfigError, without traces of Rust's panics."""
-    with open(os.devnull, "wb") as nowhere:
+    """Raises errors in a tokenizer as ConfigError, without traces of Rust's panics."""
+    # The whole process has one stderr: for files alone, which are read once.
+    with _stderr, open(os.devnull, "wb") as nowhere:
         stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
         try:
-            yield
-        except (checks.ConfigError, KeyboardInterrupt, SystemExit):
-            raise
-        # A bare Exception of tokenizers, or a panic of Rust, which is none.
-        except BaseException as error:
-            raise checks.ConfigError(
-                f"{file} is damaged, or describes no tokenizer: {error}."
-            ) from None
+            with _errors_named(f"{file} is damaged, or describes no tokenizer"):
+                yield
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+_stderr = threading.RLock()
+
+
+@contextlib.contextmanager
+def _errors_named(fault: str) -> Iterator[None]:
+    try:
+        yield
+    except (checks.ConfigError, KeyboardInterrupt, SystemExit):
+        raise
+    # A bare Exception of tokenizers, or a panic of Rust, which is none.
+    except BaseException as error:
+        lacks = "it lacks " if isinstance(error, KeyError) else ""
+        why = " ".join(str(error).split()).rstrip(".")
+        raise checks.ConfigError(f"{fault}: {lacks}{why}.") from None
 
 
 def encoded(tokenizer: Tokenizer, text: str) -> np.ndarray:
@@ -350,6 +444,13 @@ def padded(
     filled = np.zeros((len(rows), length), dtype)
     filled[np.arange(length) < lengths[:, None]] = np.concatenate(rows)
     return filled, lengths
+
+
+def _of_library(content: str) -> Any:
+    tokenizer = library().Tokenizer.from_str(content)
+    tokenizer.no_truncation()  # windows are cut here, not there
+    tokenizer.no_padding()
+    return tokenizer
 
 
 # The bytes that letters of byte-level BPE stand for.

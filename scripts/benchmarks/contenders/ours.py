@@ -43,7 +43,7 @@ def _training(config, steps) -> worker.Program:
     """Returns what `mha_haiku.training.runs.loop` does between two reports."""
     placement = devices.Replicas(jax.local_devices()[:1])
     task = configuration.make_task(config)
-    model = folders.make_model(config, task)
+    model = folders.make_model(config.model, task)
     transformation = optimizers.make(config.optimizer, steps=config.training.steps)
     dispatch = stepping.make_dispatch(
         model,

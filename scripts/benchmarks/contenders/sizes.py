@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from experiments import config_files
 from mha_haiku import runs
+from mha_haiku.commands import config_files
 
 # What length_64 changes in configs/reverse.py.
 _LENGTH_64 = [

@@ -741,6 +741,22 @@ OTHERS = {
         ),
         *(_TOKENS, _normal(1, D, K)),
     ),
+    "difference of two softmaxes": (
+        lambda x, w, u: (
+            (jax.nn.softmax((x @ w) @ (x @ w).T) - jax.nn.softmax((x @ u) @ (x @ u).T))
+            @ (x @ w)
+        ),
+        *(_TOKENS, _normal(1, D, K), _normal(2, D, K)),
+    ),
+    "exponentials over the sum of others": (
+        lambda x, w: (
+            jnp.exp(
+                (x @ w) @ (x @ w).T - jax.nn.logsumexp(x @ (x @ w @ w.T).T, -1)[:, None]
+            )
+            @ (x @ w)
+        ),
+        *(_TOKENS, _normal(1, D, K)),
+    ),
     "keys and values from elsewhere": (
         lambda x, w, key, value: jax.nn.softmax((x @ w) @ key.T) @ value,
         *(_TOKENS, _normal(1, D, K), _normal(2, S, K), _normal(3, S, V)),

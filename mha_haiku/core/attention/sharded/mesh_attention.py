@@ -20,6 +20,7 @@ from jax import lax
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, implementations, products
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.sharded import layout, ring
 from mha_haiku.core.attention.tiled import blockwise
 
@@ -50,7 +51,7 @@ class Sharded(implementations.OnMesh):
                 f"where positions are shared, got {self.implementation!r}."
             )
 
-    def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
+    def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, LogSum]:
         """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         layout.check(inputs, self.mesh)
         if self.mesh.shape["sequence"] > 1:
@@ -59,9 +60,12 @@ class Sharded(implementations.OnMesh):
                 chosen = blockwise.Blockwise()
             return _attend_in_a_ring(inputs, Options(self.mesh, chosen, dropout_rate))
         alone = implementations.named(self.implementation)
-        return _on_devices(
-            lambda inputs: alone(inputs, dropout_rate), inputs, self.mesh
-        )
+
+        def attend(inputs):
+            values, logsumexp = alone(inputs, dropout_rate)
+            return values, LogSum.rounded(logsumexp)
+
+        return _on_devices(attend, inputs, self.mesh)
 
 
 class Options(NamedTuple):
@@ -75,16 +79,19 @@ class Options(NamedTuple):
 def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tuple:
     """Computes values and logsumexp by `attend` of the part of each device."""
     batch_ndim = inputs.query.ndim - 3
-    return jax.shard_map(
+    rows = layout.logsumexp(batch_ndim)
+    on_devices = jax.shard_map(
         lambda inputs: attend(layout.with_own_key(inputs, mesh)),
         mesh=mesh,
         in_specs=(layout.input_specs(inputs),),
-        out_specs=(layout.rows(batch_ndim), layout.logsumexp(batch_ndim)),
+        out_specs=(layout.rows(batch_ndim), LogSum(rows, rows)),
         check_vma=False,
-    )(inputs)
+    )
+    # Outside of a program JAX does not share what has a gradient of its own.
+    return jax.jit(on_devices, inline=True)(inputs)
 
 
-def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
+def _forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
     device_ring = _ring_of(inputs, options)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
@@ -92,23 +99,22 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
         rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         dtype = products.accumulation_dtype(inputs.query.dtype)
         shape = rows[0].shape[:-1]
+        no_sum = jnp.full((*shape[:-2], shape[-1], shape[-2]), -jnp.inf, dtype)
         nothing = (
             jnp.zeros((*shape, inputs.value.shape[-1]), dtype),
-            jnp.full((*shape[:-2], shape[-1], shape[-2]), -jnp.inf, dtype),
+            LogSum.rounded(no_sum),
         )
 
         def meet(at, row, key, sums, key_sums, device_sums):
             part = _part(inputs, num_keys, at, row, key)
             own = options.chunks.options(part, options.dropout_rate)
-            values, logsumexp, _ = blockwise.forward(part, own)
-            return _merged(sums, (values, logsumexp)), key_sums, device_sums
+            values, log_sum, _ = blockwise.forward(part, own)
+            return _merged(sums, (values, log_sum)), key_sums, device_sums
 
-        (values, logsumexp), _, _ = device_ring.around(
-            meet, rows, keys, nothing, (), ()
-        )
+        (values, log_sum), _, _ = device_ring.around(meet, rows, keys, nothing, (), ())
         values = values.astype(inputs.value.dtype)
         values = device_ring.from_chunks(values, batch_ndim)
-        return values, device_ring.from_chunks(logsumexp, batch_ndim + 1)
+        return values, device_ring.from_chunks(log_sum, batch_ndim + 1)
 
     return *_on_devices(local, inputs, options.mesh), ()
 
@@ -202,12 +208,11 @@ def _part(inputs, all_keys, at, row, key) -> Inputs:
 
 
 def _merged(first, second):
-    """Merges values and logsumexp of a row over two sets of keys."""
-    values, logsumexp = zip(first, second, strict=True)
-    both = jnp.logaddexp(*logsumexp)
-    shares = (jnp.exp(x - jnp.where(both == -jnp.inf, 0, both)) for x in logsumexp)
+    """Merges values and log sums of a row over two sets of keys."""
+    values, log_sums = zip(first, second, strict=True)
+    both = log_sums[0].plus(log_sums[1])
     parts = (
-        x * jnp.moveaxis(share, -1, -2)[..., None]
-        for x, share in zip(values, shares, strict=True)
+        x * jnp.moveaxis(log_sum.over(both), -1, -2)[..., None]
+        for x, log_sum in zip(values, log_sums, strict=True)
     )
     return sum(parts), both

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import tiles
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.observation import Given, Observation, Sums
 from mha_haiku.core.attention.sharded import layout, ring
 from mha_haiku.core.attention.tiled import fold, sweep
@@ -34,14 +35,14 @@ def forward(
         stay, go_round = device_ring.to_chunks(
             ((factors.query, given.queries), (factors.key, given.keys)), batch_ndim
         )
-        logsumexp = device_ring.to_chunks(factors.logsumexp, batch_ndim + 1)
+        log_sums = device_ring.to_chunks(factors.log_sum, batch_ndim + 1)
 
         def meet(at, row, key, row_sums, key_sums, head_sums):
-            (query, of_queries), logsumexp = row
+            (query, of_queries), log_sum = row
             key, of_keys = key
             first = tiles.Origin(at[0] * query.shape[-3], at[1] * key.shape[-3])
             weighting = factors.weighting.moved(first)
-            part = sweep.Factors(query, key, weighting, logsumexp)
+            part = sweep.Factors(query, key, weighting, log_sum)
             own = Given(of_queries, of_keys)
             sums = fold.forward(observation, part, own, sizes, first)
             return (
@@ -50,9 +51,9 @@ def forward(
                 jax.tree.map(jnp.add, head_sums, sums.head),
             )
 
-        nothing = _nothing(observation, logsumexp, stay, go_round)
+        nothing = _nothing(observation, log_sums.logsumexp, stay, go_round)
         row_sums, key_sums, head_sums = device_ring.around(
-            meet, (stay, logsumexp), go_round, *nothing
+            meet, (stay, log_sums), go_round, *nothing
         )
         # The axis of positions stands behind B... and H.
         row_sums, key_sums = device_ring.from_chunks(
@@ -79,7 +80,7 @@ def forward(
         local,
         mesh=mesh,
         in_specs=(
-            sweep.Factors(rows, rows, weighting, rows_of_heads),
+            sweep.Factors(rows, rows, weighting, LogSum(rows_of_heads, rows_of_heads)),
             jax.tree.map(spec, given),
         ),
         out_specs=specs_of_sums,

@@ -19,7 +19,8 @@ from jax import lax
 
 from mha_haiku.core import checks, masks, tiles
 from mha_haiku.core.attention import dense, gradients, products, scores
-from mha_haiku.core.attention.inputs import HIDDEN, Inputs
+from mha_haiku.core.attention.inputs import Inputs
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.tiled import sweep
 from mha_haiku.core.attention.weighting import Weighting
 
@@ -39,7 +40,7 @@ class Blockwise:
             if size is not None:
                 checks.positive_integer(field, size)
 
-    def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, Array]:
+    def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, LogSum]:
         """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         if not math.prod(inputs.map_shape) * inputs.value.shape[-1]:
             return dense.attend(inputs, dropout_rate)
@@ -62,7 +63,7 @@ class Options(NamedTuple):
     dropout_rate: float  # share of the weights set to zero, in [0, 1)
 
 
-def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
+def forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
     """Computes values and logsumexp, and saves nothing else."""
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
     sizes = options.sizes.fitted(num_queries, num_keys)
@@ -103,7 +104,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
             sums = (
                 jnp.zeros((rows.size, value_size), dtype),
                 jnp.zeros(rows.size, dtype),
-                jnp.full(rows.size, HIDDEN if can_hide else -jnp.inf, dtype),
+                jnp.full(rows.size, jnp.finfo(dtype).min, dtype),
             )
             mixed, total, largest = sweep.over_keys(
                 functools.partial(add_tile, rows),
@@ -113,31 +114,25 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, Array, tuple]:
                 num_keys,
                 sizes.columns,
             )
-            if not can_hide:
-                mixed, logsumexp = mixed / total[:, None], largest + jnp.log(total)
-            else:
-                # Where all is hidden, the largest score is HIDDEN itself, and each
-                # weight exp(HIDDEN - HIDDEN) = 1, which means nothing.
-                hidden = largest <= HIDDEN
-                total = jnp.where(hidden, 1, total)
-                mixed = jnp.where(hidden[:, None], 0, mixed / total[:, None])
-                logsumexp = jnp.where(hidden, -jnp.inf, largest + jnp.log(total))
+            shares = jnp.where(total == 0, 1, total) if can_hide else total
+            new = mixed / shares[:, None], *LogSum.of(largest, total)
             return tuple(
-                lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), rows.start, 0)
-                for x, new in zip(outputs, (mixed, logsumexp), strict=True)
+                lax.dynamic_update_slice_in_dim(x, part.astype(x.dtype), rows.start, 0)
+                for x, part in zip(outputs, new, strict=True)
             )
 
         outputs = (
             jnp.zeros((num_queries, value_size), inputs.value.dtype),
             jnp.zeros(num_queries, dtype),
+            jnp.zeros(num_queries, dtype),
         )
         return sweep.over_rows(attend_rows, outputs, num_queries, sizes.rows)
 
-    totals = room, jnp.zeros(inputs.map_shape[:-1], dtype)
-    values, logsumexp = sweep.summed_over_heads(
-        attend_head, totals, (1, 0), batch_shape, num_heads, sizes.heads
+    rows = jnp.zeros(inputs.map_shape[:-1], dtype)
+    values, *log_sum = sweep.summed_over_heads(
+        attend_head, (room, rows, rows), (1, 0, 0), batch_shape, num_heads, sizes.heads
     )
-    return values, logsumexp, ()
+    return values, LogSum(*log_sum), ()
 
 
 def backward(

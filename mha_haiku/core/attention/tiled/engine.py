@@ -69,7 +69,7 @@ def _counting(asked, counted=None) -> tuple[AttentionMap, Array]:
     `[B..., H, T]`, what counts, is NaN: it is 1 for a row that counts, else 0.
     """
     logsumexp, is_nan = asked.logsumexp, jnp.isnan(asked.logsumexp)
-    counts = jnp.where(is_nan, jnp.nan, logsumexp != -jnp.inf).astype(asked.dtype)
+    counts = jnp.where(is_nan, jnp.nan, asked.sees).astype(asked.dtype)
     if counted is not None:
         counts = jnp.where(counted[..., None, :], counts, 0)
     has_weights = counts > 0
@@ -78,7 +78,8 @@ def _counting(asked, counted=None) -> tuple[AttentionMap, Array]:
         # Elsewhere zeros stand for NaN in it already.
         query = jnp.where(jnp.moveaxis(has_weights, -1, -2)[..., None], query, 0)
     logsumexp = jnp.where(has_weights, logsumexp, -jnp.inf)
-    return dataclasses.replace(asked, query=query, logsumexp=logsumexp), counts
+    log_sum = asked.log_sum._replace(logsumexp=logsumexp)
+    return dataclasses.replace(asked, query=query, log_sum=log_sum), counts
 
 
 def statistics(
@@ -246,7 +247,7 @@ def pooled(
         asked = AttentionMap(
             asked.query[..., rows_of, :, :],
             asked.key[..., columns_of, :, :],
-            asked.logsumexp[..., rows_of],
+            jax.tree.map(lambda x: x[..., rows_of], asked.log_sum),
             asked.weighting.moved(first),
         )
     return _pooled(asked, grid=Grid.of(asked.shape, rows, columns))
@@ -265,28 +266,27 @@ class _Top(Observation):
 
     def nothing(self, num_queries, num_keys, given, dtype):
         shape = num_queries, self.k
-        lowest = jnp.full(shape, 2 * HIDDEN, dtype)  # below all that is masked
-        return Sums((lowest, jnp.full(shape, -1, jnp.int32)))
+        return Sums((jnp.full(shape, -jnp.inf, dtype), jnp.full(shape, -1, jnp.int32)))
 
     def add(self, tile, sums):
         k = min(self.k, tile.columns.size)
-        largest, keys = lax.top_k(tile.log_weights, k)
+        largest, keys = lax.top_k(tile.relative_scores, k)
         here = largest, (keys + tile.columns.start).astype(jnp.int32)
         return sums._replace(queries=self.merge(sums.queries, here))
 
     def merge(self, first, second):
         pairs = zip(first, second, strict=True)
-        log_weights, keys = (jnp.concatenate(pair, -1) for pair in pairs)
-        log_weights, chosen = lax.top_k(log_weights, self.k)
-        return log_weights, jnp.take_along_axis(keys, chosen, -1)
+        relative, keys = (jnp.concatenate(pair, -1) for pair in pairs)
+        relative, chosen = lax.top_k(relative, self.k)
+        return relative, jnp.take_along_axis(keys, chosen, -1)
 
 
 @_compiled("k")
 def top(asked: AttentionMap, k: int, *, sizes: sweep.Sizes) -> Top:
     """Finds the k largest weights of each row; see `AttentionMap.top`."""
     asked, counts = _counting(asked)
-    log_weights, keys = _top(lax.stop_gradient(asked), k, sizes)
-    weights = _largest(jnp.exp(log_weights), asked, sizes)
+    weights, keys = _top(lax.stop_gradient(asked), k, sizes)
+    weights = _largest(weights, asked, sizes)
     return Top(jnp.where(jnp.isnan(counts)[..., None], jnp.nan, weights), keys)
 
 
@@ -306,10 +306,12 @@ class _AtKeys(Observation):
 
 
 def _top(asked, k, sizes) -> tuple[Array, Array]:
-    """Finds the log weights and the keys, or -1, of the k largest weights."""
+    """Finds the k largest weights and their keys, or -1."""
     sums = fold_gradient.fold(_Top(k), asked, NOTHING_GIVEN, sizes)
-    log_weights, keys = sums.queries
-    return log_weights, jnp.where(log_weights > HIDDEN / 2, keys, -1)
+    relative, keys = sums.queries
+    score = asked.weighting.score
+    is_hidden = score.log_weights(relative) < HIDDEN / 2
+    return score.weights(relative), jnp.where(is_hidden, -1, keys)
 
 
 def _largest(weights, asked, sizes) -> Array:
@@ -399,7 +401,8 @@ def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
     height = min(max(height, 1), num_queries)
 
     def entropy(weights):
-        return -(weights * jnp.log(jnp.where(weights > 0, weights, 1))).sum(-1)
+        # NaN of negative weights, which are no probabilities.
+        return -(weights * jnp.log(jnp.where(weights == 0, 1, weights))).sum(-1)
 
     def compared(first, last):
         means = lax.map(
@@ -418,7 +421,7 @@ def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
         weights = [jnp.where(is_new, each.tile(at, keys), 0) for each in maps]
         first, last = weights[0], weights[-1]
         rises = lax.cond(  # pairs of heads cost more than the weights of all
-            (first > 0).any() | (last > 0).any(),
+            (first != 0).any() | (last != 0).any(),
             compared,
             lambda first, last: jnp.zeros(
                 (*first.shape[:-2], *last.shape[-3:-1]), first.dtype

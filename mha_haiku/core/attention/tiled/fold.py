@@ -14,6 +14,7 @@ from jax import lax
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention.inputs import HIDDEN
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tile, Tree
 from mha_haiku.core.attention.tiled import sweep
 
@@ -29,7 +30,7 @@ def forward(
     first: tiles.Origin | None = None,
 ) -> Sums:
     """Folds a map, or its part that begins at `first`; see `fold_gradient.fold`."""
-    *batch_shape, num_heads, _ = factors.logsumexp.shape
+    *batch_shape, num_heads, _ = factors.log_sum.logsumexp.shape
 
     def fold_head(example, head):
         walk = Walk(observation, factors, given, sizes, first, example, head)
@@ -64,8 +65,8 @@ class Block(NamedTuple):
 
     rows: tiles.Span  # which queries
     is_new: Array | None  # `[R]`, which queries are new; None: all
-    # `[R]`: the logsumexp, but very high where a query is to have no weights.
-    normalizer: Array
+    # `[R]`: the log sum, but inf where a query is to have no weights.
+    log_sum: LogSum
 
     def put(self, totals: Tree, new: Tree) -> Tree:
         if self.is_new is not None:
@@ -106,12 +107,16 @@ class Walk:
     def nothing(self) -> Sums:
         """Makes the initial sums of a block of queries, all keys and the head."""
         return self.observation.nothing(
-            self.sizes.rows, self.num_keys, self.given, self.head.logsumexp.dtype
+            self.sizes.rows, self.num_keys, self.given, self.dtype
         )
 
     @property
     def num_keys(self) -> int:
         return self.head.key.shape[0]
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        return self.head.log_sum.logsumexp.dtype
 
     def over_rows(self, function: Callable[[Block, Tree], Tree], carry: Tree) -> Tree:
         """Folds `function(block, carry)` over blocks of queries; returns `carry`."""
@@ -122,8 +127,14 @@ class Walk:
             is_new = None
             if self.num_queries % self.sizes.rows:
                 is_new = rows.array() >= fresh_from
-            normalizer = _normalizer(tiles.take(self.head.logsumexp, rows, -1), is_new)
-            return function(Block(rows, is_new, normalizer), carry)
+            log_sum = take(self.head.log_sum, rows)
+            # The exponential of any score less inf is 0.
+            has_weights = log_sum.logsumexp != -jnp.inf
+            if is_new is not None:
+                has_weights &= is_new
+            high = jnp.where(has_weights, log_sum.logsumexp, jnp.inf)
+            log_sum = log_sum._replace(logsumexp=high)
+            return function(Block(rows, is_new, log_sum), carry)
 
         return sweep.over_rows(body, carry, self.num_queries, self.sizes.rows)
 
@@ -135,23 +146,29 @@ class Walk:
         weighting = self.head.weighting
         return sweep.over_keys(function, carry, weighting, block.rows, *sizes)
 
-    def log_weights(self, block: Block, columns: tiles.Span, seen_from: Any) -> Array:
+    def relative_scores(
+        self, block: Block, columns: tiles.Span, seen_from: Any
+    ) -> Array:
         scores = self.head.scores(block.rows, columns, seen_from)
-        return scores - block.normalizer[:, None]
+        logsumexp, remainder = block.log_sum
+        return (scores - logsumexp[:, None]) - remainder[:, None]
 
     def given_of(self, block: Block, columns: tiles.Span) -> Given:
         queries = take(self.given.queries, block.rows)
         return Given(queries, take(self.given.keys, columns))
 
     def tile(self, block: Block, columns: tiles.Span, seen_from: Any) -> Tile:
-        log_weights = self.log_weights(block, columns, seen_from)
-        return self.tile_of(log_weights, block, columns, self.given_of(block, columns))
+        relative = self.relative_scores(block, columns, seen_from)
+        return self.tile_of(relative, block, columns, self.given_of(block, columns))
 
-    def tile_of(self, log_weights: Array, block: Block, columns, given: Given) -> Tile:
+    def tile_of(self, relative: Array, block: Block, columns, given: Given) -> Tile:
         rows = block.rows
         if self.first is not None:
             rows, columns = self.first.rows(rows), self.first.columns(columns)
-        return Tile(jnp.exp(log_weights), log_weights, rows, columns, given)
+        score = self.head.weighting.score
+        log_weights = jnp.maximum(score.log_weights(relative), HIDDEN)
+        weights = score.weights(relative)
+        return Tile(weights, log_weights, rows, columns, given, relative)
 
 
 def take(tree: Tree, span: tiles.Span) -> Tree:
@@ -166,10 +183,3 @@ def put(tree: Tree, new: Tree, span: tiles.Span) -> Tree:
     return jax.tree.map(
         lambda x, y: lax.dynamic_update_slice_in_dim(x, y, span.start, 0), tree, new
     )
-
-
-def _normalizer(logsumexp: Array, is_new: Array | None) -> Array:
-    # Weights are exp(score - normalizer): with 1e30 they are 0 even where the score is
-    # HIDDEN, while log weights stay finite, as -inf - -inf would not.
-    logsumexp = jnp.where(logsumexp == -jnp.inf, -HIDDEN, logsumexp)
-    return logsumexp if is_new is None else jnp.where(is_new, logsumexp, -HIDDEN)

@@ -1,11 +1,11 @@
 """The fold over a map's tiles, differentiable in reverse mode by a second walk.
 
-What a tile adds to the sums is a function of its log weights and of what is given,
+What a tile adds to the sums is a function of its relative scores and of what is given,
 which JAX differentiates. Sums add up over the tiles, so every tile has the cotangents
-of the whole sums, and nothing of size T x S is kept: the gradient recomputes log
-weights from the scores, as attention's gradient does. As a log weight is a score less
-the logsumexp, the gradient takes two paths: to queries, keys and bias here, and by the
-logsumexp into the gradient of the attention that made it.
+of the whole sums, and nothing of size T x S is kept: the gradient recomputes scores, as
+attention's gradient does. As a relative score is a score less the logsumexp, the
+gradient takes two paths: to queries, keys and bias here, and by the logsumexp into the
+gradient of the attention that made it.
 """
 
 import functools
@@ -19,6 +19,7 @@ from mha_haiku.core import tiles
 from mha_haiku.core.attention import custom_gradient
 from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.inputs import HIDDEN
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
 from mha_haiku.core.attention.tiled import sweep
 from mha_haiku.core.attention.tiled.fold import Walk, forward, take
@@ -26,8 +27,7 @@ from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 
-# A log weight in place of HIDDEN, where products with large cotangents must stay
-# finite: exp of it is 0 in float64 too.
+# The log of a weight of 0, where products with large cotangents must stay finite.
 _LOW = -1e4
 
 _REFUSAL = (
@@ -119,7 +119,8 @@ def backward(
     wants_bias = bool(jax.tree.leaves(wanted_map.weighting.bias))
     # A query without a finite logsumexp has no weights here, and so no gradient.
     logsumexp = jnp.where(jnp.isfinite(asked.logsumexp), asked.logsumexp, -jnp.inf)
-    finite = sweep.Factors.of(asked)._replace(logsumexp=logsumexp)
+    log_sum = asked.log_sum._replace(logsumexp=logsumexp)
+    finite = sweep.Factors.of(asked)._replace(log_sum=log_sum)
     *batch_shape, num_heads, _ = logsumexp.shape
 
     def zeros_of(part, given):
@@ -127,11 +128,11 @@ def backward(
         given_zeros = jax.tree.map(jnp.zeros_like, _chosen(given, wanted_given))
         if not wants_map:
             return None, given_zeros
-        query, key, weighting, logsumexp = part
+        query, key, weighting, (logsumexp, _) = part
         bias = weighting.bias if wants_bias else None
         weighting = Weighting(None, bias, weighting.score, origin=None)
         vectors = (jnp.zeros_like(x, logsumexp.dtype) for x in (query, key))
-        others = jax.tree.map(jnp.zeros_like, (weighting, logsumexp))
+        others = jax.tree.map(jnp.zeros_like, (weighting, LogSum(logsumexp, None)))
         return sweep.Factors(*vectors, *others), given_zeros
 
     def head_gradients(example, head, totals):
@@ -167,29 +168,33 @@ def backward(
     )
     if not wants_map:
         return None, given_grad
-    (query, key), (weighting, logsumexp) = vectors, others
+    (query, key), (weighting, log_sum) = vectors, others
     query, key = query.astype(asked.query.dtype), key.astype(asked.key.dtype)
-    map_grad = AttentionMap(query, key, logsumexp, weighting, mesh=asked.mesh)
+    map_grad = AttentionMap(query, key, log_sum, weighting, mesh=asked.mesh)
     return map_grad, given_grad
 
 
 def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
     """Adds a tile to the gradients of a head (of keys `[K, S]`)."""
     map_grad, given_grad = totals
-    observation, dtype = walk.observation, walk.head.logsumexp.dtype
-    log_weights = walk.log_weights(block, columns, seen_from)
+    observation, dtype = walk.observation, walk.dtype
+    relative = walk.relative_scores(block, columns, seen_from)
     own = walk.given_of(block, columns)
+    is_hidden = relative < HIDDEN / 2
 
-    def sums(log_weights, wanted):
+    def sums(relative, wanted):
         given = jax.tree.map(lambda x, new: x if new is None else new, own, wanted)
+        tile = walk.tile_of(relative, block, columns, given)
         # Part of what is differentiated, as `where` has no gradient for masked pairs:
         # numbers of 1e38 given for a masked key would make it 0 x inf.
-        log_weights = jnp.where(log_weights < HIDDEN / 2, _LOW, log_weights)
-        tile = walk.tile_of(log_weights, block, columns, given)
+        tile = tile._replace(
+            weights=jnp.where(is_hidden, 0, tile.weights),
+            log_weights=jnp.where(is_hidden, _LOW, tile.log_weights),
+        )
         nothing = observation.nothing(block.rows.size, columns.size, given, dtype)
         return _chosen(observation.add(tile, nothing), cotangents)
 
-    _, pullback = jax.vjp(sums, log_weights, _chosen(own, given_grad))
+    _, pullback = jax.vjp(sums, relative, _chosen(own, given_grad))
     scores_grad, own_grad = pullback(cotangents)
     if map_grad is not None:
         weighting, grads = walk.head.weighting, map_grad.weighting
@@ -208,7 +213,10 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
             tiles.add(map_grad.query, query_grad[:, 0], start, 0),
             tiles.add(map_grad.key, key_grad[:, 0].T, columns.start, 1),
             grads,
-            tiles.add(map_grad.logsumexp, -scores_grad.sum(-1), start, 0),
+            LogSum(
+                tiles.add(map_grad.log_sum.logsumexp, -scores_grad.sum(-1), start, 0),
+                None,
+            ),
         )
 
     def added(totals, parts, span):

@@ -70,6 +70,7 @@ class Grid(NamedTuple):
         """Adds a tile's mass `[R, q]` on the touched bins to cells `[P, Q]`."""
         part = self.rows.membership(tile.rows, mass.dtype).T @ mass
         at = self.rows.first(tile.rows), self.columns.first(tile.columns)
+        at = tiles.starts(at)
         part += lax.dynamic_slice(cells, at, part.shape)
         return lax.dynamic_update_slice(cells, part, at)
 

@@ -18,7 +18,7 @@ from jax import lax
 
 from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention.attention_map import AttentionMap
-from mha_haiku.core.attention.inputs import HIDDEN
+from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
@@ -45,13 +45,13 @@ class Factors(NamedTuple):
     query: Array  # `[B..., T, H, K]`; of a head `[T, K]`
     key: Array  # `[B..., S, G, K]`; of a head `[S, K]`
     weighting: Weighting  # mask, bias, score and origin, aligned
-    # `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None where it is
-    # not known yet.
-    logsumexp: Array | None = None
+    # Of `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None where it
+    # is not known yet.
+    log_sum: LogSum | None = None
 
     @classmethod
     def of(cls, whole: AttentionMap) -> "Factors":
-        return cls(whole.query, whole.key, whole.weighting, whole.logsumexp)
+        return cls(whole.query, whole.key, whole.weighting, whole.log_sum)
 
     def head(self, example: tuple, head: Array) -> "Factors":
         """Selects one head of one example; the indices may be traced."""
@@ -63,20 +63,19 @@ class Factors(NamedTuple):
                 return jnp.zeros([size or 1 for size in x.shape], x.dtype)
 
             whole, num_heads = jax.tree.map(with_one_head, self), 1
-        query, key, weighting, logsumexp = whole
-        if logsumexp is not None:
-            logsumexp = tiles.at_batch(logsumexp, (*example, head))
+        query, key, weighting, log_sum = whole
+        log_sum = jax.tree.map(lambda x: tiles.at_batch(x, (*example, head)), log_sum)
         return Factors(
             tiles.at_batch(query, example)[:, head],
             key_head(key, example, head, num_heads),
             weighting.at_head(example, head),
-            logsumexp,
+            log_sum,
         )
 
     def scores(
         self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
     ) -> Array:
-        """Computes the scores `[R, C]` of a tile of a head, HIDDEN where masked.
+        """Computes the scores `[R, C]` of a tile of a head, -inf where masked.
 
         Keys before the position `seen_from` are hidden as well; None: the mask is known
         to allow all of the tile.
@@ -86,10 +85,10 @@ class Factors(NamedTuple):
         if seen_from is None:
             weighting = weighting._replace(mask=masks.full())
         at = weighting.origin.at(rows, columns)
-        tile = weighting.scores(query[:, None], key[:, None], *at, hidden=HIDDEN)[0]
+        tile = weighting.scores(query[:, None], key[:, None], *at)[0]
         if seen_from is None or (isinstance(seen_from, int) and not seen_from):
             return tile
-        return jnp.where(tiles.on_columns(columns) >= seen_from, tile, HIDDEN)
+        return jnp.where(tiles.on_columns(columns) >= seen_from, tile, -jnp.inf)
 
 
 class Sizes(NamedTuple):
@@ -203,6 +202,7 @@ def summed_over_heads(
         for i, index in enumerate(example):
             at[i] = index * (total.shape[i] > 1)
         at[axis] = head * total.shape[axis] // num_heads
+        at = tiles.starts(at)
         if total.size != part.size * math.prod(shape):  # heads share it
             part += lax.dynamic_slice(total, at, part.shape)
         return lax.dynamic_update_slice(total, part, at)

@@ -1,16 +1,17 @@
 """manifest.json, which verifies a checkpoint: the sha256 of each of its files.
 
 A checkpoint must match its manifest: no file changed, cut short, missing or added, and
-no folder or link in place of a file. The manifest contains its own sha256 too.
+no folder or link in place of a file.
 """
 
-import functools
 import hashlib
 import json
-import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from mha_haiku.core import checks, fields
 
 NAME = "manifest.json"
 _MOST_BYTES = 2**26  # of a manifest; a larger file is damage
@@ -25,8 +26,14 @@ class Manifest(NamedTuple):
 
     step: int
     held_out_loss: float | None
-    arrays: dict[str, dict[str, Any]]  # "dtype" and "shape" of each array, by its name
-    files: dict[str, str]  # sha256 of each file, by its name
+    # "dtype" and "shape" of each array, by its name.
+    arrays: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, str]  # sha256 of each file, by its name
+
+
+class _Described(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
 
 
 def write(
@@ -39,7 +46,8 @@ def write(
     """Writes the manifest of the files in `folder`, and flushes all of them to disk."""
     files = {name: _digest(folder / name) for name in _names(folder)}
     manifest = Manifest(step, held_out_loss, arrays, files)
-    (folder / NAME).write_text(_text(manifest._asdict()), encoding="utf-8")
+    text = json.dumps(manifest._asdict(), indent=1, allow_nan=False)
+    (folder / NAME).write_text(text, encoding="utf-8")
     for name in (*files, NAME):
         _to_disk(folder / name)
     _to_disk(folder)
@@ -57,13 +65,9 @@ def read(folder: Path) -> Manifest:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError
-        text = path.read_bytes().decode("utf-8")
-        contents = json.loads(text)
-        del contents["sha256"]
-        if text != _text(contents) or set(contents) != set(Manifest._fields):
-            raise ValueError
-        manifest = Manifest(**contents)
-        _check_types(manifest)
+        contents = json.loads(path.read_bytes())
+        contents.pop("sha256", None)  # of manifests that were written before
+        manifest = _read_contents(contents)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise DamageError(f"{NAME} is damaged") from None
     return manifest
@@ -81,6 +85,12 @@ def check(folder: Path) -> Manifest:
         for name, digest in sorted(manifest.files.items()):
             if name not in present:
                 raise DamageError(f"{name} is missing")
+            size, most = (folder / name).stat().st_size, checks.memory()
+            if size > most:
+                raise checks.ConfigError(
+                    f"{folder / name} has {size:,} bytes, and this machine has "
+                    f"{most:,} of memory."
+                )
             if _digest(folder / name) != digest:
                 raise DamageError(f"{name} is not as it was written")
     except OSError as error:
@@ -98,24 +108,20 @@ def _names(folder) -> list[str]:
     return [path.name for path in paths]
 
 
-def _check_types(manifest) -> None:
-    loss = manifest.held_out_loss
-    is_right = isinstance(manifest.step, int) and (loss is None or math.isfinite(loss))
+def _read_contents(contents) -> Manifest:
+    manifest = fields.decoded(Manifest, contents, "")
+    checks.non_negative_integer("step", manifest.step)
+    if manifest.held_out_loss is not None:
+        checks.number("held_out_loss", manifest.held_out_loss)
     for name, digest in manifest.files.items():
-        is_right &= name == os.path.basename(name) and len(digest) == 64
-        is_right &= name not in ("", ".", "..", NAME)
-    for described in manifest.arrays.values():
-        is_right &= set(described) == {"dtype", "shape"}
-    if not is_right:
-        raise ValueError
-
-
-def _text(contents) -> str:
-    """Formats these contents as canonical text, with a sha256 of itself."""
-    # Canonical, so that any change of the file shows, even one of white space.
-    canonical = functools.partial(json.dumps, indent=1, sort_keys=True, allow_nan=False)
-    digest = hashlib.sha256(canonical(contents).encode()).hexdigest()
-    return canonical({**contents, "sha256": digest}) + "\n"
+        is_name = name == os.path.basename(name) and name not in ("", ".", "..", NAME)
+        if not is_name or len(digest) != 64:
+            raise ValueError("files must be names with a sha256")
+    for name, described in manifest.arrays.items():
+        fields.decoded(_Described, described, name)
+        for size in described["shape"]:
+            checks.integer_in(name, size, 0, 2**63)
+    return manifest
 
 
 def _digest(path) -> str:

@@ -6,23 +6,28 @@ or has none, was damaged later.
 """
 
 import contextlib
+import json
 import logging
 import math
 import os
 import re
 import shutil
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import files
 from mha_haiku.training.runs.checkpoints import arrays, manifest
 
 _logger = logging.getLogger("mha_haiku")
 
 _ARRAYS = "arrays.safetensors"
+_WINDOW = "window.json"  # where there is a window
 _PARTIAL = ".partial-"  # being written
 _REMOVED = ".removed-"  # being deleted
+_FEW_LAYERS = 16  # whose shapes are found fast
 _STEP = re.compile("0|[1-9][0-9]{0,17}")
 
 
@@ -86,11 +91,19 @@ class Checkpoints(contextlib.AbstractContextManager):
             )
         return None
 
-    def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        tree: Any,
+        *,
+        held_out_loss: float | None = None,
+        window: Mapping[str, float] | None = None,
+    ) -> None:
         """Starts to save a tree of host arrays; waits for the save before it.
 
         The arrays must not be changed afterwards. A good checkpoint of this step is
-        kept as it is. The smallest `held_out_loss` marks the best.
+        kept as it is. The smallest `held_out_loss` marks the best. A `window` has the
+        numbers of a report that was not due yet.
 
         Raises:
           ValueError: If `held_out_loss` is not finite.
@@ -104,13 +117,45 @@ class Checkpoints(contextlib.AbstractContextManager):
             self._leave_out({step: damage}, "it is saved again")
         # Not a daemon: Python waits for it when the process ends, however that ends.
         self._thread = threading.Thread(
-            target=self._write, args=(step, tree, held_out_loss), name="checkpoint"
+            target=self._write,
+            args=(step, tree, held_out_loss, window),
+            name="checkpoint",
         )
         self._thread.start()
 
+    def window(self) -> dict[str, float]:
+        """Reads the window that the newest good step was saved with; {}: none.
+
+        Raises:
+          ConfigError: If it is no JSON object of numbers.
+        """
+        path = self._path(self.latest()) / _WINDOW
+        numbers = files.read_json(path) or {}
+        if not all(type(x) in (int, float) for x in numbers.values()):
+            raise ConfigError(f"{path} must have numbers alone.")
+        return numbers
+
     def fields(self, step: int | None = None) -> set[str]:
         """Lists the fields that were saved, {".step", ".params"}; see `restore`."""
-        return arrays.fields(manifest.read(self._path(self._existing(step))).arrays)
+        return arrays.fields(self._described(self._existing(step)))
+
+    def check_layers(
+        self, name: str, count: int, *, is_scanned: bool, step: int | None = None
+    ) -> None:
+        """Raises ConfigError where a model has more layers than a step has arrays.
+
+        Their shapes, which take long to find, are asked of files that have as many
+        arrays alone. Scanned layers are rows of one array.
+        """
+        step = self._existing(step)
+        described = self._described(step)
+        rows = [x["shape"][0] for x in described.values() if x["shape"] and is_scanned]
+        most = max(len(described), _FEW_LAYERS, *rows)
+        if count > most:
+            raise ConfigError(
+                f"{name} must be at most {most} for the arrays of the checkpoint of "
+                f"step {step} in {self._root}, got {count}."
+            )
 
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
@@ -127,7 +172,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         """
         step = self._existing(step)
         where = f"The checkpoint of step {step} in {self._root}"
-        saved = manifest.read(self._path(step)).arrays
+        saved = self._described(step)
         wanted, names = arrays.describe(abstract), list(saved)
         if partly:
             saved = arrays.of_fields(saved, arrays.fields(wanted))
@@ -184,6 +229,9 @@ class Checkpoints(contextlib.AbstractContextManager):
                 f"{damage}{kept}; {instead}."
             )
 
+    def _described(self, step) -> Mapping[str, Mapping[str, Any]]:
+        return manifest.read(self._path(step)).arrays
+
     def _path(self, step) -> Path:
         return self._root / str(step)
 
@@ -201,10 +249,10 @@ class Checkpoints(contextlib.AbstractContextManager):
                 self._damage[step] = str(error)
         return self._damage[step]
 
-    def _write(self, step, tree, held_out_loss) -> None:
+    def _write(self, step, tree, held_out_loss, window) -> None:
         self._failure = None
         try:
-            self._write_folder(step, tree, held_out_loss)
+            self._write_folder(step, tree, held_out_loss, window)
         except Exception as error:
             good = [step for step, damage in self._damage.items() if damage is None]
             kept = f"the newest good one is of step {max(good)}" if good else ""
@@ -220,12 +268,14 @@ class Checkpoints(contextlib.AbstractContextManager):
         except OSError as error:
             _logger.warning(f"Old checkpoints could not be removed: {error}.")
 
-    def _write_folder(self, step, tree, held_out_loss) -> None:
+    def _write_folder(self, step, tree, held_out_loss, window) -> None:
         """Writes a step that is not there; where that fails, nothing is left."""
         partial = self._root / f"{_PARTIAL}{step}"
         try:
             partial.mkdir(parents=True)
             arrays.write(partial / _ARRAYS, tree)
+            if window:
+                (partial / _WINDOW).write_text(json.dumps(dict(window)))
             manifest.write(
                 partial,
                 step=step,
@@ -265,7 +315,7 @@ class Elsewhere(contextlib.nullcontext):
     def latest(self) -> int | None:
         return self._latest
 
-    def save(self, step: int, tree: Any, *, held_out_loss: float | None = None) -> None:
+    def save(self, step: int, tree: Any, **options: Any) -> None:
         self._latest = step
 
     def close(self) -> None:

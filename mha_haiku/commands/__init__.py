@@ -1,0 +1,16 @@
+"""Commands: functions and verbs of `Subject` with their signatures as flags.
+
+`python -m mha_haiku` lists them. A file in `experiments/` runs one.
+"""
+
+from mha_haiku.commands import flows as _flows  # noqa: F401  (enters its commands)
+from mha_haiku.commands.table import (
+    choose,
+    command,
+    commands,
+    main,
+    program,
+    run,
+)
+
+__all__ = ["choose", "command", "commands", "main", "program", "run"]

@@ -1,0 +1,202 @@
+"""Config files: list, load, override from the command line, and describe them.
+
+A config file is executed. It has a function `get_config()` that starts from
+`runs.default_config()` and sets what differs.
+
+No library parses the fields. As they come, tyro and simple-parsing refuse
+`--config.model.num_layers=3`, and chz wants it without dashes; simple-parsing takes a
+misspelt `--num_layer=3` as an abbreviation; and flags of ml_collections answer a
+misspelt field with tracebacks. `override` does the part that is needed: it sets a field
+from text, by the annotation of the field.
+"""
+
+import ast
+import dataclasses
+import keyword
+import os
+import pathlib
+import tokenize
+from collections.abc import Iterable
+from typing import Any
+
+from mha_haiku.core import checks, fields
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.core.fields import Field, Section
+from mha_haiku.training.runs import RunConfig, configuration
+
+# Has the project's configs: by a link in a checkout, as files in the wheel.
+_FILES = pathlib.Path(__file__).with_name("files")
+
+_WANTED = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    tuple: "a list such as [1, 2]",
+}
+
+
+def available() -> list[str]:
+    """Returns the project's config files, as `configs/<name>.py`."""
+    files = sorted((_FILES / "configs").glob("*.py"))
+    return [f"configs/{file.name}" for file in files if file.stem != "__init__"]
+
+
+def title(path: str) -> str:
+    """Returns the first line of a config file's docstring, without executing it."""
+    try:
+        docstring = ast.get_docstring(ast.parse(_source(path)))
+    except SyntaxError:
+        docstring = None
+    return (docstring or "").partition("\n")[0]
+
+
+def load(path: str) -> RunConfig:
+    """Returns the config that the file's `get_config()` returns.
+
+    Args:
+      path: The file, relative to the working directory or to the project's folder.
+
+    Raises:
+      ConfigError: If there is no such file, or it does not return a config.
+    """
+    source = _source(path)
+    try:
+        code = compile(source, path, "exec")
+    except SyntaxError as error:
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise ConfigError(f"{path} is not Python{line}: {error.msg}.") from error
+    except ValueError as error:  # a null byte
+        raise ConfigError(f"{path} is not Python: {error}.") from error
+    module = {"__name__": "config_file", "__file__": path}
+    try:
+        exec(code, module)
+        config = module["get_config"]() if "get_config" in module else None
+    except dataclasses.FrozenInstanceError as error:
+        raise ConfigError(
+            f"{path}: {error}; a config is frozen.\n"
+            "Return config.replace(training=dict(steps=100)) in place of setting it."
+        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit too
+        raise ConfigError(f"{path} raised {type(error).__name__}: {error}") from error
+    if "get_config" not in module:
+        raise ConfigError(f"{path} has no get_config(); {available()[0]} shows one.")
+    if not isinstance(config, RunConfig):
+        raise ConfigError(
+            f"get_config() of {path} must return a mha_haiku.runs.RunConfig, got "
+            f"{type(config).__name__}."
+        )
+    return config
+
+
+def override(config: RunConfig, overrides: Iterable[tuple[str, str]]) -> RunConfig:
+    """Returns a config with fields that are set from text.
+
+    If the task changes, options that both tasks have keep their values, and the others
+    get their defaults.
+
+    Args:
+      config: The config.
+      overrides: Pairs of a field's dotted name, such as `config.model.num_layers`, and
+        the text to parse by its annotation.
+
+    Raises:
+      ConfigError: If there is no such field, or it does not take the value.
+    """
+    overrides = dict(overrides)
+    task = overrides.get("config.task.name", config.task.name)
+    kept = {name: value for name, _, value in fields.flat(config)}
+    whole = config
+    if task != config.task.name:
+        whole = configuration.default_config(task)
+    known = {
+        name: (declared, kept.get(name, value))
+        for name, declared, value in fields.flat(whole)
+    }
+    changes = {}
+    for name, text in overrides.items():
+        if name not in known:
+            raise _unknown_field(whole, known, name, text)
+        changes[name.removeprefix("config.")] = _parsed(name, text, *known[name])
+    return config.replace(**fields.nested(changes))
+
+
+def describe(path: str) -> list[str]:
+    """Returns a line for each field of a config file: its flag, value and meaning."""
+    entries = []
+    for name, declared, value in fields.flat(load(path)):
+        meaning = declared.explained
+        if value is None:
+            kinds = " or ".join(kind.__name__ for kind in declared.kinds)
+            meaning = f"({kinds.replace('tuple', 'list')}) {meaning}"
+        entries.append((f"--{name}={value}", meaning))
+    width = max((len(flag) for flag, _ in entries), default=0)
+    return [f"{flag:{width}}  {meaning}".rstrip() for flag, meaning in entries]
+
+
+def _parsed(name: str, text: str, declared: Field, value: Any) -> Any:
+    """Returns the value that a text stands for."""
+    kinds = declared.kinds
+    # "none" may also be a choice, as of config.model.embedding.positions.
+    if text.lower() == "none" and declared.may_be_none:
+        return None
+    try:
+        return _parse(text, kinds)
+    except (KeyError, SyntaxError, TypeError, ValueError) as error:
+        wanted = _WANTED.get(kinds[0], "") if len(kinds) == 1 else ""
+        raise ConfigError(
+            f"{name} must be {wanted or 'a Python literal'}, as its default {value!r} "
+            f"is; got {text!r}."
+        ) from error
+
+
+def _source(path: str) -> str:
+    for folder in (pathlib.Path(), _FILES):
+        if os.path.isfile(folder / path):
+            try:
+                with tokenize.open(folder / path) as file:
+                    return file.read()
+            except (SyntaxError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{path} is not Python: it is not text.") from error
+            except OSError as error:
+                raise ConfigError(
+                    f"{path} cannot be read: {error.strerror}."
+                ) from error
+    nearest = checks.nearest(f"configs/{pathlib.Path(path).stem}.py", available())
+    raise ConfigError(
+        f"--config: there is no file {path!r}.{nearest}\n"
+        f"The project's are {', '.join(available())}."
+    )
+
+
+def _parse(text: str, kinds: tuple[type, ...]) -> Any:
+    if kinds == (str,):
+        return text
+    if kinds == (bool,):
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
+    if kinds in ((int,), (float,)):
+        return kinds[0](text)
+    if not set(kinds) <= {int, float, tuple}:
+        if text.isidentifier() and not keyword.iskeyword(text):
+            return text  # of fields that take several kinds, as attention.sinks
+        return ast.literal_eval(text)
+    value = ast.literal_eval(text)
+    value = tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, kinds):
+        raise TypeError(f"{text} is of another type")
+    return value
+
+
+def _unknown_field(config, known, name: str, text: str) -> Exception:
+    section, section_name = config, "config"
+    for key in name.split(".")[1:]:
+        if not isinstance(getattr(section, key, None), Section):
+            break
+        section, section_name = getattr(section, key), f"{section_name}.{key}"
+    listed = f"{section_name} has the fields {', '.join(vars(section))}."
+    if section_name == name:
+        return ConfigError(f"--{name}={text} sets no field.\n{listed}")
+    return ConfigError(
+        f"--{name}: there is no such field.{fields.nearest(name, known)}\n{listed}"
+    )

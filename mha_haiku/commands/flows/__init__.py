@@ -1,0 +1,10 @@
+"""Commands that are more than one question about a run."""
+
+from mha_haiku.commands.flows import (  # noqa: F401  (each enters its commands)
+    dumping,
+    generating,
+    importing,
+    rolling,
+    shrinking,
+    training,
+)

@@ -1,0 +1,172 @@
+"""`generate`."""
+
+import time
+from collections.abc import Sequence
+
+from mha_haiku.commands.groups import Cache, Pictures, Run
+from mha_haiku.commands.table import command
+from mha_haiku.core import checks
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.core.models import decoding
+from mha_haiku.subjects.verbs import answering, generation
+from mha_haiku.training.runs import files, progress
+
+
+@command
+def generate(
+    *,
+    run: Run,
+    prompt: str | None = None,
+    prompts: str | None = None,
+    source: str | None = None,
+    sources: str | None = None,
+    examples: int | None = None,
+    tokens: int | None = None,
+    samples: int = 1,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+    seed: int = 0,
+    attention: bool = False,
+    pictures: Pictures,
+    cache: Cache,
+) -> None:
+    """Writes texts with a trained run: continues a prompt, or answers a source.
+
+    Run: python -m mha_haiku generate --workdir=runs/text_lm --prompt="The "
+
+    A causal model of a text takes prompts, an encoder-decoder sources. A single text is
+    printed as it comes. All texts are kept in generated.jsonl in the run's folder, and
+    with --attention their maps in attention/generated there.
+
+    Args:
+      prompt: Text that a causal model continues.
+      prompts: File of prompts, a line each.
+      source: Text that an encoder-decoder answers.
+      sources: File of sources, a line each.
+      examples: Number of held-out examples to answer and score.
+      tokens: Maximum length; default: 200 after a prompt, the task's longest target
+        after a source.
+      samples: Number of texts to sample for each prompt or source.
+      temperature: Sampling temperature; 0 is greedy. Default: 0.8 for prompts, 0 for
+        sources.
+      top_k: Sample from this many of the likeliest tokens.
+      top_p: Sample from the likeliest tokens of this probability.
+      beam: Width of a beam search, instead of sampling.
+      length_penalty: Power of the length by which a beam search divides scores;
+        default: 0.
+      seed: Seed of the samples.
+      attention: Write the attention maps of the texts.
+    """
+    kind, texts = _given(
+        prompt=prompt,
+        prompts=prompts,
+        source=source,
+        sources=sources,
+        examples=examples,
+    )
+    strategy = generation.strategy(
+        kind,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        beam=beam,
+        length_penalty=length_penalty,
+    )
+    generation.check_samples(samples, strategy)
+    if examples is not None and samples > 1:
+        raise ConfigError("--samples needs --prompt or --source: leave it out.")
+    subject = run.subject()
+    if examples is not None:
+        result = answering.score(subject, examples, strategy, tokens=tokens, seed=seed)
+        job, texts = result.job, result.texts
+        with files.LineWriter(subject.folder.generated) as log:
+            for text in texts:
+                log.append(job.record(text))
+        print(result.text(), end="\n\n")
+    else:
+        each = [text for text in texts for _ in range(samples)]
+        job = generation.job(subject, kind, each, strategy, tokens=tokens, seed=seed)
+        is_alone = job.kind == "prompt" and len(job.given) == 1
+        is_alone &= not isinstance(strategy, decoding.Beam)  # whose end is awaited
+        with files.LineWriter(subject.folder.generated) as log:
+            texts = [_write_one(job, log)] if is_alone else _write(job, log)
+    print(f"Kept in: {subject.folder.generated}")
+    if attention:
+        maps = generation.write_attention(job, texts, pictures.format)
+        print(f"Attention maps: {maps}")
+
+
+def _given(**flags: str | int | None) -> tuple[str, Sequence[str]]:
+    """Returns what texts are written from, "prompt" or "source", and these."""
+    names = [name for name, value in flags.items() if value is not None]
+    if len(names) != 1:
+        wanted = ", ".join(f"--{name}" for name in flags)
+        got = " and ".join(f"--{name}" for name in names) or "none"
+        raise ConfigError(f"One of {wanted} must be given, got {got}.")
+    (name,) = names
+    value, kind = flags[name], name.removesuffix("s")
+    if name == "examples":
+        return "source", []
+    return kind, _lines(name, value) if name.endswith("s") else [value]
+
+
+def _lines(flag: str, path: str) -> list[str]:
+    """Returns the lines of a file."""
+    lines = checks.text_of(path, f"--{flag}={path}").split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise ConfigError(f"--{flag}={path} is empty: it must have a line each.")
+    if "" in lines:
+        raise ConfigError(f"--{flag}={path} has an empty line, {lines.index('') + 1}.")
+    return lines
+
+
+def _write(job, log) -> list:
+    """Writes, prints and keeps the texts of a job; returns them."""
+    texts, times = [], [time.perf_counter()]
+    for text in generation.write(job, name="texts"):
+        times.append(time.perf_counter())
+        log.append(job.record(text))
+        texts.append(text)
+        if job.kind == "prompt":
+            line = f"--- {len(texts)} of {len(job.given)}\n{text.given}{text.text}"
+        else:
+            line = f"{text.given} -> {text.text}"
+        progress.tell(line)
+    counts = [len(text.tokens) for text in texts]
+    print(f"\n{sum(counts):,} tokens in {times[-1] - times[0]:.1f} s", end="")
+    first = generation.BATCH  # these were written together, and compiled
+    if len(texts) > first:
+        rate = sum(counts[first:]) / (times[-1] - times[first])
+        print(f", {rate:,.0f} tokens/s after the first {first} texts", end="")
+    print()
+    return texts
+
+
+def _write_one(job, log):
+    """Writes, prints and keeps a text as it comes; returns it."""
+    stream, times = generation.Stream(job), [time.perf_counter()]
+    parts = iter(stream)
+    try:
+        with progress.during("compiling"):
+            first = next(parts, "")
+        print(job.given[0] + first, end="", flush=True)
+        times.append(time.perf_counter())
+        for part in parts:
+            print(part, end="", flush=True)
+            times.append(time.perf_counter())
+    finally:  # an interrupted text is kept as well
+        text = stream.text()
+        log.append(job.record(text))
+        print(flush=True)
+    count, begun = len(text.tokens), 1 + generation.CHUNK  # both programs are compiled
+    line = f"{count:,} tokens in {times[-1] - times[0]:.1f} s"
+    if begun < count < len(times):
+        rate = (count - begun) / (times[count] - times[begun])
+        line += f", {rate:,.0f} tokens/s after the first {begun}"
+    print(f"\n{line}")
+    return text

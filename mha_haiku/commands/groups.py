@@ -1,0 +1,180 @@
+"""Flags that commands share, in groups: a command takes a group as one parameter.
+
+`ready()` of a group is entered before the command is called, in the parameters' order.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import jax
+
+from mha_haiku.commands import config_files
+from mha_haiku.commands.signatures import Overrides
+from mha_haiku.core import checks
+from mha_haiku.showing import drawing
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.training import tasks
+from mha_haiku.training.devices import cluster
+from mha_haiku.training.runs import RunConfig, folders
+
+_CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+
+
+class Group:
+    """Flags that belong together; subclasses are dataclasses."""
+
+    flags_title = ""  # over these flags in `--help`
+
+    def ready(self) -> AbstractContextManager[None] | None:
+        """Does what comes before the command; returns what is entered while it runs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Group):
+    """A trained run.
+
+    Args:
+      workdir: Folder of a trained run.
+      step: Step of a checkpoint; defaults to the newest.
+      trust_code: Execute the Python file that a run names as its task.
+    """
+
+    workdir: str
+    step: int | None = None
+    trust_code: bool = False
+
+    def ready(self) -> AbstractContextManager[None]:
+        """Allows to execute the file of the task, if it is trusted."""
+        return tasks.trusting_runs(self.trust_code)
+
+    def subject(self) -> Subject:
+        """Loads the run."""
+        return Subject.of_folder(self.workdir, self.step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Group):
+    """A config, and the folder of its run.
+
+    Args:
+      config: File with the run's config; it is Python, and is executed (required unless
+        --workdir already holds a run).
+      workdir: Folder of the run; defaults to runs/<name of the config>.
+      trust_code: Execute the Python file that a run names as its task.
+    """
+
+    config: str | None = None
+    workdir: str | None = None
+    trust_code: bool = False
+    overrides: Overrides = Overrides()
+
+    @functools.cached_property
+    def value(self) -> RunConfig:
+        """The config of the file, or of the run in the folder, overridden."""
+        config = None
+        if not self.config and self.workdir:
+            for name, text in self.overrides:
+                if name == "config.task.name":  # the run may have that task
+                    tasks.of_name(text)
+            config = folders.read_config(folders.Folder(checks.as_path(self.workdir)))
+        if config is None and not self.config:
+            raise checks.ConfigError(
+                "--config=... is missing.\n"
+                f"It is one of {', '.join(config_files.available())}, or your own."
+            )
+        if config is None:
+            config = config_files.load(self.config)
+        return config_files.override(config, self.overrides)
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """The folder of the run."""
+        return pathlib.Path(self.workdir or f"runs/{pathlib.Path(self.config).stem}")
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[None]:
+        """Reads the config, which may have mistakes."""
+        with tasks.trusting_runs(self.trust_code):
+            _ = self.value
+            yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures(Group):
+    """How pictures are drawn.
+
+    Args:
+      format: Formats of pictures, as png,svg,pdf.
+      dark: Draw pictures on a dark background.
+    """
+
+    format: Sequence[str] = ("png",)
+    dark: bool = False
+
+    def ready(self) -> None:
+        """Sets the style, and refuses formats that matplotlib does not have."""
+        if self.dark and drawing.is_possible():
+            drawing.dark()
+        drawing.check_formats([word for word in self.format if word])
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache(Group):
+    """Where compiled programs are kept.
+
+    Args:
+      compilation_cache: Folder that keeps compiled programs for the next start; empty
+        for none.
+    """
+
+    compilation_cache: str = os.path.join(_CACHE, "mha_haiku", "compiled")
+
+    def ready(self) -> None:
+        """Makes jax keep compiled programs there."""
+        folder = self.compilation_cache
+        if not folder:
+            return
+        try:
+            pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            told = f"No compilation cache in {folder}: {error.strerror}."
+            print(told, file=sys.stderr)
+            return
+        jax.config.update("jax_compilation_cache_dir", folder)
+        # By default jax stores programs that took a second to compile; most take less.
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes(Group):
+    """The processes that run a command together; see `devices.cluster.join`.
+
+    Args:
+      distributed: Run with other processes, as on a cluster.
+      coordinator: host:port of process 0; if left out, from Slurm, Open MPI or the TPU
+        pod.
+      num_processes: Number of processes; if left out, the cluster's.
+      process_id: Index of this process; if left out, the cluster's.
+      join_seconds: Seconds to wait for the other processes at the start.
+    """
+
+    flags_title = "With several processes, as on a cluster"
+
+    distributed: bool = False
+    coordinator: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    join_seconds: int = 60
+
+    def ready(self) -> None:
+        """Connects to the other processes."""
+        given = self.coordinator, self.num_processes, self.process_id
+        if self.distributed or any(x is not None for x in given):
+            cluster.join(*given, timeout=self.join_seconds)

@@ -1,0 +1,158 @@
+"""Runs a function as a command: exit statuses, errors, warnings and interruption.
+
+A command ends with status 0 when it is done; with 2 after a user's mistake, reported in
+at most two lines on stderr; with 1 after a fault, reported in one line; and with 130
+when interrupted. A traceback is shown with `--debug` only.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tqdm
+
+from mha_haiku.core import checks
+from mha_haiku.training.devices import cluster
+
+# The extra of setup.cfg that installs a package that only some runs need.
+_EXTRAS = {
+    "matplotlib": "plots",
+    "sklearn": "data",
+    "tensorboardX": "tensorboard",
+    "tokenizers": "data",
+}
+
+
+def ended(work: Callable[[], Any], *, debug: bool = False) -> int:
+    """Calls a function and reports how it ends.
+
+    Args:
+      work: The function; it returns an exit status, or None for 0.
+      debug: Whether to show the traceback of an error.
+
+    Returns:
+      The exit status: 0, 1, 2 or 130.
+    """
+    try:
+        with _interruption(), _warnings_shown():
+            return work() or 0
+    except KeyboardInterrupt:
+        print("Interrupted.", file=sys.stderr)
+        cluster.end(130)
+        return 130
+    except BrokenPipeError:  # the reader of `... | head` has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (Exception, SystemExit) as error:  # the user's code may end the program
+        if debug:
+            traceback.print_exc()
+        status = _report(error)
+        cluster.end(status)
+        return status
+
+
+def end_at_once(status: int) -> None:
+    """Ends the process without clearing up.
+
+    XLA, interrupted while it traced or compiled, may crash there.
+    """
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def _report(error: BaseException) -> int:
+    """Prints an error on stderr; returns the exit status."""
+    # File names with bytes that are not UTF-8 have surrogates, which cannot be printed.
+    text = str(error).encode("utf-8", "backslashreplace").decode()
+    if isinstance(error, checks.ConfigError):
+        first, *others = text.splitlines() or [""]
+        print(f"error: {first}", file=sys.stderr)
+        if others:
+            print(" ".join(line.strip() for line in others), file=sys.stderr)
+        return 2
+    message = f"{type(error).__name__}: {' '.join(text.split())}"
+    extra = _EXTRAS.get(error.name) if isinstance(error, ImportError) else None
+    hint = "--debug shows the traceback"
+    if extra:
+        hint = (
+            f"pip install 'mha_haiku[{extra}]' installs it, in a checkout '.[{extra}]'"
+        )
+    print(f"fault: {message} ({hint})", file=sys.stderr)
+    return 1
+
+
+@contextlib.contextmanager
+def _interruption() -> Iterator[None]:
+    """Raises KeyboardInterrupt at Ctrl-C, also where something makes it another error.
+
+    An import is not left half done: compiled packages swallow KeyboardInterrupt there,
+    or abort. The process ends at once instead. Where Python ignores the exception, as
+    in callbacks of the garbage collector, the signal comes once more.
+    """
+    received, again = [], []
+
+    def handle(number, frame):
+        received.append(number)
+        while frame is not None:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                print("Interrupted.", file=sys.stderr, flush=True)
+                os._exit(130)
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    def come_again(ignored):
+        if ignored.exc_type is not KeyboardInterrupt:
+            return before_ignored(ignored)
+        send = functools.partial(os.kill, os.getpid(), signal.SIGINT)
+        again.append(threading.Timer(0.05, send))
+        again[-1].start()
+
+    before, before_ignored = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    is_main = threading.current_thread() is threading.main_thread()
+    # Under nohup it is ignored.
+    if not is_main or before is not signal.default_int_handler:
+        yield
+        return
+    try:
+        signal.signal(signal.SIGINT, handle)
+        sys.unraisablehook = come_again
+        yield
+    except Exception:
+        if received:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        for timer in again:
+            timer.cancel()
+        sys.unraisablehook = before_ignored
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Shows the warnings of mha_haiku as lines `warning: ...` while entered."""
+    logger, handler = logging.getLogger("mha_haiku"), _WarningLines()
+    logger.addHandler(handler)
+    # Other packages install handlers at the root logger, which would print them again.
+    before, logger.propagate = logger.propagate, False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
+
+
+class _WarningLines(logging.Handler):
+    """Writes a line per warning, above the progress bar if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.tqdm.write(f"warning: {record.getMessage()}", file=sys.stderr)

@@ -1,0 +1,201 @@
+"""The table of commands, and what runs one.
+
+A verb of `Subject` is a command without further ado. What is no question about a
+loaded run, such as training, is a function that `command` enters in the table.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mha_haiku.commands import config_files, groups, running, signatures
+from mha_haiku.commands.signatures import Option
+from mha_haiku.core import checks
+from mha_haiku.subjects.subject import Verb
+from mha_haiku.subjects.verbs import VERBS
+from mha_haiku.training.devices import cluster
+
+_ALWAYS = [
+    Option("debug", bool, False, "Show the traceback of an error."),
+    Option("help", bool, False, "Show this and end."),
+]
+_HELP = re.compile("--?help|-h")
+_CONFIG = re.compile("--?config=(.+)")
+_DEBUG = re.compile("--?debug(=(true|t|1))?", re.IGNORECASE)
+
+
+class Command(NamedTuple):
+    """What has a line in `python -m mha_haiku --help`."""
+
+    description: str  # before the flags in `--help`
+    options: list[Option]
+    # Runs it with the values of its flags, and what enters their groups; returns an
+    # exit status, or None.
+    call: Callable[[Mapping[str, Any], Callable], int | None]
+
+
+_commands: dict[str, Command] = {}
+
+
+def command(function: Callable) -> Callable:
+    """Enters a function in the table of commands, under its name; a decorator."""
+    call = functools.partial(signatures.call, function)
+    description = signatures.description(function)
+    name = function.__name__
+    _commands[name] = Command(description, signatures.options(function), call)
+    return function
+
+
+def commands() -> dict[str, Command]:
+    """Returns every command by its names, in the order of the names.
+
+    A verb with a command has two: `head_importance` is `importance` too.
+    """
+    found = dict(_commands)
+    for name, verb in VERBS.items():
+        if verb.command:
+            found[name] = found[verb.command] = _of_verb(verb)
+    return dict(sorted(found.items()))
+
+
+def tell(result: Any, folder: str | os.PathLike, formats: Sequence[str]) -> None:
+    """Writes the files of a verb's result; prints it, and their paths."""
+    written = result.save(folder, formats)
+    print(result.title, result.text(), sep="\n\n")
+    print("\nFiles:", *written, sep="\n  ")
+
+
+def main(name: str) -> None:
+    """Runs a command with the flags of this process, which it ends."""
+    _end(run([name, *sys.argv[1:]]))
+
+
+def choose(argv: Sequence[str]) -> None:
+    """Runs the command that the first flag names, and ends the process.
+
+    Args:
+      argv: The command line, with the program's name first.
+    """
+    table = commands()
+    if len(argv) < 2 or _HELP.fullmatch(argv[1]):
+        print("python -m mha_haiku COMMAND [FLAGS]; --help shows a command's flags.")
+        names = {id(entry): [] for entry in table.values()}
+        for name, entry in table.items():
+            names[id(entry)].append(name)
+        lines = [(", ".join(each), table[each[0]]) for each in names.values()]
+        width = max(len(listed) for listed, _ in lines)
+        for listed, entry in lines:
+            print(f"  {listed:{width}}  {entry.description.splitlines()[0]}")
+        sys.exit(0)
+    if argv[1] not in table:
+        nearest = checks.nearest(argv[1], table)
+        print(f"error: there is no command {argv[1]!r}.{nearest}", file=sys.stderr)
+        print(f"The commands are {', '.join(table)}.", file=sys.stderr)
+        sys.exit(2)
+    _end(run(argv[1:]))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs a command in this process.
+
+    Args:
+      argv: The command's name, and its flags.
+
+    Returns:
+      The exit status: 0, 1, 2 or 130.
+    """
+    name, *arguments = argv
+    return _ended(commands()[name], arguments)
+
+
+def program(
+    function: Callable, description: str = ""
+) -> Callable[[Sequence[str]], int]:
+    """Makes a program of a function, as of a command, which the table does not have.
+
+    Args:
+      function: The function.
+      description: What `--help` says before the flags; "": the function's docstring.
+
+    Returns:
+      A function from the command line, with the program's name first, to the status.
+    """
+    call = functools.partial(signatures.call, function)
+    description = (description or signatures.description(function)).strip()
+    entry = Command(description, signatures.options(function), call)
+    return lambda argv: _ended(entry, argv[1:])
+
+
+def _of_verb(verb: Verb) -> Command:
+    """Makes a command that asks a run, prints the answer and writes its files."""
+    asked = functools.partial(verb.function, None)  # without the subject
+    out = f"Folder to write to; default: <workdir>/{verb.folder}."
+    options = [
+        *signatures.options(groups.Run),
+        *signatures.options(asked),
+        Option("out", str, None, out),
+        *signatures.options(groups.Pictures),
+        *signatures.options(groups.Processes),
+    ]
+
+    def ask(given, enter):
+        shared = groups.Run, groups.Pictures, groups.Processes
+        run, pictures, _ = (signatures.call(x, given, enter) for x in shared)
+        bound = functools.partial(verb.function, run.subject())
+        with checks.user_mistakes():  # a verb says by ValueError what it cannot answer
+            result = signatures.call(bound, given, enter)
+        if cluster.leave():
+            folder = given["out"] or pathlib.Path(run.workdir, verb.folder)
+            tell(result, folder, pictures.format)
+
+    first, *others = signatures.description(asked).split("\n")
+    example = ["", f"Run: python -m mha_haiku {verb.command} --workdir=..."]
+    return Command("\n".join([first, *example, *others]), options, ask)
+
+
+def _ended(entry: Command, arguments: Sequence[str]) -> int:
+    return running.ended(
+        functools.partial(_run, entry, arguments),
+        debug=any(map(_DEBUG.fullmatch, arguments)),
+    )
+
+
+def _run(entry: Command, arguments: Sequence[str]) -> int | None:
+    options = entry.options + _ALWAYS
+    if any(map(_HELP.fullmatch, arguments)):
+        print(_help(entry, options, arguments), flush=True)
+        return 0
+    given = signatures.parse(options, arguments)
+    with contextlib.ExitStack() as stack:
+
+        def enter(group: groups.Group) -> None:
+            stack.enter_context(group.ready() or contextlib.nullcontext())
+
+        return entry.call(given, enter)
+
+
+def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> str:
+    lines = [entry.description, *signatures.help_lines(options)]
+    if not any(option.kind is signatures.Overrides for option in options):
+        return "\n".join(lines)
+    named = [found[1] for word in arguments if (found := _CONFIG.fullmatch(word))]
+    if named:
+        lines += ["", f"Fields of {named[-1]}, with their values there:"]
+        lines += [f"  {line}" for line in config_files.describe(named[-1])]
+    else:
+        lines += ["", "Configs; with --config=<one of them>, --help shows its fields:"]
+        for path in config_files.available():
+            lines.append(f"  {path}: {config_files.title(path)}")
+    return "\n".join(lines)
+
+
+def _end(status: int) -> None:
+    if status == 130:  # after the threads, such as one that writes a checkpoint
+        atexit.register(running.end_at_once, status)
+    sys.exit(status)

@@ -1,0 +1,282 @@
+"""PyTorch modules as functions of JAX, by torchax, with sites named after the modules.
+
+There is no table of families: a module is traced, and its attention is recognised as in
+any function of JAX. B batch, T positions.
+"""
+
+import copy
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.interop import loading, sources
+from mha_haiku.interop.families import FAMILIES
+
+# Overloads of aten that torchax 0.0.13 names as it is imported, and that torch 2.13 no
+# longer has, as it has no named axes.
+_DROPPED = {
+    "all": ("dimname", "dimname_out"),
+    "index_add": ("dimname",),
+    "index_copy": ("dimname",),
+    "index_copy_": ("dimname",),
+    "index_fill": ("Dimname_Scalar", "Dimname_Tensor"),
+    "index_fill_": ("Dimname_Scalar", "Dimname_Tensor"),
+    "norm": (
+        *("names_ScalarOpt_dim", "names_ScalarOpt_dim_dtype"),
+        *("names_dtype_out", "names_out"),
+    ),
+    "prod": ("dim_Dimname",),
+    "std": ("correction_names", "correction_names_out", "names_dim", "names_out"),
+    "std_mean": ("correction_names", "names_dim"),
+    "unbind": ("Dimname",),
+}
+# Methods of a model of transformers that choose what can be traced.
+_OPTIONS = {
+    "set_attn_implementation": "eager",
+    # The default takes grouped products, which torchax lacks, or sizes that depend on
+    # the data.
+    "set_experts_implementation": "batched_mm",
+}
+# Keywords of its `forward`; a decoder's begin with "decoder_".
+_TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
+
+
+class TorchModule(NamedTuple):
+    """A PyTorch module as a function of JAX."""
+
+    # Of params and inputs `[B, ...]`, by keyword `lengths`, `decoder_inputs`,
+    # `decoder_lengths` and what else the module takes; returns its first result.
+    function: Callable[..., Any]
+    params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
+    names: tuple[str, ...]  # of the inputs, among the keywords of the module
+    has_decoder: bool
+    start: int | None  # the token in front of what a decoder writes
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return self.function.__name__.partition(" ")[0]
+
+
+class Loaded(NamedTuple):
+    """A PyTorch module from elsewhere, and its tokenizer, None if it has none."""
+
+    module: Any
+    tokenizer: Any
+
+
+def is_module(value: Any) -> bool:
+    """Checks whether a value is a PyTorch module; imports nothing."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def convert(module: Any) -> TorchModule:
+    """Converts a `torch.nn.Module` to a function of JAX.
+
+    The module stays as it is. A copy that shares its parameters is set to what can be
+    traced: evaluation, plain attention and experts, no cache.
+
+    Raises:
+      ConfigError: If torchax is missing.
+    """
+    environment = _environment()
+    import torchax
+
+    tensors = (*module.parameters(), *module.buffers())
+    module = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()
+    for method, option in _OPTIONS.items():
+        if hasattr(module, method):
+            getattr(module, method)(option)
+    known = inspect.signature(module.forward).parameters
+    main = getattr(module, "main_input_name", None) or next(iter(known), "")
+    _name_parts(module)
+    with warnings.catch_warnings():
+        # All attributes are asked for, deprecated ones too.
+        warnings.simplefilter("ignore")
+        params, run = torchax.extract_jax(module, environment)
+
+    def forward(params, inputs, *, lengths=None, **given):
+        side = {"": (inputs, lengths)}
+        if (decoder_inputs := given.pop("decoder_inputs", None)) is not None:
+            side["decoder_"] = decoder_inputs, given.pop("decoder_lengths", None)
+        for prefix, (array, lengths) in side.items():
+            name = prefix + _TOKENS if prefix else main
+            is_embedded = jnp.issubdtype(array.dtype, jnp.floating)
+            if is_embedded and name == prefix + _TOKENS:
+                name = prefix + _FEATURES
+            given[name] = array
+            if lengths is not None:
+                mask = prefix + _MASK
+                _check_padding(mask in known, module, mask)
+                valid = np.arange(array.shape[1])[None] < jnp.asarray(lengths)[:, None]
+                given[mask] = valid.astype(np.int32)
+        if "use_cache" in known:
+            given.setdefault("use_cache", False)
+        with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
+            # int64 is asked for everywhere, and is int32 in JAX.
+            warnings.filterwarnings("ignore", "Explicitly requested dtype")
+            return _first(run(params, (), jax.tree.map(_as_jax, given)))
+
+    forward.__name__ = f"{type(module).__name__} of PyTorch"
+    of_model, of_text = (
+        getattr(module, f"{x}config", None) for x in ("", "generation_")
+    )
+    start = "decoder_start_token_id"
+    return TorchModule(
+        forward,
+        params,
+        (main, _FEATURES) if main == _TOKENS else (main,),
+        getattr(of_model, "is_encoder_decoder", False) is True,
+        getattr(of_model, start, getattr(of_text, start, None)),
+    )
+
+
+def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:
+    """Loads a model of transformers whose family has no table here; None: it has one.
+
+    No code of the source is run.
+
+    Raises:
+      ConfigError: If transformers does not know the family or cannot read the model, or
+        the extra `torch` is missing.
+    """
+    kind = found.config.get("model_type")
+    if found.folder is None or kind in (*FAMILIES, loading.OWN):
+        return None
+    try:
+        loading.family_of(found.config)
+    except checks.ConfigError as error:
+        unknown = str(error)
+    try:
+        _environment()
+        import transformers
+    except (ImportError, checks.ConfigError):
+        raise checks.ConfigError(
+            f"{unknown}\nOther families are read by transformers and torchax, which "
+            "are missing: pip install 'mha_haiku[torch]'."
+        ) from None
+    if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+        raise checks.ConfigError(f"{unknown}\nNor does transformers know it.")
+    options = {"trust_remote_code": False, "local_files_only": True}
+    try:
+        (name,) = (found.config.get("architectures") or [""])[:1]
+        module = getattr(transformers, name, transformers.AutoModel).from_pretrained(
+            found.folder,
+            dtype=str(jnp.dtype(dtype or np.float32)),
+            use_safetensors=True,
+            **options,
+        )
+    except Exception as error:  # of transformers, of the file, of its config
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise checks.ConfigError(
+            f"{found.name} could not be read by transformers.\n{reason}"
+        ) from None
+    tokenizer = None
+    if any((found.folder / name).exists() for name in _TOKENIZERS):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(found.folder, **options)
+    return Loaded(module, tokenizer)
+
+
+_TOKENIZERS = "tokenizer.json", "tokenizer_config.json"
+
+
+@functools.cache
+def _environment() -> Any:
+    """Imports torchax, and makes what runs operations of torch in JAX."""
+    try:
+        _define_dropped()
+        import torch
+        import torchax.tensor
+    except ImportError as error:
+        raise checks.ConfigError(
+            "A PyTorch module needs torch and torchax: pip install 'mha_haiku[torch]'."
+            f"\n{error}"
+        ) from None
+
+    class Environment(torchax.tensor.Environment):
+        """Runs operations of torch in JAX, without names of their own."""
+
+        def __init__(self):
+            super().__init__()
+            # torch folds the axes of a batch and of heads, which this keeps apart.
+            matmul = functools.partial(torchax.interop.call_jax, jnp.matmul)
+            names = torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__
+            for name in names:
+                self.override_op_definition(name, matmul)
+
+        def dispatch(self, *args, **kwargs):
+            # What torchax adds to a path ends there: it is no module.
+            with jax.named_scope("torch::"):
+                return super().dispatch(*args, **kwargs)
+
+    return Environment()
+
+
+@functools.cache  # torch crashes where what is defined is dropped again
+def _define_dropped() -> Any:
+    """Defines the overloads that torchax names, and torch does not have."""
+    import torch
+
+    library = torch.library.Library("aten", "FRAGMENT")
+    for name, overloads in _DROPPED.items():
+        for overload in overloads:
+            if not hasattr(getattr(torch.ops.aten, name), overload):
+                # Nothing calls it, so that any arguments will do.
+                library.define(f"{name}.{overload}(str dropped) -> ()")
+    return library
+
+
+def _name_parts(module: Any) -> None:
+    """Enters a scope in each part of a module that computes something.
+
+    A list of modules does not, so that its name is joined to its items'.
+    """
+    has_forward = {"": True}
+    for name, part in module.named_modules():
+        if not name:
+            continue
+        has_forward[name] = "_forward_unimplemented" not in part.forward.__qualname__
+        if has_forward[name]:
+            parts = name.split(".")
+            start = len(parts) - 1
+            while not has_forward[".".join(parts[:start])]:
+                start -= 1
+            part.forward = _scoped(part.forward, "_".join(parts[start:]))
+
+
+def _scoped(function: Callable, name: str) -> Callable:
+    @functools.wraps(function)
+    def scoped(*args, **kwargs):
+        with jax.named_scope(name):
+            return function(*args, **kwargs)
+
+    return scoped
+
+
+def _check_padding(is_taken: bool, module: Any, mask: str) -> None:
+    if not is_taken:
+        raise ValueError(
+            f"inputs must be of one length each call: {type(module).__name__} takes no "
+            f"{mask}, by which padding is known."
+        )
+
+
+def _as_jax(x: Any) -> Any:
+    return jnp.asarray(x) if isinstance(x, np.ndarray) else x
+
+
+def _first(output: Any) -> Any:
+    """Takes the logits of what a module returns, or else what it returns first."""
+    if isinstance(output, Mapping):
+        values = {name: x for name, x in output.items() if x is not None}
+        return _first(values.get("logits", next(iter(values.values()))))
+    return _first(output[0]) if isinstance(output, tuple | list) else output

@@ -1,0 +1,319 @@
+"""What is recorded of a run while it trains, and how it learned, as pictures.
+
+`Timeline` follows the heads, `Snapshots` their maps, `Samples` what the model writes.
+
+P points, L layers, H heads of a layer.
+"""
+
+import functools
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mha_haiku.core import checks, fields, models
+from mha_haiku.lab import heads
+from mha_haiku.showing import curves
+from mha_haiku.showing.map_set import PerHead
+from mha_haiku.subjects import inputs, programs, results
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import dumping, generation
+from mha_haiku.training import tasks
+from mha_haiku.training.runs import (
+    configuration,
+    files,
+    folders,
+    loop,
+    metrics_log,
+    progress,
+)
+
+_EXAMPLES = 64
+_POSITIONS = 2**13  # of all examples
+_GRADIENT = heads.MEASURES["gradient"]
+_TOKENS = 48  # of a prompt, and of what is written behind it, at most
+_SHOWN = 60  # characters of each
+
+
+class _Study(loop.Observer):
+    """Studies a run while it trains; `look` has the parameters."""
+
+    _start: Callable[[int], None]  # prepares looks, from a step on
+
+    def __init__(self, config: configuration.RunConfig):
+        """Takes the run's config, which is not looked at before the run checked it."""
+        self._config = config
+
+    def begin(
+        self,
+        folder: folders.Folder,
+        config: configuration.RunConfig,
+        task: tasks.Task,
+        step: int,
+    ) -> None:
+        model = folders.make_model(config.model, task)  # in this process only
+        self._subject = Subject(
+            model,
+            None,
+            folder.root.resolve().name,
+            config=config,
+            task=task,
+            step=step,
+            folder=folder,
+            progress=programs.silent,
+        )
+        self._start(step)
+
+
+class _Log(_Study):
+    """Appends lines at each look to the file that the folder of a run calls `file`."""
+
+    file: str
+    _lines: Callable[[int, Any], Iterator[dict[str, Any]]]  # of a step and parameters
+
+    def _start(self, step: int) -> None:
+        """Opens the file and drops its lines of steps after `step`."""
+        path = getattr(self._subject.folder, self.file)
+        self._log = files.LineWriter(path, last_step=step)
+        lines = files.read_lines(path)
+        self._last = lines[-1]["step"] if lines else -1
+
+    def look(self, step: int, params: Any) -> None:
+        """Appends the lines of a step, unless the file has that step already."""
+        if step > self._last:
+            for line in self._lines(step, params):
+                self._log.append({"step": step, **line})
+            self._last = step
+
+    def end(self) -> None:
+        """Closes the file."""
+        self._log.close()
+
+
+class Timeline(_Log):
+    """Appends to `timeline.jsonl` in a run's folder of heads.
+
+    A line has `step`, the `roles` of all heads, and `scores`: of roles by their names,
+    and the `gradient` importance. Each is a list of L lists, with None where a layer
+    has fewer heads. With several kinds of heads `layers` has labels such as "cross 0".
+    """
+
+    file = "timeline"
+
+    @property
+    def every(self) -> int:
+        """Steps between two lines; 0 without any."""
+        return self._config.training.timeline_every
+
+    def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
+        subject = self._subject
+        count = programs.batch_size(subject, _EXAMPLES, _POSITIONS)
+        batches = [programs.held_out(subject, range(count))]
+        roles = heads.roles(
+            subject.model, params, batches, align=subject.task.alignments
+        )
+        of = heads.Measured(subject.model, heads.metrics.loss, params, batches)
+        scores = {**roles.scores, "gradient": _GRADIENT.measure(of).mean}
+        lists = {x: np.where(np.isnan(y), None, y).tolist() for x, y in scores.items()}
+        line = {"roles": roles.names.tolist(), "scores": lists}
+        layers = models.heads_of_layers(subject.config.model)
+        if any(layer.kind for layer in layers):
+            line = {"layers": [layer.label for layer in layers], **line}
+        yield line
+
+
+class Samples(_Log):
+    """Shows texts at each evaluation, and appends them to samples.jsonl.
+
+    Causal models continue the first half of held-out examples, encoder-decoders
+    answer their sources: the same at every step, with the same seed. A line of
+    samples.jsonl has the `step`, a `generation.Text`, and the `right` answer.
+    """
+
+    file = "samples"
+
+    @property
+    def every(self) -> int:
+        """Steps between two evaluations; 0 without samples."""
+        training = self._config.training
+        is_on = training.samples and generation.given(self._config)
+        return training.evaluate_every if is_on else 0
+
+    def _start(self, step: int) -> None:
+        super()._start(step)
+        subject = self._subject
+        kind = generation.given(subject.config)
+        self._job, examples = generation.of_held_out(
+            subject,
+            range(subject.config.training.samples),
+            generation.strategy(kind),
+            most=_TOKENS,
+        )
+        rows = inputs.rows_of(examples) if kind == "source" else ()
+        self._right = [subject.task.answer(row.targets) for row in rows]
+
+    def wants(self, step: int) -> bool:
+        """Checks whether the run is evaluated at `step`, also after a resume."""
+        is_last = step == self._config.training.steps
+        return step > 0 and (step % self.every == 0 or is_last)
+
+    def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
+        subject = self._job.subject.replace(params=params)
+        job = self._job._replace(subject=subject)
+        for i, text in enumerate(generation.write(job)):
+            right = {"right": self._right[i]} if self._right else {}
+            yield {**text.record(), **right}
+            progress.tell(self._told(step, text, **right))
+
+    def _told(self, step, text, right=None) -> str:
+        steps = self._config.training.steps
+        line = f"step {step:>{len(str(steps))}}/{steps}  sample "
+        line += f"{_quoted(text.given, is_end=right is None)} -> {_quoted(text.text)}"
+        if right is None:
+            return line
+        return f"{line} ({'right' if text.text == right else _quoted(right)})"
+
+
+class Snapshots(_Study):
+    """Writes `attention/snapshots/<step>/maps.npz` at some of a run's reports.
+
+    There are `config.attention.snapshots` of them, spread evenly in the logarithm of
+    the step, from the first report to the end: maps of the same examples.
+    """
+
+    @property
+    def every(self) -> int:
+        """Steps between two reports; 0 without snapshots."""
+        config = self._config
+        return config.training.report_every if config.attention.snapshots else 0
+
+    def _start(self, step: int) -> None:
+        """Removes snapshots of steps after `step`, which will be taken again."""
+        snapshots = self._subject.folder.snapshots
+        for each in dumping.steps_of(snapshots):
+            if each > step:
+                shutil.rmtree(snapshots / str(each))
+
+    def wants(self, step: int) -> bool:
+        """Checks whether `step` is one of the snapshots' steps."""
+        training, count = self._config.training, self._config.attention.snapshots
+        return step in spread(training.steps, training.report_every, count)
+
+    def look(self, step: int, params: Any) -> None:
+        """Writes the maps at a step, unless they are there."""
+        out = self._subject.folder.snapshots / str(step)
+        if (out / "maps.npz").exists():
+            return
+        dumping.dump(
+            self._subject.replace(params=params, step=step),
+            out=out,
+            means=False,
+            devices=jax.local_devices()[:1],
+        )
+
+
+@functools.cache
+def spread(last: int, every: int, count: int) -> tuple[int, ...]:
+    """Spreads `count` steps evenly in their logarithm, with the last one included.
+
+    All but the last are multiples of `every`; if there are too few, there are fewer.
+    """
+    reports = -(-last // every)
+    count = min(count, reports)
+    places = np.arange(count)
+    numbers = np.geomspace(1, reports, count).round().astype(int)
+    # All different, and room for those that follow.
+    shifted = np.maximum.accumulate(numbers - places)
+    numbers = np.minimum(shifted, reports - count + 1) + places
+    numbers[-1:] = reports  # also where there is one
+    return tuple(np.minimum(numbers * every, last).tolist())
+
+
+def _quoted(text: str, *, is_end: bool = False) -> str:
+    """Quotes the beginning, or the end, of a text as one line."""
+    if len(text) > _SHOWN:
+        text = f"...{text[-_SHOWN:]}" if is_end else f"{text[:_SHOWN]}..."
+    return json.dumps(text, ensure_ascii=False)
+
+
+class _Line(NamedTuple):
+    """A line of timeline.jsonl."""
+
+    step: int
+    scores: Mapping[str, tuple[tuple[float | None, ...], ...]]
+    roles: Any = None
+    layers: tuple[str, ...] = ()
+
+
+def timeline(path: Path) -> functools.partial | None:
+    """Draws a timeline.jsonl; None: it has no lines.
+
+    Its arguments are the steps `[P]`, and scores `[P, L, H]`, NaN where there is no
+    head.
+    """
+    if not (records := files.read_lines(path)):
+        return None
+    try:
+        lines = [fields.decoded(_Line, record, "") for record in records]
+        shapes = {tuple((x, *map(len, y)) for x, y in z.scores.items()) for z in lines}
+        if len(shapes) > 1:
+            raise ValueError("all lines must have scores of the same heads.")
+    except ValueError as error:
+        raise checks.ConfigError(f"{path} cannot be used: {error}") from None
+    scores = {}
+    for name in lines[0].scores:
+        values = [line.scores[name] for line in lines]
+        label, unit = heads.SCORES.get(name, name), ""
+        if name == "gradient":
+            label, unit = _GRADIENT.label, _GRADIENT.unit
+        scores[name] = PerHead(np.array(values, np.float64), unit, label)
+    return functools.partial(
+        curves.timeline,
+        np.array([line.step for line in lines]),
+        scores,
+        title=f"Heads of {path.resolve().parents[1].name} while they learn",
+        labels=lines[0].layers,
+    )
+
+
+def learning_curve(path: Path) -> functools.partial | None:
+    """Draws a metrics.jsonl; None: it has no reports.
+
+    The baselines come from the summary in the same folder.
+    """
+    if not (reports := metrics_log.read(path)):
+        return None
+    folder = folders.Folder(path.resolve().parent)
+    config, summary = folders.read_config(folder), files.read_json(folder.summary) or {}
+    task = "" if config is None else f" ({config.task.name})"
+    with checks.user_mistakes():
+        baseline = fields.decoded(
+            dict[str, float] | None, summary.get("baseline"), "baseline"
+        )
+    return functools.partial(
+        curves.learning,
+        reports,
+        title=f"{folder.root.name}{task}: loss and accuracy while it learned",
+        baseline=baseline,
+        baseline_name=summary.get("baseline_name", "baseline"),
+    )
+
+
+def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> list[Path]:
+    """Writes the pictures that a run has something for, in its folder.
+
+    These are `attention/learning_curve.png` and `heads/timeline.png`.
+    """
+    folder, written = folders.Folder(checks.as_path(workdir)), []
+    for path, picture in (
+        (folder.attention / "learning_curve.png", learning_curve(folder.metrics)),
+        (folder.heads / "timeline.png", timeline(folder.timeline)),
+    ):
+        if picture is not None:
+            written += results.write_pictures(path, picture, formats)
+    return written

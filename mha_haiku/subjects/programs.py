@@ -1,0 +1,299 @@
+"""What verbs share: programs, batches of held-out examples, devices and metrics.
+
+Each function takes the `Subject` that it works for. B batch, N examples, T positions.
+"""
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from mha_haiku.core import attention, checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import heads
+from mha_haiku.subjects import inputs
+from mha_haiku.subjects.subject import Part, Subject, refuse
+from mha_haiku.training import devices, evaluation, tasks
+from mha_haiku.training.runs import configuration, folders
+
+METRICS = ("loss", "accuracy", "exact_match", "drift")
+ABLATION_VALUES = ("zero", "mean", "resample")
+
+_BATCH_POSITIONS = 2**12  # of all examples in a batch
+_MOST_EXAMPLES = 2**31 - 1  # an index is an int32
+
+
+def silent(iterable: Any, **_: Any) -> Any:
+    """Returns an iterable as it is: the progress that shows none."""
+    return iterable
+
+
+def compact(subject: Subject) -> Subject:
+    """Scans the layers of the subject's model, where they are many and alike."""
+    if subject.config is None or subject.model.scanned is None:
+        return subject
+    if subject.config.model.num_layers <= heads.running.FEW_LAYERS:
+        return subject
+    model = subject.model.scanned
+    config = subject.config.replace(model=dict(scan_layers=True))
+    params = models.stacked(subject.params)
+    return subject.replace(config=config, model=model, params=params)
+
+
+def placed(
+    subject: Subject,
+    available: Sequence[jax.Device] | None = None,
+    *,
+    length: int | None = None,
+) -> Subject:
+    """Spreads model and parameters over devices; None: over all.
+
+    Heads and positions are split as the config says, if the number of devices allows;
+    else each device has the whole model and a part of the examples. These have
+    `length` positions; None: as the task says. A subject without a config stays.
+    """
+    available = list(available or jax.devices())
+    if len(available) == 1 or subject.config is None:
+        return subject
+    length = subject.task.sequence_length if length is None else length
+    wanted = subject.config.replace(devices=dict(data=None))
+    split = {x: getattr(wanted.devices, x) for x in ("heads", "sequence")}
+    try:
+        configuration.check_devices(wanted, len(available))
+        configuration.check_sequence(wanted.devices, length)
+    except ConfigError:
+        split = {"heads": 1, "sequence": 1}
+    mesh = devices.make_mesh(available, **split)
+    shared = devices.Sharded(mesh)
+    model = folders.make_model(subject.config.model, subject.task, shared)
+    model = model.edited(*subject.model.edits)
+    params = shared.put_state(subject.params)
+    return subject.replace(model=model, params=params, placement=shared)
+
+
+def once(subject: Subject, key: Hashable, make: Callable[[], Any]) -> Any:
+    """Calls `make` once for the run's model and a key."""
+    key = subject.model, subject.placement, key
+    if key not in subject.cache:
+        subject.cache[key] = make()
+    return subject.cache[key]
+
+
+def program(subject: Subject, function: Callable) -> Callable:
+    """Compiles the function; its results are on all devices."""
+    placement = subject.placement
+    if placement is None:
+        return jax.jit(function)
+    return placement.program(function, num_scalars=0, returns_state=False)
+
+
+def whole_batch(subject: Subject, count: int) -> int:
+    """Rounds `count` up, so that devices can split as many examples."""
+    placement = subject.placement
+    parts = 1 if placement is None else placement.mesh.shape["data"]
+    return -(-count // parts) * parts
+
+
+def spread(subject: Subject, example: tasks.Example) -> tasks.Example:
+    """Splits a batch (of `whole_batch` size) over devices; in a program."""
+    placement = subject.placement
+    return example if placement is None else placement.spread(example)
+
+
+def gathered(subject: Subject, tree: Any) -> Any:
+    """Gathers arrays on every device; in a program."""
+    placement = subject.placement
+    return tree if placement is None else placement.gathered(tree)
+
+
+def observed(
+    subject: Subject,
+    params: Any,
+    example: tasks.Example,
+    function: Callable[[attention.AttentionMap, str], Any],
+    parts: Sequence[Part],
+) -> tuple[models.Output, list[Any]]:
+    """Computes the output on a batch, and a function of the maps of some parts.
+
+    Inside a program. The function, of a map and the kind of its layer, runs where
+    the map is made, so that no map outlives its layer.
+    """
+    at = {f"{x.path}/map": functools.partial(function, kind=x.kind) for x in parts}
+    model = subject.model
+    if model.config and len(parts) == len(models.heads_of_layers(model.config)):
+        # Of scanned layers all at once.
+        at = heads.running.by_kind(function, model)
+    output, found = heads.running.look(model, params, example, at)
+    return output, [found[f"{x.path}/map"] for x in parts]
+
+
+def held_out(subject: Subject, indices: Sequence[int]) -> tasks.Example:
+    """Makes the held-out examples of these indices, split over devices."""
+    task, seed, placement = subject.task, subject.config.seed, subject.placement
+
+    def make():
+        def of_indices(data, indices):
+            batch = evaluation.held_out_batch(task, seed, data, indices)
+            return spread(subject, batch)
+
+        data = task.held_out_data
+        data = data if placement is None else placement.put(data)
+        return data, jax.jit(of_indices)
+
+    # Runs of several seeds may share a model, and so its programs.
+    data, program = once(subject, ("held_out", seed, id(task)), make)
+    indices = np.asarray(indices, np.int32)
+    return program(data, indices if placement is None else placement.put(indices))
+
+
+def batch_size(
+    subject: Subject, examples: int, positions: int = _BATCH_POSITIONS
+) -> int:
+    """Finds how many of `examples` fit a batch of at most so many positions."""
+    with checks.user_mistakes():
+        checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
+    task = subject.task
+    most = max(1, positions // max(task.sequence_length, task.target_length or 0))
+    return whole_batch(subject, min(examples, most))
+
+
+def batches_of(subject: Subject, examples: int, *, name: str = "") -> "Batches":
+    """Groups held-out examples in whole batches; with a name they show a bar."""
+    return Batches(subject, examples, batch_size(subject, examples), name)
+
+
+def batches_given(
+    subject: Subject, examples: Any, *, targets: bool = True
+) -> Sequence[tasks.Example] | None:
+    """Makes batches of the examples; None: they are held-out examples of a task.
+
+    A number of them is for a task; a wrapped function has examples of its own, if any.
+    With `targets`, inputs get the next tokens as targets, which the loss needs.
+    """
+    if not isinstance(examples, int | np.integer):
+        is_of_loss = subject.metric in (None, heads.metrics.loss)
+        return inputs.batches(subject, examples, targets=targets and is_of_loss)
+    if subject.task is None and subject.batches is None:
+        why = "has no examples; give texts, examples=[...], or pass them to mh.wrap"
+        refuse(subject, "measuring", why)
+    return subject.batches
+
+
+def measured(
+    subject: Subject, examples: Any, *, metric: str | None = None, name: str = ""
+) -> heads.Measured:
+    """Makes what measures of `mh.heads` take.
+
+    Args:
+      subject: The model. A wrapped function has its own metric.
+      examples: The number of held-out examples, rounded up to whole batches; or inputs,
+        such as texts, whose targets are the next tokens.
+      metric: A name, see `metric_name`; None: the first of the task.
+      name: Name of the progress bar; "": no bar.
+    """
+    model, params = subject.model, subject.params
+    batches = batches_given(subject, examples)
+    metric = metric_name(subject, metric)
+    if metric is None:
+        own = subject.metric or heads.metrics.loss
+        if own is heads.metrics.loss and not np.any(batches[0].weights):
+            why = "has examples without targets; pass metric= to mh.wrap"
+            refuse(subject, "the loss", why)
+        return heads.Measured(model, own, params, batches)
+    if batches is None:
+        batches = batches_of(subject, examples, name=name)
+    if metric == "drift":
+        return heads.measured_by_drift(model, params, batches)
+    function = {
+        "loss": heads.metrics.loss,
+        "accuracy": heads.metrics.mistakes(subject.task.correct),
+        "exact_match": heads.metrics.failures(subject.task.correct),
+    }[metric]
+    return heads.Measured(model, function, params, batches)
+
+
+def metric_name(subject: Subject, name: str | None = None) -> str | None:
+    """Finds the name of a metric that the task has; None: the task's first.
+
+    It is "loss", "accuracy" for the share of wrong answers, "exact_match" for the
+    share of examples with any, or "drift". A model without a task has none.
+    """
+    if subject.task is None:
+        if name is not None:
+            refuse(subject, f"metric {name!r}", "has its own metric")
+        return None
+    task = subject.task
+    known = (*task.metrics, *(["exact_match"] if task.counts_exact else []))
+    with checks.user_mistakes():
+        checks.choice("metric", name or known[0], METRICS)
+    if name and name not in known:
+        raise ConfigError(
+            f"metric must be {' or '.join(known)} for the task {task.name}, which "
+            f"has no {'whole answers' if 'loss' in known else 'targets'}, got "
+            f"{name!r}."
+        )
+    return name or known[0]
+
+
+def ablation_value(subject: Subject, name: str, examples: Any) -> heads.AblationValue:
+    """Returns an ablation value by its name; a mean is over the examples."""
+    with checks.user_mistakes():
+        checks.choice("ablation_value", name, ABLATION_VALUES)
+    if name == "mean":
+        batches = batches_given(subject, examples, targets=False)
+        if batches is None:
+            batches = batches_of(subject, examples, name="means of heads")
+        return heads.ablation_values.mean(subject.model, subject.params, batches)
+    return getattr(heads.ablation_values, name)
+
+
+def observations(
+    subject: Subject,
+    observe: Callable[[Any, tasks.Example], Any],
+    indices: Sequence[int],
+    *,
+    batch_size: int,
+    name: str,
+    examples_at: Callable[[Sequence[int]], tasks.Example] | None = None,
+) -> Iterator[Any]:
+    """Yields the results of a program on examples, per batch, on the host.
+
+    Args:
+      observe: A `program` of parameters and a batch; its arrays are `[B, ...]`.
+      indices: The indices of the examples.
+      batch_size: The size of all batches: the last is filled up by repeating its
+        last example, and the repetitions are dropped from the result.
+      name: Name of the progress bar.
+      examples_at: A function from indices to a batch; None: `held_out`.
+    """
+    examples_at = examples_at or functools.partial(held_out, subject)
+    starts = range(0, len(indices), batch_size)
+    for start in subject.progress(starts, name=name, unit="batch"):
+        batch = list(indices[start : start + batch_size])
+        filled = batch + batch[-1:] * (batch_size - len(batch))
+        results = jax.device_get(observe(subject.params, examples_at(filled)))
+        yield jax.tree.map(operator.itemgetter(slice(len(batch))), results)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batches:
+    """Batches of held-out examples that can be iterated over more than once."""
+
+    subject: Subject
+    examples: int  # at least
+    size: int
+    name: str = ""  # of the progress bar; "": there is none
+
+    def __len__(self) -> int:
+        return -(-self.examples // self.size)
+
+    def __iter__(self) -> Iterator[tasks.Example]:
+        numbers = range(len(self))
+        if self.name:
+            numbers = self.subject.progress(numbers, name=self.name, unit="batch")
+        for i in numbers:
+            yield held_out(self.subject, range(i * self.size, (i + 1) * self.size))

@@ -1,0 +1,61 @@
+"""What a verb returns that has a table and a picture: shown as text, and written."""
+
+import abc
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mha_haiku.core import checks
+from mha_haiku.showing import drawing, tables
+from mha_haiku.training.runs import files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Result(abc.ABC):
+    """A table, and a picture of it."""
+
+    file_name: str  # without a suffix
+    title: str  # of what, and how it was measured
+    picture: Callable[[], "Figure"]  # draws it
+
+    @abc.abstractmethod
+    def table(self) -> tables.Table:
+        """Returns the numbers in rows."""
+
+    def text(self) -> str:
+        """Writes the table as text."""
+        return self.table().text()
+
+    def save(
+        self, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+    ) -> list[Path]:
+        """Writes the table as .csv and the picture in each format; returns the paths.
+
+        Without matplotlib there is no picture.
+        """
+        path = checks.as_path(folder) / f"{self.file_name}.csv"
+        path = files.write(path, self.table().csv())
+        return [path, *write_pictures(path, self.picture, formats)]
+
+
+def write_pictures(
+    path: Path, picture: Callable[[], "Figure"], formats: Sequence[str]
+) -> list[Path]:
+    """Draws a picture in each format, with its suffix; none without matplotlib."""
+    if not drawing.is_possible():
+        return []
+    return [
+        files.write(path.with_suffix(f".{kind}"), drawing.content(picture, kind))
+        for kind in formats
+    ]
+
+
+def command(script: str, root: str | os.PathLike) -> str:
+    """Writes the command line of a script for the run in a folder, for a message."""
+    root = Path(root)
+    if root.is_relative_to(Path.cwd()):
+        root = root.relative_to(Path.cwd())
+    return f"python -m mha_haiku {script} --workdir={root}"

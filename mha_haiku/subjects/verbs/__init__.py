@@ -1,0 +1,15 @@
+"""Verbs: one file per question that is asked of a subject.
+
+A file that lies here needs no entry anywhere: its functions below `verb` are methods
+of `Subject`, and commands.
+"""
+
+import importlib
+import pkgutil
+
+from mha_haiku.subjects.subject import VERBS, verb
+
+__all__ = ["VERBS", "verb"]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

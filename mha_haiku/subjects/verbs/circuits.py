@@ -1,0 +1,245 @@
+"""Where an answer comes from: patched activations, paths and circuits of edges."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from mha_haiku.lab import heads
+from mha_haiku.lab.heads import running
+from mha_haiku.showing import answers as shown
+from mha_haiku.showing import tables
+from mha_haiku.subjects import answers as answered
+from mha_haiku.subjects import inputs, programs, results
+from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
+from mha_haiku.training import tasks
+
+_LOGITS = "logit difference"
+
+
+@verb
+def patch(
+    subject: Subject,
+    clean: Any,
+    corrupted: Any,
+    *,
+    answers: tuple[Any, Any] | None = None,
+    into: str = "corrupted",
+    **options: Any,
+) -> heads.Patched:
+    """Measures what changes when an activation is replaced by the other text's.
+
+    The metric is the logit of the wrong answer less the logit of the right one, at
+    the last position: patching what carries the answer makes it fall.
+
+    Args:
+      subject: The model.
+      clean: A text, or several.
+      corrupted: Texts of the same numbers of tokens.
+      answers: The right and the wrong answer: tokens, or texts of one token each;
+        None: what the model answers to the clean and to the corrupted text.
+      into: The run that is patched, "clean" or "corrupted".
+      **options: `what` and `per_position` of `heads.activation_patching`.
+
+    Raises:
+      ValueError: If the texts differ in their numbers of tokens, or the model
+        answers the same to both and no answers are given.
+    """
+    pair, tokens = _pair(subject, clean, corrupted, answers)
+    found = heads.activation_patching(*pair, into=into, **options)
+    return dataclasses.replace(found, tokens=tokens, unit=_LOGITS)
+
+
+@verb
+def paths(
+    subject: Subject,
+    clean: Any,
+    corrupted: Any,
+    *,
+    answers: tuple[Any, Any] | None = None,
+    **options: Any,
+) -> heads.Edges:
+    """Measures what changes when a head reads of another what the other text has.
+
+    Arguments are as in `patch`, and by keyword as in `heads.path_patching`.
+    """
+    pair, _ = _pair(subject, clean, corrupted, answers)
+    found = heads.path_patching(*pair, **options)
+    return dataclasses.replace(found, unit=_LOGITS)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Circuit(heads.Circuit, results.Result):
+    """The edges that carry the answers of a subject."""
+
+    title: str = ""
+    file_name = "circuit"
+
+    def table(self) -> tables.Table:
+        """Makes a table with a row per edge, the strongest first."""
+        columns = [tables.Column(name) for name in ("sender", "receiver", "kind")]
+        columns.append(tables.Column("value", self.edges.unit, "{:.4g}"))
+        return tables.Table(columns, self.rows())
+
+    def text(self) -> str:
+        """Writes the table as text, with the worth of the circuit below it."""
+        edges, cost = self.edges, self.edges.cost
+        return (
+            f"{self.table().text()}\n\n{self}\n"
+            f"metric: {edges.base.mean():.4g} clean, {edges.other.mean():.4g} "
+            f"corrupted, {self.only.mean():.4g} with the circuit alone, "
+            f"{self.without.mean():.4g} without it\n"
+            f"cost: {cost.forward:,} forward and {cost.backward:,} backward passes for "
+            "each pair of examples"
+        )
+
+    @property
+    def picture(self) -> functools.partial:
+        """Draws the graph."""
+        title = f"{self.title}: {shown.headline(self)}"
+        return functools.partial(shown.draw_circuit, self, title=title)
+
+
+@verb(command="circuits", folder="heads")
+def circuit(
+    subject: Subject,
+    text: str | Any = None,
+    corrupted: str | Any = None,
+    *,
+    edges: int = 50,
+    measure: str | None = None,
+    answers: tuple[Any, Any] | None = None,
+    examples: int = 32,
+    metric: str | None = None,
+    **options: Any,
+) -> Circuit:
+    """Finds the edges that carry the answer, and how much of it they carry.
+
+    An edge goes from the embedding, a head or a feed-forward part to the queries, keys
+    or values of a head, to a feed-forward part or to the logits. Without texts the
+    pairs are held-out examples, each with the next one of its lengths; an example
+    without another is left out.
+
+    Args:
+      subject: The model.
+      text: A clean text, or several, in place of held-out examples.
+      corrupted: Corrupted texts of as many tokens each.
+      edges: Maximum number of edges in the circuit.
+      measure: Measure that ranks edges, of mh.heads.EDGE_MEASURES; default:
+        integrated_edge_attribution. Edges of a function are between heads alone, and
+        have one measure; see `heads.circuit_of_heads`.
+      answers: The right and the wrong answer to the texts.
+      examples: Number of held-out examples to average over, without texts.
+      metric: Metric of held-out examples, loss or drift; default: the run's.
+      **options: As in `heads.circuit`.
+
+    Raises:
+      ValueError: If only one of the texts is given, or they differ in their numbers of
+        tokens; or if no two examples are of the same lengths.
+    """
+    if (text is None) != (corrupted is None):
+        raise ValueError("text and corrupted must be given together.")
+    if text is not None:
+        pair, _ = _pair(subject, text, corrupted, answers)
+        title = f"{subject.title}, {text!r} and {corrupted!r}"
+    else:
+        of = programs.measured(subject, examples, metric=metric)
+        pairs = [_of_examples(batch) for batch in of.batches]
+        pairs = [pair for pair in pairs if len(pair[0].inputs)]
+        if not pairs:
+            raise ValueError(
+                f"examples must have two of the same lengths, got {examples}."
+            )
+        batches, others = zip(*pairs, strict=True)
+        pair = of._replace(batches=batches), others
+        count = sum(len(batch.inputs) for batch in batches)
+        title = f"{subject.title}, {count} pairs"
+    if subject.model.config is None:
+        if measure is not None or options:
+            refuse(subject, f"measure {measure!r}", "has edges between heads alone")
+        found = heads.circuit_of_heads(*pair, edges=edges)
+    else:
+        measure = measure or "integrated_edge_attribution"
+        found = heads.circuit(*pair, edges=edges, measure=measure, **options)
+    return Circuit(**vars(found), title=title)
+
+
+@verb
+def circuits(subject: Subject, kind: str = "k") -> answered.Circuits:
+    """Measures how much each head reads from each other one, by weights alone.
+
+    It reads by its "q", "k" or "v", as `kind` says.
+    """
+    check_parameters(subject, "circuits")
+    scores = heads.circuits.compositions(subject.model, subject.params, kind)
+    return answered.Circuits(kind, scores)
+
+
+def _pair(subject, clean, corrupted, given):
+    """Makes what is measured and the corrupted batches, and the clean tokens."""
+    texts = clean, corrupted
+    batches = [inputs.batch_of(subject, text)[0] for text in texts]
+    if len(batches[0].inputs) != len(batches[1].inputs):
+        count, got = (len(x.inputs) for x in batches)
+        raise ValueError(f"corrupted must be as many as clean, {count}, got {got}.")
+    rows = zip(*map(inputs.lengths, batches), strict=True)
+    for i, (length, got) in enumerate(rows):
+        if length != got:
+            labels = inputs.labels(subject, batches[1])[1]
+            shorter = [list(row[:got]) for row in labels[i:][:1]]
+            raise ValueError(
+                f"corrupted must have as many tokens as clean, {length}, got "
+                f"{got}: {shorter}."
+            )
+    config = subject.model.config
+    if config is not None and not config.output.logits:
+        refuse(subject, "an answer", "gives no logits")
+    right, wrong = _answers(subject, batches, given)
+    targets = np.stack([right, wrong], -1).astype(np.int32)
+    weights = np.ones(targets.shape, np.float32)
+    # Positions of an encoder-decoder are of two texts.
+    has_kinds = batches[0].decoder_inputs is not None
+    labels = () if has_kinds else inputs.labels(subject, batches[0])[0]
+    clean, corrupted = ([x._replace(targets=targets, weights=weights)] for x in batches)
+    metric = heads.metrics.logit_difference
+    of = heads.Measured(subject.model, metric, subject.params, clean)
+    return (of, corrupted), labels[0] if len(labels) == 1 else ()
+
+
+def _answers(subject, batches, given):
+    """Finds the right and the wrong answer of each example, two arrays `[B]`."""
+    if given is not None:
+        if isinstance(given, str) or len(given) != 2:
+            raise ValueError(f"answers must be two, (right, wrong), got {given!r}.")
+        chosen = [inputs.one_token(subject.codec, x) for x in given]
+        asked = subject.model, subject.params, batches[0]
+        running.check_classes("answers", *asked, chosen)
+        return np.broadcast_to(chosen, (len(batches[0].inputs), 2)).T
+    right, wrong = (
+        np.asarray(heads.metrics.at_last(subject.logits(x), x).argmax(-1))
+        for x in batches
+    )
+    if (right == wrong).any():
+        task = subject.task
+        label = subject.codec.label if task is None else task.class_label
+        same = label(int(right[right == wrong][0]))
+        raise ValueError(
+            f"answers must be given, (right, wrong): the model answers {same!r} to "
+            "both."
+        )
+    return right, wrong
+
+
+def _of_examples(batch) -> list[tasks.Example]:
+    """Returns the examples that have another of the same lengths, and the others."""
+    lengths = [x for x in (batch.lengths, batch.decoder_lengths) if x is not None]
+    lengths = np.stack([np.zeros(len(batch.inputs), int), *lengths])
+    _, groups = np.unique(lengths, axis=1, return_inverse=True)
+    after = np.arange(len(groups))
+    for group in range(groups.max() + 1):
+        members = np.flatnonzero(groups == group)
+        after[members] = np.roll(members, -1)
+    clean = np.flatnonzero(after != np.arange(len(groups)))
+    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in (clean, after[clean])]

@@ -1,0 +1,468 @@
+"""Attention maps of a subject, and what its heads do: arrays, pictures and a page.
+
+Dimensions: N examples shown, H heads, T query positions, S key positions.
+"""
+
+import dataclasses
+import functools
+import logging
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import attention, checks
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads import alignment, running
+from mha_haiku.showing import (
+    collecting,
+    drawing,
+    figures,
+    fitting,
+    labels,
+    map_set,
+    page,
+)
+from mha_haiku.subjects import imported_runs, inputs, programs, results
+from mha_haiku.subjects.subject import Subject, parts_of, refuse
+from mha_haiku.subjects.verbs import statistics
+from mha_haiku.training import tasks
+from mha_haiku.training.devices import cluster
+from mha_haiku.training.runs import files, folders, progress
+
+_logger = logging.getLogger("mha_haiku")
+_MEAN_EXAMPLES = 64  # at least
+_BATCH_POSITIONS = 2**13  # of all examples in a batch
+_PAGE_BYTES = 2_000_000
+_PICTURE = re.compile(
+    r"(layer|encoder|decoder|cross)_\d{2,}\.(png|svgz?|pdf|e?ps|pgf|jpe?g|tiff?|webp|gif|avif|raw|rgba)"
+)
+
+
+# What is run on instead of held-out examples: a text, its tokens, or N examples on the
+# host.
+Own = str | Sequence[int] | tasks.Example
+
+
+def dump(
+    subject: Subject,
+    *,
+    own: Own | None = None,
+    out: str | os.PathLike | None = None,
+    **options: Any,
+) -> Path:
+    """Writes what `measured` returns to maps.npz in a folder, and returns its path.
+
+    Without `out` that is `attention` in the run's folder, and `attention/own_text`
+    there for own inputs.
+    """
+    if out is None:
+        if subject.folder is None:
+            refuse(subject, "dump", "has no folder; give out")
+        out = subject.folder.attention / ("" if own is None else "own_text")
+    folder, maps = checks.as_path(out), measured(subject, own=own, **options)
+    with checks.user_mistakes():
+        maps.check(is_finite=True)  # before any file changes
+    if cluster.is_first():
+        maps.save(folder / "maps.npz")
+    return folder / "maps.npz"
+
+
+def measured(
+    subject: Subject,
+    *,
+    layers: Sequence[int | str] | None = None,
+    heads: Sequence[int] | None = None,
+    examples: int | Sequence[int] | None = None,
+    own: Own | None = None,
+    weights: bool = False,
+    means: bool = True,
+    channels: bool = False,
+    devices: Sequence[jax.Device] | None = None,
+) -> map_set.MapSet:
+    """Collects the maps of a subject, and what its heads do on the same examples.
+
+    Up to `config.attention.full_length` positions the maps are whole; longer ones are
+    pooled to `config.attention.pooled_size` bins with finer parts, and nothing of size
+    T x S is made. Padding is left out: an example ends with its last valid position.
+
+    Args:
+      subject: The model.
+      layers: Which layers, as `statistics.chosen_layers` takes them; None: all.
+      heads: Which heads of every layer; None: all.
+      examples: How many held-out examples, or the indices of some; None:
+        `config.attention.examples`.
+      own: Inputs to run on instead; see `Own`.
+      weights: Whether maps are whole at any length.
+      means: Whether the last example is the mean of whole maps over many examples.
+      channels: Whether there are queries and keys too, where maps are whole.
+      devices: The devices that divide the work; None: all of all processes.
+
+    Returns:
+      The set, with statistics and, where maps are whole, with roles and for each of
+      `Task.alignments` the share of `heads.alignment` (over the examples of the mean if
+      there is one; NaN but for cross-attention).
+    """
+    length, target_length = (
+        subject.task.sequence_length,
+        subject.task.target_length or 0,
+    )
+    if own is None:
+        indices = _indices(
+            subject.config.attention.examples if examples is None else examples
+        )
+        names_of_examples = [f"held-out example {i}" for i in indices]
+    else:
+        batch, names_of_examples = _own_batch(subject, own)
+        length, indices = batch.inputs.shape[1], range(len(batch.inputs))
+        if batch.decoder_inputs is not None:
+            target_length = batch.decoder_inputs.shape[1]
+    is_whole = (
+        weights or max(length, target_length) <= subject.config.attention.full_length
+    )
+    num_bins = None if is_whole else subject.config.attention.pooled_size
+    layer_heads = parts_of(subject)
+    layers = statistics.chosen_layers(layer_heads, layers)
+    parts = [layer_heads[i] for i in layers]
+    num_heads = subject.config.model.attention.num_heads
+    wanted = statistics.chosen("heads", heads, num_heads)
+    # Heads go by their index in the unpruned layer; a pruned one has some of them.
+    chosen = [[j for j in wanted if j in layer_heads[i].names] for i in layers]
+    places = [
+        [layer_heads[i].names.index(j) for j in names]
+        for i, names in zip(layers, chosen, strict=True)
+    ]
+
+    is_all = len(layers) == len(layer_heads)
+    subject = programs.compact(subject) if is_all else subject
+    subject = programs.placed(subject, devices, length=length)
+    observe = programs.once(
+        subject,
+        f"maps of {layers}, {places}, {num_bins}, {channels}",
+        lambda: _observer(subject, parts, places, num_bins, channels),
+    )
+    if own is None:
+        batch_size = programs.batch_size(subject, len(indices), _BATCH_POSITIONS)
+        examples_at = None
+    else:
+        batch_size = programs.whole_batch(subject, len(indices))
+        examples_at = lambda rows: jax.tree.map(lambda x: x[rows], batch)  # noqa: E731
+
+    def looks(indices, name):
+        """Yields of each batch what was seen, and where it should have been looked."""
+        options = {"batch_size": batch_size, "name": name, "examples_at": examples_at}
+        for example, answers, seen in programs.observations(
+            subject, observe, indices, **options
+        ):
+            known = alignment.of_batch(subject.task.alignments, example)
+            seen = [x._replace(known=x.known.aligned(known)) for x in seen]
+            yield example, answers, known.get("aligned"), seen
+
+    found = looks(indices, "attention maps")
+    example, answers, aligned, seen = jax.tree.map(lambda *x: np.concatenate(x), *found)
+    shown = [
+        map_set.Layer.of_model(layer_heads[i].kind, layer_heads[i].layer, i, names)
+        for i, names in zip(layers, chosen, strict=True)
+    ]
+    bare = _examples(
+        subject.task,
+        names_of_examples,
+        example,
+        answers,
+        aligned,
+        num_bins=num_bins,
+        is_own=own is not None,
+    )
+    mean = None
+    if means and is_whole and own is None:
+        # The same batch size as above, which is compiled already.
+        count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
+        numbers, maps = [], []
+        for *_, of_layers in looks(range(count), "means of maps"):
+            maps.append([each.weights.mean(axis=0) for each in of_layers])
+            numbers.append([each.known.numbers for each in of_layers])
+        maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
+        mean = _mean(f"mean of {count} examples", example, maps)
+        numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
+        for each, own in zip(seen, numbers, strict=True):  # over all these examples
+            shares = {x: y for x, y in own.items() if x not in attention.STATISTICS}
+            each.known.numbers.update(shares)
+    dtype = subject.config.attention.dtype
+    found = collecting.map_set(
+        subject.title, shown, seen, bare, step=subject.step, dtype=dtype
+    )
+    if mean is not None:
+        found = dataclasses.replace(found, examples=(*found.examples, mean))
+    return found
+
+
+def write_report(
+    folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+) -> list[Path]:
+    """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
+
+    Pictures (`layer_00.png`, or `cross_00.png`) of layers that `maps.npz` no longer has
+    are removed, so that the folder never mixes two runs. Without matplotlib only the
+    page is written. Returns the written paths, the page last.
+    """
+    folder = checks.as_path(folder)
+    maps = map_set.MapSet.load(folder / "maps.npz")
+    shown = dossier(folder)
+    _, html = fitting.fitted(shown, _PAGE_BYTES, page.render)
+    written = []
+    if drawing.is_possible():
+        count = sum(bool(layer.heads) for layer in maps.layers) * len(formats)
+        doing = {"name": "attention", "doing": "drawing"}
+        with progress.Bar(count, unit="picture", **doing) as bar:
+            for name, picture in figures.pictures(maps, formats):
+                written.append(files.write(folder / name, picture))
+                bar.update()
+    for path in folder.iterdir():
+        if _PICTURE.fullmatch(path.name) and path not in written:
+            path.unlink()
+    return [*written, files.write(folder / "index.html", html)]
+
+
+def dossier(folder: str | os.PathLike) -> map_set.Dossier:
+    """Makes a dossier of the `maps.npz` of a folder."""
+    folder = checks.as_path(folder)
+    above = folder.resolve().parents[:3]
+    root = next((x for x in above if folders.Folder(x).config.exists()), None)
+    own = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
+    moments = _snapshots(folder / "snapshots")
+    if moments and own.step is not None:
+        # The last of the training may be a snapshot as well.
+        moments = [each for each in moments if each.step != own.step]
+        moments.append(dataclasses.replace(own, name=f"step {own.step}"))
+        moments.sort(key=lambda each: each.step)
+    else:
+        moments = [dataclasses.replace(own, step=None)]
+    note = "The exact numbers are in maps.npz next to this page."
+    return map_set.Dossier(own.name, tuple(moments), notes=(note,))
+
+
+def steps_of(snapshots: Path) -> list[int]:
+    """Lists the steps of the snapshots in a folder of these, in order."""
+    paths = snapshots.glob("*/maps.npz")
+    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
+
+
+def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
+    """Adds the importance of its heads to the set, where it was measured."""
+    if root is None or any(layer.index is None for layer in maps.layers):
+        return maps
+    path = folders.Folder(root).heads / "head_importance.npz"
+    command = results.command("head_importance", root)
+    if path.exists():
+        found = map_set.MapSet.load(path, written_by=command)
+        if found.step == maps.step:
+            numbers = {**maps.numbers, **found.numbers_at(maps.layers)}
+            return dataclasses.replace(maps, numbers=numbers)
+    return dataclasses.replace(maps, missing=(("importance", command),))
+
+
+def _snapshots(folder: Path) -> list[map_set.MapSet]:
+    """Loads the saved moments of a training, with the numbers `aligned` alone."""
+    moments = []
+    for step in steps_of(folder):
+        maps = map_set.MapSet.load(folder / str(step) / "maps.npz")
+        known = maps.numbers.items()
+        own = {x: y for x, y in known if x not in attention.STATISTICS}
+        maps = dataclasses.replace(maps, name=f"step {step}", step=step, numbers=own)
+        moments.append(maps)
+    return moments
+
+
+def _observer(subject, parts, heads_of_layers, num_bins, channels=False):
+    """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
+    # Of heads that have the same places in all layers, the others are left out at once.
+    is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
+    shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)
+
+    def observe(params, example):
+        example = programs.spread(subject, example)
+
+        def observed(attention_map, kind):
+            seen = collecting.see(
+                attention_map,
+                bins=num_bins,
+                kind=kind,
+                tokens=running.tokens(example, kind),
+                lengths=running.key_lengths(example, kind),
+                has_patches=True,
+                has_channels=channels,
+                gathered=functools.partial(programs.gathered, subject),
+            )
+            return seen.of_heads(shared)
+
+        output, seen = programs.observed(subject, params, example, observed, parts)
+        if not is_same:
+            pairs = zip(seen, heads_of_layers, strict=True)
+            seen = [each.of_heads(np.array(heads, int)) for each, heads in pairs]
+        answers = None
+        if output.logits is not None:
+            shares, answers = jax.lax.top_k(
+                jax.nn.softmax(output.logits.astype(jnp.float32)),
+                min(map_set.MOST_LIKELIEST, output.logits.shape[-1]),
+            )
+            answers = answers, shares
+        return example, answers, list(seen)
+
+    return programs.program(subject, observe)
+
+
+@checks.user_mistakes()
+def _indices(examples) -> list[int]:
+    """Lists the indices of the held-out examples to show."""
+    if not isinstance(examples, Sequence):
+        return list(range(checks.integer_in("examples", examples, 1, 2**16)))
+    if not examples:
+        raise ValueError("indices of examples must not be empty.")
+    return [checks.integer_in("indices", i, 0, 2**31 - 1) for i in examples]
+
+
+def _own_batch(subject, own) -> tuple[tasks.Example, Sequence[str]]:
+    """Makes a batch of a user's inputs, and the names of its examples."""
+    if isinstance(own, tasks.Example):
+        return own, [f"text {i}" for i in range(len(own.inputs))]
+    if subject.task.num_tokens is None:
+        raise ConfigError(
+            f"The task {subject.task.name!r} takes features, not text or tokens."
+        )
+    if subject.task.target_length is not None:
+        raise ConfigError(
+            f"The task {subject.task.name!r} needs a target next to the text:\n"
+            "python -m mha_haiku generate --source=... --attention writes both."
+        )
+    is_text = isinstance(own, str)
+    tokens = subject.task.encode(own) if is_text else own
+    with checks.user_mistakes():
+        for token in tokens:
+            checks.integer_in("tokens", token, 0, subject.task.num_tokens - 1)
+    rows = np.asarray(tokens, np.int32)[None]
+    if not rows.size:
+        raise ConfigError("tokens must not be empty.")
+    length, trained = rows.shape[1], subject.task.sequence_length
+    most = imported_runs.most_positions(subject.config)
+    if most is not None and length > most:
+        raise ConfigError(
+            f"tokens must be at most config.model.embedding.max_length {most} "
+            f"(positions of the model), got {length}."
+        )
+    if length > trained and not imported_runs.is_imported(subject.config):
+        _logger.warning(
+            f"{length} tokens are more than the {trained} of the model's training: "
+            f"what it does past these it has not learnt."
+        )
+    # A target per answer of the model, which is one for the whole text or one a token.
+    targets = rows if subject.config.model.output.pool is None else rows[:, 0]
+    batch = tasks.Example(rows, targets, np.zeros(targets.shape, np.float32), None)
+    return batch, ["own text" if is_text else "own tokens"]
+
+
+def _examples(
+    task, names, example, answers, aligned, *, num_bins, is_own
+) -> list[map_set.Example]:
+    """Makes the examples of a batch on the host, without their maps."""
+    # A user's text has predictions everywhere and targets nowhere.
+    classes = np.asarray(example.targets).reshape(len(names), -1)
+    counts = np.asarray(example.weights).reshape(classes.shape) > 0
+    shown = counts | is_own
+    if answers is None:  # of a model without logits
+        shown = np.zeros_like(counts)
+    else:
+        likeliest, shares = (x.reshape(*classes.shape, -1) for x in answers)
+
+    def likeliest_at(place):
+        if not shown[place]:
+            return ()
+        pairs = zip(likeliest[place].tolist(), shares[place].tolist(), strict=True)
+        labelled = ((task.class_label(c), share) for c, share in pairs)
+        return tuple(pair for pair in labelled if pair[0])
+
+    examples = []
+    for n, (name, row) in enumerate(zip(names, inputs.rows_of(example), strict=True)):
+        tokens, read, predicted = task.labels(row), None, None
+        lengths, sizes = [row.lengths], [len(tokens)]
+        if row.decoder_inputs is not None:
+            read = task.decoder_labels(row)
+            predicted = list(map(task.class_label, classes[n].tolist()))
+            lengths, sizes = [*lengths, row.decoder_lengths], [*sizes, len(read)]
+        pairs = zip(lengths, sizes, strict=True)
+        lengths = [size if x is None else max(1, int(x)) for x, size in pairs]
+        known = None if aligned is None else aligned[n]
+        queries, keys, kinds = _axes(num_bins, lengths, tokens, read, predicted, known)
+        whole = classes.shape[1] == 1 < sizes[-1]
+        places = [(n, t) for t in range(1 if whole else lengths[-1])]
+        targets = (
+            task.class_label(int(classes[x])) if counts[x] else "" for x in places
+        )
+        images = task.images(row)
+        sides = ("",) if read is None else ("source ", "target ")
+        padded = zip(sides, sizes, lengths, strict=True)
+        said = [f"its last {x - y} {side}positions" for side, x, y in padded if x > y]
+        examples.append(
+            map_set.Example(
+                name,
+                queries,
+                keys,
+                (),
+                note=f"{' and '.join(said)} are padding" if said else "",
+                answers=map_set.Answers(
+                    tuple(targets), tuple(map(likeliest_at, places)), whole
+                ),
+                images=None if images is None else images[: lengths[0]],
+                kinds=kinds,
+            )
+        )
+    return examples
+
+
+def _mean(name, example, maps) -> map_set.Example:
+    """Makes an example of the mean of whole maps, whose tokens are not known."""
+    tokens, *decoder = (
+        [""] * each.shape[1]
+        for each in (example.inputs, example.decoder_inputs)
+        if each is not None
+    )
+    lengths = [len(each) for each in (tokens, *decoder)]
+    queries, keys, kinds = _axes(None, lengths, tokens, *decoder, *decoder)
+    return map_set.Example(name, queries, keys, tuple(maps), is_mean=True, kinds=kinds)
+
+
+def _axes(
+    num_bins, lengths, tokens, read=None, predicted=None, aligned=None
+) -> tuple[map_set.Axis, map_set.Axis, dict[str, map_set.Axes]]:
+    """Makes queries, keys, and the axes that layers of a kind have in their place."""
+    # Valid positions have `lengths`; `tokens` are the input tokens. A decoder has
+    # `read` tokens and should predict others. Answers are the decoder's, whose axes are
+    # therefore the axes of the example; `aligned` `[T, S]` is for cross-attention.
+
+    def axis(texts, length, label="", notes=()):
+        edges = attention.bin_edges(len(texts), min(len(texts), num_bins or len(texts)))
+        bins = int(np.searchsorted(edges[:-1], length))
+        edges = np.minimum(edges[: bins + 1], length)
+        return map_set.Axis(tuple(texts[:length]), edges, label, tuple(notes[:length]))
+
+    def said(verb, texts):
+        return [f"{verb} “{labels.visible(x)}”" if x else "" for x in texts]
+
+    if read is None:
+        source = axis(tokens, *lengths)
+        return source, source, {}
+    length, target_length = lengths
+    source = axis(tokens, length, "source token")
+    reading = axis(read, target_length, "token read", said("predicts", predicted))
+    predicting = axis(predicted, target_length, "token predicted", said("reads", read))
+    if aligned is not None:
+        aligned = aligned[:target_length, :length]
+    kinds = {
+        "encoder": map_set.Axes(source, source, has_answers=False),
+        "cross": map_set.Axes(predicting, source, aligned),
+    }
+    return reading, reading, kinds

@@ -1,0 +1,232 @@
+"""Gates learned on a trained run, with a penalty per open gate.
+
+The gates are parameters next to the model's; the training step is the usual one.
+L layers, H heads of a layer.
+"""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from mha_haiku.core import checks, models, sites
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import heads
+from mha_haiku.lab.heads import edits, hard_concrete
+from mha_haiku.subjects import imported_runs
+from mha_haiku.subjects.subject import (
+    Subject,
+    check_parameters,
+    check_task,
+    refuse,
+    verb,
+)
+from mha_haiku.subjects.verbs import pruning, saving, sweep
+from mha_haiku.training import devices, stepping
+from mha_haiku.training.runs import files, folders, loop
+
+_STEPS_PER_DISPATCH = 100
+_FIRST_LOGIT = 2.0  # of the gates, which are open with probability 0.97
+
+
+class Learned(NamedTuple):
+    """The result of learning gates."""
+
+    params: Any  # the model's parameters, trained with the gates
+    log_alpha: list[np.ndarray]  # L arrays `[H]`, the logits of the gates
+    loss: np.ndarray  # `[steps]`, the mean of each step's batch, without the penalty
+
+    @property
+    def gates(self) -> list[np.ndarray]:
+        """L arrays `[H]` in [0, 1]: the gates without noise, 0 for ablated heads."""
+        return [np.asarray(hard_concrete.settled(x)) for x in self.log_alpha]
+
+
+def fit_gates(
+    subject: Subject, *, penalty: float, steps: int, gate_learning_rate: float = 0.1
+) -> Learned:
+    """Continues training with hard-concrete gates on heads and a penalty on open ones.
+
+    The loss of a step is the model's plus `penalty`, in nats, times the expected number
+    of open heads. The batches are those that would follow in the run, without dropout;
+    the parameters learn by Adam at a tenth of the run's learning rate, as the run has
+    converged, and the logits of gates, which change by several units, at
+    `gate_learning_rate`.
+
+    Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
+    """
+    parts = models.heads_of_layers(subject.config.model)
+    names = [f"{part.path}/heads" for part in parts]
+
+    def apply(params, rng, inputs, *, is_training, **given):
+        keys = jax.random.split(rng, len(params["log_alpha"]))
+        gates = [
+            hard_concrete.sample(logits, key)
+            for logits, key in zip(params["log_alpha"], keys, strict=True)
+        ]
+        del is_training  # no dropout: the gates are the only randomness
+        gated = sites.edit(
+            subject.model.apply, edits.on_parts(names, gates, edits.gated)
+        )
+        return gated(params["model"], None, inputs, **given, is_training=False)
+
+    def total_penalty(log_alpha):
+        return penalty * sum(hard_concrete.open_probability(x).sum() for x in log_alpha)
+
+    def add_penalty(gradients, params):
+        slopes = jax.grad(total_penalty)(params["log_alpha"])
+        log_alpha = jax.tree.map(jnp.add, gradients["log_alpha"], slopes)
+        return {**gradients, "log_alpha": log_alpha}
+
+    config = subject.config.optimizer
+    adam = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
+    optimizer = optax.chain(
+        # The penalty depends only on the gates: its gradient is added to the gradient
+        # of the loss, without the model.
+        optax.stateless(add_penalty),
+        optax.partition(
+            {
+                "model": optax.chain(
+                    optax.clip_by_global_norm(config.clip_norm or 1.0), adam
+                ),
+                "log_alpha": optax.adam(gate_learning_rate),
+            },
+            lambda params: {name: name for name in params},
+        ),
+    )
+    placement = devices.Replicas(jax.local_devices()[:1])
+    dispatch = stepping.make_dispatch(
+        models.Model(None, apply),
+        subject.task,
+        optimizer,
+        batch_size=subject.config.training.batch_size,
+        placement=placement,
+        max_steps=_STEPS_PER_DISPATCH,
+    )
+    log_alpha = [jnp.full(len(part.names), _FIRST_LOGIT) for part in parts]
+    params = {"model": jax.tree.map(jnp.array, subject.params), "log_alpha": log_alpha}
+    state = stepping.state_of(params, optimizer)
+    state = state._replace(step=jnp.asarray(subject.step, jnp.int32))
+    state, data = placement.put((state, subject.task.train_data))
+    losses = []
+    firsts = range(0, steps, _STEPS_PER_DISPATCH)
+    for first in subject.progress(firsts, name="gates", unit="dispatch"):
+        stop = min(first + _STEPS_PER_DISPATCH, steps)
+        state, seen = dispatch(
+            state, data, np.uint32(subject.config.seed), np.int32(subject.step + stop)
+        )
+        sums = placement.fetch(seen).sums
+        losses.append((sums.loss / np.maximum(sums.weight, 1))[: stop - first])
+    params = placement.fetch(state.params)
+    return Learned(params["model"], params["log_alpha"], np.concatenate(losses))
+
+
+@verb
+def learn_gates(
+    subject: Subject,
+    out: str | os.PathLike | None = None,
+    *,
+    penalty: float = 0.01,
+    steps: int = 500,
+    tuning_steps: int = 500,
+    scratch: bool = True,
+) -> sweep.Pruned:
+    """Learns gates, prunes the heads that they ablate, and trains the rest further.
+
+    The pruned model takes `tuning_steps` as the run `out/pruned`. A model of the same
+    architecture, trained from scratch for as many steps as the run, the gates and the
+    tuning took together, becomes the run `out/scratch`, unless the run had learnt
+    elsewhere or started from another one. The points are in this order, after the run
+    itself. What the gates left becomes the run `out/gated` before that, and
+    `out/gates.json` says of what: the same call resumes where another was interrupted.
+
+    Args:
+      subject: The run.
+      out: Folder of the new runs; default: <workdir>_gates.
+      penalty: Penalty per open gate, in nats.
+      steps: Training steps with gates.
+      tuning_steps: Training steps of the pruned model.
+      scratch: Whether to train the same model from scratch too.
+
+    Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
+    """
+    check_task(subject, "learn_gates")
+    check_parameters(subject, "learn_gates")
+    with checks.user_mistakes():
+        checks.non_negative_number("penalty", penalty)
+        checks.positive_integer("steps", steps)
+        checks.positive_integer("tuning_steps", tuning_steps)
+    if "loss" not in subject.task.metrics:
+        raise ConfigError(
+            "Gates are learned by a loss, and the task "
+            f"{subject.task.name} has no targets.\nprune_heads prunes by the drift."
+        )
+    if out is None:
+        if subject.folder is None:
+            refuse(subject, "learn_gates", "has no folder; give out")
+        out = f"{subject.folder.root}_gates"
+    pruned = _gated(subject, checks.as_path(out), penalty=penalty, steps=steps)
+    folder = saving.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)
+    by_name = {
+        "the run": subject,
+        "pruned by gates, before tuning": pruned,
+        "pruned and tuned": Subject.of_folder(folder),
+    }
+    # What a model had learnt elsewhere cannot be made up for here.
+    learnt_elsewhere = (
+        imported_runs.is_imported(subject.config) or subject.config.init_from
+    )
+    if scratch and not learnt_elsewhere:
+        config = by_name["pruned and tuned"].config
+        config = config.replace(
+            training=dict(steps=subject.step + steps + tuning_steps)
+        )
+        other = Path(out) / "scratch"
+        loop.train_whole(config, other)
+        by_name["the same from scratch"] = Subject.of_folder(other)
+    points = sweep.points(list(by_name.values()), list(by_name))
+    title = f"{subject.title}: gates with a penalty of {penalty:g} nats each"
+    return sweep.Pruned(title, pruned, points)
+
+
+def _gated(subject, out, *, penalty, steps) -> Subject:
+    """Learns gates and prunes by them, as the run `out/gated`, or finds it there."""
+    folder, record = folders.Folder(out / "gated"), out / "gates.json"
+    wanted = {"run": _digest(subject), "penalty": penalty, "steps": steps}
+    if folders.read_config(folder) is not None:
+        before = files.read_json(record) or {}
+        if others := [name for name in wanted if before.get(name) != wanted[name]]:
+            raise ConfigError(
+                f"{folder.root} is there, of another {' and '.join(others)}; "
+                "give a folder without it."
+            )
+        return Subject.of_folder(folder.root)
+    for name in ("pruned", "scratch"):
+        if (out / name).exists():
+            raise ConfigError(f"{out / name} is there; give a folder without it.")
+    learned = fit_gates(subject, penalty=penalty, steps=steps)
+    if not any(gates.any() for gates in learned.gates):
+        raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")
+    layers, gates = models.heads_of_layers(subject.config.model), learned.gates
+    # Gates that are not 0 scale the outputs of their heads.
+    params = heads.scaled(learned.params, subject.config.model, gates)
+    keep = [
+        [layer.names[i] for i in np.flatnonzero(row)]
+        for layer, row in zip(layers, gates, strict=True)
+    ]
+    pruned = pruning.without_heads(subject.replace(params=params), keep)
+    files.write_json(record, wanted)
+    return Subject.of_folder(saving.save_run(pruned, folder.root, steps=0))
+
+
+def _digest(subject) -> str:
+    """Computes the sha256 of the parameters of a run."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(subject.params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()

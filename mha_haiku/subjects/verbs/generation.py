@@ -1,0 +1,444 @@
+"""Texts that a model writes: prompts that it continues, sources that it answers.
+
+B texts decoded together, t tokens of a prompt or source, n of what is written, T
+positions of the training's examples.
+"""
+
+import codecs
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mha_haiku.core import checks, models, modules
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.core.models import decoding
+from mha_haiku.subjects import anew, imported_runs, inputs, programs
+from mha_haiku.subjects.subject import Subject, check_task, refuse, verb
+from mha_haiku.subjects.verbs import dumping
+from mha_haiku.training import tasks
+from mha_haiku.training.runs import configuration, folders
+
+_logger = logging.getLogger("mha_haiku")
+
+TOKENS = 200  # of a text, unless somebody asks for more
+_ANEW = 32  # the same of a function
+TEMPERATURE = 0.8  # of texts that continue a prompt
+CHUNK = 4  # tokens of a stream that come at a time, behind the first
+BATCH = 64  # texts decoded together
+_MOST_TOKENS = 2**20
+_MOST_SHOWN = 64  # texts with maps
+_MOST_WIDTH = 2**10
+
+Strategy = decoding.Greedy | decoding.Sampled | decoding.Beam
+
+
+class Text(NamedTuple):
+    """One text that a run wrote."""
+
+    given: str  # the prompt, or the source
+    text: str  # what was written
+    given_tokens: np.ndarray  # `[t]` int32
+    tokens: np.ndarray  # `[n]` int32, of what was written, without the end token
+    is_ended: bool  # whether the end token came; else there was no more room
+
+    def record(self) -> dict[str, Any]:
+        """Converts the text to JSON values."""
+        lists = self.given_tokens.tolist(), self.tokens.tolist()
+        return self._replace(given_tokens=lists[0], tokens=lists[1])._asdict()
+
+
+def given(config: configuration.RunConfig) -> str | None:
+    """Tells whether a run writes from a "prompt" or a "source"; None: it cannot."""
+    family = config.model.family
+    if family == "encoder_decoder":
+        return "source"
+    is_writer = family == "causal" and tasks.of_name(config.task.name).continues
+    return "prompt" if is_writer and config.model.output.logits else None
+
+
+def check_given(subject: Subject, kind: str) -> None:
+    """Raises ConfigError where a run does not write from a "prompt" or "source"."""
+    own, family = given(subject.config), subject.config.model.family
+    if own is None:
+        why = f"is of family {family!r}, which writes no text"
+        if family == "causal":
+            why = (
+                f"has the task {subject.task.name!r}, whose targets are no next tokens"
+            )
+        raise ConfigError(
+            f"{subject.name} {why}.\nA causal model of a text takes a prompt, "
+            "an encoder_decoder takes a source."
+        )
+    if own != kind:
+        raise ConfigError(
+            f"{subject.name} is of family {family!r}, which takes a {own}, not a "
+            f"{kind}: give --{own}=... or --{own}s=FILE."
+        )
+
+
+def strategy(
+    kind: str,
+    *,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    beam: int | None = None,
+    length_penalty: float | None = None,
+) -> Strategy:
+    """Makes the strategy by which tokens are chosen.
+
+    Args:
+      kind: "prompt" or "source", with a default temperature of `TEMPERATURE` or 0.
+      temperature: 0 takes the likeliest token (greedy).
+      top_k: The number of likeliest tokens that are drawn from.
+      top_p: The probability of the likeliest tokens that are drawn from.
+      beam: Width of a beam search, which draws nothing.
+      length_penalty: The power of the length that scores of a beam are divided by.
+    """
+    with checks.user_mistakes():
+        cuts = {"top_k": top_k, "top_p": top_p}
+        if beam is not None:
+            checks.integer_in("beam", beam, 1, _MOST_WIDTH)
+            drawn = {"temperature": temperature, **cuts}
+            _refuse_others("beam, which draws no tokens", drawn)
+            return decoding.Beam(beam, float(length_penalty or 0))
+        if length_penalty is not None:
+            raise ValueError("length_penalty needs a beam search: give beam=4, say.")
+        if temperature is None:
+            is_greedy = kind == "source" and top_k is None and top_p is None
+            temperature = 0.0 if is_greedy else TEMPERATURE
+        sampled = decoding.Sampled(float(temperature), top_k, top_p)
+        if temperature:
+            return sampled
+        _refuse_others("temperature 0, which takes the likeliest token", cuts)
+    return decoding.Greedy()
+
+
+@verb
+def generate(
+    subject: Subject,
+    prompt: str,
+    *,
+    tokens: int | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> str:
+    """Continues a prompt, or answers a source, with at most so many tokens.
+
+    They are 200, or as many as the model has room for; of a function 32, and each takes
+    a run over the whole text.
+    Options are as in `strategy`: `temperature`, `top_k`, `top_p`, `beam` and
+    `length_penalty`.
+
+    Raises:
+      ValueError: If the model continues no text, the prompt cannot be encoded or
+        leaves no room, or the options contradict themselves.
+    """
+    if subject.model.config is None:
+        how = strategy("prompt", **options)
+        return anew.continued(subject, prompt, how, tokens or _ANEW, seed)
+    check_task(subject, "generate")
+    kind = given(subject.config)
+    if kind is None:
+        refuse(subject, "generate", "does not continue a text")
+    how = strategy(kind, **options)
+    (text,) = write(job(subject, kind, [prompt], how, tokens=tokens, seed=seed))
+    return text.text
+
+
+class Job(NamedTuple):
+    """Texts to write, checked and encoded."""
+
+    subject: Subject  # with a model for texts of this length
+    given: tuple[str, ...]  # B prompts or sources
+    given_tokens: tuple[np.ndarray, ...]  # B arrays `[t]` int32
+    tokens: int  # n, the most tokens of what is written
+    strategy: Strategy
+    seed: int
+
+    @property
+    def kind(self) -> str:
+        """The kind of the given texts: "prompt" or "source"."""
+        return given(self.subject.config)
+
+    def record(self, text: Text) -> dict[str, Any]:
+        """Converts a text of the job, and how it was written, to JSON values."""
+        name = type(self.strategy).__name__.lower()
+        how = {"strategy": name, **dataclasses.asdict(self.strategy), "seed": self.seed}
+        return {"step": self.subject.step, **how, **text.record()}
+
+
+def job(
+    subject: Subject,
+    kind: str,
+    texts: Sequence[str],
+    strategy: Strategy,
+    *,
+    tokens: int | None = None,
+    seed: int = 0,
+) -> Job:
+    """Checks and encodes texts to write: from prompts or sources, as `kind` says.
+
+    Without `tokens` there are `TOKENS`, or as many as the model has positions; for
+    sources as many as the task's targets have.
+    """
+    check_given(subject, kind)
+    task = subject.task
+    encode = task.prompt if kind == "prompt" else task.encode
+    most, encoded = task.sequence_length, []
+    for text in texts:
+        try:
+            if not text:
+                raise ConfigError("it must not be empty.")
+            encoded.append(np.asarray(encode(text), np.int32))
+            if kind == "source" and (length := len(encoded[-1])) > most:
+                raise ConfigError(
+                    f"it must be of at most {most} tokens, as the longest of the "
+                    f"model's training, got {length}."
+                )
+        except ConfigError as error:
+            raise ConfigError(f"{kind} {checks.shown(text)}: {error}") from None
+    if kind == "prompt":
+        subject, tokens = _with_room(subject, max(map(len, encoded)), tokens)
+    else:
+        tokens = _room_of_answers(subject, tokens)
+    if isinstance(strategy, decoding.Sampled) and strategy.top_k is not None:
+        with checks.user_mistakes():
+            checks.integer_in("top_k", strategy.top_k, 1, task.num_classes)
+    return Job(subject, tuple(texts), tuple(encoded), tokens, strategy, seed)
+
+
+class Stream:
+    """Writes the text of a job of one prompt while it is iterated over; not by a beam.
+
+    It yields the parts of the text as they come.
+    """
+
+    def __init__(self, job: Job):
+        self._job = job
+        self._tokens: list[int] = []  # with the end token
+
+    def __iter__(self) -> Iterator[str]:
+        job, task = self._job, self._job.subject.task
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        for (token,) in decoding.stream(
+            job.subject.model,
+            job.subject.params,
+            job.given_tokens[0][np.newaxis],
+            strategy=job.strategy,
+            max_length=len(job.given_tokens[0]) + job.tokens,
+            end_token=task.end_token,
+            key=_key(job, 0),
+            chunk=CHUNK,
+        ):
+            self._tokens.append(int(token))
+            if int(token) == task.end_token:
+                break
+            yield utf8.decode(task.piece(int(token)))
+        yield utf8.decode(b"", final=True)
+
+    def text(self) -> Text:
+        """Returns the text that has been written so far."""
+        return _text(self._job, 0, self._tokens)
+
+
+def write(job: Job, *, name: str = "") -> Iterator[Text]:
+    """Yields the texts in turn; with a name there is a progress bar."""
+    subject, is_prompt = job.subject, job.kind == "prompt"
+    task = subject.task
+    given_tokens, given_lengths = inputs.padded(job.given_tokens)
+    longest = given_tokens.shape[1] if is_prompt else 1
+    if not is_prompt:  # one shape for all sources
+        room = task.sequence_length - given_tokens.shape[1]
+        given_tokens = np.pad(given_tokens, ((0, 0), (0, room)))
+
+    def generate(params, places):
+        rows, lengths = given_tokens[places], given_lengths[places]
+        own = {"prompts": rows, "lengths": lengths}
+        if not is_prompt:
+            begun = np.full((len(rows), 1), task.start_token, np.int32)
+            own = {"prompts": begun, "source": rows, "source_lengths": lengths}
+        found = decoding.generate(
+            subject.model,
+            params,
+            **own,
+            strategy=job.strategy,
+            max_length=longest + job.tokens,
+            end_token=task.end_token,
+            key=_key(job, places[0]),
+        )
+        return places, found.tokens, found.lengths
+
+    if not name:
+        subject = subject.replace(progress=programs.silent)
+    for batch in programs.observations(
+        subject,
+        generate,
+        range(len(job.given)),
+        batch_size=min(len(job.given), BATCH),
+        name=name,
+        examples_at=np.array,
+    ):
+        for i, tokens, length in zip(*batch, strict=True):
+            yield _text(job, i, tokens[given_lengths[i] if is_prompt else 1 : length])
+
+
+def of_held_out(
+    subject: Subject,
+    indices: Sequence[int],
+    strategy: Strategy,
+    *,
+    tokens: int | None = None,
+    most: int = TOKENS,
+    seed: int = 0,
+) -> tuple[Job, tasks.Example]:
+    """Makes the job to write from held-out examples, and takes the examples.
+
+    A source is answered with at most `tokens` tokens; the first half of a text is
+    continued, and both are of at most `most` tokens.
+    """
+    task = subject.task
+    examples = jax.device_get(programs.held_out(subject, indices))
+    if given(subject.config) == "source":
+        pairs = zip(examples.inputs, examples.lengths, strict=True)
+        rows = tuple(row[:length] for row, length in pairs)
+        texts = list(map(task.question, inputs.rows_of(examples)))
+        tokens = _room_of_answers(subject, tokens)
+    else:
+        half = task.sequence_length // 2
+        rows = tuple(row[: max(1, min(half, most))] for row in examples.inputs)
+        texts = [inputs.text_of(task, row) for row in rows]
+        tokens = max(1, min(task.sequence_length - half, most))
+    return Job(subject, tuple(texts), rows, tokens, strategy, seed), examples
+
+
+def write_attention(
+    job: Job, texts: Sequence[Text], formats: Sequence[str] = ("png",)
+) -> Path:
+    """Writes the maps of up to 64 texts into attention/generated; returns the page."""
+    folder, texts = job.subject.folder.attention / "generated", texts[:_MOST_SHOWN]
+    dumping.dump(job.subject, own=_example(job, texts), out=folder)
+    return dumping.write_report(folder, formats)[-1]
+
+
+def _example(job, texts) -> tasks.Example:
+    """Makes a batch of examples from texts, with the written tokens as targets."""
+    task = job.subject.task
+    if job.kind == "prompt":
+        rows = [np.concatenate([text.given_tokens, text.tokens]) for text in texts]
+        read, lengths = inputs.padded(rows)
+        return tasks.Example(read, read, np.zeros(read.shape, "f4"), lengths)
+    end = [task.end_token]
+    read, lengths = inputs.padded([text.given_tokens for text in texts])
+    targets, decoder_lengths = inputs.padded(
+        [np.append(text.tokens, end[: text.is_ended]) for text in texts]
+    )
+    decoder_inputs = np.pad(targets, ((0, 0), (1, 0)), constant_values=task.start_token)
+    weights = np.arange(targets.shape[1]) < decoder_lengths[:, None]
+    return tasks.Example(
+        read,
+        targets,
+        weights.astype(np.float32),
+        lengths,
+        decoder_inputs[:, :-1],
+        decoder_lengths,
+    )
+
+
+def check_samples(samples: int, strategy: Strategy) -> None:
+    """Raises ConfigError where so many texts of a prompt could not differ."""
+    with checks.user_mistakes():
+        checks.positive_integer("samples", samples)
+    if samples > 1 and not isinstance(strategy, decoding.Sampled):
+        raise ConfigError(
+            f"samples must be 1 without drawing, as all would be the same, got "
+            f"{samples}.\nA temperature above 0, and no beam, draws tokens."
+        )
+
+
+def _key(job, start) -> jax.Array:
+    """Derives the random key of the batch that begins with a text."""
+    return jax.random.fold_in(jax.random.key(job.seed), start)
+
+
+def _text(job, i, written) -> Text:
+    """Makes text i of tokens that may be too many and end with the end token."""
+    task, written = job.subject.task, written[: job.tokens]
+    tokens = np.array(task.until_end(written), np.int32)
+    return Text(
+        job.given[i],
+        inputs.text_of(task, tokens) if job.kind == "prompt" else task.answer(tokens),
+        job.given_tokens[i],
+        tokens,
+        len(tokens) < len(written),
+    )
+
+
+def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
+    """Finds the subject and number of tokens for texts that continue prompts."""
+    # A model has learnt nothing of distances beyond its training's: past
+    # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
+    # tokens, about a unigram's loss. If each token sees the T - 1 before it instead,
+    # the loss stays at 1.2.
+    trained = subject.task.sequence_length
+    most, name, room = (
+        imported_runs.most_positions(subject.config),
+        "tokens",
+        _MOST_TOKENS,
+    )
+    if most is not None:
+        name = f"tokens, after a prompt of {prompt} and with {most} positions,"
+        room = most - prompt
+    if room < 1:
+        raise ConfigError(
+            f"prompt must be of at most {most - 1} tokens, as the model has {most} "
+            f"positions (config.model.embedding.max_length), got {prompt}."
+        )
+    wanted = min(TOKENS, room) if tokens is None else tokens
+    with checks.user_mistakes():
+        checks.integer_in(name, wanted, 1, room)
+    if most is not None or prompt + wanted <= trained:
+        return subject, wanted
+    if modules.POSITION_SCHEMES[subject.config.model.embedding.positions].embed:
+        _logger.warning(
+            f"{prompt + wanted} tokens are more than the {trained} of the model's "
+            f"training: what it does past these it has not learnt."
+        )
+        return subject, wanted
+    return _windowed(subject, trained - 1), wanted
+
+
+def _windowed(subject, reach) -> Subject:
+    """Limits the model of a subject to so many positions before the current one."""
+    own = [
+        reach if window is None else min(window, reach)
+        for window in models.windows(subject.config.model)
+    ]
+    window = own if len(set(own)) > 1 else own[0]
+    config = subject.config.replace(model=dict(attention=dict(window=window)))
+
+    def make():
+        model = folders.make_model(config.model, subject.task, subject.placement)
+        return model.edited(*subject.model.edits)
+
+    model = programs.once(subject, f"window {own}", make)
+    return subject.replace(config=config, model=model)
+
+
+def _room_of_answers(subject, tokens) -> int:
+    """Finds the number of tokens of an answer; the start token takes a position."""
+    most = imported_runs.most_positions(subject.config) or _MOST_TOKENS
+    with checks.user_mistakes():
+        wanted = subject.task.target_length if tokens is None else tokens
+        return checks.integer_in("tokens", wanted, 1, most)
+
+
+def _refuse_others(name, others) -> None:
+    both = [other for other, value in others.items() if value is not None]
+    if both:
+        raise ValueError(f"{both[0]} must be left out with {name}.")

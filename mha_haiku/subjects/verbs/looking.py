@@ -1,0 +1,101 @@
+"""What a model computes on inputs: logits, maps, values at its sites, and the lens."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from mha_haiku.core import checks, display
+from mha_haiku.core import sites as all_sites
+from mha_haiku.lab import heads
+from mha_haiku.lab.heads import running
+from mha_haiku.subjects import answers
+from mha_haiku.subjects import inputs as given
+from mha_haiku.subjects.subject import Subject, refuse, verb
+
+
+@verb
+def logits(subject: Subject, inputs: Any) -> jax.Array:
+    """Computes logits `[T, C]` of a text, or `[B, T, C]` of several.
+
+    A model that pools positions gives `[C]`, or `[B, C]`.
+    """
+    batch, is_one = given.batch_of(subject, inputs)
+    found = running.run(subject.model, subject.params, batch).logits
+    if found is None:
+        refuse(subject, "logits", "gives no logits")
+    return found[0] if is_one else found
+
+
+@verb
+def maps(subject: Subject, inputs: Any, *, why: int = 0) -> answers.TextMaps:
+    """Computes the attention map of each layer, with its tokens.
+
+    Of one text, the page says for the `why` largest weights of each query why these
+    keys are looked at; it takes seconds.
+    """
+    checks.non_negative_integer("why", why)
+    batch = given.one(subject, inputs) if why else given.batch_of(subject, inputs)[0]
+    asked = subject.model, subject.params, batch
+    # The last first, which may not be there.
+    cells = [heads.why.cells(*asked, key=-n) for n in range(why, 0, -1)]
+    if subject.model.config is None:
+        _, found = running.look(*asked, ["*/map"])
+    else:
+        found = running.run(*asked).maps
+    tokens, keys = given.labels(subject, batch)
+    pictures = None
+    if not keys and len(found):
+        last = list(found.values() if isinstance(found, Mapping) else found)[-1]
+        if last.shape[0] == len(batch.inputs):
+            row, pictures = given.places(subject, batch, last.shape[-1])
+            keys = (row,) * len(batch.inputs) if row else ()
+            tokens = tokens or keys
+    keys = () if keys == tokens else keys
+    return answers.TextMaps(found, tokens, keys, tuple(cells[::-1]), pictures)
+
+
+@verb
+def look(subject: Subject, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
+    """Runs the model: its `Output`, and what is at its sites; see `mh.look`."""
+    batch, _ = given.batch_of(subject, inputs)
+    return running.look(subject.model, subject.params, batch, at)
+
+
+@verb
+def sites(subject: Subject, inputs: Any) -> all_sites.Sites:
+    """Lists the sites of the model, with shapes; runs nothing."""
+    batch, _ = given.batch_of(subject, inputs)
+    run = functools.partial(running.run, subject.model)
+    return all_sites.sites(run, subject.params, batch)
+
+
+@verb
+def lens(subject: Subject, inputs: Any) -> answers.Lens:
+    """Reads what each layer would answer to a text, were it the last."""
+    batch = given.one(subject, inputs)
+    found = heads.logit_lens(subject.model, subject.params, batch)[:, 0]
+    chances = np.asarray(jax.nn.softmax(found))
+    best = chances.argmax(-1)
+    label = str if subject.task is None else subject.task.class_label
+    texts = np.array([[label(c) for c in row] for row in best.tolist()])
+    (tokens,) = given.labels(subject, batch)[0] or [("",) * len(found[0])]
+    return answers.Lens(tokens, texts, chances.max(-1), found)
+
+
+@verb
+def show(subject: Subject, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
+    """Shows the page of `maps` of inputs; None: of held-out examples."""
+    if inputs is None and subject.task is not None:
+        return display.show(subject, **options)
+    if inputs is None:
+        refuse(subject, "show", "has no task; give inputs")
+    return maps(subject, inputs, why=why).show(**options)
+
+
+@verb
+def plot(subject: Subject, inputs: Any, **options: Any) -> Any:
+    """Draws the maps of inputs; see `mh.plot`."""
+    return maps(subject, inputs).plot(**options)

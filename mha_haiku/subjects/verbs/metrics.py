@@ -1,0 +1,62 @@
+"""How good a model is on held-out examples.
+
+N examples, D width of the vectors of sentences.
+"""
+
+import jax
+import numpy as np
+
+from mha_haiku.lab import heads
+from mha_haiku.subjects import programs
+from mha_haiku.subjects.subject import Subject, check_task, verb
+from mha_haiku.training import devices, evaluation, tasks
+
+
+@verb
+def metrics(subject: Subject, whole: Subject | None = None) -> dict[str, float]:
+    """Measures loss and accuracy on held-out examples, over all queries.
+
+    If the task has no targets: the drift from the `whole` subject and `neighbours`,
+    the share of examples whose nearest other example stays the same.
+    """
+    check_task(subject, "metrics")
+    return held_out(subject, whole and vectors_of(whole))
+
+
+def held_out(subject: Subject, vectors: np.ndarray | None = None) -> dict[str, float]:
+    """Measures the held-out loss and accuracy of a subject.
+
+    For a task without targets it returns `drift`, a mean over examples, and
+    `neighbours`, the share of examples whose nearest other example stays the same, both
+    compared with the vectors of the whole model; None: this one is whole.
+    """
+    own = vectors_of(subject)
+    if own is not None:
+        before = own if vectors is None else vectors
+        drifts = heads.metrics.drift(own, tasks.Example(None, before, None))
+        # Of examples that were drawn twice one counts: the other is too near.
+        _, once = np.unique(before.round(3), axis=0, return_index=True)
+        same = heads.drift.same_neighbours(before[once], own[once])
+        return {"drift": float(drifts.mean()), "neighbours": same}
+    training = subject.config.training
+    placement = devices.Replicas(jax.local_devices()[:1])
+    program = evaluation.make_evaluation(
+        subject.model,
+        subject.task,
+        num_examples=training.evaluation_examples,
+        batch_size=training.batch_size,
+        placement=placement,
+    )
+    placed = placement.put((subject.params, subject.task.held_out_data))
+    sums = program(*placed, np.uint32(subject.config.seed))
+    return evaluation.means(placement.fetch(sums))
+
+
+def vectors_of(subject: Subject) -> np.ndarray | None:
+    """Returns mean-pooled outputs of held-out examples, `[N, D]`; None with targets."""
+    if "loss" in subject.task.metrics:
+        return None
+    training = subject.config.training
+    count = training.evaluation_examples
+    batches = programs.Batches(subject, count, training.batch_size)
+    return heads.drift.vectors(subject.model, subject.params, batches)[:count]

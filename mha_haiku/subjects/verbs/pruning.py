@@ -1,0 +1,279 @@
+"""Removing the heads and hidden units that a model needs least, for good.
+
+Heads go by a share, or as many as may go. Hidden units of the feed-forward parts go
+before them where a share is asked for.
+
+L layers, H heads of a layer.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import heads
+from mha_haiku.subjects import programs
+from mha_haiku.subjects.subject import Subject, check_parameters, check_task, verb
+from mha_haiku.subjects.verbs import metrics
+from mha_haiku.training import tasks
+from mha_haiku.training.runs import folders
+
+ORDERS = (*heads.MEASURES, "greedy", "random")
+EXAMPLES = 256  # held-out, which determine the order of heads and units
+_ROUNDING = 1e-6  # of a mean metric
+# Heads that a step of the greedy order tries at a time: what one program measures.
+_TRIES = 16
+
+Keep = list[list[int]]
+
+
+@verb
+def prune(
+    subject: Subject,
+    keep: float | Sequence[Sequence[int]] | None = None,
+    *,
+    metric_drop: float | None = None,
+    keep_units: float = 1.0,
+    order: str = "ablation",
+    ablation_value: str = "zero",
+    examples: int = EXAMPLES,
+) -> Subject:
+    """Removes the heads that a model needs least, for good.
+
+    Args:
+      subject: The model.
+      keep: Share of the heads to keep, in [0, 1]; or the heads that each layer keeps.
+        Default: 0.5, unless `metric_drop` is given.
+      metric_drop: Tolerated fall of held-out accuracy (exact match, where answers are
+        sequences), or rise of the drift, in [0, 1]: the fewest heads with it stay.
+      keep_units: Share of each layer's hidden units to keep, in (0, 1]; they go before
+        the heads.
+      order: Order of removal: greedy, random, or a measure of mh.heads.MEASURES.
+      ablation_value: Output of ablated heads while the order is found: zero, mean,
+        resample.
+      examples: Number of held-out examples that determine the order.
+
+    Raises:
+      ValueError: If an option is out of its range, or the model has edits, or no task.
+    """
+    if not isinstance(keep, float | int | None):
+        check_task(subject, "prune")
+        narrow = without_units(subject, keep_units, examples=examples)
+        return without_heads(narrow, keep)
+    if keep is None and metric_drop is None:
+        keep = 0.5
+    how = How(order, ablation_value, examples)
+    return shrunk(subject, "prune", 1, keep, metric_drop, keep_units, how)[-1]
+
+
+class How(NamedTuple):
+    """How the order of removal is found; see `prune`."""
+
+    order: str
+    ablation_value: str
+    examples: int
+
+
+@checks.user_mistakes()
+def shrunk(
+    subject: Subject,
+    verb_name: str,
+    sizes: int,
+    keep: float | None,
+    metric_drop: float | None,
+    keep_units: float,
+    how: How,
+) -> list[Subject]:
+    """Makes models of so many falling sizes, behind the whole one; see `prune`."""
+    check_task(subject, verb_name)
+    check_parameters(subject, verb_name)
+    if keep is not None and metric_drop is not None:
+        raise ValueError("keep and metric_drop must not be given together.")
+    for name, value in {"keep": keep, "metric_drop": metric_drop}.items():
+        if value is not None and not 0 <= value <= 1:
+            raise ValueError(f"{name} must be a number in [0, 1], got {value!r}.")
+    if not 0 < keep_units <= 1:
+        raise ValueError(f"keep_units must be a number in (0, 1], got {keep_units!r}.")
+    checks.positive_integer("examples", how.examples)
+    checks.choice("order", how.order, ORDERS)
+    checks.choice("ablation_value", how.ablation_value, programs.ABLATION_VALUES)
+    narrow = without_units(subject, keep_units, examples=how.examples)
+    worst = None
+    if metric_drop is not None and "loss" not in subject.task.metrics:
+        # The order and the end are of different examples: some room.
+        worst = 1.5 * metric_drop
+    ranked = order_of(
+        narrow,
+        how.order,
+        ablation_value=how.ablation_value,
+        examples=how.examples,
+        worst=worst,
+    )
+    fewest = 0 if keep is None else round(keep * len(ranked))
+    if metric_drop is not None:
+        fewest = _fewest(subject, narrow, ranked, metric_drop)
+    shares = np.linspace(fewest, len(ranked), sizes + 1)
+    counts = sorted({round(share) for share in shares}, reverse=True)
+    found = [without_heads(narrow, kept_after(narrow, ranked, x)) for x in counts]
+    return found if narrow is subject else [subject, *found]
+
+
+def order_of(
+    subject: Subject,
+    by: str,
+    *,
+    ablation_value: str,
+    examples: int,
+    worst: float | None = None,
+) -> list[tuple[int, int]]:
+    """Orders the heads, (layer, index in the layer), the first to go first.
+
+    The order is one of `ORDERS`, on some held-out examples. The greedy order
+    need not go past the `worst` mean metric: heads that would are last, in no
+    particular order.
+    """
+    with checks.user_mistakes():
+        checks.choice("order", by, ORDERS)
+    if by == "random":
+        places = all_heads(subject)
+        generator = np.random.default_rng(subject.config.seed)
+        return [places[i] for i in generator.permutation(len(places))]
+    value = programs.ablation_value(subject, ablation_value, examples)
+    if by == "greedy":
+        steps = heads.greedy_order(
+            programs.measured(subject, examples),
+            ablation_value=value,
+            worst=worst,
+            tries=_TRIES,
+            progress=functools.partial(
+                subject.progress, name="greedy order", unit="head"
+            ),
+        )
+        first = [step.head for step in steps]
+        return first + [head for head in all_heads(subject) if head not in first]
+    of = programs.measured(subject, examples, name=by)
+    with checks.user_mistakes():  # the drift has no gradient
+        return heads.order(heads.MEASURES[by].measure(of, ablation_value=value).mean)
+
+
+def all_heads(subject: Subject) -> list[tuple[int, int]]:
+    """Lists the heads, (layer, index in the layer)."""
+    layers = enumerate(models.heads_of_layers(subject.config.model))
+    return [(i, place) for i, x in layers for place in range(len(x.names))]
+
+
+def ablated_in_order(
+    subject: Subject, order: Sequence[tuple[int, int]], counts: Sequence[int]
+) -> list[float]:
+    """Measures the `decisive` metric with the last heads of an order, by their number.
+
+    The order is from `order_of`.
+    """
+    metric = decisive(subject.task)
+    examples = subject.config.training.evaluation_examples
+    of = programs.measured(subject, examples, metric=metric, name="heads ablated")
+    (found,) = ablated(of, [order], [len(order) - count for count in counts])
+    return (found if metric == "drift" else 1 - found).tolist()
+
+
+def ablated(
+    of: heads.Measured,
+    orders: Sequence[Sequence[tuple[int, int]]],
+    counts: Sequence[int],
+) -> np.ndarray:
+    """Measures the mean metric `[orders, counts]` with the first heads ablated.
+
+    Orders are of (layer, index in the layer).
+    """
+    layers = models.heads_of_layers(of.model.config)
+    shape = len(layers), max(len(layer.names) for layer in layers)
+    gates = np.ones((len(orders), len(counts), *shape), np.float32)
+    for patterns, order in zip(gates, orders, strict=True):
+        for pattern, count in zip(patterns, counts, strict=True):
+            for head in order[:count]:
+                pattern[tuple(head)] = 0
+    found = heads.gated_metric(of, gates.reshape(-1, *shape)).mean(0)
+    return found.reshape(gates.shape[:2])
+
+
+def decisive(task: tasks.Task) -> str:
+    """Names the metric of pruned models that is drawn and that may fall or rise."""
+    if "loss" not in task.metrics:
+        return "drift"
+    return "exact_match" if task.counts_exact else "accuracy"
+
+
+def kept_after(subject: Subject, order: Sequence[tuple[int, int]], count: int) -> Keep:
+    """Lists the names of the last `count` heads of an order, for each layer."""
+    layers = models.heads_of_layers(subject.config.model)
+    gone = set(order[: len(order) - count])
+    return [
+        [name for place, name in enumerate(layer.names) if (i, place) not in gone]
+        for i, layer in enumerate(layers)
+    ]
+
+
+def without_heads(subject: Subject, keep: Sequence[Sequence[int]]) -> Subject:
+    """Removes the heads that are not kept; see `heads.prune`."""
+    return _with_model(
+        subject, *heads.prune(subject.params, subject.config.model, keep)
+    )
+
+
+def without_units(subject: Subject, share: float, *, examples: int) -> Subject:
+    """Keeps a share of the hidden units of each layer.
+
+    The units that stay, at least one, have the largest `heads.unit_gradient`.
+    """
+    if share == 1:
+        return subject
+    if "loss" not in subject.task.metrics:
+        raise ConfigError(
+            "keep_units needs a loss, whose gradients rank hidden units; the task "
+            f"{subject.task.name} has no targets."
+        )
+    sizes = models.hidden_sizes(subject.config.model)
+    of = programs.measured(subject, examples, name="hidden units")
+    importance = heads.unit_gradient(of).mean
+    keep = [
+        np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
+        for row, size in zip(importance, sizes, strict=True)
+    ]
+    return _with_model(
+        subject, *heads.prune_units(subject.params, subject.config.model, keep)
+    )
+
+
+def _with_model(subject, params, model_config) -> Subject:
+    check_parameters(subject, "prune")
+    config = subject.config.replace(model=model_config)
+    model = folders.make_model(config.model, subject.task)
+    return subject.replace(config=config, model=model, params=params)
+
+
+def _fewest(subject, narrow, order, drop) -> int:
+    """Finds the fewest heads whose loss of accuracy, or drift, is at most `drop`."""
+    metric, counts = decisive(subject.task), range(len(order), -1, -1)
+    sign, vectors = 1 if metric == "drift" else -1, metrics.vectors_of(subject)
+
+    def badness(count):
+        pruned = without_heads(narrow, kept_after(narrow, order, count))
+        return sign * metrics.held_out(pruned, vectors)[metric]
+
+    most = sign * metrics.held_out(subject, vectors)[metric] + drop + _ROUNDING
+    first = badness(len(order))
+    if first > most:
+        raise ConfigError(
+            f"Without these hidden units the {metric.replace('_', ' ')} is "
+            f"{-first:.4f}, which is below the {-most:.4f} that metric_drop allows."
+        )
+    values = ablated_in_order(narrow, order, counts)
+    above = np.flatnonzero(first + sign * np.subtract(values, values[0]) > most)
+    count = counts[above[0] - 1] if len(above) else 0
+    # Ablation weighs examples alike, what is reported weighs them by their targets.
+    while count < len(order) and badness(count) > most:
+        count += 1
+    return count

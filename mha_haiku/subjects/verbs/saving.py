@@ -1,0 +1,84 @@
+"""Writing a model: as a run that is trained further, or for other libraries."""
+
+import os
+from pathlib import Path
+
+import jax
+
+from mha_haiku import interop
+from mha_haiku.core import checks
+from mha_haiku.subjects.subject import (
+    Subject,
+    check_parameters,
+    check_task,
+    refuse,
+    verb,
+)
+from mha_haiku.training.runs import folders, loop
+
+
+@verb
+def train(subject: Subject, workdir: str | os.PathLike, *, steps: int) -> Subject:
+    """Trains further, as a run in a new folder; the same call resumes it.
+
+    Raises:
+      ValueError: If the model has edits, or no task.
+      ConfigError: If the folder holds another run.
+    """
+    check_task(subject, "train")
+    check_parameters(subject, "train")
+    return Subject.of_folder(save_run(subject, workdir, steps=steps))
+
+
+@verb
+def save(
+    subject: Subject, folder: str | os.PathLike, *, family: str | None = None
+) -> Path:
+    """Writes the model as a folder that `transformers` and `mh.load` open.
+
+    Pruned heads are there with weights of 0, as a config.json of `transformers` cannot
+    say that a head is missing; `family="mha_haiku"` leaves them out. Other families are
+    listed at `interop.save`.
+
+    Raises:
+      ValueError: If the model is a function, or has edits.
+    """
+    check_parameters(subject, "save")
+    if subject.model.config is None:
+        refuse(subject, "save", "is a function, of which there are no weights to save")
+    return interop.save(
+        folder,
+        subject.model.config,
+        subject.params,
+        tokenizer=getattr(subject.task, "encoder", subject.codec.tokenizer),
+        family=family,
+        num_classes=subject.model.num_classes,
+    )
+
+
+def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
+    """Raises ConfigError if a folder holds a run that `save_run` cannot resume."""
+    saved = folders.read_config(folders.Folder(checks.as_path(workdir)))
+    if saved is None or saved.training.steps != steps:
+        folders.check_free(workdir)
+
+
+def save_run(subject: Subject, workdir: str | os.PathLike, *, steps: int) -> Path:
+    """Writes a pruned run at step 0, trains it on for some steps; returns its folder.
+
+    The folder may hold this run already, which is trained to its end then: a killed or
+    interrupted process has left it.
+
+    Raises:
+      KeyboardInterrupt: If training is interrupted; the same call resumes it.
+    """
+    with checks.user_mistakes():
+        checks.non_negative_integer("steps", steps)
+    config = subject.config.replace(training=dict(steps=max(steps, 1)))
+    folder = folders.Folder(checks.as_path(workdir))
+    before = folders.read_config(folder) if steps else None
+    if before is None or before.to_json() != config.to_json():
+        folders.write_run(workdir, config, jax.device_get(subject.params), subject.task)
+    if steps:
+        loop.train_whole(folders.read_config(folder), folder.root)
+    return folder.root

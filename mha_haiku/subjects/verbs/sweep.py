@@ -1,0 +1,283 @@
+"""How good and how fast a model is without some of its heads: the curve of all sizes.
+
+N examples, L layers, H heads of a layer.
+"""
+
+import csv
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mha_haiku.core import checks, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads import running
+from mha_haiku.showing import curves
+from mha_haiku.showing.tables import Column, Table
+from mha_haiku.subjects import programs, results
+from mha_haiku.subjects.subject import Subject, verb
+from mha_haiku.subjects.verbs import metrics, pruning
+
+_METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
+_TIMED_SECONDS = 1.0
+
+
+class Point(NamedTuple):
+    """A pruned model."""
+
+    layers: Sequence[models.LayerHeads]  # with the heads that are left
+    units: int  # how many hidden units are left, of all layers
+    metrics: dict[str, float]  # see `held_out`
+    parameters: int
+    # Of the forward pass: the median of runs that alternate with the whole model's.
+    examples_per_second: float
+    speed_up: float  # measured seconds of the whole model over this one's
+    ideal_speed_up: float  # operations of the whole model over this one's
+    name: str = ""  # of a model that is more than pruned
+
+    @property
+    def keep(self) -> pruning.Keep:
+        """The names of the heads that each layer keeps."""
+        return [list(layer.names) for layer in self.layers]
+
+    @property
+    def kept(self) -> int:
+        """The number of heads that are left."""
+        return sum(map(len, self.keep))
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """The number of heads of each kind; {} in a model of one kind."""
+        kinds = dict.fromkeys(layer.kind for layer in self.layers if layer.kind)
+        return {k: sum(len(x.names) for x in self.layers if x.kind == k) for k in kinds}
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Pruned(results.Result):
+    """Pruned models of falling size."""
+
+    title: str  # the model and the order
+    smallest: Subject
+    # The whole model, and pruned ones of falling size; the first of these has all heads
+    # where hidden units went.
+    points: list[Point]
+    # What another order of heads gives at each point, in the metric that is drawn; ()
+    # where none was asked for.
+    baseline: tuple[float, ...] = ()
+    baseline_name: str = ""  # the name of that order
+    file_name = "pruning"
+
+    def table(self) -> Table:
+        """Makes a table with a row per model."""
+        columns = [
+            *([Column("model")] if self.points[0].name else []),
+            Column("heads", csv=("kept",)),
+            *map(Column, self.points[0].kinds),
+            Column("units"),
+            *(
+                Column(name, "nats" if name == "loss" else "", "{:.4f}")
+                for name in sorted(self.points[0].metrics)
+            ),
+            *([Column(self.baseline_name, "", "{:.4f}")] if self.baseline else []),
+            Column("parameters", shown="{:,}"),
+            Column("examples/s", shown="{:,.0f}", csv=("examples_per_second",)),
+            Column("faster", shown="{:.2f}x"),
+            Column("ideal", shown="{:.2f}x"),
+            Column("kept", csv=("keep",)),
+        ]
+        rows = [
+            {
+                "model": point.name,
+                "heads": point.kept,
+                **point.kinds,
+                "units": point.units,
+                **point.metrics,
+                self.baseline_name: baseline,
+                "parameters": point.parameters,
+                "examples/s": point.examples_per_second,
+                "faster": point.speed_up,
+                "ideal": point.ideal_speed_up,
+                "kept": _names(point.layers),
+            }
+            for point, baseline in itertools.zip_longest(self.points, self.baseline)
+        ]
+        return Table(columns, rows)
+
+    def text(self) -> str:
+        """Writes the table as text, with a legend of its columns."""
+        metric, own = next(x for x in _METRICS if x in self.points[0].metrics), ""
+        kinds = ", ".join(self.points[0].kinds)
+        between_kinds = f", and | between {kinds}" if kinds else ""
+        if metric == "drift":
+            own = (
+                "drift: 1 - cosine of a sentence's vectors, whole and pruned\n"
+                "neighbours: the share of sentences whose nearest other one stays\n"
+            )
+        if self.baseline:
+            spoken = metric.replace("_", " ")
+            own += f"{self.baseline_name}: the {spoken} with heads in that order\n"
+        return (
+            f"{self.title}\n\n{self.table().text()}\n\n{own}"
+            "faster: the forward pass, alternating with the whole model\n"
+            "ideal: by the number of operations\n"
+            "units: the hidden units of all layers\n"
+            f"kept: the heads of each layer, with ; between layers{between_kinds}"
+        )
+
+    @property
+    def picture(self) -> functools.partial:
+        """Draws the curve of a sweep."""
+        curve = _curve(self.table().csv())
+        return functools.partial(curves.pruning, **curve, title=self.title)
+
+
+@verb
+def sweep(
+    subject: Subject,
+    *,
+    keep: float | None = None,
+    metric_drop: float | None = None,
+    keep_units: float = 1.0,
+    order: str = "ablation",
+    ablation_value: str = "zero",
+    examples: int = pruning.EXAMPLES,
+    baseline: str | None = None,
+    sizes: int = 12,
+) -> Pruned:
+    """Measures models of every size, and draws the curve.
+
+    Options are as in `prune`; `keep` or `metric_drop` says where the curve ends.
+
+    Args:
+      subject: The model.
+      keep: Share of the heads of the smallest model.
+      metric_drop: Tolerated fall of the metric of the smallest model.
+      keep_units: Share of each layer's hidden units to keep.
+      order: Order of removal.
+      ablation_value: Output of ablated heads.
+      examples: Number of held-out examples that determine the order.
+      baseline: Another order of removal, whose curve is drawn too.
+      sizes: Number of models, at most, next to the whole one.
+    """
+    how = pruning.How(order, ablation_value, examples)
+    with checks.user_mistakes():
+        if baseline is not None:
+            checks.choice("baseline", baseline, pruning.ORDERS)
+        checks.positive_integer("sizes", sizes)
+    found = pruning.shrunk(subject, "sweep", sizes, keep, metric_drop, keep_units, how)
+    measured = points(found)
+    count = len(pruning.all_heads(subject))
+    title = f"{subject.title}: {count} heads, order by {order}"
+    if baseline is None:
+        return Pruned(title, found[-1], measured)
+    narrow = found[0] if keep_units == 1 else found[1]
+    other = pruning.order_of(
+        narrow, baseline, ablation_value=ablation_value, examples=examples
+    )
+    values = pruning.ablated_in_order(narrow, other, [point.kept for point in measured])
+    return Pruned(title, found[-1], measured, tuple(values), baseline)
+
+
+def points(subjects: Sequence[Subject], names: Sequence[str] = ()) -> list[Point]:
+    """Measures metrics, size and speed of subjects, the whole one first."""
+    whole = vectors = None
+    result = []
+    for i, pruned in enumerate(
+        subjects[0].progress(subjects, name="pruned models", unit="model")
+    ):
+        if whole is None:  # here, where the bar shows
+            whole, vectors = _Timed(subjects[0]), metrics.vectors_of(subjects[0])
+        timed = _Timed(pruned)
+        before, after = _alternating(whole, timed)
+        result.append(
+            Point(
+                layers=models.heads_of_layers(pruned.config.model),
+                units=sum(models.hidden_sizes(pruned.config.model)),
+                metrics=metrics.held_out(pruned, vectors),
+                parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
+                examples_per_second=timed.size / after,
+                speed_up=before / after,
+                ideal_speed_up=whole.operations / timed.operations,
+                name=names[i] if names else "",
+            )
+        )
+    return result
+
+
+def _names(layers) -> str:
+    """Joins the names of heads, with ";" between layers and "|" between kinds."""
+    own = itertools.groupby(layers, key=lambda layer: layer.kind)
+    return "|".join(
+        ";".join(" ".join(map(str, layer.names)) for layer in group) for _, group in own
+    )
+
+
+def picture(path: Path) -> functools.partial:
+    """Draws the curve in a pruning.csv that `sweep(...).save` wrote."""
+    text = checks.text_of(path, path)
+    try:
+        curve = _curve(text)
+    except (LookupError, StopIteration, TypeError, ValueError, csv.Error):
+        raise ConfigError(f"{path} is no curve of pruning.") from None
+    return functools.partial(curves.pruning, **curve, title="Heads kept")
+
+
+def _curve(text: str) -> dict[str, Any]:
+    """Reads what `curves.pruning` draws from the text of a pruning.csv."""
+    rows = list(csv.DictReader(text.splitlines()))
+    names = list(rows[0])
+    kinds = names[1 : names.index("units")]
+    own = names[names.index("units") + 1 : names.index("parameters")]
+    metric = next(name for name in _METRICS if name in own)
+    baseline = [name for name in own if name in pruning.ORDERS]
+
+    def numbers(name):
+        return [float(row[name]) for row in rows]
+
+    others = {f"order: {name}": numbers(name) for name in baseline}
+    return {
+        "kept": [int(row["kept"]) for row in rows],
+        "metrics": {"this order": numbers(metric)} | others,
+        "speed_ups": {"measured": numbers("faster"), "by operations": numbers("ideal")},
+        "kinds": {kind: [int(row[kind]) for row in rows] for kind in kinds},
+        "metric_name": f"held-out {metric.replace('_', ' ')}",
+    }
+
+
+class _Timed:
+    """A compiled forward pass on a batch, its operations and its time."""
+
+    def __init__(self, subject: Subject):
+        self.size = subject.config.training.batch_size
+        example = programs.held_out(subject, range(self.size))
+
+        @jax.jit
+        def forward(params, example):
+            output = running.run(subject.model, params, example)
+            return output.output if output.logits is None else output.logits
+
+        self._arguments = jax.device_put((subject.params, example))
+        self._compiled = forward.lower(*self._arguments).compile()
+        self.operations = self._compiled.cost_analysis()["flops"]
+        self.seconds()
+
+    def seconds(self) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(self._compiled(*self._arguments))
+        return time.perf_counter() - start
+
+
+def _alternating(first: _Timed, second: _Timed) -> tuple[float, float]:
+    """Measures the median seconds of both."""
+    # Measured alternately, so that a slower phase of the machine affects both alike.
+    seconds: list[tuple[float, float]] = []
+    end = time.perf_counter() + _TIMED_SECONDS
+    while time.perf_counter() < end or len(seconds) < 5:
+        seconds.append((first.seconds(), second.seconds()))
+    return tuple(np.median(seconds, axis=0).tolist())

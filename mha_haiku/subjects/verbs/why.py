@@ -1,0 +1,150 @@
+"""Why a head looks where it looks, and what it writes there and reads elsewhere."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from mha_haiku.core import checks
+from mha_haiku.lab import heads
+from mha_haiku.lab.heads import running
+from mha_haiku.subjects import answers
+from mha_haiku.subjects import inputs as given
+from mha_haiku.subjects.subject import (
+    EXAMPLES,
+    Subject,
+    check_parameters,
+    part_with,
+    parts_of,
+    verb,
+)
+
+
+@verb
+def why(
+    subject: Subject,
+    inputs: Any,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    query: int = -1,
+    key: int | None = None,
+    **options: Any,
+) -> heads.why.Pairs | heads.why.Cells:
+    """Explains why a head looks there: its score by pairs of components.
+
+    Inputs are one text, or one row of tokens. A key of None is the one with the
+    largest weight. Without a layer the largest pairs of all heads are returned.
+    Options are as in `heads.why.pairs`, or in `heads.why.cells`.
+
+    Raises:
+      ValueError: If there is no such place, or the query does not see the key.
+    """
+    batch = given.one(subject, inputs)
+    asked = subject.model, subject.params, batch
+    if layer is None:
+        if head is not None:
+            raise ValueError(f"head must be None without a layer, got {head!r}.")
+        return heads.why.cells(*asked, [query], key, **options)
+    found = heads.why.pairs(*asked, layer, head, query, key, **options)
+    sides = given.labels(subject, batch, given.kind_of(subject, layer))
+    places = zip(sides, found.place[2:], strict=True)
+    texts = [side[0][i] for side, i in places if side]
+    title = " ".join([found.title, *map(repr, texts)])
+    return dataclasses.replace(found, title=title)
+
+
+@verb
+def writes(
+    subject: Subject,
+    inputs: Any,
+    *,
+    layer: int,
+    head: int,
+    query: int = -1,
+    answer: Any = None,
+) -> heads.why.Terms:
+    """Splits what a head writes by source position and component.
+
+    Arguments are as in `why`; `answer`, a token or its text, asks for its logit.
+    """
+    batch = given.one(subject, inputs)
+    token = None if answer is None else given.one_token(subject.codec, answer)
+    asked = subject.model, subject.params, batch, layer, head, query
+    found = heads.why.written(*asked, answer=token)
+    kind = given.kind_of(subject, layer)
+    (texts,) = given.labels(subject, batch, kind)[1] or [()]
+    sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
+    labels = sources or found.labels[0], found.labels[1]
+    return dataclasses.replace(found, labels=labels)
+
+
+@verb
+def reads(subject: Subject, examples: Any = EXAMPLES) -> heads.why.Reads:
+    """Measures what each head's queries, keys and values read, over examples.
+
+    These are as in `strongest`; next to it stands the composition from weights.
+    """
+    check_parameters(subject, "reads")
+    batch = given.many(subject, examples)
+    return heads.why.reads(subject.model, subject.params, [batch])
+
+
+@verb
+def strongest(
+    subject: Subject, layer: int, head: int, examples: Any = 256, *, count: int = 10
+) -> answers.Strongest:
+    """Finds where in the data a head attends most, of queries that see another key.
+
+    Args:
+      subject: The model.
+      layer: The layer, of all attention parts.
+      head: Number of the head in its layer.
+      examples: Number of held-out examples to search, or inputs: a list of texts.
+      count: Number of places to return, each from another example.
+
+    Raises:
+      ValueError: If there is no such layer or head, or the count is below 1.
+    """
+    checks.positive_integer("count", count)
+    batch = given.many(subject, examples)
+    path = part_with(parts_of(subject, batch), layer, head)
+    found = _strongest(subject.model, path)(subject.params, batch)
+    weights, keys = (np.asarray(x)[:, head] for x in found)
+    # The largest weight of a query that sees one key is always 1.
+    sees = keys[..., -1] >= 0
+    valid = running.valid(sees.shape[1], batch, running.kind_of(path))
+    values = np.where(sees & np.asarray(valid), weights, -np.inf)
+    queries, best = values.argmax(-1), values.max(-1)
+    order = np.argsort(-best, kind="stable")
+    order = order[np.isfinite(best[order])][:count]
+    texts = given.labels(subject, batch, given.kind_of(subject, layer))
+    tokens, key_tokens = (tuple(side[i] for i in order if side) for side in texts)
+    return answers.Strongest(
+        layer,
+        head,
+        order,
+        queries[order],
+        keys[order, queries[order], 0],
+        best[order],
+        tokens,
+        key_tokens,
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _strongest(model, path):
+    """Makes a program: each query's largest weight, and its two keys."""
+
+    @jax.jit  # which does not keep what else the model computes
+    def run(params, batch):
+        def largest(attention_map):
+            top = attention_map.top(min(2, attention_map.shape[-1]))
+            return top.weights[..., 0], top.positions
+
+        _, found = running.look(model, params, batch, {f"{path}/map": largest})
+        return found[f"{path}/map"]
+
+    return run

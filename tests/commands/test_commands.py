@@ -1,0 +1,217 @@
+"""Every command: its `--help`, its required flags, and how a new one is made."""
+
+import pathlib
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+import mha_haiku as mh
+from experiments import reproduce  # noqa: F401  (enters its command)
+from mha_haiku import commands
+from mha_haiku.commands import signatures
+from mha_haiku.subjects.subject import VERBS, Subject
+from tests.tiny_runs import write_untrained
+
+COMMANDS = commands.commands()
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_SCRIPTS = [path.stem for path in (_ROOT / "experiments").glob("[!_]*.py")]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_what_the_command_does_and_explains_every_flag(name, capsys):
+    assert commands.run([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(COMMANDS[name].description)
+    for option in COMMANDS[name].options:
+        if option.kind is not signatures.Overrides:
+            assert f"--{option.name}: {option.meaning[:40]}" in out and option.meaning
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_that_a_command_ends_without_are_marked_as_required(name, capsys):
+    assert commands.run([name, "--help"]) == 0
+    entries = re.split(r"\n  --", capsys.readouterr().out)
+    required = [x.partition(":")[0] for x in entries if "(required)" in x]
+    given = [f"--{flag}=x" for flag in required]
+    for i, flag in enumerate(required):
+        assert commands.run([name, *given[:i], *given[i + 1 :]]) == 2
+        assert f"--{flag}=... is missing" in capsys.readouterr().err
+    assert ("workdir" in required) == (name not in ("train", "reproduce"))
+
+
+@pytest.mark.parametrize("script", _SCRIPTS)
+def test_a_script_runs_a_command_and_its_example_has_flags_of_it(
+    script, capsys, monkeypatch
+):
+    path = _ROOT / "experiments" / f"{script}.py"
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(path), run_name="__main__")
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    text = path.read_text("utf-8")
+    assert text.splitlines()[0].strip('"') == out.splitlines()[0]
+    (example,) = re.findall(rf"^Run: python -m experiments\.{script} (.*)", text, re.M)
+    for flag in re.findall(r"--(\w+)", example):
+        assert f"\n  --{flag}: " in out
+
+
+def test_flags_of_several_processes_are_a_group_at_the_end(capsys):
+    assert commands.run(["dump_attention", "--help"]) == 0
+    before, _, group = capsys.readouterr().out.partition("With several processes")
+    assert before.index("Run:") < before.index("Flags:")
+    flags = {"distributed", "coordinator", "num_processes", "process_id"}
+    assert set(re.findall(r"--(\w+):", group)) == flags | {"join_seconds"}
+    assert not any(f"--{flag}:" in before for flag in flags)
+
+
+def test_the_list_has_a_line_for_each_and_suggests_one(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        commands.choose(["mha_haiku"])
+    out = capsys.readouterr().out
+    assert "\n  train  " in out and "\n  head_importance, importance  " in out
+    with pytest.raises(SystemExit, match="2"):
+        commands.choose(["mha_haiku", "tain"])
+    told = capsys.readouterr().err
+    assert re.fullmatch("error: .*'tain'.*'train'.*\n.* train\\.\n", told)
+
+
+_NEW_VERB = '''"""Counts the parameters of each kind.
+
+Run: python -m experiments.count_parameters --workdir=runs/reverse --least=100
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from mha_haiku import commands
+from mha_haiku.showing.tables import Column, Table
+from mha_haiku.subjects.results import Result
+from mha_haiku.subjects.subject import Subject, verb
+
+
+@dataclasses.dataclass
+class Counts(Result):
+    """Numbers of parameters."""
+
+    title: str
+    counts: dict
+    file_name = "counts"
+    picture = None
+
+    def table(self) -> Table:
+        rows = [{"name": x, "count": y} for x, y in self.counts.items()]
+        return Table([Column("name"), Column("count")], rows)
+
+    def save(self, folder, formats=()):
+        return super().save(folder, formats=())
+
+
+@verb(command="count_parameters", folder="counts")
+def parameter_counts(
+    subject: Subject, *, least: int = 1, only: Sequence[str] | None = None
+) -> Counts:
+    """Counts the parameters of each kind.
+
+    Args:
+      subject: The model.
+      least: The smallest count
+        that is shown.
+      only: Names of parameters.
+    """
+    counts = {}
+    for module in subject.params.values():
+        for name, x in module.items():
+            counts[name] = counts.get(name, 0) + x.size
+    shown = {x: n for x, n in counts.items() if n >= least and x in (only or counts)}
+    return Counts(subject.title, shown)
+
+
+if __name__ == "__main__":
+    commands.main("count_parameters")
+'''
+
+
+def test_a_new_verb_in_one_file_is_a_method_a_command_a_line_and_a_file(
+    tmp_path, make_config, monkeypatch, capsys
+):
+    folder = write_untrained(tmp_path / "run", make_config())
+    script = tmp_path / "count_parameters.py"
+    script.write_text(_NEW_VERB)
+    monkeypatch.setattr(sys, "argv", [str(script), f"--workdir={folder}", "--only=w,b"])
+    try:
+        with pytest.raises(SystemExit, match="0"):
+            runpy.run_path(str(script), run_name="__main__")
+        out = capsys.readouterr().out
+        assert (folder / "counts/counts.csv").read_text().startswith("name,count\nb,")
+        assert str(folder / "counts/counts.csv") in out
+        found = mh.load(folder).parameter_counts(only=["b"])
+        assert list(found.counts) == ["b"] and f"{found.counts['b']}" in out
+        assert commands.run(["parameter_counts", "--help"]) == 0
+        out = capsys.readouterr().out
+        assert "--least: The smallest count that is shown. (default: 1)\n" in out
+        assert "--only: Names of parameters.\n" in out
+        with pytest.raises(SystemExit, match="0"):
+            commands.choose(["mha_haiku", "--help"])
+        line = "count_parameters, parameter_counts +Counts the parameters of each kind."
+        assert re.search(rf"^  {line}$", capsys.readouterr().out, re.MULTILINE)
+    finally:
+        del VERBS["parameter_counts"], Subject.parameter_counts
+
+
+def test_a_file_of_a_verb_is_a_program(tmp_path):
+    (tmp_path / "count_parameters.py").write_text(_NEW_VERB)
+    command = [sys.executable, "count_parameters.py", "--help"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(_ROOT)}, capture_output=True
+    )
+    assert done.returncode == 0 and b"--least: The smallest" in done.stdout
+
+
+def _asked(
+    *,
+    count: int = 3,
+    share: float | None = None,
+    names: Sequence[str] = ("a", "b"),
+    rows: Sequence[int] | None = None,
+    layers: Sequence[int | str] | None = None,
+    keep: float | Sequence[Sequence[int]] | None = None,
+    text: str | None = None,
+    loud: bool = True,
+    other: dict | None = None,
+    **options: int,
+) -> dict:
+    return {x: y for x, y in locals().items() if x != "options"}
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], {}),
+        (["--count=-2", "--share", "1e-3"], {"count": -2, "share": 1e-3}),
+        (["--names=x, y"], {"names": ["x", "y"]}),
+        (["--names="], {"names": []}),
+        (["--rows=4,1"], {"rows": [4, 1]}),
+        (["--layers=0,cross.2,decoder"], {"layers": [0, "cross.2", "decoder"]}),
+        (["--keep=0.5", "--noloud"], {"keep": 0.5, "loud": False}),
+        (["--text=a,b=c", "--loud=false"], {"text": "a,b=c", "loud": False}),
+    ],
+)
+def test_flags_have_the_types_of_the_signature(words, wanted):
+    options = signatures.options(_asked)
+    assert "other" not in [option.name for option in options]
+    given = signatures.parse(options, words)
+    default = {"names": ["a", "b"], "count": 3, "loud": True}
+    shown = {x: y for x, y in signatures.call(_asked, given, None).items() if y}
+    assert shown == {x: y for x, y in {**default, **wanted}.items() if y}
+
+
+def test_a_required_parameter_needs_a_type_that_a_flag_has():
+    def asked(mapping: dict): ...
+
+    with pytest.raises(TypeError, match="mapping: dict must be of a type"):
+        signatures.options(asked)

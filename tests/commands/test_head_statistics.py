@@ -1,0 +1,166 @@
+"""The script that prints, writes and draws what heads do."""
+
+import csv
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku import attention, commands
+from mha_haiku.commands import config_files
+from tests.tiny_runs import write_untrained
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The folder of a run of two layers and two heads, with a checkpoint of step 3."""
+    config = config_files.load("configs/reverse.py").replace(
+        model=dict(num_layers=2, attention=dict(num_heads=2))
+    )
+    return write_untrained(tmp_path_factory.mktemp("runs") / "run", config, value=0.1)
+
+
+@pytest.fixture
+def untrained(stored, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(stored, tmp_path / "run")
+
+
+def _run(*arguments):
+    return commands.run(["head_statistics", *arguments])
+
+
+def test_a_run_gets_a_table_a_csv_and_a_picture(untrained, capsys):
+    pytest.importorskip("matplotlib")
+    assert _run(f"--workdir={untrained}", "--examples=5") == 0
+    out, told = capsys.readouterr()
+    assert "head statistics: compiling" in told
+    title, *tables, legend, paths = out.split("\n\n")
+    assert title == "run (reverse), step 3: means over 5 held-out examples"
+    for table in tables:
+        assert [line.split()[:2] for line in table.splitlines()[2:]] == [
+            ["0", "0"],
+            ["0", "1"],
+            ["1", "0"],
+            ["1", "1"],
+        ]
+    for name, entry in attention.STATISTICS.items():
+        if name not in ("chosen_positions", "num_queries"):
+            assert sum(name in table.split() for table in tables) == 1
+            assert f"{entry.label}, {entry.unit}" in legend
+    folder = untrained / "attention"
+    assert sorted(x.name for x in folder.iterdir()) == [
+        "head_statistics.csv",
+        "head_statistics.png",
+    ]
+    for path in folder.iterdir():
+        assert str(path) in paths
+    with (folder / "head_statistics.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    # The weights are equal, for all positions look the same to equal parameters.
+    assert len(lines) == 4
+    for line in lines:
+        np.testing.assert_allclose(float(line["entropy"]), np.log(16), 1e-4)
+        np.testing.assert_allclose(float(line["own_position"]), 1 / 16, 1e-4)
+
+
+@pytest.mark.slow
+def test_layers_and_folder_are_chosen(untrained, tmp_path, capsys):
+    status = _run(
+        f"--workdir={untrained}", "--examples=1", "--layers=1", "--out=here", "--step=3"
+    )
+    assert status == 0
+    out = capsys.readouterr().out
+    assert "means over 1 held-out example\n" in out
+    assert "\n      1     0 " in out and "\n      0     0 " not in out
+    assert (tmp_path / "here" / "head_statistics.csv").exists()
+    assert not (untrained / "attention").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["--workdir=... is missing"]),
+        (["--workdir=absent"], ["There is no run in absent"]),
+        (["--workdir={run}", "--step=7"], ["no checkpoint of step 7", "there are: 3"]),
+        (["--workdir={run}", "--step=last"], ["--step=last"]),
+        (["--workdir={run}", "--examples=0"], ["examples must be", "got 0"]),
+        (["--workdir={run}", "--layers=0,2"], ["layers must be", "0 to 1, got 2"]),
+        (["--workdir={run}", "--layers=first"], ["--layers=first", "integers"]),
+        (["--workdir={run}", "--layer=1"], ["Did you mean '--layers'?"]),
+        (["--workdir={run}", "--examples=1", "--out=taken"], ["cannot be written"]),
+    ],
+)
+def test_a_mistake_takes_two_lines_and_status_2(untrained, capsys, arguments, parts):
+    pathlib.Path("taken").write_text("")
+    assert _run(*(x.format(run=untrained) for x in arguments)) == 2
+    out, told = capsys.readouterr()
+    assert out == ""
+    mistake = [line for line in told.splitlines() if not line.endswith("...")]
+    assert 1 <= len(mistake) <= 2
+    for part in parts:
+        assert part in told
+    assert not pathlib.Path("absent").exists()
+    assert not (untrained / "attention").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_is_refused(untrained, capsys):
+    untrained.chmod(0o500)
+    try:
+        assert _run(f"--workdir={untrained}", "--examples=1") == 2
+    finally:
+        untrained.chmod(0o700)
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_statistic_that_is_added_is_in_the_table_the_csv_a_page_and_a_view(
+    untrained, capsys, monkeypatch
+):
+    entry = attention.statistics.Statistic(
+        "beyond_the_first",
+        "share of what is there",
+        "attention on all positions but the first",
+        (attention.statistics.linear(lambda tile: tile.columns.array() != 0),),
+    )
+    # What a line in STATISTICS does as the module is imported.
+    monkeypatch.setitem(attention.STATISTICS, entry.name, entry)
+
+    # Sizes of no other test, whose programs know no such statistic.
+    assert _run(f"--workdir={untrained}", "--examples=13") == 0
+    out = capsys.readouterr().out
+    assert entry.name in out and f"{entry.label}, {entry.unit}" in out
+    with (untrained / "attention" / "head_statistics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    shares = [float(row[entry.name]) for row in rows]
+    firsts = [float(row["first_position"]) for row in rows]
+    np.testing.assert_allclose(shares, 1 - np.array(firsts), rtol=1e-5)
+
+    indices = "--indices=" + ",".join(map(str, range(11)))
+    command = ["dump_attention", f"--workdir={untrained}", indices]
+    assert commands.run(command) == 0
+    saved = (untrained / "attention" / "index.html").read_text()
+    query, key = jax.random.normal(jax.random.key(0), (2, 3, 19, 5, 4))
+    _, attention_map = mh.attend(query, key, key)
+    for html, count in ((saved, 2), (mh.show(attention_map).html, 5)):
+        data = re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', html)[1]
+        (maps,) = json.loads(data)["sets"]
+        numbers = {each["name"]: each for each in maps["numbers"]}
+        number = numbers[entry.name]
+        assert (number["unit"], number["label"]) == (entry.unit, entry.label)
+        assert len(number["values"][0]) == count
+        np.testing.assert_allclose(
+            number["values"], 1 - np.array(numbers["first_position"]["values"]), 1e-5
+        )

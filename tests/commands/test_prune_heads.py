@@ -1,0 +1,98 @@
+"""The script that makes a smaller model of a run."""
+
+import os
+import signal
+
+import pytest
+
+from mha_haiku import commands, models
+from mha_haiku.commands import config_files
+from mha_haiku.subjects.verbs import sweep
+from mha_haiku.training.runs import folders, trainers
+from tests.tiny_runs import write_untrained
+
+
+@pytest.fixture
+def untrained(tmp_path, monkeypatch):
+    """The folder of a run of one layer, two heads and six units, of step 3."""
+    monkeypatch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+    config = config_files.load("configs/reverse.py")
+    config = config.replace(
+        model=dict(
+            num_layers=1,
+            attention=dict(num_heads=2),
+            feed_forward=dict(hidden_size=6),
+        ),
+        training=dict(evaluation_examples=8),
+    )
+    return write_untrained(tmp_path / "run", config)
+
+
+def _run(*arguments):
+    return commands.run(["prune_heads", *arguments])
+
+
+@pytest.mark.slow
+def test_heads_and_units_go_and_a_run_is_left(untrained, capsys):
+    flags = ["--keep=0.5", "--keep_units=0.5", "--order=confidence", "--examples=4"]
+    assert _run(f"--workdir={untrained}", *flags) == 0
+    out, told = capsys.readouterr()
+    assert "pruned models: compiling" in told
+    title, table, _, path = out.split("\n\n")
+    assert title == "run (reverse), step 3: 2 heads, order by confidence"
+    counts = [line.split()[:2] for line in table.splitlines()[2:]]
+    assert counts == [["2", "6"], ["2", "3"], ["1", "3"]]
+    folder = f"{untrained}_pruned"
+    assert path == f"Pruned run: {folder}\n"
+    run = folders.load_run(folder)
+    assert list(run.config.model.feed_forward.hidden_sizes) == [3]
+    layers = models.heads_of_layers(run.config.model)
+    assert sum(len(layer.names) for layer in layers) == 1
+    assert run.step == 0
+    assert _run(f"--workdir={untrained}", *flags) == 2
+    assert "holds a run; give an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_same_command_resumes_an_interrupted_training(
+    untrained, monkeypatch, capsys
+):
+    flags = [f"--workdir={untrained}", "--keep=0.5", "--order=random", "--steps=5"]
+    take_steps = trainers.Trainer.take_steps
+    with monkeypatch.context() as patch:
+
+        def take_and_interrupt(self, stop):
+            take_steps(self, stop)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        patch.setattr(trainers.Trainer, "take_steps", take_and_interrupt)
+        assert _run(*flags) == 130
+    assert "Pruned run" not in capsys.readouterr().out
+    assert folders.load_run(f"{untrained}_pruned").step == 1
+    assert _run(*flags) == 0
+    assert "resumes at step 1" in capsys.readouterr().out
+    assert folders.load_run(f"{untrained}_pruned").step == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "--workdir=... is missing"),
+        (["--workdir=absent", "--keep=0.5"], "There is no run in absent"),
+        (["--workdir=run"], "Give --sweep, or one of --keep and --metric_drop"),
+        (["--workdir=run", "--keep=2"], "keep must be a number in [0, 1]"),
+        (["--workdir=run", "--keep=1", "--keep_units=0"], "in (0, 1], got 0.0"),
+        (["--workdir=run", "--keep=1", "--keep_units=1.5"], "in (0, 1], got 1.5"),
+        (["--workdir=run", "--keep=1", "--keep_units=half"], "keep_units"),
+        (["--workdir=run", "--keep_unit=0.5"], "Did you mean '--keep_units'"),
+    ],
+)
+def test_a_mistake_takes_two_lines_and_status_2(
+    untrained, arguments, part, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert _run(*arguments) == 2
+    out, told = capsys.readouterr()
+    assert out == "" and part in told
+    assert len(told.splitlines()) <= 2
+    assert list(tmp_path.iterdir()) == [untrained]

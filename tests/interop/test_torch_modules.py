@@ -1,0 +1,361 @@
+"""PyTorch modules as subjects, next to torch itself."""
+
+import importlib.util
+import inspect
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku.core.checks import ConfigError
+
+WHY = "needs mha_haiku[torch]: torch, torchax and transformers"
+torch = pytest.importorskip("torch", reason=WHY)
+transformers = pytest.importorskip("transformers", reason=WHY)
+if importlib.util.find_spec("torchax") is None:
+    pytest.skip(WHY, allow_module_level=True)
+
+from mha_haiku.interop import torch_modules  # noqa: E402
+from tests import everyday  # noqa: E402
+from tests.interop import torch_families  # noqa: E402
+from tests.interop.torch_families import CASES, B, H, S  # noqa: E402
+
+# Theirs.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+HEAD = 1
+
+
+def by_torch(model, given, **options):
+    """What torch computes: logits or hidden states, and all that it returns."""
+    tensors = {name: torch.as_tensor(x) for name, x in given.items()}
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        options["use_cache"] = False
+    with torch.no_grad():
+        found = model(**tensors, **options)
+    return found.get("logits", found[0]).numpy(), found
+
+
+def attentions(found):
+    """The weights of a model of transformers, in the order of our attention parts."""
+    if "vision_model_output" in found:  # CLIP has two models
+        sides = found.vision_model_output, found.text_model_output
+        return [x for side in sides for x in side.attentions]
+    names = ("encoder_attentions", "attentions", "decoder_attentions")
+    names = (*names, "cross_attentions")
+    return [x for name in names for x in found.get(name) or ()]
+
+
+def close(found, wanted):
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, atol=1e-5 * max(1, np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("name", everyday.some(CASES, 3))
+def test_maps_and_ablated_heads_are_those_of_torch(name):
+    case = CASES[name]
+    model, given = torch_families.make(case), case.inputs()
+    _, wanted = by_torch(model, given, output_attentions=True)
+    subject = mh.wrap(model, examples=[given])
+    maps = subject.maps(given)
+    for found, weights in zip(maps, attentions(wanted), strict=True):
+        close(found.weights(), weights)
+
+    def zero(module, inputs):
+        heads = inputs[0].unflatten(-1, (maps[0].shape[-3], -1)).clone()
+        heads[..., HEAD, :] = 0
+        return heads.flatten(-2)
+
+    # A layer that is shared is several parts here.
+    places = range(2 if name == "albert" else 1)
+    model.get_submodule(case.projection).register_forward_pre_hook(zero)
+    ablated, _ = by_torch(model, given)
+    whole = subject.logits(given)
+    assert np.abs(ablated - np.asarray(whole)).max() > 1e-3
+    close(subject.ablated(*((i, HEAD) for i in places)).logits(given), ablated)
+    # All heads at once, by the slope of a number that torch knows too.
+    subject = mh.wrap(model, examples=[given], metric=lambda x, _: _squares(x))
+    slopes = subject.importance("gradient").mean
+    assert slopes.shape == (len(maps), max(x.shape[-3] for x in maps))
+    assert np.nanmax(np.abs(slopes)) > 0
+
+
+def _squares(x):
+    return (x**2).reshape(len(x), -1).mean(1)
+
+
+class Layer(torch.nn.Module):
+    """Attention by torch alone, with options that a copy must not share."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(8, 24), torch.nn.Dropout()])
+        self.fails = False
+
+    def forward(self, x, attention_mask=None):
+        parts = self.blocks[0](x).chunk(3, -1)
+        query, key, value = (
+            part.unflatten(-1, (2, 4)).transpose(1, 2) for part in parts
+        )
+        mask = None
+        if attention_mask is not None:
+            mask = attention_mask[:, None, None].bool()
+        if self.fails:
+            raise RuntimeError("on purpose")
+        heads = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask
+        )
+        return self.blocks[1](heads.transpose(1, 2).flatten(-2))
+
+
+class Model(torch.nn.Module):
+    """Two layers in a list, and one in a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Layer(), Layer()])
+        self.others = torch.nn.ModuleDict({"last": Layer()})
+
+    def forward(self, x, attention_mask=None):
+        for layer in (*self.layers, self.others["last"]):
+            x = x + layer(x, attention_mask)
+        return x
+
+
+PATHS = ["layers_0", "layers_1", "others_last"]
+
+
+def features(*shape):
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def test_sites_are_named_after_modules_alone():
+    found = mh.wrap(Model()).sites(features(B, S, 8))
+    names = {name.rpartition("/")[0] for name in found}
+    assert names == set(PATHS)
+    found = mh.wrap(torch_families.make(CASES["t5"])).sites(CASES["t5"].inputs())
+    assert [name for name in found if name.endswith("/weights")] == [
+        *(f"encoder/block_{i}/layer_0/SelfAttention/weights" for i in range(2)),
+        *(
+            f"decoder/block_{i}/layer_{j}/{part}/weights"
+            for i in range(2)
+            for j, part in enumerate(("SelfAttention", "EncDecAttention"))
+        ),
+    ]
+
+
+def test_a_module_stays_as_it_is():
+    module = Model().train()
+    before = {name: dict(vars(part)) for name, part in module.named_modules()}
+    subject = mh.wrap(module)
+    x = features(B, S, 8)
+    subject.maps(x)
+    for name, part in module.named_modules():
+        assert vars(part) == before[name]
+    # In evaluation, whatever mode the module itself is in.
+    close(subject.logits(x), module.eval()(torch.as_tensor(x)).detach())
+    # Options of transformers are set in the copy alone.
+    module = torch_families.make(CASES["mixtral"])
+    module.set_attn_implementation("sdpa")
+    before = module.config.to_dict(), module.config._attn_implementation
+    assert len(mh.wrap(module).maps(CASES["mixtral"].inputs())) == 2
+    assert before == (module.config.to_dict(), module.config._attn_implementation)
+    assert module.config._experts_implementation != "batched_mm"
+
+
+def test_no_scope_stays_open_where_a_module_fails():
+    module = Model()
+    module.layers[1].fails = True
+    with pytest.raises(RuntimeError, match="on purpose"):
+        mh.wrap(module).logits(features(B, S, 8))
+    stack = jax.make_jaxpr(jnp.sin)(1.0).eqns[0].source_info.name_stack
+    assert str(stack) == ""
+
+
+def test_lengths_become_the_mask_and_padding_is_not_felt():
+    module, x = Model().eval(), features(B, S, 8)
+    example = mh.tasks.Example(x, None, None, np.array([S, 3], np.int32))
+    subject = mh.wrap(module)
+    close(subject.logits(example)[1, :3], subject.logits(x[1:, :3])[0])
+    weights = subject.maps(example)["layers_0/map"].weights()
+    assert (weights[1, ..., 3:] == 0).all()
+    with pytest.raises(ValueError, match="Linear takes no attention_mask"):
+        mh.wrap(torch.nn.Linear(8, 8)).logits(example)
+
+
+def test_mask_of_padding_at_the_end_becomes_lengths():
+    mask = np.arange(S) < np.array([[S], [3]])
+    x = features(B, S, 8)
+    subject = mh.wrap(Model(), examples=[{"x": x, "attention_mask": mask}])
+    assert subject.batches[0].lengths.tolist() == [S, 3]
+    assert not subject.batches[0].others
+    # Another mask stays what it is.
+    given = {"x": x, "attention_mask": mask[:, ::-1]}
+    subject = mh.wrap(Model(), examples=[given])
+    assert subject.batches[0].lengths is None
+    assert list(subject.batches[0].others) == ["attention_mask"]
+    assert (subject.maps(given)[0].weights()[1, ..., : S - 3] == 0).all()
+    with pytest.raises(ValueError, match="inputs must have x, got y"):
+        subject.maps({"y": x})
+
+
+class Words:
+    """What is asked of a tokenizer."""
+
+    words = ("<s>", "</s>", *"abcdefgh")
+
+    def encode(self, text):
+        return [*map(self.words.index, text), 1]
+
+    def decode(self, tokens):
+        return "".join(self.words[token] for token in tokens)
+
+
+@pytest.fixture(scope="module")
+def translating():
+    model = torch_families.make(CASES["t5"])
+    return mh.wrap(model, tokenizer=Words(), examples=[(["abc", "cb"], ["de", "fgh"])])
+
+
+def test_pair_of_texts_is_a_source_and_what_a_decoder_writes(translating):
+    (batch,) = translating.batches
+    assert batch.inputs.tolist() == [[2, 3, 4, 1], [4, 3, 1, 0]]
+    assert batch.lengths.tolist() == [4, 3]
+    assert batch.decoder_inputs.tolist() == [[0, 5, 6, 1], [0, 7, 8, 9]]
+    assert batch.targets.tolist() == [[5, 6, 1, 0], [7, 8, 9, 1]]
+    assert batch.weights.tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    given = {
+        "input_ids": batch.inputs[:1],
+        "decoder_input_ids": batch.decoder_inputs[:1, :3],
+    }
+    close(translating.logits(("abc", "de")), translating.logits(given)[0])
+    close(translating.logits(batch)[0, :3], translating.logits(given)[0])
+    for wrong in ("abc", ["abc", "de"], ("abc", ["de", "f"])):
+        with pytest.raises(ValueError, match="source"):
+            translating.logits(wrong)
+
+
+def test_encoder_decoder_and_cross_attention_are_kinds(translating):
+    found = translating.maps(("abc", "de"))
+    shapes = [x.shape[-2:] for x in found]
+    assert shapes == [(4, 4)] * 2 + [(3, 3)] * 2 + [(3, 4)] * 2
+    assert found.tokens == (("<s>", "d", "e"),)
+    assert found.key_tokens == (("a", "b", "c", "</s>"),)
+    page = found.show()
+    assert "cross block_1" in page._repr_html_()
+    importance = translating.importance("gradient")
+    assert [layer.name for layer in importance.layers] == [
+        f"{kind} {i}" for kind in ("encoder", "decoder", "cross") for i in range(2)
+    ]
+    roles = translating.roles()
+    assert roles.kinds == ("encoder",) * 2 + ("decoder",) * 2 + ("cross",) * 2
+
+
+def test_a_model_of_a_text_needs_no_axis_of_a_batch():
+    # Both fold the batch and the heads, of which one axis of size 1 does not return.
+    for name in ("bloom", "deberta"):
+        given = CASES[name].inputs()["input_ids"][:1]
+        subject = mh.wrap(
+            torch_families.make(CASES[name]),
+            examples=[given],
+            metric=lambda x, _: _squares(x),
+        )
+        assert subject.importance("gradient").mean.shape == (2, H)
+
+
+def test_features_go_where_a_model_takes_them():
+    model = torch_families.make(CASES["llama"])
+    tokens = CASES["llama"].inputs()["input_ids"]
+    embedded = model.get_input_embeddings()(torch.as_tensor(tokens)).detach().numpy()
+    subject = mh.wrap(model)
+    close(subject.logits(embedded), subject.logits(tokens))
+
+
+def test_folder_of_a_family_without_a_table_is_loaded_by_transformers(tmp_path):
+    case = CASES["whisper"]
+    model = torch_families.make(case)
+    model.save_pretrained(tmp_path)
+    subject = mh.load(tmp_path)
+    assert "WhisperForConditionalGeneration of PyTorch" in repr(subject)
+    given = case.inputs()
+    close(subject.logits(given), by_torch(model, given)[0])
+    source, target = given["input_features"], given["decoder_input_ids"]
+    assert subject.logits((source, target)).shape[:2] == target.shape
+    with pytest.raises(ValueError, match="step must be None"):
+        mh.load(tmp_path, step=3)
+
+
+def test_texts_are_read_by_the_tokenizer_of_transformers(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers", reason="needs mha_haiku[data]")
+    words = ["[UNK]", "</s>", "the", "cat", "sat"]
+    vocabulary = {word: i for i, word in enumerate(words)}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    whole = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="</s>"
+    )
+    torch_model = torch_families.make(CASES["gptj"])
+    torch_model.save_pretrained(tmp_path)
+    whole.save_pretrained(tmp_path)
+    texts = ["the cat sat", "the dog"]
+    for subject in (mh.wrap(torch_model, tokenizer=whole), mh.load(tmp_path)):
+        maps = subject.maps(texts[0])
+        assert maps.tokens == (("the", "cat", "sat"),)
+        assert maps[0].shape == (1, H, 3, 3)
+        # What the tokenizer itself makes of several texts, padding and mask included.
+        given = whole(texts, padding=True, return_tensors="pt")
+        wanted, _ = by_torch(torch_model, given)
+        close(subject.logits(texts)[1, :2], wanted[1, :2])
+        close(subject.logits(given)[1, :2], wanted[1, :2])
+
+
+def test_refusals_of_folders(tmp_path, monkeypatch):
+    torch_families.make(CASES["t5"]).save_pretrained(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigError, match=r"mha_haiku\[torch\]"):
+        mh.load(tmp_path)
+    monkeypatch.undo()
+    config = tmp_path / "config.json"
+    text = config.read_text()
+    config.write_text(text.replace('"t5"', '"t55"'))
+    with pytest.raises(ConfigError, match="t55.*\n?.*Nor does transformers"):
+        mh.load(tmp_path)
+    config.write_text(text.replace('"d_ff": 20', '"d_ff": 21'))
+    with pytest.raises(ConfigError, match="could not be read by transformers"):
+        mh.load(tmp_path)
+
+
+def test_missing_torchax_is_named(monkeypatch):
+    torch_modules._environment.cache_clear()
+    monkeypatch.setitem(sys.modules, "torchax", None)
+    with pytest.raises(ConfigError, match=r"mha_haiku\[torch\]"):
+        mh.wrap(Model())
+    monkeypatch.undo()
+    torch_modules._environment.cache_clear()
+
+
+def test_pixels_and_sound_have_patches_and_seconds_along_their_maps():
+    """Patches behind the mark of the class; frames of 10 ms, halved by Whisper."""
+    pixels = np.array(CASES["vit"].inputs()["pixel_values"])
+    pixels[..., pixels.shape[-1] // 2 :] = 1 + pixels.max()
+    maps = mh.wrap(torch_families.make(CASES["vit"])).maps({"pixel_values": pixels})
+    side = round((maps[0].shape[-1] - 1) ** 0.5)
+    places = [f"{i},{j}" for i in range(side) for j in range(side)]
+    assert maps.tokens == (("[0]", *places),) * len(pixels)
+    at_the_right = [x.endswith(f",{side - 1}") for x in maps.tokens[0]]
+    pictures = maps.images[0]
+    assert pictures[at_the_right].min() == 1 and pictures[0].max() == 0
+    assert "0,1" in maps.show().html and maps.plot() is not None
+    given = CASES["whisper"].inputs()
+    heard = mh.wrap(torch_families.make(CASES["whisper"])).maps(given)
+    assert heard.key_tokens[0][:3] == ("0.00s", "0.02s", "0.04s")
+    assert len(heard.key_tokens[0]) == given["input_features"].shape[-1] // 2
+    assert heard.show().html

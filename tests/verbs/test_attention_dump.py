@@ -1,0 +1,416 @@
+"""The maps of a run as arrays: which, of what, and how pooled."""
+
+import functools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import attention
+from mha_haiku.core import arrays as array_files
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab.heads import running
+from mha_haiku.showing import drawing
+from mha_haiku.showing.map_set import Layer, MapSet
+from mha_haiku.subjects import programs
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import dumping
+from mha_haiku.training import evaluation, stepping
+from mha_haiku.training.runs import configuration, folders
+from tests import everyday, jaxprs, oracles
+
+N, T, H = 2, 6, 2
+
+
+@pytest.fixture(scope="module")
+def trained(trained, tmp_path_factory):
+    """A copy of the folder of a short run of two layers and two heads."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    analysed = shutil.ignore_patterns("attention", "heads")
+    return shutil.copytree(trained(), folder, ignore=analysed)
+
+
+@pytest.fixture(scope="module")
+def whole(trained):
+    """The path of the maps as they are by default."""
+    return dumping.dump(Subject.of_folder(trained))
+
+
+def _pooled(make_config, trained):
+    """Returns the run as if it had been told to pool maps of more than 5 positions."""
+    run = folders.load_run(trained)
+    config = make_config(attention__full_length=5, attention__pooled_size=4)
+    return Subject.of_run(
+        run._replace(config=config), trained.name, folders.Folder(trained)
+    )
+
+
+def _weights(maps, layer):
+    """Returns the maps of a layer, `[N, H, T', S']`, of examples of one length."""
+    return np.stack([each.weights[layer] for each in maps.inputs])
+
+
+def _tokens(maps):
+    return [list(each.queries.tokens) for each in maps.inputs]
+
+
+def _maps(trained, inputs):
+    loaded = folders.load_run(trained)
+    apply = jax.jit(functools.partial(loaded.model.apply, is_training=False))
+    output = apply(loaded.params, None, inputs)
+    return loaded, output, [np.asarray(layer) for layer in output.maps]
+
+
+def test_whole_maps_of_held_out_examples(trained, whole):
+    assert whole == trained / "attention" / "maps.npz"
+    saved = MapSet.load(whole)
+    loaded = folders.load_run(trained)
+    example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(N))
+    _, output, maps = _maps(trained, example.inputs)
+    for i, layer in enumerate(maps):
+        found = _weights(saved, i)
+        assert found.shape == (N, H, T, T) and found.dtype == np.float16
+        np.testing.assert_allclose(found, layer, atol=1e-3)
+        np.testing.assert_allclose(found.sum(-1), np.ones((N, H, T)), atol=5e-3)
+    assert saved.layers == tuple(
+        Layer(f"layer {i}", ("0", "1"), "", i, i) for i in range(2)
+    )
+    assert saved.name == "run (reverse), step 30" and saved.step == 30
+    assert _tokens(saved) == np.asarray(example.inputs).astype(str).tolist()
+    targets = [list(each.answers.targets) for each in saved.inputs]
+    assert targets == np.asarray(example.targets).astype(str).tolist()
+    order = np.argsort(-np.asarray(output.logits), -1)[..., :3]
+    shares = np.take_along_axis(jax.nn.softmax(output.logits), order, -1)
+    for n, each in enumerate(saved.inputs):
+        assert each.queries.edges.tolist() == each.keys.edges.tolist() == [*range(7)]
+        likeliest = np.array(each.answers.likeliest)  # pairs as text
+        assert likeliest[..., 0].tolist() == order[n].astype(str).tolist()
+        found = likeliest[..., 1].astype(np.float64)
+        np.testing.assert_allclose(found, shares[n], rtol=1e-5)
+        assert each.masked[1].shape == (T, T) and not each.masked[1].any()
+
+
+@pytest.mark.slow
+def test_many_layers_are_dumped_as_they_run(trained, tmp_path, monkeypatch):
+    def dump(folder):
+        path = dumping.dump(Subject.of_folder(trained), heads=[1], out=folder)
+        return array_files.read_npz(path)
+
+    wanted = dump(tmp_path / "looped")
+    monkeypatch.setattr(running, "FEW_LAYERS", 1)
+    found = dump(tmp_path / "scanned")
+    assert found.keys() == wanted.keys()
+    for name, array in found.items():
+        if array.dtype.kind == "f":
+            np.testing.assert_allclose(array, wanted[name], rtol=1e-3, atol=1e-4)
+        elif name != "fields":  # which has probabilities
+            np.testing.assert_array_equal(array, wanted[name])
+
+
+@pytest.mark.slow
+def test_mean_is_over_many_held_out_examples(trained, tmp_path):
+    path = dumping.dump(Subject.of_folder(trained), out=tmp_path, examples=1)
+    saved = MapSet.load(path)
+    count = int(saved.mean.name.split()[2])
+    assert saved.mean.name == f"mean of {count} examples"
+    assert count > 8
+    loaded = folders.load_run(trained)
+    example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(count))
+    _, _, maps = _maps(trained, example.inputs)
+    for i, layer in enumerate(maps):
+        mean = saved.mean.weights[i]
+        assert mean.shape == (H, T, T) and mean.dtype == np.float32
+        np.testing.assert_allclose(mean, layer.mean(0), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
+    whole = MapSet.load(
+        dumping.dump(Subject.of_folder(trained, 20), out=tmp_path / "a", examples=4)
+    )
+    assert whole.name == "run (reverse), step 20"
+    some = MapSet.load(
+        dumping.dump(
+            Subject.of_folder(trained, 20),
+            out=tmp_path / "b",
+            layers=[1],
+            heads=[1],
+            examples=[3, 0],
+        )
+    )
+    assert some.layers == (Layer("layer 1", ("1",), "", 1, 1),)
+    names = [each.name for each in some.inputs]
+    assert names == ["held-out example 3", "held-out example 0"]
+    np.testing.assert_allclose(
+        _weights(some, 0), _weights(whole, 1)[[3, 0]][:, [1]], atol=1e-3
+    )
+    mean = whole.mean.weights[1][[1]]
+    np.testing.assert_allclose(some.mean.weights[0], mean, atol=1e-6)
+    assert _tokens(some) == [_tokens(whole)[i] for i in (3, 0)]
+
+
+@pytest.mark.slow
+def test_queries_and_keys_are_written_where_they_are_asked_for(trained, tmp_path):
+    subject = Subject.of_folder(trained)
+    path = dumping.dump(subject, heads=[1], channels=True, out=tmp_path)
+    for example in MapSet.load(path).inputs:
+        for layer, (query, key, exact) in enumerate(example.channels):
+            assert exact and query.shape == key.shape == (1, T, 4)
+            scores = np.einsum("htk,hsk->hts", query.astype("f8"), key.astype("f8"))
+            expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+            np.testing.assert_allclose(example.weights[layer], expected, atol=5e-3)
+
+
+@pytest.mark.slow
+def test_long_inputs_are_pooled_unless_weights_are_asked_for(
+    trained, whole, make_config, tmp_path
+):
+    subject = _pooled(make_config, trained)
+    path = dumping.dump(subject, out=tmp_path / "a")
+    pooled, whole = MapSet.load(path), MapSet.load(whole)
+    assert pooled.numbers.keys() == whole.numbers.keys()
+    for name, number in whole.numbers.items():  # which pooling does not change
+        np.testing.assert_allclose(
+            pooled.numbers[name].mean, number.mean, 1e-4, 1e-6, err_msg=name
+        )
+    assert pooled.mean is None and pooled.roles is None
+    path = dumping.dump(subject, out=tmp_path / "b", weights=True)
+    whole = MapSet.load(path)
+    assert _weights(whole, 1).shape == (N, H, T, T)
+    by_hand = _weights(whole, 1).astype(np.float32).reshape(N, H, 3, 2, 3, 2)
+    by_hand = by_hand.sum(-1).mean(-2)
+    np.testing.assert_allclose(_weights(pooled, 1), by_hand, atol=2e-3)
+    for one, other in zip(pooled.examples, whole.inputs, strict=True):
+        edges = one.queries.edges.tolist()
+        assert edges == [0, 2, 4, 6] == attention.bin_edges(6, 4).tolist()
+        assert one.masked[1].shape == (3, 3) and not other.patches
+        places = [(layer, head) for layer in range(2) for head in range(H)]
+        assert [each[:2] for each in one.patches] == places
+        for patch in one.patches:  # all of it, at single positions
+            assert patch.query_edges.tolist() == patch.key_edges.tolist() == [*range(7)]
+            own = other.weights[patch.layer][patch.head]
+            np.testing.assert_allclose(patch.weights, own, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_numbers_of_heads_are_means_over_the_examples(trained, tmp_path):
+    options = {"examples": [3, 0, 2], "layers": [1, 0], "heads": [1]}
+    path = dumping.dump(Subject.of_folder(trained), out=tmp_path, **options)
+    maps = MapSet.load(path)
+    assert len(maps.inputs) == 3
+    assert [layer.name for layer in maps.layers] == ["layer 1", "layer 0"]
+    wanted = {"entropy", "same_token", "induction", "received_gini"}
+    assert wanted <= set(maps.numbers)
+    for i in range(2):
+        weights, tokens = _weights(maps, i), np.array(_tokens(maps)).astype(int)
+        expected = oracles.map_statistics(weights.astype(np.float64), tokens=tokens)
+        for name, number in maps.numbers.items():
+            assert number.mean.shape == (2, 1) and number.unit and number.label
+            # The saved weights are float16.
+            np.testing.assert_allclose(
+                number.mean[i], expected[name].mean(0), 5e-3, 5e-3, err_msg=name
+            )
+
+
+def _bench(run):
+    return Subject.of_run(run, "anywhere")
+
+
+def long_run(make_config, length):
+    """Returns an untrained run of inputs of that length."""
+    config = make_config(
+        task__sequence_length=length, model__positions="rotary", model__num_heads=1
+    )
+    task = configuration.make_task(config)
+    model = folders.make_model(config.model, task)
+    tokens = jnp.zeros((1, 4), jnp.int32)
+    params = jax.jit(model.init)(stepping.stream(0, "init"), tokens)
+    return folders.Run(config, task, model, params, 0)
+
+
+@pytest.mark.slow
+def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
+    length = 1024
+    loaded = long_run(make_config, length)
+    monkeypatch.setattr(folders, "load_run", lambda *_, **__: loaded)
+    path = dumping.dump(Subject.of_folder("anywhere"), out=tmp_path, examples=1)
+    maps = MapSet.load(path)
+    cells = _weights(maps, 1).astype(np.float32)
+    assert cells.shape == (1, 1, 128, 128)
+    np.testing.assert_allclose(cells.sum(-1), np.ones((1, 1, 128)), atol=5e-3)
+    entropy = maps.numbers["entropy"].mean
+    assert (entropy > 0).all()
+    assert (entropy <= np.log(length) + 1e-4).all()
+
+
+@pytest.mark.slow
+def test_of_a_long_input_no_matrix_is_made(make_config):
+    length = 8192
+    loaded = long_run(make_config, length)
+    example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
+
+    def observed(pooled):
+        observe = dumping._observer(_bench(loaded), [0, 1], [[0], [0]], pooled)
+        return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
+
+    tile = 512 * 1024
+    assert jaxprs.largest_array(observed(128)) <= tile < length**2
+    assert jaxprs.largest_array(observed(None)) == length**2
+
+
+@pytest.mark.slow
+def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
+    loaded = long_run(make_config, 512)
+    monkeypatch.setattr(folders, "load_run", lambda *_, **__: loaded)
+    asked = []
+    for name in ("statistics", "pooled", "weights"):
+        method = getattr(attention.AttentionMap, name)
+
+        def counted(self, *args, name=name, method=method, **options):
+            asked.append(name)
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(attention.AttentionMap, name, counted)
+    example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
+    observe = dumping._observer(_bench(loaded), [0, 1], [[0], [0]], 16)
+    jax.eval_shape(observe, loaded.params, example)
+    assert asked == ["statistics", "statistics"]
+
+
+@pytest.mark.slow
+def test_text_and_tokens_of_a_user(trained, tmp_path):
+    text = MapSet.load(
+        dumping.dump(Subject.of_folder(trained), out=tmp_path / "a", own="4 0 1 1 2 3")
+    )
+    tokens = [4, 0, 1, 1, 2, 3]
+    ids = MapSet.load(
+        dumping.dump(Subject.of_folder(trained), out=tmp_path / "b", own=tokens)
+    )
+    for saved in (text, ids):
+        assert _tokens(saved) == [[str(token) for token in tokens]]
+        (one,) = saved.examples
+        assert one.answers.targets == ("",) * T and all(one.answers.likeliest)
+        _, _, maps = _maps(trained, np.array([tokens]))
+        np.testing.assert_allclose(_weights(saved, 1), maps[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "own",
+    everyday.some(["4 0 1 1 2 3", [4, 0, 1, 1, 2, 3], "3 1"], 2),
+)
+@pytest.mark.parametrize("full_length", [256, 2])
+def test_a_page_is_made_of_what_a_user_gives(
+    trained, make_config, tmp_path, monkeypatch, own, full_length
+):
+    loaded = folders.load_run(trained)
+    config = make_config(attention__full_length=full_length, attention__pooled_size=3)
+    monkeypatch.setattr(
+        folders, "load_run", lambda *_, **__: loaded._replace(config=config)
+    )
+    path = dumping.dump(Subject.of_folder(trained), out=tmp_path, own=own)
+    written = {each.name for each in dumping.write_report(path.parent)}
+    assert written == {"layer_00.png", "layer_01.png", "index.html"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": [2]}, "layers must be an integer from 0 to 1, got 2"),
+        ({"heads": [0, -1]}, "heads must be an integer from 0 to 1, got -1"),
+        ({"examples": 0}, "examples must be an integer from 1 to 65536, got 0"),
+        ({"examples": [-1]}, "indices must be .*got -1"),
+        ({"own": [0, 5]}, "tokens must be an integer from 0 to 4, got 5"),
+        ({"own": []}, "tokens must not be empty"),
+        (
+            {"own": [1] * 7},
+            "at most config.model.embedding.max_length 6 .*got 7",
+        ),
+        ({"own": "1 2 x 0 0 0"}, "got 'x'"),
+    ],
+)
+def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
+    subject = Subject.of_folder(trained)
+    with pytest.raises(ConfigError, match=message):
+        dumping.dump(subject, out=tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_each_example_of_a_batch_has_a_name(trained, tmp_path):
+    subject = Subject.of_folder(trained)
+    batch = jax.device_get(programs.held_out(subject, range(2)))
+    saved = MapSet.load(dumping.dump(subject, out=tmp_path, own=batch))
+    assert [each.name for each in saved.examples] == ["text 0", "text 1"]
+
+
+@pytest.mark.slow
+def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
+    with pytest.raises(ConfigError, match="There is no run in"):
+        Subject.of_folder(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        dumping.dump(Subject.of_folder(trained), out=tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_own_text_has_a_folder_of_its_own(trained, whole):
+    before = whole.read_bytes()
+    own = dumping.dump(Subject.of_folder(trained), own="4 0 1")
+    assert own == trained / "attention" / "own_text" / "maps.npz"
+    assert [each.name for each in MapSet.load(own).examples] == ["own text"]
+    assert whole.read_bytes() == before
+
+
+@pytest.mark.slow
+def test_own_text_may_be_longer_than_the_training_with_a_warning(
+    make_config, tmp_path, monkeypatch, caplog
+):
+    loaded = long_run(make_config, 12)
+    subject = _bench(loaded)
+    path = dumping.dump(subject, own=[1] * 12, out=tmp_path)
+    assert not caplog.text
+    path = dumping.dump(subject, own=[1] * 15, out=tmp_path)
+    assert "15 tokens are more than the 12 of the model's training" in caplog.text
+    assert _weights(MapSet.load(path), 1).shape == (1, 1, 15, 15)
+
+
+@pytest.mark.slow
+def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
+    for layers, formats, names in (
+        ([0, 1], ["png"], {"layer_00.png", "layer_01.png"}),
+        ([1], ["svg", "pdf"], {"layer_01.svg", "layer_01.pdf"}),
+    ):
+        path = dumping.dump(Subject.of_folder(trained), layers=layers, out=tmp_path)
+        (tmp_path / "layer_notes.png").touch()
+        written = dumping.write_report(path.parent, formats)
+        written = {each.name for each in written}
+        assert written == names | {"index.html"}
+        kept = {"maps.npz", "layer_notes.png"}
+        assert {each.name for each in tmp_path.iterdir()} == written | kept
+
+
+@pytest.mark.slow
+def test_a_picture_that_is_a_folder_is_a_mistake(whole, tmp_path):
+    shutil.copy(whole, tmp_path)
+    (tmp_path / "layer_01.png").mkdir()
+    with pytest.raises(ConfigError, match=r"layer_01\.png cannot be written"):
+        dumping.write_report(tmp_path)
+
+
+def test_bad_maps_leave_the_page_as_it_was(whole, tmp_path):
+    path = shutil.copy(whole, tmp_path)
+    (tmp_path / "index.html").write_text("before")
+    arrays = array_files.read_npz(path)
+    del arrays["examples.0.weights.1"]
+    np.savez(path, **arrays)
+    with pytest.raises(ConfigError, match="no array 'examples.0.weights.1'"):
+        dumping.write_report(tmp_path)
+    assert (tmp_path / "index.html").read_text() == "before"
+
+
+def test_without_matplotlib_the_page_alone_is_written(whole, tmp_path, monkeypatch):
+    shutil.copy(whole, tmp_path)
+    monkeypatch.setattr(drawing, "is_possible", lambda: False)
+    assert [x.name for x in dumping.write_report(tmp_path)] == ["index.html"]

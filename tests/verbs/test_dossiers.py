@@ -1,0 +1,109 @@
+"""What a run's folder has of its heads, joined."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku import heads
+from mha_haiku.showing import map_set, sets
+from mha_haiku.showing.map_set import Layer, MapSet
+from mha_haiku.subjects import results
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import dumping, importance
+from mha_haiku.training.runs import folders
+
+DEVICES = jax.local_devices()[:1]
+N = 5
+
+
+@pytest.fixture(scope="module")
+def trained(trained):
+    root = trained(model__family="causal", attention__examples=N)
+    dumping.dump(Subject.of_folder(root), devices=DEVICES)
+    return root
+
+
+@pytest.mark.slow
+def test_roles_of_whole_maps_are_those_of_the_model(trained):
+    run = folders.load_run(trained)
+    # Heads that attend sharply, and to different things.
+    run = run._replace(params=jax.tree.map(lambda x: 4 * x, run.params))
+    subject = Subject.of_run(run, trained.name, folders.Folder(trained))
+    path = dumping.dump(subject, out=trained / "sharp", devices=DEVICES)
+    maps = MapSet.load(path)
+    found = maps.roles
+    expected = heads.roles(run.model, run.params, [run.examples(N)])
+    assert found.names.tolist() == expected.names.tolist()
+    for i, h in np.ndindex(2, 2):
+        name = found.names[i, h]
+        if name != heads.MIXED:
+            score = expected.scores[heads.ROLES[name].score or name][i, h]
+            assert found.scores[i, h] == pytest.approx(score, abs=2e-3)
+
+
+def test_equal_texts_tell_induction_and_images_do_not():
+    """Every query looks at the fourth key, which follows the same text."""
+    query = np.ones((1, 8, 1, 4), np.float32)
+    key = np.where(np.arange(8)[None, :, None, None] == 3, 20, 0) * query
+    _, found = mh.attend(query, key, key)
+    images = np.zeros((8, 2, 2), np.uint8)
+    for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
+        texts = {"tokens": "aaaaaaaa", **options}
+        shown = sets.map_set(sets.layers_of([found]), texts)
+        assert shown.roles.names.tolist() == [[expected]]
+    assert np.isnan(shown.roles.scores).all()
+
+
+def test_numbers_are_those_that_were_computed(trained):
+    shown = dumping.dossier(trained / "attention").check()
+    (maps,) = shown.sets
+    assert maps.missing[0][0] == "importance"
+    assert f"--workdir={trained}" in maps.missing[0][1]
+    saved = MapSet.load(trained / "attention" / "maps.npz").numbers["entropy"]
+    entropy = maps.numbers["entropy"]
+    np.testing.assert_array_equal(entropy.mean, saved.mean)
+    np.testing.assert_array_equal(entropy.standard_error, saved.standard_error)
+    assert (saved.standard_error > 0).all()
+
+    numbers = {
+        "ablation": map_set.PerHead(
+            np.array([[1.0, 2], [3, 4]]), "nats", "rise of the loss", np.eye(2)
+        )
+    }
+    layers = tuple(map_set.Layer.of_model("", i, i, (0, 1)) for i in (0, 1))
+    result = importance.Importance("", layers, {}, numbers, 30)
+    written = folders.Folder(trained).heads
+    result.save(written)
+    (maps,) = dumping.dossier(trained / "attention").sets
+    assert maps.missing == ()
+    np.testing.assert_array_equal(maps.numbers["ablation"].mean, [[1, 2], [3, 4]])
+    # Of another step it says nothing of these maps.
+    dataclasses.replace(result, step=20).save(written)
+    (maps,) = dumping.dossier(trained / "attention").sets
+    assert "ablation" not in maps.numbers and maps.missing
+
+
+def test_numbers_go_by_the_names_of_layers_and_heads():
+    number = map_set.PerHead(
+        np.array([[1.0, 2, 3], [4, 5, np.nan]]),
+        "nats",
+        "what",
+        ranks=np.arange(12).reshape(2, 3, 2),
+    )
+    layers = Layer("", ("0", "2", "5"), index=1), Layer("", ("1", "4"), index=3)
+    measured = MapSet("", layers, (), numbers={"a": number})
+    layers = Layer("", ("4",), index=3), Layer("", ("5", "1", "0"), index=1)
+    found = measured.numbers_at(layers)["a"]
+    np.testing.assert_array_equal(found.mean, [[5, np.nan, np.nan], [3, np.nan, 1]])
+    assert found.ranks[1, 0].tolist() == [4, 5]
+    assert (found.unit, found.label, found.standard_error) == ("nats", "what", None)
+
+
+def test_the_command_in_a_message_works_where_the_user_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = "python -m mha_haiku dump_attention --workdir=runs/a"
+    for folder in ("runs/a", tmp_path / "runs" / "a"):
+        assert results.command("dump_attention", folder) == command

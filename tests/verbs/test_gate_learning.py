@@ -1,0 +1,194 @@
+"""Gates switch heads of a run off, and the rest is trained further."""
+
+import dataclasses
+import os
+import signal
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import heads, models, rasp, tasks
+from mha_haiku.core import sites
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import gate_learning, metrics, pruning, saving, sweep
+from mha_haiku.training.runs import folders, loop, trainers
+from mha_haiku.training.runs.checkpoints.store import SaveError
+
+
+@pytest.fixture(autouse=True)
+def _speed_is_measured_briefly(monkeypatch):
+    monkeypatch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+
+
+@pytest.mark.slow
+def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
+    trained, tmp_path, monkeypatch
+):
+    """Of a run that has been pruned before, whose heads keep their names."""
+    first = Subject.of_folder(trained())
+    folder = saving.save_run(
+        pruning.without_heads(first, [[1], [0, 1]]), tmp_path / "run", steps=0
+    )
+    log_alpha = [np.zeros(1), np.float32([-9, 1])]
+
+    def learned(subject, **options):
+        return gate_learning.Learned(subject.params, log_alpha, None)
+
+    monkeypatch.setattr(gate_learning, "fit_gates", learned)
+    monkeypatch.setattr(loop, "train_whole", lambda config, folder: None)
+    found = gate_learning.learn_gates(
+        Subject.of_folder(folder),
+        tmp_path / "gates",
+        penalty=0.1,
+        steps=1,
+        tuning_steps=1,
+        scratch=False,
+    )
+    run = Subject.of_folder(folder)
+    pruned = folders.load_run(tmp_path / "gates" / "pruned")
+    names = [list(x.names) for x in models.heads_of_layers(pruned.config.model)]
+    assert names == [[1], [1]]
+    gates = gate_learning.Learned(None, log_alpha, None).gates
+    apply = sites.edit(run.model.apply, heads.edits.gate(gates))
+    gated = run.replace(model=run.model._replace(apply=apply))
+    for name, wanted in metrics.held_out(gated).items():
+        assert found.points[1].metrics[name] == pytest.approx(wanted, rel=1e-5)
+
+
+def _known_bench(known, make_config, **fields):
+    """A run of a compiled model; its task draws examples of the model's data."""
+    config = make_config(training__batch_size=8, **fields).replace(model=known.config)
+    run = folders.Run(config, Reversed(), known.model, known.params, 5)
+    return Subject.of_run(run, "anywhere")
+
+
+@dataclasses.dataclass(frozen=True)
+class Reversed(tasks.Task):
+    """Sequences to reverse, as in `rasp.programs.reverse`."""
+
+    name: ClassVar[str] = "reversed"
+    sequence_length: int = 9
+    num_tokens: int = 7
+    num_classes: int = 7
+
+    def example(self, key, data):
+        inputs = jax.random.randint(key, (8,), 0, 6)
+        first = jnp.full((1,), 6)  # before them: a token of its own, and no answer
+        return tasks.Example(
+            jnp.concatenate([first, inputs]),
+            jnp.concatenate([first, inputs[::-1]]),
+            (jnp.arange(9) > 0) * 1.0,
+            None,
+        )
+
+
+@pytest.mark.slow
+def test_learning_ablates_the_heads_that_are_not_needed(make_config):
+    known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=4)
+    subject = _known_bench(known, make_config, optimizer__learning_rate=1e-9)
+
+    def learned(penalty):
+        return gate_learning.fit_gates(
+            subject, penalty=penalty, steps=130, gate_learning_rate=0.3
+        )
+
+    found = learned(0.05)
+    np.testing.assert_array_equal(found.gates[0] > 0, known.is_real[0])
+    assert found.loss.shape == (130,)
+    # At no price all stay as good as open, at a high one even the real head goes.
+    assert (learned(0.0).gates[0] > 0).sum() >= 3
+    assert not learned(100.0).gates[0].any()
+
+
+@pytest.mark.slow
+def test_parameters_learn_together_with_gates(make_config, monkeypatch):
+    monkeypatch.setattr(gate_learning, "_FIRST_LOGIT", 8.0)
+    known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=3)
+    known.params["logits"]["w"] *= 0.1
+    known.params["logits"]["b"] *= 0.1
+    subject = _known_bench(known, make_config, optimizer__learning_rate=0.1)
+    found = gate_learning.fit_gates(subject, penalty=0.0, steps=40)
+    assert found.loss[-5:].mean() < 0.5 * found.loss[0]
+
+
+def test_heads_whose_gates_are_open_a_crack_are_kept():
+    learned = gate_learning.Learned({}, [np.float32([-9, -1, 0, 9])], None)
+    np.testing.assert_array_equal(learned.gates[0] > 0, [False, True, True, True])
+    assert 0 < learned.gates[0][1] < 0.5
+
+
+@pytest.mark.slow
+def test_gates_ablate_heads_of_a_run(trained, tmp_path):
+    folder = trained()
+    found = gate_learning.learn_gates(
+        Subject.of_folder(folder),
+        tmp_path / "gates",
+        penalty=0.15,
+        steps=70,
+        tuning_steps=4,
+    )
+    whole, before, tuned, scratch = found.points
+    assert whole.kept == 4 > before.kept == tuned.kept == scratch.kept > 0
+    pruned = folders.load_run(tmp_path / "gates" / "pruned")
+    other = folders.load_run(tmp_path / "gates" / "scratch")
+    assert (pruned.step, other.step) == (4, 30 + 70 + 4)
+    assert pruned.config.model == other.config.model
+    assert "pruned and tuned" in found.text()
+    for penalty, steps, words in ((0.3, 70, "penalty"), (0.3, 1, "penalty and steps")):
+        with pytest.raises(ConfigError, match=f"{words}; give a folder without it"):
+            gate_learning.learn_gates(
+                Subject.of_folder(folder),
+                tmp_path / "gates",
+                penalty=penalty,
+                steps=steps,
+                tuning_steps=4,
+            )
+    (tmp_path / "gates" / "gated" / "config.json").unlink()
+    with pytest.raises(ConfigError, match="pruned is there; give a folder without it"):
+        gate_learning.learn_gates(
+            Subject.of_folder(folder),
+            tmp_path / "gates",
+            penalty=0.3,
+            steps=1,
+            tuning_steps=1,
+        )
+    with pytest.raises(ConfigError, match="ablates all heads; give a smaller one"):
+        gate_learning.learn_gates(
+            Subject.of_folder(folder),
+            tmp_path / "none",
+            penalty=1e3,
+            steps=40,
+            tuning_steps=1,
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["pruned", "scratch"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SaveError])
+def test_the_same_call_resumes_a_part_that_did_not_end(
+    trained, tmp_path, monkeypatch, part, error
+):
+    subject = Subject.of_folder(trained())
+    options = {"penalty": 0.15, "steps": 70, "tuning_steps": 4}
+    wanted = gate_learning.learn_gates(subject, tmp_path / "whole", **options)
+    with monkeypatch.context() as patch, pytest.raises(error):
+        take_steps = trainers.Trainer.take_steps
+
+        def take_and_fail(self, stop):
+            take_steps(self, stop)
+            if self.models[0].run.folder.root.name == part:
+                if error is SaveError:
+                    raise error
+                os.kill(os.getpid(), signal.SIGINT)
+
+        patch.setattr(trainers.Trainer, "take_steps", take_and_fail)
+        gate_learning.learn_gates(subject, tmp_path / "broken", **options)
+    monkeypatch.setattr(gate_learning, "fit_gates", None)  # not once more
+    found = gate_learning.learn_gates(subject, tmp_path / "broken", **options)
+    for point, same in zip(found.points, wanted.points, strict=True):
+        assert (point.name, point.keep) == (same.name, same.keep)
+        assert point.metrics == same.metrics

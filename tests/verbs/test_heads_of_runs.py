@@ -1,0 +1,221 @@
+"""Heads of runs: measured and followed in time, through the folders."""
+
+import csv
+
+import jax
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku import heads, models, tasks
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing import drawing
+from mha_haiku.subjects import observers, programs
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import importance
+from mha_haiku.training import evaluation
+from mha_haiku.training.runs import files, folders, loop
+
+
+@pytest.mark.slow
+def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
+    folder = trained()
+    found = importance.importance(
+        Subject.of_folder(folder), examples=9, metric="accuracy"
+    )
+    assert list(found.measures) == list(heads.MEASURES)
+    assert found.agreement.shape == (4, 4)
+    np.testing.assert_allclose(np.diag(found.agreement), 1)
+    formats = ["png", "svg"]
+    path, picture, vectors = found.save(tmp_path / "heads", formats)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert vectors.name == "head_importance.svg"
+    assert "confidence</text>" in vectors.read_text()
+    bars = mh.plot(found).axes[1]
+    assert len(bars.patches) == 4
+    with path.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(x["layer"], x["head"]) for x in lines] == [
+        ("0", "0"),
+        ("0", "1"),
+        ("1", "0"),
+        ("1", "1"),
+    ]
+    mean = found.measures["ablation"].mean
+    assert float(lines[2]["ablation"]) == pytest.approx(mean[1, 0], abs=1e-7)
+    for line in lines:
+        assert float(line["gradient_rank_low"]) <= float(line["gradient_rank_high"])
+    assert found.title.endswith("9 held-out examples, ablated heads pass on zeros")
+    assert found.numbers["ablation"].unit == "share of right answers"
+    assert found.numbers["ablation"].label.startswith("change of the accuracy")
+    assert found.numbers["gradient"].unit == "nats"
+    assert found.text().count("±") == 16
+
+
+@pytest.mark.slow
+def test_a_measure_is_one_function_that_everything_finds(
+    trained, tmp_path, monkeypatch
+):
+    def nothing(of, *, ablation_value=None):
+        """Returns that no head matters."""
+        return heads.Importance(np.zeros((3, 2, 2)))
+
+    monkeypatch.setattr(heads.importance, "MEASURES", measures := dict(heads.MEASURES))
+    monkeypatch.setattr(heads, "MEASURES", measures)
+    heads.importance._offered("furlongs", "how far it is")(nothing)
+    subject = Subject.of_folder(trained())
+    found = importance.importance(subject, examples=2, measures=["nothing"])
+    text, csv_file, picture = found.text(), *found.save(tmp_path)
+    assert "nothing" in text and "furlongs" in text and "how far it is" in text
+    assert csv_file.read_text().startswith("layer,head,nothing,nothing_standard_error")
+    other = importance.importance(subject, examples=2, measures=["confidence"])
+    assert picture.read_bytes() != drawing.content(other.picture)
+
+
+@pytest.mark.slow
+def test_scanned_layers_have_the_importance_of_looped_ones(trained):
+    folder = trained(model__scan_layers=True)
+    found = importance.importance(
+        Subject.of_folder(folder), examples=4, measures=["ablation"]
+    )
+    run = folders.load_run(folder)
+    params = models.unstacked(run.params)
+    looped = Subject.of_folder(folder)
+    jax.tree.map(np.testing.assert_array_equal, looped.params, params)
+    assert found.measures["ablation"].mean.shape == (2, 2)
+
+
+def test_metrics_are_means_of_the_targets_that_count(trained):
+    subject = Subject.of_folder(trained())
+    logits = np.log(np.float32([[[1, 3], [1, 1], [4, 1]], [[1, 1]] * 3]))
+    targets, weights = (
+        np.int32([[1, 0, 1], [0, 1, 1]]),
+        np.float32([[2, 1, 0], [0] * 3]),
+    )
+    example = tasks.Example(np.zeros((2, 3), int), targets, weights, None)
+    wanted = [(2 * np.log(4 / 3) + np.log(2)) / 3, 0]
+    found = subject.measured(1).metric(logits, example)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    mistakes = subject.measured(1, metric="accuracy").metric
+    example = example._replace(targets=np.int32([[0, 0, 1], [0, 1, 1]]))
+    np.testing.assert_allclose(mistakes(logits, example), [2 / 3, 0], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_batches_are_the_held_out_examples_in_turn(trained, task, monkeypatch):
+    subject = Subject.of_folder(trained())
+    subject = subject.replace(task=task)
+    size = programs.batch_size(subject, 5, 13)
+    batches, run = programs.Batches(subject, 5, size, ""), subject
+    found = list(batches)
+    assert len(batches) == len(list(batches)) == 3
+    assert [len(each.inputs) for each in found] == [2, 2, 2]
+    data = run.task.held_out_data
+    wanted = evaluation.held_out_batch(run.task, run.config.seed, data, np.arange(6))
+    for name in ("inputs", "targets"):
+        each = np.concatenate([getattr(batch, name) for batch in found])
+        np.testing.assert_array_equal(each, getattr(wanted, name))
+
+
+@pytest.mark.slow
+def test_ablated_heads_pass_on_what_is_asked_for(trained):
+    folder = trained()
+    subject = Subject.of_folder(folder)
+    run, of = subject, subject.measured(4)
+    mean = heads.ablation_values.mean(run.model, run.params, of.batches)
+    wanted = heads.ablation(of, ablation_value=mean).mean
+    options = {"examples": 4, "measures": ["ablation"]}
+    found = importance.importance(
+        Subject.of_folder(folder), ablation_value="mean", **options
+    )
+    np.testing.assert_allclose(found.measures["ablation"].mean, wanted, atol=1e-6)
+    assert (
+        programs.ablation_value(subject, "resample", 4)
+        is heads.ablation_values.resample
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"metric": "los"}, "metric must be one of loss, accuracy.*Did you mean"),
+        (
+            {"ablation_value": "nothing"},
+            "ablation_value must be one of zero, mean, resample",
+        ),
+        ({"measures": ["gradients"]}, "measures .* Did you mean 'gradient'"),
+        ({"examples": 0}, "examples must be an integer from 1 to .*, got 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(trained, options, message):
+    with pytest.raises(ConfigError, match=message):
+        importance.importance(Subject.of_folder(trained()), **options)
+
+
+def test_runs_of_two_seeds_that_share_a_model_have_examples_of_their_own(trained):
+    subject = Subject.of_folder(trained())
+    other = subject.replace(config=subject.config.replace(seed=99))
+    for each in (subject, other):
+        found, wanted = programs.held_out(each, range(3)), each.examples(3)
+        np.testing.assert_array_equal(found.inputs, wanted.inputs)
+
+
+@pytest.mark.slow
+def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
+    config = make_config(training__timeline_every=10, training__steps=20)
+    options = {
+        "devices": jax.local_devices()[:1],
+        "observers": [observers.Timeline(config)],
+    }
+    loop.train(config, tmp_path, **options)
+    path = folders.Folder(tmp_path).timeline
+    first = files.read_lines(path)
+    assert [line["step"] for line in first] == [0, 10, 20]
+    # What a killed run wrote after its checkpoint is written again.
+    with files.LineWriter(path) as log:
+        log.append({**first[-1], "step": 23})
+    with path.open("a") as file:
+        file.write('{"step": 2')
+    config = config.replace(training=dict(steps=30))
+    loop.train(config, tmp_path, override_config=True, **options)
+    lines = files.read_lines(path)
+    assert [line["step"] for line in lines] == [0, 10, 20, 30]
+    assert lines[:3] == first
+    steps, scores = observers.timeline(path).args
+    assert steps.tolist() == [0, 10, 20, 30]
+    lacking = {"separator", "aligned", "monotonic"}
+    assert set(scores) == set(heads.SCORES) - lacking | {"gradient"}
+    assert "layers" not in lines[0]
+    assert scores["gradient"].mean.shape == (4, 2, 2)
+    assert scores["own_position"].mean.max() <= 1
+    assert np.isfinite(scores["relative_entropy"].mean).all()
+    names = [path.relative_to(tmp_path).as_posix() for path in observers.draw(tmp_path)]
+    assert names == ["attention/learning_curve.png", "heads/timeline.png"]
+    steps = mh.plot(tmp_path / "heads" / "timeline.jsonl").axes[0].lines[0].get_xdata()
+    np.testing.assert_array_equal(steps, [x["step"] for x in lines])
+    assert observers.draw(tmp_path / "nowhere") == []
+
+
+_LINE = {"step": 1, "scores": {"previous": [[0.5, None], [0.25, 1]]}, "roles": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scores": 3}, "scores must be a mapping"),
+        ({"scores": {"previous": [0.5]}}, "scores.previous.0 must be a list"),
+        ({"scores": {"previous": [["a"]]}}, "scores.previous.0.0 must be a number"),
+        ({"scores": {"previous": [[0.5], [0.5, 1]]}}, "scores of the same heads"),
+        ({"scores": {}}, "scores of the same heads"),
+        ({"layers": "cross"}, "layers must be a list"),
+        ({"more": 1}, "a field of the file must be one of"),
+    ],
+)
+def test_a_timeline_of_other_types_is_refused(tmp_path, change, message):
+    with files.LineWriter(tmp_path / "timeline.jsonl") as log:
+        log.append(_LINE)
+        log.append(_LINE | change)
+    with pytest.raises(
+        ConfigError, match=f"timeline.jsonl cannot be used: .*{message}"
+    ):
+        observers.timeline(tmp_path / "timeline.jsonl")

@@ -1,0 +1,263 @@
+"""Runs without some of their heads and hidden units: which go, and what is left."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import heads, models
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.showing import map_set
+from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import (
+    dumping,
+    metrics,
+    pruning,
+    saving,
+    statistics,
+    sweep,
+)
+from mha_haiku.training.runs import folders, loop
+
+
+@pytest.fixture(autouse=True)
+def _speed_is_measured_briefly(monkeypatch):
+    monkeypatch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+
+
+@pytest.mark.slow
+def test_a_pruned_run_is_a_run(trained, tmp_path):
+    folder = trained()
+    found = Subject.of_folder(folder).sweep(
+        keep=0.5, keep_units=0.3, sizes=1, order="confidence", examples=4
+    )
+    whole, narrow, half = found.points
+    assert (whole.kept, narrow.kept, half.kept) == (4, 4, 2)
+    assert (whole.units, narrow.units, half.units) == (24, 8, 8)
+    assert half.parameters < narrow.parameters < whole.parameters
+    assert half.ideal_speed_up > narrow.ideal_speed_up > 1
+    out = saving.save_run(found.smallest, tmp_path / "pruned", steps=7)
+    run = folders.load_run(out)
+    assert run.step == 7
+    assert list(run.config.model.feed_forward.hidden_sizes) == [4, 4]
+    names = [layer.names for layer in models.heads_of_layers(run.config.model)]
+    assert [list(x) for x in names] == half.keep
+    # It is looked at like any other, and its heads keep their names.
+    measured = statistics.statistics(Subject.of_folder(out), examples=3)
+    there = ~np.isnan(measured.numbers["entropy"].mean)
+    wanted = np.zeros_like(there)
+    for layer, names in enumerate(half.keep):
+        wanted[layer, names] = True
+    np.testing.assert_array_equal(there, wanted)
+    maps = map_set.MapSet.load(dumping.dump(Subject.of_folder(out)))
+    assert [list(map(int, layer.heads)) for layer in maps.layers] == list(
+        map(list, half.keep)
+    )
+    for weights, names in zip(maps.examples[0].weights, half.keep, strict=True):
+        assert len(weights) == len(names)
+    with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
+        saving.save_run(found.smallest, out, steps=0)
+
+
+def test_a_pruned_run_that_was_killed_in_training_is_resumed(
+    trained, tmp_path, monkeypatch
+):
+    calls = []
+
+    def killed(config, folder):
+        calls.append((config.training.steps, folder))
+
+    run = Subject.of_folder(trained())
+    monkeypatch.setattr(loop, "train_whole", killed)
+    keep, other = [[0], [0, 1]], [[0, 1], [1]]
+    pruned = pruning.without_heads(run, keep)
+    out = saving.save_run(pruned, tmp_path / "out", steps=7)
+    saving.check_free(out, steps=7)
+    assert saving.save_run(pruned, out, steps=7) == out
+    assert calls == [(7, out)] * 2
+    for again, steps in (
+        (pruned, 8),
+        (pruned, 0),
+        (pruning.without_heads(run, other), 7),
+    ):
+        with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
+            saving.save_run(again, out, steps=steps)
+    for steps in (0, 8):
+        with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
+            saving.check_free(out, steps=steps)
+    assert len(calls) == 2
+
+
+def test_units_go_whose_gates_matter_least(trained):
+    subject = Subject.of_folder(trained())
+    run, of = subject, subject.measured(4)
+    importance = heads.unit_gradient(of).mean
+    pruned = pruning.without_units(subject, 0.3, examples=4)
+    for i, row in enumerate(importance):
+        name = f"encoder/layer_{i}/feed_forward/hidden"
+        stay = np.sort(np.argsort(row)[-4:])
+        wanted = np.asarray(run.params[name]["w"])[:, stay]
+        np.testing.assert_array_equal(pruned.params[name]["w"], wanted)
+    assert models.hidden_sizes(pruned.config.model) == (4, 4)
+    least = pruning.without_units(subject, 0.01, examples=4)
+    assert models.hidden_sizes(least.config.model) == (1, 1)
+
+
+@pytest.mark.slow
+def test_pruned_runs_are_pruned_again_by_place_and_saved_whole(trained, tmp_path):
+    subject = Subject.of_folder(trained())
+    subject = run = pruning.without_heads(subject, [[1], [0, 1]])
+    order = [(0, 0), (1, 1), (1, 0)]
+    assert pruning.kept_after(run, order, 2) == [[], [0, 1]]
+    assert pruning.kept_after(run, order, 1) == [[], [0]]
+    of = subject.measured(4)
+    least_first = heads.order(heads.confidence(of).mean)
+    options = {"ablation_value": "zero", "examples": 4}
+    assert pruning.order_of(subject, "confidence", **options) == least_first
+    steps = heads.greedy_order(of)
+    greedy = pruning.order_of(subject, "greedy", **options)
+    assert greedy == [each.head for each in steps]
+    folder = saving.save_run(run, tmp_path, steps=0)
+    again = folders.load_run(folder)
+    jax.tree.map(np.testing.assert_array_equal, again.params, run.params)
+    assert again.step == 0
+    assert again.config.training.steps == 1
+
+
+def test_held_out_metrics_are_those_of_the_training(trained, task, make_model):
+    folder = trained()
+    written = json.loads(folders.Folder(folder).summary.read_text())["metrics"]
+    run = Subject.of_folder(folder)
+    found = metrics.held_out(run)
+    for name in ("accuracy", "loss"):
+        assert found[name] == pytest.approx(written[f"held_out_{name}"], rel=1e-5)
+    # Held-out targets of this task, and no others, are three above their tokens.
+    params = {"table": 9 * np.roll(np.eye(7), 3, axis=1), "bias": np.zeros(7)}
+    known = run.replace(task=task, model=make_model(), params=params)
+    assert metrics.held_out(known)["accuracy"] == 1
+
+
+@pytest.mark.slow
+def test_points_are_the_models_that_they_name(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "_alternating", lambda *timed: (2.0, 0.5))
+    folder = trained()
+    found = Subject.of_folder(folder).sweep(examples=4)
+    assert [point.kept for point in found.points] == [4, 3, 2, 1, 0]
+    for before, after in zip(found.points, found.points[1:], strict=False):
+        for kept, left in zip(before.keep, after.keep, strict=True):
+            assert set(left) <= set(kept)
+    run = Subject.of_folder(folder)
+    wanted = metrics.held_out(pruning.without_heads(run, found.points[2].keep))
+    assert found.points[2].metrics == wanted
+    assert found.points[3].speed_up == 4
+    assert found.points[3].examples_per_second == 8 / 0.5
+    path, _ = found.save(tmp_path)
+    with path.open(newline="") as file:
+        assert [int(line["kept"]) for line in csv.DictReader(file)] == [4, 3, 2, 1, 0]
+    assert found.text().startswith(f"{found.title}\n\n")
+
+
+@pytest.fixture
+def ordered(monkeypatch):
+    """Accuracies by numbers of heads and units, and an order, that need no measuring.
+
+    The numbers of units of the model whose heads are put in order are kept.
+    """
+    ordered = []
+    found = {4: 0.75, 3: 0.75, 2: 0.5, 1: 0.75, 0: 0.25}
+
+    def accuracies(run, counts):
+        units = sum(models.hidden_sizes(run.config.model))
+        return [found[count] * units / 24 for count in counts]
+
+    def point(run):
+        layers = models.heads_of_layers(run.config.model)
+        (accuracy,) = accuracies(run, [sum(len(x.names) for x in layers)])
+        return {"accuracy": accuracy}
+
+    def order_of(subject, by, **options):
+        ordered.append(models.hidden_sizes(subject.config.model))
+        return [(0, 1), (1, 0), (1, 1), (0, 0)]
+
+    monkeypatch.setattr(
+        pruning,
+        "ablated_in_order",
+        lambda subject, order, counts: accuracies(subject, counts),
+    )
+    monkeypatch.setattr(metrics, "held_out", lambda run, vectors: point(run))
+    monkeypatch.setattr(pruning, "order_of", order_of)
+    monkeypatch.setattr(sweep, "points", lambda runs: [*map(point, runs)])
+    return ordered
+
+
+def _kept(request, folder):
+    found = Subject.of_folder(folder).prune(**request)
+    layers = models.heads_of_layers(found.config.model)
+    return [list(layer.names) for layer in layers]
+
+
+@pytest.mark.slow
+def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained):
+    folder = trained()
+    for drop, kept in [(1.0, 0), (0.375, 1), (0.25, 1), (0.125, 3), (0.0, 3)]:
+        assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
+    with pytest.raises(ConfigError, match="hidden units the accuracy is 0.375.*0.650"):
+        Subject.of_folder(folder).prune(metric_drop=0.1, keep_units=0.5, examples=2)
+    found = Subject.of_folder(folder).sweep(metric_drop=0.125)
+    assert [point["accuracy"] for point in found.points] == [0.75, 0.75]  # 4 and 3
+    ordered.pop()
+    # Heads are put in order in the model without the units.
+    assert ordered == [(12, 12)] * 5 + [(6, 6)]
+
+
+def test_the_accuracy_that_is_reported_falls_no_more_than_allowed(
+    ordered, trained, monkeypatch
+):
+    """Ablation may see less of a fall, where examples differ in their targets."""
+    monkeypatch.setattr(
+        pruning, "ablated_in_order", lambda subject, order, counts: [0.75] * len(counts)
+    )
+    folder = trained()
+    for drop, kept in [(1.0, 0), (0.375, 1), (0.0, 1)]:
+        assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
+
+
+def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
+    ordered, trained
+):
+    folder = trained()
+    assert _kept({"keep": 0.4}, folder) == [[0], [1]]
+    assert _kept({"keep": 0.0}, folder) == [[], []]
+    assert _kept({"keep": 0.75}, folder) == [[0], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"keep": 0.5, "metric_drop": 0.5}, "keep and metric_drop must not be given"),
+        ({"keep": 1.5}, r"keep must be a number in \[0, 1\], got 1.5"),
+        ({"keep": 0.5, "keep_units": 0.0}, r"keep_units .* in \(0, 1\], got 0.0"),
+        ({"keep": 0.5, "keep_units": 1.1}, r"keep_units .* in \(0, 1\], got 1.1"),
+        ({"keep": 0.5, "keep_units": np.nan}, r"keep_units .* in \(0, 1\], got nan"),
+        ({"keep": 0.5, "order": "greed"}, "order .* Did you mean 'greedy'"),
+        ({"keep": 0.5, "ablation_value": "none"}, "ablation_value must be one of"),
+    ],
+)
+def test_what_cannot_be_pruned_is_refused(trained, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        Subject.of_folder(trained()).prune(**fields)
+
+
+@pytest.mark.slow
+def test_gates_say_what_pruned_models_do(trained):
+    subject = Subject.of_folder(trained())
+    order, counts = [(1, 0), (0, 1), (1, 1), (0, 0)], [4, 3, 1]
+    found = pruning.ablated_in_order(subject, order, counts)
+    metric = pruning.decisive(subject.task)
+    for count, value in zip(counts, found, strict=True):
+        keep = pruning.kept_after(subject, order, count)
+        expected = metrics.held_out(pruning.without_heads(subject, keep))[metric]
+        assert value == pytest.approx(expected, abs=1e-6)
+    assert len(set(found)) > 1
