@@ -5,6 +5,7 @@ Each function takes the `Subject` that it works for. B batch, N examples, T posi
 
 import dataclasses
 import functools
+import numbers
 import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -174,7 +175,7 @@ def batches_given(
     A number of them is for a task; a wrapped function has examples of its own, if any.
     With `targets`, inputs get the next tokens as targets, which the loss needs.
     """
-    if not isinstance(examples, int | np.integer):
+    if not isinstance(examples, numbers.Number):
         is_of_loss = subject.metric in (None, heads.metrics.loss)
         return inputs.batches(subject, examples, targets=targets and is_of_loss)
     if subject.task is None and subject.batches is None:

@@ -15,7 +15,7 @@ from mha_haiku.lab.heads import running
 from mha_haiku.showing import drawing
 from mha_haiku.showing.map_set import Layer, MapSet
 from mha_haiku.subjects import programs
-from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.subject import Subject, parts_of
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import evaluation, stepping
 from mha_haiku.training.runs import configuration, folders
@@ -249,10 +249,11 @@ def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
 def test_of_a_long_input_no_matrix_is_made(make_config):
     length = 8192
     loaded = long_run(make_config, length)
+    subject = _bench(loaded)
     example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
 
     def observed(pooled):
-        observe = dumping._observer(_bench(loaded), [0, 1], [[0], [0]], pooled)
+        observe = dumping._observer(subject, parts_of(subject), [[0], [0]], pooled)
         return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
 
     tile = 512 * 1024
@@ -274,7 +275,8 @@ def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
 
         monkeypatch.setattr(attention.AttentionMap, name, counted)
     example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
-    observe = dumping._observer(_bench(loaded), [0, 1], [[0], [0]], 16)
+    subject = _bench(loaded)
+    observe = dumping._observer(subject, parts_of(subject), [[0], [0]], 16)
     jax.eval_shape(observe, loaded.params, example)
     assert asked == ["statistics", "statistics"]
 

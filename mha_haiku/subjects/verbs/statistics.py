@@ -114,11 +114,12 @@ def statistics(
 
     program = programs.program(subject, observe)
     if own is None:
+        size = programs.batch_size(subject, examples, _BATCH_POSITIONS)
         batches = programs.observations(
             subject,
             program,
             range(examples),
-            batch_size=programs.batch_size(subject, examples, _BATCH_POSITIONS),
+            batch_size=size,
             name="head statistics",
         )
     else:
