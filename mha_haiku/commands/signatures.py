@@ -3,6 +3,8 @@
 A parameter gives the flag of its name: its type and default are the annotation's and
 the signature's, its help is the parameter's entry under `Args:`. A parameter whose
 annotation is a dataclass stands for a flag per field, so that commands share them.
+`**options` stand for the options of `options_of(...)`, so that a command that asks a
+verb has the verb's.
 
 absl has the flags. It lacks a way from a signature to them, lists of numbers, fields of
 a config (`--config.model.num_layers=3`), and an error that names the flags there are.
@@ -11,6 +13,7 @@ a config (`--config.model.num_layers=3`), and an error that names the flags ther
 import dataclasses
 import functools
 import inspect
+import itertools
 import re
 import textwrap
 import types
@@ -42,6 +45,16 @@ class Option(NamedTuple):
     group: str = ""  # title of the flags of `--help` that it is listed with
 
 
+def options_of(asked: Callable) -> Callable[[Callable], Callable]:
+    """Makes `**options` of the function below those of another one."""
+
+    def decorate(function: Callable) -> Callable:
+        function.options_of = asked
+        return function
+
+    return decorate
+
+
 def options(function: Callable) -> list[Option]:
     """Lists the flags of a function, or of a dataclass.
 
@@ -54,7 +67,11 @@ def options(function: Callable) -> list[Option]:
     found = []
     for parameter in _parameters(function):
         kind = _kind(parameter.annotation)
-        if dataclasses.is_dataclass(kind):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            names = {option.name for option in found}
+            of = options(function.options_of)
+            found += [option for option in of if option.name not in names]
+        elif dataclasses.is_dataclass(kind):
             found += options(kind)
         elif kind in _PARSERS or kind is Overrides:
             group = getattr(function, "flags_title", "")
@@ -78,7 +95,10 @@ def call(function: Callable, given: Mapping[str, Any], enter: Callable) -> Any:
     values = {}
     for parameter in _parameters(function):
         kind = _kind(parameter.annotation)
-        if dataclasses.is_dataclass(kind):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            names = [option.name for option in options(function.options_of)]
+            values |= {name: given[name] for name in names if name not in values}
+        elif dataclasses.is_dataclass(kind):
             values[parameter.name] = call(kind, given, enter)
         elif parameter.name in given:
             values[parameter.name] = given[parameter.name]
@@ -205,8 +225,16 @@ _PARSERS = {
 
 
 def _parameters(function) -> list[inspect.Parameter]:
+    """Lists the parameters that flags give, `**options` ahead of the last groups."""
     found = inspect.signature(function, eval_str=True).parameters.values()
-    return [x for x in found if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
+    own = [x for x in found if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
+    if hasattr(function, "options_of"):
+        groups = itertools.takewhile(
+            lambda x: dataclasses.is_dataclass(_kind(x.annotation)), reversed(own)
+        )
+        others = next(x for x in found if x.kind is x.VAR_KEYWORD)
+        own.insert(len(own) - len(list(groups)), others)
+    return own
 
 
 def _docstring(function) -> str:

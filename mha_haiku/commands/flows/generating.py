@@ -1,9 +1,12 @@
 """`generate`."""
 
+import functools
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from mha_haiku.commands.groups import Cache, Pictures, Run
+from mha_haiku.commands.signatures import options_of
 from mha_haiku.commands.table import command
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
@@ -13,6 +16,7 @@ from mha_haiku.training.runs import files, progress
 
 
 @command
+@options_of(functools.partial(generation.strategy, "prompt"))
 def generate(
     *,
     run: Run,
@@ -23,15 +27,11 @@ def generate(
     examples: int | None = None,
     tokens: int | None = None,
     samples: int = 1,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    beam: int | None = None,
-    length_penalty: float | None = None,
     seed: int = 0,
     attention: bool = False,
     pictures: Pictures,
     cache: Cache,
+    **options: Any,
 ) -> None:
     """Writes texts with a trained run: continues a prompt, or answers a source.
 
@@ -50,13 +50,6 @@ def generate(
       tokens: Maximum length; default: 200 after a prompt, the task's longest target
         after a source.
       samples: Number of texts to sample for each prompt or source.
-      temperature: Sampling temperature; 0 is greedy. Default: 0.8 for prompts, 0 for
-        sources.
-      top_k: Sample from this many of the likeliest tokens.
-      top_p: Sample from the likeliest tokens of this probability.
-      beam: Width of a beam search, instead of sampling.
-      length_penalty: Power of the length by which a beam search divides scores;
-        default: 0.
       seed: Seed of the samples.
       attention: Write the attention maps of the texts.
     """
@@ -67,14 +60,7 @@ def generate(
         sources=sources,
         examples=examples,
     )
-    strategy = generation.strategy(
-        kind,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        beam=beam,
-        length_penalty=length_penalty,
-    )
+    strategy = generation.strategy(kind, **options)
     generation.check_samples(samples, strategy)
     if examples is not None and samples > 1:
         raise ConfigError("--samples needs --prompt or --source: leave it out.")

@@ -1,28 +1,27 @@
 """`prune_heads` and `learn_gates`."""
 
+import functools
 import pathlib
+from typing import Any
 
 from mha_haiku.commands.groups import Pictures, Run
+from mha_haiku.commands.signatures import options_of
 from mha_haiku.commands.table import command, tell
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects.verbs import saving
+from mha_haiku.subjects.verbs import gate_learning, saving
+from mha_haiku.subjects.verbs import sweep as sweeps
 
 
 @command
+@options_of(functools.partial(sweeps.sweep, None))
 def prune_heads(
     *,
     run: Run,
     sweep: bool = False,
-    keep: float | None = None,
-    metric_drop: float | None = None,
-    keep_units: float = 1.0,
-    order: str = "ablation",
-    ablation_value: str = "zero",
-    examples: int = 256,
-    baseline: str | None = None,
     steps: int = 0,
     out: str | None = None,
     pictures: Pictures,
+    **options: Any,
 ) -> None:
     """Removes the heads that a trained run needs least, and measures loss and speed.
 
@@ -38,32 +37,16 @@ def prune_heads(
 
     Args:
       sweep: Measure models of decreasing size without saving any.
-      keep: Share of the heads to keep, in [0, 1].
-      metric_drop: Tolerated fall of held-out accuracy or exact match, or rise of the
-        drift.
-      keep_units: Share of each layer's hidden units to keep.
-      order: Order of removal: greedy, random, or a measure.
-      ablation_value: Output of ablated heads: zero, mean, resample.
-      examples: Number of held-out examples that determine the order.
-      baseline: Another order to compare with in a sweep: random.
       steps: Further training steps of the pruned model.
       out: Folder of the pruned run; <workdir>_pruned by default.
     """
-    if not (sweep or keep is not None or metric_drop is not None):
+    if not (sweep or options["keep"] is not None or options["metric_drop"] is not None):
         raise ConfigError("Give --sweep, or one of --keep and --metric_drop.")
     folder = pathlib.Path(out or run.workdir.rstrip("/") + "_pruned")
     if not sweep:
         saving.check_free(folder, steps=steps)  # before the work
-    result = run.subject().sweep(
-        keep=keep,
-        metric_drop=metric_drop,
-        keep_units=keep_units,
-        order=order,
-        ablation_value=ablation_value,
-        examples=examples,
-        baseline=baseline,
-        **({} if sweep else {"sizes": 1}),
-    )
+        options["sizes"] = 1
+    result = run.subject().sweep(**options)
     if sweep:
         tell(result, pathlib.Path(run.workdir, "heads"), pictures.format)
     else:
@@ -73,15 +56,8 @@ def prune_heads(
 
 
 @command
-def learn_gates(
-    *,
-    run: Run,
-    penalty: float = 0.01,
-    steps: int = 500,
-    tuning_steps: int = 500,
-    scratch: bool = True,
-    out: str | None = None,
-) -> None:
+@options_of(functools.partial(gate_learning.learn_gates, None))
+def learn_gates(*, run: Run, **options: Any) -> None:
     """Removes heads of a trained run by learned gates; compares with a new training.
 
     Run: python -m mha_haiku learn_gates --workdir=runs/induction_two_layers
@@ -91,21 +67,7 @@ def learn_gates(
     rest is tuned. Then the same architecture is trained from scratch for as many steps.
     All three are saved as new runs: gated, pruned and scratch. The same command resumes
     where one was interrupted.
-
-    Args:
-      penalty: Penalty per open gate, in nats.
-      steps: Training steps with gates.
-      tuning_steps: Training steps of the pruned model.
-      scratch: Whether to train the same model from scratch too.
-      out: Folder of the new runs; <workdir>_gates by default.
     """
-    folder = pathlib.Path(out or run.workdir.rstrip("/") + "_gates")
-    result = run.subject().learn_gates(
-        folder,
-        penalty=penalty,
-        steps=steps,
-        tuning_steps=tuning_steps,
-        scratch=scratch,
-    )
+    result = run.subject().learn_gates(**options)
     print(result.text())
-    print(f"\nRuns: {folder}")
+    print(f"\nRuns: {result.smallest.folder.root.parent}")

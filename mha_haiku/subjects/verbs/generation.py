@@ -93,12 +93,14 @@ def strategy(
     """Makes the strategy by which tokens are chosen.
 
     Args:
-      kind: "prompt" or "source", with a default temperature of `TEMPERATURE` or 0.
-      temperature: 0 takes the likeliest token (greedy).
-      top_k: The number of likeliest tokens that are drawn from.
-      top_p: The probability of the likeliest tokens that are drawn from.
-      beam: Width of a beam search, which draws nothing.
-      length_penalty: The power of the length that scores of a beam are divided by.
+      kind: "prompt" or "source".
+      temperature: Sampling temperature; 0 is greedy. Default: 0.8 for prompts, 0 for
+        sources.
+      top_k: Sample from this many of the likeliest tokens.
+      top_p: Sample from the likeliest tokens of this probability.
+      beam: Width of a beam search, instead of sampling.
+      length_penalty: Power of the length by which a beam search divides scores;
+        default: 0.
     """
     with checks.user_mistakes():
         cuts = {"top_k": top_k, "top_p": top_p}

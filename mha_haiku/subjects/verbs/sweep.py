@@ -156,14 +156,15 @@ def sweep(
 
     Args:
       subject: The model.
-      keep: Share of the heads of the smallest model.
-      metric_drop: Tolerated fall of the metric of the smallest model.
+      keep: Share of the heads to keep, in [0, 1].
+      metric_drop: Tolerated fall of held-out accuracy or exact match, or rise of the
+        drift.
       keep_units: Share of each layer's hidden units to keep.
-      order: Order of removal.
-      ablation_value: Output of ablated heads.
+      order: Order of removal: greedy, random, or a measure.
+      ablation_value: Output of ablated heads: zero, mean, resample.
       examples: Number of held-out examples that determine the order.
-      baseline: Another order of removal, whose curve is drawn too.
-      sizes: Number of models, at most, next to the whole one.
+      baseline: Another order to compare with in a sweep: random.
+      sizes: Number of models of a sweep, at most, next to the whole one.
     """
     how = pruning.How(order, ablation_value, examples)
     with checks.user_mistakes():
