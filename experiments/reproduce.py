@@ -14,7 +14,6 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import files
 
 STORED = pathlib.Path(__file__).resolve().parent / "claims"
-README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 
 
 @commands.command
@@ -44,15 +43,14 @@ def reproduce(
     vanish. The same command resumes where it stopped; what is stored is not measured
     again, unless the claim has changed since. --seeds=200-202 takes other seeds;
     --pilot measures the claim alone and says how many seeds the verdict takes. With
-    --store the results go to experiments/claims/ too; from there --table writes the
-    tables of README.md and experiments/claims/README.md, a page and a figure for each
-    claim; no model is run.
+    --store the results go to experiments/claims/ too; from there --table writes
+    experiments/claims/README.md, a page and a figure for each claim; no model is run.
 
     Args:
       claim: Claims, by their names with commas between.
       all: All claims; faults of one do not stop the others.
       list: Print the claims, and end.
-      table: Write README.md's table from the stored results.
+      table: Write the README of experiments/claims from the stored results.
       seeds: First and last seed, 200-202; '': what each claim says.
       pilot: Measure the claim alone, on seeds 0-2 or --seeds.
       workdir: Folder of results, figures and runs.
@@ -95,12 +93,11 @@ def _list(wanted: list) -> None:
 
 def _write_tables(wanted: list) -> None:
     outcomes = [telling.Outcome.read(claim, STORED) for claim in wanted]
-    files.write(README, telling.with_table(README, outcomes))
     gallery = files.write(STORED / "README.md", telling.gallery(outcomes))
     for outcome in outcomes:
         reproducing.draw(outcome, STORED)
         reproducing.page(outcome, STORED)
-    print(f"Tables: {README}\n{gallery}\nPages and figures: {STORED}")
+    print(f"Table: {gallery}\nPages and figures: {STORED}")
 
 
 def _seeds(text: str) -> range | None:

@@ -1,4 +1,4 @@
-"""What is said of a claim: a page, a figure, and the rows of the READMEs' tables."""
+"""What is said of a claim: a page, a figure, and the row of the table of claims."""
 
 import collections
 import dataclasses
@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.claims import base, records, verdicts
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BEGIN = "<!-- claims: python -m experiments.reproduce --table writes this table -->"
-END = "<!-- end of claims -->"
 _GALLERY = """# Replications of published claims
 
 `python -m experiments.reproduce --table` writes this page from the JSON lines in this
@@ -30,10 +27,8 @@ undecided between; one that holds in the control too is void. All criteria hold:
 on undecided criteria, or two disjoint sets of seeds disagree. Each name leads to the
 page of the claim, with its figure.
 """
-_RESULT = "result: mean (90 % interval)"
-_HEAD = f"| claim | the paper | {_RESULT} | control | verdict |\n|---|---|---|---|---|"
-_SHORT_HEAD = f"| claim | {_RESULT} | verdict |\n|---|---|---|"
-_ROWS = 5  # of the table in README.md
+_HEAD = """| claim | the paper | result: mean (90 % interval) | control | verdict |
+|---|---|---|---|---|"""
 _COLUMNS = 3  # of panels in a figure
 _FEW_POINTS = 8  # of a curve, of which each has its tick
 _COLOURS = {"claim": "C0", "control": "0.5"}
@@ -200,16 +195,12 @@ class Outcome:
         control = _absence(judged) if "control" in judged else "not measured"
         verdict = f"**{self.word}**{_before(claim)}"
         verdict += "" if self.second else "; one set of seeds"
-        cells = [self._name(""), claim.source.published, self.effect]
+        cells = [self._name(), claim.source.published, self.effect]
         return _row([*cells, f"{claim.control}: {control}", verdict])
 
-    def short_row(self, folder: str) -> str:
-        """Returns the row of a short table, with links to the pages in a folder."""
-        return _row([self._name(folder), self.effect, self.word])
-
-    def _name(self, folder: str) -> str:
+    def _name(self) -> str:
         claim = self.claim
-        return f"[{claim.sentence}]({folder}{claim.name}.md) ({self._paper()})"
+        return f"[{claim.sentence}]({claim.name}.md) ({self._paper()})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,26 +231,6 @@ class Pilot:
             f"criterion: {'; '.join(spread)}. The verdict takes {self.seeds_needed} "
             f"seeds."
         )
-
-
-def with_table(readme: Path, outcomes: Sequence[Outcome]) -> str:
-    """Returns the text of a README with the first rows of the table of claims.
-
-    Raises:
-      ConfigError: If the marks around it are not there.
-    """
-    try:
-        text = readme.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{readme} cannot be read: {error.strerror}.") from None
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ConfigError(f"{readme} must have the lines\n{BEGIN} and {END}")
-    told, ordered = _by_verdict(outcomes)
-    rows = [each.short_row("experiments/claims/") for each in ordered[:_ROWS]]
-    table = "\n".join([_SHORT_HEAD, *rows])
-    return f"{before}{BEGIN}\n\n{told}\n\n{table}\n\n{END}{after}"
 
 
 def _by_verdict(outcomes: Sequence[Outcome]) -> tuple[str, list[Outcome]]:

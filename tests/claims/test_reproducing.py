@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 import jax
 import numpy as np
@@ -137,19 +136,8 @@ def test_a_claim_is_told_on_a_page_in_a_figure_and_in_a_row(halves, tmp_path):
     ):
         assert part in text
     assert halves.sentence in (tmp_path / "work" / "conftest.svg").read_text()
-    readme = tmp_path / "README.md"
-    readme.write_text("above\n")
-    with pytest.raises(ConfigError, match="must have the lines"):
-        telling.with_table(readme, [outcome])
-    readme.write_text(f"above\n{telling.BEGIN}\nold\n{telling.END}\nbelow\n")
-    readme.write_text(telling.with_table(readme, [outcome]))
-    told = readme.read_text()
-    assert re.fullmatch(r"(?s)above\n<!--.*-->\n\nCl.*\| claim.*-->\nbelow\n", told)
-    assert "\nold\n" not in told and told.count("| reproduced |\n") == 1
     assert "| **reproduced** (before: partly); " in telling.gallery([outcome])
-    assert "](experiments/claims/conftest.md)" in told
-    assert "\nClaims by verdict: 1 reproduced.\n" in told
-    assert telling.with_table(readme, [outcome]) == told
+    assert "\nClaims by verdict: 1 reproduced.\n" in telling.gallery([outcome])
 
 
 @pytest.mark.slow
@@ -304,14 +292,12 @@ def test_a_control_can_fail(claim):
         assert criterion.holds(criterion.value(planted.numbers)), criterion.name
 
 
-def test_the_readmes_tell_the_stored_results():
+def test_the_readme_of_claims_tells_the_stored_results():
     outcomes = [
         telling.Outcome.read(claims.load(name), reproduce.STORED)
         for name in claims.names()
     ]
     # If it is not: python -m experiments.reproduce --table
-    text = reproduce.README.read_text(encoding="utf-8")
-    assert telling.with_table(reproduce.README, outcomes) == text
     gallery = (reproduce.STORED / "README.md").read_text(encoding="utf-8")
     assert telling.gallery(outcomes) == gallery
     for outcome in outcomes:
