@@ -29,11 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from mha_haiku.core import attention, fields, masks, models, modules, positions
 from mha_haiku.core import display as _display
-from mha_haiku.core.attention import (
-    AttentionMap,
-    attend,
-    fused,  # noqa: F401  (makes itself known to attend)
-)
+from mha_haiku.core.attention import AttentionMap, attend
 from mha_haiku.core.modules import (
     Decoder,
     DecoderLayer,

@@ -37,12 +37,12 @@ _STRAYS = {
     "Only experiments and configs import the package's own face": {
         "mha_haiku/core/modules/stray.py": "import mha_haiku as mh",
     },
-    "Attention does not import its tile engine, which registers": {
+    "A module of attention imports from lower layers only": {
         "mha_haiku/core/attention/products.py": "import mha_haiku.core.attention.tiled",
+        "mha_haiku/core/attention/stray.py": "",
     },
     "The core imports no optional backend of attention": {
-        "mha_haiku/core/modules/kernels.py": "import mha_haiku.core.attention.fused",
-        "mha_haiku/core/positions/ring.py": "import mha_haiku.core.attention.sharded",
+        "mha_haiku/core/modules/ring.py": "import mha_haiku.core.attention.sharded",
     },
     "Experiments and configs stand on mha_haiku, and not on each other": {
         "mha_haiku/subjects/verbs/papers.py": "import experiments.claims",

@@ -6,7 +6,7 @@ the logsumexp is kept with it, so that weights are right for scores of any size.
 another normalizer than softmax was used, its log denominator stands in its place.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +16,10 @@ from jaxtyping import Bool, Float, Shaped
 from mha_haiku.core import checks, display, tiles
 from mha_haiku.core.attention import observation, scores, statistics
 from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.tiled import engine
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
-
-# The module that computes `statistics`, `pooled`, `top`, `apply`, `apply_transposed`,
-# `divergence` and `observe` of whole maps, by functions of these names.
-_engine: Any = None
-
-
-def register(engine: Any) -> None:
-    """Sets the module that computes what is asked of whole maps: `tiled.engine`."""
-    global _engine
-    _engine = engine
 
 
 @tiles.pytree
@@ -47,7 +38,8 @@ class AttentionMap:
         it; see `logsumexp`.
       weighting: Mask, bias, score, normalizer, gates and origin, aligned.
       value: What the weights average; None where that is not known.
-      mesh: The devices that share the arrays as `attention.Sharded` says, or None.
+      fold: What walks over the tiles of a map that devices share, as `tiled.fold` does
+        on one device; None: one device has the whole map.
     """
 
     query: Float[Array, "*B T H K"]
@@ -55,7 +47,7 @@ class AttentionMap:
     log_sum: LogSum
     weighting: Weighting
     value: Float[Array, "*B S G V"] | None = None
-    mesh: jax.sharding.Mesh | None = tiles.static(None)
+    fold: Callable[..., observation.Sums] | None = tiles.static(None)
 
     def __repr__(self) -> str:
         try:
@@ -76,8 +68,8 @@ class AttentionMap:
             parts.append(f"score {score}")
         if not isinstance(origin.query, int) or origin.query:
             parts.append(f"first_query {display.numbers(origin.query)}")
-        if self.mesh is not None:
-            parts.append(f"on {self.mesh.size} devices")
+        if self.fold is not None:
+            parts.append(repr(self.fold))
         return f"AttentionMap({', '.join(parts)})"
 
     _repr_html_, show, plot = display.html, display.show, display.plot
@@ -217,7 +209,7 @@ class AttentionMap:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
         given = counted, positions, tokens, key_tokens
-        return _engine.statistics(self, pooled, per_query, *given)
+        return engine.statistics(self, pooled, per_query, *given)
 
     def pooled(
         self,
@@ -244,7 +236,7 @@ class AttentionMap:
           ValueError: If a number of bins is below 1, or positions are not
             consecutive.
         """
-        return _engine.pooled(self, rows, columns, queries, keys)
+        return engine.pooled(self, rows, columns, queries, keys)
 
     def top(self, k: int) -> observation.Top:
         """Finds the k largest weights of each row, and their keys.
@@ -253,11 +245,11 @@ class AttentionMap:
           ValueError: If `k` is not in 1..S.
         """
         checks.integer_in("k", k, 1, self.shape[-1])
-        return _engine.top(self, k)
+        return engine.top(self, k)
 
     def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:
         """Multiplies the map by `x`: the weighted sum over keys for each query."""
-        return _engine.apply(self, x)
+        return engine.apply(self, x)
 
     def outputs(self) -> Float[Array, "*B T H V"]:
         """Computes each head's output: its weights times its values, gated.
@@ -281,7 +273,7 @@ class AttentionMap:
         self, y: Shaped[Array, "*B T #H V"]
     ) -> Float[Array, "*B S H V"]:
         """Multiplies the transposed map by `y`: for each key the sum over queries."""
-        return _engine.apply_transposed(self, y)
+        return engine.apply_transposed(self, y)
 
     def divergence(
         self, other: "AttentionMap | None" = None
@@ -296,7 +288,7 @@ class AttentionMap:
 
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """
-        return _engine.divergence(self, other)
+        return engine.divergence(self, other)
 
     def observe(
         self,
@@ -304,7 +296,7 @@ class AttentionMap:
         given: observation.Given = observation.NOTHING_GIVEN,
     ) -> observation.Sums:
         """Runs an observation over the tiles: sums of `[B..., H, T, ...]` and so on."""
-        return _engine.observe(self, observed, given)
+        return engine.observe(self, observed, given)
 
     def checked_origin(self) -> tiles.Origin:
         """Returns the origin; raises ValueError where stacked maps have several."""

@@ -1,9 +1,7 @@
 """Attention of queries to keys, by whichever implementation.
 
-An implementation is a function of `Inputs` and the rate of dropout. "dense" and
-"formula" have their names here. The tile engine ("blockwise"), the kernels of
-accelerators ("fused") and meshes of devices live in `tiled/`, `fused/` and `sharded/`,
-which nothing here imports: they `register` what they have.
+An implementation is a function of `Inputs` and the rate of dropout. Where devices share
+its inputs, as in `sharded/`, it has what walks over such maps as its attribute `fold`.
 """
 
 import math
@@ -14,7 +12,15 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from mha_haiku.core import checks, masks, positions, sites, tiles
-from mha_haiku.core.attention import attention_map, dense, normalizers, scores, sited
+from mha_haiku.core.attention import (
+    attention_map,
+    dense,
+    fused,
+    normalizers,
+    scores,
+    sited,
+    tiled,
+)
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
@@ -26,34 +32,13 @@ Array = jax.Array
 Implementation = Callable[[Inputs, float], tuple[Array, Array | LogSum]]
 
 
-class OnMesh:
-    """An implementation whose inputs and maps are shared by the devices of a mesh."""
-
-    mesh: jax.sharding.Mesh
-
-
-IMPLEMENTATIONS: dict[str, Implementation] = {}  # by name
-
 # From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
 Suits = Callable[[Inputs, float, str], bool]
-_SUITS: dict[str, Suits] = {}  # by name; asked in turn before dense and blockwise
 
 # Numbers of scores up to which the whole matrix is as fast as its tiles: measured on
 # CPUs; on accelerators a guess that keeps the scores within a quarter of a GiB.
 _DENSE_SCORES = {"cpu": 2**20}
 _DENSE_SCORES_ON_ACCELERATORS = 2**26
-
-
-def register(
-    name: str, implementation: Implementation, *, suits: Suits | None = None
-) -> None:
-    """Makes an implementation known to `attend` by a name.
-
-    `suits` says whether "auto" is to take it for a call; None: never.
-    """
-    IMPLEMENTATIONS[name] = implementation
-    if suits is not None:
-        _SUITS[name] = suits
 
 
 def attend(
@@ -155,8 +140,8 @@ def attend_within(
         values, logsumexp = implementation(inputs, dropout_rate)
     values, log_sum = weighting.finished(values, LogSum.rounded(logsumexp))
     query, key, value, *_ = inputs.zeroed()
-    mesh = implementation.mesh if isinstance(implementation, OnMesh) else None
-    whole = attention_map.AttentionMap(query, key, log_sum, weighting, value, mesh)
+    fold = getattr(implementation, "fold", None)
+    whole = attention_map.AttentionMap(query, key, log_sum, weighting, value, fold)
     dropout = dense.Dropout(rng, dropout_rate) if dropout_rate else None
     return sited.sited(values, whole, dropout)
 
@@ -182,13 +167,34 @@ def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
 
 
+def register(
+    name: str, implementation: Implementation, *, suits: Suits | None = None
+) -> None:
+    """Makes an implementation known to `attend` by a name.
+
+    `suits` says whether "auto" is to take it for a call; None: never.
+    """
+    IMPLEMENTATIONS[name] = implementation
+    if suits is not None:
+        _SUITS[name] = suits
+
+
 def _auto(*call):
     return IMPLEMENTATIONS[chosen(*call, jax.default_backend())](*call)
 
 
-register("auto", _auto)
-register("dense", dense.attend)
-register("formula", lambda inputs, rate: dense.formula(inputs, rate)[:2])
+def _formula(*call):
+    return dense.formula(*call)[:2]
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "auto": _auto,
+    "dense": dense.attend,
+    "formula": _formula,
+    "blockwise": tiled.Blockwise(),
+    "fused": fused.attend,
+}
+_SUITS: dict[str, Suits] = {"fused": fused.suits}  # asked in turn
 
 
 def _arrays(query, key, value) -> tuple[Array, Array, Array]:

@@ -66,6 +66,10 @@ class CachedModule(hk.Module):
 class MultiHeadAttention(CachedModule):
     """Multi-head attention that also returns its attention map.
 
+    It projects queries, keys and values to heads, normalises and rotates the first two,
+    attends (`attention/reference.py` has that in a few lines), and projects the heads'
+    values, side by side, to the output.
+
     The constructor and the parameters (`query`, `key`, `value`, `linear`) match
     `hk.MultiHeadAttention`, so its checkpoints load and give the same numbers.
 
@@ -185,33 +189,20 @@ class MultiHeadAttention(CachedModule):
           ValueError: If query, key, value, mask and bias do not fit each other.
         """
         cache, first_query = step or (None, first_query)
-        mask = masks.as_mask(mask)
-        first_query = tiles.checked_first(first_query)
+        mask, first_query = masks.as_mask(mask), tiles.checked_first(first_query)
+        # A cache knows the source's keys after the first step.
         has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
         if cache is None or (has_keys and cache.is_source):
             query, key, value = self._with_unseen_blanked(
                 query, key, value, mask, first_query
             )
-        make_score, make_normalizer, make_gates = self.pattern
-        gates = None
-        if make_gates is not None:
-            gates = make_gates(query, self.num_heads, self.value_size)
-            gates = sites.site("gates", gates)
-        query = self._heads(query, self.num_heads, self.key_size, "query")
-        query = sites.site("query", self.transforms.of_query(query, first_query))
-        if has_keys:
+        gates = self._gates(query)
+        query = self._queries(query, first_query)  # [B..., T, H, K]
+        if has_keys:  # [B..., S, G, K], [B..., S, G, V]
             key, value, cache = self._keys_and_values(key, value, first_query, cache)
         else:
             key = value = None
-        weighting = Weighting(
-            mask,
-            bias,
-            make_score and make_score(self.num_heads, self.key_size),
-            make_normalizer and make_normalizer(self.num_heads),
-            gates,
-            tiles.Origin(first_query),
-        )
-        # Within the mask, which was checked before it blanked anything.
+        weighting = self._weighting(mask, bias, gates, first_query)
         attend = functools.partial(
             implementations.attend_within,
             dropout_rate=dropout_rate,
@@ -220,10 +211,35 @@ class MultiHeadAttention(CachedModule):
         values, attention_map, *kept = (attend if cache is None else cache.attend)(
             query, key, value, weighting, implementation=self.implementation
         )
-        values = self._combined(values)
+        values = self._combined(values)  # [B..., T, H, V]
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
         return sites.site("output", output), attention_map, *kept
+
+    @hk.transparent
+    def _gates(self, query) -> Array | None:
+        """Makes what values are multiplied by, of queries before they are projected."""
+        if self.pattern.gates is None:
+            return None
+        gates = self.pattern.gates(query, self.num_heads, self.value_size)
+        return sites.site("gates", gates)
+
+    @hk.transparent
+    def _queries(self, query, first_query) -> Array:
+        query = self._heads(query, self.num_heads, self.key_size, "query")
+        return sites.site("query", self.transforms.of_query(query, first_query))
+
+    @hk.transparent
+    def _weighting(self, mask, bias, gates, first_query) -> Weighting:
+        score, normalizer, _ = self.pattern
+        return Weighting(
+            mask,
+            bias,
+            score and score(self.num_heads, self.key_size),
+            normalizer and normalizer(self.num_heads),
+            gates,
+            tiles.Origin(first_query),
+        )
 
     @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:

@@ -21,7 +21,7 @@ from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, implementations, products
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.sharded import layout, ring
+from mha_haiku.core.attention.sharded import layout, ring, ring_fold
 from mha_haiku.core.attention.tiled import blockwise
 
 Array = jax.Array
@@ -29,7 +29,7 @@ IN_A_RING = ("auto", "blockwise")
 
 
 @dataclasses.dataclass(frozen=True)
-class Sharded(implementations.OnMesh):
+class Sharded:
     """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit."""
 
     mesh: jax.sharding.Mesh  # a mesh with the axes `data`, `heads` and `sequence`
@@ -50,6 +50,11 @@ class Sharded(implementations.OnMesh):
                 f"implementation must be {' or '.join(IN_A_RING)}, or a Blockwise, "
                 f"where positions are shared, got {self.implementation!r}."
             )
+
+    @property
+    def fold(self) -> ring_fold.RingFold:
+        """What walks over the tiles of the maps; see `AttentionMap.fold`."""
+        return ring_fold.RingFold(self.mesh)
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, LogSum]:
         """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""

@@ -5,6 +5,8 @@ logsumexp of a row is known; sums of queries stay, sums of keys go round with th
 and sums of heads are added over the devices in the end.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -18,14 +20,27 @@ from mha_haiku.core.attention.tiled import fold, sweep
 Array = jax.Array
 
 
-def forward(
-    observation: Observation,
-    factors: sweep.Factors,
-    given: Given,
-    sizes: sweep.Sizes,
-    mesh: jax.sharding.Mesh,
-) -> Sums:
-    """Folds a map on its mesh; see `fold_gradient.fold`."""
+@dataclasses.dataclass(frozen=True)
+class RingFold:
+    """Folds maps on a mesh; see `fold.forward`."""
+
+    mesh: jax.sharding.Mesh
+
+    def __repr__(self) -> str:
+        return f"on {self.mesh.size} devices"
+
+    def __call__(
+        self,
+        observation: Observation,
+        factors: sweep.Factors,
+        given: Given,
+        sizes: sweep.Sizes,
+    ) -> Sums:
+        """Folds an observation over the tiles of a map."""
+        return _folded(self.mesh, observation, factors, given, sizes)
+
+
+def _folded(mesh, observation, factors, given, sizes) -> Sums:
     *batch_shape, num_queries, _, _ = factors.query.shape
     batch_ndim, num_keys = len(batch_shape), factors.key.shape[-3]
     mask, num_devices = factors.weighting.mask, mesh.shape[ring.AXIS]

@@ -1,11 +1,6 @@
 """Attention and its observations tile by tile, in O(T + S) memory."""
 
-from mha_haiku.core.attention import attention_map, implementations
-from mha_haiku.core.attention.tiled import engine
 from mha_haiku.core.attention.tiled.blockwise import Blockwise
 from mha_haiku.core.attention.tiled.grid import bin_edges
 
 __all__ = ["Blockwise", "bin_edges"]
-
-attention_map.register(engine)
-implementations.register("blockwise", Blockwise())

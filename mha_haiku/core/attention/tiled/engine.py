@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from jax import lax
 
 from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention import products
-from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import (
     NOTHING_GIVEN,
@@ -28,6 +28,9 @@ from mha_haiku.core.attention.statistic import HeadSums, RowSum
 from mha_haiku.core.attention.statistics import LARGEST, STATISTICS, Statistics
 from mha_haiku.core.attention.tiled import fold_gradient, sweep
 from mha_haiku.core.attention.tiled.grid import Grid
+
+if TYPE_CHECKING:
+    from mha_haiku.core.attention.attention_map import AttentionMap
 
 Array = jax.Array
 # In `divergence`: weights compared at once, of all examples and heads; and their keys.
@@ -52,7 +55,7 @@ def _compiled(*static: str) -> Callable:
     return decorate
 
 
-def _sizes(asked: AttentionMap) -> sweep.Sizes:
+def _sizes(asked: "AttentionMap") -> sweep.Sizes:
     # Narrower than for attention itself, as fewer tiles lie on the diagonal then; but
     # two such heads are taken together, or one would have too little work.
     largest = 2**18 if math.prod(asked.shape[:-2]) > 1 else 2**19
@@ -60,7 +63,7 @@ def _sizes(asked: AttentionMap) -> sweep.Sizes:
     return sweep.default_sizes(asked.shape, asked.weighting, backend, largest)
 
 
-def _counting(asked, counted=None) -> tuple[AttentionMap, Array]:
+def _counting(asked, counted=None) -> tuple["AttentionMap", Array]:
     """Builds a map of the rows that can be summed over, and marks rows that count.
 
     What is summed over queries would have NaN in other rows' places too, as 0 x NaN is
@@ -83,7 +86,7 @@ def _counting(asked, counted=None) -> tuple[AttentionMap, Array]:
 
 
 def statistics(
-    asked: AttentionMap,
+    asked: "AttentionMap",
     pooled: tuple[int, int] | None,
     per_query: bool,
     counted: Array | None,
@@ -233,7 +236,7 @@ class _Pooled(Observation):
 
 
 def pooled(
-    asked: AttentionMap, rows: int, columns: int, queries: slice, keys: slice
+    asked: "AttentionMap", rows: int, columns: int, queries: slice, keys: slice
 ) -> Array:
     """Computes the mean mass of each cell, `[B..., H, P, Q]`."""
     num_queries, num_keys = asked.shape[-2:]
@@ -244,11 +247,13 @@ def pooled(
         # do not share it.
         rows_of, columns_of = (slice(x.start, x.stop) for x in (queries, keys))
         first = tiles.Origin(queries.start, keys.start)
-        asked = AttentionMap(
-            asked.query[..., rows_of, :, :],
-            asked.key[..., columns_of, :, :],
-            jax.tree.map(lambda x: x[..., rows_of], asked.log_sum),
-            asked.weighting.moved(first),
+        asked = dataclasses.replace(
+            asked,
+            query=asked.query[..., rows_of, :, :],
+            key=asked.key[..., columns_of, :, :],
+            log_sum=jax.tree.map(lambda x: x[..., rows_of], asked.log_sum),
+            weighting=asked.weighting.moved(first),
+            fold=None,
         )
     return _pooled(asked, grid=Grid.of(asked.shape, rows, columns))
 
@@ -282,7 +287,7 @@ class _Top(Observation):
 
 
 @_compiled("k")
-def top(asked: AttentionMap, k: int, *, sizes: sweep.Sizes) -> Top:
+def top(asked: "AttentionMap", k: int, *, sizes: sweep.Sizes) -> Top:
     """Finds the k largest weights of each row; see `AttentionMap.top`."""
     asked, counts = _counting(asked)
     weights, keys = _top(lax.stop_gradient(asked), k, sizes)
@@ -347,7 +352,7 @@ class _TransposedProduct(Observation):
 
 
 @_compiled()
-def apply(asked: AttentionMap, x: Array, *, sizes: sweep.Sizes) -> Array:
+def apply(asked: "AttentionMap", x: Array, *, sizes: sweep.Sizes) -> Array:
     """Multiplies the map by `x`; see `AttentionMap.apply`."""
     x = _factor(asked.shape, x, axis=-1)
     given = Given(keys=x.astype(asked.dtype))
@@ -356,7 +361,7 @@ def apply(asked: AttentionMap, x: Array, *, sizes: sweep.Sizes) -> Array:
 
 
 @_compiled()
-def apply_transposed(asked: AttentionMap, y: Array, *, sizes: sweep.Sizes) -> Array:
+def apply_transposed(asked: "AttentionMap", y: Array, *, sizes: sweep.Sizes) -> Array:
     """Multiplies the transposed map by `y`; see `AttentionMap.apply_transposed`."""
     y = _factor(asked.shape, y, axis=-2)
     asked, counts = _counting(asked)
@@ -368,14 +373,14 @@ def apply_transposed(asked: AttentionMap, y: Array, *, sizes: sweep.Sizes) -> Ar
 
 @_compiled("observed")
 def observe(
-    asked: AttentionMap, observed: Observation, given: Given, *, sizes: sweep.Sizes
+    asked: "AttentionMap", observed: Observation, given: Given, *, sizes: sweep.Sizes
 ) -> Sums:
     """Runs an observation."""
     return fold_gradient.fold(observed, asked, given, sizes)
 
 
 @jax.jit
-def divergence(asked: AttentionMap, other: AttentionMap | None) -> Array:
+def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
     """Computes mean Jensen-Shannon divergences; see `AttentionMap.divergence`.
 
     The divergence of two rows: the entropy of their mean less their mean entropy. It

@@ -8,8 +8,10 @@ gradient takes two paths: to queries, keys and bias here, and by the logsumexp i
 gradient of the attention that made it.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +19,15 @@ from jax import lax
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import custom_gradient
-from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
 from mha_haiku.core.attention.tiled import sweep
 from mha_haiku.core.attention.tiled.fold import Walk, forward, take
 from mha_haiku.core.attention.weighting import Weighting
+
+if TYPE_CHECKING:
+    from mha_haiku.core.attention.attention_map import AttentionMap
 
 Array = jax.Array
 
@@ -36,22 +40,16 @@ _REFUSAL = (
     "weights(), of attention by implementation='formula'."
 )
 
-# What runs a fold over maps that devices share: under "forward" a function with the
-# arguments of `fold`. `attention.sharded` enters it, so that the core need not know of
-# it. Gradients need none: `backward` runs on whole arrays, on a mesh too.
-SHARED: dict[str, Callable] = {}
-
 
 def fold(
-    observation: Observation, asked: AttentionMap, given: Given, sizes: sweep.Sizes
+    observation: Observation, asked: "AttentionMap", given: Given, sizes: sweep.Sizes
 ) -> Sums:
     """Folds an observation over all tiles; differentiable in reverse mode."""
 
     def run(asked, given):
-        arguments = observation, sweep.Factors.of(asked), given, sizes
-        if asked.mesh is not None:
-            return SHARED["forward"](*arguments, asked.mesh), ()
-        return forward(*arguments), ()
+        # The gradient runs on whole arrays, where devices share them too.
+        walk = forward if asked.fold is None else asked.fold
+        return walk(observation, sweep.Factors.of(asked), given, sizes), ()
 
     def pull_back(arguments, _, is_wanted, cotangents):
         return _pulled_back(observation, *arguments, cotangents, sizes, is_wanted)
@@ -62,8 +60,8 @@ def fold(
 def known(
     sums: Sums,
     observation: Observation,
-    asked: AttentionMap,
-    given: Callable[[AttentionMap], Given],
+    asked: "AttentionMap",
+    given: Callable[["AttentionMap"], Given],
     sizes: sweep.Sizes,
 ) -> Sums:
     """Gives sums that are known already the gradient of an observation.
@@ -105,11 +103,11 @@ def _refuse(*_):
 def backward(
     observation: Observation,
     sizes: sweep.Sizes,
-    asked: AttentionMap,
+    asked: "AttentionMap",
     given: Given,
     cotangents: Sums,
-    is_wanted: tuple[AttentionMap, Given],
-) -> tuple[AttentionMap | None, Given]:
+    is_wanted: tuple["AttentionMap", Given],
+) -> tuple["AttentionMap | None", Given]:
     """Computes the gradients of a map and of what is given, None where not wanted.
 
     `is_wanted` has None in the place of each array that is not differentiated.
@@ -170,7 +168,9 @@ def backward(
         return None, given_grad
     (query, key), (weighting, log_sum) = vectors, others
     query, key = query.astype(asked.query.dtype), key.astype(asked.key.dtype)
-    map_grad = AttentionMap(query, key, log_sum, weighting, mesh=asked.mesh)
+    map_grad = dataclasses.replace(
+        asked, query=query, key=key, log_sum=log_sum, weighting=weighting
+    )
     return map_grad, given_grad
 
 

@@ -10,16 +10,18 @@ and ignores what it shares with the one before.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from mha_haiku.core import masks, tiles
-from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
+
+if TYPE_CHECKING:
+    from mha_haiku.core.attention.attention_map import AttentionMap
 
 Array = jax.Array
 _MULTIPLE = 16  # of what tile sizes are, as short vectors fill registers then
@@ -50,7 +52,7 @@ class Factors(NamedTuple):
     log_sum: LogSum | None = None
 
     @classmethod
-    def of(cls, whole: AttentionMap) -> "Factors":
+    def of(cls, whole: "AttentionMap") -> "Factors":
         return cls(whole.query, whole.key, whole.weighting, whole.log_sum)
 
     def head(self, example: tuple, head: Array) -> "Factors":
