@@ -22,7 +22,6 @@ STACKS = {
 }
 every_stack = pytest.mark.parametrize("stack", STACKS.values(), ids=STACKS)
 
-assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
 assert_trees_close = functools.partial(
     chex.assert_trees_all_close, rtol=1e-4, atol=1e-5
 )
