@@ -237,7 +237,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=120)
+@hypothesis.settings(max_examples=60)
 @hypothesis.given(seed=st.integers(0, NUM_STRUCTURES - 1), **CASES)
 def test_blockwise_equals_dense_and_the_oracle_in_hundreds_of_cases(
     seed, number, is_poisoned

@@ -116,14 +116,14 @@ def compare(case, arrays, check):
         check(inputs, options, stated, dtype=dtype, compiled=lambda function: function)
 
 
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=25)
 @hypothesis.given(case=cases(KINDS[:1]))
 def test_attention_equals_the_oracle(case, arrays, check):
     compare(case, arrays, check)
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=400)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(case=cases(KINDS))
 def test_attention_equals_the_oracle_in_hundreds_of_cases(case, arrays, check):
     compare(case, arrays, check)

@@ -53,9 +53,7 @@ def test_it_is_attention_query_by_query_in_float64(given, mask):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(
-    "implementation", ["auto", "dense", "blockwise", "formula", "small tiles"]
-)
+@pytest.mark.parametrize("implementation", ["dense", "formula", "small tiles"])
 def test_every_implementation_gives_its_numbers_and_gradients(
     given, mask, implementation
 ):
@@ -69,7 +67,7 @@ def test_every_implementation_gives_its_numbers_and_gradients(
             seen = jnp.where(jnp.isfinite(logsumexp), logsumexp, 0)
             return jnp.sin(values).sum() + jnp.cos(seen).sum(), (values, logsumexp)
 
-        return jax.value_and_grad(run, (0, 1, 2, 3), has_aux=True)
+        return jax.jit(jax.value_and_grad(run, (0, 1, 2, 3), has_aux=True))
 
     def ours(query, key, value, bias):
         values, own = attention.attend(
@@ -90,6 +88,3 @@ def test_every_implementation_gives_its_numbers_and_gradients(
         np.testing.assert_allclose(each, other, rtol=1e-5, atol=2e-6)
     for each, other in zip(gradients, its_gradients, strict=True):
         np.testing.assert_allclose(each, other, rtol=1e-4, atol=1e-5)
-    weights = attention.attend(*given, mask=MASKS[mask], bias=bias)[1].weights()
-    its_weights = reference.attention(*given, allowed, bias)[1]
-    np.testing.assert_allclose(weights, its_weights, rtol=1e-5, atol=1e-6)
