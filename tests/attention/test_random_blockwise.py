@@ -1,8 +1,8 @@
 """Blockwise attention and all observations at random, against dense and the oracles.
 
 B... batch axes, T queries, S keys, H query heads, G key heads, K query/key and V value
-size. Cases differ in their numbers; what is compiled is one of a dozen structures,
-drawn at random as well.
+size. Cases differ in their numbers; what is compiled is one of a few structures, drawn
+at random as well.
 """
 
 import functools
@@ -25,7 +25,8 @@ from mha_haiku.core.attention import (
 from mha_haiku.core.attention.tiled import engine, sweep
 from tests import oracles
 
-NUM_STRUCTURES = 12
+# Seeds of structures in which each choice is made at least once.
+STRUCTURES = (10, 101, 342, 376, 377)
 
 # (batch, T, S, H, G, K, V) and the sizes of tiles.
 SIZES = [
@@ -237,9 +238,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=60)
-@hypothesis.given(seed=st.integers(0, NUM_STRUCTURES - 1), **CASES)
-def test_blockwise_equals_dense_and_the_oracle_in_hundreds_of_cases(
-    seed, number, is_poisoned
-):
+@hypothesis.settings(max_examples=50)
+@hypothesis.given(seed=st.sampled_from(STRUCTURES), **CASES)
+def test_blockwise_equals_dense_and_the_oracle_in_many_cases(seed, number, is_poisoned):
     compare(seed, number, is_poisoned)

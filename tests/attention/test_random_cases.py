@@ -125,5 +125,5 @@ def test_attention_equals_the_oracle(case, arrays, check):
 @pytest.mark.slow
 @hypothesis.settings(max_examples=150)
 @hypothesis.given(case=cases(KINDS))
-def test_attention_equals_the_oracle_in_hundreds_of_cases(case, arrays, check):
+def test_attention_equals_the_oracle_in_many_cases(case, arrays, check):
     compare(case, arrays, check)
