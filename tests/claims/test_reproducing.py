@@ -417,9 +417,3 @@ def test_a_mistake_takes_two_lines_and_status_2(arguments, part, capsys):
     assert out == ""
     assert 1 <= len(told.splitlines()) <= 2
     assert part in told
-
-
-def test_the_list_has_every_claim(capsys):
-    assert commands.run(["reproduce", "--list"]) == 0
-    out = capsys.readouterr().out
-    assert all(f"{name} (" in out for name in claims.names())

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import heads, interop, models, rasp
-from mha_haiku.lab.heads import circuits, running
+from mha_haiku import heads, models, rasp
+from mha_haiku.lab.heads import circuits
 from tests import oracles
 from tests.heads import test_kinds
 from tests.heads.conftest import (
@@ -21,7 +21,6 @@ from tests.heads.conftest import (
     example,
     random_params,
 )
-from tests.interop import small_models
 
 GROUPED = {"attention__num_key_value_heads": 2}
 RMS = {"norm__kind": "rms_norm", "norm__position": "both"}
@@ -290,19 +289,6 @@ def test_contributions_in_an_encoder_decoder():
     total = found.rest + sum(each.sum(-2) for each in found.heads)
     valid = np.arange(test_kinds.T) < batch.decoder_lengths[:, None]
     np.testing.assert_allclose(total[valid], logits[valid], atol=2e-5)
-
-
-@pytest.mark.slow
-def test_contributions_of_an_imported_model(tmp_path):
-    imported = interop.load(small_models.write(tmp_path, "llama"))
-    tokens = small_models.inputs("llama")[:, :4]
-    batch = example()._replace(inputs=tokens, targets=tokens, weights=None)
-    model, params = imported.model, imported.params
-    wanted = running.run(model, params, batch).logits
-    found = heads.logit_attribution(model, params, batch)
-    total = found.rest + sum(each.sum(-2) for each in found.heads)
-    np.testing.assert_allclose(total, wanted, atol=1e-5 * np.abs(wanted).max())
-    assert all(np.abs(each).max() > 1e-3 for each in found.heads)
 
 
 def test_the_lens_reads_each_layer_as_if_it_were_the_last():

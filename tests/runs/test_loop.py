@@ -103,18 +103,6 @@ def test_summary_that_a_kill_prevented_is_made_up_for(copy, make_config):
     assert [x["step"] for x in reports] == [5, 10, 15, 20, 25, 30]
 
 
-@pytest.mark.slow
-def test_interrupted_run_is_saved(make_config, tmp_path, monkeypatch):
-    number = signal.SIGTERM  # SIGINT does the same below
-    before = signal.getsignal(number)
-    _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), number))
-    summary = faults.train(make_config(), tmp_path)
-    assert summary.interrupted and summary.steps == 14
-    assert signal.getsignal(number) == before
-    assert faults.state(tmp_path, make_config()).step == 14
-    assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
-
-
 def test_interrupted_run_goes_on_bit_for_bit(whole, make_config, tmp_path, monkeypatch):
     # Step 14 is no step of any report: dispatches end at 4, 5, 9, 10, 14, 15, ...
     _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
@@ -270,28 +258,6 @@ def test_many_differences_are_still_two_lines(whole, make_config):
     with pytest.raises(ConfigError, match="and 2 more") as refusal:
         faults.train(changed, whole[0])
     assert len(str(refusal.value).splitlines()) == 2
-
-
-@pytest.mark.slow
-def test_run_that_is_not_finite_keeps_its_last_good_checkpoint(
-    make_config, tmp_path, monkeypatch
-):
-    take_steps = trainers.Trainer.take_steps
-
-    def break_parameters(self, stop):
-        if self.step == 20:
-            broken = jax.tree.map(lambda x: x * np.nan, self.state.params)
-            self.state = self.state._replace(params=broken)
-        take_steps(self, stop)
-
-    monkeypatch.setattr(trainers.Trainer, "take_steps", break_parameters)
-    message = "loss is not finite at step 21; the last good checkpoint is of step 20"
-    with pytest.raises(runs.NonFiniteLossError, match=message):
-        faults.train(make_config(), tmp_path)
-    state = faults.state(tmp_path, make_config())
-    assert state.step == 20
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
-    assert not (tmp_path / "summary.json").exists()
 
 
 @pytest.mark.slow
