@@ -15,7 +15,6 @@ from tests.heads.conftest import (
     C,
     D,
     H,
-    L,
     build,
     config,
     example,
@@ -152,16 +151,6 @@ def test_circuits_are_their_definitions():
         circuits.compositions(model, params, "o")
     with pytest.raises(ValueError, match="of the same tokens"):
         circuits.copying_score(one, embedding, unembedding[:, :-1])
-
-
-def test_circuits_of_a_grouped_model_are_those_of_its_expanded_twin():
-    of = config(**GROUPED)
-    params = random_params(of)
-    twin = expanded(params, H, 2)
-    for layer in range(L):
-        own = heads.weights(build(of), params, layer)
-        other = heads.weights(build(config()), twin, layer)
-        jax.tree.map(np.testing.assert_array_equal, own, other)
 
 
 def test_induction_is_seen_in_the_weights():

@@ -222,29 +222,6 @@ def test_patched_heads_of_an_encoder_decoder():
         heads.activation_patching(subject, [corrupted], what="layers")
 
 
-@pytest.mark.slow
-def test_a_grouped_model_is_patched_as_its_expanded_twin(monkeypatch):
-    """And looped layers as those that are compiled as one."""
-    grouped, single = (
-        config(num_layers=2, **fields)
-        for fields in (SMALL, {"attention__num_heads": 2})
-    )
-    params = _sharp(grouped)
-    twin = test_circuits.expanded(params, 2, 1)
-    clean, corrupted = _pair()
-    one = heads.Measured(build(grouped), heads.metrics.loss, params, [clean])
-    other = heads.Measured(build(single), heads.metrics.loss, twin, [clean])
-    measures = [
-        heads.path_patching,
-        functools.partial(heads.activation_patching, what="layers", per_position=True),
-    ]
-    wanted = [measure(one, [corrupted]).per_example for measure in measures]
-    monkeypatch.setattr(heads.running, "FEW_LAYERS", 1)
-    for measure, own in zip(measures, wanted, strict=True):
-        found = measure(other, [corrupted]).per_example
-        np.testing.assert_allclose(found, own, atol=1e-6)
-
-
 def test_the_edge_of_induction_is_found():
     compiled = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=3)
     clean, other = (compiled.examples(8, seed=i) for i in (0, 1))

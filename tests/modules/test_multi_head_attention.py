@@ -2,14 +2,12 @@
 
 import functools
 
-import chex
 import haiku as hk
 import jax
 import numpy as np
 import pytest
 
 from mha_haiku import attention, masks, modules, positions
-from mha_haiku.core import sites
 from mha_haiku.core.modules import HeadTransforms, Pattern
 
 B, T, S, H, K = 2, 3, 5, 7, 4
@@ -171,40 +169,6 @@ def test_refusals(constructor, call, message, inputs):
 def test_what_is_no_function_is_refused(constructor, message, inputs):
     with pytest.raises(TypeError, match=message):
         _initialise(_model(**constructor), *inputs)
-
-
-@pytest.mark.parametrize("kind", ["attention", "no heads", "encoder", "decoder"])
-def test_step_returns_what_a_call_does_and_a_cache(kind, normal, random_parameters):
-    sizes = {"num_heads": 2, "key_size": K, "hidden_size": 5, "name": "part"}
-    x, sequences = normal(B, T, 8), {"encoder": 1, "decoder": 2}
-    args = (x,) * sequences.get(kind, 3)
-    prompt = attention.Prompt(np.full(B, T), T)
-    source = attention.Prompt(np.full(B, T), T, is_source=True)
-    cache = {"cache": [prompt] * 2} if kind == "encoder" else {"cache": prompt}
-    cache = {"cache": [(prompt, source)] * 2} if kind == "decoder" else cache
-    training = {"is_training": False} if kind in sequences else {}
-
-    def make():
-        if kind == "attention":
-            return modules.MultiHeadAttention(2, K, name="part")
-        if kind == "no heads":
-            return modules.NoAttention(8, name="part")
-        stack = modules.Encoder if kind == "encoder" else modules.Decoder
-        return stack(2, **sizes)
-
-    mask = {} if kind == "decoder" else {"mask": masks.causal()}
-    call = hk.transform(lambda *args: make()(*args, **mask, **training))
-    step = hk.transform(lambda *args: make().step(*args, **mask, **cache))
-    params = random_parameters(call, *args)
-    chex.assert_trees_all_equal_shapes(params, step.init(jax.random.key(0), *args))
-    output, maps = call.apply(params, None, *args)
-    stepped, stepped_maps, _ = step.apply(params, None, *args)
-    assert_close(stepped, output)
-    assert jax.tree.structure(stepped_maps) == jax.tree.structure(maps)
-    names = [
-        list(sites.sites(f, params, None, *args)) for f in (call.apply, step.apply)
-    ]
-    assert names[0] == names[1]
 
 
 @pytest.mark.parametrize(

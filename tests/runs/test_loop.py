@@ -2,11 +2,7 @@
 
 import json
 import os
-import pathlib
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 
 import jax
@@ -163,65 +159,6 @@ def test_observers_look_when_they_are_due(whole, make_config, tmp_path, monkeypa
     assert first.seen[-1] == second.seen[-1] != first.seen[-2]
     # Who looks changes nothing.
     _assert_equal(faults.state(tmp_path, make_config()), whole[1])
-
-
-KILLED = """
-    import json, os, signal, sys, time
-    import jax
-    from mha_haiku import runs
-    from mha_haiku.training.runs import configuration, trainers
-
-    config, workdir = configuration.of_json(json.loads(sys.argv[1])), sys.argv[2]
-    take_steps = trainers.Trainer.take_steps
-
-    def take_and_die(self, stop):
-        take_steps(self, stop)
-        if self.step > 20:
-            while not os.path.isdir(os.path.join(workdir, "checkpoints", "20")):
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    trainers.Trainer.take_steps = take_and_die
-    runs.train(config, workdir, devices=jax.local_devices()[:2])
-"""
-
-
-def test_killed_run_goes_on_bit_for_bit(
-    whole, make_config, tmp_path, compilation_cache, capsys
-):
-    config = make_config()
-    killed = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(KILLED),
-            json.dumps(config.to_json()),
-            str(tmp_path),
-        ],
-        env=os.environ
-        | {
-            "JAX_COMPILATION_CACHE_DIR": compilation_cache,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "PYTHONPATH": str(pathlib.Path(runs.__file__).parents[2]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not (tmp_path / "summary.json").exists()
-    steps = [x["step"] for x in metrics_log.read(tmp_path / "metrics.jsonl")]
-    assert steps == [5, 10, 15, 20]
-
-    summary = faults.train(config, tmp_path)
-    assert "resumes at step 20" in capsys.readouterr().out
-    assert summary.resumed_from == 20
-    _assert_equal(faults.state(tmp_path, config), whole[1])
-    reports = metrics_log.read(tmp_path / "metrics.jsonl")
-    wanted = metrics_log.read(whole[0] / "metrics.jsonl")
-    for report in (*reports, *wanted):
-        del report["examples_per_second"], report["seconds"]
-    assert reports == wanted
 
 
 @pytest.mark.slow
