@@ -96,6 +96,20 @@ def test_tile_outside_of_the_map_is_refused(index, attention_map):
         attention_map.tile(index, slice(None))
 
 
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (3, r"one axis of integers, got int64 of shape \(\)"),
+        (np.ones([2, 2], int), r"one axis of integers, got int64 of shape \(2, 2\)"),
+        (np.asarray([0.0, 1.0]), "one axis of integers, got float64"),
+        (np.asarray([True, False]), "one axis of integers, got bool"),
+    ],
+)
+def test_a_tile_of_no_positions_is_refused(index, message, attention_map):
+    with pytest.raises(ValueError, match=message):
+        attention_map.tile(index, slice(None))
+
+
 def pooled_of(weights, rows, columns):
     """Returns the mass of each cell, averaged over the queries that see anything."""
     row_edges, column_edges = (

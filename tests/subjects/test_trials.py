@@ -243,21 +243,6 @@ def test_10_two_models_on_one_sentence(subject_of, name):
     assert "without" in page
 
 
-@pytest.mark.parametrize("name", ["nnx", "equinox"])
-def test_14_a_model_of_another_library_and_a_head_ablated(subject_of, name):
-    m = subject_of(name)
-    found = tried(
-        """
-        maps = m.maps(text)
-        without = m.ablated((0, 1)).logits(text)
-        """,
-        m=m,
-        text=TEXT,
-    )
-    assert len(found["maps"]) == 2
-    assert not np.allclose(found["without"], m.logits(TEXT))
-
-
 @pytest.mark.parametrize("name", TWO_KINDS)
 def test_18_the_examples_at_which_a_head_attends_most(subject_of, name):
     found = tried(
