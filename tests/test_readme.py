@@ -84,6 +84,8 @@ KINDS = [
     Kind("experiments.rollout", "--examples=8 --flow_examples=1"),
 ]
 
+# Commands name two layers of these.
+_TWO_LAYERS = ("text_lm", "induction_two_layers")
 # Appended to every config of the copy, so that commands run as they are written.
 _SHORTER = """
 
@@ -102,9 +104,7 @@ def get_config():
         # More layers, and the generator of dropout, compile for long; each number of
         # heads is a model of a sweep.
         model=dict(
-            num_layers=min(config.model.num_layers, 2),
-            dropout_rate=0.0,
-            attention=dict(num_heads=2),
+            num_layers=NUM_LAYERS, dropout_rate=0.0, attention=dict(num_heads=2)
         ),
     )
 """
@@ -130,7 +130,8 @@ def clone(tmp_path_factory):
     shutil.copytree(ROOT / "configs", tmp_path / "configs", ignore=ignored)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     for config in (tmp_path / "configs").rglob("[!_]*.py"):
-        config.write_text(config.read_text(encoding="utf-8") + _SHORTER)
+        shorter = _SHORTER.replace("NUM_LAYERS", str(1 + (config.stem in _TWO_LAYERS)))
+        config.write_text(config.read_text(encoding="utf-8") + shorter)
     (tmp_path / "book.txt").write_text("The quick brown fox jumps. " * 400)
     return tmp_path
 
