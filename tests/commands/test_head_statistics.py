@@ -90,13 +90,10 @@ def test_layers_and_folder_are_chosen(untrained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["--workdir=... is missing"]),
         (["--workdir=absent"], ["There is no run in absent"]),
         (["--workdir={run}", "--step=7"], ["no checkpoint of step 7", "there are: 3"]),
-        (["--workdir={run}", "--step=last"], ["--step=last"]),
         (["--workdir={run}", "--layers=0,2"], ["layers must be", "0 to 1, got 2"]),
         (["--workdir={run}", "--layers=first"], ["--layers=first", "integers"]),
-        (["--workdir={run}", "--layer=1"], ["Did you mean '--layers'?"]),
         (["--workdir={run}", "--examples=1", "--out=taken"], ["cannot be written"]),
     ],
 )

@@ -111,19 +111,6 @@ def test_statistics_and_maps_of_own_text_up_to_all_positions(imported, capsys):
     assert "tokens must be an integer from 0 to 22" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_encoders_of_sentences_are_measured_by_drift(imported, tmp_path, capsys):
-    workdir = f"--workdir={imported('sentences')}"
-    out = f"--out={tmp_path}"
-    assert _run("head_importance", workdir, "--examples=4", out) == 0
-    with (tmp_path / "head_importance.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == pretrained.L * pretrained.H
-    assert all(0 < float(row["ablation"]) < 2 for row in rows)
-    assert "attribution" in rows[0] and "gradient" not in rows[0]
-    assert "drift" in capsys.readouterr().out
-
-
 def test_what_encoders_of_sentences_cannot_do_is_refused(imported, capsys):
     workdir = f"--workdir={imported('sentences')}"
     for script, flags, message in (

@@ -53,12 +53,10 @@ def test_heads_and_units_go_and_a_run_is_left(untrained, capsys):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "--workdir=... is missing"),
         (["--workdir=absent", "--keep=0.5"], "There is no run in absent"),
         (["--workdir=run"], "Give --sweep, or one of --keep and --metric_drop"),
         (["--workdir=run", "--keep=2"], "keep must be a number in [0, 1]"),
         (["--workdir=run", "--keep=1", "--keep_units=half"], "keep_units"),
-        (["--workdir=run", "--keep_unit=0.5"], "Did you mean '--keep_units'"),
     ],
 )
 def test_a_mistake_takes_two_lines_and_status_2(

@@ -341,11 +341,6 @@ def test_no_batches_of_a_mean_are_refused(subject):
         heads.attribution(subject, points=0)
 
 
-def test_one_example_has_no_standard_error(subject):
-    found = heads.gradient(subject._replace(batches=[example(0, count=1)]))
-    assert found.mean.shape == (L, H) and np.isnan(found.standard_error).all()
-
-
 def test_what_a_map_gives_is_what_its_heads_pass_on():
     """Gates and sinks are in it."""
     of = config(attention__sinks="learned", attention__gate="channel", num_layers=1)

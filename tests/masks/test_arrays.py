@@ -155,13 +155,6 @@ def test_as_mask_takes_masks_arrays_and_nothing():
     np.testing.assert_array_equal(masks.as_mask(array.tolist()).array(T, S), array)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, jnp.bfloat16])
-def test_float_array_is_refused_and_pointed_to_bias(dtype):
-    for array in (np.ones([T, S], dtype), jnp.ones([T, S], dtype)):
-        with pytest.raises(ValueError, match=r"got .*float.*; .* goes in bias="):
-            masks.dense(array)
-
-
 @pytest.mark.parametrize(
     ("array", "message"),
     [
@@ -185,12 +178,6 @@ def test_dense_mask_of_another_shape_is_refused_with_both_shapes(shape):
     wanted = (B, H, T, S) if len(shape) == 4 else (B, T, S)
     assert str(wanted) in str(error.value)
     assert f"got shape {shape}" in str(error.value)
-
-
-def test_keys_by_example_are_refused_also_where_batch_equals_queries():
-    mask = masks.dense(np.ones([T, S], bool))
-    with pytest.raises(ValueError, match=rf"got shape \({T}, {S}\)"):
-        mask.check((T,), H, T, S)
 
 
 def test_dense_mask_has_no_tiles_outside_of_its_array():

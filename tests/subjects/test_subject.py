@@ -182,18 +182,6 @@ def test_texts_that_do_not_pair_are_refused(llama):
         llama.patch(TEXT, TEXT, answers=("ran on", "on"))
 
 
-def test_paths_are_shown_as_a_graph_and_as_cells(llama):
-    corrupted = llama.encode(TEXT)
-    corrupted[PLACE] = 7
-    edges = llama.paths(TEXT, corrupted, answers=ANSWERS)
-    assert edges.per_example.shape == (1, 16 * 3 + 8)
-    graph, cells, _ = mh.plot(edges).axes
-    arrows = [text for text in graph.texts if getattr(text, "arrow_patch", None)]
-    assert len(arrows) == 16 * 3 + 8 and cells.get_images()
-    assert "logits" in [text.get_text() for text in graph.texts]
-    assert "logits" in edges._repr_html_()
-
-
 @pytest.fixture(scope="module")
 def reverser(make_config):
     """An encoder-decoder of random numbers, with sources shorter than targets."""

@@ -259,18 +259,3 @@ def test_too_many_skips_in_a_row_end_the_dispatch(task, make_model, monkeypatch)
     # The next dispatch takes a step at least, so that a resumed run gets on.
     state, (_, report) = training.run(20, 20)
     assert state.step == 8 and state.health.skipped_in_a_row == 4
-
-
-@pytest.mark.slow
-def test_skips_of_four_devices_are_those_of_one(task, make_model, monkeypatch):
-    _break(monkeypatch, [1, 3])
-    one, four = (
-        _Training(make_model(), task, optax.sgd(0.1), count=count, max_skips=1).run(6)
-        for count in (1, 4)
-    )
-    assert one[1][0].finite.tolist() == four[1][0].finite.tolist()
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, atol=1e-6),
-        one[0].params,
-        four[0].params,
-    )
