@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models, runs, tasks
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import drawing
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects import observers, programs
@@ -201,13 +200,6 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     rows = _rows(dataclasses.replace(result, points=named).table().csv())
     counts = [[row[name] for name in ("model", "kept", *NAMES)] for row in rows]
     assert counts == [["whole", "10", "2", "4", "4"], ["less", "4", "0", "3", "1"]]
-
-
-@pytest.mark.slow
-def test_rollout_of_two_stacks_is_refused_in_two_lines(subject):
-    with pytest.raises(ConfigError, match="needs a model of one stack") as refused:
-        subject.rollout(examples=2, flow_examples=1)
-    assert len(str(refused.value).splitlines()) == 2
 
 
 @pytest.mark.slow
