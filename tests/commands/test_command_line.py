@@ -274,10 +274,6 @@ def test_a_mistake_in_dump_attention_is_told_like_any_other(capsys, arguments, p
     assert not pathlib.Path("absent").exists()
 
 
-def test_no_flag_is_suggested_that_is_not_alike(capsys):
-    assert "Did you mean" not in _mistake(capsys, _train(_REVERSE, "--exampels=3"))
-
-
 def test_overrides_are_read_with_the_type_of_the_default(trained):
     status = _train(
         _REVERSE,
