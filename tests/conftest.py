@@ -56,7 +56,7 @@ _LONGEST = (
     "test_notebook_runs",
     "test_a_mesh_over_two_processes",
     "test_long_context",
-    "hundreds_of_cases",
+    "many_cases",
 )
 
 

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, heads, masks, models, positions
-from mha_haiku.core import display
+from mha_haiku import attention, masks
 
 B, T, S, H, G, K, V = 2, 5, 7, 4, 2, 3, 6
 LONGEST = 320  # four lines of a terminal
@@ -100,15 +99,6 @@ def test_a_map_of_other_things_than_arrays_says_something(attention_map):
     assert "padding(int32[2])" in repr(deleted)
 
 
-def test_biases_and_scores_say_their_shapes(attention_map):
-    del attention_map
-    assert repr(positions.alibi(H)) == "Alibi(slopes=float64[4])"
-    bias = positions.relative_bias(np.zeros([8, H]), bidirectional=False)
-    assert repr(bias).startswith("RelativeBias(table=float32[4,8], bidirectional=False")
-    assert repr(attention.dot_product(soft_cap=30.0)) == "DotProduct(soft_cap=30.0)"
-    assert repr(attention.additive(np.ones([H, K]))) == "Additive(weight=float64[4,3])"
-
-
 @pytest.mark.slow
 def test_statistics_say_what_they_have_and_what_is_missing(attention_map):
     text = repr(attention_map.statistics(pooled=(2, 3), per_query=True))
@@ -118,42 +108,3 @@ def test_statistics_say_what_they_have_and_what_is_missing(attention_map):
     assert len(text) < LONGEST
     leaves, structure = jax.tree.flatten(attention_map.statistics())
     assert repr(jax.tree.unflatten(structure, leaves)).startswith("Statistics(15 of")
-
-
-def test_importance_says_its_range_and_the_largest_head():
-    per_example = np.arange(24.0).reshape(2, 3, 4)
-    per_example[:, 1, 3] = np.nan
-    text = repr(heads.Importance(per_example))
-    assert text == (
-        "Importance(float64[2,3,4] [N, L, H], means from 6 to 17, the largest of "
-        "layer 2, head 3)"
-    )
-    nothing = np.full([2, 1, 1], np.nan)
-    assert repr(heads.Importance(nothing)) == "Importance(float64[2,1,1] [N, L, H])"
-
-
-def test_roles_are_counted():
-    names = np.array([["induction", "mixed"], ["mixed", ""]], object)
-    roles = heads.Roles(names, {"induction": np.zeros([2, 2])}, np.zeros([2, 2], int))
-    assert repr(roles) == "Roles(2 layers, heads: 2 mixed, 1 induction)"
-
-
-@pytest.mark.slow
-def test_a_model_and_its_output_say_what_they_are():
-    config = models.ModelConfig()
-    model = models.build(config, num_tokens=5, feature_size=None, num_classes=3)
-    text = f"Model(encoder: 1 layer of {config.attention.num_heads} heads, model size"
-    assert repr(model).startswith(text)
-    params = model.init(jax.random.key(0), np.zeros([B, T], int))
-    output = model.apply(params, None, np.zeros([B, T], int), is_training=False)
-    assert repr(output).startswith(
-        "Output(logits=float32[2,5,3], maps=1 of AttentionMap"
-    )
-    assert len(repr(output)) < LONGEST
-
-
-def test_values_are_said_in_few_words():
-    assert display.value(jax.random.key(0)) == "key<fry>[]"
-    assert display.numbers(np.arange(3)) == "[0, 1, 2]"
-    assert display.value([1] * 100) == "100 of int"
-    assert display.value("x" * 100) == "str(...)"

@@ -21,7 +21,7 @@ import pytest
 import mha_haiku
 from mha_haiku import attention, commands
 from mha_haiku.core.modules import anatomy, pattern
-from mha_haiku.subjects.verbs import VERBS
+from mha_haiku.subjects.verbs import VERBS, sweep
 from tests import pretrained, tiny_runs
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -69,7 +69,7 @@ KINDS = [
     Kind(r"scripts/benchmarks/pretrained\.py", left_out="needs .[bench,models,parity]"),
     Kind(
         r"import_model .*--source=|runs/(minilm|smollm2)\b",
-        left_out="needs .[models]; tests/experiments/test_import_model.py",
+        left_out="needs .[models]; tests/commands/test_import_model.py",
     ),
     Kind("--help"),
     Kind("timeline_every=", "--config.training.timeline_every=4"),
@@ -84,6 +84,8 @@ KINDS = [
     Kind("experiments.rollout", "--examples=8 --flow_examples=1"),
 ]
 
+# Commands name two layers of these.
+_TWO_LAYERS = ("text_lm", "induction_two_layers")
 # Appended to every config of the copy, so that commands run as they are written.
 _SHORTER = """
 
@@ -99,8 +101,11 @@ def get_config():
         ),
         optimizer=dict(warmup_steps=2),
         attention=dict(examples=2),
-        # More layers compile for long.
-        model=dict(num_layers=min(config.model.num_layers, 2)),
+        # More layers, and the generator of dropout, compile for long; each number of
+        # heads is a model of a sweep.
+        model=dict(
+            num_layers=NUM_LAYERS, dropout_rate=0.0, attention=dict(num_heads=2)
+        ),
     )
 """
 
@@ -125,7 +130,8 @@ def clone(tmp_path_factory):
     shutil.copytree(ROOT / "configs", tmp_path / "configs", ignore=ignored)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     for config in (tmp_path / "configs").rglob("[!_]*.py"):
-        config.write_text(config.read_text(encoding="utf-8") + _SHORTER)
+        shorter = _SHORTER.replace("NUM_LAYERS", str(1 + (config.stem in _TWO_LAYERS)))
+        config.write_text(config.read_text(encoding="utf-8") + shorter)
     (tmp_path / "book.txt").write_text("The quick brown fox jumps. " * 400)
     return tmp_path
 
@@ -151,7 +157,7 @@ def _run(command: str, cache: str) -> None:
     experiment = re.fullmatch(
         r"(?:JAX_NUM_CPU_DEVICES=(\d) )?python -m experiments\.(\w+) (.+)", command
     )
-    if experiment is None or "--help" in command:
+    if experiment is None:
         done = subprocess.run(
             ["bash", "-c", command.replace("python", sys.executable, 1)],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -170,6 +176,7 @@ def _run(command: str, cache: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda: devices)
         patch.setattr(jax, "local_devices", lambda: devices)
+        patch.setattr(sweep, "_TIMED_SECONDS", 0.01)
         print(command)
         assert commands.run([name, *arguments, "--debug"]) == 0, command
 

@@ -2,7 +2,8 @@
 
 Fully masked rows are attended to uniformly or become NaN; NaN in a masked key reaches
 valid outputs and gradients; float masks are silently inverted; masks `[B, S]` are read
-as `[T, S]` where sizes agree; empty batches raise; float64 loses its precision.
+as `[T, S]` where sizes agree. That empty batches raise and that float64 loses its
+precision is in `test_attend.py`.
 
 B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
 """
@@ -165,14 +166,6 @@ def test_float_mask_is_refused_and_pointed_to_bias(dtype, arrays):
 
 
 @dtypes
-def test_additive_float_mask_means_as_a_bias_what_it_says(dtype, arrays, check):
-    inputs = arrays((B,), T, S, H, G, K, V, dtype=dtype)
-    allowed = np.tri(T, S, dtype=bool)
-    bias = jnp.where(allowed, 0, -jnp.inf).astype(dtype)[None]
-    check(inputs, {"bias": bias}, {"allowed": allowed}, dtype=dtype)
-
-
-@dtypes
 @pytest.mark.parametrize("batch", [B, T])
 def test_mask_of_keys_by_example_is_refused_whatever_the_sizes(dtype, batch, arrays):
     # With B = T, [B, S] could be mistaken for [T, S].
@@ -181,38 +174,3 @@ def test_mask_of_keys_by_example_is_refused_whatever_the_sizes(dtype, batch, arr
     for call in (attend, jax.jit(attend)):
         with pytest.raises(ValueError, match=rf"got shape \({batch}, {S}\)"):
             call(*inputs, mask=mask)
-
-
-@dtypes
-def test_batch_may_be_empty(dtype, arrays):
-    inputs = arrays((0,), T, S, H, G, K, V, dtype=dtype)
-    mask = masks.padding(np.zeros([0], int))
-    assert attend(*inputs, mask=mask)[0].shape == (0, T, H, V)
-    values, logsumexp, weights, gradients = jax.jit(results)(
-        *inputs, np.zeros([0, T, H, V]), mask
-    )
-    assert values.shape == (0, T, H, V)
-    assert logsumexp.shape == (0, H, T)
-    assert weights.shape == (0, H, T, S)
-    assert [g.shape for g in gradients] == [x.shape for x in inputs]
-
-
-def test_softmax_of_float64_is_float64(arrays, check, compiled):
-    with jax.enable_x64(True):
-        inputs = arrays((B,), T, S, H, G, K, V, dtype=jnp.float64)
-        allowed = np.random.default_rng(0).random([B, H, T, S]) < 0.7
-        check(
-            inputs,
-            {"mask": allowed},
-            {"allowed": allowed},
-            dtype=jnp.float64,
-            compiled=compiled,
-        )
-
-
-@dtypes
-def test_softmax_of_halves_is_float32(dtype, arrays):
-    _, found = attend(*arrays((B,), T, S, H, G, K, V, dtype=dtype))
-    weights = found.weights()
-    assert weights.dtype == jnp.float32
-    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)

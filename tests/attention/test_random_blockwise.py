@@ -1,8 +1,8 @@
-"""Blockwise attention and all observations at random, against dense and the oracles.
+"""Attention and all observations at random: three implementations and the oracles.
 
 B... batch axes, T queries, S keys, H query heads, G key heads, K query/key and V value
-size. Cases differ in their numbers; what is compiled is one of a dozen structures,
-drawn at random as well.
+size. Cases differ in their numbers; what is compiled is one of a few structures, drawn
+at random as well.
 """
 
 import functools
@@ -25,7 +25,8 @@ from mha_haiku.core.attention import (
 from mha_haiku.core.attention.tiled import engine, sweep
 from tests import oracles
 
-NUM_STRUCTURES = 12
+# Seeds of structures in which each choice is made at least once.
+STRUCTURES = (10, 101, 342, 376, 377)
 
 # (batch, T, S, H, G, K, V) and the sizes of tiles.
 SIZES = [
@@ -85,6 +86,15 @@ def numbers_of(kinds, rng, batch, T, S, H):
     return tuple(makers.get(kind, lambda: None)() for kind, *_ in kinds)
 
 
+def added_bias(kind, bias, num_heads):
+    """Returns a bias of a kind, as `attend` takes it."""
+    if kind == "alibi":
+        return positions.alibi(num_heads)
+    if kind == "t5":
+        return positions.relative_bias(bias, bidirectional=True, max_distance=9)
+    return bias
+
+
 @functools.cache
 def compiled(seed, implementation):
     """Returns a function of numbers alone for one structure, compiled."""
@@ -103,12 +113,7 @@ def compiled(seed, implementation):
                 "soft cap": lambda: dot_product(scale=0.7, soft_cap=1.5),
                 "additive": lambda: additive(weight),
             }[score_kind]()
-            added = {
-                "alibi": lambda: positions.alibi(H),
-                "t5": lambda: positions.relative_bias(
-                    bias, bidirectional=True, max_distance=9
-                ),
-            }.get(bias_kind, lambda: bias)()
+            added = added_bias(bias_kind, bias, H)
             values, found = attend(
                 *inputs, mask=mask, bias=added, score=score, implementation=by
             )
@@ -196,6 +201,7 @@ def compare(seed, number, is_poisoned):
         exact, _ = compiled(seed, "formula")(*as_dtype(case, jnp.float64))
     for expected in (dense, exact):
         assert_close(found, expected)
+    assert_close(stated(seed, number), exact)
     weights = np.asarray(observed["weights"], np.float64)
     (((batch, T, S, *_), _), kinds, *_) = structure_of(seed)
     mask = mask_of(kinds, case[1])
@@ -206,6 +212,29 @@ def compare(seed, number, is_poisoned):
     edges = bin_edges(T, 4), bin_edges(S, 5)
     assert_close(pooled, oracles.pooled_map(weights, *edges))
     assert_close(observed["top"].weights, -np.sort(-weights, -1)[..., :3])
+
+
+def stated(seed, number):
+    """Returns values and logsumexp of a case by the oracle, float64."""
+    (((batch, T, S, H, *_), _), kinds, bias_kind, score_kind) = structure_of(seed)
+    inputs, numbers, bias, weight, _ = case_of(seed, number)
+    at, options = (np.arange(T), np.arange(S)), {}
+    mask = mask_of(kinds, numbers)
+    if mask is not None:
+        allowed = mask.aligned(len(batch)).aligned_tile(*at)
+        options["allowed"] = np.broadcast_to(allowed, (*batch, H, T, S))
+    if bias_kind in ("alibi", "t5"):
+        made = added_bias(bias_kind, bias, H).aligned(len(batch))
+        bias = np.float64(made.aligned_tile(*at))
+    if bias is not None:
+        options["bias"] = bias if bias.ndim > len(batch) + 2 else bias[..., None, :, :]
+    if score_kind == "soft cap":
+        score = functools.partial(oracles.dot_product, scale=0.7, soft_cap=1.5)
+        options["score"] = score
+    if score_kind == "additive":
+        options["score"] = lambda q, k, h: weight[h] @ np.tanh(q + k)
+    found = oracles.attention(*inputs, **options)
+    return {"values": found.values, "logsumexp": found.logsumexp}
 
 
 def assert_close(found, expected):
@@ -237,9 +266,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=120)
-@hypothesis.given(seed=st.integers(0, NUM_STRUCTURES - 1), **CASES)
-def test_blockwise_equals_dense_and_the_oracle_in_hundreds_of_cases(
-    seed, number, is_poisoned
-):
+@hypothesis.settings(max_examples=50)
+@hypothesis.given(seed=st.sampled_from(STRUCTURES), **CASES)
+def test_blockwise_equals_dense_and_the_oracle_in_many_cases(seed, number, is_poisoned):
     compare(seed, number, is_poisoned)

@@ -53,9 +53,7 @@ def test_it_is_attention_query_by_query_in_float64(given, mask):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(
-    "implementation", ["auto", "dense", "blockwise", "formula", "small tiles"]
-)
+@pytest.mark.parametrize("implementation", ["dense", "formula", "small tiles"])
 def test_every_implementation_gives_its_numbers_and_gradients(
     given, mask, implementation
 ):
@@ -90,6 +88,3 @@ def test_every_implementation_gives_its_numbers_and_gradients(
         np.testing.assert_allclose(each, other, rtol=1e-5, atol=2e-6)
     for each, other in zip(gradients, its_gradients, strict=True):
         np.testing.assert_allclose(each, other, rtol=1e-4, atol=1e-5)
-    weights = attention.attend(*given, mask=MASKS[mask], bias=bias)[1].weights()
-    its_weights = reference.attention(*given, allowed, bias)[1]
-    np.testing.assert_allclose(weights, its_weights, rtol=1e-5, atol=1e-6)

@@ -45,6 +45,8 @@ TRANSFORMATIONS = {"grad": grad, "jit": jax.jit, "checkpoint": jax.checkpoint}
 TRANSFORMATIONS |= OVER_EXAMPLES
 PAIRS = set(itertools.product(TRANSFORMATIONS, repeat=2))
 PAIRS -= {("pmap", "pmap")}  # JAX itself refuses it
+# A checkpoint is nothing where nothing is differentiated.
+PAIRS -= {names for names in PAIRS if "checkpoint" in names and "grad" not in names}
 EVERY_DAY = {
     values: {names for names in PAIRS if "grad" in names},
     statistics: {("grad", "vmap"), ("vmap", "grad"), ("grad", "scan")},

@@ -107,19 +107,11 @@ def _mistake(capsys, status):
             ["'config.model.attention.num_heads'?", "optimizer"],
         ),
         ([_REVERSE, "--config.steps=9"], ["Did you mean 'config.training.steps'?"]),
-        (
-            [_REVERSE, "--config.modle.num_heads=2"],
-            ["'config.model.attention.num_heads'?"],
-        ),
         ([_REVERSE, "--config.seed.x=2"], ["config.seed.x"]),
         ([_REVERSE, "--config.model=2"], ["sets no field", "num_layers"]),
         (
             [_REVERSE, "--config.model.attention=dense"],
             ["sets no field", "config.model.attention has the fields"],
-        ),
-        (
-            [_REVERSE, "--config.model.attention.implementaton=dense"],
-            ["'config.model.attention.implementation'?"],
         ),
         (
             [_REVERSE, "--config.model.implementation=dense"],
@@ -131,7 +123,6 @@ def _mistake(capsys, status):
             ["an integer", "'two'", "1"],
         ),
         ([_REVERSE, "--config.model.attention.num_heads=2.5"], ["an integer", "'2.5'"]),
-        ([_REVERSE, "--config.model.attention.num_heads="], ["an integer", "''"]),
         ([_REVERSE, "--config.optimizer.b1=high"], ["a number", "'high'", "0.9"]),
         ([_REVERSE, "--config.model.attention.qk_norm=2"], ["true or false", "'2'"]),
         (
@@ -196,9 +187,6 @@ def test_a_file_that_is_not_text_is_no_config(capsys):
     "override, field",
     [
         ("--config.optimizer.learning_rate=nan", "config.optimizer.learning_rate"),
-        ("--config.training.steps=-3", "config.training.steps"),
-        ("--config.model.attention.num_heads=none", "config.model.attention.num_heads"),
-        ("--config.model.attention.num_heads=3", "config.model.attention.num_heads"),
         ("--config.task.name=revers", "'reverse'?"),
         # Hostile values: each kind was a fault once, or could be.
         (
@@ -206,13 +194,7 @@ def test_a_file_that_is_not_text_is_no_config(capsys):
             "feed_forward.hidden_size must be",
         ),
         (f"--config.training.steps={10**20}", "from 1 to 2147483647"),
-        (f"--config.devices.data={10**20}", "config.devices.data must be"),
-        (f"--config.task.sequence_length={10**20}", "config.task.sequence_length"),
-        (f"--config.attention.examples={10**20}", "config.attention.examples"),
         ("--config.optimizer.learning_rate=1e400", "learning_rate must be a finite"),
-        ("--config.model.attention.window=-1", "attention.window must be an integer"),
-        ("--config.model.attention.sinks=learnt", "sinks must be None, 'learned' or"),
-        ("--config.model.attention.kept_heads=[0]", "kept_heads[0] must be a list"),
         (
             "--config.model.attention.kept_heads=[",
             "kept_heads must be a list such as",
@@ -290,10 +272,6 @@ def test_a_mistake_in_dump_attention_is_told_like_any_other(capsys, arguments, p
     for part in parts:
         assert part in told
     assert not pathlib.Path("absent").exists()
-
-
-def test_no_flag_is_suggested_that_is_not_alike(capsys):
-    assert "Did you mean" not in _mistake(capsys, _train(_REVERSE, "--exampels=3"))
 
 
 def test_overrides_are_read_with_the_type_of_the_default(trained):

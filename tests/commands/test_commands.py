@@ -3,7 +3,6 @@
 import pathlib
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Sequence
 
@@ -161,15 +160,6 @@ def test_a_new_verb_in_one_file_is_a_method_a_command_a_line_and_a_file(
         assert re.search(rf"^  {line}$", capsys.readouterr().out, re.MULTILINE)
     finally:
         del VERBS["parameter_counts"], Subject.parameter_counts
-
-
-def test_a_file_of_a_verb_is_a_program(tmp_path):
-    (tmp_path / "count_parameters.py").write_text(_NEW_VERB)
-    command = [sys.executable, "count_parameters.py", "--help"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={"PYTHONPATH": str(_ROOT)}, capture_output=True
-    )
-    assert done.returncode == 0 and b"--least: The smallest" in done.stdout
 
 
 def _asked(

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import pathlib
 import re
 import shutil
@@ -91,14 +90,10 @@ def test_layers_and_folder_are_chosen(untrained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ([], ["--workdir=... is missing"]),
         (["--workdir=absent"], ["There is no run in absent"]),
         (["--workdir={run}", "--step=7"], ["no checkpoint of step 7", "there are: 3"]),
-        (["--workdir={run}", "--step=last"], ["--step=last"]),
-        (["--workdir={run}", "--examples=0"], ["examples must be", "got 0"]),
         (["--workdir={run}", "--layers=0,2"], ["layers must be", "0 to 1, got 2"]),
         (["--workdir={run}", "--layers=first"], ["--layers=first", "integers"]),
-        (["--workdir={run}", "--layer=1"], ["Did you mean '--layers'?"]),
         (["--workdir={run}", "--examples=1", "--out=taken"], ["cannot be written"]),
     ],
 )
@@ -113,16 +108,6 @@ def test_a_mistake_takes_two_lines_and_status_2(untrained, capsys, arguments, pa
         assert part in told
     assert not pathlib.Path("absent").exists()
     assert not (untrained / "attention").exists()
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written_is_refused(untrained, capsys):
-    untrained.chmod(0o500)
-    try:
-        assert _run(f"--workdir={untrained}", "--examples=1") == 2
-    finally:
-        untrained.chmod(0o700)
-    assert "cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.slow

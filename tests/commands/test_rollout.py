@@ -61,9 +61,7 @@ def test_half_a_training_is_not_measured(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        ([], "--workdir=... is missing"),
         (["--workdir=absent"], "There is no run in absent"),
-        (["--workdir=absent", "--flows=3"], "There is no flag --flows"),
         (["--workdir=absent", "--examples=0"], "--examples must be an integer of at"),
         (
             ["--workdir=absent", "--examples=8", "--flow_examples=9"],

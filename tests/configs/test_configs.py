@@ -13,6 +13,7 @@ from mha_haiku import runs, tasks
 from mha_haiku.commands import config_files
 from mha_haiku.training import stepping
 from mha_haiku.training.runs import configuration, folders, loop
+from tests.test_readme import READMES
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 _CONFIGS = config_files.available()
@@ -146,6 +147,12 @@ def test_fields_of_other_peoples_models_train(fields, tmp_path):
 
 
 _EVERY_DAY = ("associative_recall", "histogram", "reverse_seq2seq")  # one per family
+# What commands of READMEs train, test_readme.py does.
+_IN_READMES = {
+    path
+    for text in READMES.values()
+    for path in re.findall(r"train --config=(configs/\w+\.py)", text)
+}
 
 
 @pytest.mark.parametrize(
@@ -155,6 +162,7 @@ _EVERY_DAY = ("associative_recall", "histogram", "reverse_seq2seq")  # one per f
         if path.removeprefix("configs/").removesuffix(".py") in _EVERY_DAY
         else pytest.param(path, marks=pytest.mark.slow)
         for path in _CONFIGS
+        if path not in _IN_READMES
     ],
 )
 def test_config_trains_two_steps(path, tmp_path):

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import heads, interop, models, rasp
-from mha_haiku.lab.heads import circuits, running
+from mha_haiku import heads, models, rasp
+from mha_haiku.lab.heads import circuits
 from tests import oracles
 from tests.heads import test_kinds
 from tests.heads.conftest import (
@@ -15,13 +15,11 @@ from tests.heads.conftest import (
     C,
     D,
     H,
-    L,
     build,
     config,
     example,
     random_params,
 )
-from tests.interop import small_models
 
 GROUPED = {"attention__num_key_value_heads": 2}
 RMS = {"norm__kind": "rms_norm", "norm__position": "both"}
@@ -155,16 +153,6 @@ def test_circuits_are_their_definitions():
         circuits.copying_score(one, embedding, unembedding[:, :-1])
 
 
-def test_circuits_of_a_grouped_model_are_those_of_its_expanded_twin():
-    of = config(**GROUPED)
-    params = random_params(of)
-    twin = expanded(params, H, 2)
-    for layer in range(L):
-        own = heads.weights(build(of), params, layer)
-        other = heads.weights(build(config()), twin, layer)
-        jax.tree.map(np.testing.assert_array_equal, own, other)
-
-
 def test_induction_is_seen_in_the_weights():
     compiled = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=3)
     model, params = compiled.model, compiled.params
@@ -290,19 +278,6 @@ def test_contributions_in_an_encoder_decoder():
     total = found.rest + sum(each.sum(-2) for each in found.heads)
     valid = np.arange(test_kinds.T) < batch.decoder_lengths[:, None]
     np.testing.assert_allclose(total[valid], logits[valid], atol=2e-5)
-
-
-@pytest.mark.slow
-def test_contributions_of_an_imported_model(tmp_path):
-    imported = interop.load(small_models.write(tmp_path, "llama"))
-    tokens = small_models.inputs("llama")[:, :4]
-    batch = example()._replace(inputs=tokens, targets=tokens, weights=None)
-    model, params = imported.model, imported.params
-    wanted = running.run(model, params, batch).logits
-    found = heads.logit_attribution(model, params, batch)
-    total = found.rest + sum(each.sum(-2) for each in found.heads)
-    np.testing.assert_allclose(total, wanted, atol=1e-5 * np.abs(wanted).max())
-    assert all(np.abs(each).max() > 1e-3 for each in found.heads)
 
 
 def test_the_lens_reads_each_layer_as_if_it_were_the_last():

@@ -78,10 +78,3 @@ def test_shares_of_the_drift_add_up_though_it_has_no_slope(sentences):
     ):
         with pytest.raises(ValueError, match="drift is least there"):
             refused()
-
-
-def test_batches_of_a_generator_are_refused(sentences):
-    _, model, params, example = sentences
-    of = heads.measured_by_drift(model, params, (example for _ in range(1)))
-    with pytest.raises(TypeError, match="batches must be a list"):
-        heads.gated_metric(of, np.ones((1, 2, H)))

@@ -1,13 +1,13 @@
 """Attention flow, against a linear program of the flows in all pipes."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize
 
 from mha_haiku import attention, masks
 from mha_haiku.lab.heads.rollout import flow, rollout
+from tests.heads import test_rollout
 
 B, T, K = 2, 4, 3
 HEADS = (2, 2, 2)
@@ -25,20 +25,6 @@ def _layers(mask=None, heads=HEADS):
         return [attention.attend(*layer, **options)[1] for layer in arrays]
 
     return attend(arrays)
-
-
-def _of_weights(*layers):
-    """Returns maps of one head each, `[1, 1, T, T]`, with the given weights."""
-    with np.errstate(divide="ignore"):
-        logarithms = [np.log(np.asarray(layer, np.float32)) for layer in layers]
-    return [
-        attention.attend(
-            *(jnp.zeros((1, len(bias), 1, 1)),) * 3,
-            bias=bias[None, None],
-            implementation="formula",
-        )[1]
-        for bias in logarithms
-    ]
 
 
 def _largest_flow(matrices, row, column):
@@ -75,7 +61,7 @@ def test_flow_is_the_largest_of_the_linear_program():
 def test_two_layers_by_hand():
     first = [[1, 0, 0], [0.5, 0.5, 0], [0, 0.5, 0.5]]
     second = [[0, 1, 0], [1, 0, 0], [0.25, 0.25, 0.5]]
-    found = flow(_of_weights(first, second), 2)[0, 0]
+    found = flow(test_rollout.of_weights(first, second), 2)[0, 0]
     # Pipes from 2: 0.125, 0.125 and 0.75. Below, input 0 takes all of the first two, as
     # 1 and 0.25 are wide enough; input 1 the second, and 0.25 of the third; input 2 is
     # below the third alone, which takes 0.75 there.

@@ -15,7 +15,6 @@ from tests.heads.conftest import (
     F,
     H,
     L,
-    T,
     build,
     config,
     example,
@@ -191,22 +190,6 @@ def test_patterns_of_gates_are_those_of_the_oracle(subject, name):
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
-@pytest.mark.slow
-def test_ablating_one_head_is_the_model_without_it(subject):
-    found = heads.ablation(subject).per_example
-    of = config()
-    for i, h in [(0, 0), (1, 3), (2, 1)]:
-        keep = [[name for name in range(H) if (j, name) != (i, h)] for j in range(L)]
-        params, pruned = heads.prune(subject.params, of, keep)
-        for b, batch in enumerate(subject.batches):
-            run = functools.partial(build(pruned).apply, is_training=False)
-            after = loss(run(params, None, batch.inputs).logits, batch)
-            run = functools.partial(subject.model.apply, is_training=False)
-            before = loss(run(subject.params, None, batch.inputs).logits, batch)
-            rows = found[b * B : (b + 1) * B, i, h]
-            np.testing.assert_allclose(rows, after - before, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("measure", "ablation_value"),
     [
@@ -238,37 +221,6 @@ def test_layers_with_fewer_heads_leave_places_empty(subject, measure, ablation_v
         np.testing.assert_allclose(
             heads.gated_metric(of, own[None])[:, 0], sides[:, 1], 1e-5
         )
-
-
-@pytest.mark.slow
-def test_padding_is_not_felt(subject):
-    """Means and resampled outputs of padded batches leave the padding out."""
-    lengths = np.array([T, 2, 4], np.int32)
-    batch = example(5, lengths=lengths)
-    counted = np.arange(T) < lengths[:, None]
-    batch = batch._replace(weights=batch.weights * counted)
-    tokens = np.where(counted, batch.inputs, (batch.inputs + 1) % NUM_TOKENS)
-    other = batch._replace(inputs=tokens.astype(np.int32))
-    for ablation_value in (
-        heads.ablation_values.zero,
-        heads.ablation_values.mean(subject.model, subject.params, [batch]),
-    ):
-        found = heads.ablation(
-            subject._replace(batches=[batch]), ablation_value=ablation_value
-        )
-        same = heads.ablation(
-            subject._replace(batches=[other]), ablation_value=ablation_value
-        )
-        np.testing.assert_array_equal(found.per_example, same.per_example)
-    means = [
-        heads.ablation_values.mean(subject.model, subject.params, [each])(None)
-        for each in (batch, other)
-    ]
-    jax.tree.map(np.testing.assert_array_equal, *means)
-    # Causal layers: what counts does not see the padding.
-    clean = _outputs(subject.params, batch)
-    wanted = [layer[counted].mean(0) for layer in clean]
-    np.testing.assert_allclose(means[0], wanted, atol=1e-5)
 
 
 def test_all_gates_run_in_one_program(subject):
@@ -387,11 +339,6 @@ def test_no_batches_of_a_mean_are_refused(subject):
         heads.ablation_values.mean(subject.model, subject.params, [])
     with pytest.raises(ValueError, match="points must be at least 1, got 0"):
         heads.attribution(subject, points=0)
-
-
-def test_one_example_has_no_standard_error(subject):
-    found = heads.gradient(subject._replace(batches=[example(0, count=1)]))
-    assert found.mean.shape == (L, H) and np.isnan(found.standard_error).all()
 
 
 def test_what_a_map_gives_is_what_its_heads_pass_on():

@@ -142,28 +142,6 @@ def test_ablated_heads_of_each_kind_pass_on_the_ablation_value(of, name):
     assert min(sizes) > 5e-4
 
 
-@SLOW
-@pytest.mark.parametrize("name", ["mean", "resample"])
-def test_attribution_of_each_kind_is_the_integral_of_slopes(of, name):
-    ablation_value, passed = _ablated(of, name)
-    points, step = 3, 1e-4
-    found = heads.attribution(
-        of, ablation_value=ablation_value, points=points
-    ).per_example
-    nodes, weights = np.polynomial.legendre.leggauss(points)
-    for part in range(PARTS):
-        wanted, h = 0, (part + 1) % H
-        for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
-            sides = []
-            for side in (-step, step):
-                gates = np.full((PARTS, H), node)
-                gates[part, h] += side
-                sides.append(_loss(of, gates, passed))
-            wanted = wanted - weight * (sides[1] - sides[0]) / (2 * step)
-        assert np.abs(wanted).max() > 1e-4
-        np.testing.assert_allclose(found[:, part, h], wanted, atol=5e-6)
-
-
 @pytest.mark.slow
 def test_means_of_heads_are_over_the_valid_queries_of_their_kind(of, clean):
     ablation_value = heads.ablation_values.mean(of.model, of.params, of.batches)

@@ -5,11 +5,10 @@ import functools
 import numpy as np
 import pytest
 
-from mha_haiku import heads, interop, models, rasp
+from mha_haiku import heads, models, rasp
 from tests import oracles
 from tests.heads import test_circuits, test_kinds
 from tests.heads.conftest import build, config, example, random_params
-from tests.interop import small_models
 
 NAMES = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
@@ -221,46 +220,6 @@ def test_patched_heads_of_an_encoder_decoder():
         np.testing.assert_allclose(found.per_example[:, *place], wanted, atol=1e-5)
     with pytest.raises(ValueError, match="what must be 'heads'"):
         heads.activation_patching(subject, [corrupted], what="layers")
-
-
-@pytest.mark.slow
-def test_a_grouped_model_is_patched_as_its_expanded_twin(monkeypatch):
-    """And looped layers as those that are compiled as one."""
-    grouped, single = (
-        config(num_layers=2, **fields)
-        for fields in (SMALL, {"attention__num_heads": 2})
-    )
-    params = _sharp(grouped)
-    twin = test_circuits.expanded(params, 2, 1)
-    clean, corrupted = _pair()
-    one = heads.Measured(build(grouped), heads.metrics.loss, params, [clean])
-    other = heads.Measured(build(single), heads.metrics.loss, twin, [clean])
-    measures = [
-        heads.path_patching,
-        functools.partial(heads.activation_patching, what="layers", per_position=True),
-    ]
-    wanted = [measure(one, [corrupted]).per_example for measure in measures]
-    monkeypatch.setattr(heads.running, "FEW_LAYERS", 1)
-    for measure, own in zip(measures, wanted, strict=True):
-        found = measure(other, [corrupted]).per_example
-        np.testing.assert_allclose(found, own, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_edges_of_an_imported_model(tmp_path):
-    imported = interop.load(small_models.write(tmp_path, "llama"))
-    clean, corrupted = (
-        example(seed, 2)._replace(weights=np.ones((2, 5), np.float32))
-        for seed in (0, 1)
-    )
-    model, params = imported.model, imported.params
-    subject = heads.Measured(model, heads.metrics.loss, params, [clean])
-    found = heads.path_patching(
-        subject, [corrupted], senders=[(0, 1), (0, 5)], receivers=[(1, 4)]
-    )
-    oracle = Oracle(params, imported.config, clean, corrupted)
-    sizes = _check_edges(found, oracle)
-    assert len(sizes) == 8 and (sizes > 1e-4).all()
 
 
 def test_the_edge_of_induction_is_found():

@@ -251,16 +251,6 @@ def test_heads_match_that_diverge_least_on_average():
     assert found.divergence.sum() == pytest.approx(total[best].sum(), abs=1e-4)
 
 
-def test_no_batches_are_refused():
-    of = config()
-    model = models.build(of, num_tokens=13, feature_size=None, num_classes=7)
-    with pytest.raises(ValueError, match="batches must not be empty"):
-        heads.roles(model, random_params(of), [])
-    with pytest.raises(ValueError, match="batches must not be empty"):
-        pair = (model, random_params(of))
-        heads.match(pair, pair, [])
-
-
 def test_devices_that_share_examples_need_not_meet_to_count():
     # `heads.roles` is the function.
     roles = importlib.import_module("mha_haiku.lab.heads.roles")

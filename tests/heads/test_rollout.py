@@ -60,7 +60,7 @@ def _no_heads():
     return layer.apply(layer.init(None, x), None, x)
 
 
-def _of_weights(*layers):
+def of_weights(*layers):
     """Returns maps of one head each, `[1, 1, T, T]`, with the given weights."""
     with np.errstate(divide="ignore"):
         logarithms = [np.log(np.asarray(layer, np.float32)) for layer in layers]
@@ -132,7 +132,7 @@ def test_rows_are_those_of_the_product_of_matrices(name):
 def test_two_layers_by_hand():
     first = [[1, 0, 0], [0.5, 0.5, 0], [0, 0.5, 0.5]]
     second = [[0, 1, 0], [1, 0, 0], [0.25, 0.25, 0.5]]
-    maps = _of_weights(first, second)
+    maps = of_weights(first, second)
     # Row 2: 0.75 of itself and 0.125 each of the others, of rows (1, 0, 0),
     # (0.25, 0.75, 0) and (0, 0.25, 0.75) below.
     _close(rollout(maps, 2)[0, 0], [0.15625, 0.28125, 0.5625])

@@ -40,17 +40,6 @@ def test_later_queries_are_asked_at_their_positions(name, offset):
     np.testing.assert_array_equal(tile, expected)
 
 
-def test_causal_mask_written_by_hand():
-    expected = [[1, 0, 0], [1, 1, 0]]
-    np.testing.assert_array_equal(masks.causal().array(2, 3), expected)
-
-
-def test_last_queries_of_longer_keys_see_all_before_them():
-    whole = np.asarray(masks.causal().array(S, S))
-    last = masks.causal().tile(range(S - 2, S), range(S))
-    np.testing.assert_array_equal(last, whole[-2:])
-
-
 @pytest.mark.parametrize(
     ("mask", "rows", "expected"),
     [

@@ -16,7 +16,6 @@ from tests.tiny_runs import model_config
 B, T, S, H, K, F = 3, 4, 6, 4, 2, 11
 D, SOURCES, TARGETS = 10, 13, 7
 ENCODER_LAYERS, DECODER_LAYERS = 1, 2
-PARTS = ENCODER_LAYERS + 2 * DECODER_LAYERS
 
 assert_close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
 assert_equal = np.testing.assert_array_equal
@@ -147,33 +146,6 @@ def test_pruned_heads_and_units_of_each_kind_are_gated_ones():
     assert own["decoder/layer_1/feed_forward/hidden"]["w"].shape == (D, 3)
     with pytest.raises(ValueError, match="entry for each of the 5 layers, got 1"):
         heads.prune(params, config, keep[:1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_scanned_and_rematerialized_layers_are_looped_ones(precision):
-    config, given = _config(precision=precision), _inputs()
-    model = _build(config)
-    params = _parameters(model, given)
-    again = _build(_config(precision=precision, scan_layers=True, rematerialize=True))
-
-    def loss(model, params):
-        logits = model.apply(params, None, **given, is_training=False).logits
-        return (logits * _counted(given)[..., None]).sum()
-
-    value, gradient = jax.value_and_grad(functools.partial(loss, model))(params)
-    stacked = models.stacked(params)
-    other, other_gradient = jax.value_and_grad(functools.partial(loss, again))(stacked)
-    tolerance = 1e-4 if precision == "float32" else 0.05
-    np.testing.assert_allclose(other, value, rtol=tolerance)
-    largest = max(np.abs(x).max() for x in jax.tree.leaves(gradient))
-    jax.tree.map(
-        lambda ours, wanted: np.testing.assert_allclose(
-            np.float32(ours), np.float32(wanted), atol=tolerance * largest
-        ),
-        models.unstacked(other_gradient),
-        dict(gradient),
-    )
 
 
 @pytest.mark.slow

@@ -13,16 +13,6 @@ B, T, C, D, H = 2, 3, 11, 7, 5
 assert_equal = np.testing.assert_array_equal
 
 
-def test_tokens_name_rows_of_the_table(random_parameters):
-    tokens = np.array([[0, 10, 3], [3, 3, 1]])
-    model = hk.transform(lambda x: modules.TokenEmbedding(C, D, name="tokens")(x))
-    params = random_parameters(model, tokens)
-    table = params["tokens"]["embeddings"]
-    assert table.shape == (C, D)
-    assert_equal(model.apply(params, None, tokens), table[tokens])
-    assert_equal(model.apply(params, None, tokens[1, 2]), table[1])
-
-
 def test_a_row_of_the_table_gathers_the_gradients_of_its_tokens(
     normal, random_parameters
 ):
@@ -48,18 +38,6 @@ def test_embeddings_start_as_standard_normal_numbers():
     table = np.asarray(params["token_embedding"]["embeddings"])
     assert abs(table.mean()) < 0.05
     assert abs(table.std() - 1) < 0.05
-
-
-@pytest.mark.parametrize("leading", [(), (B,)], ids=["unbatched", "batch"])
-def test_learned_positions_are_added_from_the_first_on(
-    leading, normal, random_parameters
-):
-    x = normal(*leading, T, D)
-    model = hk.transform(lambda x: modules.LearnedPositions(9, name="positions")(x))
-    params = random_parameters(model, x)
-    table = params["positions"]["positions"]
-    assert table.shape == (9, D)
-    assert_equal(model.apply(params, None, x), x + table[:T])
 
 
 def test_more_tokens_than_learned_positions_are_refused(normal):

@@ -38,17 +38,6 @@ def _transformed(make):
     return hk.transform(lambda x: make(name="norm")(x))
 
 
-@pytest.mark.parametrize("leading", [(), (T,), (B, T)], ids=["none", "one", "two"])
-def test_values_are_those_of_the_formula(norm, leading, normal, random_parameters):
-    x = 2 + 3 * normal(*leading, D)
-    model = _transformed(OURS[norm])
-    params = random_parameters(model, x)
-    wanted = getattr(oracles, norm)(
-        x.astype(np.float64), oracles.nested(params, "norm"), epsilon=EPSILON
-    )
-    assert_close(model.apply(params, None, x), wanted)
-
-
 def test_parameters_values_and_gradients_are_those_of_haiku(
     norm, normal, random_parameters
 ):

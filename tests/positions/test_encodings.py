@@ -93,29 +93,6 @@ def test_rotary_is_float64_for_float64():
         np.testing.assert_allclose(found, turned(x, np.arange(T) + 1000), atol=1e-12)
 
 
-def test_rotary_products_depend_on_the_distance_alone():
-    rng = np.random.default_rng(0)
-    query, key = rng.normal(size=[2, 1, H, K]).astype(np.float32)
-
-    def product(query_position, key_position):
-        left = positions.rotary(query, np.asarray([query_position]))
-        right = positions.rotary(key, np.asarray([key_position]))
-        return np.sum(left * right, axis=-1)
-
-    np.testing.assert_allclose(product(2, 7), product(32, 37), rtol=1e-4)
-    assert np.abs(product(2, 7) - product(2, 8)).max() > 1e-2
-
-
-def test_rotary_keeps_norms_and_leaves_position_zero_alone():
-    x = np.random.default_rng(0).normal(size=[T, H, K]).astype(np.float32)
-    np.testing.assert_array_equal(positions.rotary(x, np.zeros(T, int)), x)
-    np.testing.assert_allclose(
-        np.linalg.norm(positions.rotary(x, np.arange(T) + 9), axis=-1),
-        np.linalg.norm(x, axis=-1),
-        rtol=1e-6,
-    )
-
-
 @pytest.mark.parametrize(
     ("shape", "index", "message"),
     [

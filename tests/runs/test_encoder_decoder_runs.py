@@ -9,7 +9,6 @@ import pytest
 from mha_haiku import runs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import configuration, loop
-from tests.runs import faults
 from tests.tiny_runs import with_fields
 
 
@@ -48,19 +47,6 @@ def test_losses_on_four_devices_are_those_of_one(tmp_path):
     shared = _config(devices__heads=2, devices__shard_parameters=True)
     found = _losses(tmp_path / "four", shared, 4)
     np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow
-def test_interrupted_run_goes_on_bit_for_bit(tmp_path, monkeypatch):
-    config = _config(model__scan_layers=True, model__dropout_rate=0.1)
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    faults.train(config, whole)
-    with monkeypatch.context() as patch:
-        faults.act(patch, faults.interrupt_at(4))
-        assert faults.train(config, stopped).interrupted
-    assert not faults.train(config, stopped).interrupted
-    states = [faults.state(folder, config) for folder in (stopped, whole)]
-    jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def test_log_is_readable_json_and_comes_back(tmp_path):
     assert files.read_lines(tmp_path / "none.jsonl") == []
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"step": 1.5}', "\x00", "[" * 9999])
+@pytest.mark.parametrize(
+    "line", ["{", "[1]", '{"step": 1.5}', '{"step": "2"}', "\x00", "[" * 9999]
+)
 def test_a_line_that_is_no_record_is_warned_of_and_left_out(tmp_path, caplog, line):
     path = _log(tmp_path)
     first, *others = path.read_text().splitlines(keepends=True)

@@ -2,11 +2,7 @@
 
 import json
 import os
-import pathlib
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 
 import jax
@@ -103,18 +99,6 @@ def test_summary_that_a_kill_prevented_is_made_up_for(copy, make_config):
     assert [x["step"] for x in reports] == [5, 10, 15, 20, 25, 30]
 
 
-@pytest.mark.slow
-def test_interrupted_run_is_saved(make_config, tmp_path, monkeypatch):
-    number = signal.SIGTERM  # SIGINT does the same below
-    before = signal.getsignal(number)
-    _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), number))
-    summary = faults.train(make_config(), tmp_path)
-    assert summary.interrupted and summary.steps == 14
-    assert signal.getsignal(number) == before
-    assert faults.state(tmp_path, make_config()).step == 14
-    assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
-
-
 def test_interrupted_run_goes_on_bit_for_bit(whole, make_config, tmp_path, monkeypatch):
     # Step 14 is no step of any report: dispatches end at 4, 5, 9, 10, 14, 15, ...
     _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
@@ -177,65 +161,6 @@ def test_observers_look_when_they_are_due(whole, make_config, tmp_path, monkeypa
     _assert_equal(faults.state(tmp_path, make_config()), whole[1])
 
 
-KILLED = """
-    import json, os, signal, sys, time
-    import jax
-    from mha_haiku import runs
-    from mha_haiku.training.runs import configuration, trainers
-
-    config, workdir = configuration.of_json(json.loads(sys.argv[1])), sys.argv[2]
-    take_steps = trainers.Trainer.take_steps
-
-    def take_and_die(self, stop):
-        take_steps(self, stop)
-        if self.step > 20:
-            while not os.path.isdir(os.path.join(workdir, "checkpoints", "20")):
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    trainers.Trainer.take_steps = take_and_die
-    runs.train(config, workdir, devices=jax.local_devices()[:2])
-"""
-
-
-def test_killed_run_goes_on_bit_for_bit(
-    whole, make_config, tmp_path, compilation_cache, capsys
-):
-    config = make_config()
-    killed = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(KILLED),
-            json.dumps(config.to_json()),
-            str(tmp_path),
-        ],
-        env=os.environ
-        | {
-            "JAX_COMPILATION_CACHE_DIR": compilation_cache,
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "PYTHONPATH": str(pathlib.Path(runs.__file__).parents[2]),
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert not (tmp_path / "summary.json").exists()
-    steps = [x["step"] for x in metrics_log.read(tmp_path / "metrics.jsonl")]
-    assert steps == [5, 10, 15, 20]
-
-    summary = faults.train(config, tmp_path)
-    assert "resumes at step 20" in capsys.readouterr().out
-    assert summary.resumed_from == 20
-    _assert_equal(faults.state(tmp_path, config), whole[1])
-    reports = metrics_log.read(tmp_path / "metrics.jsonl")
-    wanted = metrics_log.read(whole[0] / "metrics.jsonl")
-    for report in (*reports, *wanted):
-        del report["examples_per_second"], report["seconds"]
-    assert reports == wanted
-
-
 @pytest.mark.slow
 def test_other_config_is_refused_with_the_difference(
     make_config, tmp_path, monkeypatch
@@ -270,28 +195,6 @@ def test_many_differences_are_still_two_lines(whole, make_config):
     with pytest.raises(ConfigError, match="and 2 more") as refusal:
         faults.train(changed, whole[0])
     assert len(str(refusal.value).splitlines()) == 2
-
-
-@pytest.mark.slow
-def test_run_that_is_not_finite_keeps_its_last_good_checkpoint(
-    make_config, tmp_path, monkeypatch
-):
-    take_steps = trainers.Trainer.take_steps
-
-    def break_parameters(self, stop):
-        if self.step == 20:
-            broken = jax.tree.map(lambda x: x * np.nan, self.state.params)
-            self.state = self.state._replace(params=broken)
-        take_steps(self, stop)
-
-    monkeypatch.setattr(trainers.Trainer, "take_steps", break_parameters)
-    message = "loss is not finite at step 21; the last good checkpoint is of step 20"
-    with pytest.raises(runs.NonFiniteLossError, match=message):
-        faults.train(make_config(), tmp_path)
-    state = faults.state(tmp_path, make_config())
-    assert state.step == 20
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))
-    assert not (tmp_path / "summary.json").exists()
 
 
 @pytest.mark.slow

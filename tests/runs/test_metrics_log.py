@@ -44,19 +44,6 @@ def test_each_report_is_a_line_at_once(tmp_path):
     assert [x["step"] for x in metrics_log.read(tmp_path / "metrics.jsonl")] == [10, 20]
 
 
-def test_lines_after_the_resumed_step_are_dropped(tmp_path):
-    with _open(tmp_path) as log:
-        for step in (10, 20, 30):
-            log.report(step, REPORT, learning_rate=0.5)
-    with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 40, "lo')  # cut short by a kill
-    with _open(tmp_path, start=20) as log:
-        log.report(30, EVALUATION, learning_rate=0.5)
-    reports = metrics_log.read(tmp_path / "metrics.jsonl")
-    assert [x["step"] for x in reports] == [10, 20, 30]
-    assert reports[-1]["held_out_loss"] == EVALUATION["held_out_loss"]
-
-
 def test_report_and_evaluation_are_plain_lines_in_a_pipe(capsys):
     with _console() as console:
         console.report(10, [REPORT])
@@ -230,15 +217,3 @@ def test_a_report_of_other_types_is_refused(tmp_path, line, message):
         log.append(line)
     with pytest.raises(ConfigError, match=f"metrics.jsonl cannot be used: {message}"):
         metrics_log.read(tmp_path / "metrics.jsonl")
-
-
-def test_a_line_whose_step_is_no_integer_is_damaged(tmp_path, caplog):
-    path = tmp_path / "metrics.jsonl"
-    with files.LineWriter(path) as log:
-        for step in (1, "2", [3], None, 4):
-            log.append({"step": step, "loss": 0.5})
-    assert [line["step"] for line in metrics_log.read(path)] == [1, 4]
-    assert "damaged at lines 2, 3, 4" in caplog.text
-    with files.LineWriter(path, last_step=1):
-        pass
-    assert [line["step"] for line in metrics_log.read(path)] == [1]

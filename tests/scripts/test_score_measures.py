@@ -7,47 +7,6 @@ from mha_haiku import heads, rasp
 from scripts import score_measures
 
 
-def _made(name, seed=0):
-    known = rasp.compile(rasp.PROGRAMS[name](), num_heads=5, noise=1e-3, seed=seed)
-    metric, batches = heads.metrics.loss, [known.examples(12, seed=seed)]
-    return known, heads.Measured(known.model, metric, known.params, batches)
-
-
-def _score(measure, name, seed=0):
-    known, subject = _made(name, seed)
-    return rasp.auroc(measure(subject).mean, known.is_real)
-
-
-@pytest.mark.parametrize("name", ["previous_token", "reverse", "induction"])
-def test_ablation_and_attribution_find_all_real_heads(name):
-    for seed in (0, 1):
-        assert _score(heads.ablation, name, seed) == 1
-        assert _score(heads.attribution, name, seed) == 1
-
-
-def test_slopes_do_not_see_what_is_read_by_steps():
-    # A count goes through hidden units that are flat between two counts.
-    assert _score(heads.gradient, "histogram") < 0.5
-    assert _score(heads.ablation, "histogram") == 1
-
-
-@pytest.mark.slow
-def test_confidence_takes_heads_that_are_sure_of_nothing_for_real_ones():
-    scores = [_score(heads.confidence, name) for name in ("induction", "histogram")]
-    assert min(scores) < 0.9
-
-
-@pytest.mark.slow
-def test_roles_of_real_heads_are_known():
-    known, subject = _made("induction")
-    found = heads.roles(subject.model, subject.params, subject.batches)
-    for place, role in known.heads.items():
-        assert found.names[place] == role
-    others = found.names[~known.is_real]
-    assert not set(others) & set(known.heads.values())
-    assert np.isin(["previous_token", "induction"], list(known.heads.values())).all()
-
-
 def _known(name="two_hops", **options):
     program = rasp.PROGRAMS[name](length=3)
     sizes = rasp.sizes(program)
@@ -119,28 +78,6 @@ def test_areas_by_hand():
     assert found == pytest.approx({"cpr": 0.75, "cmd": 0.25})
     over = score_measures._areas(np.array([[2.0, 0.0, 1.0]]), [0, 0.5, 1])
     assert over == pytest.approx({"cpr": 1.25, "cmd": 0.75})
-
-
-def test_a_way_through_units_is_worth_its_weakest_step():
-    a, b, first, second = (0, 0), (2, 1), (0, -1), (1, -1)
-    steps = {
-        (a, first, "feed_forward"): 3.0,
-        (a, second, "feed_forward"): 1.0,
-        (first, second, "feed_forward"): 2.0,
-        (second, b, "q"): 9.0,
-        (a, b, "q"): 0.5,
-        (a, b, "k"): 0.25,
-    }
-    found = score_measures._through_units(dict(steps))
-    assert found[a, b, "q"] == 2 and found[a, b, "k"] == 0.25
-
-
-def test_orders_are_nested_and_the_best_comes_first():
-    values = np.array([[3.0, 1.0], [2.0, 5.0]])
-    gates = score_measures._nested(values)
-    assert gates.sum((1, 2)).tolist() == [0, 1, 2, 3, 4]
-    assert gates[1].tolist() == [[0, 0], [0, 1]]
-    assert gates[3].tolist() == [[1, 0], [1, 1]]
 
 
 def test_inputs_with_the_same_answers_differ_and_count_where_they_agree():

@@ -13,7 +13,6 @@ from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import programs
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import pruning
 from mha_haiku.training.runs import folders
 from tests import everyday, pretrained
 from tests.interop import small_models
@@ -113,21 +112,6 @@ def test_answers_show_their_tokens(llama, bert):
     assert "[CLS]" in labels and len(repr(bert)) < 200
 
 
-def test_ablated_and_edited_subjects_are_subjects(llama):
-    without = llama.ablated((1, 2), (0, 0))
-    gates = [np.ones(pretrained.H), np.ones(pretrained.H)]
-    gates[1][2] = gates[0][0] = 0
-    wanted = heads.scaled(llama.params, llama.config.model, gates)
-    tokens = llama.encode(TEXT)[None]
-    expected = llama.model.apply(wanted, None, tokens, is_training=False).logits
-    np.testing.assert_allclose(without.logits(tokens), expected, atol=1e-5)
-    steered = llama.edited({"layer_1/stream": lambda x: x + 5.0})
-    assert not np.allclose(steered.logits(TEXT), llama.logits(TEXT))
-    assert steered.maps(TEXT)[1].shape == llama.maps(TEXT)[1].shape
-    with pytest.raises(ValueError, match="head must be an integer from 0 to 3, got 7"):
-        llama.ablated((0, 7)).logits(TEXT)
-
-
 def test_an_edited_model_generates_by_its_edits(llama):
     token = int(llama.encode("dog")[0])
     direction = llama.params["embedding"]["embeddings"][token]
@@ -159,20 +143,6 @@ def test_edits_are_there_on_all_devices(llama, split):
     expected = without.logits(tokens)
     np.testing.assert_allclose(placed, expected, atol=1e-4)
     assert np.abs(expected - llama.logits(tokens)).max() > 1e-2
-
-
-def test_an_edited_model_is_not_pruned_trained_or_saved(llama, tmp_path):
-    edited = llama.ablated((0, 1))
-    for verb, call in {
-        "prune": lambda: edited.prune([[0], [1]]),
-        "train": lambda: edited.train(tmp_path / "run", steps=1),
-        "save": lambda: edited.save(tmp_path / "saved"),
-    }.items():
-        with pytest.raises(ValueError, match=f"{verb} is not for .* has edits"):
-            call()
-    with pytest.raises(ValueError, match="prune is not for .* has edits"):
-        pruning.without_heads(edited, [[0], [1]])
-    assert not list(tmp_path.iterdir())
 
 
 def test_patching_has_the_tokens_and_moves_the_answer(llama):
@@ -210,30 +180,6 @@ def test_texts_that_do_not_pair_are_refused(llama):
         llama.patch(TEXT, TEXT)
     with pytest.raises(ValueError, match="an answer must be a text of one token"):
         llama.patch(TEXT, TEXT, answers=("ran on", "on"))
-
-
-def test_paths_are_shown_as_a_graph_and_as_cells(llama):
-    corrupted = llama.encode(TEXT)
-    corrupted[PLACE] = 7
-    edges = llama.paths(TEXT, corrupted, answers=ANSWERS)
-    assert edges.per_example.shape == (1, 16 * 3 + 8)
-    graph, cells, _ = mh.plot(edges).axes
-    arrows = [text for text in graph.texts if getattr(text, "arrow_patch", None)]
-    assert len(arrows) == 16 * 3 + 8 and cells.get_images()
-    assert "logits" in [text.get_text() for text in graph.texts]
-    assert "logits" in edges._repr_html_()
-
-
-@pytest.mark.slow
-def test_a_circuit_of_all_edges_is_the_model(llama):
-    corrupted = llama.encode(TEXT)
-    corrupted[PLACE] = 7
-    found = llama.circuit(TEXT, corrupted, answers=ANSWERS, edges=10**6)
-    assert found.kept.all() and found.measure == "integrated_edge_attribution"
-    assert found.faithfulness == pytest.approx(1, abs=1e-3)
-    assert found.rest == pytest.approx(0, abs=1e-3)
-    few = llama.circuit(TEXT, corrupted, answers=ANSWERS, edges=9, steps=2)
-    assert 0 < few.kept.sum() <= 9 and few.edges.cost.backward == 4
 
 
 @pytest.fixture(scope="module")
@@ -328,25 +274,6 @@ def test_pruned_heads_are_saved_as_zeros_and_said_to_be(llama, tmp_path, caplog)
     pruned.save(tmp_path / "small", family="mha_haiku")
     small = mh.load(tmp_path / "small")
     np.testing.assert_allclose(small.logits(TEXT), pruned.logits(TEXT), atol=1e-6)
-
-
-@pytest.mark.slow
-def test_measures_are_those_of_the_task(llama, bert):
-    importance = llama.importance(examples=8)
-    assert importance.mean.shape == (pretrained.L, pretrained.H)
-    assert llama.importance(examples=8, metric="accuracy").per_example.max() <= 1
-    assert bert.importance("ablation", 8).mean.shape == (pretrained.L, pretrained.H)
-    assert llama.roles(8).names.shape == (pretrained.L, pretrained.H)
-    statistics = llama.statistics(8)
-    assert "entropy" in statistics.text() and len(repr(statistics)) < 200
-    assert "entropy" in statistics._repr_html_()
-    kept = models.heads_of_layers(llama.prune(0.5).model.config)
-    assert sum(len(x.names) for x in kept) == 4
-    found = llama.circuits("q")
-    assert found.scores.shape == (2, 4, 2, 4)
-    assert len(found.rows()) == 16  # the heads of layer 1 read the heads of layer 0
-    assert found.rows()[0]["composition"] == np.nanmax(found.scores)
-    assert "0.3" in found._repr_html_() and found.plot().axes[0].get_images()
 
 
 def test_gradients_of_the_drift_are_refused_before_any_work(bert, monkeypatch):

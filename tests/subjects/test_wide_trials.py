@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import mha_haiku as mh
 from mha_haiku import runs
 from tests.subjects import test_trials
 
@@ -38,19 +37,6 @@ def test_15_a_figure_for_a_column_has_labels_that_do_not_overlap(count):
             assert not one.overlaps(other)
         assert not any("␣" in x.get_text() for x in labels)
         assert min(x.get_fontsize() for x in labels) >= 6
-
-
-def test_the_layer_is_in_the_title_and_the_unit_stands_once():
-    pytest.importorskip("matplotlib")
-    query = jax.random.normal(jax.random.key(0), (1, 6, 2, 4))
-    _, one = mh.attend(query, query, query)
-    figure = mh.plot([one, one], layer=1)
-    assert figure.get_suptitle() == "layer 1"
-    importance = mh.heads.Importance(np.ones((3, 2, 2)) / 5, ())
-    figure = mh.plot(importance)
-    texts = [x.get_text() for x in figure.findobj(lambda x: hasattr(x, "get_text"))]
-    assert texts.count("units of the metric") == 1
-    assert texts.count("importance") == 1
 
 
 @pytest.mark.slow

@@ -222,19 +222,6 @@ def test_a_run_keeps_the_data_and_notices_other_data(tmp_path):
         runs.load_run(folder)
 
 
-@pytest.mark.slow
-def test_labels_of_other_texts_do_not_go_on_with_a_run(tmp_path):
-    task = tasks.from_examples(PARITY)
-    config = runs.default_config(task).replace(
-        training=dict(steps=2, batch_size=8, evaluation_examples=8)
-    )
-    runs.train(config, tmp_path / "run", task=task)
-    other = tasks.from_examples([(a.replace("plus", "and"), b) for a, b in PARITY])
-    config = config.replace(training=dict(steps=4))
-    with pytest.raises(ConfigError, match="different tokens or labels"):
-        runs.train(config, tmp_path / "run", task=other, override_config=True)
-
-
 def test_the_documentation_of_a_task_is_enough_to_write_one():
     names = {"dataclasses": dataclasses, "jax": jax, "jnp": jnp}
     exec(docstring.code_of(tasks.Task), names)

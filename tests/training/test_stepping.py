@@ -12,7 +12,6 @@ import pytest
 
 from mha_haiku import devices, tasks
 from mha_haiku.training import optimizers, stepping
-from mha_haiku.training.runs import configuration, folders
 
 SEED = np.uint32(11)
 
@@ -67,23 +66,6 @@ def test_gradient_is_that_of_the_mean_loss_over_the_weights(task, make_model):
     )
     np.testing.assert_allclose(sums.loss / sums.weight, value, rtol=1e-6)
     assert sums.weight == example.weights.sum()
-
-
-@pytest.mark.slow
-def test_gradients_of_four_devices_equal_those_of_one(make_config):
-    config = make_config(model__dropout_rate=0.0, model__num_layers=1)
-    task = configuration.make_task(config)
-    model = folders.make_model(config.model, task)
-    shapes = folders.abstract_state(config, task, model).params
-    generator = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: generator.normal(size=x.shape, scale=0.5).astype(x.dtype), shapes
-    )
-    one, one_sums = _compiled_gradients(model, task, params, 1, 8)()
-    four, four_sums = _compiled_gradients(model, task, params, 4, 8)()
-    assert one_sums.weight == four_sums.weight == 8 * task.sequence_length
-    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(one)) > 1e-2
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), one, four)
 
 
 def test_streams_are_independent_and_come_from_the_seed():
@@ -277,18 +259,3 @@ def test_too_many_skips_in_a_row_end_the_dispatch(task, make_model, monkeypatch)
     # The next dispatch takes a step at least, so that a resumed run gets on.
     state, (_, report) = training.run(20, 20)
     assert state.step == 8 and state.health.skipped_in_a_row == 4
-
-
-@pytest.mark.slow
-def test_skips_of_four_devices_are_those_of_one(task, make_model, monkeypatch):
-    _break(monkeypatch, [1, 3])
-    one, four = (
-        _Training(make_model(), task, optax.sgd(0.1), count=count, max_skips=1).run(6)
-        for count in (1, 4)
-    )
-    assert one[1][0].finite.tolist() == four[1][0].finite.tolist()
-    jax.tree.map(
-        functools.partial(np.testing.assert_allclose, atol=1e-6),
-        one[0].params,
-        four[0].params,
-    )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 from typing import ClassVar
 
@@ -18,10 +19,22 @@ from mha_haiku.subjects.verbs import gate_learning, metrics, pruning, saving, sw
 from mha_haiku.training.runs import folders, loop, trainers
 from mha_haiku.training.runs.checkpoints.store import SaveError
 
+OPTIONS = {"penalty": 0.15, "steps": 70, "tuning_steps": 4}
 
-@pytest.fixture(autouse=True)
-def _speed_is_measured_briefly(monkeypatch):
-    monkeypatch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+
+@pytest.fixture(scope="module", autouse=True)
+def _speed_is_measured_briefly():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+        yield
+
+
+@pytest.fixture(scope="module")
+def learned(trained, tmp_path_factory):
+    """What learning gates of a run returned, and the folder that it left."""
+    folder = tmp_path_factory.mktemp("learned") / "gates"
+    subject = Subject.of_folder(trained())
+    return gate_learning.learn_gates(subject, folder, **OPTIONS), folder
 
 
 @pytest.mark.slow
@@ -122,15 +135,9 @@ def test_heads_whose_gates_are_open_a_crack_are_kept():
 
 
 @pytest.mark.slow
-def test_gates_ablate_heads_of_a_run(trained, tmp_path):
-    folder = trained()
-    found = gate_learning.learn_gates(
-        Subject.of_folder(folder),
-        tmp_path / "gates",
-        penalty=0.15,
-        steps=70,
-        tuning_steps=4,
-    )
+def test_gates_ablate_heads_of_a_run(trained, learned, tmp_path):
+    folder, (found, gates) = trained(), learned
+    shutil.copytree(gates, tmp_path / "gates")
     whole, before, tuned, scratch = found.points
     assert whole.kept == 4 > before.kept == tuned.kept == scratch.kept > 0
     pruned = folders.load_run(tmp_path / "gates" / "pruned")
@@ -138,43 +145,29 @@ def test_gates_ablate_heads_of_a_run(trained, tmp_path):
     assert (pruned.step, other.step) == (4, 30 + 70 + 4)
     assert pruned.config.model == other.config.model
     assert "pruned and tuned" in found.text()
-    for penalty, steps, words in ((0.3, 70, "penalty"), (0.3, 1, "penalty and steps")):
-        with pytest.raises(ConfigError, match=f"{words}; give a folder without it"):
-            gate_learning.learn_gates(
-                Subject.of_folder(folder),
-                tmp_path / "gates",
-                penalty=penalty,
-                steps=steps,
-                tuning_steps=4,
-            )
+    subject = Subject.of_folder(folder)
+    for name, changes, message in (
+        ("gates", {"penalty": 0.3}, "penalty; give a folder without it"),
+        ("gates", {"penalty": 0.3, "steps": 1}, "penalty and steps; give a folder"),
+        ("none", {"penalty": 1e3, "steps": 40}, "ablates all heads; give a smaller"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            gate_learning.learn_gates(subject, tmp_path / name, **OPTIONS | changes)
     (tmp_path / "gates" / "gated" / "config.json").unlink()
     with pytest.raises(ConfigError, match="pruned is there; give a folder without it"):
         gate_learning.learn_gates(
-            Subject.of_folder(folder),
-            tmp_path / "gates",
-            penalty=0.3,
-            steps=1,
-            tuning_steps=1,
-        )
-    with pytest.raises(ConfigError, match="ablates all heads; give a smaller one"):
-        gate_learning.learn_gates(
-            Subject.of_folder(folder),
-            tmp_path / "none",
-            penalty=1e3,
-            steps=40,
-            tuning_steps=1,
+            subject, tmp_path / "gates", **OPTIONS | {"penalty": 0.3}
         )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["pruned", "scratch"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SaveError])
+@pytest.mark.parametrize(
+    ("part", "error"), [("pruned", KeyboardInterrupt), ("scratch", SaveError)]
+)
 def test_the_same_call_resumes_a_part_that_did_not_end(
-    trained, tmp_path, monkeypatch, part, error
+    trained, learned, tmp_path, monkeypatch, part, error
 ):
-    subject = Subject.of_folder(trained())
-    options = {"penalty": 0.15, "steps": 70, "tuning_steps": 4}
-    wanted = gate_learning.learn_gates(subject, tmp_path / "whole", **options)
+    subject, (wanted, _) = Subject.of_folder(trained()), learned
     with monkeypatch.context() as patch, pytest.raises(error):
         take_steps = trainers.Trainer.take_steps
 
@@ -186,9 +179,9 @@ def test_the_same_call_resumes_a_part_that_did_not_end(
                 os.kill(os.getpid(), signal.SIGINT)
 
         patch.setattr(trainers.Trainer, "take_steps", take_and_fail)
-        gate_learning.learn_gates(subject, tmp_path / "broken", **options)
+        gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)
     monkeypatch.setattr(gate_learning, "fit_gates", None)  # not once more
-    found = gate_learning.learn_gates(subject, tmp_path / "broken", **options)
+    found = gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)
     for point, same in zip(found.points, wanted.points, strict=True):
         assert (point.name, point.keep) == (same.name, same.keep)
         assert point.metrics == same.metrics

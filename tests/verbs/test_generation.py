@@ -9,7 +9,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import answering, generation
-from mha_haiku.training.runs import files, folders
+from mha_haiku.training.runs import folders
 
 TEXT = "aé b🙂 c\n" * 40
 T = 6
@@ -240,20 +240,6 @@ def test_held_out_answers_are_scored_by_the_task(answerer, monkeypatch):
     source = batch.inputs[0][: lengths[0]].tolist()
     shown = [" ".join(map(str, row)) for row in (source, source[::-1])]
     assert f"  {shown[0]} -> {shown[1]}" in lines
-
-
-def test_texts_are_kept_with_how_they_were_written(writer):
-    subject = writer()
-    job = _job(subject, "ab", strategy=decoding.Beam(2), tokens=3, seed=5)
-    (text,) = generation.write(job)
-    for _ in range(2):
-        with files.LineWriter(subject.folder.generated) as log:
-            log.append(job.record(text))
-    first, again = files.read_lines(subject.folder.generated)
-    assert first == again and first["text"] == text.text
-    assert first["tokens"] == text.tokens.tolist() and first["given"] == "ab"
-    how = {"step": 4, "strategy": "beam", "width": 2, "seed": 5}
-    assert how.items() <= first.items()
 
 
 @pytest.mark.parametrize(

@@ -176,16 +176,6 @@ def test_one_example_has_no_standard_error(of_task, tmp_path):
     assert first["entropy_standard_error"] == ""
 
 
-@pytest.mark.slow
-def test_chosen_layers_are_those_of_the_whole(of_task):
-    of_task(Padded())
-    whole = statistics.statistics(Subject.of_folder("anywhere"), examples=N)
-    one = statistics.statistics(Subject.of_folder("anywhere"), examples=N, layers=[1])
-    assert [layer.number for layer in one.layers] == [1]
-    for name, each in whole.numbers.items():
-        np.testing.assert_allclose(one.numbers[name].mean, each.mean[1:], 1e-5, 1e-6)
-
-
 def test_layers_may_have_different_numbers_of_heads():
     of_layers = [
         {"entropy": np.array([[1.0, 2.0, 3.0], [3.0, 2.0, np.nan]])},
@@ -236,13 +226,3 @@ def test_a_model_that_attends_to_nothing_is_refused(of_task, monkeypatch):
         ConfigError, match="In 2 held-out examples every query is fully masked"
     ):
         statistics.statistics(Subject.of_folder("anywhere"), examples=2)
-
-
-def test_missing_run_and_unusable_folder_are_refused(of_task, tmp_path):
-    with pytest.raises(ConfigError, match="There is no run in"):
-        Subject.of_folder(tmp_path)
-    of_task(Features())
-    table = statistics.statistics(Subject.of_folder("anywhere"), examples=1)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        table.save(tmp_path / "file")

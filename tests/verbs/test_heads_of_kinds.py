@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models, runs, tasks
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import drawing
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects import observers, programs
@@ -110,19 +109,6 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(subject):
 
 
 @pytest.mark.slow
-def test_statistics_of_some_kinds(subject):
-    layers = ["cross.1", "decoder"]
-    some, found = (
-        statistics.statistics(subject, examples=N, layers=each)
-        for each in (layers, None)
-    )
-    assert [x.address for x in some.layers] == ["cross.1", "decoder.0", "decoder.1"]
-    np.testing.assert_allclose(
-        some.numbers["entropy"].mean, found.numbers["entropy"].mean[[4, 1, 2]]
-    )
-
-
-@pytest.mark.slow
 def test_importance_is_by_kind_layer_and_head(subject, tmp_path):
     found = importance.importance(subject, examples=4, measures=["confidence"])
     (path, picture) = found.save(tmp_path)
@@ -214,40 +200,6 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     rows = _rows(dataclasses.replace(result, points=named).table().csv())
     counts = [[row[name] for name in ("model", "kept", *NAMES)] for row in rows]
     assert counts == [["whole", "10", "2", "4", "4"], ["less", "4", "0", "3", "1"]]
-
-
-@pytest.mark.slow
-def test_rollout_of_two_stacks_is_refused_in_two_lines(subject):
-    with pytest.raises(ConfigError, match="needs a model of one stack") as refused:
-        subject.rollout(examples=2, flow_examples=1)
-    assert len(str(refused.value).splitlines()) == 2
-
-
-@pytest.mark.slow
-def test_a_run_of_scanned_layers_is_that_of_looped_ones(config, tmp_path):
-    config = config.replace(model=dict(attention=dict(kept_heads=None), num_layers=2))
-    task = configuration.make_task(config)
-    model = folders.make_model(config.model, task)
-    example = tasks.batch(task, stepping.stream(0, "init"), (), jnp.arange(1))
-    params = jax.jit(model.init)(jax.random.key(0), **example.model_inputs())
-    params = jax.tree.map(lambda x: 3 * np.asarray(x), params)
-    looped = folders.Run(config, task, model, params, 4)
-    scanned = config.replace(model=dict(scan_layers=True))
-    stacked = models.stacked(params)
-    other = looped._replace(
-        config=scanned, model=folders.make_model(scanned.model, task), params=stacked
-    )
-    one, two = (Subject.of_run(run, "run") for run in (looped, other))
-    for name in ("ablation", "gradient"):
-        found, wanted = (
-            importance.importance(each, examples=4, measures=[name]).measures[name]
-            for each in (two, one)
-        )
-        assert found.kinds == ("encoder",) * 2 + ("decoder",) * 2 + ("cross",) * 2
-        np.testing.assert_allclose(found.per_example, wanted.per_example, atol=2e-5)
-    found, wanted = (statistics.statistics(each, examples=4) for each in (two, one))
-    for name, each in found.numbers.items():
-        np.testing.assert_allclose(each.mean, wanted.numbers[name].mean, atol=2e-5)
 
 
 @pytest.mark.slow

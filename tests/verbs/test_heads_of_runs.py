@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku import heads, models, tasks
+from mha_haiku import heads
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import drawing
 from mha_haiku.subjects import observers, programs
@@ -70,35 +70,6 @@ def test_a_measure_is_one_function_that_everything_finds(
     assert csv_file.read_text().startswith("layer,head,nothing,nothing_standard_error")
     other = importance.importance(subject, examples=2, measures=["confidence"])
     assert picture.read_bytes() != drawing.content(other.picture)
-
-
-@pytest.mark.slow
-def test_scanned_layers_have_the_importance_of_looped_ones(trained):
-    folder = trained(model__scan_layers=True)
-    found = importance.importance(
-        Subject.of_folder(folder), examples=4, measures=["ablation"]
-    )
-    run = folders.load_run(folder)
-    params = models.unstacked(run.params)
-    looped = Subject.of_folder(folder)
-    jax.tree.map(np.testing.assert_array_equal, looped.params, params)
-    assert found.measures["ablation"].mean.shape == (2, 2)
-
-
-def test_metrics_are_means_of_the_targets_that_count(trained):
-    subject = Subject.of_folder(trained())
-    logits = np.log(np.float32([[[1, 3], [1, 1], [4, 1]], [[1, 1]] * 3]))
-    targets, weights = (
-        np.int32([[1, 0, 1], [0, 1, 1]]),
-        np.float32([[2, 1, 0], [0] * 3]),
-    )
-    example = tasks.Example(np.zeros((2, 3), int), targets, weights, None)
-    wanted = [(2 * np.log(4 / 3) + np.log(2)) / 3, 0]
-    found = subject.measured(1).metric(logits, example)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-    mistakes = subject.measured(1, metric="accuracy").metric
-    example = example._replace(targets=np.int32([[0, 0, 1], [0, 1, 1]]))
-    np.testing.assert_allclose(mistakes(logits, example), [2 / 3, 0], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from tests.interop import small_models
 from tests.runs import faults
 
 _STEPS = 6
-# The others are laid out as one of these is.
-_FAMILIES = ["bert", "gpt2", "llama", "gpt_neox", "qwen3", "gemma2"]
+# Others differ in what test_formula.py has, and not in how they train.
+_FAMILIES = ["bert", "llama", "gemma2"]
 
 
 @pytest.fixture(scope="module")

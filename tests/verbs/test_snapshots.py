@@ -1,7 +1,5 @@
 """Maps at some steps of a training: which, of what, and after an interruption."""
 
-import json
-
 import jax
 import numpy as np
 import pytest
@@ -45,20 +43,6 @@ def _saved(folder, step):
 def _assert_same(found, wanted):
     assert jax.tree.structure(found) == jax.tree.structure(wanted)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-
-def _numbers(folder):
-    """Returns the metrics without what depends on the clock."""
-    lines = map(json.loads, folder.metrics.read_text().splitlines())
-    timed = ("seconds", "examples_per_second")
-    return [{k: v for k, v in x.items() if k not in timed} for x in lines]
-
-
-def test_snapshots_change_no_metric(watched, trained):
-    _, folder = watched
-    without = folders.Folder(trained())
-    assert _numbers(folder) == _numbers(without)
-    assert not without.snapshots.exists()
 
 
 def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):

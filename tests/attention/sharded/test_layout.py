@@ -7,7 +7,7 @@ import pytest
 
 from mha_haiku import masks, positions
 from mha_haiku.core.attention import Score, Weighting, additive, dot_product
-from mha_haiku.core.attention.sharded import layout, ring
+from mha_haiku.core.attention.sharded import layout
 
 N = 4  # B, T, S, H, K and buckets alike
 ONE = np.ones([N], np.int32)
@@ -75,17 +75,3 @@ def test_a_mask_that_does_not_say_its_axes_is_refused():
 
     with pytest.raises(TypeError, match="Silent must say its axes"):
         _specs_of(Silent(), 1)
-
-
-def test_which_masks_show_more_to_some_queries():
-    lengths = np.array([2])
-    for mask in (
-        masks.causal(),
-        ~masks.window(None, 3),
-        masks.causal() & masks.padding(lengths),
-        masks.prefix(lengths),
-        masks.window(None, 3),
-    ):
-        assert ring.Ring.of(mask, 8, 8, 2).chunks == 2
-    for mask in (masks.window(2, 3), masks.padding(lengths), masks.full()):
-        assert ring.Ring.of(mask, 8, 8, 2).chunks == 1

@@ -322,6 +322,10 @@ def test_chunks_meet_once_and_come_home(size):
 def test_two_chunks_only_where_queries_see_unequally():
     assert ring.Ring.of(masks.window(3, 3), 32, 32, 4).chunks == 1
     assert ring.Ring.of(masks.full(), 32, 32, 4).chunks == 1
+    lengths = np.array([2])
+    assert ring.Ring.of(masks.padding(lengths), 8, 8, 2).chunks == 1
+    assert ring.Ring.of(masks.causal() & masks.padding(lengths), 8, 8, 2).chunks == 2
+    assert ring.Ring.of(masks.prefix(lengths), 8, 8, 2).chunks == 2
     assert ring.Ring.of(masks.causal(), 36, 36, 4).chunks == 1  # 8 do not divide it
     assert ring.Ring.of(masks.causal() & masks.window(3, 3), 32, 32, 4).chunks == 2
     assert ring.Ring.of(~masks.window(None, 1), 32, 32, 4).chunks == 2

@@ -67,7 +67,7 @@ def _case(function):
     return function
 
 
-# --- Written by hand
+# --- Written by hand; test_random_attention.py draws more ways to write the same
 
 
 def _params(num_heads=H, num_key_heads=H, value_size=V):
@@ -155,30 +155,11 @@ def products_of_matrices():
 
 
 @_case
-def unstable_softmax():
-    def attend(query, key, value):
-        exponentials = jnp.exp(_scores(query, key))
-        return _values(exponentials / exponentials.sum(-1, keepdims=True), value)
-
-    return _by_hand(attend)
-
-
-@_case
 def powers_of_two():
     def attend(query, key, value):
         scores = _scores(query, key) * np.log2(np.e)
         powers = jnp.exp2(scores - scores.max(-1, keepdims=True))
         return _values(powers / powers.sum(-1, keepdims=True), value)
-
-    return _by_hand(attend)
-
-
-@_case
-def minus_logsumexp():
-    def attend(query, key, value):
-        scores = _scores(query, key)
-        total = jax.nn.logsumexp(scores, axis=-1, keepdims=True)
-        return _values(jnp.exp(scores - total), value)
 
     return _by_hand(attend)
 
@@ -190,26 +171,8 @@ def exponential_of_log_softmax():
     )
 
 
-@_case
-def transposed_scores():
-    def attend(query, key, value):
-        scores = jnp.einsum("bthk,bshk->sbth", query, key) / np.sqrt(K)
-        return jnp.einsum("sbth,bshv->bthv", jax.nn.softmax(scores, axis=0), value)
-
-    return _by_hand(attend)
-
-
 _ALLOWED = np.random.default_rng(0).random((B, 1, T, S)) < 0.6
 _ALLOWED[..., 0] = True
-
-
-@_case
-def mask():
-    def attend(query, key, value):
-        scores = jnp.where(jnp.asarray(_ALLOWED), _scores(query, key), -1e30)
-        return _values(jax.nn.softmax(scores), value)
-
-    return _by_hand(attend, functools.partial(_softmax, allowed=_ALLOWED))
 
 
 @_case
@@ -355,16 +318,6 @@ def grouped_heads():
 
 
 @_case
-def repeated_heads():
-    def attend(query, key, value):
-        key, value = (jnp.repeat(x, H // G, axis=2) for x in (key, value))
-        return _values(jax.nn.softmax(_scores(query, key)), value)
-
-    case = _by_hand(attend, num_key_heads=G)
-    return dataclasses.replace(case, num_key_heads=H)
-
-
-@_case
 def one_key_head():
     def attend(query, key, value):
         scores = jnp.einsum("bthk,bsk->bhts", query, key[:, :, 0]) / np.sqrt(K)
@@ -372,20 +325,6 @@ def one_key_head():
         return jnp.einsum("bhts,bsv->bthv", weights, value[:, :, 0])
 
     return _by_hand(attend, num_key_heads=1)
-
-
-@_case
-def batch_and_heads_merged():
-    def attend(query, key, value):
-        query, key, value = (
-            jnp.swapaxes(x, 1, 2).reshape(B * H, x.shape[1], x.shape[-1])
-            for x in (query, key, value)
-        )
-        scores = query @ jnp.swapaxes(key, 1, 2) / np.sqrt(K)
-        values = jax.nn.softmax(scores) @ value
-        return jnp.swapaxes(values.reshape(B, H, T, V), 1, 2)
-
-    return _by_hand(attend)
 
 
 @_case
@@ -425,21 +364,8 @@ def one_head():
 
 
 @_case
-def softmax_and_products_in_calls():
-    softmax, scores, values = map(jax.jit, (jax.nn.softmax, _scores, _values))
-    return _by_hand(lambda q, k, v: values(softmax(scores(q, k)), v))
-
-
-@_case
 def all_in_a_call():
     return _by_hand(jax.jit(lambda q, k, v: _values(jax.nn.softmax(_scores(q, k)), v)))
-
-
-@_case
-def checkpointed():
-    return _by_hand(
-        jax.checkpoint(lambda q, k, v: _values(jax.nn.softmax(_scores(q, k)), v))
-    )
 
 
 # --- Libraries

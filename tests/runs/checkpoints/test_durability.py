@@ -210,20 +210,8 @@ def test_loss_that_is_not_finite_is_refused(tmp_path, make_tree):
     assert not (tmp_path / "new").exists()
 
 
-def test_wrong_dtype_and_names_are_refused(folder, make_tree):
-    double, renamed = make_tree(), make_tree()
-    double["params"]["w"] = double["params"]["w"].astype(np.float64)
-    renamed["params"]["c"] = renamed["params"].pop("b")
-    with checkpoints.Checkpoints(folder, read_only=True) as stored:
-        with pytest.raises(ConfigError, match=r"float32 at .*\['w'\].*has float64"):
-            stored.restore(double)
-        with pytest.raises(ConfigError, match=r"lacks .*\['c'\]; .* has .*\['b'\]"):
-            stored.restore(renamed)
-
-
 ENDINGS = {
     "return": "",
-    "exit": "sys.exit(3)",
     "exception": "raise RuntimeError('boom')",
     "with": "stored.__exit__(ValueError, ValueError(), None)",
 }
@@ -247,7 +235,7 @@ def test_process_that_ends_after_a_save_has_it(tmp_path, make_tree, ending):
         text=True,
         timeout=120,
     )
-    assert done.returncode == {"exit": 3, "exception": 1}.get(ending, 0), done.stderr
+    assert done.returncode == {"exception": 1}.get(ending, 0), done.stderr
     with checkpoints.Checkpoints(tmp_path, read_only=True) as stored:
         assert stored.latest() == 5
         found = stored.restore({"w": np.zeros(3)})
