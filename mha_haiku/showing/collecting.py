@@ -8,7 +8,7 @@ positions, P and Q bins of these.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,19 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from mha_haiku.core import attention
+from mha_haiku.core import attention, tiles
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, means
-from mha_haiku.showing import zoom
-from mha_haiku.showing.map_set import (
-    Channels,
-    Example,
-    Layer,
-    MapSet,
-    Patch,
-    PerHead,
-    Roles,
-)
+from mha_haiku.showing.map_set import Example, Layer, MapSet, PerHead, Roles
 
 Array = jax.Array
 
@@ -82,16 +73,11 @@ class Seen(NamedTuple):
       known: Numbers and roles of its heads.
       masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
         examples start at different positions.
-      patches: Finer parts of a pooled map; None without them.
-      channels: The scaled queries `[N, H, T, K]`, the keys, and for each head whether
-        their products are the whole scores; None without them.
     """
 
     weights: Any
     known: Known
     masked: Any
-    patches: zoom.Patches | None
-    channels: tuple[Any, Any, Any] | None
 
     def of_heads(self, chosen: Any) -> "Seen":
         """Keeps some heads."""
@@ -111,9 +97,6 @@ def see(
     tokens: Array | None = None,
     lengths: Array | None = None,
     has_numbers: bool = True,
-    has_patches: bool = False,
-    has_channels: bool = False,
-    gathered: Callable[[Any], Any] = lambda tree: tree,
 ) -> Seen:
     """Collects what is shown of a map `[B..., H, T, S]`, inside of a program.
 
@@ -125,34 +108,67 @@ def see(
       tokens: The tokens of the queries, which some statistics and roles need.
       lengths: Numbers of valid keys; None: all are.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
-      has_patches: Whether a pooled map has finer parts.
-      has_channels: Whether a whole map has its queries and keys.
-      gathered: Makes arrays whole on every device: where patches lie depends on data.
     """
     told = Known({}, {})
-    patches = masked = channels = pooled = None
+    masked = pooled = None
     if bins is not None:
         pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
     if pooled is None:
         weights = attention_map.weights()
         if has_numbers:
             told = known(attention_map, kind, tokens=tokens, lengths=lengths)
-        if has_channels:
-            query, key, exact = zoom.channels(attention_map)
-            channels = query, key, jnp.full(query.shape[:-2], exact)
     elif has_numbers:
         statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
         weights = statistics.pooled
         told = Known(_flat(per_head(statistics), attention_map), {})
     else:
         weights = attention_map.pooled(*pooled)
-    if pooled is not None and has_patches:
-        patches = zoom.patches(*gathered((attention_map, weights)))
     origin = attention_map.weighting.origin
     if not np.ndim(origin.query) and not np.ndim(origin.key):
-        masked = zoom.masked_cells(attention_map, *(pooled or ()))
-    weights, *others = _flat((weights, masked, patches, channels), attention_map)
-    return jax.tree.map(lambda x: x[examples], Seen(weights, told, *others))
+        masked = masked_cells(attention_map, *(pooled or ()))
+    weights, masked = _flat((weights, masked), attention_map)
+    return jax.tree.map(lambda x: x[examples], Seen(weights, told, masked))
+
+
+def masked_cells(
+    attention_map: attention.AttentionMap,
+    rows: int | None = None,
+    columns: int | None = None,
+) -> Array:
+    """Marks cells without weight because the mask forbids it, `[B..., H, P, Q]`.
+
+    H is 1 where all heads have the same mask. Of a map that is pooled to at most so
+    many rows and columns, a cell counts as masked if it lies outside of the keys
+    between the first and the last that a query of its bin may attend to.
+    """
+    mask, origin = attention_map.weighting.mask, attention_map.weighting.origin
+    *batch, heads, num_queries, num_keys = attention_map.shape
+    if not mask.has_heads():
+        heads = 1
+    if rows is None or columns is None:
+        at = origin.at(np.arange(num_queries), np.arange(num_keys))
+        masked = tiles.lifted(~mask.aligned_tile(*at), len(batch) + 3)
+        return jnp.broadcast_to(masked, (*batch, heads, num_queries, num_keys))
+    query_edges = attention.bin_edges(num_queries, rows)
+    key_edges = jnp.asarray(attention.bin_edges(num_keys, columns))[None]
+
+    def of_head(index):
+        *example, head = jnp.unravel_index(index, (*batch, heads))
+        own = mask.at_head(tuple(example), head)
+        keys = origin.key, origin.key + num_keys
+        ranges = [
+            own.key_range((origin.query + start, origin.query + stop), keys)
+            for start, stop in zip(
+                query_edges[:-1].tolist(), query_edges[1:].tolist(), strict=True
+            )
+        ]
+        first, last = jnp.asarray(ranges).T[..., None] - origin.key
+        return (
+            (key_edges[:, 1:] <= first) | (key_edges[:, :-1] >= last) | (first >= last)
+        )
+
+    masked = jax.vmap(of_head)(jnp.arange(math.prod(batch) * heads))
+    return masked.reshape(*batch, heads, *masked.shape[1:])
 
 
 def _flat(tree: Any, attention_map: attention.AttentionMap) -> Any:
@@ -163,9 +179,7 @@ def _flat(tree: Any, attention_map: attention.AttentionMap) -> Any:
 
 
 # Outside of any other program; what has one shape compiles once.
-see_alone = jax.jit(
-    see, static_argnames=("bins", "kind", "has_numbers", "has_patches", "has_channels")
-)
+see_alone = jax.jit(see, static_argnames=("bins", "kind", "has_numbers"))
 
 
 def map_set(
@@ -180,8 +194,7 @@ def map_set(
     """Joins what was seen of L layers to a set, on the host.
 
     The N examples have all but their maps. Their axes may be shorter than the maps:
-    the other rows and columns are padding and left out. Weights and channels get
-    `dtype`.
+    the other rows and columns are padding and left out. Weights get `dtype`.
     """
     columns = [range(len(layer.heads)) for layer in layers]
     numbers = summary([each.known.numbers for each in seen], columns)
@@ -194,8 +207,8 @@ def map_set(
 
 
 def _filled(example, n, layers, seen, dtype) -> Example:
-    weights, masked, channels, patches = [], [], [], []
-    for i, (layer, each) in enumerate(zip(layers, seen, strict=True)):
+    weights, masked = [], []
+    for layer, each in zip(layers, seen, strict=True):
         axes = example.axes(layer)
         part = np.s_[..., : axes.queries.bins, : axes.keys.bins]
         weights.append(each.weights[n][part].astype(dtype))
@@ -207,38 +220,7 @@ def _filled(example, n, layers, seen, dtype) -> Example:
             known = (x for x in masked if x is not None and np.array_equal(x, hidden))
             hidden = next(known, hidden)
         masked.append(hidden)
-        lengths = len(axes.queries.tokens), len(axes.keys.tokens)
-        if each.channels is None:
-            channels.append(None)
-        else:
-            sides = zip(each.channels[:2], lengths, strict=True)
-            query, key = (x[n, :, :size].astype(dtype) for x, size in sides)
-            channels.append(Channels(query, key, bool(each.channels[2].all())))
-        if each.patches is not None:
-            patches += _patches(i, *(x[n] for x in each.patches), lengths, dtype)
-    return example._replace(
-        weights=tuple(weights),
-        masked=tuple(masked),
-        channels=tuple(channels) if any(channels) else None,
-        patches=tuple(patches),
-    )
-
-
-def _patches(layer, places, weights, lengths, dtype) -> list[Patch]:
-    """Makes the patches of a layer, without the cells past the end."""
-    patches = []
-    for head, number in np.ndindex(*places.shape[:2]):
-        query, key, width = places[head, number].tolist()
-        steps = np.arange(weights.shape[-1] + 1) * width
-        edges = [
-            np.unique(np.minimum(first + steps, length))
-            for first, length in zip((query, key), lengths, strict=True)
-        ]
-        rows, columns = (len(each) - 1 for each in edges)
-        part = weights[head, number, :rows, :columns].astype(dtype)
-        if part.size and part.any():
-            patches.append(Patch(layer, head, *edges, part))
-    return patches
+    return example._replace(weights=tuple(weights), masked=tuple(masked))
 
 
 def roles(of_layers: Sequence[Known], **options: Any) -> heads.Roles:

@@ -84,24 +84,24 @@ def contents(shown: Dossier) -> dict[str, Any]:
       `sets`, each with `name`, `step`, `layers`, `numbers`, `roles`, `missing` and
       `examples`. An example has its axes `queries` and `keys` (None: the same),
       `layers` with packed `codes` (see `encode`) and each head's `largest` weight,
-      `answers`, `images`, `patches`, `channels` and `why`; where layers are of several
+      `answers`, `images` and `why`; where layers are of several
       kinds they have their `kind`, and an example `kinds`: what layers of a kind have
       in place of its axes, images and answers, and `alignment`, pairs of positions.
     """
     shown.check()
     cells = sum(
-        sum(weights.size for weights in example.weights)
-        + sum(patch.weights.size for patch in example.patches)
+        weights.size
         for each in shown.sets
         for example in each.examples
+        for weights in example.weights
     )
     bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not shown.rounding else 1
     levels = _LEVELS[bytes_per_cell]
     signed = any(
-        (part < 0).any()
+        (weights < 0).any()
         for each in shown.sets
         for example in each.examples
-        for part in (*example.weights, *(patch.weights for patch in example.patches))
+        for weights in example.weights
     )
     pack = functools.partial(
         encode, levels=levels, rounding=shown.rounding, signed=signed
@@ -111,8 +111,8 @@ def contents(shown: Dossier) -> dict[str, Any]:
         largest
         for each in sets
         for example in each["examples"]
-        for part in (*example["layers"], *example["patches"])
-        for largest in (*part["largest"], 0.0)
+        for layer in example["layers"]
+        for largest in (*layer["largest"], 0.0)
     )
     # To one digit, upwards, as the page says it.
     error = largest * (2 if signed else 1) / levels + shown.rounding / 2
@@ -207,7 +207,6 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
 
 def _example(example: Example, pack: Pack) -> dict[str, Any]:
     weights = enumerate(example.weights)
-    channels = example.channels
     kinds = {kind: _kind(axes) for kind, axes in example.kinds.items()}
     return {
         "name": labels.one_line(example.name),
@@ -217,17 +216,6 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
         "layers": [pack(each, example.masked_cells(i)) for i, each in weights],
         "answers": _answers(example),
         "images": _images(example.images),
-        "patches": [
-            {
-                "layer": patch.layer,
-                "head": patch.head,
-                "queries": patch.query_edges.tolist(),
-                "keys": patch.key_edges.tolist(),
-                **pack(patch.weights[None]),
-            }
-            for patch in example.patches
-        ],
-        "channels": None if channels is None else list(map(_channels, channels)),
         "why": None if example.why is None else _why(example.why),
     } | ({"kinds": kinds} if kinds else {})
 
@@ -310,20 +298,6 @@ def _images(images: np.ndarray | None) -> dict[str, Any] | None:
         "count": count,
         "codes": _packed(images),
     }
-
-
-def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
-    """Rounds queries and keys to 127 steps of the largest of their head."""
-    if channels is None:
-        return None
-    result = {"size": channels.query.shape[-1], "exact": channels.exact}
-    for name in ("query", "key"):
-        values = np.nan_to_num(getattr(channels, name).astype(np.float64))
-        scale = np.abs(values).max((1, 2), initial=0.0) / 127
-        steps = values / np.where(scale > 0, scale, 1)[:, None, None]
-        result[name] = _packed(np.round(steps).astype("i1"))
-        result[f"{name}_scale"] = scale.tolist()
-    return result
 
 
 def _why(why: map_set.Why) -> dict[str, Any]:

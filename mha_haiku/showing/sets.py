@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import attention, checks, display, models
-from mha_haiku.core.attention import scores, sited
+from mha_haiku.core.attention import sited
 from mha_haiku.lab import heads
 from mha_haiku.showing import collecting
 from mha_haiku.showing.map_set import (
@@ -33,7 +33,6 @@ from mha_haiku.showing.map_set import (
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
 _MOST_EXAMPLES = 16
-_MOST_CHANNEL_NUMBERS = 2**21  # of a layer, up to which a page has queries and keys
 
 
 class Given(NamedTuple):
@@ -228,7 +227,6 @@ def map_set(
             kind=layer.kind,
             tokens=_token_ids(queries, batch_shape) if has_ids and is_whole else None,
             has_numbers=has_numbers,
-            has_channels=_has_channels(each, len(shown)),
         )
         seen.append(jax.device_get(found))
         edges[layer.kind] = [
@@ -289,15 +287,6 @@ def _array(value) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
     return np.asarray(value)
-
-
-def _has_channels(attention_map, count) -> bool:
-    """Checks whether queries and keys of so many examples are shown."""
-    *_, num_heads, num_queries, num_keys = attention_map.shape
-    size = attention_map.query.shape[-1]
-    amount = count * num_heads * (num_queries + num_keys) * size
-    is_product = isinstance(attention_map.weighting.score, scores.DotProduct)
-    return is_product and 0 < amount <= _MOST_CHANNEL_NUMBERS
 
 
 def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:

@@ -129,7 +129,7 @@ def _inline(whole: map_set.Dossier, html: str) -> str:
     escaped = html.replace("&", "&amp;").replace("'", "&#39;")
     title = markup.escaped(whole.title)
     frame = (
-        f'<iframe title="{title}" sandbox="allow-scripts allow-downloads" '
+        f'<iframe title="{title}" sandbox="allow-scripts" '
         f'style="grid-area:1/1;width:100%;height:{_HEIGHT}px;border:0;'
         f"background:Canvas;resize:vertical;position:relative\" srcdoc='{escaped}'>"
         "</iframe>"

@@ -218,26 +218,6 @@ def test_the_page_has_everything_of_a_dossier(whole):
     assert (images["count"], images["height"], images["width"]) == (5, 2, 3)
     pixels = np.frombuffer(_unpacked(images["codes"]), "u1").reshape(5, 2, 3)
     assert (pixels == given.images).all()
-    (patch,) = example["patches"]
-    assert (patch["queries"], patch["keys"]) == ([1, 2, 3], [0, 1, 2, 4])
-    codes = _codes(contents, patch["codes"], (2, 3))
-    weights, _ = _weights(contents, codes, patch["largest"][0])
-    np.testing.assert_allclose(weights, given.patches[0].weights, atol=1e-4)
-
-
-def test_queries_and_keys_of_a_layer_make_its_scores(whole):
-    contents = page.contents(whole)
-    first, second = contents["sets"][0]["examples"][0]["channels"]
-    given = whole.sets[0].examples[0].channels[0]
-    assert (first["size"], first["exact"], second) == (4, False, None)
-    query, key = (
-        np.frombuffer(_unpacked(first[name]), "i1").reshape(values.shape)
-        * np.array(first[f"{name}_scale"])[:, None, None]
-        for name, values in (("query", given.query), ("key", given.key))
-    )
-    scores = np.einsum("htk,hsk->hts", query, key)
-    wanted = np.einsum("htk,hsk->hts", given.query, given.key)
-    np.testing.assert_allclose(scores, wanted, atol=0.02 * abs(wanted).max())
 
 
 def test_nan_weights_are_said(whole):

@@ -206,7 +206,6 @@ function prepare() {
   buildControls();
   buildSteps();
   buildTable();
-  element('tools').append(saveButtons(() => element('stage'), () => shown[0].context));
   shownPanels = panels.map((panel) => {
     const made = panel.create();
     const box = make(

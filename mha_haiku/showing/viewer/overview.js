@@ -37,10 +37,7 @@ function buildOverview() {
 
 // Another head keeps the query, and goes on to its strongest key.
 function chooseHead(layer, head) {
-  const { layers } = page.sets[choice.set];
-  // Another kind has other positions, of which the window says nothing.
-  const zoom = layers[layer].kind === layers[choice.layer].kind ? choice.zoom : null;
-  choose({ layer, head, zoom }, true);
+  choose({ layer, head }, true);
 }
 
 function updateOverview() {
