@@ -12,6 +12,7 @@ as text only. The page's policy lets nothing but its own script run.
 """
 
 import base64
+import collections
 import functools
 import hashlib
 import html
@@ -37,6 +38,23 @@ _MOST_ANSWERS = 512
 _LONGEST_TOKEN = 200
 # Texts of an axis, above which they are compressed.
 _MOST_PLAIN_TOKENS = 1024
+_MOST_SAID = 3  # heads that the sentence below the title names
+# What heads of a role attend to; others have no clear role.
+_ROLES = {
+    "aligned": "where the task says that they should",
+    "previous_token": "to the previous token",
+    "next_token": "to the next token",
+    "own_position": "to their own position",
+    "first_token": "to the first token",
+    "separator": "to separators",
+    "induction": "to what followed the same token before",
+    "positional": "to a fixed distance",
+    "anti_diagonal": "in reverse order",
+    "monotonic": "in the order of the other text",
+    "uniform": "evenly to everything",
+    "broad": "broadly",
+}
+_VAGUE = ("uniform", "broad")
 _VIEWER = importlib.resources.files(__package__).joinpath("viewer")
 
 
@@ -81,12 +99,13 @@ def contents(shown: Dossier) -> dict[str, Any]:
     Returns:
       `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, whether they
       are `signed`, the `largest` weight and the `precision`, both of all maps; and
-      `sets`, each with `name`, `step`, `layers`, `numbers`, `roles`, `missing` and
-      `examples`. An example has its axes `queries` and `keys` (None: the same),
-      `layers` with packed `codes` (see `encode`) and each head's `largest` weight,
-      `answers`, `images` and `why`; where layers are of several
-      kinds they have their `kind`, and an example `kinds`: what layers of a kind have
-      in place of its axes, images and answers, and `alignment`, pairs of positions.
+      `sets`, each with `name`, `step`, `layers`, `numbers`, `roles`, `said` (texts, and
+      heads as `[text, layer, head]`), `missing` and `examples`. An example has its axes
+      `queries` and `keys` (None: the same), `layers` with packed `codes` (see `encode`)
+      and each head's `largest` weight, `answers`, `images` and `why`; where layers are
+      of several kinds they have their `kind`, and an example `kinds`: what layers of a
+      kind have in place of its axes, images and answers, and `alignment`, pairs of
+      positions.
     """
     shown.check()
     cells = sum(
@@ -200,9 +219,55 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
             for name, number in maps.numbers.items()
         ],
         "roles": roles,
+        "said": _sentence(maps),
         "missing": [list(map(labels.one_line, each)) for each in maps.missing],
         "examples": [_example(example, pack) for example in maps.examples],
     }
+
+
+def _sentence(maps: MapSet) -> list[str | list]:
+    """Says of a set what its heads do, and which of them to look at first."""
+    said: list[str | list] = []
+    if maps.roles is not None:
+        names, scores = maps.roles
+        counts = collections.Counter(name for name in names.flat if name)
+        roles = [name for name, _ in counts.most_common() if name in _ROLES]
+        parts = [
+            f"{counts[x]} attend{'s' * (counts[x] == 1)} {_ROLES[x]}" for x in roles
+        ]
+        if others := counts.total() - sum(counts[name] for name in roles):
+            parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
+        said.append(f"Of {counts.total()} heads {_listed(parts)}. ")
+        # The clearest head of each role, and of these the clearest ones.
+        shares = {name: np.where(names == name, scores, -np.inf) for name in roles}
+        clear = [name for name in roles if name not in _VAGUE]
+        for name in sorted(clear, key=lambda x: -shares[x].max())[:_MOST_SAID]:
+            place = np.unravel_index(np.argmax(shares[name]), names.shape)
+            score = shares[name][place]
+            said += [_head(maps, *place), f" attends {_ROLES[name]} with {score:.2f}. "]
+    measured = (x for x in maps.numbers.values() if x.ranks is not None)
+    if (number := next(measured, None)) is not None:
+        order = np.argsort(-np.nan_to_num(number.mean, nan=-np.inf), axis=None)
+        said.append(f"Most important ({labels.one_line(number.label)}): ")
+        for place in zip(
+            *np.unravel_index(order[:_MOST_SAID], maps.shape), strict=True
+        ):
+            text = f" {number.mean[place]:.3g} {labels.one_line(number.unit)}; "
+            said += [_head(maps, *place), text]
+        said[-1] = said[-1].removesuffix("; ") + "."
+    return said
+
+
+def _head(maps: MapSet, layer: int, head: int) -> list[str | int]:
+    """Names a head, with its place."""
+    each = maps.layers[layer]
+    name = labels.one_line(f"{each.name}, head {each.heads[head]}")
+    return [name, int(layer), int(head)]
+
+
+def _listed(parts: Sequence[str]) -> str:
+    *others, last = parts
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _example(example: Example, pack: Pack) -> dict[str, Any]:

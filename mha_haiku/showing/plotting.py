@@ -70,7 +70,7 @@ def plot(
         if not isinstance(size, Sequence) or len(size) != 2:
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         size = tuple(checks.positive_number("size", x) for x in size)
-    what, texts, _ = sets.given(what, tokens=tokens, key_tokens=key_tokens)
+    what, texts, *_ = sets.given(what, tokens=tokens, key_tokens=key_tokens)
     with drawing.style():
         if sets.is_maps(what):
             maps = sets.layers_of(what)

@@ -42,11 +42,13 @@ class Given(NamedTuple):
       maps: Maps as `mh.show` takes them; or anything else, where there are no maps.
       texts: `tokens`, `key_tokens` and `images` as `mh.show` takes them, where known.
       why: Why heads look there, `heads.why.Cells` of one example.
+      name: Of the model; "": it is not known.
     """
 
     maps: Any
     texts: Mapping[str, Any] = {}
     why: tuple[Any, ...] = ()
+    name: str = ""
 
 
 @functools.singledispatch

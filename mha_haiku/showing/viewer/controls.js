@@ -85,6 +85,7 @@ function updateControls(set) {
   fillSelect(element('set'), names(page.sets), String(choice.set));
   element('set').parentElement.hidden = page.sets.length < 2 || hasSteps();
   fillSelect(element('example'), names(set.examples), String(choice.example));
+  element('example').parentElement.hidden = set.examples.length < 2;
   element('note').textContent = set.examples[choice.example].note;
   for (const name of ['range', 'scale', 'colours', 'pair']) element(name).value = choice[name];
   for (const input of document.querySelectorAll('input[name="direction"]')) {
@@ -101,8 +102,8 @@ function offerNumbers(set) {
   element('rank').hidden = !names.length || heads < 2;
   const short = (name) => shorten(inWords(name), 30);
   fillSelect(element('beside'), [
-    ['all', names.includes('role') ? 'role and numbers' : 'numbers'],
-    ...names.map((name) => [name, short(name)]), ['', 'nothing'],
+    ['all', names.includes('role') ? 'roles' : 'numbers'],
+    ...names.filter((name) => name !== 'role').map((name) => [name, short(name)]), ['', 'nothing'],
   ], choice.beside);
   fillSelect(element('order'), [
     ['', 'layer and head'],

@@ -57,9 +57,9 @@ function show(strongest) {
   if (!headButton()) return;
   if (strongest) chooseStrongest();
   element('answer').hidden = !exampleOf(choice).answers;
+  element('detail-title').textContent = nameOf({ ...choice }); // before its room is measured
   const { shown: wanted, reason } = shownContexts(stageRoom());
   element('compare-note').textContent = reason ?? '';
-  element('detail-title').textContent = nameOf({ ...choice });
   showTabs(wanted);
   showOnStage(wanted);
   for (const panel of shownPanels) {
@@ -231,8 +231,8 @@ function prepare() {
   return wanted;
 }
 
-// What the choices are at first, on this page: the first layer with heads (of several kinds
-// see `tellingHead`), the last query (the last that is aligned), which also a causal model
+// What the choices are at first, on this page: the first head that the sentence names, or of
+// the first layer with heads (of several kinds see `tellingHead`), the last query (the last that is aligned), which also a causal model
 // lets see most, and a scale that shows small weights of long rows.
 function declareInitial() {
   const set = page.sets.at(-1);
@@ -240,7 +240,8 @@ function declareInitial() {
   if (hasSteps()) initial('set', page.sets.length - 1);
   else if (page.sets.length === 2) initial('compare', 'set:1');
   const first = [Math.max(0, set.layers.findIndex(({ heads }) => heads.length)), 0];
-  const [layer, head] = tellingHead(set) ?? first;
+  const named = set.said.find(Array.isArray)?.slice(1);
+  const [layer, head] = tellingHead(set) ?? named ?? first;
   initial('layer', layer);
   initial('head', head);
   const { queries, keys, alignment } = exampleOf({ set: page.sets.length - 1, example: 0, layer });
