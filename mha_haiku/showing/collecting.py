@@ -24,8 +24,8 @@ from mha_haiku.showing.map_set import Example, Layer, MapSet, PerHead, Roles
 Array = jax.Array
 
 
-class Known(NamedTuple):
-    """What is known of the heads of one layer, on each of N examples.
+class Seen(NamedTuple):
+    """What is seen of the heads of one layer, on each of N examples.
 
     Attributes:
       numbers: Statistics and shares of alignments by name, `[N, H]`.
@@ -33,51 +33,26 @@ class Known(NamedTuple):
         pooled maps.
       places: The key with the largest weight of each query, `[N, H, T]`, in whole maps
         of cross-attention, for `aligned`; else None.
+      weights: `[N, H, P, Q]`; None where numbers alone are wanted.
+      masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
+        examples start at different positions.
     """
 
     numbers: dict[str, Any]
     evidence: dict[str, Any]
     places: Any = None
+    weights: Any = None
+    masked: Any = None
 
-    def aligned(self, alignments: Mapping[str, np.ndarray]) -> "Known":
+    def aligned(self, alignments: Mapping[str, np.ndarray]) -> "Seen":
         """Adds how often heads look where they should, `[N, T, S]` by name."""
         if self.places is None:
             return self
         shares = {x: alignment.shares(self.places, y) for x, y in alignments.items()}
         evidence = self.evidence | alignment.evidence(shares)
-        return Known(self.numbers | shares, evidence)
-
-
-def known(
-    attention_map: attention.AttentionMap,
-    kind: str = "",
-    *,
-    tokens: Array | None = None,
-    lengths: Array | None = None,
-) -> Known:
-    """Measures the heads of a whole map; arguments as of `see`."""
-    statistics = attention_map.statistics(tokens=tokens)
-    evidence = heads.role_evidence(
-        attention_map, statistics, kind, tokens=tokens, lengths=lengths
-    )
-    places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
-    numbers, places = _flat((per_head(statistics), places), attention_map)
-    return Known(numbers, evidence, places)
-
-
-class Seen(NamedTuple):
-    """What is shown of the map of one layer.
-
-    Attributes:
-      weights: `[N, H, P, Q]`.
-      known: Numbers and roles of its heads.
-      masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
-        examples start at different positions.
-    """
-
-    weights: Any
-    known: Known
-    masked: Any
+        return self._replace(
+            numbers=self.numbers | shares, evidence=evidence, places=None
+        )
 
     def of_heads(self, chosen: Any) -> "Seen":
         """Keeps some heads."""
@@ -86,6 +61,23 @@ class Seen(NamedTuple):
             masked = masked[:, chosen]
         others = self._replace(masked=None)
         return jax.tree.map(lambda x: x[:, chosen], others)._replace(masked=masked)
+
+
+def known(
+    attention_map: attention.AttentionMap,
+    kind: str = "",
+    *,
+    tokens: Array | None = None,
+    lengths: Array | None = None,
+) -> Seen:
+    """Measures the heads of a whole map; arguments as of `see`."""
+    statistics = attention_map.statistics(tokens=tokens)
+    evidence = heads.role_evidence(
+        attention_map, statistics, kind, tokens=tokens, lengths=lengths
+    )
+    places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
+    numbers, places = _flat((per_head(statistics), places), attention_map)
+    return Seen(numbers, evidence, places)
 
 
 def see(
@@ -109,7 +101,7 @@ def see(
       lengths: Numbers of valid keys; None: all are.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
     """
-    told = Known({}, {})
+    told = Seen({}, {})
     masked = pooled = None
     if bins is not None:
         pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
@@ -120,14 +112,15 @@ def see(
     elif has_numbers:
         statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
         weights = statistics.pooled
-        told = Known(_flat(per_head(statistics), attention_map), {})
+        told = Seen(_flat(per_head(statistics), attention_map), {})
     else:
         weights = attention_map.pooled(*pooled)
     origin = attention_map.weighting.origin
     if not np.ndim(origin.query) and not np.ndim(origin.key):
         masked = masked_cells(attention_map, *(pooled or ()))
     weights, masked = _flat((weights, masked), attention_map)
-    return jax.tree.map(lambda x: x[examples], Seen(weights, told, masked))
+    told = told._replace(weights=weights, masked=masked)
+    return jax.tree.map(lambda x: x[examples], told)
 
 
 def masked_cells(
@@ -197,11 +190,11 @@ def map_set(
     the other rows and columns are padding and left out. Weights get `dtype`.
     """
     columns = [range(len(layer.heads)) for layer in layers]
-    numbers = summary([each.known.numbers for each in seen], columns)
+    numbers = summary([each.numbers for each in seen], columns)
     filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
     told = None
-    if all(each.known.evidence for each in seen):
-        found = roles([each.known for each in seen])
+    if all(each.evidence for each in seen):
+        found = roles(seen)
         told = Roles(found.names, found.deciding)
     return MapSet(name, tuple(layers), tuple(filled), step, numbers, told)
 
@@ -223,7 +216,7 @@ def _filled(example, n, layers, seen, dtype) -> Example:
     return example._replace(weights=tuple(weights), masked=tuple(masked))
 
 
-def roles(of_layers: Sequence[Known], **options: Any) -> heads.Roles:
+def roles(of_layers: Sequence[Seen], **options: Any) -> heads.Roles:
     """Finds the roles of heads, over all examples; see `heads.roles_of_evidence`."""
     sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in of_layers]
     return heads.roles_of_evidence(sums, **options)

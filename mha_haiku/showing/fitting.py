@@ -24,14 +24,12 @@ class Cut(NamedTuple):
 
     Attributes:
       examples: How many examples of each set.
-      heads: How many heads of a layer, at most.
       join: How many bins, along queries and keys, become one.
       rounding: Weights are rounded to multiples of this.
       has_why: Whether the page says why heads look there.
     """
 
     examples: int
-    heads: int
     join: int = 1
     rounding: float = 0.0
     has_why: bool = True
@@ -39,8 +37,7 @@ class Cut(NamedTuple):
     @property
     def size(self) -> float:
         """How large the page is, about, in proportion to other cuts."""
-        cells = self.examples * self.heads / self.join**2
-        return cells * _ROUNDINGS[self.rounding]
+        return self.examples * _ROUNDINGS[self.rounding] / self.join**2
 
 
 def fitted(
@@ -53,7 +50,7 @@ def fitted(
     """
     cuts = list(_cuts(whole))
     cells = sum(x.size for each in whole.sets for x in each.examples[0].weights)
-    bytes_per_size = _BYTES_PER_CELL * cells / cuts[0].heads
+    bytes_per_size = _BYTES_PER_CELL * cells
     for cut in cuts:
         # Not rendered if it cannot fit, as a part of a page has a size of its own.
         if cut.size * bytes_per_size > budget and cut is not cuts[-1]:
@@ -68,8 +65,8 @@ def fitted(
 
 
 def _cuts(whole: Dossier) -> Iterator[Cut]:
-    """Yields ever smaller cuts, from all of a dossier to one head of each layer."""
-    cut = Cut(_num_examples(whole), _num_heads(whole))
+    """Yields ever smaller cuts, from all of a dossier to one small example."""
+    cut = Cut(_num_examples(whole))
     yield cut
     cut = cut._replace(has_why=False)
     for rounding in _ROUNDINGS:
@@ -83,9 +80,6 @@ def _cuts(whole: Dossier) -> Iterator[Cut]:
         yield cut
     while _bins(whole, cut.join + 1) >= _FEWEST_BINS:
         cut = cut._replace(join=cut.join + 1)
-        yield cut
-    while cut.heads > 1:
-        cut = cut._replace(heads=cut.heads - 1)
         yield cut
 
 
@@ -104,31 +98,20 @@ def _num_examples(whole) -> int:
     return max(1, *(len(each.inputs) for each in whole.sets))
 
 
-def _num_heads(whole) -> int:
-    return max(len(layer.heads) for each in whole.sets for layer in each.layers)
-
-
 def cut_to(whole: Dossier, cut: Cut, budget: int) -> Dossier:
-    """Cuts a dossier, with notes that say what is left out."""
-    kept = {"examples": (cut.examples, _num_examples(whole))}
-    kept["heads of a layer"] = cut.heads, _num_heads(whole)
-    notes = [
-        f"Of {total} {what} the first {count} fit the {budget:,} bytes of this view."
-        for what, (count, total) in kept.items()
-        if count < total
-    ]
-    return whole._replace(
-        rounding=max(whole.rounding, cut.rounding),
-        sets=tuple(_cut_set(each, cut) for each in whole.sets),
-        notes=(*whole.notes, *notes),
-    )
+    """Cuts a dossier, with a note that says what is left out."""
+    total, notes = _num_examples(whole), whole.notes
+    if cut.examples < total:
+        fit = f"fit the {budget:,} bytes of this view."
+        notes = (*notes, f"Of {total} examples the first {cut.examples} {fit}")
+    sets = tuple(_cut_set(each, cut) for each in whole.sets)
+    rounding = max(whole.rounding, cut.rounding)
+    return whole._replace(rounding=rounding, sets=sets, notes=notes)
 
 
 def _cut_set(each: MapSet, cut: Cut) -> MapSet:
     kept = (*each.inputs[: cut.examples], *(x for x in each.examples if x.is_mean))
-    heads = [range(len(layer.heads))[: cut.heads] for layer in each.layers]
-    each = dataclasses.replace(each, examples=kept).with_heads(heads)
-    examples = tuple(_cut_example(x, each.layers, cut) for x in each.examples)
+    examples = tuple(_cut_example(x, each.layers, cut) for x in kept)
     return dataclasses.replace(each, examples=examples)
 
 
@@ -149,7 +132,8 @@ def _cut_example(example: Example, layers, cut: Cut) -> Example:
             _joined_weights(weights, example.axes(layer).queries.edges, cut.join)
             for weights, layer in zip(example.weights, layers, strict=True)
         ),
-        masked=tuple(_joined_mask(masked, cut.join) for masked in example.masked),
+        masked=example.masked
+        and tuple(_joined_mask(masked, cut.join) for masked in example.masked),
     )
 
 

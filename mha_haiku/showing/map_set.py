@@ -201,9 +201,18 @@ class Layer(NamedTuple):
         return cls(name, tuple(map(str, heads)), kind, index, number)
 
     @classmethod
-    def names(cls, kinds: Sequence[str]) -> list[str]:
-        """Returns the names of layers of these kinds, each counted among its kind."""
-        return [f"{x or 'layer'} {i - kinds.index(x)}" for i, x in enumerate(kinds)]
+    def of_kinds(
+        cls, kinds: Sequence[str], heads: Sequence[Iterable[int]]
+    ) -> tuple["Layer", ...]:
+        """Makes the layers of a model by their kinds, each counted among its kind.
+
+        Without kinds all are of one. `heads` has the names of the heads of each layer.
+        """
+        kinds = list(kinds) or [""] * len(heads)
+        return tuple(
+            cls.of_model(kind, i - kinds.index(kind), i, names)
+            for i, (kind, names) in enumerate(zip(kinds, heads, strict=True))
+        )
 
     @property
     def address(self) -> str:

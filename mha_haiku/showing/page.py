@@ -108,31 +108,17 @@ def contents(shown: Dossier) -> dict[str, Any]:
       positions.
     """
     shown.check()
-    cells = sum(
-        weights.size
-        for each in shown.sets
-        for example in each.examples
-        for weights in example.weights
-    )
+    examples = [example for each in shown.sets for example in each.examples]
+    maps = [weights for example in examples for weights in example.weights]
+    cells = sum(weights.size for weights in maps)
     bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not shown.rounding else 1
     levels = _LEVELS[bytes_per_cell]
-    signed = any(
-        (weights < 0).any()
-        for each in shown.sets
-        for example in each.examples
-        for weights in example.weights
-    )
+    signed = any((weights < 0).any() for weights in maps)
     pack = functools.partial(
         encode, levels=levels, rounding=shown.rounding, signed=signed
     )
     sets = [_set(each, pack) for each in shown.sets]
-    largest = max(
-        largest
-        for each in sets
-        for example in each["examples"]
-        for layer in example["layers"]
-        for largest in (*layer["largest"], 0.0)
-    )
+    largest = max(float(np.nanmax(np.abs(x), initial=0.0)) for x in maps)
     # To one digit, upwards, as the page says it.
     error = largest * (2 if signed else 1) / levels + shown.rounding / 2
     unit = 10 ** math.floor(math.log10(error or 1))

@@ -167,7 +167,11 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
     if not kinds:
         raise ValueError("maps must not be empty.")
     named = isinstance(value, Mapping)
-    names = _short(list(map(str, value)), kinds) if named else Layer.names(kinds)
+    names = (
+        _short(list(map(str, value)), kinds)
+        if named
+        else [each.name for each in Layer.of_kinds(kinds, [()] * len(kinds))]
+    )
     value = value.values() if named else value
     found = {}
     for name, kind, each in zip(names, kinds, value, strict=True):

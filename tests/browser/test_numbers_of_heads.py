@@ -43,9 +43,9 @@ def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
     opened = drawn(samples.show(own))
     assert opened.inner_text("#said") == (
         "Of 6 heads 4 attend to the first token, 1 attends to what followed the same "
-        "token before and 1 has no clear role. layer 1, head 2 attends to what followed "
-        "the same token before with 0.90. layer 0, head 0 attends to the first token "
-        "with 0.60."
+        "token before and 1 has no clear role. layer 1, head 2 attends to what "
+        "followed the same token before with 0.90. layer 0, head 0 attends to the "
+        "first token with 0.60."
     )
     assert opened.inner_text("#detail-title").startswith("layer 1, head 2")
     roles = opened.locator("#roles button")

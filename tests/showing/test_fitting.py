@@ -53,7 +53,7 @@ def test_what_does_not_fit_is_made_to(large, share):
 def test_kinds_are_joined_along_their_own_axes(load):
     maps = load(make_maps_of_kinds())
     whole = map_set.Dossier("", (maps,))
-    cut = fitting.Cut(examples=1, heads=9, join=2)
+    cut = fitting.Cut(examples=1, join=2)
     one = fitting.cut_to(whole, cut, 10**6).sets[0].examples[0]
     assert [weights.shape[1:] for weights in one.weights] == [(3, 3), (2, 2), (2, 3)]
     map_set.Dossier("", (dataclasses.replace(maps, examples=(one,)),)).check()

@@ -181,7 +181,7 @@ def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
     queries, keys = 39, 45
     attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
     whole = map_set.Dossier("one", (sets.map_set(sets.layers_of(attention_map)),))
-    cut = fitting.Cut(examples=1, heads=5, join=2)
+    cut = fitting.Cut(examples=1, join=2)
     (pooled,) = fitting.cut_to(whole, cut, 20).sets[0].examples
     weights = np.asarray(attention_map.weights(), np.float64)[0]
     for i in range(20):

@@ -22,7 +22,7 @@ for (const name of ['query', 'key']) declareChoice(name, 0, readCount);
 declareChoice('view', 'map', readWord);
 declareWord('direction', ['from', 'to']);
 declareWord('range', ['shared', 'own']);
-declareWord('scale', ['linear', 'root', 'log', 'clipped']);
+declareWord('scale', ['linear', 'root', 'log']);
 declareWord('colours', ['viridis', 'cividis', 'greys']);
 // What the chosen map is compared with: "", "set:1", "example:2" or "head:0.3".
 declareChoice('compare', '', (text) => (

@@ -84,7 +84,7 @@ function shownContexts(room) {
     return { shown: [{ context: first }], reason: 'Maps of different lengths have no difference.' };
   }
   const map = new Difference(first.map, maps.layers[there.layer][there.head]);
-  const context = withScale({ ...first, map });
+  const context = { ...first, map, end: scaleEnd(map), signed: true };
   const [mine, its] = [nameOf(here, here, there), nameOf(there, here, there)];
   const caption = `${mine} less ${its}: red is more in the first, blue in the second`;
   return { shown: [{ context, caption }] };

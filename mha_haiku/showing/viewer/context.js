@@ -8,7 +8,7 @@ function contextOf(where, room) {
   const example = exampleOf(where);
   const aligned = alignedCells(example, map);
   const names = new Set(aligned.map(String));
-  return withScale({
+  return {
     page,
     choice,
     where,
@@ -18,6 +18,8 @@ function contextOf(where, room) {
     layer: set.layers[where.layer],
     maps: all, // {queries, keys, axes, layers}; see `mapsAt`
     map, // the chosen HeadMap, or a Difference
+    end: scaleEnd(map), // of the colour scale
+    signed: map.signed,
     queries: map.queries,
     keys: map.keys,
     query: map.queries.bin(choice.query), // the chosen cell, in bins
@@ -26,7 +28,7 @@ function contextOf(where, room) {
     isAligned: (query, key) => names.has(`${query},${key}`),
     choose,
     point,
-  });
+  };
 }
 
 // The cells of a map that hold an aligned pair of positions, each once.
@@ -37,14 +39,4 @@ function alignedCells({ alignment }, { queries, keys }) {
     cells.set(String(cell), cell);
   }
   return [...cells.values()];
-}
-
-function withScale(context) {
-  const end = scaleEnd(context.map);
-  return Object.assign(context, {
-    end,
-    signed: context.map.signed,
-    share: (weight) => shareOf(weight, end),
-    colour: (weight) => colourOf(shareOf(weight, end), context.map.signed),
-  });
 }

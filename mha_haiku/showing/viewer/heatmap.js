@@ -214,7 +214,6 @@ function legendOf({ map, end, signed, aligned }, { left, top, width, height }) {
   const box = { x: left, y, width: long, height: 10 };
   const rim = { stroke: 'currentColor', 'stroke-opacity': 0.4 };
   const said = (share) => shownWeight(Math.sign(share) * weightOf(Math.abs(share), end));
-  const clip = choice.scale === 'clipped' ? ' and more' : '';
   const group = svg('g', {},
     svg('image', { ...box, preserveAspectRatio: 'none', href: barOf(signed) }),
     svg('rect', { ...box, ...rim, fill: 'none' }));
@@ -222,7 +221,7 @@ function legendOf({ map, end, signed, aligned }, { left, top, width, height }) {
   shares.forEach((share, index) => {
     const at = left + (long * index) / 2;
     const low = share === 0 && choice.scale === 'log' && !signed;
-    const words = low ? `≤ ${shownNumber(end * 10 ** -decades)}` : said(share) + (index === 2 ? clip : '');
+    const words = low ? `≤ ${shownNumber(end * 10 ** -decades)}` : said(share);
     group.append(text(words, at, index === 1 ? 'middle' : (index ? 'end' : 'start')));
   });
   let x = left + long + 16;

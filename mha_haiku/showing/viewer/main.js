@@ -161,7 +161,6 @@ async function start() {
   if (!wanted.has('query') && !exampleOf(choice).alignment?.length) chooseSeeingQuery();
   choose({}, !wanted.has('key'));
   putAddress();
-  unpackAhead();
 }
 
 // The last query that may attend to anything: where inputs are padded, the last may not.
@@ -176,26 +175,6 @@ function chooseSeeingQuery() {
         return;
       }
     }
-  }
-}
-
-const mostCellsAhead = 2 ** 25;
-
-// Unpacks the other steps and examples while nothing else is to be done, nearest first,
-// so that they show at once when they are chosen.
-async function unpackAhead() {
-  const idle = () => new Promise((done) => {
-    if (window.requestIdleCallback) requestIdleCallback(done, { timeout: 2000 });
-    else setTimeout(done, 50);
-  });
-  let cells = 0;
-  const all = page.sets.flatMap(({ examples }, set) => examples.map((_, example) => [set, example]));
-  const far = ([set, example]) => Number(set !== choice.set) + Number(example !== choice.example);
-  for (const [set, example] of all.sort((a, b) => far(a) - far(b))) {
-    await idle();
-    const maps = await unpack(set, example);
-    cells += maps.layers.flat().reduce((sum, map) => sum + map.codes.length, 0);
-    if (cells > mostCellsAhead) return;
   }
 }
 

@@ -157,7 +157,7 @@ def measured(
             subject, observe, indices, **options
         ):
             known = alignment.of_batch(subject.task.alignments, example)
-            seen = [x._replace(known=x.known.aligned(known)) for x in seen]
+            seen = [x.aligned(known) for x in seen]
             yield example, answers, known.get("aligned"), seen
 
     found = looks(indices, "attention maps")
@@ -182,13 +182,13 @@ def measured(
         numbers, maps = [], []
         for *_, of_layers in looks(range(count), "means of maps"):
             maps.append([each.weights.mean(axis=0) for each in of_layers])
-            numbers.append([each.known.numbers for each in of_layers])
+            numbers.append([each.numbers for each in of_layers])
         maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
         numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
         for each, own in zip(seen, numbers, strict=True):  # over all these examples
             shares = {x: y for x, y in own.items() if x not in attention.STATISTICS}
-            each.known.numbers.update(shares)
+            each.numbers.update(shares)
     dtype = subject.config.attention.dtype
     found = collecting.map_set(
         subject.title, shown, seen, bare, step=subject.step, dtype=dtype
