@@ -12,7 +12,8 @@ from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _LONGEST_TITLE = 80  # characters of a text
-_SPECIAL = re.compile(r"\[[A-Z]+\]|<[^<>]+>")  # tokens that are no words
+# Tokens that are no words: "[CLS]", "<s>", and places in a picture or a sound.
+_SPECIAL = re.compile(r"\[\w+\]|<[^<>]+>|\d+,\d+|[\d.]+s")
 _HEIGHT = 680  # pixels of a page inside of a notebook
 _MOST_THUMBNAILS = 48
 _PICTURE = 560  # pixels of the longer side, about
