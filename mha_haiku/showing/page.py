@@ -44,7 +44,7 @@ _ROLES = {
     "aligned": "where the task says that they should",
     "previous_token": "to the previous token",
     "next_token": "to the next token",
-    "own_position": "to their own position",
+    "own_position": "from each token to itself",
     "first_token": "to the first token",
     "separator": "to separators",
     "induction": "to what followed the same token before",

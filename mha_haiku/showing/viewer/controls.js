@@ -114,7 +114,7 @@ function offerNumbers(set) {
   const kind = filter?.sign ? filter.name + filter.sign : choice.filter;
   fillSelect(element('filter'), [
     ['', 'all heads'],
-    ...(set.roles ? [['role', roleNames(set).map((name) => [`role:${name}`, short(name)])]] : []),
+    ...(set.roles ? [['role', roleNames(set).map((name) => [`role:${name}`, roleWords(name)])]] : []),
     ['at least', names.map((name) => [`${name}>`, short(name)])],
     ['at most', names.map((name) => [`${name}<`, short(name)])],
   ], kind);

@@ -174,7 +174,7 @@ function sizeThumbnails(set, box) {
   if (choice.order) return;
   const fit = (lines) => Math.min(
     largestSide, Math.floor((box.clientWidth - 70) / most) - 6,
-    Math.floor(high - captionLine * (lines + 1) - 10),
+    Math.floor(high - captionLine * (lines + 1 + Number(overview.lines.includes('role'))) - 10),
   );
   while (overview.most && fit(overview.most) < captionFrom) overview.most -= 1;
   overview.side = fit(overview.most);
@@ -252,7 +252,7 @@ function captionOf(set, name, layer, head) {
     return name === 'role' ? text : `${inWords(name)} ${text}`;
   }
   // A word is never cut: where it has no room, its colour stands for it.
-  if (name === 'role') return overview.side < wordFrom ? '' : shorten(inWords(roleOf(set, layer, head)), 40);
+  if (name === 'role') return overview.side < wordFrom ? '' : roleWords(roleOf(set, layer, head));
   const number = shownNumber(numberOf(set, name, layer, head), 2);
   const error = errorOf(set, name, layer, head);
   return error === null || overview.side < 70 ? number : `${number} ± ${shownNumber(error, 1)}`;

@@ -7,6 +7,8 @@ const roleColours = {
 };
 const roleColour = (name) => roleColours[name] ?? 'transparent';
 
+const roleWords = (name) => (name === 'mixed' ? 'no clear role' : shorten(inWords(name), 40));
+
 const roleOf = (set, layer, head) => set.roles?.[layer]?.[head]?.name ?? '';
 
 // A click on a role shows its heads alone; another click shows all of them again.
@@ -18,7 +20,7 @@ function tellRoles(set) {
   element('roles').hidden = !sorted.length;
   element('roles').replaceChildren(...sorted.map(([name, count]) => {
     const filter = `role:${name}`;
-    const chip = make('button', `${name === 'mixed' ? 'no clear role' : shorten(inWords(name), 40)} ${count}`, {
+    const chip = make('button', `${roleWords(name)} ${count}`, {
       type: 'button', className: 'role-chip', ariaPressed: String(choice.filter === filter),
       title: 'Show the heads of this role alone',
     });

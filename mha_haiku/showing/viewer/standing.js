@@ -80,7 +80,7 @@ function standingPanel() {
       const own = set.roles?.[where.layer]?.[where.head];
       role.hidden = !set.roles;
       role.textContent = own
-        ? `Role: ${shorten(inWords(own.name), 60)}${own.score === null ? '' : `, score ${shownNumber(own.score)}`}`
+        ? `Role: ${roleWords(own.name)}${own.score === null ? '' : `, score ${shownNumber(own.score)}`}`
         : 'Role: none of the known ones';
       const count = set.layers.reduce((sum, { heads }) => sum + heads.length, 0);
       const far = (number) => distance(number, where.layer, where.head);
