@@ -39,7 +39,7 @@ _LONGEST_TOKEN = 200
 # Texts of an axis, above which they are compressed.
 _MOST_PLAIN_TOKENS = 1024
 _MOST_SAID = 3  # heads that the sentence below the title names
-# What heads of a role attend to; others have no clear role.
+# How heads of a role attend.
 _ROLES = {
     "aligned": "where the task says that they should",
     "previous_token": "to the previous token",
@@ -54,7 +54,8 @@ _ROLES = {
     "uniform": "evenly to everything",
     "broad": "broadly",
 }
-_VAGUE = ("uniform", "broad")
+_VAGUE = {"uniform", "broad"}
+_MIXED = "mixed"  # no clear role
 _VIEWER = importlib.resources.files(__package__).joinpath("viewer")
 
 
@@ -213,35 +214,52 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
 
 def _sentence(maps: MapSet) -> list[str | list]:
     """Says of a set what its heads do, and which of them to look at first."""
-    said: list[str | list] = []
-    if maps.roles is not None:
-        names, scores = maps.roles
-        counts = collections.Counter(name for name in names.flat if name)
-        roles = [name for name, _ in counts.most_common() if name in _ROLES]
-        parts = [
-            f"{counts[x]} attend{'s' * (counts[x] == 1)} {_ROLES[x]}" for x in roles
-        ]
-        if others := counts.total() - sum(counts[name] for name in roles):
-            parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
-        said.append(f"Of {counts.total()} heads {_listed(parts)}. ")
-        # The clearest head of each role, and of these the clearest ones.
-        shares = {name: np.where(names == name, scores, -np.inf) for name in roles}
-        clear = [name for name in roles if name not in _VAGUE]
-        for name in sorted(clear, key=lambda x: -shares[x].max())[:_MOST_SAID]:
-            place = np.unravel_index(np.argmax(shares[name]), names.shape)
-            score = shares[name][place]
-            said += [_head(maps, *place), f" attends {_ROLES[name]} with {score:.2f}. "]
+    said = [] if maps.roles is None else _of_roles(maps)
     measured = (x for x in maps.numbers.values() if x.ranks is not None)
     if (number := next(measured, None)) is not None:
-        order = np.argsort(-np.nan_to_num(number.mean, nan=-np.inf), axis=None)
-        said.append(f"Most important ({labels.one_line(number.label)}): ")
-        for place in zip(
-            *np.unravel_index(order[:_MOST_SAID], maps.shape), strict=True
-        ):
-            text = f" {number.mean[place]:.3g} {labels.one_line(number.unit)}; "
-            said += [_head(maps, *place), text]
-        said[-1] = said[-1].removesuffix("; ") + "."
+        values = np.where(np.isnan(number.mean), -np.inf, number.mean)
+        unit = labels.one_line(number.unit)
+        heads = [
+            [_head(maps, *place), f" {values[place]:.3g} {unit}"]
+            for place in _largest(values)
+        ]
+        parts = [part for each in heads for part in (*each, "; ")][:-1]
+        said += [f"Most important ({labels.one_line(number.label)}): ", *parts, "."]
     return said
+
+
+def _of_roles(maps: MapSet) -> list[str | list]:
+    names, scores = maps.roles
+    counts = collections.Counter(name for name in names.flat if name)
+    others, total = counts.pop(_MIXED, 0), counts.total()
+    does = {
+        name: _ROLES.get(name, f"as {labels.one_line(name.replace('_', ' '))}")
+        for name, _ in counts.most_common()
+    }
+    parts = [f"{counts[x]} attend{'s' * (counts[x] == 1)} {y}" for x, y in does.items()]
+    if others:
+        parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
+    if not parts:
+        return []
+    heads = f"{total + others} head{'s' * (total + others != 1)}"
+    said: list[str | list] = [f"Of {heads} {_listed(parts)}. "]
+    # The clearest head of each role, and of these the clearest ones.
+    best = np.full(names.shape, -np.inf)
+    for name in does.keys() - _VAGUE:
+        own = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
+        place = np.unravel_index(np.argmax(own), names.shape)
+        best[place] = own[place]
+    for place in _largest(best):
+        does_it = does[str(names[place])]
+        said += [_head(maps, *place), f" attends {does_it} with {best[place]:.2f}. "]
+    return said
+
+
+def _largest(values: np.ndarray) -> list[tuple[int, ...]]:
+    """Finds the places of the few largest numbers; -inf is none."""
+    order = np.argsort(-values, axis=None, kind="stable")
+    places = zip(*np.unravel_index(order[:_MOST_SAID], values.shape), strict=True)
+    return [place for place in places if np.isfinite(values[place])]
 
 
 def _head(maps: MapSet, layer: int, head: int) -> list[str | int]:

@@ -308,3 +308,24 @@ def test_a_kind_of_layers_brings_its_axes_and_its_alignment(load):
     assert example["kinds"]["cross"]["alignment"] == [[0, 4], [1, 3], [2, 0], [2, 1]]
     assert example["kinds"]["cross"]["queries"]["notes"][1] == "reads “a”"
     assert "predicts the next token" in " ".join(shown["notes"])
+
+
+def test_a_page_says_what_heads_do_and_which_matter(whole):
+    first, second = (each["said"] for each in page.contents(whole)["sets"])
+    head = ["layer 0, head 0", 0, 0]
+    assert first == [
+        "Of 1 head 1 attends to what followed the same token before. ",
+        head,
+        " attends to what followed the same token before with 0.75. ",
+        "Most important (rise of the loss): ",
+        ["layer 2, head 1", 1, 0],
+        " 2 nats",
+        "; ",
+        head,
+        " 0.5 nats",
+        "; ",
+        ["layer 0, head 3", 0, 1],
+        " -0.125 nats",
+        ".",
+    ]
+    assert second == []
