@@ -13,6 +13,7 @@ import numpy as np
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import graph
 from mha_haiku.showing import drawing, markup, plotting, shown
+from mha_haiku.showing.map_set import Layer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,17 +157,15 @@ def _of_roles(roles: heads.Roles) -> Grid:
 def _of_heads(values: np.ndarray, kinds, unit: str, **options: Any) -> Grid:
     if not values.size:
         raise ValueError("there are no heads.")
-    rows, columns = _layers(kinds, len(values)), list(map(str, range(values.shape[1])))
+    rows = [each.name for each in Layer.of_kinds(kinds, [()] * len(values))]
+    columns = list(map(str, range(values.shape[1])))
     return Grid(values, rows, columns, unit, axes=("layer", "head"), **options)
-
-
-def _layers(kinds, count) -> list[str]:
-    return [heads.running.label(kinds, i) for i in range(count)]
 
 
 def _of_patched(patched: heads.Patched) -> Grid:
     mean, axes = patched.mean, patched.axes
-    rows = layers = _layers(patched.kinds, len(mean))
+    named = Layer.of_kinds(patched.kinds, [()] * len(mean))
+    rows = layers = [each.name for each in named]
     columns = list(map(visible, patched.tokens))
     if axes == ("layer",):
         mean, columns = mean[:, None], [patched.unit]

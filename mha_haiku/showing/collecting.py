@@ -8,7 +8,7 @@ positions, P and Q bins of these.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,25 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from mha_haiku.core import attention
+from mha_haiku.core import attention, tiles
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, means
-from mha_haiku.showing import zoom
-from mha_haiku.showing.map_set import (
-    Channels,
-    Example,
-    Layer,
-    MapSet,
-    Patch,
-    PerHead,
-    Roles,
-)
+from mha_haiku.showing.map_set import Example, Layer, MapSet, PerHead, Roles
 
 Array = jax.Array
 
 
-class Known(NamedTuple):
-    """What is known of the heads of one layer, on each of N examples.
+class Seen(NamedTuple):
+    """What is seen of the heads of one layer, on each of N examples.
 
     Attributes:
       numbers: Statistics and shares of alignments by name, `[N, H]`.
@@ -42,56 +33,26 @@ class Known(NamedTuple):
         pooled maps.
       places: The key with the largest weight of each query, `[N, H, T]`, in whole maps
         of cross-attention, for `aligned`; else None.
+      weights: `[N, H, P, Q]`; None where numbers alone are wanted.
+      masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
+        examples start at different positions.
     """
 
     numbers: dict[str, Any]
     evidence: dict[str, Any]
     places: Any = None
+    weights: Any = None
+    masked: Any = None
 
-    def aligned(self, alignments: Mapping[str, np.ndarray]) -> "Known":
+    def aligned(self, alignments: Mapping[str, np.ndarray]) -> "Seen":
         """Adds how often heads look where they should, `[N, T, S]` by name."""
         if self.places is None:
             return self
         shares = {x: alignment.shares(self.places, y) for x, y in alignments.items()}
         evidence = self.evidence | alignment.evidence(shares)
-        return Known(self.numbers | shares, evidence)
-
-
-def known(
-    attention_map: attention.AttentionMap,
-    kind: str = "",
-    *,
-    tokens: Array | None = None,
-    lengths: Array | None = None,
-) -> Known:
-    """Measures the heads of a whole map; arguments as of `see`."""
-    statistics = attention_map.statistics(tokens=tokens)
-    evidence = heads.role_evidence(
-        attention_map, statistics, kind, tokens=tokens, lengths=lengths
-    )
-    places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
-    numbers, places = _flat((per_head(statistics), places), attention_map)
-    return Known(numbers, evidence, places)
-
-
-class Seen(NamedTuple):
-    """What is shown of the map of one layer.
-
-    Attributes:
-      weights: `[N, H, P, Q]`.
-      known: Numbers and roles of its heads.
-      masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
-        examples start at different positions.
-      patches: Finer parts of a pooled map; None without them.
-      channels: The scaled queries `[N, H, T, K]`, the keys, and for each head whether
-        their products are the whole scores; None without them.
-    """
-
-    weights: Any
-    known: Known
-    masked: Any
-    patches: zoom.Patches | None
-    channels: tuple[Any, Any, Any] | None
+        return self._replace(
+            numbers=self.numbers | shares, evidence=evidence, places=None
+        )
 
     def of_heads(self, chosen: Any) -> "Seen":
         """Keeps some heads."""
@@ -100,6 +61,23 @@ class Seen(NamedTuple):
             masked = masked[:, chosen]
         others = self._replace(masked=None)
         return jax.tree.map(lambda x: x[:, chosen], others)._replace(masked=masked)
+
+
+def known(
+    attention_map: attention.AttentionMap,
+    kind: str = "",
+    *,
+    tokens: Array | None = None,
+    lengths: Array | None = None,
+) -> Seen:
+    """Measures the heads of a whole map; arguments as of `see`."""
+    statistics = attention_map.statistics(tokens=tokens)
+    evidence = heads.role_evidence(
+        attention_map, statistics, kind, tokens=tokens, lengths=lengths
+    )
+    places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
+    numbers, places = _flat((per_head(statistics), places), attention_map)
+    return Seen(numbers, evidence, places)
 
 
 def see(
@@ -111,9 +89,6 @@ def see(
     tokens: Array | None = None,
     lengths: Array | None = None,
     has_numbers: bool = True,
-    has_patches: bool = False,
-    has_channels: bool = False,
-    gathered: Callable[[Any], Any] = lambda tree: tree,
 ) -> Seen:
     """Collects what is shown of a map `[B..., H, T, S]`, inside of a program.
 
@@ -125,34 +100,68 @@ def see(
       tokens: The tokens of the queries, which some statistics and roles need.
       lengths: Numbers of valid keys; None: all are.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
-      has_patches: Whether a pooled map has finer parts.
-      has_channels: Whether a whole map has its queries and keys.
-      gathered: Makes arrays whole on every device: where patches lie depends on data.
     """
-    told = Known({}, {})
-    patches = masked = channels = pooled = None
+    told = Seen({}, {})
+    masked = pooled = None
     if bins is not None:
         pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
     if pooled is None:
         weights = attention_map.weights()
         if has_numbers:
             told = known(attention_map, kind, tokens=tokens, lengths=lengths)
-        if has_channels:
-            query, key, exact = zoom.channels(attention_map)
-            channels = query, key, jnp.full(query.shape[:-2], exact)
     elif has_numbers:
         statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
         weights = statistics.pooled
-        told = Known(_flat(per_head(statistics), attention_map), {})
+        told = Seen(_flat(per_head(statistics), attention_map), {})
     else:
         weights = attention_map.pooled(*pooled)
-    if pooled is not None and has_patches:
-        patches = zoom.patches(*gathered((attention_map, weights)))
     origin = attention_map.weighting.origin
     if not np.ndim(origin.query) and not np.ndim(origin.key):
-        masked = zoom.masked_cells(attention_map, *(pooled or ()))
-    weights, *others = _flat((weights, masked, patches, channels), attention_map)
-    return jax.tree.map(lambda x: x[examples], Seen(weights, told, *others))
+        masked = masked_cells(attention_map, *(pooled or ()))
+    weights, masked = _flat((weights, masked), attention_map)
+    told = told._replace(weights=weights, masked=masked)
+    return jax.tree.map(lambda x: x[examples], told)
+
+
+def masked_cells(
+    attention_map: attention.AttentionMap,
+    rows: int | None = None,
+    columns: int | None = None,
+) -> Array:
+    """Marks cells without weight because the mask forbids it, `[B..., H, P, Q]`.
+
+    H is 1 where all heads have the same mask. Of a map that is pooled to at most so
+    many rows and columns, a cell counts as masked if it lies outside of the keys
+    between the first and the last that a query of its bin may attend to.
+    """
+    mask, origin = attention_map.weighting.mask, attention_map.weighting.origin
+    *batch, heads, num_queries, num_keys = attention_map.shape
+    if not mask.has_heads():
+        heads = 1
+    if rows is None or columns is None:
+        at = origin.at(np.arange(num_queries), np.arange(num_keys))
+        masked = tiles.lifted(~mask.aligned_tile(*at), len(batch) + 3)
+        return jnp.broadcast_to(masked, (*batch, heads, num_queries, num_keys))
+    query_edges = attention.bin_edges(num_queries, rows)
+    key_edges = jnp.asarray(attention.bin_edges(num_keys, columns))[None]
+
+    def of_head(index):
+        *example, head = jnp.unravel_index(index, (*batch, heads))
+        own = mask.at_head(tuple(example), head)
+        keys = origin.key, origin.key + num_keys
+        ranges = [
+            own.key_range((origin.query + start, origin.query + stop), keys)
+            for start, stop in zip(
+                query_edges[:-1].tolist(), query_edges[1:].tolist(), strict=True
+            )
+        ]
+        first, last = jnp.asarray(ranges).T[..., None] - origin.key
+        return (
+            (key_edges[:, 1:] <= first) | (key_edges[:, :-1] >= last) | (first >= last)
+        )
+
+    masked = jax.vmap(of_head)(jnp.arange(math.prod(batch) * heads))
+    return masked.reshape(*batch, heads, *masked.shape[1:])
 
 
 def _flat(tree: Any, attention_map: attention.AttentionMap) -> Any:
@@ -163,9 +172,7 @@ def _flat(tree: Any, attention_map: attention.AttentionMap) -> Any:
 
 
 # Outside of any other program; what has one shape compiles once.
-see_alone = jax.jit(
-    see, static_argnames=("bins", "kind", "has_numbers", "has_patches", "has_channels")
-)
+see_alone = jax.jit(see, static_argnames=("bins", "kind", "has_numbers"))
 
 
 def map_set(
@@ -180,22 +187,21 @@ def map_set(
     """Joins what was seen of L layers to a set, on the host.
 
     The N examples have all but their maps. Their axes may be shorter than the maps:
-    the other rows and columns are padding and left out. Weights and channels get
-    `dtype`.
+    the other rows and columns are padding and left out. Weights get `dtype`.
     """
     columns = [range(len(layer.heads)) for layer in layers]
-    numbers = summary([each.known.numbers for each in seen], columns)
+    numbers = summary([each.numbers for each in seen], columns)
     filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
     told = None
-    if all(each.known.evidence for each in seen):
-        found = roles([each.known for each in seen])
+    if all(each.evidence for each in seen):
+        found = roles(seen)
         told = Roles(found.names, found.deciding)
     return MapSet(name, tuple(layers), tuple(filled), step, numbers, told)
 
 
 def _filled(example, n, layers, seen, dtype) -> Example:
-    weights, masked, channels, patches = [], [], [], []
-    for i, (layer, each) in enumerate(zip(layers, seen, strict=True)):
+    weights, masked = [], []
+    for layer, each in zip(layers, seen, strict=True):
         axes = example.axes(layer)
         part = np.s_[..., : axes.queries.bins, : axes.keys.bins]
         weights.append(each.weights[n][part].astype(dtype))
@@ -207,41 +213,10 @@ def _filled(example, n, layers, seen, dtype) -> Example:
             known = (x for x in masked if x is not None and np.array_equal(x, hidden))
             hidden = next(known, hidden)
         masked.append(hidden)
-        lengths = len(axes.queries.tokens), len(axes.keys.tokens)
-        if each.channels is None:
-            channels.append(None)
-        else:
-            sides = zip(each.channels[:2], lengths, strict=True)
-            query, key = (x[n, :, :size].astype(dtype) for x, size in sides)
-            channels.append(Channels(query, key, bool(each.channels[2].all())))
-        if each.patches is not None:
-            patches += _patches(i, *(x[n] for x in each.patches), lengths, dtype)
-    return example._replace(
-        weights=tuple(weights),
-        masked=tuple(masked),
-        channels=tuple(channels) if any(channels) else None,
-        patches=tuple(patches),
-    )
+    return example._replace(weights=tuple(weights), masked=tuple(masked))
 
 
-def _patches(layer, places, weights, lengths, dtype) -> list[Patch]:
-    """Makes the patches of a layer, without the cells past the end."""
-    patches = []
-    for head, number in np.ndindex(*places.shape[:2]):
-        query, key, width = places[head, number].tolist()
-        steps = np.arange(weights.shape[-1] + 1) * width
-        edges = [
-            np.unique(np.minimum(first + steps, length))
-            for first, length in zip((query, key), lengths, strict=True)
-        ]
-        rows, columns = (len(each) - 1 for each in edges)
-        part = weights[head, number, :rows, :columns].astype(dtype)
-        if part.size and part.any():
-            patches.append(Patch(layer, head, *edges, part))
-    return patches
-
-
-def roles(of_layers: Sequence[Known], **options: Any) -> heads.Roles:
+def roles(of_layers: Sequence[Seen], **options: Any) -> heads.Roles:
     """Finds the roles of heads, over all examples; see `heads.roles_of_evidence`."""
     sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in of_layers]
     return heads.roles_of_evidence(sums, **options)

@@ -5,7 +5,7 @@ what commands save and load, notebooks make, and pages, figures and tables show:
 arrays in named parts, so that anything can be shown that can be put into them.
 
 Dimensions: L layers, H heads (of a layer), T query and S key positions, P query and Q
-key bins, which are single positions in a whole map; K channels.
+key bins, which are single positions in a whole map.
 """
 
 import dataclasses
@@ -92,38 +92,6 @@ class Axes(NamedTuple):
         return np.logical_or.reduceat(rows, starts[1], axis=1)
 
 
-class Patch(NamedTuple):
-    """A part of one head's map at a finer grain than the map of the example.
-
-    Attributes:
-      layer: The place of the layer in the set.
-      head: The place of the head in the layer.
-      query_edges: `[P + 1]` rising positions, of a part of the queries.
-      key_edges: `[Q + 1]` rising positions, of a part of the keys.
-      weights: `[P, Q]`.
-    """
-
-    layer: int
-    head: int
-    query_edges: np.ndarray
-    key_edges: np.ndarray
-    weights: np.ndarray
-
-
-class Channels(NamedTuple):
-    """What the scores of one layer are made of; of whole maps.
-
-    Attributes:
-      query: `[H, T, K]`, scaled so that a score is `sum(query[h, t] * key[h, s])`.
-      key: `[H, S, K]`.
-      exact: Whether that is the whole score: no bias, no soft cap.
-    """
-
-    query: np.ndarray
-    key: np.ndarray
-    exact: bool
-
-
 class Why(NamedTuple):
     """Why heads look there: the largest terms of the scores of N cells.
 
@@ -171,8 +139,6 @@ class Example(NamedTuple):
       note: What has to be said of it.
       answers: What the model says, or None.
       images: What the keys look like, uint8 `[S, h, w]` or `[S, h, w, 3]`, or None.
-      patches: Finer parts of pooled maps.
-      channels: What the scores of each layer are made of, or None.
       is_mean: Whether it is the mean of examples, and no input.
       kinds: Axes by the kind of a layer, where they are not `queries` and `keys`.
       why: Why heads look there, or None.
@@ -186,8 +152,6 @@ class Example(NamedTuple):
     note: str = ""
     answers: Answers | None = None
     images: np.ndarray | None = None
-    patches: tuple[Patch, ...] = ()
-    channels: tuple[Channels | None, ...] | None = None
     is_mean: bool = False
     kinds: Mapping[str, Axes] = {}
     why: Why | None = None
@@ -237,9 +201,18 @@ class Layer(NamedTuple):
         return cls(name, tuple(map(str, heads)), kind, index, number)
 
     @classmethod
-    def names(cls, kinds: Sequence[str]) -> list[str]:
-        """Returns the names of layers of these kinds, each counted among its kind."""
-        return [f"{x or 'layer'} {i - kinds.index(x)}" for i, x in enumerate(kinds)]
+    def of_kinds(
+        cls, kinds: Sequence[str], heads: Sequence[Iterable[int]]
+    ) -> tuple["Layer", ...]:
+        """Makes the layers of a model by their kinds, each counted among its kind.
+
+        Without kinds all are of one. `heads` has the names of the heads of each layer.
+        """
+        kinds = list(kinds) or [""] * len(heads)
+        return tuple(
+            cls.of_model(kind, i - kinds.index(kind), i, names)
+            for i, (kind, names) in enumerate(zip(kinds, heads, strict=True))
+        )
 
     @property
     def address(self) -> str:
@@ -357,8 +330,9 @@ class MapSet:
 
     def only(self, example: int, layers: Sequence[int]) -> "MapSet":
         """Takes an example's maps of some layers, and nothing else."""
-        one = self.examples[example]._replace(channels=None, patches=(), why=None)
+        one = self.examples[example]
         one = one._replace(
+            why=None,
             weights=tuple(one.weights[i] for i in layers),
             masked=tuple(one.masked_cells(i) for i in layers),
         )
@@ -437,23 +411,13 @@ def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
 def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
     layers = list(enumerate(map(list, places)))
     masked = [example.masked_cells(i) for i, _ in layers]
-    channels = example.channels and tuple(
-        own and own._replace(query=own.query[each], key=own.key[each])
-        for own, (_, each) in zip(example.channels, layers, strict=True)
-    )
     return example._replace(
         weights=tuple(example.weights[i][each] for i, each in layers),
         masked=tuple(
             own[each] if own is not None and own.ndim == 3 else own
             for own, (_, each) in zip(masked, layers, strict=True)
         ),
-        channels=channels,
         why=example.why and _why_of_heads(example.why, [each for _, each in layers]),
-        patches=tuple(
-            each._replace(head=places[each.layer].index(each.head))
-            for each in example.patches
-            if each.head in places[each.layer]
-        ),
     )
 
 
@@ -514,7 +478,7 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
             if axis.notes:
                 _has_length(f"notes of the {side} {of}", axis.notes, size)
         _has_shape(f"alignment {of}", each.alignment, sizes, kinds="b")
-    for name in ("weights", "masked", "channels"):
+    for name in ("weights", "masked"):
         parts = getattr(example, name)
         if parts is not None:
             _has_length(f"{name} {of}", parts, len(layers), "layers")
@@ -525,14 +489,6 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         _are_weights(f"weights {of_layer}", example.weights[i], shape)
         masked = example.masked_cells(i)
         _has_shape(f"masked {of_layer}", masked, cells, shape, kinds="b")
-        if channels := example.channels and example.channels[i]:
-            size = np.shape(channels.query)[-1:]
-            for name, axis in (("query", axes.queries), ("key", axes.keys)):
-                shape = (len(layer.heads), len(axis.tokens), *size)
-                values = getattr(channels, name)
-                _has_shape(f"{name} channels {of_layer}", values, shape)
-    for patch in example.patches:
-        _check_patch(patch, example, layers, f"of a patch {of}")
     if example.answers is not None:
         targets, likeliest, is_whole = example.answers
         count = 1 if is_whole else len(example.queries.tokens)
@@ -549,21 +505,6 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         wanted = "be [S, h, w] or [S, h, w, 3]"
         _require(is_right, f"images {of}", wanted, images.shape)
         _has_length(f"images {of}", images, len(example.keys.tokens))
-
-
-def _check_patch(patch, example, layers, of) -> None:
-    checks.integer_in(f"layer {of}", patch.layer, 0, len(layers) - 1)
-    layer = layers[patch.layer]
-    checks.integer_in(f"head {of}", patch.head, 0, len(layer.heads) - 1)
-    axes = example.axes(layer)
-    for name, axis in (("query_edges", axes.queries), ("key_edges", axes.keys)):
-        edges, size = getattr(patch, name), len(axis.tokens)
-        _rises(f"{name} {of}", edges)
-        is_inside = edges[0] >= 0 and edges[-1] <= size
-        wanted = f"lie in its {size} positions"
-        _require(is_inside, f"{name} {of}", wanted, f"{edges[0]} to {edges[-1]}")
-    cells = len(patch.query_edges) - 1, len(patch.key_edges) - 1
-    _are_weights(f"weights {of}", patch.weights, cells)
 
 
 def _rises(name: str, edges: np.ndarray, last: int | None = None) -> None:

@@ -12,6 +12,7 @@ as text only. The page's policy lets nothing but its own script run.
 """
 
 import base64
+import collections
 import functools
 import hashlib
 import html
@@ -37,6 +38,24 @@ _MOST_ANSWERS = 512
 _LONGEST_TOKEN = 200
 # Texts of an axis, above which they are compressed.
 _MOST_PLAIN_TOKENS = 1024
+_MOST_SAID = 3  # heads that the sentence below the title names
+# How heads of a role attend.
+_ROLES = {
+    "aligned": "where the task says that they should",
+    "previous_token": "to the previous token",
+    "next_token": "to the next token",
+    "own_position": "from each token to itself",
+    "first_token": "to the first token",
+    "separator": "to separators",
+    "induction": "to what followed the same token before",
+    "positional": "to a fixed distance",
+    "anti_diagonal": "in reverse order",
+    "monotonic": "in the order of the other text",
+    "uniform": "evenly to everything",
+    "broad": "broadly",
+}
+_VAGUE = {"uniform", "broad"}
+_MIXED = "mixed"  # no clear role
 _VIEWER = importlib.resources.files(__package__).joinpath("viewer")
 
 
@@ -81,39 +100,26 @@ def contents(shown: Dossier) -> dict[str, Any]:
     Returns:
       `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, whether they
       are `signed`, the `largest` weight and the `precision`, both of all maps; and
-      `sets`, each with `name`, `step`, `layers`, `numbers`, `roles`, `missing` and
-      `examples`. An example has its axes `queries` and `keys` (None: the same),
-      `layers` with packed `codes` (see `encode`) and each head's `largest` weight,
-      `answers`, `images`, `patches`, `channels` and `why`; where layers are of several
-      kinds they have their `kind`, and an example `kinds`: what layers of a kind have
-      in place of its axes, images and answers, and `alignment`, pairs of positions.
+      `sets`, each with `name`, `step`, `layers`, `numbers`, `roles`, `said` (texts, and
+      heads as `[text, layer, head]`), `missing` and `examples`. An example has its axes
+      `queries` and `keys` (None: the same), `layers` with packed `codes` (see `encode`)
+      and each head's `largest` weight, `answers`, `images` and `why`; where layers are
+      of several kinds they have their `kind`, and an example `kinds`: what layers of a
+      kind have in place of its axes, images and answers, and `alignment`, pairs of
+      positions.
     """
     shown.check()
-    cells = sum(
-        sum(weights.size for weights in example.weights)
-        + sum(patch.weights.size for patch in example.patches)
-        for each in shown.sets
-        for example in each.examples
-    )
+    examples = [example for each in shown.sets for example in each.examples]
+    maps = [weights for example in examples for weights in example.weights]
+    cells = sum(weights.size for weights in maps)
     bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not shown.rounding else 1
     levels = _LEVELS[bytes_per_cell]
-    signed = any(
-        (part < 0).any()
-        for each in shown.sets
-        for example in each.examples
-        for part in (*example.weights, *(patch.weights for patch in example.patches))
-    )
+    signed = any((weights < 0).any() for weights in maps)
     pack = functools.partial(
         encode, levels=levels, rounding=shown.rounding, signed=signed
     )
     sets = [_set(each, pack) for each in shown.sets]
-    largest = max(
-        largest
-        for each in sets
-        for example in each["examples"]
-        for part in (*example["layers"], *example["patches"])
-        for largest in (*part["largest"], 0.0)
-    )
+    largest = max(float(np.nanmax(np.abs(x), initial=0.0)) for x in maps)
     # To one digit, upwards, as the page says it.
     error = largest * (2 if signed else 1) / levels + shown.rounding / 2
     unit = 10 ** math.floor(math.log10(error or 1))
@@ -200,14 +206,76 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
             for name, number in maps.numbers.items()
         ],
         "roles": roles,
+        "said": _sentence(maps),
         "missing": [list(map(labels.one_line, each)) for each in maps.missing],
         "examples": [_example(example, pack) for example in maps.examples],
     }
 
 
+def _sentence(maps: MapSet) -> list[str | list]:
+    """Says of a set what its heads do, and which of them to look at first."""
+    said = [] if maps.roles is None else _of_roles(maps)
+    measured = (x for x in maps.numbers.values() if x.ranks is not None)
+    if (number := next(measured, None)) is not None:
+        values = np.where(np.isnan(number.mean), -np.inf, number.mean)
+        unit = labels.one_line(number.unit)
+        heads = [
+            [_head(maps, *place), f" {values[place]:.3g} {unit}"]
+            for place in _largest(values)
+        ]
+        parts = [part for each in heads for part in (*each, "; ")][:-1]
+        said += [f"Most important ({labels.one_line(number.label)}): ", *parts, "."]
+    return said
+
+
+def _of_roles(maps: MapSet) -> list[str | list]:
+    names, scores = maps.roles
+    counts = collections.Counter(name for name in names.flat if name)
+    others, total = counts.pop(_MIXED, 0), counts.total()
+    does = {
+        name: _ROLES.get(name, f"as {labels.one_line(name.replace('_', ' '))}")
+        for name, _ in counts.most_common()
+    }
+    parts = [f"{counts[x]} attend{'s' * (counts[x] == 1)} {y}" for x, y in does.items()]
+    if others:
+        parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
+    if not parts:
+        return []
+    heads = f"{total + others} head{'s' * (total + others != 1)}"
+    said: list[str | list] = [f"Of {heads} {_listed(parts)}. "]
+    # The clearest head of each role, and of these the clearest ones.
+    best = np.full(names.shape, -np.inf)
+    for name in does.keys() - _VAGUE:
+        own = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
+        place = np.unravel_index(np.argmax(own), names.shape)
+        best[place] = own[place]
+    for place in _largest(best):
+        does_it = does[str(names[place])]
+        said += [_head(maps, *place), f" attends {does_it} with {best[place]:.2f}. "]
+    return said
+
+
+def _largest(values: np.ndarray) -> list[tuple[int, ...]]:
+    """Finds the places of the few largest numbers; -inf is none."""
+    order = np.argsort(-values, axis=None, kind="stable")
+    places = zip(*np.unravel_index(order[:_MOST_SAID], values.shape), strict=True)
+    return [place for place in places if np.isfinite(values[place])]
+
+
+def _head(maps: MapSet, layer: int, head: int) -> list[str | int]:
+    """Names a head, with its place."""
+    each = maps.layers[layer]
+    name = labels.one_line(f"{each.name}, head {each.heads[head]}")
+    return [name, int(layer), int(head)]
+
+
+def _listed(parts: Sequence[str]) -> str:
+    *others, last = parts
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def _example(example: Example, pack: Pack) -> dict[str, Any]:
     weights = enumerate(example.weights)
-    channels = example.channels
     kinds = {kind: _kind(axes) for kind, axes in example.kinds.items()}
     return {
         "name": labels.one_line(example.name),
@@ -217,17 +285,6 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
         "layers": [pack(each, example.masked_cells(i)) for i, each in weights],
         "answers": _answers(example),
         "images": _images(example.images),
-        "patches": [
-            {
-                "layer": patch.layer,
-                "head": patch.head,
-                "queries": patch.query_edges.tolist(),
-                "keys": patch.key_edges.tolist(),
-                **pack(patch.weights[None]),
-            }
-            for patch in example.patches
-        ],
-        "channels": None if channels is None else list(map(_channels, channels)),
         "why": None if example.why is None else _why(example.why),
     } | ({"kinds": kinds} if kinds else {})
 
@@ -310,20 +367,6 @@ def _images(images: np.ndarray | None) -> dict[str, Any] | None:
         "count": count,
         "codes": _packed(images),
     }
-
-
-def _channels(channels: map_set.Channels | None) -> dict[str, Any] | None:
-    """Rounds queries and keys to 127 steps of the largest of their head."""
-    if channels is None:
-        return None
-    result = {"size": channels.query.shape[-1], "exact": channels.exact}
-    for name in ("query", "key"):
-        values = np.nan_to_num(getattr(channels, name).astype(np.float64))
-        scale = np.abs(values).max((1, 2), initial=0.0) / 127
-        steps = values / np.where(scale > 0, scale, 1)[:, None, None]
-        result[name] = _packed(np.round(steps).astype("i1"))
-        result[f"{name}_scale"] = scale.tolist()
-    return result
 
 
 def _why(why: map_set.Why) -> dict[str, Any]:

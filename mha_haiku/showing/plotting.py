@@ -70,7 +70,7 @@ def plot(
         if not isinstance(size, Sequence) or len(size) != 2:
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         size = tuple(checks.positive_number("size", x) for x in size)
-    what, texts, _ = sets.given(what, tokens=tokens, key_tokens=key_tokens)
+    what, texts, *_ = sets.given(what, tokens=tokens, key_tokens=key_tokens)
     with drawing.style():
         if sets.is_maps(what):
             maps = sets.layers_of(what)
@@ -152,7 +152,7 @@ def figure_of(what: Any, *, title: str | None) -> "Figure":
 @figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
     numbers = shown.numbers_of(what)
-    layers = _layers((), numbers["num_queries"].mean)
+    layers = of_values((), numbers["num_queries"].mean)
     title = title or "Statistics of heads"
     return per_head.statistics_picture(numbers, layers, title=title)
 
@@ -165,19 +165,14 @@ def _(what: heads.Importance, *, title: str | None) -> "Figure":
     )
     return per_head.importance_picture(
         {"importance": numbers},
-        _layers(what.kinds, what.mean),
+        of_values(what.kinds, what.mean),
         title=title or f"Importance of heads, {count} examples",
     )
 
 
-def _layers(kinds: Sequence[str], values: np.ndarray) -> list[Layer]:
+def of_values(kinds: Sequence[str], values: np.ndarray) -> tuple[Layer, ...]:
     """Makes the layers of values `[L, H]`, by the kind of each; (): of one kind."""
-    kinds = kinds or ("",) * len(values)
-    heads = range(values.shape[1])
-    return [
-        Layer.of_model(kind, i - kinds.index(kind), i, heads)
-        for i, kind in enumerate(kinds)
-    ]
+    return Layer.of_kinds(kinds, [range(values.shape[1])] * len(values))
 
 
 def drawn(picture: functools.partial, title: str | None) -> "Figure":

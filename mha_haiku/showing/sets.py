@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import attention, checks, display, models
-from mha_haiku.core.attention import scores, sited
+from mha_haiku.core.attention import sited
 from mha_haiku.lab import heads
 from mha_haiku.showing import collecting
 from mha_haiku.showing.map_set import (
@@ -33,7 +33,6 @@ from mha_haiku.showing.map_set import (
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
 _MOST_EXAMPLES = 16
-_MOST_CHANNEL_NUMBERS = 2**21  # of a layer, up to which a page has queries and keys
 
 
 class Given(NamedTuple):
@@ -43,11 +42,13 @@ class Given(NamedTuple):
       maps: Maps as `mh.show` takes them; or anything else, where there are no maps.
       texts: `tokens`, `key_tokens` and `images` as `mh.show` takes them, where known.
       why: Why heads look there, `heads.why.Cells` of one example.
+      name: Of the model; "": it is not known.
     """
 
     maps: Any
     texts: Mapping[str, Any] = {}
     why: tuple[Any, ...] = ()
+    name: str = ""
 
 
 @functools.singledispatch
@@ -166,7 +167,11 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
     if not kinds:
         raise ValueError("maps must not be empty.")
     named = isinstance(value, Mapping)
-    names = _short(list(map(str, value)), kinds) if named else Layer.names(kinds)
+    names = (
+        _short(list(map(str, value)), kinds)
+        if named
+        else [each.name for each in Layer.of_kinds(kinds, [()] * len(kinds))]
+    )
     value = value.values() if named else value
     found = {}
     for name, kind, each in zip(names, kinds, value, strict=True):
@@ -228,7 +233,6 @@ def map_set(
             kind=layer.kind,
             tokens=_token_ids(queries, batch_shape) if has_ids and is_whole else None,
             has_numbers=has_numbers,
-            has_channels=_has_channels(each, len(shown)),
         )
         seen.append(jax.device_get(found))
         edges[layer.kind] = [
@@ -289,15 +293,6 @@ def _array(value) -> np.ndarray:
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
     return np.asarray(value)
-
-
-def _has_channels(attention_map, count) -> bool:
-    """Checks whether queries and keys of so many examples are shown."""
-    *_, num_heads, num_queries, num_keys = attention_map.shape
-    size = attention_map.query.shape[-1]
-    amount = count * num_heads * (num_queries + num_keys) * size
-    is_product = isinstance(attention_map.weighting.score, scores.DotProduct)
-    return is_product and 0 < amount <= _MOST_CHANNEL_NUMBERS
 
 
 def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:

@@ -1,6 +1,6 @@
 """`show`: maps, runs and what is known of heads as one view for notebooks and files."""
 
-import collections
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +11,9 @@ from mha_haiku.showing import fitting, map_set, markup, page, sets, shown
 from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
+_LONGEST_TITLE = 80  # characters of a text
+# Tokens that are no words: "[CLS]", "<s>", and places in a picture or a sound.
+_SPECIAL = re.compile(r"\[\w+\]|<[^<>]+>|\d+,\d+|[\d.]+s")
 _HEIGHT = 680  # pixels of a page inside of a notebook
 _MOST_THUMBNAILS = 48
 _PICTURE = 560  # pixels of the longer side, about
@@ -57,11 +60,11 @@ def show(
         below what an empty page takes.
     """
     checks.positive_integer("budget", budget)
-    value, texts, why = sets.given(
+    value, texts, why, name = sets.given(
         maps_or_run, tokens=tokens, key_tokens=key_tokens, images=images
     )
     if sets.is_maps(value):
-        whole = _of_maps(value, texts, compare)
+        whole = _of_maps(value, texts, compare, name)
         first, *others = whole.sets
         whole = whole._replace(sets=(sets.with_why(first, why), *others))
     elif not sets.has_own(value):
@@ -93,32 +96,43 @@ def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
     return View(whole.title, pages[inline], inline)
 
 
-def _of_maps(value, texts, compare) -> map_set.Dossier:
+def _of_maps(value, texts, compare, name) -> map_set.Dossier:
     maps = sets.layers_of(value)
-    title = _title(maps)
     if compare is None:
-        return map_set.Dossier(title, (sets.map_set(maps, texts),))
-    name, other = sets.named(compare)
+        own = sets.map_set(maps, texts)
+        return map_set.Dossier(_title(name, own, maps), (own,))
+    other_name, other = sets.named(compare)
     others = sets.layers_of(sets.maps_of(other).maps)
     ends = (list(each.values())[-1] for each in (maps, others))
     sets.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
     both = (
-        sets.map_set(maps, texts, name="first"),
-        sets.map_set(others, texts, name=name or "second"),
+        sets.map_set(maps, texts, name=name or "first"),
+        sets.map_set(others, texts, name=other_name or "second"),
     )
-    return map_set.Dossier(title, both)
+    return map_set.Dossier(_title(name, both[0], maps), both)
 
 
-def _title(maps) -> str:
-    layer, first = next(iter(maps.items()))
-    if layer.kind:
-        counts = collections.Counter(each.kind for each in maps)
-        said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        return f"Attention of {said} layers, {first.shape[-3]} heads"
+def _title(name: str, own: map_set.MapSet, maps) -> str:
+    """Names the model and its first text; where neither is known, the sizes."""
+    tokens = own.examples[0].keys.tokens
+    words = [x for x in tokens if x and not _SPECIAL.fullmatch(x.strip())]
+    is_text = (
+        any(x.startswith((" ", "\n")) for x in words)
+        or max(map(len, words), default=0) == 1
+    )
+    text = ("" if is_text else " ").join(words).strip()
+    if len(text) > _LONGEST_TITLE:
+        text = text[:_LONGEST_TITLE].rpartition(" ")[0] or text[:_LONGEST_TITLE]
+        text += " …"
+    if len(own.inputs) > 1 and text:
+        text += f" (and {len(own.inputs) - 1} more)"
+    name = re.split("[:/]", name)[-1]  # of a package, a repository or a folder
+    if title := ": ".join(filter(None, (name, text))):
+        return title
+    first = next(iter(maps.values()))
+    layers = f"{len(maps)} layers, " if len(maps) > 1 else ""
     shape = " x ".join(map(str, first.shape[-3:]))
-    if len(maps) > 1:
-        return f"Attention of {len(maps)} layers, {shape} each"
-    return f"{layer.name.capitalize()}, {shape}, mask {first.weighting.mask}"
+    return f"Attention, {layers}{shape}, mask {first.weighting.mask}"
 
 
 def _inline(whole: map_set.Dossier, html: str) -> str:
@@ -129,7 +143,7 @@ def _inline(whole: map_set.Dossier, html: str) -> str:
     escaped = html.replace("&", "&amp;").replace("'", "&#39;")
     title = markup.escaped(whole.title)
     frame = (
-        f'<iframe title="{title}" sandbox="allow-scripts allow-downloads" '
+        f'<iframe title="{title}" sandbox="allow-scripts" '
         f'style="grid-area:1/1;width:100%;height:{_HEIGHT}px;border:0;'
         f"background:Canvas;resize:vertical;position:relative\" srcdoc='{escaped}'>"
         "</iframe>"

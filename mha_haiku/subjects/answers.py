@@ -26,6 +26,7 @@ class TextMaps(Sequence):
     key_tokens: tuple[tuple[str, ...], ...] = ()  # the S keys; (): as the queries
     why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
     images: np.ndarray | None = None  # `[B, S, h, w, 3]` in [0, 1], the patches at keys
+    name: str = ""  # of the model, for the title of a page
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
@@ -151,7 +152,7 @@ def _(answer: TextMaps) -> sets.Given:
     texts = {name: each for name, each in texts.items() if each}
     if answer.images is not None:
         texts["images"] = list(answer.images)
-    return sets.Given(answer.maps, texts, answer.why)
+    return sets.Given(answer.maps, texts, answer.why, answer.name)
 
 
 def _of_lens(lens: Lens) -> Grid:

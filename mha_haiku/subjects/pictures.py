@@ -44,7 +44,6 @@ def _(subject: Subject) -> MapSet:
         subject.replace(config=config, progress=programs.silent),
         means=False,
         weights=subject.task.sequence_length <= sets.WHOLE,
-        channels=True,
         devices=jax.local_devices()[:1],
     )
 

@@ -105,12 +105,6 @@ def spread(subject: Subject, example: tasks.Example) -> tasks.Example:
     return example if placement is None else placement.spread(example)
 
 
-def gathered(subject: Subject, tree: Any) -> Any:
-    """Gathers arrays on every device; in a program."""
-    placement = subject.placement
-    return tree if placement is None else placement.gathered(tree)
-
-
 def observed(
     subject: Subject,
     params: Any,

@@ -82,14 +82,12 @@ def hostile() -> map_set.Dossier:
 
 
 def long(num_bins: int = 32) -> map_set.Dossier:
-    """Returns a pooled map of 1,024 positions, with 16 x 16 of them whole."""
+    """Returns a pooled map of 1,024 positions."""
     count = 1024
     edges = np.arange(num_bins + 1) * (count // num_bins)
     axis = map_set.Axis(tuple(f"w{i}" for i in range(count)), edges)
-    diagonal = np.eye(16, dtype=np.float32)
-    fine = map_set.Patch(0, 0, np.arange(512, 529), np.arange(256, 273), diagonal)
     coarse = np.full((H, num_bins, num_bins), 1 / num_bins, np.float32)
-    one = map_set.Example("long", axis, axis, (coarse,) * L, patches=(fine,))
+    one = map_set.Example("long", axis, axis, (coarse,) * L)
     return show(maps(one))
 
 

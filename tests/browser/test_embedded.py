@@ -79,7 +79,7 @@ def test_view_has_no_rights_of_the_document_around_it(open_page):
     opened = open_page(_document(_view(samples.hostile())) + "<title>own</title>")
     _frames(opened)
     sandbox = opened.locator("iframe").get_attribute("sandbox").split()
-    assert set(sandbox) == {"allow-scripts", "allow-downloads"}
+    assert set(sandbox) == {"allow-scripts"}
     assert opened.title() == "own"
     own = opened.frames[1].evaluate("window.origin")
     assert own == "null"

@@ -27,10 +27,54 @@ def test_roles_stand_in_full_and_numbers_are_named(drawn):
     role = opened.locator(".head .role").first
     assert role.text_content() == "previous token"
     assert role.evaluate("x => x.scrollWidth <= x.clientWidth")
-    assert opened.inner_text("#legend") == "Below a head: role; entropy in nats."
+    opened.select_option("#beside", "entropy")
+    assert opened.inner_text("#legend") == "Below a head: entropy in nats."
     opened.set_viewport_size({"width": 400, "height": 800})
     wide = opened.evaluate("document.documentElement.scrollWidth")
     assert wide <= 400
+
+
+def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
+    names = np.full((L, H), "first_token", object)
+    names[1, 2], names[0, 1] = "induction", "mixed"
+    scores = np.where(names == "induction", 0.9, 0.6)
+    scores[names == "mixed"] = np.nan
+    own = dataclasses.replace(_maps(), roles=map_set.Roles(names, scores))
+    opened = drawn(samples.show(own))
+    assert opened.inner_text("#said") == (
+        "Of 6 heads 4 attend to the first token, 1 attends to what followed the same "
+        "token before and 1 has no clear role. layer 1, head 2 attends to what "
+        "followed the same token before with 0.90. layer 0, head 0 attends to the "
+        "first token with 0.60."
+    )
+    assert opened.inner_text("#detail-title").startswith("layer 1, head 2")
+    roles = opened.locator("#roles button")
+    assert roles.all_inner_texts() == [
+        "first token 4",
+        "induction 1",
+        "no clear role 1",
+    ]
+    roles.nth(1).click()
+    assert opened.locator(".head:not(.dimmed)").count() == 1
+    roles.nth(1).click()
+    assert opened.locator(".head:not(.dimmed)").count() == L * H
+    opened.get_by_role("button", name="layer 0, head 0", exact=True).first.click()
+    assert opened.inner_text("#detail-title").startswith("layer 0, head 0")
+
+
+def test_numbers_in_which_a_head_is_like_others_are_folded_away(drawn):
+    values = np.zeros((L, H))
+    names = [f"number_{i}" for i in range(5)]
+    numbers = {x: map_set.PerHead(values.copy(), "nats", x) for x in names}
+    for i in (1, 4):
+        numbers[names[i]].mean[0, 0] = 1.0
+    own = dataclasses.replace(_maps(), numbers=numbers, roles=None)
+    opened = drawn(samples.show(own))
+    first = opened.locator(".standing-panel > table th").all_inner_texts()
+    assert first == ["number 1", "number 4", "number 0"]
+    others = opened.locator(".standing-panel details")
+    assert others.get_attribute("open") is None
+    assert others.locator("th").count() == 2
 
 
 def test_bars_of_small_heads_have_a_legend(drawn):

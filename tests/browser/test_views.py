@@ -1,15 +1,11 @@
 """What the views of a head say and draw, against the arrays that a page is made of."""
 
-import csv
 import dataclasses
 import re
-import struct
-import xml.etree.ElementTree
 
 import numpy as np
-import pytest
 
-from mha_haiku.showing import map_set, page
+from mha_haiku.showing import map_set
 from tests.browser import samples
 
 L, H, T, S = samples.L, samples.H, samples.T, samples.S
@@ -34,12 +30,6 @@ def _said(opened, selector: str = ".view-readout") -> str:
     return opened.locator(selector).first.inner_text().replace("−", "-")
 
 
-def _saved(opened, kind: str) -> bytes:
-    with opened.expect_download() as saving:
-        opened.click(f".save-{kind}")
-    return saving.value.path().read_bytes()
-
-
 def test_distances_are_those_of_all_weights_and_of_an_even_head(drawn):
     opened = _open(drawn, "distances")
     weights = samples.example(masked=MASKED).weights[1][2].astype(np.float64)
@@ -56,27 +46,6 @@ def test_distances_are_those_of_all_weights_and_of_an_even_head(drawn):
     assert f"distance {best}: {mass[best]:.4f}"[:-1] in _said(opened)
     opened.keyboard.press("ArrowLeft")
     assert f"distance {best - 1}: {mass[best - 1]:.4f}"[:-1] in _said(opened)
-
-
-def test_channels_say_the_score_and_its_products(drawn):
-    generator = np.random.default_rng(1)
-    query, key = (generator.standard_normal((H, n, K)) for n in (T, S))
-    parts = map_set.Channels(query, key, exact=False)
-    opened = _open(drawn, "channels", _example(channels=(None, parts)))
-    opened.locator("svg.channels").wait_for()  # unpacking takes a moment
-    products = query[2, 3] * key[2, 5]
-    score = float(re.search(r"score (-?[\d.e-]+)", _said(opened))[1])
-    assert score == pytest.approx(products.sum(), abs=0.1)
-    assert opened.locator(".channels-view .warning").is_visible()
-    opened.select_option(".channels-view select", "byProduct")
-    opened.locator(".chart").focus()
-    order = np.argsort(-np.abs(products))
-    for channel in order:
-        opened.keyboard.press("ArrowRight")
-        assert _said(opened).startswith(f"channel {channel}: ")
-    # Layers without queries and keys do not have the view.
-    opened.get_by_role("button", name="layer 0, head 1").click()
-    assert not opened.locator("#view-channels").is_visible()
 
 
 def test_text_lists_the_largest_weights_from_and_to(drawn):
@@ -149,37 +118,6 @@ def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
     for words in ("induction, score 0.75", "0.625 ± 0.0625", "rank 2-4 of 6", "nats"):
         assert words in said.replace("–", "-")
     assert "entropy: not computed. python -m experiments.head_statistics" in said
-
-
-def test_saved_numbers_and_pixels_are_those_on_the_screen(drawn):
-    opened = _open(drawn, "map")
-    weights = samples.example(masked=MASKED).weights[1][2]
-    rows = list(csv.reader(_saved(opened, "csv").decode().splitlines()))
-    assert rows[0][1:] == [f"{k} k{k}" for k in range(S)]
-    assert [[cell == "" for cell in row[1:]] for row in rows[1:]] == MASKED.tolist()
-    numbers = [[float(cell or 0) for cell in row[1:]] for row in rows[1:]]
-    np.testing.assert_allclose(numbers, weights, atol=1e-4)
-    root = xml.etree.ElementTree.fromstring(_saved(opened, "svg"))
-    size = struct.unpack(">II", _saved(opened, "png")[16:24])
-    assert size == tuple(2 * int(root.get(name)) for name in ("width", "height"))
-
-
-@pytest.mark.slow
-def test_every_view_of_hostile_texts_is_saved_as_valid_svg(drawn):
-    # Also of characters that XML does not allow, which a page made here never holds.
-    raw = page.render(samples.show()).replace('"k0"', r'"\ud800\u0001 k0"')
-    for shown, words in (
-        (samples.hostile(), "<script>document"),
-        (raw, "\ufffd\ufffd k0"),
-    ):
-        opened = drawn(shown)
-        for view in ("map", "lines", "text", "distances"):
-            opened.click(f"#view-{view}")
-            root = xml.etree.ElementTree.fromstring(_saved(opened, "svg"))
-            tags = {each.tag.rpartition("}")[2] for each in root.iter()}
-            assert not tags & {"script", "foreignObject", "style"}
-            if view in ("lines", "text"):
-                assert words in "".join(root.itertext()).replace("\u00a0", " ")
 
 
 def test_pictures_stand_at_positions(drawn):

@@ -203,17 +203,6 @@ def whole(rng):
             ("", "s", "r"), ((), (("s", 0.5),), (("p", 0.625), ("q", np.nan)))
         ),
         images=rng.integers(0, 255, (5, 2, 3), np.uint8),
-        patches=(
-            map_set.Patch(
-                0, 1, np.array([1, 2, 3]), np.array([0, 1, 2, 4]), rng.random((2, 3))
-            ),
-        ),
-        channels=(
-            map_set.Channels(
-                rng.normal(size=(2, 3, 4)), rng.normal(size=(2, 5, 4)), exact=False
-            ),
-            None,
-        ),
     )
     ablation = map_set.PerHead(
         np.array([[0.5, -0.125], [2, np.nan]]),

@@ -32,7 +32,6 @@ def test_maps_without_heads_or_queries_fit():
 
 
 _AXIS = map_set.Axis.whole("abcdef")
-_PATCH = map_set.Patch(0, 0, np.arange(3), np.arange(4), np.zeros((2, 3)))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +50,6 @@ _PATCH = map_set.Patch(0, 0, np.arange(3), np.arange(4), np.zeros((2, 3)))
             "shape (3, 5) or (2, 3, 5), got (5, 3)",
         ),
         ({"masked": (None,)}, "one for each of 2 layers, got 1"),
-        ({"channels": ()}, "one for each of 2 layers, got 0"),
         (
             {"answers": map_set.Answers(("a",), ((),) * 3)},
             "targets of 'held-out example 3' must be one for each of 3 positions, got",
@@ -68,20 +66,6 @@ _PATCH = map_set.Patch(0, 0, np.arange(3), np.arange(4), np.zeros((2, 3)))
         ({"images": np.zeros(5, np.uint8)}, "[S, h, w, 3], got (5,)"),
         ({"images": np.zeros((5, 2, 3, 4), np.uint8)}, "[S, h, w, 3], got"),
         ({"images": np.zeros((5, 0, 3), np.uint8)}, "[S, h, w, 3], got (5, 0, 3)"),
-        (
-            {"patches": (_PATCH._replace(layer=2),)},
-            "layer of a patch of 'held-out example 3' must be an integer from 0 to 1",
-        ),
-        (
-            {"patches": (_PATCH._replace(head=2),)},
-            "head of a patch of 'held-out example 3' must be an integer from 0 to 1",
-        ),
-        ({"patches": (_PATCH._replace(key_edges=np.array([1, 0])),)}, "that rise"),
-        (
-            {"patches": (_PATCH._replace(query_edges=np.array([2, 3, 4])),)},
-            "in its 3 positions, got 2 to 4",
-        ),
-        ({"patches": (_PATCH._replace(weights=np.ones((3, 2))),)}, "shape (2, 3), got"),
     ],
 )
 def test_parts_of_an_example_that_do_not_fit_are_refused(whole, changes, message):

@@ -17,22 +17,14 @@ def _render(shown):
 
 @pytest.fixture
 def large(rng):
-    """A dossier of random maps with a mean and patches of rising mass."""
+    """A dossier of random maps with a mean."""
     axis = map_set.Axis(("ab",) * T * 2, 2 * np.arange(T + 1))
 
     def maps():
         scores = np.exp(3 * rng.normal(size=(H, T, T)))
         return scores / scores.sum(-1, keepdims=True)
 
-    def patch(i):
-        edges = np.arange(17)
-        return map_set.Patch(0, i % H, edges, edges, np.full((16, 16), (i + 1) / 1e3))
-
-    parts = tuple(map(patch, range(100)))
-    examples = [
-        map_set.Example(str(n), axis, axis, (maps(),) * L, patches=parts if n else ())
-        for n in range(N)
-    ]
+    examples = [map_set.Example(str(n), axis, axis, (maps(),) * L) for n in range(N)]
     examples.append(map_set.Example("mean", axis, axis, (maps(),) * L, is_mean=True))
     layers = tuple(map_set.Layer(str(i), tuple("012")) for i in range(L))
     return map_set.Dossier("", (map_set.MapSet("", layers, tuple(examples)),))
@@ -58,19 +50,11 @@ def test_what_does_not_fit_is_made_to(large, share):
             np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 
 
-def test_patches_with_the_most_mass_stay(large):
-    budget = int(0.3 * len(_render(large)))
-    shown, _ = fitting.fitted(large, budget, _render)
-    kept = [x.patches for x in shown.sets[0].examples]
-    masses = sorted(float(p.weights[0, 0]) for parts in kept for p in parts)
-    assert masses and min(masses) > 0.03 and max(masses) == 0.1
-
-
 def test_kinds_are_joined_along_their_own_axes(load):
     maps = load(make_maps_of_kinds())
     whole = map_set.Dossier("", (maps,))
-    cut = fitting.Cut(examples=1, heads=9, join=2)
-    one = fitting._with(whole, cut, 10**6).sets[0].examples[0]
+    cut = fitting.Cut(examples=1, join=2)
+    one = fitting.cut_to(whole, cut, 10**6).sets[0].examples[0]
     assert [weights.shape[1:] for weights in one.weights] == [(3, 3), (2, 2), (2, 3)]
     map_set.Dossier("", (dataclasses.replace(maps, examples=(one,)),)).check()
     for weights in one.weights:

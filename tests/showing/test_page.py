@@ -218,26 +218,6 @@ def test_the_page_has_everything_of_a_dossier(whole):
     assert (images["count"], images["height"], images["width"]) == (5, 2, 3)
     pixels = np.frombuffer(_unpacked(images["codes"]), "u1").reshape(5, 2, 3)
     assert (pixels == given.images).all()
-    (patch,) = example["patches"]
-    assert (patch["queries"], patch["keys"]) == ([1, 2, 3], [0, 1, 2, 4])
-    codes = _codes(contents, patch["codes"], (2, 3))
-    weights, _ = _weights(contents, codes, patch["largest"][0])
-    np.testing.assert_allclose(weights, given.patches[0].weights, atol=1e-4)
-
-
-def test_queries_and_keys_of_a_layer_make_its_scores(whole):
-    contents = page.contents(whole)
-    first, second = contents["sets"][0]["examples"][0]["channels"]
-    given = whole.sets[0].examples[0].channels[0]
-    assert (first["size"], first["exact"], second) == (4, False, None)
-    query, key = (
-        np.frombuffer(_unpacked(first[name]), "i1").reshape(values.shape)
-        * np.array(first[f"{name}_scale"])[:, None, None]
-        for name, values in (("query", given.query), ("key", given.key))
-    )
-    scores = np.einsum("htk,hsk->hts", query, key)
-    wanted = np.einsum("htk,hsk->hts", given.query, given.key)
-    np.testing.assert_allclose(scores, wanted, atol=0.02 * abs(wanted).max())
 
 
 def test_nan_weights_are_said(whole):
@@ -328,3 +308,24 @@ def test_a_kind_of_layers_brings_its_axes_and_its_alignment(load):
     assert example["kinds"]["cross"]["alignment"] == [[0, 4], [1, 3], [2, 0], [2, 1]]
     assert example["kinds"]["cross"]["queries"]["notes"][1] == "reads “a”"
     assert "predicts the next token" in " ".join(shown["notes"])
+
+
+def test_a_page_says_what_heads_do_and_which_matter(whole):
+    first, second = (each["said"] for each in page.contents(whole)["sets"])
+    head = ["layer 0, head 0", 0, 0]
+    assert first == [
+        "Of 1 head 1 attends to what followed the same token before. ",
+        head,
+        " attends to what followed the same token before with 0.75. ",
+        "Most important (rise of the loss): ",
+        ["layer 2, head 1", 1, 0],
+        " 2 nats",
+        "; ",
+        head,
+        " 0.5 nats",
+        "; ",
+        ["layer 0, head 3", 0, 1],
+        " -0.125 nats",
+        ".",
+    ]
+    assert second == []

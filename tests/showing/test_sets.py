@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.showing import sets, zoom
+from mha_haiku.showing import collecting, sets
 from tests.showing.small_maps import make_map
 
 
@@ -20,7 +20,7 @@ def test_masked_cells_are_those_of_the_chosen_heads(kind, bins, monkeypatch):
     attention_map = make_map(mask=mask)
     whole = sets.map_set(sets.layers_of(attention_map), has_numbers=False)
     whole = whole.with_heads([[3, 1]])
-    expected = zoom.masked_cells(attention_map, *((bins, bins) if bins else ()))
+    expected = collecting.masked_cells(attention_map, *((bins, bins) if bins else ()))
     for example, cells in zip(whole.examples, np.asarray(expected), strict=True):
         cells = cells[[3, 1]] if len(cells) > 1 else cells[0]
         np.testing.assert_array_equal(example.masked[0], cells)

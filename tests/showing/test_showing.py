@@ -13,6 +13,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku.showing import fitting, map_set, sets
+from mha_haiku.subjects import answers
 
 from .small_maps import B, H, S, T, make_empty, make_map
 
@@ -81,22 +82,10 @@ def test_a_page_has_the_statistics_of_the_heads():
         assert number["label"] == mh.attention.STATISTICS[number["name"]].label
 
 
-def test_queries_and_keys_of_a_page_give_its_scores(attention_map):
-    maps = sets.map_set(sets.layers_of(attention_map))
-    channels = maps.examples[0].channels[0]
-    scores = np.einsum("htk,hsk->hts", channels.query, channels.key)
-    own = np.asarray(attention_map.logsumexp)[0]
-    weights = np.exp(scores - own[..., None])
-    np.testing.assert_allclose(weights, maps.examples[0].weights[0], atol=1e-5)
-    assert channels.exact
-    capped = make_map(score=mh.attention.dot_product(soft_cap=2.0))
-    assert not sets.map_set(sets.layers_of(capped)).examples[0].channels[0].exact
-
-
 def test_a_notebook_gets_one_closed_frame_above_a_picture(view):
     frames = Frames(view._repr_html_())
     (frame,) = frames.of("iframe")
-    assert frame["sandbox"] == "allow-scripts allow-downloads"
+    assert frame["sandbox"] == "allow-scripts"
     assert frame["srcdoc"] == view.html
     (picture,) = frames.of("img")
     assert picture["src"].startswith("data:image/png;base64,")
@@ -192,11 +181,8 @@ def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
     queries, keys = 39, 45
     attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
     whole = map_set.Dossier("one", (sets.map_set(sets.layers_of(attention_map)),))
-
-    def render(shown):  # as if a page fitted with half of the bins
-        return " " * shown.sets[0].examples[0].queries.bins
-
-    (pooled,) = fitting.fitted(whole, 20, render)[0].sets[0].examples
+    cut = fitting.Cut(examples=1, join=2)
+    (pooled,) = fitting.cut_to(whole, cut, 20).sets[0].examples
     weights = np.asarray(attention_map.weights(), np.float64)[0]
     for i in range(20):
         for j in range(23):
@@ -299,3 +285,15 @@ def test_maps_that_cannot_be_in_one_view_are_refused(attention_map):
 def test_a_layer_without_heads_is_beside_others(attention_map):
     page = page_of(mh.show([attention_map, make_empty()]))
     assert [len(layer["heads"]) for layer in page["sets"][0]["layers"]] == [5, 0]
+
+
+def test_a_title_is_the_model_and_its_text():
+    attention_map = make_map(batch=(1,), queries=5, keys=5)
+    tokens = ["[CLS]", " the", " cat", "s", "[SEP]"]
+    found = answers.TextMaps([attention_map], (tokens,), name="package:small-model")
+    assert mh.show(found).title == "small-model: the cats"
+    assert mh.show(attention_map, tokens=tokens).title == "the cats"
+    long = [f" word{i}" for i in range(5)] * 9
+    attention_map = make_map(batch=(3,), queries=45, keys=45)
+    title = mh.show(attention_map, tokens=long).title
+    assert title.startswith("word0 word1") and title.endswith(" … (and 2 more)")

@@ -152,18 +152,6 @@ def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_queries_and_keys_are_written_where_they_are_asked_for(trained, tmp_path):
-    subject = Subject.of_folder(trained)
-    path = dumping.dump(subject, heads=[1], channels=True, out=tmp_path)
-    for example in MapSet.load(path).inputs:
-        for layer, (query, key, exact) in enumerate(example.channels):
-            assert exact and query.shape == key.shape == (1, T, 4)
-            scores = np.einsum("htk,hsk->hts", query.astype("f8"), key.astype("f8"))
-            expected = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-            np.testing.assert_allclose(example.weights[layer], expected, atol=5e-3)
-
-
-@pytest.mark.slow
 def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     trained, whole, make_config, tmp_path
 ):
@@ -182,16 +170,10 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     by_hand = _weights(whole, 1).astype(np.float32).reshape(N, H, 3, 2, 3, 2)
     by_hand = by_hand.sum(-1).mean(-2)
     np.testing.assert_allclose(_weights(pooled, 1), by_hand, atol=2e-3)
-    for one, other in zip(pooled.examples, whole.inputs, strict=True):
+    for one in pooled.examples:
         edges = one.queries.edges.tolist()
         assert edges == [0, 2, 4, 6] == attention.bin_edges(6, 4).tolist()
-        assert one.masked[1].shape == (3, 3) and not other.patches
-        places = [(layer, head) for layer in range(2) for head in range(H)]
-        assert [each[:2] for each in one.patches] == places
-        for patch in one.patches:  # all of it, at single positions
-            assert patch.query_edges.tolist() == patch.key_edges.tolist() == [*range(7)]
-            own = other.weights[patch.layer][patch.head]
-            np.testing.assert_allclose(patch.weights, own, atol=2e-3)
+        assert one.masked[1].shape == (3, 3)
 
 
 @pytest.mark.slow

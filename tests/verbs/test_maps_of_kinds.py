@@ -46,7 +46,7 @@ def made(root, make_config):
         params = jax.jit(model.init)(key, **example.model_inputs())
         params = jax.tree.map(lambda x: 3 * x, params)
         folders.write_run(root, config, params, task)
-        dumping.dump(Subject.of_folder(root), channels=True)  # on all devices
+        dumping.dump(Subject.of_folder(root))  # on all devices
     return root
 
 
@@ -79,8 +79,6 @@ def test_maps_of_each_kind_are_those_of_the_model(made, saved):
             np.testing.assert_allclose(one.weights[i], wanted, atol=1e-3)
             hidden = np.broadcast_to(one.masked_cells(i), wanted.shape)
             assert not one.weights[i][hidden].any()
-            query, key, exact = one.channels[i]
-            assert (query.shape[1], key.shape[1], exact) == (rows, columns, True)
         encoder, decoder, cross = (one.axes(saved.layers[i]) for i in (0, 1, 3))
         words = tuple(np.asarray(example.inputs[n]).astype(str).tolist()[:length])
         assert encoder.keys.tokens == cross.keys.tokens == words

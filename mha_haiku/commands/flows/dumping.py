@@ -23,7 +23,6 @@ def dump_attention(
     text_file: str | None = None,
     tokens: Sequence[int] | None = None,
     out: str | None = None,
-    channels: bool = False,
     weights: bool = False,
     pictures: Pictures,
     processes: Processes,
@@ -46,7 +45,6 @@ def dump_attention(
       text_file: File with the text to show.
       tokens: Token ids to show instead of examples, as 4,1,2.
       out: Folder to write to; <workdir>/attention, or own_text there.
-      channels: Write queries and keys of whole maps too.
       weights: Write whole maps of long inputs too.
     """
     if examples is not None and indices is not None:
@@ -67,7 +65,6 @@ def dump_attention(
         own=tokens if text is None else text,
         out=out,
         weights=weights,
-        channels=channels,
     )
     if cluster.leave():
         dumping.write_report(maps.parent, pictures.format)

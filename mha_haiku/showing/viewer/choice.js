@@ -1,12 +1,12 @@
 // What is chosen on the page, kept in the address: #layer=0&head=3&query=5&view=lines
 
 const choice = {};
-const fields = new Map(); // name -> {initial, read, write}
+const fields = new Map(); // name -> {initial, read}
 
 // Adds a choice. `read` makes a value of its text, or undefined of text that is none.
-function declareChoice(name, initial, read, write = String) {
+function declareChoice(name, initial, read) {
   choice[name] = initial;
-  fields.set(name, { initial, read, write });
+  fields.set(name, { initial, read });
 }
 
 function declareWord(name, allowed, initial = allowed[0]) {
@@ -17,18 +17,13 @@ const readCount = (text) => (/^\d{1,9}$/.test(text) ? Number(text) : undefined);
 const readWord = (text) => (text.length <= 80 ? text : undefined);
 
 for (const name of ['set', 'example', 'layer', 'head']) declareChoice(name, 0, readCount);
-// The chosen cell, by positions and not by bins, so that a zoom does not move it.
+// The chosen cell, by positions and not by bins.
 for (const name of ['query', 'key']) declareChoice(name, 0, readCount);
 declareChoice('view', 'map', readWord);
 declareWord('direction', ['from', 'to']);
 declareWord('range', ['shared', 'own']);
-declareWord('scale', ['linear', 'root', 'log', 'clipped']);
+declareWord('scale', ['linear', 'root', 'log']);
 declareWord('colours', ['viridis', 'cividis', 'greys']);
-// The positions that are shown: [first query, end, first key, end]; null is all.
-declareChoice('zoom', null, (text) => {
-  const numbers = text.split('.').map(readCount);
-  return numbers.length === 4 && !numbers.includes(undefined) ? numbers : undefined;
-}, (zoom) => zoom.join('.'));
 // What the chosen map is compared with: "", "set:1", "example:2" or "head:0.3".
 declareChoice('compare', '', (text) => (
   /^((set|example):\d{1,6}|head:\d{1,6}\.\d{1,6})?$/.test(text) ? text : undefined
@@ -60,11 +55,9 @@ function writeAddress() {
 function putAddress() {
   const said = new URLSearchParams();
   const always = ['layer', 'head', 'example', 'query', 'key'];
-  for (const [name, { initial, write }] of fields) {
-    const value = choice[name];
-    if (always.includes(name) || String(value) !== String(initial)) {
-      if (value !== null) said.set(name, write(value));
-    }
+  for (const [name, { initial }] of fields) {
+    const value = String(choice[name]);
+    if (always.includes(name) || value !== String(initial)) said.set(name, value);
   }
   // Inside a notebook's frame the page has no address of its own: then it forgets.
   try { history.replaceState(null, '', `#${said}`); } catch { /* as said */ }
@@ -79,13 +72,6 @@ function clampChoice() {
   choice.layer = within(choice.layer, set.layers.length);
   choice.head = within(choice.head, set.layers[choice.layer]?.heads.length ?? 0);
   const { queries, keys } = exampleOf(choice);
-  const size = [queries.tokens.length, (keys ?? queries).tokens.length];
-  choice.query = within(choice.query, size[0]);
-  choice.key = within(choice.key, size[1]);
-  if (choice.zoom) {
-    const [top, bottom, left, right] = choice.zoom;
-    const [rows, columns] = [Math.min(bottom, size[0]), Math.min(right, size[1])];
-    const whole = top === 0 && left === 0 && rows === size[0] && columns === size[1];
-    choice.zoom = top < rows && left < columns && !whole ? [top, rows, left, columns] : null;
-  }
+  choice.query = within(choice.query, queries.tokens.length);
+  choice.key = within(choice.key, (keys ?? queries).tokens.length);
 }

@@ -83,8 +83,8 @@ function shownContexts(room) {
   if (!same('queries') || !same('keys')) {
     return { shown: [{ context: first }], reason: 'Maps of different lengths have no difference.' };
   }
-  const other = gridOf(maps, there.layer, there.head, choice.zoom, first.queries, first.keys);
-  const context = withScale({ ...first, map: difference(first.map, other), heads: () => [] });
+  const map = new Difference(first.map, maps.layers[there.layer][there.head]);
+  const context = { ...first, map, end: scaleEnd(map), signed: true };
   const [mine, its] = [nameOf(here, here, there), nameOf(there, here, there)];
   const caption = `${mine} less ${its}: red is more in the first, blue in the second`;
   return { shown: [{ context, caption }] };

@@ -18,7 +18,6 @@ function describe() {
     + (pooled
       ? 'The input is long, so the maps are pooled: a cell is the weight that the queries of '
         + 'a range give, on average, to a range of keys.'
-        + (first.patches.length ? ' Zoom in for detail.' : '')
       : 'Each cell is the attention weight of one query on one key.');
   element('notes').replaceChildren(...page.notes.map((note) => make('li', note)));
   element('precision').textContent = 'Weights on this page are rounded: they are within '
@@ -51,10 +50,6 @@ function buildControls() {
   element('direction').addEventListener('change', ({ target }) => choose({ direction: target.value }, true));
   element('filter').addEventListener('change', changeFilter);
   element('bound').addEventListener('change', changeFilter);
-  element('closer').addEventListener('click', () => zoomBy(0.5, choice.query, choice.key));
-  element('farther').addEventListener('click', () => zoomBy(2, choice.query, choice.key));
-  element('part').addEventListener('click', zoomToNextPart);
-  element('whole').addEventListener('click', () => choose({ zoom: null }));
   for (const form of document.querySelectorAll('form')) {
     form.addEventListener('submit', (event) => event.preventDefault());
   }
@@ -90,6 +85,7 @@ function updateControls(set) {
   fillSelect(element('set'), names(page.sets), String(choice.set));
   element('set').parentElement.hidden = page.sets.length < 2 || hasSteps();
   fillSelect(element('example'), names(set.examples), String(choice.example));
+  element('example').parentElement.hidden = set.examples.length < 2;
   element('note').textContent = set.examples[choice.example].note;
   for (const name of ['range', 'scale', 'colours', 'pair']) element(name).value = choice[name];
   for (const input of document.querySelectorAll('input[name="direction"]')) {
@@ -97,13 +93,6 @@ function updateControls(set) {
   }
   offerNumbers(set);
   offerPartners();
-  element('zoomed').textContent = choice.zoom
-    ? `queries ${choice.zoom[0]}–${choice.zoom[1] - 1}, keys ${choice.zoom[2]}–${choice.zoom[3] - 1}` : '';
-  element('whole').disabled = !choice.zoom;
-  const parts = finerParts();
-  element('part').hidden = !parts.length;
-  element('finer').hidden = !parts.length || choice.view !== 'map';
-  element('farther').disabled = !choice.zoom;
 }
 
 // What heads can be labelled, sorted and filtered by.
@@ -113,8 +102,8 @@ function offerNumbers(set) {
   element('rank').hidden = !names.length || heads < 2;
   const short = (name) => shorten(inWords(name), 30);
   fillSelect(element('beside'), [
-    ['all', names.includes('role') ? 'role and numbers' : 'numbers'],
-    ...names.map((name) => [name, short(name)]), ['', 'nothing'],
+    ['all', names.includes('role') ? 'roles' : 'numbers'],
+    ...names.filter((name) => name !== 'role').map((name) => [name, short(name)]), ['', 'nothing'],
   ], choice.beside);
   fillSelect(element('order'), [
     ['', 'layer and head'],
@@ -125,7 +114,7 @@ function offerNumbers(set) {
   const kind = filter?.sign ? filter.name + filter.sign : choice.filter;
   fillSelect(element('filter'), [
     ['', 'all heads'],
-    ...(set.roles ? [['role', roleNames(set).map((name) => [`role:${name}`, short(name)])]] : []),
+    ...(set.roles ? [['role', roleNames(set).map((name) => [`role:${name}`, roleWords(name)])]] : []),
     ['at least', names.map((name) => [`${name}>`, short(name)])],
     ['at most', names.map((name) => [`${name}<`, short(name)])],
   ], kind);

@@ -49,9 +49,6 @@ class Axis {
     return new Axis(texts, edges ?? Array.from({ length: tokens.length + 1 }, (_, i) => i));
   }
 
-  // The same positions, or some of them, in other bins.
-  binned(edges) { return new Axis(this.texts, edges); }
-
   get first() { return this.edges[0]; }
 
   get last() { return this.edges[this.count]; }
@@ -93,11 +90,36 @@ class Axis {
   }
 }
 
+// What the weights of a head, and of a difference, have in common.
+class CellMap {
+  constructor(queries, keys, signed) {
+    Object.assign(this, { queries, keys, signed, rows: queries.count, columns: keys.count });
+  }
+
+  get numMasked() { return this.counted().masked; }
+
+  get numNaN() { return this.counted().nan; }
+
+  counted() {
+    if (this.counts) return this.counts;
+    this.counts = { masked: 0, nan: 0, largest: 0 };
+    for (let query = 0; query < this.rows; query += 1) {
+      for (let key = 0; key < this.columns; key += 1) {
+        const weight = this.at(query, key);
+        if (this.masked(query, key)) this.counts.masked += 1;
+        else if (Number.isNaN(weight)) this.counts.nan += 1;
+        else this.counts.largest = Math.max(this.counts.largest, Math.abs(weight));
+      }
+    }
+    return this.counts;
+  }
+}
+
 // The weights of one head, still as codes.
-class HeadMap {
+class HeadMap extends CellMap {
   constructor(codes, largest, queries, keys) {
-    Object.assign(this, { codes, largest, queries, keys, rows: queries.count, columns: keys.count });
-    this.signed = page.signed;
+    super(queries, keys, page.signed);
+    Object.assign(this, { codes, largest });
   }
 
   at(query, key) {
@@ -106,6 +128,18 @@ class HeadMap {
 
   masked(query, key) {
     return this.codes[query * this.columns + key] === codeOfMasked;
+  }
+}
+
+// One map less another of the same positions; masked where both are.
+class Difference extends CellMap {
+  constructor(first, second) {
+    super(first.queries, first.keys, true);
+    const bins = (axis, other) => Array.from({ length: axis.count }, (_, bin) => other.bin(axis.start(bin)));
+    const [rows, columns] = [bins(first.queries, second.queries), bins(first.keys, second.keys)];
+    this.at = (query, key) => first.at(query, key) - second.at(rows[query], columns[key]);
+    this.masked = (query, key) => first.masked(query, key) && second.masked(rows[query], columns[key]);
+    this.largest = this.counted().largest;
   }
 }
 
@@ -136,7 +170,7 @@ async function unpackTokens() {
   })));
 }
 
-const decoded = new Map(); // "set.example" -> {axes, layers, patches}
+const decoded = new Map(); // "set.example" -> {axes, layers}
 const decoding = new Map(); // the same, as promises
 
 // All maps of an example, once they are unpacked: layers[layer][head] is a HeadMap, and
@@ -145,7 +179,7 @@ function unpacked(set, example) {
   return decoded.get(`${set}.${example}`);
 }
 
-// The same, with the axes of one layer: {queries, keys, axes, layers, patches}.
+// The same, with the axes of one layer: {queries, keys, axes, layers}.
 function mapsAt({ set, example, layer }) {
   const maps = unpacked(set, example);
   return maps && { ...maps, ...maps.axes[layer] };
@@ -182,14 +216,6 @@ async function unpackExample(set, number) {
       new HeadMap(all.subarray(head * cells, (head + 1) * cells), top, queries, keys)
     ));
   }));
-  const patches = await Promise.all(example.patches.map(async (patch) => {
-    const { queries, keys } = axes[patch.layer];
-    const codes = await unpackCodes(patch.codes);
-    const map = new HeadMap(
-      codes, patch.largest[0], queries.binned(patch.queries), keys.binned(patch.keys),
-    );
-    return { layer: patch.layer, head: patch.head, map };
-  }));
   await readPictures(example);
-  return { axes, layers, patches };
+  return { axes, layers };
 }

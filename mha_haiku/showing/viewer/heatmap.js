@@ -28,7 +28,7 @@ function createHeatMap() {
     }
     drawing.setAttribute('viewBox', `0 0 ${frame.full.width} ${frame.full.height}`);
     drawing.replaceChildren(
-      ...cellsOf(context, frame), ...patchOutlines(context, frame), ...alignedFrames(context, frame),
+      ...cellsOf(context, frame), ...alignedFrames(context, frame),
       axisLabels(context, frame), legendOf(context, frame), marks,
     );
     mark(null);
@@ -40,7 +40,7 @@ function createHeatMap() {
     if (cell) marks.append(...pointedMarks(context, frame, cell));
   }
 
-  listenToMap(drawing, marks, () => ({ context, frame }));
+  listenToMap(drawing, () => ({ context, frame }));
   return { element: drawing, update, mark };
 }
 
@@ -137,27 +137,6 @@ function cellsOf({ map, end }, { left, top, width, height }) {
   })];
 }
 
-// Where finer weights are stored that are too fine to be seen in the whole.
-function patchOutlines({ maps, where, map }, { x, y }) {
-  const used = mapsOf(maps, where.layer, where.head, choice.zoom);
-  const clip = (axis, position) => Math.max(axis.first, Math.min(axis.last, position));
-  return maps.patches.filter((patch) => (
-    patch.layer === where.layer && patch.head === where.head && !used.includes(patch.map) && !map.signed
-  )).flatMap(({ map: { queries, keys } }) => {
-    const [left, right] = [keys.first, keys.last].map((position) => x(clip(map.keys, position)));
-    const [top, bottom] = [queries.first, queries.last].map((position) => y(clip(map.queries, position)));
-    if (right - left < 1 || bottom - top < 1) return [];
-    const box = {
-      x: left, y: top, width: right - left, height: bottom - top,
-      class: 'finer', fill: 'none', 'pointer-events': 'none',
-    };
-    return [
-      svg('rect', { ...box, stroke: '#000000', 'stroke-width': 1 }),
-      svg('rect', { ...box, stroke: '#ffffff', 'stroke-width': 1, 'stroke-dasharray': '2 2' }),
-    ];
-  });
-}
-
 // Frames around aligned cells, those that touch in one: dark and light, seen on every
 // colour, and inside of the cells, so that the frame of the chosen one is seen beside them.
 function alignedFrames({ aligned, isAligned, queries, keys }, { x, y }) {
@@ -235,7 +214,6 @@ function legendOf({ map, end, signed, aligned }, { left, top, width, height }) {
   const box = { x: left, y, width: long, height: 10 };
   const rim = { stroke: 'currentColor', 'stroke-opacity': 0.4 };
   const said = (share) => shownWeight(Math.sign(share) * weightOf(Math.abs(share), end));
-  const clip = choice.scale === 'clipped' ? ' and more' : '';
   const group = svg('g', {},
     svg('image', { ...box, preserveAspectRatio: 'none', href: barOf(signed) }),
     svg('rect', { ...box, ...rim, fill: 'none' }));
@@ -243,7 +221,7 @@ function legendOf({ map, end, signed, aligned }, { left, top, width, height }) {
   shares.forEach((share, index) => {
     const at = left + (long * index) / 2;
     const low = share === 0 && choice.scale === 'log' && !signed;
-    const words = low ? `≤ ${shownNumber(end * 10 ** -decades)}` : said(share) + (index === 2 ? clip : '');
+    const words = low ? `≤ ${shownNumber(end * 10 ** -decades)}` : said(share);
     group.append(text(words, at, index === 1 ? 'middle' : (index ? 'end' : 'start')));
   });
   let x = left + long + 16;

@@ -375,17 +375,14 @@ function linesView() {
         || (Math.max(queries.count, keys.count) > lineLimits.roomy ? '3' : 'all');
       scroller.setAttribute('aria-label', `Lines of ${shorten(context.layer.name, 60)}`);
       const columns = [
-        where.set, where.example, context.layer.kind, choice.zoom, queries.count, keys.count, context.room.width,
+        where.set, where.example, context.layer.kind, queries.count, keys.count, context.room.width,
       ].join();
       const shown = drawnHeads();
       const lines = [columns, where.layer, shown, amount.value, choice.scale].join();
       const sameColumns = columns === drawn.columns;
       if (!sameColumns) drawColumns();
       if (lines !== drawn.lines) {
-        const own = shown.join() === String(where.head);
-        // Whole maps can be read as they are; parts of them have to be put together.
-        const all = choice.zoom || maps.patches.length ? (own ? null : context.heads()) : maps.layers[where.layer];
-        heads = shown.map((head) => [head, all ? all[head] : context.map]);
+        heads = shown.map((head) => [head, maps.layers[where.layer][head]]);
         pointed = null;
         drawLines();
       }

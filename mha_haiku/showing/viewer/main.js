@@ -57,9 +57,9 @@ function show(strongest) {
   if (!headButton()) return;
   if (strongest) chooseStrongest();
   element('answer').hidden = !exampleOf(choice).answers;
+  element('detail-title').textContent = nameOf({ ...choice }); // before its room is measured
   const { shown: wanted, reason } = shownContexts(stageRoom());
   element('compare-note').textContent = reason ?? '';
-  element('detail-title').textContent = nameOf({ ...choice });
   showTabs(wanted);
   showOnStage(wanted);
   for (const panel of shownPanels) {
@@ -161,7 +161,6 @@ async function start() {
   if (!wanted.has('query') && !exampleOf(choice).alignment?.length) chooseSeeingQuery();
   choose({}, !wanted.has('key'));
   putAddress();
-  unpackAhead();
 }
 
 // The last query that may attend to anything: where inputs are padded, the last may not.
@@ -179,26 +178,6 @@ function chooseSeeingQuery() {
   }
 }
 
-const mostCellsAhead = 2 ** 25;
-
-// Unpacks the other steps and examples while nothing else is to be done, nearest first,
-// so that they show at once when they are chosen.
-async function unpackAhead() {
-  const idle = () => new Promise((done) => {
-    if (window.requestIdleCallback) requestIdleCallback(done, { timeout: 2000 });
-    else setTimeout(done, 50);
-  });
-  let cells = 0;
-  const all = page.sets.flatMap(({ examples }, set) => examples.map((_, example) => [set, example]));
-  const far = ([set, example]) => Number(set !== choice.set) + Number(example !== choice.example);
-  for (const [set, example] of all.sort((a, b) => far(a) - far(b))) {
-    await idle();
-    const maps = await unpack(set, example);
-    cells += maps.layers.flat().reduce((sum, map) => sum + map.codes.length, 0);
-    if (cells > mostCellsAhead) return;
-  }
-}
-
 // Everything but the maps.
 function prepare() {
   describe();
@@ -206,7 +185,6 @@ function prepare() {
   buildControls();
   buildSteps();
   buildTable();
-  element('tools').append(saveButtons(() => element('stage'), () => shown[0].context));
   shownPanels = panels.map((panel) => {
     const made = panel.create();
     const box = make(
@@ -232,8 +210,8 @@ function prepare() {
   return wanted;
 }
 
-// What the choices are at first, on this page: the first layer with heads (of several kinds
-// see `tellingHead`), the last query (the last that is aligned), which also a causal model
+// What the choices are at first, on this page: the first head that the sentence names, or of
+// the first layer with heads (of several kinds see `tellingHead`), the last query (the last that is aligned), which also a causal model
 // lets see most, and a scale that shows small weights of long rows.
 function declareInitial() {
   const set = page.sets.at(-1);
@@ -241,7 +219,8 @@ function declareInitial() {
   if (hasSteps()) initial('set', page.sets.length - 1);
   else if (page.sets.length === 2) initial('compare', 'set:1');
   const first = [Math.max(0, set.layers.findIndex(({ heads }) => heads.length)), 0];
-  const [layer, head] = tellingHead(set) ?? first;
+  const named = set.said.find(Array.isArray)?.slice(1);
+  const [layer, head] = tellingHead(set) ?? named ?? first;
   initial('layer', layer);
   initial('head', head);
   const { queries, keys, alignment } = exampleOf({ set: page.sets.length - 1, example: 0, layer });

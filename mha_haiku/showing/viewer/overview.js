@@ -8,6 +8,7 @@
 const largestSide = 92; // pixels a side of a thumbnail
 const smallestSide = 12;
 const captionFrom = 34; // thumbnails as wide as that have words below them
+const wordFrom = 58; // thumbnails as wide as that have room for the longest word of a role
 const captionLine = 13;
 const kindTitleHeight = 22;
 const millisecondsPerFrame = 12;
@@ -37,10 +38,7 @@ function buildOverview() {
 
 // Another head keeps the query, and goes on to its strongest key.
 function chooseHead(layer, head) {
-  const { layers } = page.sets[choice.set];
-  // Another kind has other positions, of which the window says nothing.
-  const zoom = layers[layer].kind === layers[choice.layer].kind ? choice.zoom : null;
-  choose({ layer, head, zoom }, true);
+  choose({ layer, head }, true);
 }
 
 function updateOverview() {
@@ -55,6 +53,8 @@ function updateOverview() {
   ].join('|');
   if (overview.names !== names || overview.arranged !== arranged) arrangeHeads(set);
   Object.assign(overview, { names, arranged: arranged.replace('false', 'true') });
+  tellRoles(set);
+  tellSentence(set);
   tellNumbers(set);
   markHead();
   const { example, range, scale, colours } = choice;
@@ -162,7 +162,8 @@ const pixelRatio = () => Math.min(2, window.devicePixelRatio || 1);
 // lines of numbers below them as there is room for.
 function sizeThumbnails(set, box) {
   const known = numberNames(set);
-  const wished = ['role', 'aligned', 'importance', 'entropy'].filter((name) => known.includes(name)).slice(0, 3);
+  const wished = known.includes('role') ? ['role']
+    : ['aligned', 'importance', 'entropy'].filter((name) => known.includes(name));
   if (choice.beside !== 'all') overview.lines = [choice.beside].filter(Boolean);
   else overview.lines = wished.length ? wished : known.slice(0, 3);
   overview.most = kindsOf(set).length ? Math.min(2, overview.lines.length) : overview.lines.length;
@@ -173,7 +174,7 @@ function sizeThumbnails(set, box) {
   if (choice.order) return;
   const fit = (lines) => Math.min(
     largestSide, Math.floor((box.clientWidth - 70) / most) - 6,
-    Math.floor(high - captionLine * (lines + 1) - 10),
+    Math.floor(high - captionLine * (lines + 1 + Number(overview.lines.includes('role'))) - 10),
   );
   while (overview.most && fit(overview.most) < captionFrom) overview.most -= 1;
   overview.side = fit(overview.most);
@@ -216,10 +217,12 @@ function tellNumbers(set) {
     button.classList.toggle('dimmed', !passed);
     button.querySelector('.beside').replaceChildren(...(overview.side < captionFrom ? [] : linesAt(layer))
       .map((name) => make('span', captionOf(set, name, layer, head) || '\u00a0', { className: name === 'role' ? 'role' : '' })));
+    button.style.setProperty('--role', roleColour(roleOf(set, layer, head)));
     const all = names.map((name) => [name, said(set, name, layer, head)]).filter(([, text]) => text);
     button.title = [fullName, ...all.map(([name, text]) => `${inWords(name)}: ${text}`)].join('\n');
     button.setAttribute('aria-label', [fullName, ...all.map(([name, text]) => `${inWords(name)} ${text}`)].join(', '));
-    button.style.setProperty('--share', Math.abs(numberOf(set, barred, layer, head) ?? 0) / most);
+    button.style.setProperty('--share', barred === 'role' ? 1 : Math.abs(numberOf(set, barred, layer, head) ?? 0) / most);
+    button.classList.toggle('by-role', barred === 'role');
   });
   tellLegend(set, barred, names);
   const count = overview.buttons.size;
@@ -235,8 +238,9 @@ function tellLegend(set, barred, names) {
   const lines = overview.lines.slice(0, overview.most);
   let text = '';
   if (!choice.order && names.length && overview.side < captionFrom) {
-    text = barred ? `The bar below a head: its ${told(barred)}, as a share of the largest.` : '';
-  } else if (!choice.order && lines.length) text = `Below a head: ${lines.map(told).join('; ')}.`;
+    if (barred === 'role') text = 'The bar below a head has the colour of its role.';
+    else if (barred) text = `The bar below a head: its ${told(barred)}, as a share of the largest.`;
+  } else if (!choice.order && lines.some((name) => name !== 'role')) text = `Below a head: ${lines.map(told).join('; ')}.`;
   element('legend').textContent = text;
   element('legend').hidden = !text;
 }
@@ -247,7 +251,8 @@ function captionOf(set, name, layer, head) {
     const text = said(set, name, layer, head) || '–';
     return name === 'role' ? text : `${inWords(name)} ${text}`;
   }
-  if (name === 'role') return shorten(inWords(set.roles?.[layer]?.[head]?.name ?? ''), 40);
+  // A word is never cut: where it has no room, its colour stands for it.
+  if (name === 'role') return overview.side < wordFrom ? '' : roleWords(roleOf(set, layer, head));
   const number = shownNumber(numberOf(set, name, layer, head), 2);
   const error = errorOf(set, name, layer, head);
   return error === null || overview.side < 70 ? number : `${number} ± ${shownNumber(error, 1)}`;

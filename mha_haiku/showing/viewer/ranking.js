@@ -29,7 +29,7 @@ function said(set, name, layer, head) {
   const value = numberOf(set, name, layer, head);
   if (name === 'role') {
     const role = set.roles?.[layer]?.[head];
-    return role ? `${shorten(inWords(role.name), 40)}${value === null ? '' : ` ${shownNumber(value)}`}` : '';
+    return role ? `${roleWords(role.name)}${value === null ? '' : ` ${shownNumber(value)}`}` : '';
   }
   const error = errorOf(set, name, layer, head);
   return value === null ? '' : shownNumber(value) + (error === null ? '' : ` ± ${shownNumber(error)}`);

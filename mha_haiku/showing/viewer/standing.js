@@ -1,12 +1,17 @@
 // The numbers of the chosen head, each with its error and its place among all heads.
 
+const mostTelling = 3; // numbers, those in which a head is most unlike others; the rest is folded away
+
 function standingPanel() {
   const role = make('p', '', { className: 'standing-role' });
   const table = make('table', '', { className: 'standing' });
   const missing = make('div', '', { className: 'standing-missing' });
   const hint = make('p', 'A dot is a head, the ring is the chosen one, the bar through it two standard '
     + 'errors to either side. Ranks count from the largest, as an interval of likely ranks.', { className: 'hint' });
-  const element = make('div', '', { className: 'standing-panel' }, role, table, hint, missing);
+  const others = make('table', '', { className: 'standing' });
+  const summary = make('summary');
+  const more = make('details', '', {}, summary, others, hint);
+  const element = make('div', '', { className: 'standing-panel' }, role, table, more, missing);
   const size = { width: 150, height: 18, margin: 7 };
 
   function strip({ values, errors, label }, layer, head) {
@@ -59,17 +64,33 @@ function standingPanel() {
     );
   }
 
+  // How unlike other heads this one is in a number, in standard deviations; importance first.
+  function distance({ values, ranks }, layer, head) {
+    const all = values.flat().filter((value) => value !== null);
+    const value = values[layer]?.[head] ?? null;
+    if (value === null) return -1;
+    const mean = all.reduce((sum, each) => sum + each, 0) / all.length;
+    const spread = Math.sqrt(all.reduce((sum, each) => sum + (each - mean) ** 2, 0) / all.length);
+    return (ranks ? 1e6 : 0) + (spread ? Math.abs(value - mean) / spread : 0);
+  }
+
   return {
     element,
     update({ set, where }) {
       const own = set.roles?.[where.layer]?.[where.head];
       role.hidden = !set.roles;
       role.textContent = own
-        ? `Role: ${shorten(inWords(own.name), 60)}${own.score === null ? '' : `, score ${shownNumber(own.score)}`}`
+        ? `Role: ${roleWords(own.name)}${own.score === null ? '' : `, score ${shownNumber(own.score)}`}`
         : 'Role: none of the known ones';
       const count = set.layers.reduce((sum, { heads }) => sum + heads.length, 0);
-      table.replaceChildren(...set.numbers.map((number) => row(number, where.layer, where.head, count)));
-      table.hidden = hint.hidden = !set.numbers.length;
+      const far = (number) => distance(number, where.layer, where.head);
+      const telling = [...set.numbers].sort((a, b) => far(b) - far(a)).slice(0, mostTelling);
+      const rest = set.numbers.filter((number) => !telling.includes(number));
+      const rows = (numbers) => numbers.map((number) => row(number, where.layer, where.head, count));
+      table.replaceChildren(...rows(telling));
+      others.replaceChildren(...rows(rest));
+      summary.textContent = rest.length ? `${plural(rest.length, 'other number')}, and how to read them` : 'How to read them';
+      table.hidden = more.hidden = !set.numbers.length;
       // What was not computed, with the command that computes it: [[what, command]].
       missing.replaceChildren(...(set.missing ?? []).map(([what, command]) => (
         make('p', `${what}: not computed. `, {}, make('code', command))

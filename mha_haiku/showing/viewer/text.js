@@ -1,4 +1,5 @@
-// The input as text: each position shaded by its weight with the chosen one.
+// The input as text: each position shaded by its weight with the chosen one. Patches of a
+// picture, whose texts are "row,column", lie where they are in it.
 
 const listedWeights = 5;
 
@@ -33,7 +34,12 @@ function textView() {
       const text = axis(side).text(bin);
       const token = make('button', '', { className: 'token', type: 'button', tabIndex: -1 });
       const picture = axis(side).pooled ? null : pictureOf(context.example, side, axis(side).start(bin));
-      if (picture) {
+      const [, column] = /^\d+,(\d+)$/.exec(text) ?? [];
+      if (picture && column !== undefined) {
+        if (column === '0') made.push(make('br'));
+        token.classList.add('patch');
+        token.append(make('img', '', { src: picture, alt: text, className: 'pixels' }));
+      } else if (picture) {
         token.append(make('small', axis(side).positions(bin)), make('img', '', { src: picture, alt: text, className: 'pixels' }));
       } else if (axis(side).pooled && text) {
         token.append(make('small', axis(side).positions(bin)), shorten(text, 12));
@@ -57,9 +63,11 @@ function textView() {
       const bin = Number(token.dataset.bin);
       const share = size[bin] / largest;
       const masked = context.map.masked(...cell(bin));
-      token.style.backgroundColor = context.signed
+      // Over a patch the colour is a veil, through which the picture is seen.
+      const veil = token.classList.contains('patch') ? 0.75 : 0.9;
+      token.style.setProperty('--shade', context.signed
         ? colourText(signedColour(Math.sign(weights[bin]) * 0.7 * share))
-        : `rgba(${strength}, ${(0.9 * share).toFixed(3)})`;
+        : `rgba(${strength}, ${(veil * share).toFixed(3)})`);
       token.classList.toggle('masked', masked);
       token.classList.toggle('aligned', context.isAligned(...cell(bin)));
       token.title = `${place(axis(side), bin)}: ${masked ? 'masked' : shownWeight(weights[bin])}`;

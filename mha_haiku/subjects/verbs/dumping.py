@@ -4,7 +4,6 @@ Dimensions: N examples shown, H heads, T query positions, S key positions.
 """
 
 import dataclasses
-import functools
 import logging
 import os
 import re
@@ -82,14 +81,13 @@ def measured(
     own: Own | None = None,
     weights: bool = False,
     means: bool = True,
-    channels: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> map_set.MapSet:
     """Collects the maps of a subject, and what its heads do on the same examples.
 
     Up to `config.attention.full_length` positions the maps are whole; longer ones are
-    pooled to `config.attention.pooled_size` bins with finer parts, and nothing of size
-    T x S is made. Padding is left out: an example ends with its last valid position.
+    pooled to `config.attention.pooled_size` bins, and nothing of size T x S is made.
+    Padding is left out: an example ends with its last valid position.
 
     Args:
       subject: The model.
@@ -100,7 +98,6 @@ def measured(
       own: Inputs to run on instead; see `Own`.
       weights: Whether maps are whole at any length.
       means: Whether the last example is the mean of whole maps over many examples.
-      channels: Whether there are queries and keys too, where maps are whole.
       devices: The devices that divide the work; None: all of all processes.
 
     Returns:
@@ -143,8 +140,8 @@ def measured(
     subject = programs.placed(subject, devices, length=length)
     observe = programs.once(
         subject,
-        f"maps of {layers}, {places}, {num_bins}, {channels}",
-        lambda: _observer(subject, parts, places, num_bins, channels),
+        f"maps of {layers}, {places}, {num_bins}",
+        lambda: _observer(subject, parts, places, num_bins),
     )
     if own is None:
         batch_size = programs.batch_size(subject, len(indices), _BATCH_POSITIONS)
@@ -160,7 +157,7 @@ def measured(
             subject, observe, indices, **options
         ):
             known = alignment.of_batch(subject.task.alignments, example)
-            seen = [x._replace(known=x.known.aligned(known)) for x in seen]
+            seen = [x.aligned(known) for x in seen]
             yield example, answers, known.get("aligned"), seen
 
     found = looks(indices, "attention maps")
@@ -185,13 +182,13 @@ def measured(
         numbers, maps = [], []
         for *_, of_layers in looks(range(count), "means of maps"):
             maps.append([each.weights.mean(axis=0) for each in of_layers])
-            numbers.append([each.known.numbers for each in of_layers])
+            numbers.append([each.numbers for each in of_layers])
         maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
         numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
         for each, own in zip(seen, numbers, strict=True):  # over all these examples
             shares = {x: y for x, y in own.items() if x not in attention.STATISTICS}
-            each.known.numbers.update(shares)
+            each.numbers.update(shares)
     dtype = subject.config.attention.dtype
     found = collecting.map_set(
         subject.title, shown, seen, bare, step=subject.step, dtype=dtype
@@ -278,7 +275,7 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
     return moments
 
 
-def _observer(subject, parts, heads_of_layers, num_bins, channels=False):
+def _observer(subject, parts, heads_of_layers, num_bins):
     """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
     # Of heads that have the same places in all layers, the others are left out at once.
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
@@ -294,9 +291,6 @@ def _observer(subject, parts, heads_of_layers, num_bins, channels=False):
                 kind=kind,
                 tokens=running.tokens(example, kind),
                 lengths=running.key_lengths(example, kind),
-                has_patches=True,
-                has_channels=channels,
-                gathered=functools.partial(programs.gathered, subject),
             )
             return seen.of_heads(shared)
 

@@ -207,12 +207,6 @@ class Sharded:
 
         return jax.tree.map(constrain, examples.axes(), examples)
 
-    def gathered(self, tree: Any) -> Any:
-        """Gathers arrays on every device; inside a program."""
-        return jax.tree.map(
-            lambda x: jax.lax.with_sharding_constraint(x, self._everywhere), tree
-        )
-
     def _shardings(self, tree) -> Any:
         return jax.tree.map_with_path(
             lambda path, leaf: self.sharding_of(path, np.shape(leaf)), tree

@@ -1,0 +1,45 @@
+// What heads do, in colours: a legend of the roles that there are, and a sentence of links.
+
+const roleColours = {
+  previous_token: '#4477aa', next_token: '#56b4e9', own_position: '#228833', first_token: '#d6a400',
+  separator: '#8a6d00', induction: '#ee6677', positional: '#aa3377', anti_diagonal: '#882255',
+  monotonic: '#44aa99', aligned: '#ff5a1f', uniform: '#9d8cd6', broad: '#b0a8b9',
+};
+const roleColour = (name) => roleColours[name] ?? (!name || name === 'mixed' ? 'transparent' : '#808080');
+
+const roleWords = (name) => (name === 'mixed' ? 'no clear role' : shorten(inWords(name), 40));
+
+const roleOf = (set, layer, head) => set.roles?.[layer]?.[head]?.name ?? '';
+
+// A click on a role shows its heads alone; another click shows all of them again.
+function tellRoles(set) {
+  const counts = new Map();
+  set.roles?.flat().filter(Boolean).forEach(({ name }) => counts.set(name, (counts.get(name) ?? 0) + 1));
+  const isKnown = (name) => Number(name !== 'mixed');
+  const sorted = [...counts].sort(([x, a], [y, b]) => isKnown(y) - isKnown(x) || b - a);
+  element('roles').hidden = !sorted.length;
+  element('roles').replaceChildren(...sorted.map(([name, count]) => {
+    const filter = `role:${name}`;
+    const chip = make('button', `${roleWords(name)} ${count}`, {
+      type: 'button', className: 'role-chip', ariaPressed: String(choice.filter === filter),
+      title: 'Show the heads of this role alone',
+    });
+    chip.style.setProperty('--role', roleColour(name));
+    chip.addEventListener('click', () => {
+      choose({ filter: choice.filter === filter ? '' : filter });
+      element('roles').children[sorted.findIndex(([each]) => each === name)].focus();
+    });
+    return chip;
+  }));
+}
+
+// `said`: texts, and heads as [text, layer, head], which a click chooses.
+function tellSentence({ said = [] }) {
+  element('said').replaceChildren(...said.map((part) => {
+    if (typeof part === 'string') return part;
+    const [text, layer, head] = part;
+    const link = make('button', text, { type: 'button', className: 'head-link' });
+    link.addEventListener('click', () => chooseHead(layer, head));
+    return link;
+  }));
+}

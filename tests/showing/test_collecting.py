@@ -1,0 +1,56 @@
+"""What a program reads of a map: masked cells, against the whole mask in NumPy."""
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import masks
+from mha_haiku.core.attention import attend
+from mha_haiku.showing import collecting
+
+B, T, S, H, G, K = 2, 83, 70, 4, 2, 3
+LENGTHS = np.array([70, 41])
+MASK = masks.padding(LENGTHS) & ~masks.global_tokens([5]) | masks.window(9, 2)
+
+
+@pytest.fixture(scope="module")
+def attention_map():
+    keys = jax.random.split(jax.random.key(0), 3)
+    query = 3 * jax.random.normal(keys[0], (B, T, H, K))
+    key = jax.random.normal(keys[1], (B, S, G, K))
+    return jax.jit(lambda q, k: attend(q, k, k, mask=MASK)[1])(query, key)
+
+
+def test_masked_cells_of_a_whole_map_are_what_the_mask_forbids(attention_map):
+    masked = np.asarray(collecting.masked_cells(attention_map))
+    assert masked.shape == (B, 1, T, S)
+    t, s = np.arange(T)[:, None], np.arange(S)
+    window = (s >= t - 9) & (s <= t + 2)
+    for b in range(B):
+        allowed = (s < LENGTHS[b]) & (s != 5) & (t != 5) | window
+        np.testing.assert_array_equal(masked[b, 0], ~allowed)
+
+
+def test_masked_cells_of_a_pooled_map_hold_no_open_pair():
+    query = np.zeros((B, T, H, K), np.float32)
+    mask = masks.window(14, 0) & masks.padding(LENGTHS)
+    _, attention_map = attend(query, query[:, :S], query[:, :S], mask=mask)
+    masked = np.asarray(
+        jax.jit(lambda x: collecting.masked_cells(x, 4, 5))(attention_map)
+    )
+    allowed = np.asarray(mask.array(T, S))
+    edges = [np.append(np.arange(0, T, 21), T), np.append(np.arange(0, S, 14), S)]
+    assert masked.shape == (B, 1, 4, 5)
+    for b, p, q in np.ndindex(B, 4, 5):
+        rows, columns = (
+            slice(*e[i : i + 2]) for e, i in zip(edges, (p, q), strict=True)
+        )
+        assert masked[b, 0, p, q] == (not allowed[b, rows, columns].any())
+
+
+def test_masks_that_differ_by_head_do_so_in_their_cells():
+    allowed = np.random.default_rng(0).random((B, H, T, S)) < 0.5
+    query = np.zeros((B, T, H, K), np.float32)
+    mask = masks.dense(allowed)
+    _, attention_map = attend(query, query[:, :S], query[:, :S], mask=mask)
+    np.testing.assert_array_equal(collecting.masked_cells(attention_map), ~allowed)
