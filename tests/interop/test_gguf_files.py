@@ -2,6 +2,7 @@
 
 import json
 import struct
+import sys
 
 import jax
 import numpy as np
@@ -99,26 +100,63 @@ def test_halves_are_read_and_damage_is_refused(folder, tmp_path):
 _UINT32, _TEXT, _LIST, _INT32, _FLOAT32 = 4, 8, 9, 5, 6  # types of fields
 
 
+def _text(text):
+    return struct.pack("<Q", len(text)) + text
+
+
+def _floats(name, offset, *shape):
+    """The entry of an array of float32."""
+    axes = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return _text(name) + axes + struct.pack("<IQ", 0, offset)
+
+
 @pytest.mark.parametrize(
-    "value",
+    ("values", "entries", "message"),
     [
-        struct.pack("<II", _UINT32, 0),
-        struct.pack("<Ii", _INT32, -8),
-        struct.pack("<If", _FLOAT32, 1.5),
-        struct.pack("<IQ3s", _TEXT, 3, b"abc"),
-        struct.pack("<I", _LIST)
-        + struct.pack("<IQ", _LIST, 1) * 3000
-        + struct.pack("<IQ", _UINT32, 0),
-        struct.pack("<I", 99),
+        ([struct.pack("<II", _UINT32, 0)], [], "power of two"),
+        ([struct.pack("<Ii", _INT32, -8)], [], "general.alignment"),
+        ([struct.pack("<If", _FLOAT32, 1.5)], [], "general.alignment"),
+        ([struct.pack("<I", _TEXT) + _text(b"abc")], [], "general.alignment"),
+        (
+            [struct.pack("<I", _LIST) + struct.pack("<IQ", _LIST, 1) * 3000],
+            [],
+            "recursion",
+        ),
+        ([struct.pack("<IIQ", _LIST, _UINT32, 2**60)], [], "ends at byte"),
+        (
+            [struct.pack("<IIQ", _LIST, _UINT32, 3000) + bytes(12_000)],
+            [],
+            "more than 3,",
+        ),
+        ([struct.pack("<I", 99)], [], "is not a valid"),
+        ([struct.pack("<II", _UINT32, 32)] * 2, [], "Duplicate general.alignment"),
+        ([], [_floats(b"a", 0, 5), _floats(b"a", 32, 5)], "duplicated"),
+        ([], [_floats(b"a", 0, 9), _floats(b"b", 32, 5)], "a and b lie in the same"),
+        ([], [_floats(b"a", 0, 5), _floats(b"b", 64, 5)], "ends at byte"),
+        ([], [_floats(b"a", 2**64 - 32, 5)], "overflow|ends at byte"),
+        ([], [_floats(b"a", 0, 2**32, 2**32)], "cannot reshape"),
     ],
-    ids=["0", "-8", "1.5", "text", "nested", "unknown type"],
 )
-def test_an_alignment_that_is_none_is_damage(value, tmp_path):
-    name = b"general.alignment"
-    header = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, len(name)) + name + value
-    (tmp_path / "model.gguf").write_bytes(header)
-    with pytest.raises(checks.ConfigError, match="is damaged"):
-        interop.load(tmp_path / "model.gguf")
+def test_a_hostile_header_is_damage(values, entries, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf_files, "_MOST_PARTS", 3000)
+    counts = struct.pack("<IQQ", 3, len(entries), len(values))
+    fields = [_text(b"general.alignment") + value for value in values]
+    header = b"".join([b"GGUF", counts, *fields, *entries])
+    file = tmp_path / "model.gguf"
+    file.write_bytes(header + bytes(-len(header) % 32) + bytes(64))
+    with pytest.raises(checks.ConfigError, match=message) as caught:
+        interop.load(file)
+    assert "is damaged" in str(caught.value) and str(caught.value).count("\n") < 2
+
+
+def test_the_other_byte_order_and_missing_gguf_are_refused(tmp_path, monkeypatch):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(32))
+    with pytest.raises(checks.ConfigError, match="begin with their last byte"):
+        interop.load(file)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(checks.ConfigError, match=r"pip install 'mha_haiku\[interop\]'"):
+        interop.load(file)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +197,7 @@ def test_fields_without_which_there_is_no_model_are_named(
 ):
     file = tmp_path / "model.gguf"
     _write(folder, file)
-    fields, stored = arrays.read_gguf(file)
+    fields, stored = gguf_files.read(file)
     fields |= {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": ["a", "b"],
@@ -168,7 +206,7 @@ def test_fields_without_which_there_is_no_model_are_named(
         "tokenizer.ggml.bos_token_id": 1,
     }
     fields = {k: v for k, v in (fields | change).items() if v is not None}
-    monkeypatch.setattr(arrays, "read_gguf", lambda path: (fields, stored))
+    monkeypatch.setattr(gguf_files, "read", lambda path: (fields, stored))
     with pytest.raises(checks.ConfigError, match=message):
         interop.load(file)
 
@@ -178,11 +216,11 @@ def load_with(folder, tmp_path, monkeypatch):
     """Loads the tiny Llama as a GGUF file with other fields; None leaves one out."""
     file = tmp_path / "model.gguf"
     _write(folder, file)
-    stored, arrays_of = arrays.read_gguf(file)
+    stored, arrays_of = gguf_files.read(file)
 
     def load(change):
         fields = {k: v for k, v in (stored | change).items() if v is not None}
-        monkeypatch.setattr(arrays, "read_gguf", lambda path: (fields, arrays_of))
+        monkeypatch.setattr(gguf_files, "read", lambda path: (fields, arrays_of))
         return interop.load(file)
 
     return load
@@ -244,7 +282,7 @@ def test_a_field_of_a_wrong_type_is_named(folder, tmp_path):
     """Every field that the writer writes, and the tokenizer's."""
     file = tmp_path / "model.gguf"
     _write(folder, file)
-    fields, stored = arrays.read_gguf(file)
+    fields, stored = gguf_files.read(file)
     own = [name for name in fields if name.startswith("llama.")]
     fields |= _TOKENS | {"tokenizer.ggml.pre": "llama-bpe"}
     texts = ["tokens", "merges", "token_type", "add_bos_token", "bos_token_id"]
@@ -352,7 +390,7 @@ def test_tokens_are_those_of_the_merges(folder, tmp_path, caplog):
     _write(folder, file, **fields)
     assert interop.load(file).tokenizer.num_tokens == 31
     assert "tokenizer of 271 tokens, and a model of 31" in caplog.text
-    stored = arrays.read_gguf(file)[0]
+    stored = gguf_files.read(file)[0]
     tokenizer = gguf_files.tokenizer(file, stored, 300)
     assert tokenizer.num_tokens == 300 and tokenizer.before == (len(ids),)
     assert tokenizer.label(len(ids)) == "<|end|>"
