@@ -108,18 +108,13 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
             self.num_parts += 1
             if self.num_parts > _MOST_PARTS:
                 raise ValueError(f"its header has more than {_MOST_PARTS:,} parts")
-            if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
-                raise ValueError(f"it ends at byte {len(self.data)}")
-            # Slices of a plain array take a third of the time of slices of a memmap.
-            self.data = self.data.view(np.ndarray)
-            return super()._get(offset, dtype, count, override_order)
+            # In a third of the time of gguf's own slices of a memmap.
+            return np.frombuffer(self.data, dtype, int(count), offset)
 
     arrays._mapped(path)  # refuses what is no regular file, empty, or full of holes
     try:
         with np.errstate(over="raise"):  # of a place past the end of the file
             reader = Reader(path)
-        if reader.byte_order != "I":
-            raise ValueError("its numbers begin with their last byte")
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except (
         ArithmeticError,

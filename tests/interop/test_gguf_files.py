@@ -122,7 +122,7 @@ def _floats(name, offset, *shape):
             [],
             "recursion",
         ),
-        ([struct.pack("<IIQ", _LIST, _UINT32, 2**60)], [], "ends at byte"),
+        ([struct.pack("<IIQ", _LIST, _UINT32, 2**60)], [], "buffer"),
         (
             [struct.pack("<IIQ", _LIST, _UINT32, 3000) + bytes(12_000)],
             [],
@@ -132,8 +132,8 @@ def _floats(name, offset, *shape):
         ([struct.pack("<II", _UINT32, 32)] * 2, [], "Duplicate general.alignment"),
         ([], [_floats(b"a", 0, 5), _floats(b"a", 32, 5)], "duplicated"),
         ([], [_floats(b"a", 0, 9), _floats(b"b", 32, 5)], "a and b lie in the same"),
-        ([], [_floats(b"a", 0, 5), _floats(b"b", 64, 5)], "ends at byte"),
-        ([], [_floats(b"a", 2**64 - 32, 5)], "overflow|ends at byte"),
+        ([], [_floats(b"a", 0, 5), _floats(b"b", 64, 5)], "buffer"),
+        ([], [_floats(b"a", 2**64 - 32, 5)], "overflow|buffer"),
         ([], [_floats(b"a", 0, 2**32, 2**32)], "cannot reshape"),
     ],
 )
@@ -149,11 +149,9 @@ def test_a_hostile_header_is_damage(values, entries, message, tmp_path, monkeypa
     assert "is damaged" in str(caught.value) and str(caught.value).count("\n") < 2
 
 
-def test_the_other_byte_order_and_missing_gguf_are_refused(tmp_path, monkeypatch):
+def test_missing_gguf_is_named(tmp_path, monkeypatch):
     file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0) + bytes(32))
-    with pytest.raises(checks.ConfigError, match="begin with their last byte"):
-        interop.load(file)
+    file.write_bytes(b"GGUF")
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(checks.ConfigError, match=r"pip install 'mha_haiku\[interop\]'"):
         interop.load(file)
