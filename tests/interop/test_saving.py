@@ -12,7 +12,7 @@ from mha_haiku.core import arrays, checks, sites
 from mha_haiku.core.positions import encodings
 from mha_haiku.interop import loading
 from mha_haiku.training.tasks import tokenization
-from tests.interop import small_models, test_families
+from tests.interop import small_models
 from tests.tiny_runs import model_config
 
 
@@ -21,7 +21,15 @@ def _stored(folder):
     return {name: array.read() for name, array in found.items()}
 
 
-@pytest.mark.parametrize("case", test_families.EVERYDAY)
+@pytest.mark.parametrize(
+    "case",
+    [  # one of each family every day, variants in slow tests
+        pytest.param(
+            case, marks=[pytest.mark.slow] * (case.count("_") > ("neox" in case))
+        )
+        for case in small_models.CASES
+    ],
+)
 def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
