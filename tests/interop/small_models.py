@@ -23,69 +23,38 @@ _LAYOUTS = pathlib.Path(__file__).with_name("layouts.json")
 
 # Sizes all differ: D, H, K, F are 24, 4, 6, 20 of BERT's kind; D, H, G, K, F are 24, 6,
 # 3, 8, 22 of Llama's.
-_BERT = {
-    "vocab_size": 31,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 20,
-    "max_position_embeddings": 14,
-    "type_vocab_size": 5,
-}
-_DISTILBERT = {
-    "vocab_size": 31,
-    "dim": 24,
-    "n_layers": 2,
-    "n_heads": 4,
-    "hidden_dim": 20,
-    "max_position_embeddings": 14,
-}
-_GPT2 = {
-    "vocab_size": 31,
-    "n_embd": 24,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_inner": 20,
-    "n_positions": 14,
-}
-_LLAMA = {
-    "vocab_size": 31,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "head_dim": 8,
-    "intermediate_size": 22,
-    "max_position_embeddings": 14,
-}
-_QWEN2 = dict(_LLAMA)
-del _QWEN2["head_dim"]
-_OLMO2 = {**_QWEN2, "pad_token_id": None}
-_NEOX = {
-    "vocab_size": 31,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 20,
-    "max_position_embeddings": 14,
-}
-_VIT = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 20,
-    "image_size": 8,
-    "patch_size": 4,
-    "num_labels": 5,
-}
-LLAMA_3_ROTARY = {
-    "rope_type": "llama3",
-    "rope_theta": 10.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 3.0,
-    "original_max_position_embeddings": 13,
-}
+_WORDS = dict(vocab_size=31)
+_ENCODER = dict(
+    hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=20
+)
+_SIZES = dict(_WORDS, **_ENCODER, max_position_embeddings=14)
+_BERT = dict(_SIZES, type_vocab_size=5)
+_DISTILBERT = dict(
+    _WORDS, dim=24, n_layers=2, n_heads=4, hidden_dim=20, max_position_embeddings=14
+)
+_GPT2 = dict(_WORDS, n_embd=24, n_layer=2, n_head=4, n_inner=20, n_positions=14)
+_QWEN2 = _SIZES | dict(
+    num_attention_heads=6, num_key_value_heads=3, intermediate_size=22
+)
+_LLAMA = dict(_QWEN2, head_dim=8)
+_WINDOWS = dict(_LLAMA, sliding_window=WINDOW)
+_GEMMA = dict(_WINDOWS, query_pre_attn_scalar=5)
+_NEOX = _SIZES | dict(hidden_size=32)
+_VIT = dict(_ENCODER, image_size=8, patch_size=4, num_labels=5)
+_CLASSES = dict(num_labels=7)
+LLAMA_3_ROTARY = dict(
+    rope_type="llama3",
+    rope_theta=10.0,
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=3.0,
+    original_max_position_embeddings=13,
+)
+
+
+def _turning(share):
+    rope = dict(rope_type="default", rope_theta=50.0, partial_rotary_factor=share)
+    return dict(_NEOX, rope_parameters=rope)
 
 
 class Case(NamedTuple):
@@ -97,104 +66,65 @@ class Case(NamedTuple):
 
 CASES = {
     "bert": Case("BertForMaskedLM", _BERT),
-    "bert_classes": Case("BertForSequenceClassification", {**_BERT, "num_labels": 7}),
-    "bert_tokens": Case("BertForTokenClassification", {**_BERT, "num_labels": 7}),
+    "bert_classes": Case("BertForSequenceClassification", _BERT | _CLASSES),
+    "bert_tokens": Case("BertForTokenClassification", _BERT | _CLASSES),
     "bert_sentences": Case("BertModel", _BERT),
     "bert_pretraining": Case("BertForPreTraining", _BERT),
     "roberta": Case("RobertaForMaskedLM", _BERT),
-    "roberta_classes": Case(
-        "RobertaForSequenceClassification", {**_BERT, "num_labels": 7}
-    ),
-    "roberta_tokens": Case("RobertaForTokenClassification", {**_BERT, "num_labels": 7}),
+    "roberta_classes": Case("RobertaForSequenceClassification", _BERT | _CLASSES),
+    "roberta_tokens": Case("RobertaForTokenClassification", _BERT | _CLASSES),
     "distilbert": Case("DistilBertForMaskedLM", _DISTILBERT),
     "distilbert_tokens": Case(
-        "DistilBertForTokenClassification",
-        {**_DISTILBERT, "num_labels": 7},
+        "DistilBertForTokenClassification", _DISTILBERT | _CLASSES
     ),
     "distilbert_classes": Case(
-        "DistilBertForSequenceClassification",
-        {**_DISTILBERT, "num_labels": 7},
+        "DistilBertForSequenceClassification", _DISTILBERT | _CLASSES
     ),
-    "bert_untied": Case("BertForMaskedLM", {**_BERT, "tie_word_embeddings": False}),
+    "bert_untied": Case("BertForMaskedLM", dict(_BERT, tie_word_embeddings=False)),
     "gpt2": Case("GPT2LMHeadModel", _GPT2),
     "gpt2_scaled": Case(
         "GPT2LMHeadModel",
-        {
-            **_GPT2,
-            "scale_attn_by_inverse_layer_idx": True,
-            "scale_attn_weights": False,
-        },
+        dict(_GPT2, scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False),
     ),
     "gpt2_bare": Case("GPT2Model", _GPT2),
     "llama_bare": Case("LlamaModel", _LLAMA),
     "llama": Case("LlamaForCausalLM", _LLAMA),
     "llama_3": Case(
         "LlamaForCausalLM",
-        {
-            **_LLAMA,
-            "rope_parameters": LLAMA_3_ROTARY,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "tie_word_embeddings": True,
-        },
+        dict(
+            _LLAMA,
+            rope_parameters=LLAMA_3_ROTARY,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+        ),
     ),
-    "mistral": Case("MistralForCausalLM", {**_LLAMA, "sliding_window": WINDOW}),
+    "mistral": Case("MistralForCausalLM", _WINDOWS),
     "qwen2": Case("Qwen2ForCausalLM", _QWEN2),
     "qwen2_windows": Case(
         "Qwen2ForCausalLM",
-        {
-            **_QWEN2,
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-            "max_window_layers": 1,
-        },
+        dict(
+            _QWEN2, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+        ),
     ),
     "qwen3": Case("Qwen3ForCausalLM", _LLAMA),
-    "olmo2": Case("Olmo2ForCausalLM", _OLMO2),
+    "olmo2": Case("Olmo2ForCausalLM", dict(_QWEN2, pad_token_id=None)),
     "gemma": Case("GemmaForCausalLM", _LLAMA),
-    "gemma2": Case(
-        "Gemma2ForCausalLM",
-        {**_LLAMA, "sliding_window": WINDOW, "query_pre_attn_scalar": 5},
-    ),
+    "gemma2": Case("Gemma2ForCausalLM", _GEMMA),
     "gemma3": Case(
         "Gemma3ForCausalLM",
-        {
-            **_LLAMA,
-            "sliding_window": WINDOW,
-            "query_pre_attn_scalar": 5,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+        dict(_GEMMA, layer_types=["sliding_attention", "full_attention"]),
     ),
     "gpt_neox": Case("GPTNeoXForCausalLM", _NEOX),
     "gpt_neox_in_turn": Case(
-        "GPTNeoXForCausalLM",
-        {
-            **_NEOX,
-            "use_parallel_residual": False,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 50.0,
-                "partial_rotary_factor": 0.5,
-            },
-        },
+        "GPTNeoXForCausalLM", dict(_turning(0.5), use_parallel_residual=False)
     ),
-    "gpt_neox_whole": Case(
-        "GPTNeoXForCausalLM",
-        {
-            **_NEOX,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 50.0,
-                "partial_rotary_factor": 1.0,
-            },
-        },
-    ),
+    "gpt_neox_whole": Case("GPTNeoXForCausalLM", _turning(1.0)),
     "gpt_neox_bare": Case("GPTNeoXModel", _NEOX),
     "vit": Case("ViTForImageClassification", _VIT),
     "vit_bare": Case("ViTModel", _VIT),
     "vit_bands": Case(
-        "ViTForImageClassification",
-        {**_VIT, "num_channels": 12, "image_size": [8, 12]},
+        "ViTForImageClassification", dict(_VIT, num_channels=12, image_size=[8, 12])
     ),
 }
 
