@@ -212,6 +212,7 @@ def test_rotary_settings_are_found_where_transformers_finds_them(case, change):
         ("qwen2", dict(attention=dict(key_size=8))),
         ("mistral", dict(attention=dict(window=None))),
         ("gemma2", dict(attention=dict(window=None))),
+        ("qwen2_windows", dict(attention=dict(window=None))),
         *(
             (
                 "gemma3",
