@@ -165,6 +165,16 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
             "layer_types must be 'sliding_attention' for all layers",
         ),
         ("gemma2", {"layer_types": ["full_attention"]}, "each of .* = 2 layers, got 1"),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 2}, "layer_types must be"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_att"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ("qwen3", {"num_experts": 8}, "num_experts = 8 is not supported"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_ty"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act must be one of silu"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "got 'dynamic'"),
+        ("vit", {"patch_size": [4, 2]}, "patch_size must be .* got 4 x 2"),
+        ("vit", {"patch_size": 9}, "patch_size must be .* 8 x 8, got 9 x 9"),
+        ("vit", {"image_size": [8, 8, 8]}, "image_size must be an integer or two"),
     ],
 )
 def test_settings_that_would_give_other_numbers_are_refused(case, change, message):
