@@ -196,6 +196,7 @@ def test_settings_that_would_give_other_numbers_are_refused(case, change, messag
         ("qwen2", {"rms_norm_eps": None}, {"rms_norm_eps": 1e-6}),
         ("bert_classes", {"num_labels": 3}, {"id2label": {"0": "", "1": "", "2": ""}}),
         ("bert_classes", {"id2label": None}, {"id2label": {"0": "no", "1": "yes"}}),
+        ("vit", {"image_size": [8, 8], "patch_size": [4, 4]}, {}),
     ],
 )
 def test_words_mean_what_they_mean_in_transformers(case, change, same):
