@@ -1,16 +1,14 @@
-"""Files of arrays: safetensors and GGUF, mapped into memory and read when asked for.
+"""Files of arrays: safetensors, mapped into memory and read when asked for.
 
 Only formats that hold numbers and nothing else are read. A pickled file (`.bin`, `.pt`)
 runs code of its author when it is opened, and is refused.
 """
 
 import errno
-import functools
 import itertools
 import json
 import math
 import os
-import struct
 import tokenize
 import zipfile
 import zlib
@@ -60,7 +58,7 @@ class Stored(NamedTuple):
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
     """Reads the arrays of a safetensors file, by name; refuses a damaged one."""
-    content = _mapped(path)
+    content = mapped(path)
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     if not 8 < start <= min(len(content), _MOST_BYTES):
         raise checks.ConfigError(
@@ -75,7 +73,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
             f"{path} is damaged: it has no header of a safetensors file."
         ) from None
     check_names_once(path, [name for name, *_ in arrays])
-    _check_apart(path, [(first, last, name) for name, *_, first, last in arrays])
+    check_apart(path, [(first, last, name) for name, *_, first, last in arrays])
     end = start + max((last for *_, last in arrays), default=0)
     if end != len(content):
         what = "is cut off" if end > len(content) else "is too long"
@@ -111,128 +109,6 @@ def read_shards(index: Path) -> dict[str, Stored]:
             f"{index} names arrays that its files lack: {checks.listed(missing)}."
         )
     return arrays
-
-
-def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Stored]]:
-    """Reads the fields and the arrays of a GGUF file; arrays are dequantised lazily.
-
-    The package `gguf` dequantises. The header is read here: with its tens of thousands
-    of texts, a vocabulary takes that package three times as long as the numbers.
-
-    Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
-    """
-    try:
-        import gguf
-    except ImportError:
-        raise checks.ConfigError(
-            "A GGUF file needs gguf: pip install 'mha_haiku[interop]'."
-        ) from None
-    content = _mapped(path)
-    try:
-        fields, entries, start = _Header(content).read()
-        arrays, spans = {}, []
-        for name, shape, kind, offset in entries:
-            kind = gguf.GGMLQuantizationType(kind)
-            # A block of so many numbers of the last axis takes so many bytes.
-            numbers, size = gguf.GGML_QUANT_SIZES[kind]
-            row = shape[-1] // numbers * size
-            first = start + offset
-            last = first + math.prod(shape[:-1]) * row
-            if shape[-1] % numbers or last > len(content):
-                raise ValueError(f"{name} ends at byte {last} of {len(content)}")
-            spans.append((first, last, name))
-            data = content[first:last].reshape(*shape[:-1], row)
-            read = functools.partial(_dequantised, path, name, data, kind)
-            arrays[name] = Stored(shape, read)
-    except (
-        LookupError,
-        MemoryError,
-        RecursionError,
-        ValueError,
-        struct.error,
-    ) as error:
-        raise checks.ConfigError(
-            f"{path} is damaged, cut off or no GGUF file that can be read: {error}."
-        ) from None
-    check_names_once(path, [name for name, *_ in entries])
-    _check_apart(path, spans)
-    return fields, arrays
-
-
-class _Header:
-    """What a GGUF file says of itself, read from its first byte on."""
-
-    # By the number of a type: its struct format; 8 is a text, 9 a list.
-    _FORMATS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
-    _TEXT, _LIST = 8, 9
-
-    def __init__(self, content: np.ndarray):
-        self._content = memoryview(content)
-        self._at = 0
-
-    def read(self) -> tuple[dict[str, Any], list[tuple], int]:
-        """Reads the fields, each array's name, shape, type, offset, and their start."""
-        if self._bytes(4) != b"GGUF":
-            raise ValueError("it does not begin with GGUF")
-        version, num_arrays, num_fields = self._numbers("IQQ")
-        if version not in (2, 3):
-            raise ValueError(f"it is of version {version}, and 2 and 3 are read")
-        fields = {}
-        for _ in range(num_fields):
-            name = self._text()
-            if name in fields:
-                raise ValueError(f"it has the field {name} twice")
-            fields[name] = self._value(*self._numbers("I"))
-        entries = []
-        for _ in range(num_arrays):
-            name = self._text()
-            (num_axes,) = self._numbers("I")
-            shape = self._numbers(f"{min(num_axes, 8)}Q")
-            # GGUF counts axes from the last.
-            entries.append((name, tuple(reversed(shape)), *self._numbers("IQ")))
-        alignment = fields.get("general.alignment", 32)
-        checks.positive_integer("general.alignment", alignment)
-        return fields, entries, -(-self._at // alignment) * alignment
-
-    def _value(self, kind: int) -> Any:
-        if kind == self._TEXT:
-            return self._text()
-        if kind != self._LIST:
-            return self._numbers(self._FORMATS[kind])[0]
-        kind, count = self._numbers("IQ")
-        if count > len(self._content):
-            raise ValueError(f"it has a list of {count} entries")
-        if kind in self._FORMATS:
-            return list(self._numbers(f"{count}{self._FORMATS[kind]}"))
-        return [self._value(kind) for _ in range(count)]
-
-    def _text(self) -> str:
-        (size,) = self._numbers("Q")
-        return str(self._bytes(size), "utf-8")
-
-    def _bytes(self, size: int) -> bytes:
-        result = self._content[self._at : self._at + size].tobytes()
-        if len(result) < size:
-            raise ValueError(f"it ends at byte {len(self._content)}")
-        self._at += size
-        return result
-
-    def _numbers(self, kinds: str) -> tuple:
-        result = struct.unpack_from(f"<{kinds}", self._content, self._at)
-        self._at += struct.calcsize(f"<{kinds}")
-        return result
-
-
-def _dequantised(path, name, data, kind) -> np.ndarray:
-    import gguf
-
-    try:
-        return gguf.quants.dequantize(data, kind)
-    except NotImplementedError:
-        raise checks.ConfigError(
-            f"{path} has {name} in the quantisation {kind.name}, which gguf cannot "
-            "read."
-        ) from None
 
 
 def read_npz(
@@ -352,7 +228,7 @@ def check_names_once(path: Path, names: list[str]) -> None:
         raise checks.ConfigError(f"{path} has names twice: {checks.listed(doubled)}.")
 
 
-def _mapped(path: Path) -> np.ndarray:
+def mapped(path: Path) -> np.ndarray:
     """Maps a file into memory, so that only the bytes in use are read."""
     try:
         with checks.regular_file(path).open("rb") as file:
@@ -397,7 +273,7 @@ def _entry(name, dtype, shape, data_offsets) -> tuple:
     return name, dtype, tuple(shape), first, last
 
 
-def _check_apart(path, spans) -> None:
+def check_apart(path, spans) -> None:
     """Raises ConfigError where two arrays (first byte, last, name) share bytes."""
     spans = sorted(span for span in spans if span[0] < span[1])
     for (_, last, name), (first, _, other) in itertools.pairwise(spans):

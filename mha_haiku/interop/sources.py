@@ -100,7 +100,7 @@ def _open_folder(folder: Path, weights: Path | None = None) -> Source:
 
 
 def _open_gguf(path: Path) -> Source:
-    fields, stored = arrays.read_gguf(path)
+    fields, stored = gguf_files.read(path)
     config, stored = gguf_files.translated(path, fields, stored)
 
     read_tokenizer = functools.partial(gguf_files.tokenizer, path, fields)

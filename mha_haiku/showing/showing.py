@@ -116,10 +116,8 @@ def _title(name: str, own: map_set.MapSet, maps) -> str:
     """Names the model and its first text; where neither is known, the sizes."""
     tokens = own.examples[0].keys.tokens
     words = [x for x in tokens if x and not _SPECIAL.fullmatch(x.strip())]
-    is_text = (
-        any(x.startswith((" ", "\n")) for x in words)
-        or max(map(len, words), default=0) == 1
-    )
+    is_spelled = all(len(x) == 1 for x in words) and any(map(str.isalpha, words))
+    is_text = is_spelled or any(x.startswith((" ", "\n")) for x in words)
     text = ("" if is_text else " ").join(words).strip()
     if len(text) > _LONGEST_TITLE:
         text = text[:_LONGEST_TITLE].rpartition(" ")[0] or text[:_LONGEST_TITLE]

@@ -3,20 +3,18 @@
 import copy
 import math
 
-import numpy as np
 import pytest
 
 from mha_haiku import models
 from mha_haiku.core import checks
-from mha_haiku.core.positions import encodings
 from mha_haiku.interop import loading
 from mha_haiku.interop.families import tables
 from tests.interop import small_models
 
-EXPECTED = small_models.expected()
+LAYOUTS = small_models.layouts()
 
 
-def _model(config):
+def model_of(config):
     """Returns the `config.model` that a config.json describes."""
     family = loading.family_of(config)
     head = loading.head_of(family, config, ())
@@ -25,9 +23,9 @@ def _model(config):
 
 def _read(case, change):
     """Returns `config.model` of a case whose config.json was changed."""
-    config = copy.deepcopy(EXPECTED[case]["config"])
+    config = copy.deepcopy(LAYOUTS[case]["config"])
     change(config)
-    return _model(config)
+    return model_of(config)
 
 
 def _as_it_is(config):
@@ -107,22 +105,6 @@ def test_windows_count_the_query_there_and_not_here(case, fields, windows):
     assert models.windows(_read(case, lambda config: config.update(fields))) == windows
 
 
-@pytest.mark.parametrize("number", range(len(small_models.ROTARY)))
-def test_rotary_settings_are_found_where_transformers_finds_them(number):
-    case, change = small_models.ROTARY[number]
-    config = _model(small_models.changed(case, change))
-    size, period = models.key_size(config), config.embedding.rotary_period
-    wanted = EXPECTED["rotary"][number]
-    assert len(wanted) == config.num_layers
-    for found, each in zip(models.frequencies(config), wanted, strict=True):
-        if found is None:
-            found = encodings.frequencies_of(size, period)
-        # Theirs lack the features that do not turn.
-        np.testing.assert_allclose(
-            found, each + [0.0] * (size // 2 - len(each)), rtol=1e-5
-        )
-
-
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 
 
@@ -163,7 +145,7 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
             "llama",
             {
                 "rope_scaling": {
-                    **EXPECTED["llama_3"]["config"]["rope_parameters"],
+                    **LAYOUTS["llama_3"]["config"]["rope_parameters"],
                     "high_freq_factor": 1.0,
                 }
             },
@@ -183,11 +165,21 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
             "layer_types must be 'sliding_attention' for all layers",
         ),
         ("gemma2", {"layer_types": ["full_attention"]}, "each of .* = 2 layers, got 1"),
+        ("gemma2", {"layer_types": ["chunked_attention"] * 2}, "layer_types must be"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_att"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ("qwen3", {"num_experts": 8}, "num_experts = 8 is not supported"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_ty"),
+        ("llama", {"hidden_act": "relu"}, "hidden_act must be one of silu"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "got 'dynamic'"),
+        ("vit", {"patch_size": [4, 2]}, "patch_size must be .* got 4 x 2"),
+        ("vit", {"patch_size": 9}, "patch_size must be .* 8 x 8, got 9 x 9"),
+        ("vit", {"image_size": [8, 8, 8]}, "image_size must be an integer or two"),
     ],
 )
 def test_settings_that_would_give_other_numbers_are_refused(case, change, message):
     with pytest.raises(checks.ConfigError, match=message):
-        _model(small_models.changed(case, change))
+        model_of(small_models.changed(case, change))
 
 
 @pytest.mark.parametrize(
@@ -204,11 +196,12 @@ def test_settings_that_would_give_other_numbers_are_refused(case, change, messag
         ("qwen2", {"rms_norm_eps": None}, {"rms_norm_eps": 1e-6}),
         ("bert_classes", {"num_labels": 3}, {"id2label": {"0": "", "1": "", "2": ""}}),
         ("bert_classes", {"id2label": None}, {"id2label": {"0": "no", "1": "yes"}}),
+        ("vit", {"image_size": [8, 8], "patch_size": [4, 4]}, {}),
     ],
 )
 def test_words_mean_what_they_mean_in_transformers(case, change, same):
     found, wanted = (small_models.changed(case, each) for each in (change, same))
-    assert _model(found) == _model(wanted)
+    assert model_of(found) == model_of(wanted)
 
 
 _WRONG = [
@@ -224,20 +217,20 @@ _WRONG = [
 )
 def test_a_setting_of_a_wrong_type_or_size_is_named(case):
     """Each key, and each key of rotary positions, with each value; nothing else."""
-    config = EXPECTED[case]["config"]
+    config = LAYOUTS[case]["config"]
     family = loading.family_of(config)
     head = loading.head_of(family, config, ())
     keys = tables.keys_of(family, head)
     changes = [{name: value} for name in keys for value in _WRONG]
     if "rope_parameters" in keys:
-        rope = EXPECTED["llama_3"]["config"]["rope_parameters"]
+        rope = LAYOUTS["llama_3"]["config"]["rope_parameters"]
         ropes = [{**rope, name: value} for name in rope for value in _WRONG]
         changes += [{"rope_scaling": rope} for rope in ropes]
         changes += [{"rope_parameters": {"full_attention": rope}} for rope in ropes]
     refused = set()
     for change in changes:
         try:
-            _model({**config, **change})
+            model_of({**config, **change})
         except checks.ConfigError as error:
             assert str(error).count("\n") < 2
             refused |= set(change)

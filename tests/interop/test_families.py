@@ -1,4 +1,4 @@
-"""Each family gives the numbers that `transformers` gives, forwards and back."""
+"""Models of each family are pruned and divided; test_parity.py has their numbers."""
 
 import chex
 import jax
@@ -9,64 +9,13 @@ from mha_haiku import devices, heads, interop, models
 from mha_haiku.core import sites
 from tests.interop import small_models
 
-CASES = list(small_models.CASES)
-# One of each family every day, variants in slow tests.
-FIRST = [case for case in CASES if "_" not in case or case == "gpt_neox"]
-EVERYDAY = [
-    case if case in FIRST else pytest.param(case, marks=pytest.mark.slow)
-    for case in CASES
-]
-
-
-def outputs(case, imported):
-    """Returns what `small_models` stores: attention, output, logits."""
-    given, lengths = _given(case)
-
-    def run(params):
-        output = imported.model.apply(
-            params, None, given, lengths=lengths, is_training=False
-        )
-        attention = [each.weights() for each in output.maps]
-        return {
-            "attention": attention,
-            "output": output.output,
-            **({} if output.logits is None else {"logits": output.logits}),
-        }
-
-    found = jax.jit(run)(imported.params)
-    found["attention"] = [
-        small_models.valid(np.asarray(each), 2) for each in found["attention"]
-    ]
-    return {
-        name: x if name == "attention" else small_models.valid(np.asarray(x), 1)
-        for name, x in found.items()
-    }
-
 
 def assert_close(found, wanted):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("case", EVERYDAY)
-def test_numbers_are_those_of_transformers(case, tmp_path):
-    stored = small_models.expected()[case]
-    imported = interop.load(small_models.write(tmp_path, case))
-    found = outputs(case, imported)
-    for each, wanted in zip(found["attention"], stored["attention"], strict=True):
-        assert_close(small_models.sample(each), wanted)
-    if case not in (
-        "vit",
-        "vit_bands",
-    ):  # the output of transformers is before the last norm
-        assert_close(small_models.sample(found["output"]), stored["output"])
-    if "logits" in stored:
-        assert_close(small_models.sample(found["logits"]), stored["logits"])
-    else:
-        assert "logits" not in found
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", small_models.CASES)
 def test_pruned_equals_gated_in_every_family(case, tmp_path):
     imported = interop.load(small_models.write(tmp_path, case))
     num_heads = imported.config.attention.num_heads
@@ -79,7 +28,7 @@ def test_pruned_equals_gated_in_every_family(case, tmp_path):
     params, config = heads.prune(imported.params, imported.config, keep)
     sizes = interop.sizes_of(imported.params)
     pruned = models.build(config, **sizes._asdict())
-    given, lengths = _given(case)
+    given, lengths = given_of(case)
     gated_apply = sites.edit(imported.model.apply, heads.edits.gate(1.0 * keep))
 
     @jax.jit
@@ -98,7 +47,7 @@ def test_classes_of_images_are_learnt_the_same_on_two_devices(tmp_path):
     """What has no task as a run; tests/studies/test_imported_runs.py has the others."""
     imported = interop.load(small_models.write(tmp_path, "vit"))
     sizes = interop.sizes_of(imported.params)
-    given, _ = _given("vit")
+    given, _ = given_of("vit")
     mesh = devices.make_mesh(jax.local_devices()[:2], data=1, heads=2, sequence=1)
     shared = devices.Sharded(mesh)
     divided = models.build(
@@ -121,7 +70,7 @@ def test_classes_of_images_are_learnt_the_same_on_two_devices(tmp_path):
     chex.assert_trees_all_close(found, wanted, rtol=0, atol=1e-5 * largest)
 
 
-def _given(case):
+def given_of(case):
     """Returns inputs of a case's model, and their lengths."""
     given = small_models.inputs(case)
     if case.startswith("vit"):

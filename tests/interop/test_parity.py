@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import interop, models
+from mha_haiku.core.positions import encodings
 from mha_haiku.interop import loading
-from tests.interop import small_models, test_families
+from tests.interop import small_models, test_configs, test_families
 
 WHY = "needs mha_haiku[parity]: torch and transformers"
 torch = pytest.importorskip("torch", reason=WHY)
@@ -25,21 +26,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 SENTENCES = [
     "A cat sat on the mat.",
     "Statistics of heads are asked of models that others have trained, too.",
     "Yes.",
 ]
-
-
-def _script():
-    """The script that stores what the everyday tests expect."""
-    path = _ROOT / "scripts" / "expect_transformers.py"
-    spec = importlib.util.spec_from_file_location("expect_transformers", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _folder_of(package):
@@ -65,42 +56,148 @@ def _read_by_transformers(folder, file):
     return model.float().eval()
 
 
-@pytest.mark.parametrize("case", test_families.CASES)
-def test_all_numbers_are_those_of_transformers_and_files_open_there(case, tmp_path):
-    script = _script()
-    model, config, shapes = script.make(case)
-    wanted = script.outputs(case, model)
-    stored = small_models.expected()[case]
-    assert stored["arrays"] == {name: list(shape) for name, shape in shapes.items()}
-    for name, x in wanted.items():
-        parts = (
-            zip(x, stored[name], strict=True)
-            if name == "attention"
-            else [(x, stored[name])]
+def _theirs(case, folder):
+    """The model of a folder, by transformers."""
+    kind = getattr(transformers, small_models.CASES[case].model)
+    return kind.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+def _by_torch(case, model):
+    """Attention weights, last hidden states and logits, zeros in padding."""
+    options = {"output_attentions": True, "output_hidden_states": True}
+    if not case.startswith("vit"):
+        mask = np.arange(small_models.T) < small_models.LENGTHS[:, None]
+        options["attention_mask"] = torch.tensor(mask.astype(int))
+    with torch.no_grad():
+        result = model(torch.tensor(small_models.inputs(case)), **options)
+    logits = result.get("logits", result.get("prediction_logits"))
+    last = result.get("last_hidden_state", result.hidden_states[-1])
+    return _valid(result.attentions, last, logits)
+
+
+def _by_us(case, imported):
+    given, lengths = test_families.given_of(case)
+
+    @jax.jit
+    def run(params):
+        return imported.model.apply(
+            params, None, given, lengths=lengths, is_training=False
         )
-        for each, kept in parts:
-            test_families.assert_close(small_models.sample(each), kept)
-    imported = interop.load(small_models.write(tmp_path, case))
-    found = test_families.outputs(case, imported)
-    for x, y in zip(found["attention"], wanted["attention"], strict=True):
-        test_families.assert_close(x, y)
-    for name in {"output", "logits"} & set(found):
-        if (case[:3], name) != (
-            "vit",
-            "output",
-        ) or case == "vit_bare":  # their output is before the last norm
+
+    found = run(imported.params)
+    return _valid([each.weights() for each in found.maps], found.output, found.logits)
+
+
+def _valid(attention, output, logits):
+    named = {f"layer {i}": x for i, x in enumerate(attention)}
+    named |= {"output": output} | ({} if logits is None else {"logits": logits})
+    return {
+        name: small_models.valid(np.asarray(x), 2 if "layer" in name else 1)
+        for name, x in named.items()
+    }
+
+
+@pytest.mark.parametrize("case", small_models.CASES)
+def test_all_numbers_are_those_of_transformers_and_files_open_there(case, tmp_path):
+    stored = small_models.layouts()[case]
+    assert small_models.layout(case)["arrays"] == stored["arrays"]
+    model = _theirs(case, small_models.write(tmp_path, case))
+    imported = interop.load(tmp_path)
+    found, wanted = _by_us(case, imported), _by_torch(case, model)
+    assert set(found) == set(wanted)
+    for name in wanted:
+        # Of ViT with a head, their hidden states are before the last norm.
+        if name != "output" or case not in ("vit", "vit_bands"):
             test_families.assert_close(found[name], wanted[name])
+    kind = stored["config"]["model_type"]
     saved = tmp_path / "saved"
-    interop.save(saved, imported.config, imported.params, family=config["model_type"])
-    again = type(model).from_pretrained(saved, attn_implementation="eager").eval()
+    interop.save(saved, imported.config, imported.params, family=kind)
+    again = _by_torch(case, _theirs(case, saved))
     name = "logits" if "logits" in wanted else "output"
-    test_families.assert_close(script.outputs(case, again)[name], wanted[name])
+    test_families.assert_close(again[name], wanted[name])
 
 
-@pytest.mark.parametrize("number", range(len(small_models.ROTARY)))
-def test_rotary_frequencies_are_the_stored_ones(number):
-    found = _script().rotary(*small_models.ROTARY[number])
-    assert found == small_models.expected()["rotary"][number]
+_LINEAR = dict(type="linear", factor=4.0)
+_LLAMA_3 = small_models.LLAMA_3_ROTARY
+_UNBASED = {name: x for name, x in _LLAMA_3.items() if name != "rope_theta"}
+_UNSAID_LENGTH = _UNBASED | dict(original_max_position_embeddings=None)
+_DEFAULT = dict(rope_type="default")
+_BY_LAYER = dict(full_attention=_DEFAULT)
+_SCALED = dict(type="linear", factor=8, rope_theta=4.0)
+_SIMILAR = ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma2")
+# Ways to say rotary positions, where keys disagree above all: a case, and what its
+# config.json says in place of what is stored; None: it leaves the key out.
+ROTARY = [
+    *((case, dict(rope_theta=5e5, rope_scaling=_LINEAR)) for case in _SIMILAR),
+    *((case, dict(rope_theta=5e5, rope_parameters=_DEFAULT)) for case in _SIMILAR),
+    ("llama", dict(rope_parameters=_LINEAR | dict(rope_theta=9.0))),
+    ("llama", dict(rope_parameters=_LINEAR | _DEFAULT)),
+    ("llama", dict(rope_scaling={}, rope_theta=50.0)),
+    ("llama", dict(rope_parameters={}, rope_theta=50.0)),
+    ("llama", dict(rope_scaling=_LINEAR | dict(rope_theta=33.0))),
+    ("llama", dict(partial_rotary_factor=0.5, rotary_pct=0.5, rotary_emb_base=7)),
+    ("llama", dict(rope_parameters=dict(rope_theta=9.0, partial_rotary_factor=0.5))),
+    ("llama", dict(rope_scaling=_UNBASED, rope_theta=10.0)),
+    ("llama", dict(rope_scaling=_LLAMA_3, original_max_position_embeddings=40)),
+    ("llama", dict(rope_scaling=_UNSAID_LENGTH, max_position_embeddings=40)),
+    *(
+        ("gpt_neox", change)
+        for change in (
+            dict(rope_parameters=None, rotary_emb_base=50, rotary_pct=0.75),
+            dict(rope_parameters={}, rotary_emb_base=50, rotary_pct=1.0),
+            dict(rope_parameters=None, rope_theta=50.0, partial_rotary_factor=0.5),
+            dict(rope_parameters=dict(partial_rotary_factor=1.0), rotary_pct=0.5),
+            dict(rope_scaling=_LINEAR, rotary_emb_base=50, rotary_pct=0.5),
+            dict(rope_scaling=_LLAMA_3 | dict(partial_rotary_factor=1.0)),
+        )
+    ),
+    *(
+        ("gemma3", change)
+        for change in (
+            dict(
+                rope_parameters=_BY_LAYER | dict(sliding_attention={}),
+                rope_theta=5e5,
+                rope_local_base_freq=77.0,
+            ),
+            dict(rope_parameters=_BY_LAYER, rope_local_base_freq=77.0),
+            dict(rope_parameters=None, rope_theta=5e5, rope_scaling=_LINEAR),
+            dict(
+                rope_parameters=None,
+                rope_theta=5e5,
+                rope_scaling=dict(rope_type="linear", factor=8.0),
+            ),
+            dict(rope_scaling=dict(rope_type="linear", factor=8.0)),
+            dict(
+                rope_parameters=dict(full_attention=_SCALED, sliding_attention=None),
+                rope_local_base_freq=7.0,
+                partial_rotary_factor=1.0,
+            ),
+            dict(rope_parameters=_BY_LAYER | dict(sliding_attention=_SCALED)),
+            dict(rope_parameters=None, rope_scaling=_UNBASED),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "change"), ROTARY)
+def test_rotary_settings_are_found_where_transformers_finds_them(case, change):
+    given = small_models.changed(case, change)
+    config = test_configs.model_of(given)
+    theirs = transformers.CONFIG_MAPPING[given.pop("model_type")].from_dict(given)
+    model = transformers.AutoModel.from_config(theirs, attn_implementation="eager")
+    with torch.no_grad():  # some settings fail there
+        model(torch.tensor(small_models.inputs(case)))
+    kinds = getattr(theirs, "layer_types", None) or [""] * config.num_layers
+    rotary, plain = model.rotary_emb, "inv_freq"
+    size, period = models.key_size(config), config.embedding.rotary_period
+    for found, kind in zip(models.frequencies(config), kinds, strict=True):
+        if found is None:
+            found = encodings.frequencies_of(size, period)
+        wanted = getattr(rotary, f"{kind}_{plain}", None)
+        wanted = (rotary.inv_freq if wanted is None else wanted).numpy()
+        # Theirs lack the features that do not turn.
+        wanted = np.pad(wanted, (0, size // 2 - len(wanted)))
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +212,7 @@ def test_rotary_frequencies_are_the_stored_ones(number):
         ("qwen2", dict(attention=dict(key_size=8))),
         ("mistral", dict(attention=dict(window=None))),
         ("gemma2", dict(attention=dict(window=None))),
+        ("qwen2_windows", dict(attention=dict(window=None))),
         *(
             (
                 "gemma3",

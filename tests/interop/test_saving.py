@@ -8,11 +8,11 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, interop, models
-from mha_haiku.core import arrays, checks, sites
+from mha_haiku.core import arrays, checks
 from mha_haiku.core.positions import encodings
 from mha_haiku.interop import loading
 from mha_haiku.training.tasks import tokenization
-from tests.interop import small_models, test_families
+from tests.interop import small_models
 from tests.tiny_runs import model_config
 
 
@@ -21,7 +21,15 @@ def _stored(folder):
     return {name: array.read() for name, array in found.items()}
 
 
-@pytest.mark.parametrize("case", test_families.EVERYDAY)
+@pytest.mark.parametrize(
+    "case",
+    [  # one of each family every day, variants in slow tests
+        pytest.param(
+            case, marks=[pytest.mark.slow] * (case.count("_") > ("neox" in case))
+        )
+        for case in small_models.CASES
+    ],
+)
 def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
     before, after = tmp_path / "before", tmp_path / "after"
     before.mkdir()
@@ -54,28 +62,10 @@ def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("case", "architecture"),
-    [("gpt2", "GPT2LMHeadModel"), ("qwen2", "Qwen2ForCausalLM")],
-)
-def test_the_family_is_found_that_can_hold_a_model(case, architecture, tmp_path):
-    imported = interop.load(small_models.write(tmp_path, case))
-    interop.save(tmp_path / "saved", imported.config, imported.params)
-    config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert config["architectures"] == [architecture]
-
-
-@pytest.fixture
-def pruned(tmp_path):
-    """A pruned model: what it was, its config and its parameters."""
+def test_pruned_models_are_saved_with_zeros_or_as_they_are(tmp_path, caplog):
     imported = interop.load(small_models.write(tmp_path, "gpt2"))
     keep = np.array([[True, False, True, True], [False, True, True, True]])
     params, config = heads.prune(imported.params, imported.config, keep)
-    return imported, keep, params, config
-
-
-def test_pruned_models_are_saved_with_zeros_or_as_they_are(pruned, tmp_path, caplog):
-    imported, keep, params, config = pruned
     interop.save(tmp_path / "whole", config, params)
     assert "2 pruned heads are written with weights of 0" in caplog.text
     whole = interop.load(tmp_path / "whole")
@@ -90,34 +80,6 @@ def test_pruned_models_are_saved_with_zeros_or_as_they_are(pruned, tmp_path, cap
     again = interop.load(tmp_path / "saved")
     assert again.config.to_json() == config.to_json()
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
-    # What was pruned equals what is gated.
-    tokens = small_models.inputs("gpt2")
-    gated_apply = sites.edit(imported.model.apply, heads.edits.gate(1.0 * keep))
-
-    @jax.jit
-    def logits(params, params_of_gated):
-        gated = gated_apply(params_of_gated, None, tokens, is_training=False)
-        found = again.model.apply(params, None, tokens, is_training=False)
-        return found.logits, gated.logits
-
-    found, gated = logits(again.params, imported.params)
-    np.testing.assert_allclose(found, gated, rtol=0, atol=1e-5)
-
-
-def test_rotary_frequencies_of_no_known_kind_are_refused(tmp_path):
-    imported = interop.load(small_models.write(tmp_path, "llama"))
-    frequencies = [1.0, 0.9, 0.2, 0.1]
-    config = imported.config.replace(embedding=dict(frequencies=frequencies))
-    with pytest.raises(checks.ConfigError, match="cannot say these rotary freq"):
-        interop.save(tmp_path, config, imported.params, family="llama")
-
-
-def test_a_share_of_the_rotary_features_is_written_where_it_is_read(tmp_path):
-    """GPT-NeoX of transformers reads it, Llama ignores it."""
-    imported = interop.load(small_models.write(tmp_path, "llama"))
-    config = imported.config.replace(embedding=dict(frequencies=[1.0, 0.01, 0.0, 0.0]))
-    with pytest.raises(checks.ConfigError, match="llama cannot say .* part of each"):
-        interop.save(tmp_path, config, imported.params, family="llama")
 
 
 @pytest.mark.parametrize(
@@ -181,47 +143,6 @@ def _bert_like(**fields):
     )
 
 
-# What transformers makes of these, test_parity.py says.
-def test_a_model_without_segments_is_written_with_one_of_zeros(tmp_path):
-    config = _bert_like(embedding__max_length=9)
-    params, sizes = _random(config.replace(output=dict(logits=False)))
-    config = config.replace(output=dict(logits=False))
-    interop.save(tmp_path, config, params)
-    said = json.loads((tmp_path / "config.json").read_text())
-    assert (said["model_type"], said["type_vocab_size"]) == ("bert", 1)
-    name = "embeddings.token_type_embeddings.weight"
-    np.testing.assert_array_equal(_stored(tmp_path)[name], np.zeros((1, 8)))
-    again = interop.load(tmp_path)
-    tokens = np.arange(6)[None]
-    wanted = models.build(config, **sizes._asdict()).apply(
-        params, None, tokens, is_training=False
-    )
-    found = again.model.apply(again.params, None, tokens, is_training=False)
-    np.testing.assert_array_equal(found.output, wanted.output)
-
-
-def test_positions_of_roberta_count_every_token(tmp_path):
-    """Token 1 is a word here: as padding it would have no position there."""
-    imported = interop.load(small_models.write(tmp_path, "roberta"))
-    interop.save(tmp_path, imported.config, imported.params, family="roberta")
-    said = json.loads((tmp_path / "config.json").read_text())
-    table = _stored(tmp_path)["roberta.embeddings.position_embeddings.weight"]
-    assert said["pad_token_id"] == -1
-    assert said["max_position_embeddings"] == len(table) == 12
-
-
-def test_logits_that_are_not_tied_have_a_bias_of_their_own(tmp_path):
-    imported = interop.load(small_models.write(tmp_path, "bert"))
-    config = imported.config.replace(output=dict(tied=False))
-    params, _ = _random(config, 31)
-    interop.save(tmp_path, config, params)
-    stored = _stored(tmp_path)
-    for name in ("decoder.bias", "bias"):
-        np.testing.assert_array_equal(
-            stored[f"cls.predictions.{name}"], params["logits"]["b"]
-        )
-
-
 @pytest.mark.parametrize(
     ("case", "fields", "reason"),
     [
@@ -233,6 +154,9 @@ def test_logits_that_are_not_tied_have_a_bias_of_their_own(tmp_path):
         ("gemma3", dict(attention=dict(soft_cap=50.0)), "attention.soft_cap = 50.0"),
         ("vit", dict(embedding=dict(image=None)), "embedding.image = None"),
         ("vit", dict(embedding=dict(image=[3, 8, 12, 4])), "embedding.max_length = 5"),
+        ("llama", dict(embedding=dict(frequencies=[1, 0.9, 0.2, 0.1])), "these rotary"),
+        # GPT-NeoX of transformers reads a share of features that turn, Llama none.
+        ("llama", dict(embedding=dict(frequencies=[1, 0.01, 0, 0])), "part of each"),
     ],
 )
 def test_what_a_family_would_read_otherwise_is_refused(case, fields, reason, tmp_path):
@@ -249,8 +173,13 @@ def test_what_a_family_would_read_otherwise_is_refused(case, fields, reason, tmp
 
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_tied_logits_of_fewer_classes_than_tokens(with_bias, tmp_path):
-    output = dict(output__tied=True, output__with_bias=with_bias)
-    config = _bert_like(**output, output__hidden="gelu", output__norm=True)
+    config = model_config(
+        attention__num_heads=2,
+        model_size=8,
+        norm__position="post",
+        embedding__norm=True,
+        output=dict(tied=True, with_bias=with_bias, hidden="gelu", norm=True),
+    )
     params, sizes = _random(config, 7, 5)
     # Without a bias parameters do not show how many classes there are.
     given = {} if with_bias else {"num_classes": 5}
@@ -270,80 +199,58 @@ def test_tied_logits_of_fewer_classes_than_tokens(with_bias, tmp_path):
         np.testing.assert_array_equal(found.logits, wanted.logits)
 
 
-def test_windows_that_no_layer_has_are_written_as_transformers_wants(tmp_path):
-    for case, size in (("gemma2", 4096), ("mistral", None), ("qwen2", None)):
-        imported = interop.load(small_models.write(tmp_path, case))
-        config = imported.config.replace(attention=dict(window=None))
-        interop.save(tmp_path, config, imported.params, family=case)
-        said = json.loads((tmp_path / "config.json").read_text())
-        assert said["sliding_window"] == size
-        assert interop.load(tmp_path).config.attention.window is None
-
-
-def test_images_of_many_bands_are_written_as_they_are(tmp_path):
-    imported = interop.load(small_models.write(tmp_path, "vit_bands"))
-    assert imported.config.embedding.image == (12, 8, 12, 4)
-    interop.save(tmp_path / "saved", imported.config, imported.params)
-    said = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert [said[x] for x in ("num_channels", "image_size", "patch_size")] == [
-        *(12, [8, 12], 4)
-    ]
-    found = _stored(tmp_path / "saved")
-    name = "vit.embeddings.patch_embeddings.projection.weight"
-    assert found[name].shape == (24, 12, 4, 4)
-    np.testing.assert_array_equal(found[name], _stored(tmp_path)[name])
-
-
-def test_what_transformers_has_no_word_for_is_named(tmp_path):
-    config = model_config(embedding__positions="alibi", attention__num_heads=2)
-    sizes = interop.Sizes(num_tokens=7, feature_size=None, num_classes=7)
-    params = jax.tree.map(
-        lambda x: np.zeros(x.shape, x.dtype), loading.shapes(config, sizes)
-    )
-    with pytest.raises(checks.ConfigError, match="bert cannot say .*\n"):
-        interop.save(tmp_path, config, params, family="bert")
-    with pytest.raises(checks.ConfigError, match="family must be one of.*'llama'"):
-        interop.save(tmp_path, config, params, family="lama")
-    interop.save(tmp_path, config, params, family="mha_haiku")
-    again = interop.load(tmp_path)
-    jax.tree.map(np.testing.assert_array_equal, again.params, params)
-
-
 @pytest.mark.parametrize(
     ("said", "fields"),
     [
-        ("sinks = 'learned'", {"sinks": "learned"}),
-        ("sinks = 0.5", {"sinks": 0.5}),
-        ("gate = 'channel'", {"gate": "channel"}),
+        ("attention.sinks = 'learned'", dict(attention=dict(sinks="learned"))),
+        ("attention.sinks = 0.5", dict(attention=dict(sinks=0.5))),
+        ("attention.gate = 'channel'", dict(attention=dict(gate="channel"))),
         (
-            "score = 'sigmoid', attention.normalizer = 'none'",
-            {"score": "sigmoid", "normalizer": "none"},
+            "attention.score = 'sigmoid', attention.normalizer = 'none'",
+            dict(attention=dict(score="sigmoid", normalizer="none")),
         ),
-        ("temperature = 2.0", {"temperature": 2.0}),
+        ("attention.temperature = 2.0", dict(attention=dict(temperature=2.0))),
+        ("embedding.positions = 'alibi'", dict(embedding=dict(positions="alibi"))),
     ],
 )
 def test_options_that_no_family_has_are_named_and_our_own_file_holds_them(
     said, fields, tmp_path
 ):
     imported = interop.load(small_models.write(tmp_path, "llama"))
-    config = imported.config.replace(attention=fields)
-    sizes = loading.sizes_of(imported.params)
-    generator = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: np.float32(generator.standard_normal(x.shape)),
-        loading.shapes(config, sizes),
-    )
+    config = imported.config.replace(**fields)
+    params, _ = _random(config, 31)
     own = tmp_path / "own"
     with pytest.raises(checks.ConfigError) as error:
         interop.save(own, config, params)
-    assert f"llama cannot say attention.{said}" in str(error.value)
+    assert f"llama cannot say {said}" in str(error.value)
     assert "family='mha_haiku' writes it" in str(error.value)
-    with pytest.raises(checks.ConfigError, match="cannot say"):
+    with pytest.raises(checks.ConfigError, match="cannot say.*\n"):
         interop.save(own, config, params, family="llama")
+    with pytest.raises(checks.ConfigError, match="family must be one of.*'llama'"):
+        interop.save(own, config, params, family="lama")
     interop.save(own, config, params, family="mha_haiku")
     again = interop.load(own)
     assert again.config.to_json() == config.to_json()
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_model_with_a_decoder_is_in_our_own_file_alone(is_tied, tmp_path):
+    config = model_config(
+        family="encoder_decoder",
+        decoder__num_layers=2,
+        model_size=8,
+        num_heads=2,
+        output__tied=is_tied,
+    )
+    params, sizes = _random(config, 13, 7)
+    assert interop.sizes_of(params) == sizes
+    interop.save(tmp_path, config, params, family="mha_haiku")
+    loaded = interop.load(tmp_path)
+    jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
+    assert loaded.config.decoder.num_layers == 2
+    with pytest.raises(checks.ConfigError, match="No family of transformers holds"):
+        interop.save(tmp_path / "other", config, params)
 
 
 def test_parameters_of_another_model_are_refused(tmp_path):

@@ -15,15 +15,6 @@ B, T, S, D, H, L = 2, 5, 7, 24, 4, 2
 VOCABULARY = 31
 
 
-class Case(NamedTuple):
-    """A model, and where a head of it can be zeroed in torch."""
-
-    model: str  # a class of transformers
-    config: Callable[[], Any]
-    projection: str  # the module that reads the heads of the first attention
-    inputs: Callable[[], dict[str, np.ndarray]]
-
-
 def _tokens(count=S, seed=0):
     return np.random.default_rng(seed).integers(3, VOCABULARY, (B, count))
 
@@ -53,29 +44,24 @@ def _both():
     return _text() | _pixels()
 
 
-_BERT = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=D,
-    num_hidden_layers=L,
-    num_attention_heads=H,
-    intermediate_size=20,
-    max_position_embeddings=16,
-)
-_GPT2 = dict(vocab_size=VOCABULARY, n_embd=D, n_layer=L, n_head=H, n_positions=16)
-_LLAMA = dict(
-    vocab_size=VOCABULARY,
-    hidden_size=D,
-    num_hidden_layers=L,
-    num_attention_heads=H,
-    num_key_value_heads=2,
-    head_dim=8,
-    intermediate_size=20,
-    max_position_embeddings=16,
-    pad_token_id=0,
-)
-_MULTI = dict(_LLAMA, num_key_value_heads=H)
+class Case(NamedTuple):
+    """A model, and where a head of it can be zeroed in torch."""
+
+    model: str  # a class of transformers
+    sizes: dict[str, Any]  # and other fields of its config
+    projection: str  # the module that reads the heads of the first attention
+    inputs: Callable[[], dict[str, np.ndarray]] = _text
+
+
+_WORDS = dict(vocab_size=VOCABULARY)
+_HEADS = dict(hidden_size=D, num_hidden_layers=L, num_attention_heads=H)
+_SIZES = dict(_WORDS, **_HEADS, max_position_embeddings=16)
+_BERT = dict(_SIZES, intermediate_size=20)
+_GPT2 = dict(_WORDS, n_embd=D, n_layer=L, n_head=H, n_positions=16)
+_MULTI = dict(_BERT, head_dim=8, pad_token_id=0)
+_LLAMA = dict(_MULTI, num_key_value_heads=2)
 _BART = dict(
-    vocab_size=VOCABULARY,
+    _WORDS,
     d_model=D,
     encoder_layers=L,
     decoder_layers=L,
@@ -89,14 +75,10 @@ _BART = dict(
     eos_token_id=2,
     decoder_start_token_id=1,
 )
-_VIT = dict(
-    hidden_size=D,
-    num_hidden_layers=L,
-    num_attention_heads=H,
-    intermediate_size=20,
-    image_size=8,
-    patch_size=4,
-)
+_WHISPER = dict(num_mel_bins=6, max_source_positions=S, max_target_positions=16)
+_T5 = dict(d_model=D, d_kv=8, num_layers=L, num_heads=H, d_ff=20)
+_VIT = dict(_HEADS, intermediate_size=20, image_size=8, patch_size=4)
+_SWIN = dict(image_size=8, patch_size=1, embed_dim=12, window_size=4)
 _EXPERTS = dict(num_local_experts=4, num_experts=4, num_experts_per_tok=2)
 _DEEPSEEK = dict(
     q_lora_rank=12,
@@ -112,224 +94,108 @@ _DEEPSEEK = dict(
     moe_intermediate_size=12,
     first_k_dense_replace=1,
 )
+_CLIP = dict(
+    text_config=dict(_BERT, projection_dim=10, eos_token_id=2),
+    vision_config=dict(_VIT, projection_dim=10),
+    projection_dim=10,
+)
+_RELATIVE = dict(
+    relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4
+)
 
-
-def _of(name, **options):
-    def make():
-        return getattr(transformers, f"{name}Config")(**options)
-
-    return make
-
-
-def _clip():
-    text = dict(_BERT, projection_dim=10, eos_token_id=2)
-    vision = dict(_VIT, projection_dim=10)
-    return transformers.CLIPConfig(
-        text_config=text, vision_config=vision, projection_dim=10
-    )
-
-
-_BERT_HEADS = "encoder.layer.0.attention.output.dense"
-_LLAMA_HEADS = "model.layers.0.self_attn.o_proj"
+_IN_BERT = "encoder.layer.0.attention.output.dense"
+_IN_GPT2 = "transformer.h.0.attn.c_proj"
+_IN_LLAMA = "model.layers.0.self_attn.o_proj"
+_IN_BART = "model.encoder.layers.0.self_attn.out_proj"
+_IN_ALBERT = "albert.encoder.albert_layer_groups.0.albert_layers.0.attention.dense"
+_IN_CLIP = "vision_model.encoder.layers.0.self_attn.out_proj"
+_IN_BLOOM = "transformer.h.0.self_attention.dense"
 CASES = {
-    "bert": Case("BertForMaskedLM", _of("Bert", **_BERT), f"bert.{_BERT_HEADS}", _text),
+    "bert": Case("BertForMaskedLM", _BERT, f"bert.{_IN_BERT}"),
     "roberta": Case(
-        "RobertaForMaskedLM",
-        _of("Roberta", **_BERT, pad_token_id=1),
-        f"roberta.{_BERT_HEADS}",
-        _text,
+        "RobertaForMaskedLM", dict(_BERT, pad_token_id=1), f"roberta.{_IN_BERT}"
     ),
     "distilbert": Case(
         "DistilBertForMaskedLM",
-        _of("DistilBert", vocab_size=VOCABULARY, dim=D, n_layers=L, n_heads=H),
+        dict(_WORDS, dim=D, n_layers=L, n_heads=H),
         "distilbert.transformer.layer.0.attention.out_lin",
-        _text,
     ),
-    "albert": Case(
-        "AlbertForMaskedLM",
-        _of("Albert", **_BERT, embedding_size=10),
-        "albert.encoder.albert_layer_groups.0.albert_layers.0.attention.dense",
-        _text,
-    ),
+    "albert": Case("AlbertForMaskedLM", dict(_BERT, embedding_size=10), _IN_ALBERT),
     "deberta": Case(
-        "DebertaV2ForMaskedLM",
-        _of(
-            "DebertaV2",
-            **_BERT,
-            relative_attention=True,
-            pos_att_type=["c2p", "p2c"],
-            position_buckets=4,
-        ),
-        f"deberta.{_BERT_HEADS}",
-        _text,
+        "DebertaV2ForMaskedLM", dict(_BERT, **_RELATIVE), f"deberta.{_IN_BERT}"
     ),
     "modernbert": Case(
         "ModernBertForMaskedLM",
-        _of("ModernBert", **_BERT, local_attention=4, pad_token_id=0),
+        dict(_BERT, local_attention=4, pad_token_id=0),
         "model.layers.0.attn.Wo",
-        _text,
     ),
-    "gpt2": Case(
-        "GPT2LMHeadModel", _of("GPT2", **_GPT2), "transformer.h.0.attn.c_proj", _text
-    ),
+    "gpt2": Case("GPT2LMHeadModel", _GPT2, _IN_GPT2),
     "gptj": Case(
-        "GPTJForCausalLM",
-        _of("GPTJ", **_GPT2, rotary_dim=4),
-        "transformer.h.0.attn.out_proj",
-        _text,
+        "GPTJForCausalLM", dict(_GPT2, rotary_dim=4), "transformer.h.0.attn.out_proj"
     ),
     "gpt_neox": Case(
         "GPTNeoXForCausalLM",
-        _of("GPTNeoX", **_BERT | dict(hidden_size=32)),
+        dict(_BERT, hidden_size=32),
         "gpt_neox.layers.0.attention.dense",
-        _text,
     ),
     "opt": Case(
         "OPTForCausalLM",
-        _of(
-            "OPT",
-            vocab_size=VOCABULARY,
-            hidden_size=D,
-            num_hidden_layers=L,
-            num_attention_heads=H,
-            ffn_dim=20,
-            max_position_embeddings=16,
-            word_embed_proj_dim=D,
-        ),
+        dict(_SIZES, ffn_dim=20, word_embed_proj_dim=D),
         "model.decoder.layers.0.self_attn.out_proj",
-        _text,
     ),
     "bloom": Case(
-        "BloomForCausalLM",
-        _of("Bloom", vocab_size=VOCABULARY, hidden_size=D, n_layer=L, n_head=H),
-        "transformer.h.0.self_attention.dense",
-        _text,
+        "BloomForCausalLM", dict(_WORDS, hidden_size=D, n_layer=L, n_head=H), _IN_BLOOM
     ),
-    "falcon": Case(
-        "FalconForCausalLM",
-        _of(
-            "Falcon",
-            vocab_size=VOCABULARY,
-            hidden_size=D,
-            num_hidden_layers=L,
-            num_attention_heads=H,
-        ),
-        "transformer.h.0.self_attention.dense",
-        _text,
-    ),
+    "falcon": Case("FalconForCausalLM", dict(_WORDS, **_HEADS), _IN_BLOOM),
     "mpt": Case(
         "MptForCausalLM",
-        _of("Mpt", vocab_size=VOCABULARY, d_model=D, n_layers=L, n_heads=H),
+        dict(_WORDS, d_model=D, n_layers=L, n_heads=H),
         "transformer.blocks.0.attn.out_proj",
-        _text,
     ),
     "phi": Case(
-        "PhiForCausalLM",
-        _of("Phi", **dict(_MULTI, hidden_size=32)),
-        "model.layers.0.self_attn.dense",
-        _text,
+        "PhiForCausalLM", dict(_MULTI, hidden_size=32), "model.layers.0.self_attn.dense"
     ),
-    "llama": Case("LlamaForCausalLM", _of("Llama", **_LLAMA), _LLAMA_HEADS, _text),
-    "mistral": Case(
-        "MistralForCausalLM",
-        _of("Mistral", **_LLAMA, sliding_window=4),
-        _LLAMA_HEADS,
-        _text,
-    ),
-    "qwen3": Case("Qwen3ForCausalLM", _of("Qwen3", **_LLAMA), _LLAMA_HEADS, _text),
-    "gemma3": Case(
-        "Gemma3ForCausalLM",
-        _of("Gemma3Text", **_LLAMA, sliding_window=4),
-        _LLAMA_HEADS,
-        _text,
-    ),
-    "mixtral": Case(
-        "MixtralForCausalLM", _of("Mixtral", **_LLAMA, **_EXPERTS), _LLAMA_HEADS, _text
-    ),
+    "llama": Case("LlamaForCausalLM", _LLAMA, _IN_LLAMA),
+    "mistral": Case("MistralForCausalLM", dict(_LLAMA, sliding_window=4), _IN_LLAMA),
+    "qwen3": Case("Qwen3ForCausalLM", _LLAMA, _IN_LLAMA),
+    "gemma3": Case("Gemma3ForCausalLM", dict(_LLAMA, sliding_window=4), _IN_LLAMA),
+    "mixtral": Case("MixtralForCausalLM", dict(_LLAMA, **_EXPERTS), _IN_LLAMA),
     "qwen3_moe": Case(
         "Qwen3MoeForCausalLM",
-        _of("Qwen3Moe", **_LLAMA, **_EXPERTS, moe_intermediate_size=12),
-        _LLAMA_HEADS,
-        _text,
+        dict(_LLAMA, **_EXPERTS, moe_intermediate_size=12),
+        _IN_LLAMA,
     ),
     "gpt_oss": Case(
-        "GptOssForCausalLM",
-        _of("GptOss", **_LLAMA, **_EXPERTS, sliding_window=4),
-        _LLAMA_HEADS,
-        _text,
+        "GptOssForCausalLM", dict(_LLAMA, **_EXPERTS, sliding_window=4), _IN_LLAMA
     ),
     "deepseek_v3": Case(
         "DeepseekV3ForCausalLM",
-        _of("DeepseekV3", **dict(_MULTI, head_dim=4), **_DEEPSEEK),
-        _LLAMA_HEADS,
-        _text,
+        dict(_MULTI, num_key_value_heads=H, **_DEEPSEEK) | dict(head_dim=4),
+        _IN_LLAMA,
     ),
-    "olmo2": Case("Olmo2ForCausalLM", _of("Olmo2", **_LLAMA), _LLAMA_HEADS, _text),
+    "olmo2": Case("Olmo2ForCausalLM", _LLAMA, _IN_LLAMA),
     "t5": Case(
         "T5ForConditionalGeneration",
-        _of(
-            "T5",
-            vocab_size=VOCABULARY,
-            d_model=D,
-            d_kv=8,
-            num_layers=L,
-            num_heads=H,
-            d_ff=20,
-            decoder_start_token_id=0,
-        ),
+        dict(_WORDS, **_T5, decoder_start_token_id=0),
         "encoder.block.0.layer.0.SelfAttention.o",
         _pair,
     ),
-    "bart": Case(
-        "BartForConditionalGeneration",
-        _of("Bart", **_BART),
-        "model.encoder.layers.0.self_attn.out_proj",
-        _pair,
-    ),
-    "marian": Case(
-        "MarianMTModel",
-        _of("Marian", **_BART),
-        "model.encoder.layers.0.self_attn.out_proj",
-        _pair,
-    ),
+    "bart": Case("BartForConditionalGeneration", _BART, _IN_BART, _pair),
+    "marian": Case("MarianMTModel", _BART, _IN_BART, _pair),
     "whisper": Case(
         "WhisperForConditionalGeneration",
-        _of(
-            "Whisper",
-            **dict(_BART, max_position_embeddings=None),
-            num_mel_bins=6,
-            max_source_positions=S,
-            max_target_positions=16,
-        ),
-        "model.encoder.layers.0.self_attn.out_proj",
+        dict(_BART, **_WHISPER) | dict(max_position_embeddings=None),
+        _IN_BART,
         _audio,
     ),
     "vit": Case(
-        "ViTForImageClassification",
-        _of("ViT", **_VIT),
-        "vit.layers.0.attention.o_proj",
-        _pixels,
+        "ViTForImageClassification", _VIT, "vit.layers.0.attention.o_proj", _pixels
     ),
-    "dinov2": Case(
-        "Dinov2Model",
-        _of("Dinov2", **_VIT),
-        "encoder.layer.0.attention.o_proj",
-        _pixels,
-    ),
-    "clip": Case(
-        "CLIPModel", _clip, "vision_model.encoder.layers.0.self_attn.out_proj", _both
-    ),
+    "dinov2": Case("Dinov2Model", _VIT, "encoder.layer.0.attention.o_proj", _pixels),
+    "clip": Case("CLIPModel", _CLIP, _IN_CLIP, _both),
     "swin": Case(
         "SwinForImageClassification",
-        _of(
-            "Swin",
-            image_size=8,
-            patch_size=1,
-            embed_dim=12,
-            depths=[1, 1],
-            num_heads=[2, 4],
-            window_size=4,
-        ),
+        dict(_SWIN, depths=[1, 1], num_heads=[2, 4]),
         "swin.encoder.layers.0.blocks.0.attention.o_proj",
         _pixels,
     ),
@@ -339,9 +205,10 @@ CASES = {
 def make(case: Case) -> torch.nn.Module:
     """Makes the model of a case, with numbers that no layer hides."""
     torch.manual_seed(0)
-    config = case.config()
+    kind = getattr(transformers, case.model)
+    config = kind.config_class(**case.sizes)
     config._attn_implementation = "eager"
-    model = getattr(transformers, case.model)(config).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
