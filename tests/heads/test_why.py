@@ -12,10 +12,11 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, tasks
-from mha_haiku.lab.heads import running, why
+from mha_haiku.lab.heads import components, running, why
 from tests import oracles, tiny_models
 
 T, D, H, K, L = 5, 10, 4, 6, 3
+EPSILON = tiny_models.config(family="causal").norm.epsilon
 
 PLAIN = {}
 LLAMA = {
@@ -251,14 +252,14 @@ def test_one_cell_splits_heads_by_source_and_adds_up_to_the_score():
     found = why.pairs(model, params, example, 2, 3, -1, 2, sources=[(0, 1), (1, 2)])
     terms, _ = terms_of(config, params, values, qkv, 2, 3, T - 1, 2)
     bound = 1e-5 * np.abs(terms).max()
-    for components, axis in (
+    for every, axis in (
         (found.labels[0], 0),
         (found.labels[1], 1),
     ):
-        assert len(components) == 3 + L * (H + 1) + 2 * (T - 1)
-        split = [m for m, each in enumerate(components) if each[:3] == ("head", 1, 2)]
-        assert [components[m].source for m in split] == list(range(T))
-        m = 2 + (H + 1) + 2  # head 1.2 among all components
+        assert len(every) == 3 + L * (H + 1) + 2 * (T - 1)
+        split = [m for m, each in enumerate(every) if each[:3] == ("head", 1, 2)]
+        assert [every[m].source for m in split] == list(range(T))
+        m = 2 + (H + 1) + 2  # head 1.2 among all every
         own = found.terms.take(split, axis).sum()
         np.testing.assert_allclose(own, terms.take(m, axis).sum(), atol=bound)
         # By hand: what head 1.2 writes for one source position alone.
@@ -388,7 +389,106 @@ def test_what_heads_read_over_data_is_what_numpy_sums_up():
     assert row["term"] == found.mean("k")[1, 3, m]
 
 
-def foreign(*, normed, named=False):
+def plain(params, tokens, *, stack="loop"):
+    """Computes what the model of `PLAIN` does, by hand: it has no site and no name."""
+
+    def normed(x, leaves):
+        x = x - x.mean(-1, keepdims=True)
+        factor = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + EPSILON)
+        return x * factor * leaves["scale"][None, None] + leaves["offset"][None, None]
+
+    def mapped(x, leaves):
+        return x @ leaves["w"] + leaves["b"][None, None]
+
+    def layer(x, own):
+        y = normed(x, own["norm_1"])
+        q, k, v = (
+            mapped(y, own[f"attention/{name}"]).reshape(*y.shape[:2], H, K)
+            for name in ("query", "key", "value")
+        )
+        scores = jnp.einsum("bthk,bshk->bhts", q / np.sqrt(K), k)
+        seen = jnp.tril(jnp.ones((1, 1, *scores.shape[2:]), bool))
+        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), -1)
+        z = jnp.einsum("bhts,bshk->bthk", weights, v).reshape(*y.shape[:2], -1)
+        x = x + mapped(z, own["attention/linear"])
+        y = mapped(normed(x, own["norm_2"]), own["feed_forward/hidden"])
+        y = jax.nn.gelu(y, approximate=False)
+        return x + mapped(y, own["feed_forward/output"])
+
+    x = params["embedding"]["embeddings"][tokens]
+    x = x + params["positions"]["positions"][None, : tokens.shape[1]]
+    layers = [
+        {
+            name.removeprefix(path): leaves
+            for name, leaves in params.items()
+            if name.startswith(path)
+        }
+        for path in (f"encoder/layer_{i}/" for i in range(L))
+    ]
+    if stack == "scan":
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *layers)
+        x, _ = jax.lax.scan(lambda x, own: (layer(x, own), None), x, stacked)
+    for own in layers if stack == "loop" else ():
+        x = layer(x, own)
+    return mapped(normed(x, params["encoder/norm"]), params["logits"])
+
+
+def joined(found, axis):
+    """Adds up tokens and positions, which a function has as its embedding."""
+    whole = found.take([0, 1], axis).sum(axis, keepdims=True)
+    return np.concatenate([whole, np.delete(found, [0, 1], axis)], axis)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stack", ["loop", "scan"])
+def test_a_plain_function_has_the_numbers_of_our_model(stack):
+    _, model, params, example = subject(**PLAIN)
+    function = mh.models.of_function(functools.partial(plain, stack=stack))
+    given, other = (model, params, example), (function, params, example)
+    np.testing.assert_allclose(
+        running.run(*other).logits, running.run(*given).logits, atol=1e-5
+    )
+    lens, own_lens = (heads.logit_lens(*each) for each in (other, given))
+    np.testing.assert_allclose(lens, own_lens, atol=1e-4)
+    found, own = (why.pairs(*each, 2, 3, 4, 1) for each in (other, given))
+    expected = joined(joined(own.terms, 0), 1)
+    np.testing.assert_allclose(found.terms, expected, atol=1e-4)
+    np.testing.assert_allclose(found.terms.sum(), own.total, atol=1e-4)
+    labels = [str(each) for each in own.labels[0][2:]]
+    assert [str(each) for each in found.labels[0]] == ["embedding", *labels]
+    for answer in (None, 3):
+        found, own = (
+            why.written(*each, 1, 2, 4, answer=answer) for each in (other, given)
+        )
+        np.testing.assert_allclose(found.terms, joined(own.terms, 1), atol=1e-4)
+        np.testing.assert_allclose(found.terms.sum(), found.total, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_components_of_a_plain_function_add_up_to_its_logits():
+    _, model, params, example = subject(**PLAIN)
+    function = mh.models.of_function(plain)
+    own, expected = (
+        heads.logit_attribution(each, params, example) for each in (function, model)
+    )
+    for x, y in zip(own.heads, expected.heads, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-4)
+    np.testing.assert_allclose(own.rest, expected.rest, atol=1e-4)
+    # Without what biases add, nothing but the components is left.
+    for name, leaves in params.items():
+        if name.endswith(("linear", "logits", "encoder/norm")):
+            gone = {"b", "offset"} & leaves.keys()
+            params = params | {name: leaves | {x: 0 * leaves[x] for x in gone}}
+    held = components.Held(function, params, example, components.read_logits)
+    held = held.linearized()
+    numbers = jnp.arange(len(held.components) - 1)
+    parts = jax.lax.map(lambda m: held.push(held.single(m))["logits"], numbers)
+    logits = running.run(function, params, example).logits
+    np.testing.assert_allclose(parts.sum(0), logits, atol=1e-4)
+    assert np.abs(parts).max((1, 2, 3)).min() > 1e-3
+
+
+def foreign(*, norm=None, named=False):
     """Returns a hand-written model of two layers, whose attention has no sites."""
     generator = np.random.default_rng(0)
 
@@ -406,9 +506,11 @@ def foreign(*, normed, named=False):
         x = mh.site("embedding", x) if named else x
         for i in range(2):
             y = x
-            if normed:
+            if norm == "rms":
                 factor = jax.lax.rsqrt((x**2).mean(-1, keepdims=True))
                 y = x * (mh.site("factor", factor) if named else factor)
+            elif norm == "tanh":
+                y = jnp.tanh(x)
             q, k, v = (
                 (y @ params[f"{n}{i}"]).reshape(*y.shape[:2], H, K) for n in "qkv"
             )
@@ -424,16 +526,16 @@ def foreign(*, normed, named=False):
 @pytest.mark.slow
 def test_a_function_splits_as_far_as_its_program_shows():
     example = tasks.Example(np.arange(5)[None], None, None)
-    model, params = foreign(normed=False)
+    model, params = foreign()
     found = why.pairs(model, params, example, 1, 2, 3, 1)
     labels = [f"head {i}.{h}" for i in range(2) for h in range(H)]
-    assert list(map(str, found.labels[0])) == [*labels, "rest"]
+    assert list(map(str, found.labels[0])) == ["embedding", *labels, "biases"]
     x = params["e"][np.arange(5)]
     f = functools.partial(running.run, model)
     z = mh.look(f, ["attention_0/heads"])(params, example)[1]["attention_0/heads"][0]
     z = np.float64(z)
     parts = [z[:, h] @ params["o0"].reshape(H, K, D)[h] for h in range(H)]
-    parts = np.stack([*parts, *np.zeros((H, 5, D)), x])
+    parts = np.stack([x, *parts, *np.zeros((H + 1, 5, D))])
     query, key = (
         (parts @ params[f"{n}1"]).reshape(-1, 5, H, K)[:, t, 2]
         for n, t in (("q", 3), ("k", 1))
@@ -441,13 +543,29 @@ def test_a_function_splits_as_far_as_its_program_shows():
     # The scale is not known: products are as they are.
     np.testing.assert_allclose(found.terms, query @ key.T, atol=1e-5)
     np.testing.assert_allclose(found.terms.sum(), found.total, rtol=1e-5)
-    model, params = foreign(normed=True)
-    with pytest.raises(ValueError, match="a norm, embedding or feed-forward part has"):
-        why.pairs(model, params, example, 1, 2, 3, 1)
-    model, params = foreign(normed=True, named=True)
-    found = why.pairs(model, params, example, 1, 2, 3, 1)
-    assert list(map(str, found.labels[0])) == ["embedding", *labels, "biases"]
-    assert np.abs(found.terms[-1]).max() < 1e-5 < np.abs(found.terms[0]).max()
+    both = []
+    for named in (True, False):
+        model, params = foreign(norm="rms", named=named)
+        both.append(why.pairs(model, params, example, 1, 2, 3, 1))
+        assert list(map(str, both[-1].labels[0])) == ["embedding", *labels, "biases"]
+        assert np.abs(both[-1].terms[-1]).max() < 1e-5 < np.abs(both[-1].terms[0]).max()
+    np.testing.assert_allclose(both[0].terms, both[1].terms, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_what_is_not_linear_is_refused_in_two_lines():
+    example = tasks.Example(np.arange(5)[None], None, None)
+    model, params = foreign(norm="tanh")
+    for call in (why.pairs, why.written):
+        with pytest.raises(ValueError, match="part has no site. Name it") as refusal:
+            call(model, params, example, 1, 2, 3)
+        assert len(str(refusal.value).splitlines()) == 2
+
+    model, params = foreign()
+    of_tokens = lambda params, x: running.run(model, params, example._replace(inputs=x))  # noqa: E731
+    squared = mh.models.of_function(lambda *given: of_tokens(*given).logits ** 2)
+    with pytest.raises(ValueError, match="be linear in what its heads"):
+        heads.logit_attribution(squared, params, example)
 
 
 @pytest.mark.slow

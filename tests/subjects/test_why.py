@@ -1,5 +1,7 @@
 """What a subject says of why its heads look there, where that is known."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 
@@ -52,3 +54,50 @@ def test_the_page_of_a_text_says_why():
         np.testing.assert_array_equal(first.keys[part], order[..., 0])
         np.testing.assert_array_equal(second.keys[part], order[..., 1])
     assert '"why":{"components":["token","position","head 0.0"' in maps.show().html
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["GPT2", "Llama"])
+def test_a_pytorch_module_has_the_numbers_of_our_model_of_its_weights(family, tmp_path):
+    if importlib.util.find_spec("torchax") is None:
+        pytest.skip("needs mha_haiku[torch]: torchax is not installed")
+    import torch
+    import transformers
+
+    sizes = {
+        "GPT2": dict(n_embd=16, n_layer=2, n_head=2, vocab_size=32, n_positions=32),
+        "Llama": dict(
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            intermediate_size=24,
+            vocab_size=32,
+        ),
+    }[family]
+    ends = dict(bos_token_id=0, eos_token_id=0, initializer_range=0.3)
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**sizes, **ends)
+    name = {"GPT2": "GPT2LMHeadModel", "Llama": "LlamaForCausalLM"}[family]
+    module = getattr(transformers, name)(config).eval()
+    module.save_pretrained(tmp_path)
+    ours, theirs = mh.load(tmp_path), mh.wrap(module)
+    row = np.arange(3, 10)[None]
+    lens, expected = (each.lens(row).logits for each in (theirs, ours))
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(lens, expected, atol=1e-4 * size)
+
+    def joined(found, axis):  # tokens and positions are the embedding
+        whole = found.take([0, 1], axis).sum(axis, keepdims=True)
+        return np.concatenate([whole, np.delete(found, [0, 1], axis)], axis)
+
+    place = dict(layer=1, head=1, query=5)
+    found, own = (each.why(row, key=2, **place) for each in (theirs, ours))
+    expected = joined(joined(own.terms, 0), 1) * np.sqrt(8)  # the scale is not known
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(found.terms, expected, atol=1e-4 * size)
+    np.testing.assert_allclose(found.terms.sum(), found.total, atol=1e-4 * size)
+    found, own = (each.writes(row, answer=7, **place) for each in (theirs, ours))
+    size = np.abs(own.terms).max()
+    np.testing.assert_allclose(found.terms, joined(own.terms, 1), atol=1e-4 * size)
+    np.testing.assert_allclose(found.total, own.total, atol=1e-4 * size)

@@ -36,6 +36,12 @@ FARTHEST = 100
 _RESIZING = {"slice", "dynamic_slice", "concatenate", "pad", "split"}
 _REORDERING = {"sort", "rev", "gather", "scatter", "cumsum", "cumlogsumexp", "cumprod"}
 _CALLS = {*jaxprs.CALLS, *jaxprs.CUSTOM, *jaxprs.REMAT}
+# What returns the same numbers, in another form.
+NEUTRAL = {
+    *("convert_element_type", "reduce_precision", "copy", "copy_p", "stop_gradient"),
+    *("transpose", "reshape", "broadcast_in_dim", "squeeze", "sharding_constraint"),
+    *("optimization_barrier", "name", "pvary", "site"),
+}
 # What attention begins and ends with, and what holds it.
 _TELLING = {"dot_general", "exp", "exp2", *_CALLS}
 

@@ -47,6 +47,20 @@ def walk(
             yield from walk(each.jaxpr, enters)
 
 
+def carried(eqn: core.JaxprEqn) -> tuple[int, int]:
+    """Counts the constants and the carried values of a scan."""
+    # By their ranks, since the parameters that tell constants, carry and scanned inputs
+    # apart differ between versions: a scanned one has an axis more outside than inside.
+    (body,) = inner(eqn)
+
+    def count(outside, inside):
+        pairs = zip(outside, inside, strict=True)
+        return sum(x.aval.ndim == y.aval.ndim for x, y in pairs)
+
+    num_carry = count(eqn.outvars, body.jaxpr.outvars)
+    return count(eqn.invars, body.jaxpr.invars) - num_carry, num_carry
+
+
 def bound(call: core.ClosedJaxpr, inputs: Sequence) -> list:
     """Binds a jaxpr's equations to the program being traced: its outputs."""
     staged = [isinstance(x, partial_eval.DynamicJaxprTracer) for x in inputs]

@@ -87,6 +87,22 @@ def edit(
     return edited
 
 
+def show_stream(function: Callable) -> Callable:
+    """Gives a function the sites of its residual stream, where its program shows them.
+
+    These are "embedding", "stream", "feed_forward/output" and, of norms, "factor"; see
+    `help(mha_haiku.core.sites.residual)`. A function whose attention has sites of its
+    own stays as it is.
+    """
+    walked = _walked(function, {}, {}, strict=True, shows_stream=True)
+
+    @functools.wraps(function)
+    def shown(*args, **kwargs):
+        return walked(*args, **kwargs)[0]
+
+    return shown
+
+
 class Sites(dict):
     """What can be looked at, by name; printed, it is a line for each."""
 
@@ -110,20 +126,18 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     return found
 
 
-def _walked(function, reads, edits, strict) -> Callable:
+def _walked(function, *how, **options) -> Callable:
     """Wraps a function to return its output, changed, and the values seen."""
 
     @functools.wraps(function)
     def walked(*args, **kwargs):
         if not haiku_base.inside_transform():
-            return _walk(function, reads, edits, strict, args, kwargs)
+            return _walk(function, args, kwargs, *how, **options)
 
         # Haiku's parameters and keys are arguments and results of what is traced.
         def threaded(inner):
             def run(*args, **kwargs):
-                (output, state), found = _walk(
-                    inner, reads, edits, strict, args, kwargs
-                )
+                (output, state), found = _walk(inner, args, kwargs, *how, **options)
                 return (output, found), state
 
             return run
@@ -134,8 +148,8 @@ def _walked(function, reads, edits, strict) -> Callable:
     return walked
 
 
-def _walk(function, reads, edits, strict, args, kwargs):
-    survey, leaves, outputs_of = _surveyed(function, args, kwargs)
+def _walk(function, args, kwargs, reads, edits, strict, shows_stream=False):
+    survey, leaves, outputs_of = _surveyed(function, args, kwargs, shows_stream)
     _match(survey, reads, edits, strict)
     outputs, seen = program.run(survey.top, leaves)
     # Of all dicts, JAX keeps the order of this one alone.
@@ -148,7 +162,7 @@ def _walk(function, reads, edits, strict, args, kwargs):
     return outputs_of(outputs), found
 
 
-def _surveyed(function, args, kwargs):
+def _surveyed(function, args, kwargs, shows_stream=False):
     """Traces a function: its survey, its arrays, and what makes its output."""
     # What is no array, such as a flag or the activation of an Equinox module, stays.
     arrays, arguments_of = _parted((args, kwargs))
@@ -160,7 +174,8 @@ def _surveyed(function, args, kwargs):
         results, outputs_of = _parted(function(*args, **kwargs))
         return results
 
-    survey = surveying.Survey(jax.make_jaxpr(flat)(*arrays))
+    closed = jax.make_jaxpr(flat)(*arrays)
+    survey = surveying.Survey(closed, shows_stream=shows_stream)
     return survey, arrays, outputs_of
 
 

@@ -27,14 +27,13 @@ _LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
 def matches(pattern: str, name: str) -> bool:
     """Checks whether a pattern, in which `*` stands for anything, names a site.
 
-    It may begin at any part of the path. A site that is passed more than once has a
-    number there, `path#1/heads`, which a pattern may leave out.
+    It may begin at any part of the path; if it begins with `/`, at the first alone. A
+    site that is passed more than once has a number there, `path#1/heads`, which a
+    pattern may leave out.
     """
-    names = {name, re.sub(r"#\d+", "", name)}
-    return any(
-        fnmatch.fnmatchcase(each, pattern) or fnmatch.fnmatchcase(each, f"*/{pattern}")
-        for each in names
-    )
+    names = {f"/{name}", re.sub(r"#\d+", "", f"/{name}")}
+    pattern = pattern if pattern.startswith("/") else f"*/{pattern}"
+    return any(fnmatch.fnmatchcase(each, pattern) for each in names)
 
 
 def numbered_by_layer(name: str) -> tuple[str, int | None]:

@@ -272,19 +272,9 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
 
 
 def _scanned(eqn, level, inputs, turns):
-    params, jaxpr = eqn.params, level.closed.jaxpr
-    length = params["length"]
-    # By their ranks, since the parameters that tell constants, carry and scanned inputs
-    # apart differ between versions: a scanned one has an axis more outside than inside.
-    num_unscanned = sum(
-        x.aval.ndim == y.aval.ndim
-        for x, y in zip(eqn.invars, jaxpr.invars, strict=True)
-    )
-    num_carry = sum(
-        x.aval.ndim == y.aval.ndim
-        for x, y in zip(eqn.outvars, jaxpr.outvars, strict=True)
-    )
-    num_consts = num_unscanned - num_carry
+    params, length = eqn.params, eqn.params["length"]
+    num_consts, num_carry = jaxprs.carried(eqn)
+    num_unscanned = num_consts + num_carry
     fixed, carry = inputs[:num_consts], inputs[num_consts:num_unscanned]
     resumed = [
         change.layer

@@ -46,25 +46,16 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.extend import core
 
 from mha_haiku.core.sites import graph
-from mha_haiku.core.sites.site import Facet, parameters
+from mha_haiku.core.sites.site import Facet, Site, parameters
 
 Axis = graph.Axis
 Step = graph.Step
-
-
-class Site(NamedTuple):
-    """A site that is no equation of the program."""
-
-    index: int  # the equation in front of which it stands
-    inputs: list[core.Var]  # the variables of its leaves
-    outputs: list[core.Var]  # the variables that take what it returns
-    params: dict[str, Any]  # of a site's equation
 
 
 _make_map: Callable | None = None
@@ -135,17 +126,12 @@ def _found(equations) -> dict[graph.Value, list[Site]]:
 # --- Which inputs of an equation a walk back may pass
 
 
-_NEUTRAL = {
-    *("convert_element_type", "reduce_precision", "copy", "copy_p", "stop_gradient"),
-    *("transpose", "reshape", "broadcast_in_dim", "squeeze", "sharding_constraint"),
-    *("optimization_barrier", "name", "pvary", "site"),
-}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
 
 
 def _neutral(equation, value) -> list[int]:
     """Finds the input that has the same numbers, in another form."""
-    if equation.name not in _NEUTRAL:
+    if equation.name not in graph.NEUTRAL:
         return []
     return [equation.outputs.index(value) if len(equation.outputs) > 1 else 0]
 
@@ -387,7 +373,7 @@ class _Search:
         value = equation.inputs[0]
         while value.number != number:
             maker = value.maker
-            is_passed = maker and (maker.name == "sub" or maker.name in _NEUTRAL)
+            is_passed = maker and (maker.name == "sub" or maker.name in graph.NEUTRAL)
             if not is_passed:
                 return None
             value = maker.inputs[0]
@@ -428,7 +414,7 @@ class _Search:
         """Describes what the equation between two steps does; None for nothing."""
         maker = step.value.maker
         place = maker.inputs.index(before.value)
-        if maker.name in _NEUTRAL:
+        if maker.name in graph.NEUTRAL:
             return None
         if maker.name not in ("select_n", "mul", "div", "add", "sub"):
             return _Change(maker.name, step.value.number, place)
@@ -681,7 +667,7 @@ class _Search:
         weights, made = self.weights(steps, masks, groups) or (None, [])
         while heads is not None and heads.value.variable is None:
             users = heads.value.users
-            is_kept = len(users) == 1 and users[0].name in _NEUTRAL
+            is_kept = len(users) == 1 and users[0].name in graph.NEUTRAL
             heads = self.axes.ahead(users[0], 0, heads) if is_kept else None
         if weights is None or heads is None:
             return []

@@ -31,6 +31,15 @@ class Facet(NamedTuple):
     advice: str = ""  # what to edit instead, where it can only be looked at
 
 
+class Site(NamedTuple):
+    """A site of a traced program."""
+
+    index: int  # the equation in front of which it stands, or that it is
+    inputs: list[core.Var]  # the variables of its leaves
+    outputs: list[core.Var]  # the variables that take what it returns
+    params: dict[str, Any]  # of a site's equation
+
+
 def site(name: str, value: Any) -> Any:
     """Names a value, which `look` and `edit` then find.
 

@@ -4,6 +4,7 @@ A program is a tree of levels: a level is a jaxpr, with the sites that are equat
 it or that recognition adds, and the levels inside its loops, branches and calls.
 """
 
+import collections
 import dataclasses
 import itertools
 import re
@@ -14,11 +15,16 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from mha_haiku.core.sites import jaxprs, naming, recognition
-from mha_haiku.core.sites.site import SEEN, site_p, under_vmaps
+from mha_haiku.core.sites import jaxprs, naming, recognition, residual
+from mha_haiku.core.sites.site import SEEN, Site, site_p, under_vmaps
 
 # What may hold the whole of an attention where nothing can be seen.
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
+
+
+def _unchanged(value, layer):
+    del layer
+    return value
 
 
 def _is_seen(eqn) -> bool:
@@ -51,11 +57,11 @@ class _Around(NamedTuple):
 class Stop:
     """A site in a level, and what happens there."""
 
-    site: recognition.Site
+    site: Site
     scope: str  # the path of its equation within the level
     names: tuple[str, ...]  # of each facet in full
     around: _Around
-    # The attention that was recognised, of which it is one; None for a site that is an
+    # What was recognised, of which it is one; None for a site that is an
     # equation of the program.
     group: int | None = None
     # Facets that are looked at: their index, the pattern, a function.
@@ -103,6 +109,7 @@ class Level:
     stops: list[Stop] = dataclasses.field(default_factory=list)  # its sites, in order
     # The levels inside of equations, by their index.
     inner: dict[int, list["Level"]] = dataclasses.field(default_factory=dict)
+    begin: core.Var | None = None  # the input that is a residual stream
 
     def all_stops(self) -> Iterator[Stop]:
         yield from self.stops
@@ -117,9 +124,12 @@ class Level:
 
 
 class Survey:
-    """The sites of a program."""
+    """The sites of a program; with `shows_stream` those of `residual` too, as edits.
 
-    def __init__(self, closed: core.ClosedJaxpr):
+    Where attention has sites of its own, so has the stream.
+    """
+
+    def __init__(self, closed: core.ClosedJaxpr, *, shows_stream: bool = False):
         self.kernels: set[str] = set()
         self._counts: dict[str, int] = {}
         self._group = itertools.count().__next__
@@ -128,6 +138,12 @@ class Survey:
         taken = {jaxprs.path(eqn) for eqn in walk if eqn.primitive is site_p}
         names = (f"attention_{i}" for i in itertools.count())
         self._pathless = (name for name in names if name not in taken)
+        equations = jaxprs.walk(closed.jaxpr) if shows_stream else ()
+        is_own = any(SEEN in jaxprs.path(eqn).split("/") for eqn in equations)
+        self._shows_stream = shows_stream and not is_own
+        self._heads: set[core.Var] = set()
+        self._carries: dict[int, tuple[int, int]] = {}
+        self._numbers = collections.defaultdict(itertools.count)
         self.top = self._level(closed, _Around())
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
@@ -187,7 +203,7 @@ class Survey:
             if eqn.primitive is site_p:
                 if len(eqn.params["kept"]) == eqn.params["tree"].num_leaves:
                     leaves = list(eqn.invars), list(eqn.outvars)
-                    site = recognition.Site(index, *leaves, eqn.params)
+                    site = Site(index, *leaves, eqn.params)
                     local = jaxprs.path(eqn)
                     level.stops.append(self._stop(site, local, around, None))
                 continue
@@ -200,7 +216,31 @@ class Survey:
             ]
             if any(each.stops or each.inner for each in inner):
                 level.inner[index] = inner
+            if eqn.primitive.name == "scan" and inner[0].begin is not None:
+                place = inner[0].closed.jaxpr.invars.index(inner[0].begin)
+                num_consts, num_carry = jaxprs.carried(eqn)
+                if num_consts <= place < num_consts + num_carry:
+                    self._carries[id(eqn)] = place, place - num_consts
+        if self._shows_stream:
+            self._add_stream(level, around)
         return level
+
+    def _add_stream(self, level, around) -> None:
+        """Adds the sites of the residual stream and of norms."""
+        for stop in level.stops:
+            if stop.site.params["facets"][0].name == "heads":
+                self._heads.update(stop.site.outputs)
+        jaxpr, is_top = level.closed.jaxpr, not around.place
+        found = residual.stream(jaxpr, self._heads, self._carries, is_top=is_top)
+        for each in found.sites:
+            local = jaxprs.path(each.eqn) if each.kind else ""
+            if each.kind and naming.is_empty(naming.joined(around.path, local)):
+                name = each.site.params["facets"][0].name
+                local = f"{each.kind}_{next(self._numbers[name])}"
+            stop = self._stop(each.site, local, around, self._group())
+            stop.edits.append((0, _unchanged, np.ones(around.lengths, bool)))
+            level.stops.append(stop)
+        level.begin = found.begin
 
     def _stop(self, site, local, around, group) -> Stop:
         path = naming.joined(around.path, local)

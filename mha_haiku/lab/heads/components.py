@@ -31,8 +31,8 @@ class Component(NamedTuple):
 
     Attributes:
       kind: "token", "position", "head", "feed-forward" or "biases" ("decoder token" and
-        "decoder position" where there is a decoder); in functions without such sites
-        "embedding" as a whole, or "rest", which is all that no site shows.
+        "decoder position" where there is a decoder); in functions "embedding" as a
+        whole, or "rest", which is all that no site shows.
       layer: The attention part of a head, the layer of a feed-forward part.
       head: Its head.
       source: The position that the head reads, where it is split by these.
@@ -79,6 +79,7 @@ class Held:
 
     def __init__(self, model, params, example, read=None):
         """Runs the model; `read` is what is asked for, as `read_maps` does."""
+        model = running.shown(model)
         self._given, self._read = (model, params, example), read or read_maps
         at = [*map(_tokens_of, _EMBEDDINGS), *_SOURCES, "*/factor", "*/map"]
         _, found = running.look(*self._given, at, strict=False)
@@ -88,8 +89,10 @@ class Held:
         self.shapes = [found[name].shape for name in maps]
         self.part = {n: i for i, n in enumerate(maps) if found[n].shape[-3]}
         self.maps = {name: found[name] for name in self.part}
-        names = [name for name in _EMBEDDINGS if name in found]
-        names += [n for n in found if n.endswith(("/heads", "feed_forward/output"))]
+        names = [name for name in found if _last(name) in _EMBEDDINGS]
+        self._embeddings = names
+        others = "/heads", "feed_forward/output"
+        names = [*names, *(name for name in found if name.endswith(others))]
         self.sources = {name: found[name] for name in names}
         self.heads = [name for name in names if name.endswith("/heads")]
         self._factors = {n: x for n, x in found.items() if n.endswith("/factor")}
@@ -97,7 +100,7 @@ class Held:
         for name, value in self.sources.items():
             own, self._stacks[name] = self._components(name, value, found)
             self.components += own
-        is_whole = "embedding" in names
+        is_whole = "embedding" in map(_last, names)
         self.components += (Component("biases" if is_whole else "rest"),)
 
     def linearized(self) -> "Held":
@@ -158,6 +161,8 @@ class Held:
         """Runs the model with the values of component sites, and reads the result."""
         own = components | self._factors
         changes = edits.on_parts(own, own.values(), lambda _, given: given)
+        # Whole names: a norm outside of a scan may be called as one in it.
+        changes = {f"/{pattern}": change for pattern, change in changes.items()}
         model, *given = self._given
         return read(model._replace(apply=sites.edit(model.apply, changes)), *given)
 
@@ -166,12 +171,13 @@ class Held:
         if name in self.heads:
             part, count = self.heads.index(name), value.shape[-2]
             return tuple(Component("head", part, h) for h in range(count)), value
-        if name not in _EMBEDDINGS:
-            others = [n for n in self.sources if n not in (*_EMBEDDINGS, *self.heads)]
+        if name not in self._embeddings:
+            known = *self._embeddings, *self.heads
+            others = [n for n in self.sources if n not in known]
             own = Component("feed-forward", others.index(name))
             return (own,), value[..., None, :]
         side, tokens = (
-            name.removesuffix("embedding").replace("_", " "),
+            _last(name).removesuffix("embedding").replace("_", " "),
             _tokens_of(name),
         )
         if tokens not in found:
@@ -186,8 +192,25 @@ class Held:
         return both, jnp.stack([own, value - own], -2)
 
 
+def _last(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
 def _tokens_of(name: str) -> str:
     return name.replace("embedding", "token_embedding")
+
+
+def check_linear(curvature: Any) -> None:
+    """Raises ValueError if a model was not linear, by `Held.curvature` of its run."""
+    far = float(curvature)
+    if not far < LINEAR:
+        raise ValueError(
+            "the model must be linear in what its heads and feed-forward parts write, "
+            f"with the factors of norms held, but is {far:.1%} off.\nA norm, embedding "
+            'or feed-forward part has no site. Name it: mh.site("factor", x) what a '
+            'norm multiplies by, mh.site("embedding", x), mh.site("feed_forward/output"'
+            ", x)."
+        )
 
 
 def read_maps(model, params, example) -> dict[str, Map]:

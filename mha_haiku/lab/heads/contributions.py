@@ -38,6 +38,8 @@ def logit_attribution(
 ) -> Contributions:
     """Computes direct logit attribution: the part of each head in the logits.
 
+    Of a function, as far as its program shows the residual stream and norms.
+
     The residual stream is a sum, of which a head's output is one term, and logits are
     linear in it once the factors of the norms in between are held constant. Effects
     through other heads and feed-forward parts are not included. A `soft_cap` of logits
@@ -47,15 +49,25 @@ def logit_attribution(
     split, such as `example.targets`; None: all.
 
     Raises:
-      ValueError: If there is no such class, the model has no config, or logits are not
-        such a sum: norms come after the parts, parts are without residuals, or a layer
-        that is not linear comes before the logits.
+      ValueError: If there is no such class, or logits are not such a sum: norms come
+        after the parts, parts are without residuals, or a layer that is not linear
+        comes before the logits.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru;
     Elhage et al. 2021, "Path expansion trick",
     https://transformer-circuits.pub/2021/framework/index.html.
     """
-    config = head_weights.config_of(model)
+    if model.config is not None:
+        _check_config(model.config)
+    is_set = model.config is not None and model.config.family == "set_classifier"
+    if classes is not None and not is_set:
+        running.check_classes("classes", model, params, example, classes)
+    found, curvature = _contributions(model)(params, example, classes)
+    components.check_linear(curvature)
+    return running.fetched(found)
+
+
+def _check_config(config) -> None:
     if models.NORM_PLACES[config.norm.position].end:
         raise ValueError(
             "model must have no norms of the sum (norm.position pre, both or "
@@ -69,24 +81,24 @@ def logit_attribution(
             f"feed_forward.residual = {config.feed_forward.residual}."
         )
     head_weights.check_logits(config)
-    if classes is not None and config.family != "set_classifier":
-        running.check_classes("classes", model, params, example, classes)
-    return running.fetched(_contributions(model)(params, example, classes))
 
 
 def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Array:
     """Computes the logits that each layer's input would give, as if it were the last.
 
-    The result is `[L + 1, B, T, C]`: of what enters layer 0, 1, ..., L - 1, and the
-    model's own logits.
+    The result is `[L + 1, B, T, C]` (`[L + 1, B, C]` where positions are pooled): of
+    what enters layer 0, 1, ..., L - 1, and the model's own logits. In a function the
+    residual stream is found by `sites.show_stream`.
 
     Raises:
-      ValueError: If the model has no config, several stacks of layers or no logits.
+      ValueError: If the model has several stacks of layers, no logits, or is a function
+        whose program shows no residual stream from its first layer to its last.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru.
     """
-    config = head_weights.config_of(model)
-    if config.family == "encoder_decoder" or not config.output.logits:
+    config = model.config
+    is_known = config is not None
+    if is_known and (config.family == "encoder_decoder" or not config.output.logits):
         raise ValueError(
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
@@ -96,7 +108,15 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
 
 @running.compiled
 def _lens(model, params, example):
-    _, streams = running.look(model, params, example, ["stream"])
+    model = running.shown(model)
+    _, streams = running.look(model, params, example, ["stream"], strict=False)
+    if len(streams) < 2 or len({x.shape for x in streams.values()}) > 1:
+        raise ValueError(
+            "the model must show its residual stream, one sum through all its layers: "
+            "norms of\nthe sum and several stacks of layers break it. Where it has "
+            'one, name what enters each layer, and leaves the last: mh.site("stream", '
+            "x)."
+        )
     last = next(reversed(streams))
 
     def read(stream):
@@ -108,11 +128,11 @@ def _lens(model, params, example):
 
 @running.compiled
 def _contributions(model, params, example, classes):
-    has_one = model.config.family == "set_classifier"  # one logit, of each element
+    is_set = model.config is not None and model.config.family == "set_classifier"
 
     def read(*given):
         logits = components.read_logits(*given)["logits"]
-        if not has_one and classes is not None:
+        if not is_set and classes is not None:  # of a set one logit of each element
             logits = jnp.take_along_axis(logits, classes[..., None], -1)[..., 0]
         return {"logits": logits}
 
@@ -120,7 +140,7 @@ def _contributions(model, params, example, classes):
     logits = held.ends["logits"]
     numbers = [m for m, x in enumerate(held.components) if x.kind == "head"]
     numbers = np.array(numbers, int)
-    if has_one or classes is not None:
+    if is_set or classes is not None:
         # Backwards, once for all heads: a logit is of what is written at its position.
         axis, gradients = -1, held.pull({"logits": jnp.ones_like(logits)})
         added = held.parts(gradients)[numbers]
@@ -132,4 +152,5 @@ def _contributions(model, params, example, classes):
     counts = [held.sources[name].shape[-2] for name in held.heads]
     by_part = jnp.split(added, np.cumsum(counts)[:-1])
     heads = tuple(jnp.moveaxis(x, 0, axis) for x in by_part)
-    return Contributions(heads, logits - sum(x.sum(axis) for x in heads))
+    rest = logits - sum(x.sum(axis) for x in heads)
+    return Contributions(heads, rest), held.curvature()

@@ -83,6 +83,13 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
     return program
 
 
+def shown(model: models.Model) -> models.Model:
+    """Gives a wrapped function the sites of its residual stream and norms."""
+    if model.config is not None:
+        return model
+    return model._replace(apply=sites.show_stream(model.apply))
+
+
 def check_tokens(model: models.Model, params: Any, example: tasks.Example) -> None:
     """Raises ValueError where the model has no row for a token; see `Model.apply`.
 

@@ -75,14 +75,23 @@ def sites(subject: Subject, inputs: Any) -> all_sites.Sites:
 
 @verb
 def lens(subject: Subject, inputs: Any) -> answers.Lens:
-    """Reads what each layer would answer to a text, were it the last."""
+    """Reads what each layer would answer to a text, were it the last.
+
+    Where positions are pooled there is one answer.
+    """
     batch = given.one(subject, inputs)
     found = heads.logit_lens(subject.model, subject.params, batch)[:, 0]
+    is_pooled = found.ndim == 2
+    found = found[:, None] if is_pooled else found
     chances = np.asarray(jax.nn.softmax(found))
     best = chances.argmax(-1)
     label = str if subject.task is None else subject.task.class_label
+    are_tokens = not is_pooled and np.issubdtype(batch.inputs.dtype, np.integer)
+    if subject.task is None and are_tokens and batch.inputs.max() < found.shape[-1]:
+        label = subject.codec.label  # the classes are the tokens
     texts = np.array([[label(c) for c in row] for row in best.tolist()])
-    (tokens,) = given.labels(subject, batch)[0] or [("",) * len(found[0])]
+    known = () if is_pooled else given.labels(subject, batch)[0]
+    (tokens,) = known or [("",) * len(found[0])]
     return answers.Lens(tokens, texts, chances.max(-1), found)
 
 

@@ -1,0 +1,321 @@
+"""Recognises the residual stream and the factors of norms in programs without sites.
+
+A term of the stream is added to what it was computed from: `x + f(x)`, where there is a
+product in f, or `(x + f(x)) + g(x)`. What a chain of such sums begins with is the site
+"embedding" (of a second stack "decoder_embedding"), a term without attention
+"feed_forward/output", as its bias is a part of it. In an unbroken chain what enters a
+layer, and what leaves the last one, is "stream"; a norm of the sum breaks the chain.
+The inverse root of a sum of squares is the "factor" of a norm.
+
+The stream may be the carry of a scan, and its layers may be calls. Not recognised are
+sums with weights that depend on the data (highways), and a nonlinearity behind
+attention within one term: code that takes the sites for a sum must check that they add
+up. Attention that `recognition` does not find counts as a feed-forward part.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+from mha_haiku.core.sites import graph
+from mha_haiku.core.sites.site import Facet, Site, parameters
+
+# What a term of the stream goes through, and no scale or activation.
+_PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "scan", "while"}
+_ROOTS = {"rsqrt", "sqrt", "pow"}
+# What stands between a sum of squares and its root.
+_BEFORE_ROOTS = {"add", "sub", "mul", "div", "max", "select_n", "square", "integer_pow"}
+_MOST_BEFORE_ROOTS = 12
+
+
+class Named(NamedTuple):
+    """A site, and where its name comes from."""
+
+    site: Site | None  # None where no variable of the level holds the value
+    eqn: core.JaxprEqn | None  # of the modules it belongs to; None: of the level
+    kind: str = ""  # what these are called where there are none, with a number
+
+
+class Stream(NamedTuple):
+    """What is found in a level."""
+
+    sites: list[Named]
+    begin: core.Var | None  # the input of the level with which its chain begins
+
+
+class _Sum(NamedTuple):
+    """A term, and the stream that it is added to; of a scan there is no term."""
+
+    equation: graph.Equation
+    before: graph.Value
+    term: graph.Value | None
+    after: graph.Value
+    anchors: int  # the bits of what the stream has been before
+
+
+def stream(
+    jaxpr: core.Jaxpr,
+    heads: set[core.Var],
+    carries: dict[int, tuple[int, int]],
+    *,
+    is_top: bool,
+) -> Stream:
+    """Finds the sites of a level.
+
+    Args:
+      jaxpr: The level.
+      heads: The variables of the heads of attention, here and inside.
+      carries: Of scans whose carry is a stream, by the id of the equation: the places
+        of the carry among its inputs and outputs.
+      is_top: Whether the level is the whole program.
+    """
+    return _Search(jaxpr, heads, carries, is_top).found()
+
+
+class _Search:
+    """The search for sums and norms in a level."""
+
+    def __init__(self, jaxpr, heads, carries, is_top):
+        self.carries, self.is_top = carries, is_top
+        self.equations = graph.equations(jaxpr)
+        # Sets of values are the bits of integers: a program has thousands, each made of
+        # nearly all before. By value: all that it is made of, and what it is made of by
+        # a product. A value has the bit of its equation, or one of its own.
+        self.made_of: dict[graph.Value, int] = {}
+        self.by_product: dict[graph.Value, int] = {}
+        self.bits: dict[Any, int] = {}
+        self.attention = 0
+        for equation in self.equations:
+            inputs = [*map(self._known, equation.inputs)]
+            own = self._bit(equation)
+            behind = _any_of(inputs)
+            is_product = equation.name in _PRODUCTS
+            products = _any_of(self.by_product.get(x, 0) for x in equation.inputs)
+            for x in equation.outputs:
+                self.made_of[x] = own | behind
+                self.by_product[x] = behind if is_product else products
+            if heads.intersection(equation.eqn.outvars):
+                self.attention |= own
+
+    def found(self) -> Stream:
+        """Finds sums and factors, and where their sites stand."""
+        sums = self._sums()
+        starts = self._starts(sums)
+        sites = [*self._factors(), *self._written(sums)]
+        names = "embedding", "decoder_embedding"
+        for name, x in zip(names, starts, strict=False):
+            if self.is_top or x.maker is not None:
+                sites.append(Named(_site(name, x), None))
+        if sums and len(starts) == 1 and _is_unbroken(sums):
+            sites += self._streams(sums)
+        is_given = len(starts) == 1 and starts[0].maker is None
+        begin = starts[0].variable if is_given else None
+        return Stream([x for x in sites if x.site is not None], begin)
+
+    def _written(self, sums):
+        """Yields the sites of terms that no head writes."""
+        for each in sums:
+            # What is in a call is found in the level inside.
+            is_here = not each.equation.calls
+            for x in self._terms(each.before, each.term) if is_here else ():
+                if not self._attends(each.before, x):
+                    site = _site("feed_forward/output", x)
+                    yield Named(site, each.equation.eqn, "layer")
+
+    def _streams(self, sums):
+        """Yields the sites of what enters layers, and of what leaves the last."""
+        entered = set()
+        for each in sums:
+            if each.term is None or each.equation.calls or each.before in entered:
+                continue
+            if self._attends(each.before, each.term):
+                entered.add(each.before)
+                yield Named(_site("stream", each.before), each.equation.eqn, "layer")
+        last = sums[-1]
+        if self.is_top or not _is_returned(last.after):
+            yield Named(_site("stream", last.after), None)
+
+    # --- What values are made of
+
+    def _bit(self, key) -> int:
+        return self.bits.setdefault(key, 1 << len(self.bits))
+
+    def _known(self, value) -> int:
+        if value not in self.made_of:
+            self.made_of[value] = self._bit(value)
+        return self.made_of[value]
+
+    def _own(self, value) -> int:
+        return self._bit(value.maker if value.maker is not None else value)
+
+    # --- Sums
+
+    def _sums(self) -> list[_Sum]:
+        sums: list[_Sum] = []
+        by_after: dict[graph.Value, _Sum] = {}
+        for equation in self.equations:
+            found = None
+            if id(equation.eqn) in self.carries:
+                place, number = self.carries[id(equation.eqn)]
+                before, after = equation.inputs[place], equation.outputs[number]
+                found = _Sum(equation, _root(before), None, after, 0)
+            elif equation.name in ("add", "add_any"):
+                found = self._residual(equation, by_after)
+            if found is not None:
+                by_after[found.after] = found
+                sums.append(found)
+        kept: list[_Sum] = []
+        for each in reversed(sums):  # what is inside of a term comes before its sum
+            if not any(self._is_inside(each, x) for x in kept):
+                kept.insert(0, each)
+        return kept
+
+    def _residual(self, equation, by_after) -> _Sum | None:
+        """Finds the stream and the term of a sum, if it is one."""
+        (after,) = equation.outputs
+        if not after.is_data or len(after.shape) < 2:
+            return None
+        for before, term in (equation.inputs, equation.inputs[::-1]):
+            if not before.shape == term.shape == after.shape:
+                continue
+            # What a layer reads may be scaled before it is added to.
+            for root in _roots(before):
+                known = by_after.get(root)
+                anchors = self._own(root) | (known.anchors if known else 0)
+                if root.is_data and self.by_product.get(term, 0) & anchors:
+                    return _Sum(equation, root, term, after, anchors)
+        return None
+
+    def _is_inside(self, inner, outer) -> bool:
+        """Checks whether a sum is a part of the term of another one."""
+        if outer.term is None or inner is outer:
+            return False
+        own = inner.before if inner.term is None else inner.term
+        is_behind = self._own(outer.before) & self._known(own)
+        return bool(is_behind and self._own(inner.after) & self.made_of[outer.term])
+
+    def _starts(self, sums) -> list[graph.Value]:
+        """Lists what the chains begin with."""
+        found, behind = {}, _any_of(self._own(x.after) for x in sums)
+        for each in sums:
+            if not self._known(each.before) & behind:
+                found[each.before] = None
+        return list(found)
+
+    def _terms(self, before, term) -> list[graph.Value]:
+        """Splits a sum of several terms that are made of the stream by products."""
+        if term is None:
+            return []
+        root = _root(term)
+        if root.maker is not None and root.maker.name in ("add", "add_any"):
+            parts = root.maker.inputs
+            of = self._known(before)
+            if all(self.by_product.get(x, 0) & of for x in parts):
+                return [y for x in parts for y in self._terms(before, x)]
+        return [term]
+
+    def _attends(self, before, term) -> bool:
+        """Checks whether there is attention between a stream and a term."""
+        own = self.made_of[term] & ~self._known(before)
+        return bool(own & self.attention)
+
+    # --- Norms
+
+    def _factors(self):
+        """Yields the sites of the factors of norms."""
+        for equation in self.equations:
+            value = equation.outputs[0] if equation.outputs else None
+            is_here = equation.name in _ROOTS and not equation.calls
+            if not is_here or not _is_of_sum(equation.inputs[0]):
+                continue
+            facet = Facet("factor", _itself, _replaced)
+            if equation.name == "sqrt":
+                facet = Facet("factor", jnp.reciprocal, _inverted)
+            yield Named(_site("factor", value, facet), equation.eqn, "norm")
+
+
+def _any_of(bits) -> int:
+    result = 0
+    for each in bits:
+        result |= each
+    return result
+
+
+def _root(value: graph.Value) -> graph.Value:
+    """Finds the value that has the same numbers first, in another form."""
+    while (maker := value.maker) is not None and maker.name in graph.NEUTRAL:
+        place = maker.outputs.index(value) if len(maker.outputs) > 1 else 0
+        value = maker.inputs[place]
+    return value
+
+
+def _roots(value: graph.Value) -> Iterator[graph.Value]:
+    """Yields the root of a value, and the roots of what it is a multiple of."""
+    while True:
+        yield (root := _root(value))
+        if root.maker is None or root.maker.name not in ("mul", "div"):
+            return
+        factors = [x for x in root.maker.inputs if x.shape]
+        if len(factors) != 1:
+            return
+        (value,) = factors
+
+
+def _is_unbroken(sums) -> bool:
+    return all(y.before is x.after for x, y in zip(sums, sums[1:], strict=False))
+
+
+def _is_returned(value) -> bool:
+    """Checks whether the level returns a value, in any form."""
+    if value.is_output:
+        return True
+    users = [x for x in value.users if x.name in graph.NEUTRAL]
+    return any(_is_returned(y) for x in users for y in x.outputs)
+
+
+def _is_named(name, value) -> bool:
+    """Checks whether a value has a site of a name already, in any form."""
+    users = [x for x in value.users if x.name in graph.NEUTRAL]
+    facets = [y.name for x in users for y in x.params.get("facets", ())]
+    outputs = [y for x in users for y in x.outputs]
+    return name in facets or any(_is_named(name, x) for x in outputs)
+
+
+def _is_of_sum(value) -> bool:
+    """Checks whether a value is a sum of data, up to what norms do to it."""
+    waiting = [value]
+    for _ in range(_MOST_BEFORE_ROOTS):
+        if not waiting or (maker := waiting.pop(0).maker) is None:
+            continue
+        is_square = len({x.number for x in maker.inputs}) == 1
+        if maker.name == "reduce_sum" or maker.name == "dot_general" and is_square:
+            return maker.inputs[0].is_data
+        if maker.name in _BEFORE_ROOTS | graph.NEUTRAL:
+            waiting += maker.inputs
+    return False
+
+
+def _site(name, value, facet=None) -> Site | None:
+    """Makes the site of a value, if the level holds it and it has none."""
+    if value.variable is None or _is_named(name, _root(value)):
+        return None
+    tree = jax.tree.structure(0)
+    own = parameters(tree, (facet or Facet(name, _itself, _replaced),))
+    return Site(value.index, [value.variable], [value.variable], own)
+
+
+def _itself(value):
+    return value
+
+
+def _replaced(value, changed):
+    del value
+    return changed
+
+
+def _inverted(value, changed):
+    del value
+    return 1 / changed
