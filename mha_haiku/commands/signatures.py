@@ -46,7 +46,7 @@ class Option(NamedTuple):
 
 
 def options_of(asked: Callable) -> Callable[[Callable], Callable]:
-    """Makes `**options` of the function below those of another one."""
+    """Gives the function below another function's options, as its `**options`."""
 
     def decorate(function: Callable) -> Callable:
         function.options_of = asked

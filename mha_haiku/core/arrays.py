@@ -117,7 +117,7 @@ def read_npz(
     """Reads the arrays of an .npz file by name, without unpickling anything.
 
     What it says of its sizes is checked before anything is unpacked: each array has the
-    bytes of its shape, and all have at most `_MOST_UNPACKED` times those of the file.
+    bytes of its shape, and all together at most `_MOST_UNPACKED` times the file's size.
 
     Args:
       file: Its path, or the open file.

@@ -1,4 +1,4 @@
-"""The calls that the guide gives for those of other libraries."""
+"""The guide's table of other libraries' calls and ours: each of ours answers."""
 
 import pathlib
 import re
@@ -52,7 +52,7 @@ def test_a_call_in_place_of_another_librarys_gives_an_answer(names, call):
 
 @pytest.mark.slow
 def test_what_stands_in_one_row_is_the_same(names):
-    """A head's weights are those of the cache, and a head that is ablated is pruned."""
+    """`maps` and `look` agree, and so do an ablated and a pruned head."""
     subject, tokens = names["subject"], names["tokens"]
     _, seen = subject.look(tokens, ["layer_1/attention/weights"])
     (weights,) = seen.values()

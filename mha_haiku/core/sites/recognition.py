@@ -83,7 +83,7 @@ def has_others(jaxpr: core.Jaxpr) -> bool:
     """
     equations = _equations(jaxpr)
     found = [value.maker for value in _found(equations)]
-    for equation in found:  # goes on with what each is made of, up to the products
+    for equation in found:  # grows by what its entries are made of, up to products
         makers = dict.fromkeys(x.maker for x in equation.inputs if x.is_made)
         makers = [x for x in makers if x and x.name != "dot_general"]
         found += [x for x in makers if x not in found]

@@ -124,7 +124,7 @@ class Level:
 
 
 class Survey:
-    """The sites of a program; with `shows_stream` those of `residual` too, as edits.
+    """The sites of a program; `shows_stream` adds what `residual` finds, as edits.
 
     Where attention has sites of its own, so has the stream.
     """

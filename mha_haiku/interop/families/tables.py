@@ -107,7 +107,7 @@ class Setting(NamedTuple):
     default: Any = REQUIRED
     # Where values have other names: theirs to ours.
     names: Mapping[Any, Any] | None = None
-    # What values it may have; None: those of our field.
+    # Checks its values; by default as our field does.
     check: fields.Check | None = None
 
     @property

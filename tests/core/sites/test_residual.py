@@ -95,7 +95,7 @@ def _model(layer, stack=looped):
 
 
 def _seen(function):
-    """Returns the values of all sites but those of attention, by name."""
+    """Returns the values of all sites outside attention, by name."""
     shown = sites.show_stream(function)
     output, found = sites.look(shown, ["*"])(_params(), X)
     np.testing.assert_allclose(output, function(_params(), X), atol=1e-5)
