@@ -481,12 +481,13 @@ def _roles(known) -> dict:
     is_real = known.compiled.is_real
     result = {}
     for name, role in heads.ROLES.items():
-        has = found.names == name
-        values = found.scores.get(role.score or name)
+        has = found["role"].names == name
+        score = role.score or name
+        values = found[score].mean if score in found else None
         result[name] = {"heads": int(has.sum()), "real": int(is_real[has].sum())}
         if values is not None:
             result[name]["auroc"] = rasp.auroc(values, is_real)
-    has = found.names == heads.MIXED
+    has = found["role"].names == heads.MIXED
     result[heads.MIXED] = {"heads": int(has.sum()), "real": int(is_real[has].sum())}
     result["all"] = {"heads": is_real.size, "real": int(is_real.sum())}
     return result

@@ -52,7 +52,7 @@ _STRAYS = {
     "Tasks know no model": {"mha_haiku/training/tasks/network.py": "import haiku"},
     "Pages and figures are made from saved arrays": {
         "mha_haiku/showing/figures.py": "import haiku",
-        "mha_haiku/showing/tables.py": "import mha_haiku.core.models",
+        "mha_haiku/records/tables.py": "import mha_haiku.core.models",
     },
 }
 

@@ -132,7 +132,8 @@ class HeadsOfAnEncoder(base.Claim):
         )
         encoder = subject.task.encoder
         around = (*encoder.before, *encoder.after)  # [CLS] and [SEP]
-        scores = heads.roles(model, params, [example], separators=around).scores
+        found = heads.roles(model, params, [example], separators=around)
+        scores = {name: column.mean for name, column in found.numbers.items()}
         program = desk.once((self, model), lambda: _divergences(model))
         divergences = np.float64(program(params, example))  # [L, L, H, H]
         count = divergences.shape[-1]

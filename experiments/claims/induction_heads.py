@@ -174,8 +174,9 @@ class InductionHeads(base.Claim):
         }
         if name != "smooth task":
             batch = desk.examples(trained, 256)
-            scores = heads.roles(trained.model, trained.params, [batch]).scores
-            numbers[f"score of {name}"] = np.nanmax(scores["induction_of_repeated"])
+            scores = heads.roles(trained.model, trained.params, [batch])
+            score = scores["induction_of_repeated"].mean
+            numbers[f"score of {name}"] = np.nanmax(score)
         points = zip(_SHOWN, learned, strict=True)
         return numbers | {f"{name} at {point}": value for point, value in points}
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mha_haiku import records
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import graph
-from mha_haiku.showing import drawing, markup, plotting, shown
-from mha_haiku.showing.map_set import Layer
+from mha_haiku.records.heads import ROLE
+from mha_haiku.showing import drawing, markup, per_head, plotting, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,48 +124,57 @@ def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
     plotting.figure_of.register(kind, lambda value, *, title: grid(value).figure(title))
 
 
-def _of_importance(importance: heads.Importance) -> Grid:
-    mean, count = importance.mean, len(importance.per_example)
-    texts = shown.with_errors(mean, importance.standard_error)
-    return _of_heads(
-        mean,
-        importance.kinds,
-        "importance",
-        title="Importance of heads",
-        caption=f"Importance of heads, mean ± standard error over {count} examples",
-        note="In units of the metric that was measured; the larger, the more it "
-        "matters.",
-        texts=texts if mean.shape[1] <= _MOST_WITH_ERRORS else None,
-        titles=texts,
-    )
-
-
-def _of_roles(roles: heads.Roles) -> Grid:
-    names, scores = np.asarray(roles.names), roles.deciding
-    numbers = np.vectorize(lambda x: "" if np.isnan(x) else f" {x:.2f}", otypes=[str])
-    seen = [f"{x}: {heads.ROLES[x].label}" for x in sorted(heads.ROLES) if x in names]
-    return _of_heads(
-        np.where(names == "", np.nan, np.nan_to_num(scores)),
-        roles.kinds,
-        "score",
-        title="Roles of heads",
-        caption="Roles of heads, with the scores that decide",
-        note="; ".join(["The score decides the role; 0 where none does", *seen]),
-        texts=np.char.add(names.astype(str), numbers(scores)),
-    )
-
-
-def _of_heads(values: np.ndarray, kinds, unit: str, **options: Any) -> Grid:
-    if not values.size:
+def _of_heads(found: records.Heads) -> Grid:
+    """Makes the grid of the roles of heads, or of the first column."""
+    column = found.columns.get(ROLE, found.first)
+    if not column.mean.size:
         raise ValueError("there are no heads.")
-    rows = [each.name for each in Layer.of_kinds(kinds, [()] * len(values))]
-    columns = list(map(str, range(values.shape[1])))
-    return Grid(values, rows, columns, unit, axes=("layer", "head"), **options)
+    values, texts, titles, note = column.mean, None, None, column.label
+    if column.names is not None:
+        names = np.asarray(column.names)
+        scores = ["" if np.isnan(x) else f" {x:.2f}" for x in values.flat]
+        texts = np.char.add(names.astype(str), np.reshape(scores, names.shape))
+        values = np.where(names == "", np.nan, np.nan_to_num(values))
+    elif column.standard_error is not None:
+        titles = shown.with_errors(values, column.standard_error)
+        texts = titles if values.shape[1] <= _MOST_WITH_ERRORS else None
+        note += ", mean ± standard error"
+    return Grid(
+        values,
+        [layer.name for layer in found.layers],
+        list(map(str, range(values.shape[1]))),
+        column.unit,
+        title=found.title,
+        note="; ".join([note, *found.notes]),
+        texts=texts,
+        titles=titles,
+        axes=("layer", "head"),
+    )
+
+
+@shown.fragment.register
+def _(found: records.Heads) -> markup.Html:
+    """Shows one column as cells, and all of them in a table that is folded."""
+    if len(found.layers) == 1 and len(found.numbers) > 1:
+        return shown.of_one_layer(found)
+    cells = _of_heads(found).html()
+    if len(found.columns) == 1:
+        return cells
+    summary = markup.tag("summary", f"{len(found.columns)} columns")
+    table = markup.preformatted(found.text())
+    return markup.Html(cells + markup.tag("details", summary, table))
+
+
+@plotting.figure_of.register(records.Heads)
+def _(found: records.Heads, *, title: str | None) -> "Figure":
+    if found.first.names is not None:
+        return _of_heads(found).figure(title)
+    return per_head.picture(found, title=title)
 
 
 def _of_patched(patched: heads.Patched) -> Grid:
     mean, axes = patched.mean, patched.axes
-    named = Layer.of_kinds(patched.kinds, [()] * len(mean))
+    named = records.Layer.of_kinds(patched.kinds, [()] * len(mean))
     rows = layers = [each.name for each in named]
     columns = list(map(visible, patched.tokens))
     if axes == ("layer",):
@@ -236,8 +246,6 @@ def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
     return sheet
 
 
-shown.fragment.register(heads.Importance, lambda x: _of_importance(x).html())
-shows(heads.Roles, _of_roles)
 shows(heads.Patched, _of_patched)
 shows(heads.Edges, _of_edges)
 

@@ -18,8 +18,10 @@ from jax.typing import DTypeLike
 
 from mha_haiku.core import attention, tiles
 from mha_haiku.lab import heads
-from mha_haiku.lab.heads import alignment, means
-from mha_haiku.showing.map_set import Example, Layer, MapSet, PerHead, Roles
+from mha_haiku.lab.heads import alignment
+from mha_haiku.records import Column, Layer, means
+from mha_haiku.records.heads import ROLE
+from mha_haiku.showing.map_set import Example, MapSet
 
 Array = jax.Array
 
@@ -190,13 +192,11 @@ def map_set(
     the other rows and columns are padding and left out. Weights get `dtype`.
     """
     columns = [range(len(layer.heads)) for layer in layers]
-    numbers = summary([each.numbers for each in seen], columns)
+    known = summary([each.numbers for each in seen], columns)
     filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
-    told = None
     if all(each.evidence for each in seen):
-        found = roles(seen)
-        told = Roles(found.names, found.deciding)
-    return MapSet(name, tuple(layers), tuple(filled), step, numbers, told)
+        known[ROLE] = roles(seen)[ROLE]
+    return MapSet(name, tuple(layers), tuple(filled), step, known)
 
 
 def _filled(example, n, layers, seen, dtype) -> Example:
@@ -216,7 +216,7 @@ def _filled(example, n, layers, seen, dtype) -> Example:
     return example._replace(weights=tuple(weights), masked=tuple(masked))
 
 
-def roles(of_layers: Sequence[Seen], **options: Any) -> heads.Roles:
+def roles(of_layers: Sequence[Seen], **options: Any) -> heads.Heads:
     """Finds the roles of heads, over all examples; see `heads.roles_of_evidence`."""
     sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in of_layers]
     return heads.roles_of_evidence(sums, **options)
@@ -239,7 +239,7 @@ def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
 def summary(
     statistics: Sequence[Mapping[str, np.ndarray]],
     columns: Sequence[Sequence[int]],
-) -> dict[str, PerHead]:
+) -> dict[str, Column]:
     """Averages each statistic over examples, `[L, H]`, with standard errors.
 
     For each layer there are the result of `per_head`, `[N, H]`, where H may differ and
@@ -266,5 +266,5 @@ def summary(
         unit = alignment.UNIT if entry is None else entry.unit
         label = alignment.label(name) if entry is None else entry.label
         mean, error = (over_layers(x, name) for x in (means.mean, means.standard_error))
-        found[name] = PerHead(mean, unit, label, error)
+        found[name] = Column(mean, unit, label, error)
     return found

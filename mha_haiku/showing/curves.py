@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mha_haiku.records import Column
 from mha_haiku.showing import drawing
-from mha_haiku.showing.map_set import PerHead
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def learning(
 
 def timeline(
     steps: np.ndarray,
-    scores: Mapping[str, PerHead],
+    scores: Mapping[str, Column],
     *,
     title: str,
     labels: Sequence[str] = (),

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha_haiku.core import checks, display
-from mha_haiku.showing import archive
+from mha_haiku.records import Column, Heads, Layer, archive
+from mha_haiku.records.heads import columns_at
 
 MOST_LIKELIEST = 3
 _KINDS = {"f": "floating-point", "b": "booleans", "iu": "integers", "UO": "text"}
@@ -173,84 +174,6 @@ class Example(NamedTuple):
         return np.where(masked & (weights == 0), np.nan, weights)
 
 
-class Layer(NamedTuple):
-    """A layer and its heads.
-
-    Attributes:
-      name: "layer 1", "cross 0".
-      heads: The names of its heads, which are their numbers in the model that was not
-        pruned.
-      kind: "encoder", "decoder" or "cross"; "" where all layers are of one kind.
-      index: Number of the layer in the model, counted over all kinds; None: of no
-        model.
-      number: Number of the layer among the layers of its kind; None: of no model.
-    """
-
-    name: str
-    heads: tuple[str, ...]
-    kind: str = ""
-    index: int | None = None
-    number: int | None = None
-
-    @classmethod
-    def of_model(
-        cls, kind: str, number: int, index: int, heads: Iterable[int]
-    ) -> "Layer":
-        """Makes a layer of a model, with the names of some of its heads."""
-        name = f"{kind or 'layer'} {number}"
-        return cls(name, tuple(map(str, heads)), kind, index, number)
-
-    @classmethod
-    def of_kinds(
-        cls, kinds: Sequence[str], heads: Sequence[Iterable[int]]
-    ) -> tuple["Layer", ...]:
-        """Makes the layers of a model by their kinds, each counted among its kind.
-
-        Without kinds all are of one. `heads` has the names of the heads of each layer.
-        """
-        kinds = list(kinds) or [""] * len(heads)
-        return tuple(
-            cls.of_model(kind, i - kinds.index(kind), i, names)
-            for i, (kind, names) in enumerate(zip(kinds, heads, strict=True))
-        )
-
-    @property
-    def address(self) -> str:
-        """The layer's name in a flag: "3", or "cross.3" where there are kinds."""
-        return f"{self.kind}.{self.number}" if self.kind else f"{self.number}"
-
-
-class PerHead(NamedTuple):
-    """A number of each head.
-
-    Attributes:
-      mean: `[L, H]` over examples; NaN where a layer has fewer heads.
-      unit: The unit of the number.
-      label: What the number is, in a few words.
-      standard_error: `[L, H]`, of the mean; None if unknown.
-      ranks: `[L, H, 2]`, an interval of likely ranks, 1 for the largest number; None if
-        unknown.
-    """
-
-    mean: np.ndarray
-    unit: str
-    label: str
-    standard_error: np.ndarray | None = None
-    ranks: np.ndarray | None = None
-
-
-class Roles(NamedTuple):
-    """What heads do.
-
-    Attributes:
-      names: `[L, H]` strings, "" where there is no head or its role is not known.
-      scores: `[L, H]` in [0, 1], the score that decided; NaN where none did.
-    """
-
-    names: np.ndarray
-    scores: np.ndarray
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class MapSet:
     """The maps of one model on some examples.
@@ -260,9 +183,8 @@ class MapSet:
       layers: `[L]`.
       examples: `[N]`; none where only numbers are known.
       step: The training step; None if the set is not a moment of a training.
-      numbers: Numbers per head, `[L, H]` as in `layers`; the columns of a layer that
-        has fewer heads end with NaN.
-      roles: What each head does, `[L, H]` like the numbers; or None.
+      columns: What is known of the heads, as in `Heads`: `[L, H]` as in `layers`, where
+        a layer that has fewer heads ends with NaN.
       missing: Pairs of what was not computed ("importance") and the command that does.
     """
 
@@ -270,15 +192,14 @@ class MapSet:
     layers: tuple[Layer, ...]
     examples: tuple[Example, ...]
     step: int | None = None
-    numbers: Mapping[str, PerHead] = dataclasses.field(default_factory=dict)
-    roles: Roles | None = None
+    columns: Mapping[str, Column] = dataclasses.field(default_factory=dict)
     missing: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         num_layers, num_heads = self.shape
         parts = f"{num_layers} layers of up to {num_heads} heads"
         parts += f", {len(self.examples)} examples"
-        return f"MapSet({self.name!r}: {parts}, {len(self.numbers)} statistics)"
+        return f"MapSet({self.name!r}: {parts}, {len(self.heads.numbers)} statistics)"
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
@@ -314,6 +235,11 @@ class MapSet:
         return archive.save(path, self)
 
     @property
+    def heads(self) -> Heads:
+        """What is known of the heads, without the maps."""
+        return Heads(self.name, self.layers, self.columns, self.step)
+
+    @property
     def shape(self) -> tuple[int, int]:
         """L and the largest H, the shape of what is known of heads."""
         return len(self.layers), max((len(x.heads) for x in self.layers), default=0)
@@ -341,33 +267,15 @@ class MapSet:
     def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
         """Keeps the heads at some places of each layer, in that order."""
         pairs = [[(i, h) for h in each] for i, each in enumerate(places)]
-        roles = self.roles
-        if roles is not None:
-            names = _at(pairs, roles.names.astype(object), "")
-            roles = Roles(names, _at(pairs, roles.scores))
         layers = tuple(
             layer._replace(heads=tuple(layer.heads[j] for j in each))
             for layer, each in zip(self.layers, places, strict=True)
         )
         examples = tuple(_with_heads(each, places) for each in self.examples)
-        numbers = _numbers_at(pairs, self.numbers)
+        columns = columns_at(pairs, self.columns)
         return dataclasses.replace(
-            self, layers=layers, examples=examples, numbers=numbers, roles=roles
+            self, layers=layers, examples=examples, columns=columns
         )
-
-    def numbers_at(self, layers: Sequence[Layer]) -> dict[str, PerHead]:
-        """Finds the numbers of the heads of some layers, of the same model.
-
-        They are NaN for heads that are not in this set, and where a layer has fewer
-        heads than another.
-        """
-        places = {
-            (layer.index, head): (i, h)
-            for i, layer in enumerate(self.layers)
-            for h, head in enumerate(layer.heads)
-        }
-        wanted = [[places.get((x.index, head)) for head in x.heads] for x in layers]
-        return _numbers_at(wanted, self.numbers)
 
     def check(self, *, is_finite: bool = False) -> "MapSet":
         """Checks that all sizes fit together; `is_finite`: without NaN.
@@ -382,30 +290,6 @@ class MapSet:
                 name = f"weights of {layer.name} of {example.name!r}"
                 _require(not np.isnan(weights).any(), name, "be finite", "NaN")
         return self
-
-
-def _numbers_at(places, numbers: Mapping[str, PerHead]) -> dict[str, PerHead]:
-    return {
-        name: each._replace(
-            mean=_at(places, each.mean),
-            standard_error=_at(places, each.standard_error),
-            ranks=_at(places, each.ranks),
-        )
-        for name, each in numbers.items()
-    }
-
-
-def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
-    """Takes values at places (layer, head), a list per layer; `missing` at None."""
-    if values is None:
-        return None
-    shape = len(places), max(map(len, places), default=0), *values.shape[2:]
-    found = np.full(shape, missing, np.result_type(values, np.float32))
-    for i, row in enumerate(places):
-        for h, place in enumerate(row):
-            if place is not None:
-                found[i, h] = values[place]
-    return found
 
 
 def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
@@ -456,15 +340,12 @@ class Dossier(NamedTuple):
 def _check_set(shown: MapSet) -> None:
     where = f"of {shown.name!r}" if shown.name else "of the maps"
     _require(shown.layers, f"layers {where}", "not be empty")
-    for name, each in shown.numbers.items():
+    for name, each in shown.columns.items():
         of = f"of {name} {where}"
         _has_shape(f"{name} {where}", each.mean, shown.shape)
         _has_shape(f"standard errors {of}", each.standard_error, shown.shape)
         _has_shape(f"ranks {of}", each.ranks, (*shown.shape, 2))
-    if shown.roles is not None:
-        names, scores = shown.roles
-        _has_shape(f"names of roles {where}", names, shown.shape, kinds="UO")
-        _has_shape(f"scores of roles {where}", scores, shown.shape)
+        _has_shape(f"names {of}", each.names, shown.shape, kinds="UO")
     for example in shown.examples:
         _check_example(example, shown.layers)
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from mha_haiku.records.heads import ROLE
 from mha_haiku.showing import labels, map_set
 from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet
 
@@ -174,14 +175,13 @@ def encode(
 
 
 def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
-    roles = maps.roles and [
+    role = maps.columns.get(ROLE)
+    roles = role and [
         [
             {"name": labels.one_line(name), "score": score} if name else None
             for name, score in zip(names, scores, strict=True)
         ]
-        for names, scores in zip(
-            maps.roles.names.tolist(), _plain(maps.roles.scores), strict=True
-        )
+        for names, scores in zip(role.names.tolist(), _plain(role.mean), strict=True)
     ]
     return {
         "name": labels.one_line(maps.name),
@@ -203,7 +203,7 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
                 "errors": _plain(number.standard_error),
                 "ranks": _plain(number.ranks),
             }
-            for name, number in maps.numbers.items()
+            for name, number in maps.heads.numbers.items()
         ],
         "roles": roles,
         "said": _sentence(maps),
@@ -214,8 +214,8 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
 
 def _sentence(maps: MapSet) -> list[str | list]:
     """Says of a set what its heads do, and which of them to look at first."""
-    said = [] if maps.roles is None else _of_roles(maps)
-    measured = (x for x in maps.numbers.values() if x.ranks is not None)
+    said = _of_roles(maps) if ROLE in maps.columns else []
+    measured = (x for x in maps.columns.values() if x.ranks is not None)
     if (number := next(measured, None)) is not None:
         values = np.where(np.isnan(number.mean), -np.inf, number.mean)
         unit = labels.one_line(number.unit)
@@ -229,7 +229,7 @@ def _sentence(maps: MapSet) -> list[str | list]:
 
 
 def _of_roles(maps: MapSet) -> list[str | list]:
-    names, scores = maps.roles
+    names, scores = maps.columns[ROLE].names, maps.columns[ROLE].mean
     counts = collections.Counter(name for name in names.flat if name)
     others, total = counts.pop(_MIXED, 0), counts.total()
     does = {

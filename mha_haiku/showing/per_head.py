@@ -1,19 +1,20 @@
-"""Numbers per head, as a table and as pictures: what heads do, how much they matter.
+"""Figures of numbers per head: what heads do, how much they matter.
 
 L layers, H heads. Each number comes with its name, label and unit, so that any number
-can be shown.
+can be drawn.
 """
 
 import itertools
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mha_haiku.showing import drawing, tables
-from mha_haiku.showing.map_set import Layer, PerHead
+from mha_haiku.records import Column, Heads, Layer
+from mha_haiku.records.heads import Columns
+from mha_haiku.showing import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,58 +24,20 @@ _COLUMNS = 4  # of heat maps in a picture
 _MOST_NAMES = 40  # heads, up to which each has its name below its bar
 
 
-Numbers = Mapping[str, PerHead]
+def picture(found: Heads, *, title: str | None = None) -> "Figure":
+    """Draws the columns of a record; None: with its own title.
 
-
-def table(
-    numbers: Numbers,
-    layers: Sequence[Layer],
-    *,
-    roles: np.ndarray | None = None,
-    shown: str = tables.WITH_ERROR,
-) -> tables.Table:
-    """Makes a row per head, with its numbers, their standard errors and ranks.
-
-    There is a column of roles `[L, H]` where they are given. `shown` is the format of a
-    number and its standard error in text.
+    Columns that rank heads have a row each, heads by layer and in order; of others
+    there is a heat map each.
     """
-    has_kinds = any(layer.kind for layer in layers)
-    keys = ["kind"] * has_kinds + ["layer", "head"] + ["role"] * (roles is not None)
-    columns = list(map(tables.Column, keys))
-    for name, each in numbers.items():
-        csv = (name, f"{name}_standard_error")
-        columns.append(tables.Column(name, each.unit, shown, csv))
-        if each.ranks is not None:
-            csv = (f"{name}_rank_low", f"{name}_rank_high")
-            columns.append(tables.Column(f"{name} rank", "", tables.RANGE, csv))
-    rows = []
-    exists = ~np.isnan([each.mean for each in numbers.values()]).all(0)
-    for i, h in np.argwhere(exists).tolist():
-        layer = layers[i]
-        row = {"layer": layer.number, "head": int(layer.heads[h]), "kind": layer.kind}
-        if roles is not None:
-            row["role"] = roles[i, h]
-        for name, each in numbers.items():
-            error = each.standard_error
-            error = math.nan if error is None else float(error[i, h])
-            row[name] = (float(each.mean[i, h]), error)
-            if each.ranks is not None:
-                row[f"{name} rank"] = tuple(map(float, each.ranks[i, h]))
-        rows.append(row)
-    return tables.Table(columns, rows, num_keys=len(keys))
+    title = title or found.title
+    ranked = {name: x for name, x in found.columns.items() if x.is_ranked}
+    if ranked:
+        return _in_order(ranked, found.layers, title)
+    return _by_layer(found.numbers, found.layers, title)
 
 
-def legend(numbers: Numbers) -> str:
-    """Writes a line of text per number: what it is, and its unit."""
-    size = max(map(len, numbers), default=0)
-    return "\n".join(
-        f"{name:<{size}}  {each.label}, {each.unit}" for name, each in numbers.items()
-    )
-
-
-def statistics_picture(
-    numbers: Numbers, layers: Sequence[Layer], *, title: str
-) -> "Figure":
+def _by_layer(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure":
     """Draws a heat map of each number, heads by layer."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     rows = math.ceil(len(numbers) / _COLUMNS)
@@ -96,9 +59,7 @@ def statistics_picture(
     return sheet
 
 
-def importance_picture(
-    numbers: Numbers, layers: Sequence[Layer], *, title: str
-) -> "Figure":
+def _in_order(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure":
     """Draws a row per measure: heads by layer, and next to it in order."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     across = (max(2.6, 0.35 * num_heads), max(4.0, 0.16 * num_layers * num_heads))
@@ -121,7 +82,7 @@ def importance_picture(
 
 def _draw_cells(
     axes: "Axes",
-    numbers: PerHead,
+    numbers: Column,
     layers: Sequence[Layer],
     *,
     title: str,
@@ -162,7 +123,7 @@ def _some(names: Iterable[Any]) -> list[str]:
 
 
 def _draw_bars(
-    axes: "Axes", name: str, numbers: PerHead, layers: Sequence[Layer]
+    axes: "Axes", name: str, numbers: Column, layers: Sequence[Layer]
 ) -> None:
     from matplotlib import patches
 
@@ -188,7 +149,7 @@ def _draw_bars(
     axes.set_xticks(range(len(names)), names, fontsize=6, rotation=90)
 
 
-def _grey(numbers: Numbers, layers: Sequence[Layer]) -> str:
+def _grey(numbers: Columns, layers: Sequence[Layer]) -> str:
     lacks = any(np.isnan(each.mean).any() for each in numbers.values())
     has_kinds = any(layer.kind for layer in layers)
     what = "head, or the number is not of its kind" if has_kinds else "head"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mha_haiku.core import attention, checks
-from mha_haiku.lab import heads
+from mha_haiku.records import Layer
 from mha_haiku.showing import drawing, figures, per_head, sets, shown
-from mha_haiku.showing.map_set import Layer, MapSet, PerHead
+from mha_haiku.showing.map_set import MapSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -151,28 +151,8 @@ def figure_of(what: Any, *, title: str | None) -> "Figure":
 
 @figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
-    numbers = shown.numbers_of(what)
-    layers = of_values((), numbers["num_queries"].mean)
-    title = title or "Statistics of heads"
-    return per_head.statistics_picture(numbers, layers, title=title)
-
-
-@figure_of.register(heads.Importance)
-def _(what: heads.Importance, *, title: str | None) -> "Figure":
-    count = len(what.per_example)
-    numbers = PerHead(
-        what.mean, "units of the metric", "importance", what.standard_error
-    )
-    return per_head.importance_picture(
-        {"importance": numbers},
-        of_values(what.kinds, what.mean),
-        title=title or f"Importance of heads, {count} examples",
-    )
-
-
-def of_values(kinds: Sequence[str], values: np.ndarray) -> tuple[Layer, ...]:
-    """Makes the layers of values `[L, H]`, by the kind of each; (): of one kind."""
-    return Layer.of_kinds(kinds, [range(values.shape[1])] * len(values))
+    found = shown.heads_of(what)
+    return per_head.picture(found, title=title or "Statistics of heads")
 
 
 def drawn(picture: functools.partial, title: str | None) -> "Figure":

@@ -19,16 +19,9 @@ import numpy as np
 from mha_haiku.core import attention, checks, display, models
 from mha_haiku.core.attention import sited
 from mha_haiku.lab import heads
+from mha_haiku.records import Layer
 from mha_haiku.showing import collecting
-from mha_haiku.showing.map_set import (
-    Axes,
-    Axis,
-    Dossier,
-    Example,
-    Layer,
-    MapSet,
-    Why,
-)
+from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet, Why
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones

@@ -16,8 +16,9 @@ import jax
 import numpy as np
 
 from mha_haiku.core import attention, display, masks
+from mha_haiku.records import Heads
 from mha_haiku.showing import collecting, drawing, markup, sets
-from mha_haiku.showing.map_set import MapSet, PerHead
+from mha_haiku.showing.map_set import MapSet
 from mha_haiku.training.runs import files
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
@@ -109,9 +110,16 @@ def fragment(value: Any) -> markup.Html:
 
 @fragment.register
 def _(statistics: attention.Statistics) -> markup.Html:
-    numbers = numbers_of(statistics)
+    return of_one_layer(heads_of(statistics))
+
+
+def of_one_layer(found: Heads) -> markup.Html:
+    """Renders a row per number of the heads of one layer."""
+    numbers = found.numbers
     values = np.concatenate([each.mean for each in numbers.values()])
-    errors = np.concatenate([each.standard_error for each in numbers.values()])
+    unknown = np.full_like(found.mean, np.nan)
+    errors = [x.standard_error for x in numbers.values()]
+    errors = np.concatenate([unknown if x is None else x for x in errors])
     table = markup.heat_table(
         values,
         rows=[f"{name}, {each.unit}" for name, each in numbers.items()],
@@ -119,14 +127,8 @@ def _(statistics: attention.Statistics) -> markup.Html:
         scales=[drawing.Scale.of(x.mean, x.unit) for x in numbers.values()],
         titles=with_errors(values, errors),
     )
-    shape = np.shape(statistics.num_queries)
-    count = math.prod(shape[:-1])
-    over = "" if count == 1 else f", means over {count} examples"
-    return markup.block(
-        f"Statistics of {values.shape[1]} heads{over}",
-        table,
-        note="Of queries that see a key; each row has its own colour scale.",
-    )
+    notes = "; ".join([*found.notes, "each row has its own colour scale."])
+    return markup.block(found.title, table, note=notes[0].upper() + notes[1:])
 
 
 @fragment.register
@@ -146,7 +148,7 @@ def _(mask: masks.Mask) -> markup.Html:
     )
 
 
-def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
+def heads_of(statistics: attention.Statistics) -> Heads:
     """Averages each statistic over examples, `[1, H]`, with standard errors."""
     count = np.asarray(statistics.num_queries)
     if not count.size:
@@ -161,7 +163,13 @@ def numbers_of(statistics: attention.Statistics) -> dict[str, PerHead]:
     found = collecting.per_head(means) | {"num_queries": count}
     num_heads = count.shape[-1]
     layer = {name: np.reshape(each, (-1, num_heads)) for name, each in found.items()}
-    return collecting.summary([layer], [range(num_heads)])
+    examples = math.prod(count.shape[:-1])
+    over = "" if examples == 1 else f", means over {examples} examples"
+    return Heads.of(
+        f"Statistics of {num_heads} heads{over}",
+        collecting.summary([layer], [range(num_heads)]),
+        notes=("Of queries that see a key",),
+    )
 
 
 def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:

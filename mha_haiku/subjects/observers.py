@@ -18,8 +18,8 @@ import numpy as np
 
 from mha_haiku.core import checks, fields, models
 from mha_haiku.lab import heads
+from mha_haiku.records.heads import ROLE, Column
 from mha_haiku.showing import curves
-from mha_haiku.showing.map_set import PerHead
 from mha_haiku.subjects import inputs, programs, results
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping, generation
@@ -118,9 +118,10 @@ class Timeline(_Log):
             subject.model, params, batches, align=subject.task.alignments
         )
         of = heads.Measured(subject.model, heads.metrics.loss, params, batches)
-        scores = {**roles.scores, "gradient": _GRADIENT.measure(of).mean}
+        scores = {x: y.mean for x, y in roles.numbers.items() if x in heads.SCORES}
+        scores["gradient"] = _GRADIENT.measure(of).mean
         lists = {x: np.where(np.isnan(y), None, y).tolist() for x, y in scores.items()}
-        line = {"roles": roles.names.tolist(), "scores": lists}
+        line = {"roles": roles[ROLE].names.tolist(), "scores": lists}
         layers = models.heads_of_layers(subject.config.model)
         if any(layer.kind for layer in layers):
             line = {"layers": [layer.label for layer in layers], **line}
@@ -271,7 +272,7 @@ def timeline(path: Path) -> functools.partial | None:
         label, unit = heads.SCORES.get(name, name), ""
         if name == "gradient":
             label, unit = _GRADIENT.label, _GRADIENT.unit
-        scores[name] = PerHead(np.array(values, np.float64), unit, label)
+        scores[name] = Column(np.array(values, np.float64), unit, label)
     return functools.partial(
         curves.timeline,
         np.array([line.step for line in lines]),

@@ -12,7 +12,7 @@ from mha_haiku.showing import markup, plotting, sets, shown
 from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects import observers, programs
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping, importance, statistics, sweep
+from mha_haiku.subjects.verbs import dumping, sweep
 from mha_haiku.training.runs import folders
 
 if TYPE_CHECKING:
@@ -92,16 +92,6 @@ def _(subject: Subject) -> markup.Html:
     if model.config is not None:
         parts.append(shown.of_parameters(params))
     return markup.block(subject.name, *parts, note=note)
-
-
-@shown.fragment.register
-def _(found: statistics.HeadStatistics) -> markup.Html:
-    return markup.block(found.title, markup.preformatted(found.text()))
-
-
-@shown.fragment.register
-def _(found: importance.Importance) -> markup.Html:
-    return markup.block(found.title, markup.preformatted(found.text()))
 
 
 # --- As a figure

@@ -1,13 +1,16 @@
 """What a verb returns that has a table and a picture: shown as text, and written."""
 
 import abc
+import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mha_haiku.core import checks
-from mha_haiku.showing import drawing, tables
+from mha_haiku.records import Heads, tables
+from mha_haiku.showing import drawing, per_head
 from mha_haiku.training.runs import files
 
 if TYPE_CHECKING:
@@ -39,6 +42,23 @@ class Result(abc.ABC):
         path = checks.as_path(folder) / f"{self.file_name}.csv"
         path = files.write(path, self.table().csv())
         return [path, *write_pictures(path, self.picture, formats)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class HeadResult(Heads, Result):
+    """Numbers of heads that a verb has measured."""
+
+    @property
+    def picture(self) -> functools.partial:
+        """Draws the columns."""
+        return functools.partial(per_head.picture, self)
+
+    def save(
+        self, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+    ) -> list[Path]:
+        """Writes the record as .npz too, for pages of maps."""
+        self.write(checks.as_path(folder) / f"{self.file_name}.npz")
+        return super().save(folder, formats)
 
 
 def write_pictures(

@@ -22,10 +22,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from mha_haiku import commands
+from mha_haiku import commands, records
 from mha_haiku.core import checks
+from mha_haiku.records import Column
 from mha_haiku.showing import fitting, map_set, page
-from mha_haiku.showing.map_set import PerHead
 from scripts.benchmarks import command, duel, results, worker
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -144,11 +144,11 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> map_set.Dossier:
             map_set.Example(f"example {i}", axis, axis, tuple(weights), hidden)
         )
     names = tuple(map(str, range(num_heads)))
-    layers = tuple(map_set.Layer(f"layer {i}", names) for i in range(num_layers))
+    layers = tuple(records.Layer(f"layer {i}", names) for i in range(num_layers))
     numbers = generator.gamma(1.0, 0.1, (num_layers, num_heads))
-    importance = PerHead(numbers, "nats", "importance", numbers / 10)
+    importance = Column(numbers, "nats", "importance", numbers / 10)
     maps = map_set.MapSet(
-        "", layers, tuple(examples), numbers={"importance": importance}
+        "", layers, tuple(examples), columns={"importance": importance}
     )
     return map_set.Dossier("a trained model", (maps,))
 

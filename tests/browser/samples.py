@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from mha_haiku import records
+from mha_haiku.records import Column
 from mha_haiku.showing import map_set
-from mha_haiku.showing.map_set import PerHead
 
 L, H, T, S = 2, 3, 5, 7
 HOSTILE = [
@@ -29,13 +30,18 @@ def weights(*shape: int, seed: int = 0) -> np.ndarray:
     return (scores / scores.sum(-1, keepdims=True)).astype(np.float32)
 
 
+def role(names, scores) -> dict[str, records.Column]:
+    """Makes the column of what heads do."""
+    return {"role": records.Column(scores, "score", "what decides", names=names)}
+
+
 def words(count: int, start: str = "w") -> map_set.Axis:
     return map_set.Axis.whole(f"{start}{i}" for i in range(count))
 
 
-def layers(num_layers: int = L, num_heads: int = H) -> tuple[map_set.Layer, ...]:
+def layers(num_layers: int = L, num_heads: int = H) -> tuple[records.Layer, ...]:
     heads = tuple(map(str, range(num_heads)))
-    return tuple(map_set.Layer(f"layer {i}", heads) for i in range(num_layers))
+    return tuple(records.Layer(f"layer {i}", heads) for i in range(num_layers))
 
 
 def example(
@@ -69,7 +75,7 @@ def hostile() -> map_set.Dossier:
     tokens = map_set.Axis.whole(HOSTILE)
     names = [HOSTILE[i % len(HOSTILE)] for i in range(L * (H + 1))]
     rows = [
-        map_set.Layer(names[i * (H + 1)], tuple(names[i * (H + 1) + 1 :][:H]))
+        records.Layer(names[i * (H + 1)], tuple(names[i * (H + 1) + 1 :][:H]))
         for i in range(L)
     ]
     one = example(HOSTILE[0], queries=tokens, keys=tokens)
@@ -125,11 +131,11 @@ def kinds() -> map_set.Dossier:
     )
     names = [(kind, i) for kind in ("encoder", "decoder", "cross") for i in range(2)]
     heads = tuple(map(str, range(H)))
-    own = tuple(map_set.Layer(f"{kind} {i}", heads, kind) for kind, i in names)
+    own = tuple(records.Layer(f"{kind} {i}", heads, kind) for kind, i in names)
     aligned = np.full((6, H), np.nan)
     aligned[4:] = [[0, 0.25, 0.5], [0.25, 0, 0.75]]
-    number = PerHead(aligned, "share", "rows whose largest weight is aligned")
-    return show(map_set.MapSet("", own, (one,), numbers={"aligned": number}))
+    number = Column(aligned, "share", "rows whose largest weight is aligned")
+    return show(map_set.MapSet("", own, (one,), columns={"aligned": number}))
 
 
 def of_size(num_layers, num_heads, length, num_examples=1) -> map_set.Dossier:

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from mha_haiku.showing import map_set
+from mha_haiku import records
 from tests.browser import samples
 from tests.browser.samples import H, L
 
@@ -13,11 +13,11 @@ def _maps(name: str = "", *, shape=(L, H), step: int | None = None, **more):
     mean = np.arange(shape[0] * shape[1], dtype=float).reshape(shape)
     return dataclasses.replace(
         samples.maps(name=name, step=step),
-        numbers={
-            "squared_weights": map_set.PerHead(mean, "weight²", "sum of squares"),
-            "entropy": map_set.PerHead(mean, "nats", "entropy"),
+        columns={
+            "squared_weights": records.Column(mean, "weight²", "sum of squares"),
+            "entropy": records.Column(mean, "nats", "entropy"),
+            **samples.role(np.full(shape, "previous_token"), np.full(shape, 0.75)),
         },
-        roles=map_set.Roles(np.full(shape, "previous_token"), np.full(shape, 0.75)),
         **more,
     )
 
@@ -39,7 +39,7 @@ def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
     names[1, 2], names[0, 1] = "induction", "mixed"
     scores = np.where(names == "induction", 0.9, 0.6)
     scores[names == "mixed"] = np.nan
-    own = dataclasses.replace(_maps(), roles=map_set.Roles(names, scores))
+    own = dataclasses.replace(_maps(), columns=samples.role(names, scores))
     opened = drawn(samples.show(own))
     assert opened.inner_text("#said") == (
         "Of 6 heads 4 attend to the first token, 1 attends to what followed the same "
@@ -65,10 +65,10 @@ def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
 def test_numbers_in_which_a_head_is_like_others_are_folded_away(drawn):
     values = np.zeros((L, H))
     names = [f"number_{i}" for i in range(5)]
-    numbers = {x: map_set.PerHead(values.copy(), "nats", x) for x in names}
+    numbers = {x: records.Column(values.copy(), "nats", x) for x in names}
     for i in (1, 4):
         numbers[names[i]].mean[0, 0] = 1.0
-    own = dataclasses.replace(_maps(), numbers=numbers, roles=None)
+    own = dataclasses.replace(_maps(), columns=numbers)
     opened = drawn(samples.show(own))
     first = opened.locator(".standing-panel > table th").all_inner_texts()
     assert first == ["number 1", "number 4", "number 0"]
@@ -81,8 +81,8 @@ def test_bars_of_small_heads_have_a_legend(drawn):
     shown = samples.of_size(12, 30, 8)
     (maps,) = shown.sets
     numbers = np.random.default_rng(0).random((12, 30))
-    numbers = {"entropy": map_set.PerHead(numbers, "nats", "entropy")}
-    maps = dataclasses.replace(maps, numbers=numbers)
+    numbers = {"entropy": records.Column(numbers, "nats", "entropy")}
+    maps = dataclasses.replace(maps, columns=numbers)
     opened = drawn(samples.show(maps), viewport={"width": 900, "height": 800})
     assert opened.locator("#overview.small").count() == 1
     said = "The bar below a head: its entropy in nats, as a share of the largest."
@@ -108,7 +108,7 @@ def test_one_head_has_no_order(drawn):
     assert opened.locator("#rank").is_visible()
     one = samples.of_size(1, 1, 6).sets[0]
     mean = np.ones((1, 1))
-    one = dataclasses.replace(one, numbers={"x": map_set.PerHead(mean, "nats", "x")})
+    one = dataclasses.replace(one, columns={"x": records.Column(mean, "nats", "x")})
     opened = drawn(samples.show(one))
     assert not opened.locator("#rank").is_visible()
 

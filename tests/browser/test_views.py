@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 
+from mha_haiku import records
 from mha_haiku.showing import map_set
 from tests.browser import samples
 
@@ -108,10 +109,10 @@ def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
     opened = _open(
         drawn,
         "map",
-        numbers={
-            "ablation": map_set.PerHead(mean, "nats", "a label", mean / 10, ranks)
+        columns={
+            "ablation": records.Column(mean, "nats", "a label", mean / 10, ranks),
+            **samples.role(np.full((L, H), "induction"), np.full((L, H), 0.75)),
         },
-        roles=map_set.Roles(np.full((L, H), "induction"), np.full((L, H), 0.75)),
         missing=(("entropy", "python -m experiments.head_statistics"),),
     )
     said = _said(opened, "#panels .standing")

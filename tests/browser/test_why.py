@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 
+from mha_haiku import records
 from mha_haiku.showing import map_set
 
 
@@ -18,7 +19,7 @@ def shown():
         np.array([[[0, 3], [4, 1]], [[0, 0], [1, 1]]]),
         np.array([[2.25, 0.25], [-0.75, -0.25]]),
     )
-    layers = tuple(map_set.Layer(f"layer {i}", ("0", "1")) for i in range(2))
+    layers = tuple(records.Layer(f"layer {i}", ("0", "1")) for i in range(2))
     example = map_set.Example("example 0", axis, axis, (weights, weights), why=why)
     return map_set.Dossier("Why", (map_set.MapSet("", layers, (example,)),))
 

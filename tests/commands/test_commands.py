@@ -88,7 +88,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from mha_haiku import commands
-from mha_haiku.showing.tables import Column, Table
+from mha_haiku.records.tables import Column, Table
 from mha_haiku.subjects.results import Result
 from mha_haiku.subjects.subject import Subject, verb
 

@@ -256,17 +256,17 @@ def test_roles_of_cross_heads():
 
     found = heads.roles(model, {}, [example], align=align)
     names = [name.split(",")[0] for name in cross]
-    assert found.names[2].tolist() == names
-    assert found.names[0][0] == "next_token"
-    assert found.names[1][0] == "own_position"
-    assert found.scores["aligned"][2, :2].tolist() == [1, 0.25]
-    assert np.isnan(found.scores["aligned"][:2]).all()
-    assert np.isnan(found.scores["own_position"][2]).all()
-    assert found.offsets[2, 3] == 0
+    assert found["role"].names[2].tolist() == names
+    assert found["role"].names[0][0] == "next_token"
+    assert found["role"].names[1][0] == "own_position"
+    assert found["aligned"].mean[2, :2].tolist() == [1, 0.25]
+    assert np.isnan(found["aligned"].mean[:2]).all()
+    assert np.isnan(found["own_position"].mean[2]).all()
+    assert found["offset"].mean[2, 3] == 0
     # Without a known alignment there is none to score.
     found = heads.roles(model, {}, [example], align=lambda row: {})
-    assert "aligned" not in found.scores
-    assert found.names[2, 0] == "mixed"
+    assert "aligned" not in found
+    assert found["role"].names[2, 0] == "mixed"
     # Examples without a source have no part in the means.
     lengths = np.int32([S, 0, S])
     padded = heads.roles(model, {}, [example._replace(lengths=lengths)], align=align)

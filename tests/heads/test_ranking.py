@@ -10,7 +10,7 @@ from tests.heads.conftest import H, L, build, config
 
 def _importance(mean, spread, count=200, seed=0):
     noise = np.random.default_rng(seed).standard_normal((count, *np.shape(mean)))
-    return heads.Importance(np.asarray(mean) + spread * noise)
+    return heads.Heads.of_examples(np.asarray(mean) + spread * noise)
 
 
 def test_rank_intervals_hold_true_ranks_and_narrow_with_certainty():
@@ -30,7 +30,7 @@ def test_rank_intervals_hold_true_ranks_and_narrow_with_certainty():
 
 def test_rank_intervals_hold_the_share_that_is_asked_for():
     # Of three draws in four the first head leads, as in (1, 1) with 0.5 to 0.25.
-    found = heads.Importance(np.array([[[1.0, 0.0]], [[0.0, 0.5]]]))
+    found = heads.Heads.of_examples(np.array([[[1.0, 0.0]], [[0.0, 0.5]]]))
     for level, wanted in [(0.4, [[1, 1], [2, 2]]), (0.6, [[1, 2], [1, 2]])]:
         ends = heads.rank_intervals(found, level=level)
         np.testing.assert_array_equal(ends[0], wanted)

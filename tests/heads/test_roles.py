@@ -57,17 +57,17 @@ def test_positions_tell_roles():
     }
     subject = _one_layer(list(scores.values()))
     found = heads.roles(subject.model, subject.params, subject.batches)
-    names = dict(zip(scores, found.names[0], strict=True))
+    names = dict(zip(scores, found["role"].names[0], strict=True))
     # The first three rows have no such key.
     assert names.pop("positional") == "mixed"
     assert names == {name: name for name in names}
-    assert found.offsets[0, :3].tolist() == [1, -1, 0]
-    assert found.offsets[0, 4] == 3
-    share = found.scores["positional"][0, 4]
+    assert found["offset"].mean[0, :3].tolist() == [1, -1, 0]
+    assert found["offset"].mean[0, 4] == 3
+    share = found["positional"].mean[0, 4]
     assert share == pytest.approx(5 / 8)
-    assert found.scores["relative_entropy"][0, 5] == pytest.approx(1, abs=1e-5)
-    assert found.scores["first_token"][0, 3] == pytest.approx(1, abs=1e-4)
-    assert "separator" not in found.scores
+    assert found["relative_entropy"].mean[0, 5] == pytest.approx(1, abs=1e-5)
+    assert found["first_token"].mean[0, 3] == pytest.approx(1, abs=1e-4)
+    assert "separator" not in found
 
 
 @pytest.mark.slow
@@ -91,13 +91,13 @@ def test_roles_are_told_by_their_thresholds():
     ]
     subject = _one_layer(scores)
     found = heads.roles(subject.model, subject.params, subject.batches)
-    assert found.names[0].tolist() == [*weights][:-1] + ["positional"]
-    assert found.offsets[0, 0] == 1
-    share = found.scores["positional"][0, 0]
+    assert found["role"].names[0].tolist() == [*weights][:-1] + ["positional"]
+    assert found["offset"].mean[0, 0] == 1
+    share = found["positional"].mean[0, 0]
     assert share == pytest.approx(11 / 12)
     wanted = pytest.approx(np.log(8) / np.log(12), abs=1e-5)
-    assert found.scores["relative_entropy"][0, 4] == wanted
-    assert 0.95 < found.scores["relative_entropy"][0, 5] < 0.999
+    assert found["relative_entropy"].mean[0, 4] == wanted
+    assert 0.95 < found["relative_entropy"].mean[0, 5] < 0.999
 
 
 @pytest.mark.parametrize("lengths", [None, [6, 4]])
@@ -114,13 +114,13 @@ def test_a_head_that_reads_backwards_is_anti_diagonal(lengths):
     told = heads.role_evidence(found, found.statistics(), lengths=lengths)
     sums = {name: np.asarray(x).sum(0) for name, x in told.items()}
     roles = heads.roles_of_evidence([sums])
-    assert roles.names.tolist() == [["anti_diagonal"]]
-    assert roles.scores["anti_diagonal"][0, 0] == 1
+    assert roles["role"].names.tolist() == [["anti_diagonal"]]
+    assert roles["anti_diagonal"].mean[0, 0] == 1
     if lengths is not None:
         told = heads.role_evidence(found, found.statistics())
         sums = {name: np.asarray(x).sum(0) for name, x in told.items()}
         roles = heads.roles_of_evidence([sums])
-        assert roles.scores["anti_diagonal"][0, 0] == pytest.approx(0.6)
+        assert roles["anti_diagonal"].mean[0, 0] == pytest.approx(0.6)
 
 
 def test_offsets_far_away_are_others():
@@ -142,11 +142,11 @@ def test_roles_are_means_over_examples_and_queries_that_count():
         batch._replace(lengths=np.full(count, each, np.int32)) for each in (8, 4)
     ]
     found = heads.roles(subject.model, subject.params, batches)
-    assert found.names[0].tolist() == ["own_position", "uniform"]
-    assert found.scores["positional"][0, 0] == 1
-    assert found.scores["relative_entropy"][0, 1] == pytest.approx(1, abs=1e-6)
+    assert found["role"].names[0].tolist() == ["own_position", "uniform"]
+    assert found["positional"].mean[0, 0] == 1
+    assert found["relative_entropy"].mean[0, 1] == pytest.approx(1, abs=1e-6)
     sink = (1 / 8 + 1 / 4) / 2
-    assert found.scores["first_token"][0, 1] == pytest.approx(sink, abs=1e-6)
+    assert found["first_token"].mean[0, 1] == pytest.approx(sink, abs=1e-6)
     # Of induction the queries count whose token has occurred before.
     mass = shares = 0
     for each, size in zip(batches, (8, 4), strict=True):
@@ -157,7 +157,7 @@ def test_roles_are_means_over_examples_and_queries_that_count():
         for row in each.inputs[:, :size].tolist():
             shares += np.mean([x in row[:i] for i, x in enumerate(row)])
     np.testing.assert_allclose(
-        found.scores["induction_of_repeated"][0], mass / shares, rtol=1e-5
+        found["induction_of_repeated"].mean[0], mass / shares, rtol=1e-5
     )
 
 
@@ -171,8 +171,8 @@ def test_separators_are_those_that_are_given():
     params["encoder/layer_0/attention/query"]["w"][:5, 0] = 30
     params["encoder/layer_0/attention/key"]["w"][:, 0] = np.arange(11) == 4
     found = heads.roles(subject.model, params, [batch], separators=[4])
-    assert found.names[0].tolist() == ["separator", "uniform"]
-    assert found.scores["separator"][0] == pytest.approx([1, 1 / 6], abs=1e-4)
+    assert found["role"].names[0].tolist() == ["separator", "uniform"]
+    assert found["separator"].mean[0] == pytest.approx([1, 1 / 6], abs=1e-4)
 
 
 @pytest.mark.slow
@@ -180,8 +180,8 @@ def test_induction_is_judged_where_a_token_occurs_again():
     known = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=2)
     ((layer, head),) = [x for x, role in known.heads.items() if role == "induction"]
     found = heads.roles(known.model, known.params, [known.examples(4)])
-    assert found.scores["induction_of_repeated"][layer, head] > 0.9
-    assert found.names[layer, head] == "induction"
+    assert found["induction_of_repeated"].mean[layer, head] > 0.9
+    assert found["role"].names[layer, head] == "induction"
 
 
 @pytest.mark.slow
@@ -189,8 +189,12 @@ def test_places_without_a_head_have_no_role():
     of = config()
     params, pruned = heads.prune(random_params(of), of, [[0, 1], [], [2]])
     found = heads.roles(build(pruned), params, [example()])
-    assert (found.names == "").tolist() == [[False] * 2, [True] * 2, [False, True]]
-    assert np.isnan(found.scores["first_token"][1]).all()
+    assert (found["role"].names == "").tolist() == [
+        [False] * 2,
+        [True] * 2,
+        [False, True],
+    ]
+    assert np.isnan(found["first_token"].mean[1]).all()
 
 
 @pytest.mark.slow

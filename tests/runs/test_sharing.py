@@ -179,7 +179,7 @@ def test_analysis_finds_the_same_on_one_device_and_on_four(run, monkeypatch, tmp
         return (
             np.load(maps)["examples.0.weights.0"],
             {name: each.mean for name, each in found.numbers.items()},
-            [each.per_example for each in ranked.measures.values()],
+            [each.per_example for each in ranked.columns.values()],
         )
 
     four = looked("four")

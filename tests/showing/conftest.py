@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from mha_haiku import masks
+from mha_haiku import masks, records
 from mha_haiku.showing import map_set
 from tests.showing.small_maps import make_map
 
@@ -61,7 +61,7 @@ def make_maps(*, heads=(2, 3), num_examples=2, length=5, bins=None, **changes):
         mean = map_set.Example("mean of 7 examples", axis, axis, means, is_mean=True)
         examples.append(mean)
     layers = tuple(
-        map_set.Layer(f"layer {i}", tuple(map(str, range(count))), "", i, i)
+        records.Layer(f"layer {i}", tuple(map(str, range(count))), "", i, i)
         for i, count in enumerate(heads)
     )
     whole = map_set.MapSet("reverse, step 20", layers, tuple(examples), 20)
@@ -129,7 +129,7 @@ def make_maps_of_kinds(bins=None):
     mean = map_set.Example("mean of 7 examples", target, target, means)
     examples.append(mean._replace(is_mean=True, kinds=kinds))
     layers = tuple(
-        map_set.Layer(f"{kind} 0", tuple(map(str, range(count))), kind, i, 0)
+        records.Layer(f"{kind} 0", tuple(map(str, range(count))), kind, i, 0)
         for i, (kind, count) in enumerate(zip(sides, heads, strict=True))
     )
     return map_set.MapSet("reverse, step 20", layers, tuple(examples), 20)
@@ -173,7 +173,7 @@ def hostile(load):
         predictions=[HOSTILE],
         targets=[HOSTILE[::-1]],
         name=f"</title>{HOSTILE[0]} $x^2$ \u2028",
-        layers=(map_set.Layer(HOSTILE[1], HOSTILE[2:4]),),
+        layers=(records.Layer(HOSTILE[1], HOSTILE[2:4]),),
     )
 
 
@@ -186,7 +186,7 @@ def rng():
 def whole(rng):
     """Returns a dossier that has every part: 2 layers of 2 and 1 heads, T=3, S=5."""
     queries, keys = map_set.Axis.whole("abc"), map_set.Axis.whole("uvwxy")
-    layers = (map_set.Layer("layer 0", ("0", "3")), map_set.Layer("layer 2", ("1",)))
+    layers = (records.Layer("layer 0", ("0", "3")), records.Layer("layer 2", ("1",)))
     masked = (np.arange(5) > np.arange(3)[:, None] + 1, np.tri(3, 5, -1) > 0)
     weights = tuple(
         np.where(hidden, 0, rng.random((count, 3, 5)))
@@ -204,18 +204,21 @@ def whole(rng):
         ),
         images=rng.integers(0, 255, (5, 2, 3), np.uint8),
     )
-    ablation = map_set.PerHead(
+    ablation = records.Column(
         np.array([[0.5, -0.125], [2, np.nan]]),
         "nats",
         "rise of the loss",
         np.array([[0.1, 0.2], [0.25, np.nan]]),
         np.array([[[1, 2], [1, 3]], [[np.nan, np.nan]] * 2]),
     )
-    roles = map_set.Roles(
-        np.array([["induction", ""], ["", ""]]),
+    role = records.Column(
         np.array([[0.75, np.nan], [np.nan, np.nan]]),
+        "score",
+        "score that decides the role",
+        names=np.array([["induction", ""], ["", ""]]),
     )
-    first = map_set.MapSet("one", layers, (example,), 4, {"ablation": ablation}, roles)
+    columns = {"ablation": ablation, "role": role}
+    first = map_set.MapSet("one", layers, (example,), 4, columns)
     second = map_set.MapSet("two", layers, (example,))
     return map_set.Dossier("both", (first, second), ("a note",))
 

@@ -4,8 +4,8 @@ import functools
 
 import numpy as np
 
+from mha_haiku.records import Column
 from mha_haiku.showing import curves, drawing
-from mha_haiku.showing.map_set import PerHead
 
 P, L, H = 5, 2, 3
 
@@ -36,8 +36,8 @@ def test_every_score_of_a_timeline_is_drawn_a_line_per_head():
     values = np.random.default_rng(0).uniform(size=(P, L, H))
     values[:, 0, 2] = np.nan
     scores = {
-        "a_new_score": PerHead(values, "", "what it is"),
-        "gradient": PerHead(3 * values, "nats", "slope"),
+        "a_new_score": Column(values, "", "what it is"),
+        "gradient": Column(3 * values, "nats", "slope"),
     }
     sheet = curves.timeline(np.arange(P), scores, title="title")
     drawn = [axes for axes in sheet.axes if axes.lines]
@@ -45,7 +45,7 @@ def test_every_score_of_a_timeline_is_drawn_a_line_per_head():
     assert [len(axes.lines) for axes in drawn] == [L * H - 1] * 2
     assert drawn[0].get_ylim() == (-0.02, 1.02)
     assert drawn[1].get_ylabel() == "nats" and drawn[1].get_ylim()[0] == 0
-    below = {"gradient": PerHead(values - 2, "nats", "slope")}
+    below = {"gradient": Column(values - 2, "nats", "slope")}
     sheet = curves.timeline(np.arange(P), below, title="title")
     assert sheet.axes[0].get_ylim()[0] == np.nanmin(values) - 2
 

@@ -4,6 +4,7 @@ import re
 import numpy as np
 import pytest
 
+from mha_haiku import records
 from mha_haiku.showing import map_set
 from tests.showing.conftest import make_maps_of_kinds
 
@@ -23,11 +24,11 @@ def test_a_whole_dossier_fits(whole):
 def test_maps_without_heads_or_queries_fit():
     axis = map_set.Axis.whole(())
     example = map_set.Example("", axis, axis, (np.zeros((2, 0, 0)),))
-    layer = map_set.Layer("", ("0", "1"))
+    layer = records.Layer("", ("0", "1"))
     map_set.Dossier("", (map_set.MapSet("", (layer,), (example,)),)).check()
     axis = map_set.Axis.whole("ab")
     example = map_set.Example("", axis, axis, (np.zeros((0, 2, 2)),))
-    layer = map_set.Layer("", ())
+    layer = records.Layer("", ())
     map_set.Dossier("", (map_set.MapSet("", (layer,), (example,)),)).check()
 
 
@@ -76,17 +77,17 @@ def test_parts_of_an_example_that_do_not_fit_are_refused(whole, changes, message
 def test_numbers_that_do_not_fit_are_refused(whole):
     first, second = whole.sets
     mean = np.zeros((1, 2))
-    number = first.numbers["ablation"]
+    number = first.columns["ablation"]
     for wrong, message in (
         (number._replace(mean=mean), "ablation of 'one' must have shape (2, 2), got"),
         (number._replace(ranks=mean), "ranks of ablation of 'one' must have shape"),
     ):
-        shown = dataclasses.replace(first, numbers={"ablation": wrong})
+        shown = dataclasses.replace(first, columns={"ablation": wrong})
         with pytest.raises(ValueError, match=re.escape(message)):
             whole._replace(sets=(shown, second)).check()
-    with pytest.raises(ValueError, match="scores of roles of 'one' must have shape"):
-        roles = first.roles._replace(scores=mean)
-        shown = dataclasses.replace(first, roles=roles)
+    with pytest.raises(ValueError, match="names of role of 'one' must have shape"):
+        role = first.columns["role"]._replace(names=np.array([["a", "b"]]))
+        shown = dataclasses.replace(first, columns={"role": role})
         whole._replace(sets=(shown, second)).check()
     with pytest.raises(ValueError, match="sets must not be empty"):
         whole._replace(sets=()).check()

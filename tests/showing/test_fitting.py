@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from mha_haiku import records
 from mha_haiku.showing import fitting, map_set, page
 from tests.showing.conftest import make_maps_of_kinds
 
@@ -26,7 +27,7 @@ def large(rng):
 
     examples = [map_set.Example(str(n), axis, axis, (maps(),) * L) for n in range(N)]
     examples.append(map_set.Example("mean", axis, axis, (maps(),) * L, is_mean=True))
-    layers = tuple(map_set.Layer(str(i), tuple("012")) for i in range(L))
+    layers = tuple(records.Layer(str(i), tuple("012")) for i in range(L))
     return map_set.Dossier("", (map_set.MapSet("", layers, tuple(examples)),))
 
 

@@ -95,9 +95,9 @@ _EXAMPLE = ("record", "examples", 0)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_puts("format", 1), "is not of format 2.*again with\n.*dump_attention"),
-        (lambda arrays, _: arrays.pop("fields"), "is not of format 2"),
-        (_array("fields", np.array("{")), "is not of format 2"),
+        (_puts("format", 1), "is not of format 3.*again with\n.*dump_attention"),
+        (lambda arrays, _: arrays.pop("fields"), "is not of format 3"),
+        (_array("fields", np.array("{")), "is not of format 3"),
         (lambda arrays, _: arrays.pop("examples.0.weights.1"), "no array 'examples.0"),
         (_puts("record", None), "the file must be a MapSet, got NoneType"),
         (_puts("record", "layer", []), "a field of the file must be.*mean 'layers'"),
@@ -188,18 +188,3 @@ def test_cells_hold_the_aligned_pairs_of_their_positions():
     keys = map_set.Axis(("",) * 5, np.array([0, 1, 3, 5]))
     cells = map_set.Axes(queries, keys, alignment).aligned_cells()
     assert cells.tolist() == [[False, False, True], [True, False, False]]
-
-
-def test_files_of_earlier_versions_are_read_without_what_is_gone(whole, tmp_path):
-    maps = whole.sets[0]
-    path = maps.save(tmp_path / "maps.npz")
-    arrays = dict(np.load(path))
-    stored = json.loads(str(arrays["fields"]))
-    arrays["old"] = np.ones((2, 3, 4))
-    (example,) = stored["record"]["examples"]
-    example["patches"] = [{"layer": 0, "head": 1, "weights": "old"}]
-    example["channels"] = [{"query": "old", "key": "old", "exact": True}, None]
-    np.savez(path, **(arrays | {"fields": np.array(json.dumps(stored))}))
-    loaded = map_set.MapSet.load(path)
-    for own, other in zip(loaded.examples, maps.examples, strict=True):
-        np.testing.assert_array_equal(own.weights[0], other.weights[0])

@@ -203,7 +203,7 @@ def test_the_page_has_everything_of_a_dossier(whole):
     assert [layer["heads"] for layer in maps["layers"]] == [["0", "3"], ["1"]]
 
     (number,) = maps["numbers"]
-    mean = given.numbers["ablation"].mean
+    mean = given.columns["ablation"].mean
     first, (second, none) = number["values"]
     assert first == [pytest.approx(x) for x in mean[0]]
     assert (second, none) == (mean[1, 0], None)

@@ -6,8 +6,8 @@ import io
 import numpy as np
 import pytest
 
+from mha_haiku.records import Column, Heads, Layer
 from mha_haiku.showing import drawing, per_head
-from mha_haiku.showing.map_set import Layer, PerHead
 
 NAMES = ("entropy", "a_new_one", "largest_at_previous", "largest_at_own")
 NAMES += ("largest_at_next",)
@@ -19,7 +19,7 @@ def _numbers(layers=L, num_heads=H, names=NAMES):
     values = np.random.default_rng(0).permutation(len(names) * layers * num_heads)
     values = 0.9 * values.reshape(len(names), layers, num_heads) / values.size
     return {
-        name: PerHead(mean, f"unit {i}", f"what {name} is", mean / 10)
+        name: Column(mean, f"unit {i}", f"what {name} is", mean / 10)
         for i, (name, mean) in enumerate(zip(names, values, strict=True))
     }
 
@@ -28,8 +28,12 @@ def _layers(numbers, heads=range(H)):
     return [Layer.of_model("", i, i, heads) for i in numbers]
 
 
-def _table(numbers, **options):
-    return per_head.table(numbers, _layers((0, 4)), **options)
+def _heads(numbers, layers=(0, 4), heads=range(H)):
+    return Heads("title", tuple(_layers(layers, heads)), numbers)
+
+
+def _table(numbers):
+    return _heads(numbers).table()
 
 
 def test_a_row_per_head_has_every_number_with_its_unit():
@@ -43,7 +47,7 @@ def test_a_row_per_head_has_every_number_with_its_unit():
     assert units["a_new_one"] == "unit 1"
     header = table.csv().splitlines()[0].split(",")
     assert header[:4] == ["layer", "head", "entropy", "entropy_standard_error"]
-    assert "what a_new_one is, unit 1" in per_head.legend(numbers)
+    assert "what a_new_one is, unit 1" in _heads(numbers).text()
 
 
 def test_ranks_are_shown_where_they_are_known():
@@ -57,7 +61,8 @@ def test_ranks_are_shown_where_they_are_known():
 def test_roles_stand_behind_the_head():
     roles = np.full((L, H), "induction", object)
     roles[1, 0] = "anti_diagonal"
-    table = _table(_numbers(), roles=roles)
+    role = Column(np.full((L, H), np.nan), "", "", names=roles)
+    table = _table(_numbers() | {"role": role})
     assert [x.name for x in table.columns[:3]] == ["layer", "head", "role"]
     assert table.num_keys == 3
     assert [row["role"] for row in table.rows] == roles.ravel().tolist()
@@ -71,13 +76,13 @@ def test_heads_that_a_layer_lacks_have_no_row():
     assert len(_table(numbers).rows) == 1 + H
 
 
-def _sheet(numbers, **options):
-    return per_head.statistics_picture(numbers, **options)
+def _sheet(numbers, layers=(0, 4), heads=range(H), title="title"):
+    return per_head.picture(_heads(numbers, layers, heads), title=title)
 
 
 def test_each_number_has_a_panel_with_its_title_and_unit():
     numbers = _numbers()
-    sheet = _sheet(numbers, layers=_layers((0, 4)), title="$title_")
+    sheet = _sheet(numbers, title="$title_")
     panels = [axes for axes in sheet.axes if axes.get_images()]
     assert len(panels) == len(numbers)
     for axes, each in zip(panels, numbers.values(), strict=True):
@@ -91,16 +96,12 @@ def test_each_number_has_a_panel_with_its_title_and_unit():
     assert sheet.get_suptitle().startswith("$title_\n")
     assert "Grey" not in sheet.get_suptitle()
     numbers["entropy"].mean[0, 0] = np.nan
-    assert "Grey" in _sheet(numbers, layers=_layers((0, 4)), title="").get_suptitle()
+    assert "Grey" in _sheet(numbers).get_suptitle()
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 8), (12, 12), (40, 2), (2, 40)])
 def test_nothing_leaves_the_sheet_or_lies_on_another_panel(shape):
-    sheet = _sheet(
-        _numbers(*shape),
-        layers=_layers(range(shape[0]), range(shape[1])),
-        title="title",
-    )
+    sheet = _sheet(_numbers(*shape), layers=range(shape[0]), heads=range(shape[1]))
     width, height = sheet.get_size_inches() * sheet.dpi
     assert max(width, height) < 6000
     sheet.canvas.draw()
@@ -116,10 +117,11 @@ def test_nothing_leaves_the_sheet_or_lies_on_another_panel(shape):
 
 
 def test_importance_has_heads_by_layer_and_in_order():
-    numbers = {"ablation": _numbers()["entropy"]}
+    ranks = np.ones((L, H, 2))
+    numbers = {"ablation": _numbers()["entropy"]._replace(ranks=ranks)}
     names = [[0, 1, 5], [2, 3, 4]]
-    layers = [Layer.of_model("", i, i, each) for i, each in enumerate(names)]
-    sheet = per_head.importance_picture(numbers, layers, title="t")
+    layers = tuple(Layer.of_model("", i, i, each) for i, each in enumerate(names))
+    sheet = per_head.picture(Heads("t", layers, numbers))
     cells, bars = sheet.axes[:2]
     assert [text.get_text() for text in cells.texts] == ["0", "1", "5", "2", "3", "4"]
     order = [text.get_text() for text in bars.get_xticklabels()]
@@ -130,16 +132,15 @@ def test_importance_has_heads_by_layer_and_in_order():
 
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_numbers_that_are_all_alike_can_be_drawn(value):
-    numbers = {"x": PerHead(np.full((1, 2), value), "nats", "what x is")}
-    layers = _layers((0,), (0, 1))
-    assert per_head.statistics_picture(numbers, layers, title="title")
-    assert per_head.importance_picture(numbers, layers, title="title")
+    column = Column(np.full((1, 2), value), "nats", "what x is")
+    ranked = column._replace(ranks=np.ones((1, 2, 2)))
+    for each in (column, ranked):
+        assert per_head.picture(_heads({"x": each}, (0,), (0, 1)))
 
 
 def test_the_same_numbers_give_the_same_file():
     image = pytest.importorskip("PIL.Image")
-    options = {"title": "title", "layers": _layers((0, 1))}
-    draw = functools.partial(per_head.statistics_picture, _numbers(), **options)
+    draw = functools.partial(per_head.picture, _heads(_numbers(), (0, 1)))
     picture = drawing.content(draw)
     assert picture == drawing.content(draw)
     assert min(image.open(io.BytesIO(picture)).size) > 400

@@ -104,7 +104,7 @@ def test_importance_has_intervals():
     rng = np.random.default_rng(0)
     per_example = rng.normal(size=(9, 2, 3)) + np.arange(6).reshape(2, 3)
     per_example[:, 0, 2] = np.nan
-    importance = mh.heads.Importance(per_example)
+    importance = mh.heads.Heads.of_examples(per_example)
     cells, bars, *_ = mh.plot(importance).axes
     assert (cells.get_xlabel(), cells.get_ylabel()) == ("head, by its name", "layer")
     heights = [bar.get_height() for bar in bars.patches]
@@ -118,8 +118,8 @@ def test_importance_has_intervals():
 
 def test_roles_are_named_in_their_cells():
     names = np.array([["induction", "mixed"]], object)
-    scores = {"induction_of_repeated": np.array([[0.8, 0.1]])}
-    roles = mh.heads.Roles(names, scores, np.zeros((1, 2), int))
+    role = mh.heads.Column(np.array([[0.8, np.nan]]), "score", "", names=names)
+    roles = mh.heads.Heads.of("Roles", {"role": role})
     axes = mh.plot(roles).axes[0]
     assert [text.get_text() for text in axes.texts] == ["induction 0.80", "mixed"]
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.8, 0]])

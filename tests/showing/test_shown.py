@@ -55,10 +55,10 @@ def test_importance_has_its_errors_and_no_cell_where_there_is_no_head():
     per_example = np.stack([np.arange(6.0).reshape(2, 3)] * 4)
     per_example[0] += 1
     per_example[:, 1, 2] = np.nan
-    cells = Cells(mh.heads.Importance(per_example)._repr_html_())
+    cells = Cells(mh.heads.Heads.of_examples(per_example)._repr_html_())
     assert cells.texts("td") == [f"{x + 0.25:.2f} ± 0.25" for x in range(5)] + [""]
     assert cells.texts("th")[0] == "head"
-    many = mh.heads.Importance(np.stack([np.zeros((32, 32)), np.ones((32, 32))]))
+    many = mh.heads.Heads.of_examples(np.stack([np.zeros((32, 32)), np.ones((32, 32))]))
     assert len(many._repr_html_()) < 200_000
     cells = Cells(many._repr_html_())
     assert set(cells.texts("td")) == {""} and cells.texts("th")[0] == "head"
@@ -68,12 +68,13 @@ def test_importance_has_its_errors_and_no_cell_where_there_is_no_head():
 
 def test_roles_have_the_score_that_decides():
     names = np.array([["induction", "mixed", ""]], object)
-    scores = {"induction_of_repeated": np.array([[0.812, 0.1, np.nan]])}
-    roles = mh.heads.Roles(names, scores, np.zeros((1, 3), int))
+    scores = np.array([[0.812, np.nan, np.nan]])
+    role = mh.heads.Column(scores, "score", "what decides the role", names=names)
+    roles = mh.heads.Heads.of("Roles", {"role": role})
     cells = Cells(roles._repr_html_())
     assert cells.texts("td") == ["induction 0.81", "mixed", ""]
     assert cells.texts("th")[0] == "head"
-    assert "The score decides the role; 0 where none does" in roles._repr_html_()
+    assert "what decides the role" in roles._repr_html_()
 
 
 def test_a_mask_is_drawn_with_its_expression():

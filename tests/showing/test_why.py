@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from mha_haiku import records
 from mha_haiku.lab import heads
 from mha_haiku.showing import fitting, map_set, page, plotting, sets
 from mha_haiku.showing import shown as shown_
@@ -28,7 +29,7 @@ def maps():
     axis = map_set.Axis.whole("abc")
     weights = np.tril(np.ones((2, T, T))) / np.arange(1, T + 1)[:, None]
     example = map_set.Example("example 0", axis, axis, (weights,))
-    layers = (map_set.Layer("layer 0", ("0", "1")),)
+    layers = (records.Layer("layer 0", ("0", "1")),)
     return map_set.MapSet("maps", layers, (example,))
 
 

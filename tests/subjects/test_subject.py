@@ -311,7 +311,7 @@ def test_somebodys_function_is_asked_in_the_same_way(foreign):
     assert "hello" == foreign.decode(foreign.encode("hello"))
     assert '"h"' in maps.show().html
     assert foreign.importance().mean.shape == (1, 2)
-    assert foreign.roles().names.shape == (1, 2)
+    assert foreign.roles()["role"].names.shape == (1, 2)
     ablated = foreign.ablated((0, 1)).logits("hello")
     params = foreign.params | {"v": foreign.params["v"].at[:, 1].set(0)}
     expected = _by_hand(params, foreign.encode("hello")[None])[0]

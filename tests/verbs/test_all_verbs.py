@@ -29,7 +29,7 @@ CALLS = {
     "circuit": lambda x: x.circuit(*_pair(x), answers=ANSWERS, edges=20).only,
     "generate": lambda x: x.generate(TEXT, tokens=4, temperature=0),
     "importance": lambda x: [
-        each.per_example for each in x.importance(examples=4).measures.values()
+        each.per_example for each in x.importance(examples=4).columns.values()
     ],
     "lens": lambda x: x.lens(TEXT).logits,
     "logits": lambda x: x.logits([TEXT, OTHER]),
@@ -40,7 +40,7 @@ CALLS = {
     "patch": lambda x: x.patch(*_pair(x), answers=ANSWERS, what="layers").per_example,
     "paths": lambda x: x.paths(*_pair(x), answers=ANSWERS).per_example,
     "plot": lambda x: x.plot(TEXT, layer=1).axes[0].images[0].get_array(),
-    "roles": lambda x: x.roles(4).scores,
+    "roles": lambda x: {n: c.mean for n, c in x.roles(4).numbers.items()},
     "rollout": lambda x: x.rollout(examples=2, flow_examples=1, draws=1).drops,
     "show": lambda x: sets.map_set_of(x).examples[0].weights,
     "sites": lambda x: repr(x.sites(TEXT)),

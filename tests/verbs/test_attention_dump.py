@@ -12,8 +12,9 @@ from mha_haiku import attention
 from mha_haiku.core import arrays as array_files
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
+from mha_haiku.records import Layer
 from mha_haiku.showing import drawing
-from mha_haiku.showing.map_set import Layer, MapSet
+from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects import programs
 from mha_haiku.subjects.subject import Subject, parts_of
 from mha_haiku.subjects.verbs import dumping
@@ -158,10 +159,10 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     subject = _pooled(make_config, trained)
     path = dumping.dump(subject, out=tmp_path / "a")
     pooled, whole = MapSet.load(path), MapSet.load(whole)
-    assert pooled.numbers.keys() == whole.numbers.keys()
-    for name, number in whole.numbers.items():  # which pooling does not change
+    assert pooled.heads.numbers.keys() == whole.heads.numbers.keys()
+    for name, number in whole.heads.numbers.items():  # which pooling does not change
         np.testing.assert_allclose(
-            pooled.numbers[name].mean, number.mean, 1e-4, 1e-6, err_msg=name
+            pooled.columns[name].mean, number.mean, 1e-4, 1e-6, err_msg=name
         )
     assert pooled.mean is None and pooled.roles is None
     path = dumping.dump(subject, out=tmp_path / "b", weights=True)
@@ -184,11 +185,11 @@ def test_numbers_of_heads_are_means_over_the_examples(trained, tmp_path):
     assert len(maps.inputs) == 3
     assert [layer.name for layer in maps.layers] == ["layer 1", "layer 0"]
     wanted = {"entropy", "same_token", "induction", "received_gini"}
-    assert wanted <= set(maps.numbers)
+    assert wanted <= set(maps.columns)
     for i in range(2):
         weights, tokens = _weights(maps, i), np.array(_tokens(maps)).astype(int)
         expected = oracles.map_statistics(weights.astype(np.float64), tokens=tokens)
-        for name, number in maps.numbers.items():
+        for name, number in maps.heads.numbers.items():
             assert number.mean.shape == (2, 1) and number.unit and number.label
             # The saved weights are float16.
             np.testing.assert_allclose(
@@ -222,7 +223,7 @@ def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
     cells = _weights(maps, 1).astype(np.float32)
     assert cells.shape == (1, 1, 128, 128)
     np.testing.assert_allclose(cells.sum(-1), np.ones((1, 1, 128)), atol=5e-3)
-    entropy = maps.numbers["entropy"].mean
+    entropy = maps.columns["entropy"].mean
     assert (entropy > 0).all()
     assert (entropy <= np.log(length) + 1e-4).all()
 

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku import heads
-from mha_haiku.showing import map_set, sets
-from mha_haiku.showing.map_set import Layer, MapSet
+from mha_haiku import heads, records
+from mha_haiku.records import Layer
+from mha_haiku.showing import sets
+from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects import results
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping, importance
+from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.runs import folders
 
 DEVICES = jax.local_devices()[:1]
@@ -34,14 +35,14 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
     subject = Subject.of_run(run, trained.name, folders.Folder(trained))
     path = dumping.dump(subject, out=trained / "sharp", devices=DEVICES)
     maps = MapSet.load(path)
-    found = maps.roles
+    found = maps.columns["role"]
     expected = heads.roles(run.model, run.params, [run.examples(N)])
-    assert found.names.tolist() == expected.names.tolist()
+    assert found.names.tolist() == expected["role"].names.tolist()
     for i, h in np.ndindex(2, 2):
         name = found.names[i, h]
         if name != heads.MIXED:
-            score = expected.scores[heads.ROLES[name].score or name][i, h]
-            assert found.scores[i, h] == pytest.approx(score, abs=2e-3)
+            score = expected[heads.ROLES[name].score or name].mean[i, h]
+            assert found.mean[i, h] == pytest.approx(score, abs=2e-3)
 
 
 def test_equal_texts_tell_induction_and_images_do_not():
@@ -53,8 +54,8 @@ def test_equal_texts_tell_induction_and_images_do_not():
     for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
         texts = {"tokens": "aaaaaaaa", **options}
         shown = sets.map_set(sets.layers_of([found]), texts)
-        assert shown.roles.names.tolist() == [[expected]]
-    assert np.isnan(shown.roles.scores).all()
+        assert shown.columns["role"].names.tolist() == [[expected]]
+    assert np.isnan(shown.columns["role"].mean).all()
 
 
 def test_numbers_are_those_that_were_computed(trained):
@@ -62,41 +63,41 @@ def test_numbers_are_those_that_were_computed(trained):
     (maps,) = shown.sets
     assert maps.missing[0][0] == "importance"
     assert f"--workdir={trained}" in maps.missing[0][1]
-    saved = MapSet.load(trained / "attention" / "maps.npz").numbers["entropy"]
-    entropy = maps.numbers["entropy"]
+    saved = MapSet.load(trained / "attention" / "maps.npz").columns["entropy"]
+    entropy = maps.columns["entropy"]
     np.testing.assert_array_equal(entropy.mean, saved.mean)
     np.testing.assert_array_equal(entropy.standard_error, saved.standard_error)
     assert (saved.standard_error > 0).all()
 
     numbers = {
-        "ablation": map_set.PerHead(
+        "ablation": records.Column(
             np.array([[1.0, 2], [3, 4]]), "nats", "rise of the loss", np.eye(2)
         )
     }
-    layers = tuple(map_set.Layer.of_model("", i, i, (0, 1)) for i in (0, 1))
-    result = importance.Importance("", layers, {}, numbers, 30)
+    layers = tuple(records.Layer.of_model("", i, i, (0, 1)) for i in (0, 1))
+    result = results.HeadResult("", layers, numbers, 30, file_name="head_importance")
     written = folders.Folder(trained).heads
     result.save(written)
     (maps,) = dumping.dossier(trained / "attention").sets
     assert maps.missing == ()
-    np.testing.assert_array_equal(maps.numbers["ablation"].mean, [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(maps.columns["ablation"].mean, [[1, 2], [3, 4]])
     # Of another step it says nothing of these maps.
     dataclasses.replace(result, step=20).save(written)
     (maps,) = dumping.dossier(trained / "attention").sets
-    assert "ablation" not in maps.numbers and maps.missing
+    assert "ablation" not in maps.columns and maps.missing
 
 
 def test_numbers_go_by_the_names_of_layers_and_heads():
-    number = map_set.PerHead(
+    number = records.Column(
         np.array([[1.0, 2, 3], [4, 5, np.nan]]),
         "nats",
         "what",
         ranks=np.arange(12).reshape(2, 3, 2),
     )
     layers = Layer("", ("0", "2", "5"), index=1), Layer("", ("1", "4"), index=3)
-    measured = MapSet("", layers, (), numbers={"a": number})
+    measured = MapSet("", layers, (), columns={"a": number})
     layers = Layer("", ("4",), index=3), Layer("", ("5", "1", "0"), index=1)
-    found = measured.numbers_at(layers)["a"]
+    found = measured.heads.at(layers)["a"]
     np.testing.assert_array_equal(found.mean, [[5, np.nan, np.nan], [3, np.nan, 1]])
     assert found.ranks[1, 0].tolist() == [4, 5]
     assert (found.unit, found.label, found.standard_error) == ("nats", "what", None)

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import heads, tasks
+from mha_haiku import heads, records, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
+from mha_haiku.records import Layer
 from mha_haiku.showing import collecting
-from mha_haiku.showing.map_set import Layer
 from mha_haiku.subjects import programs
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import statistics
@@ -102,7 +102,7 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
     assert set(lines[0]) == {"layer", "head", "role"} | columns
     run = folders.load_run(untrained)
     roles = heads.roles(run.model, run.params, [run.examples(N)])
-    assert [line["role"] for line in lines] == roles.names.ravel().tolist()
+    assert [line["role"] for line in lines] == roles["role"].names.ravel().tolist()
     places = [(int(line["layer"]), int(line["head"])) for line in lines]
     assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
     for line, (i, j) in zip(lines, places, strict=True):
@@ -160,7 +160,7 @@ def test_batches_change_nothing(of_task, monkeypatch):
 def test_features_have_no_tokens_to_compare(of_task):
     of_task(Features())
     table = statistics.statistics(Subject.of_folder("anywhere"), examples=N)
-    assert not {"same_token", "induction"} & set(table.numbers)
+    assert not {"same_token", "induction"} & set(table)
     assert np.isfinite(table.numbers["entropy"].mean).all()
 
 
@@ -190,7 +190,7 @@ def test_layers_may_have_different_numbers_of_heads():
     np.testing.assert_array_equal(mean, [[2, 2, 3], [5.5, nothing, nothing]])
     np.testing.assert_allclose(error, [[1, 0, nothing], [0.5, nothing, nothing]])
     layers = tuple(Layer.of_model("", i, i, range(3)) for i in (0, 4))
-    table = statistics.HeadStatistics("title", layers, numbers)
+    table = records.Heads("title", layers, numbers)
     lines = table.table().csv().splitlines()
     assert lines == [
         "layer,head,entropy,entropy_standard_error",

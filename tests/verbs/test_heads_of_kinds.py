@@ -13,7 +13,6 @@ import pytest
 
 from mha_haiku import heads, models, runs, tasks
 from mha_haiku.showing import drawing
-from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects import observers, programs
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
@@ -114,17 +113,17 @@ def test_importance_is_by_kind_layer_and_head(subject, tmp_path):
     (path, picture) = found.save(tmp_path)
     rows = _rows(path.read_text())
     assert _places(rows) == PLACES
-    exists = ~np.isnan(found.measures["confidence"].mean)
-    wanted = found.measures["confidence"].mean[exists]
+    exists = ~np.isnan(found["confidence"].mean)
+    wanted = found["confidence"].mean[exists]
     shown = [float(row["confidence"]) for row in rows]
     np.testing.assert_allclose(shown, wanted, rtol=1e-6)
-    saved = MapSet.load(path.with_suffix(".npz"))
+    saved = heads.Heads.load(path.with_suffix(".npz"), written_by="")
     assert [layer.kind for layer in saved.layers] == list(KINDS)
     assert [layer.number for layer in saved.layers] == list(LAYERS)
     assert [layer.index for layer in saved.layers] == [0, 1, 2, 3, 4]
-    mean = saved.numbers["confidence"].mean
-    np.testing.assert_array_equal(mean, found.measures["confidence"].mean)
-    assert found.measures["confidence"].kinds == KINDS
+    mean = saved["confidence"].mean
+    np.testing.assert_array_equal(mean, found["confidence"].mean)
+    assert saved.title == found.title
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -23,7 +23,7 @@ def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
     found = importance.importance(
         Subject.of_folder(folder), examples=9, metric="accuracy"
     )
-    assert list(found.measures) == list(heads.MEASURES)
+    assert list(found) == list(heads.MEASURES)
     assert found.agreement.shape == (4, 4)
     np.testing.assert_allclose(np.diag(found.agreement), 1)
     formats = ["png", "svg"]
@@ -41,14 +41,14 @@ def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
         ("1", "0"),
         ("1", "1"),
     ]
-    mean = found.measures["ablation"].mean
+    mean = found["ablation"].mean
     assert float(lines[2]["ablation"]) == pytest.approx(mean[1, 0], abs=1e-7)
     for line in lines:
         assert float(line["gradient_rank_low"]) <= float(line["gradient_rank_high"])
     assert found.title.endswith("9 held-out examples, ablated heads pass on zeros")
-    assert found.numbers["ablation"].unit == "share of right answers"
-    assert found.numbers["ablation"].label.startswith("change of the accuracy")
-    assert found.numbers["gradient"].unit == "nats"
+    assert found["ablation"].unit == "share of right answers"
+    assert found["ablation"].label.startswith("change of the accuracy")
+    assert found["gradient"].unit == "nats"
     assert found.text().count("±") == 16
 
 
@@ -58,7 +58,7 @@ def test_a_measure_is_one_function_that_everything_finds(
 ):
     def nothing(of, *, ablation_value=None):
         """Returns that no head matters."""
-        return heads.Importance(np.zeros((3, 2, 2)))
+        return heads.Heads.of_examples(np.zeros((3, 2, 2)))
 
     monkeypatch.setattr(heads.importance, "MEASURES", measures := dict(heads.MEASURES))
     monkeypatch.setattr(heads, "MEASURES", measures)
@@ -99,7 +99,7 @@ def test_ablated_heads_pass_on_what_is_asked_for(trained):
     found = importance.importance(
         Subject.of_folder(folder), ablation_value="mean", **options
     )
-    np.testing.assert_allclose(found.measures["ablation"].mean, wanted, atol=1e-6)
+    np.testing.assert_allclose(found["ablation"].mean, wanted, atol=1e-6)
     assert (
         programs.ablation_value(subject, "resample", 4)
         is heads.ablation_values.resample

@@ -104,7 +104,7 @@ def test_maps_of_each_kind_are_those_of_the_model(made, saved):
 @pytest.mark.slow
 def test_the_share_of_aligned_rows_is_that_of_brute_force(made, saved):
     shown = dumping.dossier(made / "attention")
-    number = shown.sets[0].numbers["aligned"]
+    number = shown.sets[0].columns["aligned"]
     run = folders.load_run(made)
     count = int(re.fullmatch(r"mean of (\d+) examples", saved.mean.name)[1])
     example = run.examples(count)

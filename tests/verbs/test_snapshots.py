@@ -87,4 +87,4 @@ def test_snapshots_are_the_steps_of_a_dossier(watched):
     dumping.dump(Subject.of_folder(folder.root), devices=DEVICES)
     shown = dumping.dossier(folder.attention)
     assert [each.step for each in shown.sets] == [5, 10, 30]
-    assert shown.sets[-1].numbers and not shown.sets[0].numbers
+    assert shown.sets[-1].columns and not shown.sets[0].heads.numbers

@@ -11,7 +11,6 @@ from mha_haiku.lab.heads import (
     edits,
     graph,
     hard_concrete,
-    means,
     metrics,
     why,
 )
@@ -43,7 +42,6 @@ from mha_haiku.lab.heads.head_weights import (
 )
 from mha_haiku.lab.heads.importance import (
     MEASURES,
-    Importance,
     Measure,
     ablation,
     attribution,
@@ -66,14 +64,11 @@ from mha_haiku.lab.heads.ranking import (
     greedy_order,
     order,
     pairs,
-    rank_correlation,
-    rank_intervals,
 )
 from mha_haiku.lab.heads.roles import (
     MIXED,
     ROLES,
     SCORES,
-    Roles,
     role_evidence,
     role_of,
     roles,
@@ -81,16 +76,19 @@ from mha_haiku.lab.heads.roles import (
 )
 from mha_haiku.lab.heads.rollout import flow, rollout
 from mha_haiku.lab.heads.running import Measured, Metric
+from mha_haiku.records import Column, Heads, means
+from mha_haiku.records.ranks import rank_correlation, rank_intervals
 
 __all__ = [
     "AblationValue",
     "Circuit",
+    "Column",
     "Contributions",
     "Cost",
     "EDGE_MEASURES",
     "Edges",
     "HeadWeights",
-    "Importance",
+    "Heads",
     "MEASURES",
     "MIXED",
     "Matching",
@@ -98,7 +96,6 @@ __all__ = [
     "Metric",
     "Patched",
     "ROLES",
-    "Roles",
     "SCORES",
     "Step",
     "Measured",

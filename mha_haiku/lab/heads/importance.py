@@ -1,16 +1,15 @@
 """How much a trained model needs each of its heads: measures of one signature.
 
 A measure is a function below `_offered`; scripts, tables and pictures find it in
-`MEASURES`. It takes a `Measured` and returns an `Importance`: a number per example and
-head, the larger the more the head matters to the metric. `ablation_value` is the value
-that ablated heads pass on. All raise TypeError if batches can be iterated over only
-once, and ValueError if there are none, or no heads.
+`MEASURES`. It takes a `Measured` and returns `Heads` with one column, which has a
+number per example and head: the larger, the more the head matters to the metric.
+`ablation_value` is the value that ablated heads pass on. All raise TypeError if batches
+can be iterated over only once, and ValueError if there are none, or no heads.
 
 B batch, L layers (attention parts), H heads of a layer, F hidden units of a layer, N
 examples, P patterns of gates.
 """
 
-import dataclasses
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,36 +18,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import display, models
-from mha_haiku.lab.heads import edits, means, metrics, programs, running
+from mha_haiku.core import models
+from mha_haiku.lab.heads import edits, metrics, programs, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
+from mha_haiku.records import Heads
+from mha_haiku.records.means import PerExample
 
 Array = jax.Array
 
 _logger = logging.getLogger("mha_haiku")
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Importance(means.PerExample):
-    """How much each head matters, `[N, L, H]`; of `unit_gradient` each hidden unit."""
-
-    kinds: tuple[str, ...] = ()  # of each layer; () where there is one kind
-
-    def __repr__(self) -> str:
-        shown, mean = f"{display.value(self.per_example)} [N, L, H]", self.mean
-        if mean.size and not np.isnan(mean).all():
-            layer, head = np.unravel_index(np.nanargmax(mean), mean.shape)
-            shown += (
-                f", means from {np.nanmin(mean):.3g} to {np.nanmax(mean):.3g}, the "
-                f"largest of {running.label(self.kinds, layer)}, head {head}"
-            )
-        return f"Importance({shown})"
-
-
 class Measure(NamedTuple):
     """A measure of the importance of heads, as scripts and pictures offer it."""
 
-    measure: Callable[..., Importance]  # `measure(subject, ablation_value=...)`
+    measure: Callable[..., Heads]  # `measure(subject, ablation_value=...)`
     # The unit of the importance; None: of the metric. A measure that has one is taken
     # of the loss.
     unit: str | None
@@ -71,14 +55,13 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
 @_offered(None, "change of the {metric} when the head is ablated")
 def ablation(
     subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> Importance:
+) -> Heads:
     """Measures the change of the metric when one head is ablated, for each head.
 
     Source: Michel et al. 2019, section 3.2, https://arxiv.org/abs/1905.10650.
     """
-    return _measured(
-        subject, changes, metric=subject.metric, ablation_value=ablation_value
-    )
+    known = {"metric": subject.metric, "ablation_value": ablation_value}
+    return _measured(subject, "ablation", changes, **known)
 
 
 @running.compiled
@@ -90,7 +73,7 @@ def changes(model, params, example, *, metric, ablation_value) -> Array:
 @_offered("nats", "slope of the loss by the head's gate")
 def gradient(
     subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> Importance:
+) -> Heads:
     """Computes the absolute derivative of the metric by each head's gate.
 
     A metric that is at its best with all heads open has slopes of 0 but for rounding,
@@ -102,9 +85,8 @@ def gradient(
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
     """
     _check_slope(subject)
-    found = _measured(
-        subject, _slopes, metric=subject.metric, ablation_value=ablation_value
-    )
+    known = {"metric": subject.metric, "ablation_value": ablation_value}
+    found = _measured(subject, "gradient", _slopes, **known)
     _warn_if_flat(found, subject, ablation_value)
     return found
 
@@ -115,7 +97,7 @@ def _slopes(model, params, example, *, metric, ablation_value):
     return jnp.abs(clean.slopes(1.0))
 
 
-def unit_gradient(subject: running.Measured) -> Importance:
+def unit_gradient(subject: running.Measured) -> PerExample:
     """Computes the absolute derivative of the metric by each hidden unit's gate.
 
     A gate multiplies a unit at all positions of an example, and the importance is
@@ -128,7 +110,7 @@ def unit_gradient(subject: running.Measured) -> Importance:
     Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
     """
     _check_slope(subject)
-    return Importance(_results(subject, _unit_slopes, metric=subject.metric))
+    return PerExample(_results(subject, _unit_slopes, metric=subject.metric))
 
 
 @running.compiled
@@ -154,7 +136,7 @@ def _unit_slopes(model, params, example, *, metric):
 @_offered("nats", "share of what ablating all heads costs")
 def attribution(
     subject: running.Measured, *, ablation_value: AblationValue = zero, points: int = 16
-) -> Importance:
+) -> Heads:
     """Integrates gradients: each head's share of the cost of ablating all.
 
     The gradients of the gates are integrated along the straight line from all gates
@@ -171,7 +153,7 @@ def attribution(
     if points < 1:
         raise ValueError(f"points must be at least 1, got {points}.")
     known = {"ablation_value": ablation_value, "points": points}
-    return _measured(subject, _shares, metric=subject.metric, **known)
+    return _measured(subject, "attribution", _shares, metric=subject.metric, **known)
 
 
 @running.compiled
@@ -191,7 +173,7 @@ def _shares(model, params, example, *, metric, ablation_value, points):
 @_offered("weight", "largest weight of a query")
 def confidence(
     subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> Importance:
+) -> Heads:
     """Measures the confidence of each head: the mean largest weight of a query.
 
     No head is ablated, and the metric is not used.
@@ -199,7 +181,7 @@ def confidence(
     Source: Voita et al. 2019, section 4, https://arxiv.org/abs/1905.09418.
     """
     del ablation_value
-    return _measured(subject, _largest_weights)
+    return _measured(subject, "confidence", _largest_weights)
 
 
 @running.compiled
@@ -266,9 +248,13 @@ def _check_slope(subject) -> None:
         )
 
 
-def _measured(subject, compiled, **known) -> Importance:
+def _measured(subject, name, compiled, **known) -> Heads:
     per_example = _results(subject, compiled, **known)
-    return Importance(per_example, tuple(running.kinds_measured(subject)))
+    kinds, of = running.kinds_measured(subject), MEASURES[name]
+    label = of.label.format(metric="metric")
+    return Heads.of_examples(
+        per_example, kinds, name=name, unit=of.unit or "", label=label
+    )
 
 
 def _results(subject, compiled, *arrays, **known) -> np.ndarray:

@@ -25,10 +25,10 @@ from mha_haiku.lab.heads import (
     ablation_values,
     circuits,
     edits,
-    means,
     programs,
     running,
 )
+from mha_haiku.records.means import PerExample
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -40,7 +40,7 @@ LOGITS = (-1, -1)  # stands for the logits among receiving heads
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Changes(means.PerExample):
+class Changes(PerExample):
     """The changes of the metric by each patched thing."""
 
     base: np.ndarray  # `[N]`, the metric of the run that is changed

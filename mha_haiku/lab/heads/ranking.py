@@ -1,6 +1,6 @@
-"""Ranks of heads: how certain they are, how far measures agree, which head goes first.
+"""Orders of heads: which goes first, alone, in pairs, or one after the other.
 
-L layers, H heads of a layer, N examples, P pairs of heads.
+L layers, H heads of a layer, P pairs of heads.
 """
 
 from collections.abc import Callable
@@ -11,61 +11,6 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.lab.heads import importance, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
-from mha_haiku.lab.heads.importance import Importance
-
-
-def rank_intervals(
-    found: Importance,
-    *,
-    level: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> np.ndarray:
-    """Computes bootstrap intervals of the ranks of heads by their importance.
-
-    An interval holds the share `level` of resamples, which draw the examples with
-    replacement. The result is `[L, H, 2]`: lowest and highest rank, 1 for the most
-    important head; NaN where there is no head.
-
-    Raises:
-      ValueError: If the level is not between 0 and 1.
-
-    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
-    """
-    import scipy.stats
-
-    if not 0 < level < 1:
-        raise ValueError(f"level must be in (0, 1), got {level}.")
-    generator = np.random.default_rng(seed)
-    values = found.per_example
-    exists = ~np.isnan(values[0])
-    values = values[:, exists]
-    count = len(values)
-    draws = generator.multinomial(count, np.full(count, 1 / count), resamples)
-    ranks = scipy.stats.rankdata(-(draws / count) @ values, axis=-1)
-    ends = np.quantile(ranks, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    result = np.full((*exists.shape, 2), np.nan)
-    result[exists] = ends.T
-    return result
-
-
-def rank_correlation(first: Importance, second: Importance) -> float:
-    """Computes Spearman's correlation, in [-1, 1], of two importances' means.
-
-    NaN where one is constant over the heads.
-
-    Raises:
-      ValueError: If the two are not of the same heads.
-    """
-    import scipy.stats
-
-    one, other = first.mean, second.mean
-    if one.shape != other.shape or (np.isnan(one) != np.isnan(other)).any():
-        raise ValueError("the two must be of the same layers and heads.")
-    one, other = one[~np.isnan(one)], other[~np.isnan(other)]
-    if np.ptp(one) == 0 or np.ptp(other) == 0:
-        return float("nan")
-    return float(scipy.stats.spearmanr(one, other).statistic)
 
 
 def order(values: np.ndarray) -> list[tuple[int, int]]:

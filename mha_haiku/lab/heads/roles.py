@@ -3,7 +3,6 @@
 B batch, T positions, L layers, H heads of a layer.
 """
 
-import collections
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, display, models, tiles
+from mha_haiku.core import attention, models, tiles
 from mha_haiku.lab.heads import alignment, running
+from mha_haiku.records.heads import ROLE, Column, Heads
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -65,41 +65,11 @@ ROLES = {
     ),
 }
 MIXED = "mixed"
+_LONGEST = max(map(len, ROLES))
 # The largest offset, and distance from the anti-diagonal, that has a count of its own.
 _FARTHEST = 128
 # The scores that decide the roles: name and label.
 SCORES = {role.score or name: role.label for name, role in ROLES.items()}
-
-
-class Roles(NamedTuple):
-    """The roles of heads."""
-
-    names: np.ndarray  # `[L, H]` strings, see `role_of`; "" where there is no head
-    # By the names of `SCORES`, `[L, H]` in [0, 1], NaN where there is no head, or its
-    # kind has no such score; without scores that no layer has.
-    scores: dict[str, np.ndarray]
-    # `[L, H]` integers, the most frequent t - s of a query t and the key s with its
-    # largest weight; up to 128 positions.
-    offsets: np.ndarray
-    kinds: tuple[str, ...] = ()  # of each layer; () where there is one kind
-
-    def __repr__(self) -> str:
-        counts = collections.Counter(name for name in np.ravel(self.names) if name)
-        shown = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-        return f"Roles({len(self.names)} layers, heads: {shown or 'none'})"
-
-    _repr_html_, show, plot = display.html, display.show, display.plot
-
-    @property
-    def deciding(self) -> np.ndarray:
-        """The score that decided each role, `[L, H]`; NaN where none did."""
-        names = np.asarray(self.names)
-        decided = np.full(names.shape, np.nan)
-        for name, role in ROLES.items():
-            score = self.scores.get(role.score or name)
-            if score is not None:
-                decided = np.where(names == name, score, decided)
-        return decided
 
 
 def roles(
@@ -109,8 +79,13 @@ def roles(
     *,
     separators: Sequence[int] = (),
     align: alignment.Align | None = None,
-) -> Roles:
+) -> Heads:
     """Finds the role of each head on some data.
+
+    The columns are `role`, a name and the score that decides it (NaN where none does);
+    the scores by the names of `SCORES`, in [0, 1], NaN where a kind of heads has no
+    such score; and `offset`, the most frequent t - s of a query t and the key s with
+    its largest weight, up to 128 positions.
 
     `separators` are tokens (in an encoder-decoder, of its source), and `align` says
     where cross heads should look, as a task's `alignments` do.
@@ -292,8 +267,8 @@ def roles_of_evidence(
     found: Sequence[Mapping[str, np.ndarray]],
     *,
     columns: Sequence[Sequence[int]] | None = None,
-    kinds: Iterable[str] = (),
-) -> Roles:
+    kinds: Sequence[str] = (),
+) -> Heads:
     """Finds roles from sums over examples of `role_evidence`, `[H, ...]` a layer.
 
     `columns` has, for each layer, its heads' columns in the result; None: in order.
@@ -301,25 +276,49 @@ def roles_of_evidence(
     if columns is None:
         columns = [range(len(each["positional"])) for each in found]
     shape = len(found), 1 + max((h for each in columns for h in each), default=-1)
-    names, offsets = np.full(shape, "", dtype=object), np.zeros(shape, int)
-    values = {name: np.full(shape, np.nan) for name in SCORES}
+    names, deciding = np.full(shape, "", dtype=object), np.full(shape, np.nan)
+    values = {name: np.full(shape, np.nan) for name in [*SCORES, "offset"]}
     for i, (sums, places) in enumerate(zip(found, columns, strict=True)):
-        own = {}
-        for name, x in sums.items():
-            if x.shape[-1] == 2:
-                own[name] = x[:, 0] / np.maximum(x[:, 1], 1e-9)
-            else:
-                own[name] = x[:, :-1].max(-1) / np.maximum(x.sum(-1), 1)
-        if "aligned" in own:  # NaN where nothing is known
-            known = sums["aligned"][:, 1] > 0
-            own["aligned"] = np.where(known, own["aligned"], np.nan)
-        if "monotonic" in own:  # downwards too, as long as all examples do
-            own["monotonic"] = np.abs(own["monotonic"])
-        of_offset = sums["positional"][:, :-1]
-        offsets[i, list(places)] = of_offset.argmax(-1) - _FARTHEST
-        for name, x in own.items():
+        scores = _scores(sums)
+        for name, x in scores.items():
             values[name][i, list(places)] = x
+        of_offset = sums["positional"][:, :-1]
+        values["offset"][i, list(places)] = of_offset.argmax(-1) - _FARTHEST
         for h, place in enumerate(places):
-            names[i, place] = role_of({name: x[h] for name, x in own.items()})
-    known = {name: x for name, x in values.items() if not np.isnan(x).all()}
-    return Roles(names, known, offsets, tuple(kinds))
+            own = {name: x[h] for name, x in scores.items()}
+            names[i, place] = name = role_of(own)
+            if name != MIXED:
+                deciding[i, place] = own[ROLES[name].score or name]
+    known = {
+        name: Column(x, "", SCORES.get(name, "most frequent offset of a query's key"))
+        for name, x in values.items()
+        if not np.isnan(x).all()
+    }
+    if "offset" in known:
+        known["offset"] = known["offset"]._replace(unit="positions")
+    notes = [
+        f"role {name:<{_LONGEST}}  at least {role.threshold:g} of: {role.label}"
+        for name, role in ROLES.items()
+        if name in names
+    ]
+    if MIXED in names:
+        notes.append(f"role {MIXED:<{_LONGEST}}  none of the roles")
+    role = Column(deciding, "score", "score that decides the role", names=names)
+    columns = {ROLE: role, **known}
+    return Heads.of("Roles of heads", columns, tuple(kinds), notes=tuple(notes))
+
+
+def _scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Computes the scores of the heads of a layer, `[H]`, from sums of evidence."""
+    scores = {}
+    for name, x in sums.items():
+        if x.shape[-1] == 2:
+            scores[name] = x[:, 0] / np.maximum(x[:, 1], 1e-9)
+        else:
+            scores[name] = x[:, :-1].max(-1) / np.maximum(x.sum(-1), 1)
+    if "aligned" in scores:  # NaN where nothing is known
+        known = sums["aligned"][:, 1] > 0
+        scores["aligned"] = np.where(known, scores["aligned"], np.nan)
+    if "monotonic" in scores:  # downwards too, as long as all examples do
+        scores["monotonic"] = np.abs(scores["monotonic"])
+    return scores

@@ -9,8 +9,8 @@ import numpy as np
 
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
+from mha_haiku.records import tables
 from mha_haiku.showing import answers as shown
-from mha_haiku.showing import tables
 from mha_haiku.subjects import answers as answered
 from mha_haiku.subjects import inputs, programs, results
 from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb

@@ -18,6 +18,7 @@ import numpy as np
 from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
+from mha_haiku.records import Heads, Layer
 from mha_haiku.showing import (
     collecting,
     drawing,
@@ -163,7 +164,7 @@ def measured(
     found = looks(indices, "attention maps")
     example, answers, aligned, seen = jax.tree.map(lambda *x: np.concatenate(x), *found)
     shown = [
-        map_set.Layer.of_model(layer_heads[i].kind, layer_heads[i].layer, i, names)
+        Layer.of_model(layer_heads[i].kind, layer_heads[i].layer, i, names)
         for i, names in zip(layers, chosen, strict=True)
     ]
     bare = _examples(
@@ -256,10 +257,10 @@ def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
     path = folders.Folder(root).heads / "head_importance.npz"
     command = results.command("head_importance", root)
     if path.exists():
-        found = map_set.MapSet.load(path, written_by=command)
+        found = Heads.load(path, written_by=command)
         if found.step == maps.step:
-            numbers = {**maps.numbers, **found.numbers_at(maps.layers)}
-            return dataclasses.replace(maps, numbers=numbers)
+            columns = {**maps.columns, **found.at(maps.layers)}
+            return dataclasses.replace(maps, columns=columns)
     return dataclasses.replace(maps, missing=(("importance", command),))
 
 
@@ -268,9 +269,9 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
     moments = []
     for step in steps_of(folder):
         maps = map_set.MapSet.load(folder / str(step) / "maps.npz")
-        known = maps.numbers.items()
+        known = maps.columns.items()
         own = {x: y for x, y in known if x not in attention.STATISTICS}
-        maps = dataclasses.replace(maps, name=f"step {step}", step=step, numbers=own)
+        maps = dataclasses.replace(maps, name=f"step {step}", step=step, columns=own)
         moments.append(maps)
     return moments
 

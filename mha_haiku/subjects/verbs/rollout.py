@@ -19,10 +19,11 @@ import numpy as np
 
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.lab.heads import flow, means, running
+from mha_haiku.lab.heads import flow, running
 from mha_haiku.lab.heads.rollout import rollout as rolled_out
+from mha_haiku.records import means
+from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.showing.tables import Column, Table
 from mha_haiku.subjects import programs, results
 from mha_haiku.subjects.subject import Subject, check_task, verb
 from mha_haiku.training import evaluation, stepping, tasks

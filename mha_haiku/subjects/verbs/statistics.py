@@ -3,75 +3,23 @@
 Dimensions: N examples, L layers, H heads, T positions.
 """
 
-import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from mha_haiku.core import checks, display
+from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, running
-from mha_haiku.showing import collecting, per_head, tables
-from mha_haiku.showing.map_set import Layer, PerHead
+from mha_haiku.records import Layer
+from mha_haiku.records.heads import ROLE
+from mha_haiku.showing import collecting
 from mha_haiku.subjects import programs, results
 from mha_haiku.subjects.subject import EXAMPLES, Part, Subject, parts_of, verb
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
-_WIDTH_OF_ROLES = max(map(len, heads.ROLES))
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class HeadStatistics(results.Result):
-    """What the heads of a run do."""
-
-    title: str  # the run, its step, and what means are over
-    layers: tuple[Layer, ...]  # each with the heads of the unpruned layer
-    # By the names of `attention.STATISTICS`, `[L, H]`, NaN where a head was pruned.
-    # Statistics that need tokens are left out where inputs are features, and NaN for
-    # cross-attention, whose queries and keys are of two texts.
-    numbers: dict[str, PerHead]
-    roles: heads.Roles | None = None
-    file_name = "head_statistics"
-
-    def __repr__(self) -> str:
-        return f"HeadStatistics({self.title})"
-
-    _repr_html_, show, plot = display.html, display.show, display.plot
-
-    def table(self) -> tables.Table:
-        """Makes a table with a row per head; as text it shows means only."""
-        return per_head.table(
-            self.numbers,
-            self.layers,
-            roles=None if self.roles is None else self.roles.names,
-            shown="{0:.3g}",
-        )
-
-    def text(self) -> str:
-        """Writes the table as text, with a legend of its numbers and roles."""
-        text = f"{self.table().text()}\n\n{per_head.legend(self.numbers)}"
-        found = set() if self.roles is None else set(self.roles.names.flat)
-        meanings = {
-            name: f"at least {role.threshold:g} of: {role.label}"
-            for name, role in heads.ROLES.items()
-        } | {heads.MIXED: "none of the roles"}
-        lines = [
-            f"role {name:<{_WIDTH_OF_ROLES}}  {meaning}"
-            for name, meaning in meanings.items()
-            if name in found
-        ]
-        return "\n".join([text, *lines])
-
-    @property
-    def picture(self) -> functools.partial:
-        """Draws a heat map of each statistic."""
-        return functools.partial(
-            per_head.statistics_picture, self.numbers, self.layers, title=self.title
-        )
 
 
 @verb(command="head_statistics", folder="attention")
@@ -80,7 +28,7 @@ def statistics(
     examples: int | Any = EXAMPLES,
     *,
     layers: Sequence[int | str] | None = None,
-) -> HeadStatistics:
+) -> results.HeadResult:
     """Measures and draws what each head does, over held-out examples.
 
     No map is stored, so inputs may have any length. Padding is left out, and all
@@ -141,15 +89,22 @@ def statistics(
     kinds = tuple(part.kind for part in parts if part.kind)
     roles = collecting.roles(known, columns=columns, kinds=kinds)
     every = range(numbers["entropy"].mean.shape[1])
-    shown = [
+    measured_layers = tuple(
         Layer.of_model(part.kind, part.layer, i, every)
         for i, part in zip(layers, parts, strict=True)
-    ]
-    return HeadStatistics(title, tuple(shown), numbers, roles)
+    )
+    return results.HeadResult(
+        title,
+        measured_layers,
+        numbers | {ROLE: roles[ROLE]},
+        subject.step,
+        roles.notes,
+        "head_statistics",
+    )
 
 
 @verb
-def roles(subject: Subject, examples: Any = EXAMPLES) -> heads.Roles:
+def roles(subject: Subject, examples: Any = EXAMPLES) -> heads.Heads:
     """Finds the role of each head on so many examples, or on texts."""
     align = None if subject.task is None else subject.task.alignments
     batches = programs.batches_given(subject, examples, targets=False)

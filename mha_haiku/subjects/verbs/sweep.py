@@ -18,8 +18,8 @@ import numpy as np
 from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
+from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.showing.tables import Column, Table
 from mha_haiku.subjects import programs, results
 from mha_haiku.subjects.subject import Subject, verb
 from mha_haiku.subjects.verbs import metrics, pruning

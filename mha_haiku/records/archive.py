@@ -16,9 +16,7 @@ import numpy as np
 
 from mha_haiku.core import arrays, checks, fields
 
-FORMAT = 2
-# Parts of examples in files of earlier versions, which are read without them.
-_PAST = {"patches", "channels"}
+FORMAT = 3
 _FIELDS = "fields"
 
 
@@ -37,7 +35,7 @@ def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
     """
     found = arrays.read_npz(checks.as_path(path))
     try:
-        stored = json.loads(str(found.pop(_FIELDS)), object_hook=_without_past)
+        stored = json.loads(str(found.pop(_FIELDS)))
         is_known = stored["format"] == FORMAT
     except (KeyError, TypeError, ValueError, RecursionError):
         is_known = False
@@ -50,10 +48,6 @@ def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
         return fields.decoded(kind, stored.get("record"), "", found)
     except ValueError as error:
         raise checks.ConfigError(f"{path}: {error}") from None
-
-
-def _without_past(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: part for name, part in record.items() if name not in _PAST}
 
 
 def _encoded(value, name, found, names) -> Any:

@@ -3,7 +3,7 @@
 import csv
 import io
 
-from mha_haiku.showing.tables import RANGE, WITH_ERROR, Column, Table
+from mha_haiku.records.tables import RANGE, WITH_ERROR, Column, Table
 
 TABLE = Table(
     [

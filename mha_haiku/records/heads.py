@@ -1,0 +1,357 @@
+"""Numbers of heads in named columns: what heads do, and how much they matter.
+
+L layers, H heads of a layer, N examples, M columns that rank heads.
+"""
+
+import collections
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from mha_haiku.core import checks, display
+from mha_haiku.records import archive, means, ranks, tables
+
+ROLE = "role"  # the column of what heads do
+_MOST_SAID = 3  # columns in a repr
+
+
+class Layer(NamedTuple):
+    """A layer and its heads.
+
+    Attributes:
+      name: "layer 1", "cross 0".
+      heads: The names of its heads, which are their numbers in the model that was not
+        pruned.
+      kind: "encoder", "decoder" or "cross"; "" where all layers are of one kind.
+      index: Number of the layer in the model, counted over all kinds; None: of no
+        model.
+      number: Number of the layer among the layers of its kind; None: of no model.
+    """
+
+    name: str
+    heads: tuple[str, ...]
+    kind: str = ""
+    index: int | None = None
+    number: int | None = None
+
+    @classmethod
+    def of_model(
+        cls, kind: str, number: int, index: int, heads: Iterable[int]
+    ) -> "Layer":
+        """Makes a layer of a model, with the names of some of its heads."""
+        name = f"{kind or 'layer'} {number}"
+        return cls(name, tuple(map(str, heads)), kind, index, number)
+
+    @classmethod
+    def of_kinds(
+        cls, kinds: Sequence[str], heads: Sequence[Iterable[int]]
+    ) -> tuple["Layer", ...]:
+        """Makes the layers of a model by their kinds, each counted among its kind.
+
+        Without kinds all are of one. `heads` has the names of the heads of each layer.
+        """
+        kinds = list(kinds) or [""] * len(heads)
+        return tuple(
+            cls.of_model(kind, i - kinds.index(kind), i, names)
+            for i, (kind, names) in enumerate(zip(kinds, heads, strict=True))
+        )
+
+    @property
+    def address(self) -> str:
+        """The layer's name in a flag: "3", or "cross.3" where there are kinds."""
+        return f"{self.kind}.{self.number}" if self.kind else f"{self.number}"
+
+
+class Column(NamedTuple):
+    """A number of each head, or a name and the score that decides it.
+
+    Attributes:
+      mean: `[L, H]` over examples; NaN where there is no such number, as where a layer
+        has fewer heads.
+      unit: The unit of the number.
+      label: What the number is, in a few words.
+      standard_error: `[L, H]`, of the mean; None if unknown.
+      ranks: `[L, H, 2]`, an interval of likely ranks, 1 for the largest number; None if
+        unknown.
+      names: `[L, H]` strings, in a column of names; "" where there is none.
+      per_example: `[N, L, H]`, what the mean is of; None if unknown.
+    """
+
+    mean: np.ndarray
+    unit: str
+    label: str
+    standard_error: np.ndarray | None = None
+    ranks: np.ndarray | None = None
+    names: np.ndarray | None = None
+    per_example: np.ndarray | None = None
+
+    @classmethod
+    def of_examples(cls, per_example: np.ndarray, unit: str, label: str) -> "Column":
+        """Averages numbers `[N, L, H]` over examples."""
+        mean, error = means.mean(per_example), means.standard_error(per_example)
+        return cls(mean, unit, label, error, per_example=per_example)
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the number says in which order heads matter."""
+        return self.ranks is not None or self.per_example is not None
+
+    def with_ranks(self) -> "Column":
+        """Adds the intervals in which the ranks of heads are, from the examples."""
+        return self._replace(ranks=ranks.rank_intervals(self))
+
+
+Columns = Mapping[str, Column]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Heads:
+    """Numbers of the heads of a model: `heads["ablation"].mean` is `[L, H]`.
+
+    Attributes:
+      title: Of which model, and how they were measured.
+      layers: `[L]`, with the names of their heads.
+      columns: By their names.
+      step: The training step; None if it is not a moment of a training.
+      notes: What has to be said of the columns, in lines.
+      file_name: Of the files that it is saved as, without a suffix.
+    """
+
+    title: str
+    layers: tuple[Layer, ...]
+    columns: Mapping[str, Column]
+    step: int | None = None
+    notes: tuple[str, ...] = ()
+    file_name: str = "heads"
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+    @classmethod
+    def of(
+        cls, title: str, columns: Columns, kinds: Sequence[str] = (), **more
+    ) -> Self:
+        """Makes the record of all heads of a model, whose names are their places.
+
+        `kinds` has the kind of each layer; (): all are of one.
+        """
+        num_layers, num_heads = next(iter(columns.values())).mean.shape
+        layers = Layer.of_kinds(kinds, [range(num_heads)] * num_layers)
+        return cls(title, layers, columns, **more)
+
+    @classmethod
+    def of_examples(
+        cls,
+        per_example: np.ndarray,
+        kinds: Sequence[str] = (),
+        *,
+        name: str = "importance",
+        unit: str = "",
+        label: str = "importance",
+    ) -> Self:
+        """Makes the record of one number `[N, L, H]` of each example and head."""
+        title = f"{name.capitalize()} of heads, {len(per_example)} examples"
+        return cls.of(
+            title, {name: Column.of_examples(per_example, unit, label)}, kinds
+        )
+
+    def __repr__(self) -> str:
+        said = [f"{len(self.layers)} layers"]
+        said += [self._said(*each) for each in [*self.columns.items()][:_MOST_SAID]]
+        more = len(self.columns) - _MOST_SAID
+        said += [f"{more} more columns"] * (more > 0)
+        return f"{type(self).__name__}({self.title!r}: {'; '.join(said)})"
+
+    def _said(self, name: str, column: Column) -> str:
+        if column.names is not None:
+            counts = collections.Counter(x for x in np.ravel(column.names) if x)
+            listed = ", ".join(f"{count} {x}" for x, count in counts.most_common())
+            return f"{name}: {listed or 'none'}"
+        if not column.mean.size or np.isnan(column.mean).all():
+            return name
+        place = np.unravel_index(np.nanargmax(column.mean), column.mean.shape)
+        return (
+            f"{name} from {np.nanmin(column.mean):.3g} to {column.mean[place]:.3g}"
+            f"{column.unit and ' '}{column.unit}, the largest of {self.name_of(*place)}"
+        )
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self.columns:
+            raise KeyError(f"heads have no {name!r}; they have {', '.join(self)}")
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns
+
+    @property
+    def first(self) -> Column:
+        """The first column."""
+        return next(iter(self.columns.values()))
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The means of the first column, `[L, H]`."""
+        return self.first.mean
+
+    @property
+    def standard_error(self) -> np.ndarray | None:
+        """The standard errors of the first column, `[L, H]`; None if unknown."""
+        return self.first.standard_error
+
+    @property
+    def per_example(self) -> np.ndarray | None:
+        """The first column of each example, `[N, L, H]`; None if unknown."""
+        return self.first.per_example
+
+    @property
+    def numbers(self) -> dict[str, Column]:
+        """The columns of numbers."""
+        return {name: x for name, x in self.columns.items() if x.names is None}
+
+    @property
+    def names(self) -> dict[str, np.ndarray]:
+        """The names in columns of names, `[L, H]`."""
+        return {x: y.names for x, y in self.columns.items() if y.names is not None}
+
+    @property
+    def agreement(self) -> np.ndarray:
+        """Spearman's rank correlation of the columns that rank heads, `[M, M]`."""
+        found = [x for x in self.columns.values() if x.is_ranked]
+        return np.array([[ranks.rank_correlation(a, b) for b in found] for a in found])
+
+    def name_of(self, layer: int, head: int) -> str:
+        """Names a head by its place."""
+        each = self.layers[layer]
+        return f"{each.name}, head {each.heads[head] if each.heads else head}"
+
+    def at(self, layers: Sequence[Layer]) -> dict[str, Column]:
+        """Finds the columns of the heads of some layers, of the same model.
+
+        They are NaN for heads that are not in this record, and where a layer has fewer
+        heads than another.
+        """
+        places = {
+            (layer.index, head): (i, h)
+            for i, layer in enumerate(self.layers)
+            for h, head in enumerate(layer.heads)
+        }
+        wanted = [[places.get((x.index, head)) for head in x.heads] for x in layers]
+        return columns_at(wanted, self.columns)
+
+    def table(self) -> tables.Table:
+        """Makes a row per head, with its numbers, their standard errors and ranks."""
+        has_kinds = any(layer.kind for layer in self.layers)
+        keys = ["kind"] * has_kinds + ["layer", "head", *self.names]
+        columns = list(map(tables.Column, keys))
+        for name, each in self.numbers.items():
+            shown = tables.WITH_ERROR if each.is_ranked else "{0:.3g}"
+            csv = (name, f"{name}_standard_error")
+            columns.append(tables.Column(name, each.unit, shown, csv))
+            if each.ranks is not None:
+                csv = (f"{name}_rank_low", f"{name}_rank_high")
+                columns.append(tables.Column(f"{name} rank", "", tables.RANGE, csv))
+        return tables.Table(columns, [*self._rows()], num_keys=len(keys))
+
+    def _rows(self) -> Iterator[dict]:
+        lacks = [np.asarray(x) == "" for x in self.names.values()]
+        lacks += [np.isnan(each.mean) for each in self.numbers.values()]
+        for i, h in np.argwhere(~np.all(lacks, 0)).tolist():
+            layer = self.layers[i]
+            row = {"layer": layer.number, "head": int(layer.heads[h])}
+            row["kind"] = layer.kind
+            row |= {name: str(values[i, h]) for name, values in self.names.items()}
+            for name, each in self.numbers.items():
+                error = each.standard_error
+                error = math.nan if error is None else float(error[i, h])
+                row[name] = (float(each.mean[i, h]), error)
+                if each.ranks is not None:
+                    row[f"{name} rank"] = tuple(map(float, each.ranks[i, h]))
+            yield row
+
+    def legend(self) -> str:
+        """Writes a line per column: what it is, and its unit."""
+        size = max(map(len, self.numbers), default=0)
+        return "\n".join(
+            f"{name:<{size}}  {each.label}{each.unit and ', '}{each.unit}"
+            for name, each in self.numbers.items()
+        )
+
+    def text(self) -> str:
+        """Writes the table as text, with its legend and notes below it."""
+        parts = [self.table().text(), "\n".join([self.legend(), *self.notes])]
+        ranked = [name for name, x in self.columns.items() if x.is_ranked]
+        if len(ranked) > 1:
+            columns = [tables.Column("agreement")]
+            columns += [tables.Column(name, "", "{:.2f}") for name in ranked]
+            rows = [
+                {"agreement": name, **dict(zip(ranked, row, strict=True))}
+                for name, row in zip(ranked, self.agreement.tolist(), strict=True)
+            ]
+            parts.append(tables.Table(columns, rows).text())
+            parts[-1] += "\nagreement: Spearman's rank correlation"
+        return "\n\n".join(parts)
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the record as an `.npz` file, whole or not at all.
+
+        Raises:
+          ConfigError: If it cannot be written.
+        """
+        plain = {x.name: getattr(self, x.name) for x in dataclasses.fields(Heads)}
+        return archive.save(path, Heads(**plain))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, written_by: str) -> "Heads":
+        """Loads the record in a file of `write`.
+
+        `written_by` is the command that writes such a file, for the message of an
+        error.
+
+        Raises:
+          ConfigError: If the file is missing, damaged or of another version.
+        """
+        found = archive.load(path, Heads, written_by=written_by)
+        shape = len(found.layers), max((len(x.heads) for x in found.layers), default=0)
+        for name, each in found.columns.items():
+            if each.mean.shape != shape:
+                raise checks.ConfigError(
+                    f"{path}: {name} must be of the heads {shape} of its layers, got "
+                    f"{each.mean.shape}."
+                )
+        return found
+
+
+def columns_at(
+    places: Sequence[Sequence[tuple[int, int] | None]], columns: Columns
+) -> dict[str, Column]:
+    """Takes columns at places (layer, head), a list per layer; None has no number."""
+    return {
+        name: each._replace(
+            mean=_at(places, each.mean),
+            standard_error=_at(places, each.standard_error),
+            ranks=_at(places, each.ranks),
+            names=_at(places, each.names, ""),
+            per_example=None,
+        )
+        for name, each in columns.items()
+    }
+
+
+def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
+    if values is None:
+        return None
+    shape = len(places), max(map(len, places), default=0), *values.shape[2:]
+    dtype = object if missing == "" else np.result_type(values, np.float32)
+    found = np.full(shape, missing, dtype)
+    for i, row in enumerate(places):
+        for h, place in enumerate(row):
+            if place is not None:
+                found[i, h] = values[place]
+    return found

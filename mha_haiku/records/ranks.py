@@ -1,0 +1,70 @@
+"""Ranks of heads by a number of each: how certain they are, and how far two agree.
+
+L layers, H heads of a layer, N examples.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+
+class Measured(Protocol):
+    """A column of heads, or a record whose first column is meant."""
+
+    @property
+    def mean(self) -> np.ndarray: ...
+
+    @property
+    def per_example(self) -> np.ndarray | None: ...
+
+
+def rank_intervals(
+    found: Measured, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> np.ndarray:
+    """Computes bootstrap intervals of the ranks of heads by their importance.
+
+    An interval holds the share `level` of resamples, which draw the examples with
+    replacement. The result is `[L, H, 2]`: lowest and highest rank, 1 for the most
+    important head; NaN where there is no head.
+
+    Raises:
+      ValueError: If the level is not between 0 and 1, or there are only means.
+
+    Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
+    """
+    import scipy.stats
+
+    if not 0 < level < 1:
+        raise ValueError(f"level must be in (0, 1), got {level}.")
+    values = found.per_example
+    if values is None:
+        raise ValueError("found must have per_example, got means alone.")
+    generator = np.random.default_rng(seed)
+    exists = ~np.isnan(values[0])
+    values = values[:, exists]
+    count = len(values)
+    draws = generator.multinomial(count, np.full(count, 1 / count), resamples)
+    ranks = scipy.stats.rankdata(-(draws / count) @ values, axis=-1)
+    ends = np.quantile(ranks, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    result = np.full((*exists.shape, 2), np.nan)
+    result[exists] = ends.T
+    return result
+
+
+def rank_correlation(first: Measured, second: Measured) -> float:
+    """Computes Spearman's correlation, in [-1, 1], of the means of two importances.
+
+    NaN where one is constant over the heads.
+
+    Raises:
+      ValueError: If the two are not of the same heads.
+    """
+    import scipy.stats
+
+    one, other = first.mean, second.mean
+    if one.shape != other.shape or (np.isnan(one) != np.isnan(other)).any():
+        raise ValueError("the two must be of the same layers and heads.")
+    one, other = one[~np.isnan(one)], other[~np.isnan(other)]
+    if np.ptp(one) == 0 or np.ptp(other) == 0:
+        return float("nan")
+    return float(scipy.stats.spearmanr(one, other).statistic)
