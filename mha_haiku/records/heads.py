@@ -162,8 +162,8 @@ class Heads:
     def __repr__(self) -> str:
         said = [f"{len(self.layers)} layers"]
         said += [self._said(*each) for each in [*self.columns.items()][:_MOST_SAID]]
-        more = len(self.columns) - _MOST_SAID
-        said += [f"{more} more columns"] * (more > 0)
+        if more := [*self.columns][_MOST_SAID:]:
+            said.append(f"also {', '.join(more)}")
         return f"{type(self).__name__}({self.title!r}: {'; '.join(said)})"
 
     def _said(self, name: str, column: Column) -> str:
@@ -264,6 +264,8 @@ class Heads:
         lacks += [np.isnan(each.mean) for each in self.numbers.values()]
         for i, h in np.argwhere(~np.all(lacks, 0)).tolist():
             layer = self.layers[i]
+            if h >= len(layer.heads):
+                continue
             row = {"layer": layer.number, "head": int(layer.heads[h])}
             row["kind"] = layer.kind
             row |= {name: str(values[i, h]) for name, values in self.names.items()}

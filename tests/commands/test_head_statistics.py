@@ -111,9 +111,7 @@ def test_a_mistake_takes_two_lines_and_status_2(untrained, capsys, arguments, pa
 
 
 @pytest.mark.slow
-def test_a_statistic_that_is_added_is_in_the_table_the_csv_a_page_and_a_view(
-    untrained, capsys, monkeypatch
-):
+def test_a_statistic_that_is_added_shows_everywhere(untrained, capsys, monkeypatch):
     entry = attention.statistics.Statistic(
         "beyond_the_first",
         "share of what is there",
@@ -132,6 +130,10 @@ def test_a_statistic_that_is_added_is_in_the_table_the_csv_a_page_and_a_view(
     shares = [float(row[entry.name]) for row in rows]
     firsts = [float(row["first_position"]) for row in rows]
     np.testing.assert_allclose(shares, 1 - np.array(firsts), rtol=1e-5)
+
+    heads = mh.load(untrained).statistics(13)
+    assert entry.name in repr(heads) and entry.name in heads._repr_html_()
+    assert entry.label in [axes.get_title("left") for axes in mh.plot(heads).axes]
 
     indices = "--indices=" + ",".join(map(str, range(11)))
     command = ["dump_attention", f"--workdir={untrained}", indices]

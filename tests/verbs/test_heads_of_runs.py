@@ -1,13 +1,14 @@
 """Heads of runs: measured and followed in time, through the folders."""
 
 import csv
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku import heads
+from mha_haiku import commands, heads
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import drawing
 from mha_haiku.subjects import observers, programs
@@ -54,7 +55,7 @@ def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
 
 @pytest.mark.slow
 def test_a_measure_is_one_function_that_everything_finds(
-    trained, tmp_path, monkeypatch
+    trained, tmp_path, monkeypatch, capsys
 ):
     def nothing(of, *, ablation_value=None):
         """Returns that no head matters."""
@@ -66,8 +67,20 @@ def test_a_measure_is_one_function_that_everything_finds(
     subject = Subject.of_folder(trained())
     found = importance.importance(subject, examples=2, measures=["nothing"])
     text, csv_file, picture = found.text(), *found.save(tmp_path)
-    assert "nothing" in text and "furlongs" in text and "how far it is" in text
+    for each in (text, found._repr_html_()):
+        assert "nothing" in each and "furlongs" in each and "how far it is" in each
+    assert "nothing from 0 to 0 furlongs" in repr(found)
+    titles = [axes.get_title("left") for axes in mh.plot(found).axes]
+    assert {"nothing", "how far it is"} <= set(titles)
     assert csv_file.read_text().startswith("layer,head,nothing,nothing_standard_error")
+    folder = tmp_path / "run"
+    shutil.copytree(subject.folder.root, folder)
+    options = [f"--workdir={folder}", "--examples=2"]
+    assert commands.run(["importance", *options, "--measures=nothing"]) == 0
+    assert "how far it is, furlongs" in capsys.readouterr().out
+    assert commands.run(["dump_attention", f"--workdir={folder}"]) == 0
+    page = (folder / "attention" / "index.html").read_text()
+    assert '"how far it is"' in page and '"furlongs"' in page
     other = importance.importance(subject, examples=2, measures=["confidence"])
     assert picture.read_bytes() != drawing.content(other.picture)
 
