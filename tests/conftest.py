@@ -22,6 +22,9 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):  # others may not k
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from jax.experimental.compilation_cache import (  # noqa: E402
+    compilation_cache as compilation_cache_of_jax,
+)
 
 # Compiling a new shape takes longer than a deadline allows.
 hypothesis.settings.register_profile(
@@ -63,6 +66,18 @@ _LONGEST = (
 def pytest_collection_modifyitems(items):
     """Puts the longest first: no process is left alone with them at the end."""
     items.sort(key=lambda item: not any(name in item.name for name in _LONGEST))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Turns JAX's persistent cache off for tests that do not ask for it.
+
+    Programs that were read from it have crashed.
+    """
+    asks = "compilation_cache" in item.fixturenames
+    if jax.config.jax_enable_compilation_cache != asks:
+        jax.config.update("jax_enable_compilation_cache", asks)
+        compilation_cache_of_jax.reset_cache()
 
 
 @pytest.fixture(autouse=True)
