@@ -41,7 +41,7 @@ _MOST_PLAIN_TOKENS = 1024
 _MOST_SAID = 3  # heads that the sentence below the title names
 # How heads of a role attend.
 _ROLES = {
-    "aligned": "where the task says that they should",
+    "aligned": "where the task expects",
     "previous_token": "to the previous token",
     "next_token": "to the next token",
     "own_position": "from each token to itself",
@@ -311,7 +311,8 @@ def _axis(axis: Axis) -> dict[str, Any]:
         for text, token in zip(spelled, axis.tokens, strict=True)
     ]
     shown = {"tokens": _texts(tokens), "edges": edges}
-    if special := [i for i, x in enumerate(axis.tokens) if labels.is_special(x)]:
+    special = [i for i, x in enumerate(axis.tokens) if labels.is_special(x)]
+    if special and not axis.is_pooled:
         shown["special"] = special
     if axis.label:
         shown["label"] = labels.one_line(axis.label)

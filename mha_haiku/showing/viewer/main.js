@@ -12,7 +12,11 @@ const setName = ({ name }, index) => shorten(name || `model ${index + 1}`, 60);
 // A head with the set and the example that it is of, where there are several to tell apart.
 function nameOf(where, ...others) {
   const set = page.sets[where.set];
-  const parts = [headName(set, where.layer, where.head)];
+  const parts = [{
+    head: () => headName(set, where.layer, where.head),
+    layer: () => `${shorten(set.layers[where.layer].name, 60)}, mean of its heads`,
+    all: () => 'Mean of all heads',
+  }[shownHeads()]()];
   // Beside others only what differs from them is said.
   const said = (name, count) => (
     others.length ? others.some((other) => other[name] !== where[name]) : count > 1
@@ -72,8 +76,8 @@ function show(strongest) {
 }
 
 function chooseStrongest() {
-  const { layers, queries, keys } = mapsAt(choice);
-  const map = layers[choice.layer][choice.head];
+  const map = shownMap(choice, mapsAt(choice));
+  const { queries, keys } = map;
   const from = choice.direction === 'from';
   const chosen = from ? queries.bin(choice.query) : keys.bin(choice.key);
   const others = from ? keys : queries;
@@ -108,7 +112,10 @@ function showTabs(wanted) {
     tab.setAttribute('aria-selected', String(tab.value === choice.view));
     tab.tabIndex = tab.value === choice.view ? 0 : -1;
   }
-  element('map-hint').hidden = choice.view !== 'map';
+  const { example } = wanted[0].context;
+  element('view-text').textContent = hasPatches(example) ? 'picture' : 'text';
+  element('map-hint').hidden = element('readout').hidden = choice.view !== 'map';
+  element('panes').classList.toggle('reading', choice.view === 'text');
   element('stage').setAttribute('aria-labelledby', `view-${choice.view}`);
 }
 
@@ -159,18 +166,29 @@ async function start() {
   element('main').hidden = false;
   await unpack(choice.set, choice.example);
   if (!wanted.has('query') && !exampleOf(choice).alignment?.length) chooseSeeingQuery();
+  if (!wanted.has('head') && !wanted.has('view') && (hasWords() || hasPatches(exampleOf(choice)))) Object.assign(choice, { view: 'text', of: 'all' });
   choose({}, !wanted.has('key'));
   putAddress();
 }
 
-// The last query that may attend to anything: where inputs are padded, the last may not.
+// Whether the input is a text of words, which says more at first than a head's map; not where the
+// task knows where heads should look.
+function hasWords() {
+  const { queries, keys, alignment } = exampleOf(choice);
+  const special = new Set(queries.special);
+  return !alignment && !(keys ?? queries).edges
+    && queries.tokens.some((text, position) => !special.has(position) && /\p{L}{2}/u.test(text));
+}
+
+// The last query that may attend to anything, as padding may not, and is of the text.
 function chooseSeeingQuery() {
   const { layers, queries, keys } = mapsAt(choice);
   const map = layers[choice.layer]?.[choice.head];
   if (!map) return;
+  const isPlain = (query) => queries.special.size === queries.count || !queries.isSpecial(query);
   for (let query = queries.count - 1; query >= 0; query -= 1) {
     for (let key = 0; key < keys.count; key += 1) {
-      if (!map.masked(query, key)) {
+      if (!map.masked(query, key) && isPlain(query)) {
         choice.query = queries.stop(query) - 1;
         return;
       }
@@ -210,9 +228,9 @@ function prepare() {
   return wanted;
 }
 
-// What the choices are at first, on this page: the first head that the sentence names, or of
-// the first layer with heads (of several kinds see `tellingHead`), the last query (the last that is aligned), which also a causal model
-// lets see most, and a scale that shows small weights of long rows.
+// What the choices are at first, on this page: the first head that the sentence names, or else
+// `tellingHead`; the last query (the last that is aligned), which also a causal model lets see
+// most; and a scale that shows small weights of long rows.
 function declareInitial() {
   const set = page.sets.at(-1);
   const initial = (name, value) => { fields.get(name).initial = value; };
@@ -220,7 +238,7 @@ function declareInitial() {
   else if (page.sets.length === 2) initial('compare', 'set:1');
   const first = [Math.max(0, set.layers.findIndex(({ heads }) => heads.length)), 0];
   const named = set.said.find(Array.isArray)?.slice(1);
-  const [layer, head] = tellingHead(set) ?? named ?? first;
+  const [layer, head] = (kindsOf(set).length ? null : named) ?? tellingHead(set) ?? first;
   initial('layer', layer);
   initial('head', head);
   const { queries, keys, alignment } = exampleOf({ set: page.sets.length - 1, example: 0, layer });
@@ -228,12 +246,12 @@ function declareInitial() {
   if ((keys ?? queries).tokens.length > 32) initial('scale', 'root');
 }
 
-// Of several kinds of layers the last kind (cross-attention) says most: there the head that
-// is aligned best, or has the least entropy where nothing is aligned. None of one kind.
+// The head that is aligned best, or has the least entropy where nothing is aligned; of several
+// kinds of layers a head of the last kind (cross-attention), which says most.
 function tellingHead(set) {
   const kind = kindsOf(set).at(-1);
   const heads = set.layers.flatMap((layer, at) => (
-    kind && layer.kind === kind ? layer.heads.map((_, head) => [at, head]) : []
+    !kind || layer.kind === kind ? layer.heads.map((_, head) => [at, head]) : []
   ));
   for (const [name, sign] of [['aligned', -1], ['entropy', 1]]) {
     const value = ([layer, head]) => numberOf(set, name, layer, head);
