@@ -166,7 +166,7 @@ def test_frames_go_round_what_is_aligned(drawn):
     opened.click("#view-map")
     opened.select_option("#order", "aligned")
     first = opened.locator("#overview button.head .name").first
-    assert first.text_content() == "cross 1.2"
+    assert first.text_content() == "cross 1, head 2"
 
 
 def _of_words(**more):

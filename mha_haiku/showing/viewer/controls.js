@@ -39,9 +39,13 @@ function fillSelect(select, options, value) {
 }
 
 function buildControls() {
-  for (const name of ['range', 'scale', 'colours', 'compare', 'pair', 'beside', 'order']) {
+  for (const name of ['range', 'scale', 'colours', 'pair', 'beside', 'order']) {
     element(name).addEventListener('change', ({ target }) => choose({ [name]: target.value }));
   }
+  // What is compared with a head is a head.
+  element('compare').addEventListener('change', ({ target: { value } }) => (
+    choose({ compare: value, ...(value.startsWith('head:') ? { of: 'head' } : {}) })
+  ));
   element('special').addEventListener('change', ({ target }) => (
     choose({ special: target.checked ? 'without' : 'with' }, true)
   ));

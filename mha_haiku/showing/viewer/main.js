@@ -12,14 +12,15 @@ const setName = ({ name }, index) => shorten(name || `model ${index + 1}`, 60);
 // A head with the set and the example that it is of, where there are several to tell apart.
 function nameOf(where, ...others) {
   const set = page.sets[where.set];
+  const { name, kind } = set.layers[where.layer];
   const parts = [{
     head: () => headName(set, where.layer, where.head),
-    layer: () => `${shorten(set.layers[where.layer].name, 60)}, mean of its heads`,
-    all: () => 'Mean of all heads',
+    layer: () => `${shorten(name, 60)}, mean of its heads`,
+    all: () => (kind ? `Mean of all ${kind} heads` : 'Mean of all heads'),
   }[shownHeads()]()];
   // Beside others only what differs from them is said.
-  const said = (name, count) => (
-    others.length ? others.some((other) => other[name] !== where[name]) : count > 1
+  const said = (field, count) => (
+    others.length ? others.some((other) => other[field] !== where[field]) : count > 1
   );
   if (said('set', page.sets.length)) parts.unshift(setName(set, where.set));
   if (said('example', set.examples.length)) {

@@ -79,7 +79,6 @@ function makeButtons(set) {
     );
     button.setAttribute('aria-pressed', 'false');
     button.fullName = `${shorten(layerName, 80)}, head ${shorten(name, 80)}`;
-    button.shortName = `${shorten(layerName.replace(/^layer /, ''), 12)}.${shorten(name, 12)}`;
     overview.buttons.set(headId(layer, head), button);
   }));
 }
@@ -127,7 +126,7 @@ function arrangeHeads(set) {
   overview.buttons.forEach((each) => {
     each.drawn = '';
     each.querySelector('.name').textContent = choice.order
-      ? each.shortName : shorten(set.layers[each.layer].heads[each.head], 12);
+      ? each.fullName : shorten(set.layers[each.layer].heads[each.head], 12);
   });
   for (const each of box.children) overview.watcher.observe(each);
   overview.marked = null;
@@ -187,8 +186,9 @@ function sizeThumbnails(set, box) {
   }
 }
 
-// The height that the window leaves below the overview's top.
+// The height that the window leaves below the overview's top; a narrow page scrolls anyway.
 function overviewRoom() {
+  if (window.innerWidth < 900) return Infinity;
   const top = element('overview').getBoundingClientRect().top + window.scrollY;
   return Math.max(280, window.innerHeight - top - 16);
 }
