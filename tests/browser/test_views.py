@@ -214,11 +214,12 @@ def test_without_special_tokens_the_colours_follow_what_is_left(drawn, cells, vi
         each[:, :, 0] += 5
         each /= each.sum(-1, keepdims=True)
     shown = samples.show(samples.maps(_of_words(weights=tuple(maps))))
-    opened = drawn(shown, address="#layer=1&head=2")
+    opened = drawn(shown, address="#layer=1&head=2&query=4")
     assert opened.locator("svg.map text.special").count() == 4
     before = cells(opened, (5, 5))
     np.testing.assert_allclose(before, viridis(maps[1][2] / maps[1][2].max()), atol=0.1)
     opened.check("#special")
+    opened.wait_for_url(re.compile("query=3"))  # the nearest that is left
     left = [x[:, 1:4, 1:4] for x in maps]
     expected = viridis(left[1][2] / np.max(left))
     assert np.abs(cells(opened, (3, 3)) - expected).max() < 0.08

@@ -80,8 +80,9 @@ function chooseStrongest() {
   const map = shownMap(choice, mapsAt(choice));
   const { queries, keys } = map;
   const from = choice.direction === 'from';
-  const chosen = from ? queries.bin(choice.query) : keys.bin(choice.key);
-  const others = from ? keys : queries;
+  const [own, others] = from ? [queries, keys] : [keys, queries];
+  const chosen = own.bin(choice[from ? 'query' : 'key']);
+  if (own.kept) choice[from ? 'query' : 'key'] = own.start(chosen); // a special token may have been chosen
   let best = 0;
   const weight = (other) => (from ? map.at(chosen, other) : map.at(other, chosen));
   for (let other = 1; other < others.count; other += 1) {
