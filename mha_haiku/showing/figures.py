@@ -174,7 +174,7 @@ def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
     points = max(_SMALLEST, min(9.0, 72 * 0.8 * inches / bins))
     has_tokens = _has_tokens(axis)
     if has_tokens:
-        names = [_literal(_word(x), _LONGEST_TOKEN) for x in axis.tokens]
+        names = [_literal(x, _LONGEST_TOKEN) for x in labels.pieces(axis.tokens)]
         lines = points
     else:
         names = [str(edge) for edge in axis.edges[:bins]]
@@ -209,11 +209,6 @@ def _signed_norm(scale: str, top: float) -> "Normalize":
 
 def _scale(num_keys: int) -> str:
     return "linear" if num_keys <= _MOST_LINEAR else "root"
-
-
-def _word(token: str) -> str:
-    """Labels a token, without the space that marks its start."""
-    return labels.visible(token[1:] if token[:1] == " " and token[1:] else token)
 
 
 def _step(cells: int) -> int:

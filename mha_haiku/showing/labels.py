@@ -1,13 +1,55 @@
 """Token text that a reader can see, and that a font can draw.
 
 A token may be a space, a line break, half an emoji or an invisible character that
-reverses the text around it; on an axis or a page each must be visible.
+reverses the text around it; on an axis or a page each must be visible. The pieces that
+a tokenizer makes of words are spelled as words.
 """
 
+import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _SYMBOLS = {" ": "␣", "\n": "↵", "\r": "⇠", "\t": "⇥"}
+_CONTINUES = "##"
+_SPACES = " ▁"  # before a word; the second as SentencePiece writes it
+# Tokens around a text, and the positions of an image before its patches; not the tokens
+# that stand for a part of the text, [MASK] and [UNK].
+_SPECIAL = re.compile(
+    r"\[(CLS|SEP|PAD|BOS|EOS|\d)\]|</?s>|<[|｜][^<>]+[|｜]>"
+    r"|<(pad|bos|eos|sos|cls|sep|start|end|start_of_turn|end_of_turn)>"
+)
+
+
+def pieces(tokens: Sequence[str]) -> list[str]:
+    """Spells the tokens of a text, as `piece` where they begin with spaces.
+
+    Otherwise, where a token is a character or a word of its own, they stay as they are.
+    """
+    if not begin_with_spaces(tokens):
+        return list(map(visible, tokens))
+    return list(map(piece, tokens, ["", *tokens]))
+
+
+def begin_with_spaces(tokens: Sequence[str]) -> bool:
+    """Whether words in `tokens` begin with the space before them."""
+    return any(x[:1] in _SPACES and x.strip(_SPACES) for x in tokens if x)
+
+
+def piece(token: str, before: str) -> str:
+    """Spells a token whose text would begin with a space if it began a word.
+
+    The space is left out, and a token that continues the word of the token `before`
+    begins with ##, as WordPiece writes it. Scripts without spaces have no such mark.
+    """
+    if token[:1] in _SPACES and token.strip():
+        return visible(token[1:] or token)
+    joins = _is_of_word(token[:1]) and _is_of_word(before[-1:])
+    return _CONTINUES * joins + visible(token)
+
+
+def is_special(token: str) -> bool:
+    """Whether a token is of no text: "[CLS]", "</s>", "<|endoftext|>"."""
+    return _SPECIAL.fullmatch(token.strip()) is not None
 
 
 def visible(text: str) -> str:
@@ -31,6 +73,10 @@ def drawable(text: str, has_glyph: Callable[[str], bool], longest: int) -> str:
     if len(text) > longest:
         text = text[: longest - 1] + "…"
     return "".join(c if has_glyph(c) else _code_point(c) for c in text)
+
+
+def _is_of_word(character: str) -> bool:
+    return character.isalnum() and unicodedata.category(character) != "Lo"
 
 
 def _visible_character(character: str) -> str:

@@ -42,7 +42,7 @@ _MOST_PLAIN_TOKENS = 1024
 _MOST_SAID = 3  # heads that the sentence below the title names
 # How heads of a role attend.
 _ROLES = {
-    "aligned": "where the task says that they should",
+    "aligned": "where the task expects",
     "previous_token": "to the previous token",
     "next_token": "to the next token",
     "own_position": "from each token to itself",
@@ -304,21 +304,29 @@ def _sides(axes: Axes | Example) -> dict[str, Any]:
 
 def _axis(axis: Axis) -> dict[str, Any]:
     edges = axis.edges.tolist() if axis.is_pooled else None
-    shown = {"tokens": _texts(axis.tokens, _token), "edges": edges}
+    # The tokens of a bin are read in a row, with the spaces between them.
+    spelled = map(labels.one_line, axis.tokens) if edges else labels.pieces(axis.tokens)
+    tokens = [
+        _cut(text) if token else ""
+        for text, token in zip(spelled, axis.tokens, strict=True)
+    ]
+    shown = {"tokens": _texts(tokens), "edges": edges}
+    special = [i for i, x in enumerate(axis.tokens) if labels.is_special(x)]
+    if special and not axis.is_pooled:
+        shown["special"] = special
     if axis.label:
         shown["label"] = labels.one_line(axis.label)
     if any(axis.notes):
-        shown["notes"] = _texts(axis.notes, labels.one_line)
+        shown["notes"] = _texts(list(map(labels.one_line, axis.notes)))
     return shown
 
 
-def _texts(texts: Sequence[str], shown_as: Callable[[str], str]) -> list[str] | str:
-    """Makes texts visible, and packs them if they are many."""
-    shown = [shown_as(text) if text else "" for text in texts]
-    if len(shown) <= _MOST_PLAIN_TOKENS:
-        return shown
+def _texts(texts: list[str]) -> list[str] | str:
+    """Packs texts if they are many."""
+    if len(texts) <= _MOST_PLAIN_TOKENS:
+        return texts
     # ASCII, as lone surrogates are no UTF-8.
-    return _packed(json.dumps(shown, separators=(",", ":")).encode())
+    return _packed(json.dumps(texts, separators=(",", ":")).encode())
 
 
 def _answers(example: Example) -> dict[str, Any] | None:
@@ -327,15 +335,27 @@ def _answers(example: Example) -> dict[str, Any] | None:
         return None
     targets, likeliest, whole = example.answers
     tokens = example.queries.tokens
+    are_pieces = not whole and labels.begin_with_spaces(tokens)
+    names = labels.pieces(tokens)
+
+    def spelled(text: str, position: int) -> str:
+        # An answer follows the token that it is given at.
+        return _cut(
+            labels.piece(text, tokens[position]) if are_pieces else labels.visible(text)
+        )
+
     shown = [
         [
             None if whole else position,
-            "" if whole else _token(tokens[position]),
+            "" if whole else _cut(names[position]),
             [
-                [_token(text), None if math.isnan(share) else round(float(share), 6)]
+                [
+                    spelled(text, position),
+                    None if math.isnan(share) else round(float(share), 6),
+                ]
                 for text, share in answers
             ],
-            _token(target) if target else "",
+            spelled(target, position) if target else "",
         ]
         for position, (target, answers) in enumerate(
             zip(targets, likeliest, strict=True)
@@ -407,9 +427,8 @@ def _notes(shown: Dossier) -> list[str]:
     return notes
 
 
-def _token(text: str) -> str:
-    shown = labels.visible(text[:_LONGEST_TOKEN])
-    return shown + "…" if len(text) > _LONGEST_TOKEN else shown
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TOKEN else text[:_LONGEST_TOKEN] + "…"
 
 
 def _plain(values: np.ndarray | None) -> Any:

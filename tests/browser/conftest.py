@@ -66,11 +66,11 @@ def open_page(browser, tmp_path):
 
 @pytest.fixture
 def drawn(open_page):
-    """A function that opens a dossier and waits until its map is drawn."""
+    """A function that opens a dossier and waits until a view of it is drawn."""
 
     def drawn(shown, **options):
         opened = open_page(shown, **options)
-        opened.locator("#stage[aria-busy=false] svg.map").first.wait_for()
+        opened.locator("#stage[aria-busy=false] figure").first.wait_for()
         return opened
 
     return drawn

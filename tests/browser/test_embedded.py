@@ -46,13 +46,14 @@ def _of_notebook(path) -> str:
 
 
 def _frames(opened):
-    """Returns the pages inside of a document, each after its map was drawn."""
+    """Returns the pages inside of a document, each after it has drawn a map."""
     count = opened.locator("iframe").count()
     frames = []
     for i in range(count):
         opened.locator("iframe").nth(i).scroll_into_view_if_needed()
         frame = opened.frame_locator("iframe").nth(i)
-        frame.locator("#stage[aria-busy=false] svg.map").first.wait_for()
+        frame.locator("#stage[aria-busy=false] figure").first.wait_for()
+        frame.locator("#view-map").click()
         frames.append(frame)
     return frames
 

@@ -31,24 +31,6 @@ def _said(opened, selector: str = ".view-readout") -> str:
     return opened.locator(selector).first.inner_text().replace("−", "-")
 
 
-def test_distances_are_those_of_all_weights_and_of_an_even_head(drawn):
-    opened = _open(drawn, "distances")
-    weights = samples.example(masked=MASKED).weights[1][2].astype(np.float64)
-    distance = np.arange(T)[:, None] - np.arange(S)
-    even = ~MASKED / (~MASKED).sum(1, keepdims=True)
-    means = [(each * distance).sum() / T for each in (weights, even)]
-    said = re.findall(r"-?\d+\.?\d*", _said(opened))
-    np.testing.assert_allclose([float(x) for x in said], means, rtol=5e-3)
-    # The keys read the bars: first the highest one, then its neighbours.
-    mass = {d: weights[distance == d].sum() / T for d in np.unique(distance)}
-    best = max(mass, key=mass.get)
-    opened.locator(".chart").focus()
-    opened.keyboard.press("ArrowRight")
-    assert f"distance {best}: {mass[best]:.4f}"[:-1] in _said(opened)
-    opened.keyboard.press("ArrowLeft")
-    assert f"distance {best - 1}: {mass[best - 1]:.4f}"[:-1] in _said(opened)
-
-
 def test_text_lists_the_largest_weights_from_and_to(drawn):
     opened = _open(drawn, "text")
     weights = samples.example(masked=MASKED).weights[1][2]
@@ -185,4 +167,85 @@ def test_frames_go_round_what_is_aligned(drawn):
     opened.click("#view-map")
     opened.select_option("#order", "aligned")
     first = opened.locator("#overview button.head .name").first
-    assert first.text_content() == "cross 1.2"
+    assert first.text_content() == "cross 1, head 2"
+
+
+def _of_words(**more):
+    tokens = ("[CLS]", " the", " cat", "ness", "[SEP]")
+    axis = map_set.Axis.whole(tokens)
+    return samples.example(queries=axis, keys=axis)._replace(**more)
+
+
+def _shares(opened):
+    """How strongly the words of the text are shaded."""
+    return opened.locator(".tokens .token").evaluate_all(
+        "all => all.map(x => Number(/[\\d.]+\\)$/.exec("
+        "getComputedStyle(x).backgroundColor)[0].slice(0, -1)))"
+    )
+
+
+def test_a_page_of_words_opens_with_where_they_look_in_all_heads(drawn):
+    example = _of_words()
+    opened = drawn(samples.show(samples.maps(example)))
+    tokens = opened.locator(".tokens .token")
+    assert tokens.all_inner_texts() == ["[CLS]", "the", "cat", "##ness", "[SEP]"]
+    assert opened.inner_text("#detail-title") == "Mean of all heads"
+    mean = np.concatenate(example.weights).mean(0)
+    for query in (1, 2):
+        tokens.nth(query).hover()
+        shares = 0.9 * mean[query] / mean[query].max()
+        np.testing.assert_allclose(_shares(opened), shares, atol=5e-3)
+    best = opened.locator(".largest-weights li").first.inner_text()
+    assert f"key {mean[2].argmax()} " in best and f"{mean[2].max():.4f}"[:-1] in best
+    # One head, by a click on its picture, or those of its layer.
+    opened.locator(".head").nth(4).click()
+    assert opened.inner_text("#detail-title") == "layer 1, head 1"
+    tokens.nth(2).hover()
+    row = example.weights[1][1][2]
+    np.testing.assert_allclose(_shares(opened), 0.9 * row / row.max(), atol=5e-3)
+    opened.select_option(".text-view select", "layer")
+    tokens.nth(1).hover()
+    row = example.weights[1].mean(0)[1]
+    np.testing.assert_allclose(_shares(opened), 0.9 * row / row.max(), atol=5e-3)
+
+
+def test_without_special_tokens_the_colours_follow_what_is_left(drawn, cells, viridis):
+    maps = [x.copy() for x in _of_words().weights]
+    for each in maps:
+        each[:, :, 0] += 5
+        each /= each.sum(-1, keepdims=True)
+    shown = samples.show(samples.maps(_of_words(weights=tuple(maps))))
+    opened = drawn(shown, address="#layer=1&head=2&query=4")
+    assert opened.locator("svg.map text.special").count() == 4
+    before = cells(opened, (5, 5))
+    np.testing.assert_allclose(before, viridis(maps[1][2] / maps[1][2].max()), atol=0.1)
+    opened.check("#special")
+    opened.wait_for_url(re.compile("query=3"))  # the nearest that is left
+    left = [x[:, 1:4, 1:4] for x in maps]
+    expected = viridis(left[1][2] / np.max(left))
+    assert np.abs(cells(opened, (3, 3)) - expected).max() < 0.08
+    # Weights are as before, and positions keep their numbers.
+    opened.locator("svg.map").focus()
+    opened.keyboard.press("Home")
+    said = opened.inner_text("#readout")
+    assert said.startswith("query 3 “##ness” → key 1 “the”: ")
+    assert abs(float(said.split(": ")[1]) - maps[1][2, 3, 1]) < 1e-3
+
+
+def test_thumbnails_that_nobody_has_seen_are_drawn_for_the_printer(drawn):
+    opened = drawn(samples.of_size(60, 2, 8), viewport={"width": 900, "height": 400})
+    drawn_heads = "[...document.querySelectorAll('.head')].filter(x => x.drawn).length"
+    assert opened.evaluate(drawn_heads) < 120
+    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert opened.evaluate(drawn_heads) == 120
+
+
+def test_seconds_stand_along_pooled_maps_of_sounds(drawn):
+    times = tuple(f"{i / 50:.2f}s" for i in range(256))
+    axis = map_set.Axis(times, np.arange(33) * 8)
+    opened = drawn(samples.show(samples.maps(samples.example(queries=axis, keys=axis))))
+    labels = opened.locator("svg.map text").all_text_contents()
+    assert {"0.00s", "2.00s", "4.00s"} <= set(labels)
+    opened.locator("svg.map").focus()
+    opened.keyboard.press("Home")
+    assert "key 0–7 “0.00s–0.14s”" in opened.inner_text("#readout")

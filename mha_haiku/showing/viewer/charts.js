@@ -1,4 +1,4 @@
-// What drawn views share: colours of heads and of signed numbers, ticks of an axis.
+// What drawn views share: colours of heads and of signed numbers, a bin in words.
 
 // Told apart by colour-blind eyes, with a contrast of 3 to white and to the dark page
 // (after Paul Tol's "bright"). From the ninth head on they return darker, then lighter.
@@ -26,19 +26,6 @@ function signedColour(share) {
 const colourText = ([red, green, blue, alpha]) => (
   `rgba(${red},${green},${blue},${(alpha / 255).toFixed(3)})`
 );
-
-// Round numbers from `low` to `high`, at most `most` + 1 of them.
-function roundTicks(low, high, most) {
-  const rough = (high - low) / most || 1;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((digit) => digit * power >= rough * (1 - 1e-9));
-  const first = Math.ceil(low / step - 1e-9);
-  const count = Math.floor(high / step + 1e-9) - first + 1;
-  const digits = Math.max(0, -Math.floor(Math.log10(step)));
-  return Array.from({ length: Math.max(0, count) }, (_, index) => (
-    Number(((first + index) * step).toFixed(digits))
-  ));
-}
 
 // A bin and its text, 12 “fox”, as nodes: text of any direction stays between its marks.
 function placeNodes(axis, bin, most = 24) {

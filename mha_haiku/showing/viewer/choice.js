@@ -24,15 +24,16 @@ declareWord('direction', ['from', 'to']);
 declareWord('range', ['shared', 'own']);
 declareWord('scale', ['linear', 'root', 'log']);
 declareWord('colours', ['viridis', 'cividis', 'greys']);
+declareWord('special', ['with', 'without']); // tokens
 // What the chosen map is compared with: "", "set:1", "example:2" or "head:0.3".
 declareChoice('compare', '', (text) => (
   /^((set|example):\d{1,6}|head:\d{1,6}\.\d{1,6})?$/.test(text) ? text : undefined
 ));
 declareWord('pair', ['side', 'difference']);
-// The overview: which number stands beside a head, in which order, which ones are left.
+// The overview: which number stands beside a head, in which order, and a role that is alone.
 declareChoice('beside', 'all', readWord);
 declareChoice('order', '', readWord);
-declareChoice('filter', '', readWord);
+declareChoice('role', '', readWord);
 
 // Takes over what the address says; what it does not say is as at the beginning.
 function readAddress() {

@@ -75,7 +75,7 @@ function shownContexts(room) {
     };
   }
   const first = contextOf(here, { ...room, height: room.height - 44 });
-  const maps = mapsAt(there);
+  const { map: other, maps } = contextOf(there, room);
   const same = (name) => maps[name].last === first.maps[name].last;
   if (page.sets[there.set].layers[there.layer].kind !== first.layer.kind) {
     return { shown: [{ context: first }], reason: 'Maps of different kinds have no difference.' };
@@ -83,8 +83,8 @@ function shownContexts(room) {
   if (!same('queries') || !same('keys')) {
     return { shown: [{ context: first }], reason: 'Maps of different lengths have no difference.' };
   }
-  const map = new Difference(first.map, maps.layers[there.layer][there.head]);
-  const context = { ...first, map, end: scaleEnd(map), signed: true };
+  const map = new Difference(first.map, other);
+  const context = { ...first, map, end: scaleEnd(map, maps), signed: true };
   const [mine, its] = [nameOf(here, here, there), nameOf(there, here, there)];
   const caption = `${mine} less ${its}: red is more in the first, blue in the second`;
   return { shown: [{ context, caption }] };

@@ -22,7 +22,7 @@ function describe() {
   element('notes').replaceChildren(...page.notes.map((note) => make('li', note)));
   element('precision').textContent = 'Weights on this page are rounded: they are within '
     + `${page.precision.toPrecision(1)} of the saved ones. `
-    + 'Signs: ␣ space, ↵ line break, ⇥ tab, ∅ empty, U+.... other invisible characters.';
+    + 'Signs: ## continues a word, ␣ space, ↵ line break, ⇥ tab, ∅ empty, U+.... other invisible characters.';
 }
 
 function fillSelect(select, options, value) {
@@ -39,17 +39,22 @@ function fillSelect(select, options, value) {
 }
 
 function buildControls() {
-  for (const name of ['range', 'scale', 'colours', 'compare', 'pair', 'beside', 'order']) {
+  for (const name of ['range', 'scale', 'colours', 'pair', 'beside', 'order']) {
     element(name).addEventListener('change', ({ target }) => choose({ [name]: target.value }));
   }
+  // What is compared with a head is a head.
+  element('compare').addEventListener('change', ({ target: { value } }) => (
+    choose({ compare: value, ...(value.startsWith('head:') ? { of: 'head' } : {}) })
+  ));
+  element('special').addEventListener('change', ({ target }) => (
+    choose({ special: target.checked ? 'without' : 'with' }, true)
+  ));
   for (const name of ['set', 'example']) {
     element(name).addEventListener('change', ({ target }) => (
       choose({ [name]: Number(target.value) }, true)
     ));
   }
   element('direction').addEventListener('change', ({ target }) => choose({ direction: target.value }, true));
-  element('filter').addEventListener('change', changeFilter);
-  element('bound').addEventListener('change', changeFilter);
   for (const form of document.querySelectorAll('form')) {
     form.addEventListener('submit', (event) => event.preventDefault());
   }
@@ -58,7 +63,7 @@ function buildControls() {
     tab.setAttribute('role', 'tab');
     tab.setAttribute('aria-controls', 'stage');
     element('views').append(tab);
-    tab.addEventListener('click', () => choose({ view: name }));
+    tab.addEventListener('click', () => chooseView(name));
   });
   element('views').addEventListener('keydown', (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -67,17 +72,18 @@ function buildControls() {
     const tabs = [...element('views').children].filter((tab) => !tab.hidden);
     const next = tabs[tabs.findIndex((tab) => tab.value === choice.view) + step];
     if (!next) return;
-    choose({ view: next.value });
+    chooseView(next.value);
     next.focus();
   });
 }
 
-// "importance>" becomes "importance>0.02" by the number beside it.
-function changeFilter() {
-  const kind = element('filter').value;
-  const text = element('bound').value;
-  if (!/[<>]$/.test(kind)) choose({ filter: kind });
-  else choose({ filter: text === '' ? kind : kind + Number(text) });
+// Another view goes on to the strongest key where it is of one head and the text was not; and
+// the tabs stay where they are, though on a narrow page the text is above the heads.
+function chooseView(view) {
+  const tabs = element('views');
+  const { top } = tabs.getBoundingClientRect();
+  choose({ view }, choice.of !== 'head');
+  window.scrollBy(0, tabs.getBoundingClientRect().top - top);
 }
 
 function updateControls(set) {
@@ -88,6 +94,8 @@ function updateControls(set) {
   element('example').parentElement.hidden = set.examples.length < 2;
   element('note').textContent = set.examples[choice.example].note;
   for (const name of ['range', 'scale', 'colours', 'pair']) element(name).value = choice[name];
+  element('special').checked = choice.special === 'without';
+  element('special-label').hidden = !set.examples.some(hasSpecial);
   for (const input of document.querySelectorAll('input[name="direction"]')) {
     input.checked = input.value === choice.direction;
   }
@@ -95,7 +103,11 @@ function updateControls(set) {
   offerPartners();
 }
 
-// What heads can be labelled, sorted and filtered by.
+// Whether tokens along its whole maps are special: [CLS], </s>.
+const hasSpecial = (example) => [example, ...Object.values(example.kinds ?? {})]
+  .flatMap(({ queries, keys }) => [queries, keys]).some((axis) => axis?.special && !axis.edges);
+
+// What heads can be labelled and sorted by.
 function offerNumbers(set) {
   const names = numberNames(set);
   const heads = set.layers.reduce((sum, layer) => sum + layer.heads.length, 0);
@@ -110,14 +122,4 @@ function offerNumbers(set) {
     ['largest first', names.map((name) => [name, short(name)])],
     ['smallest first', names.map((name) => [`-${name}`, short(name)])],
   ], choice.order);
-  const filter = readFilter(choice.filter);
-  const kind = filter?.sign ? filter.name + filter.sign : choice.filter;
-  fillSelect(element('filter'), [
-    ['', 'all heads'],
-    ...(set.roles ? [['role', roleNames(set).map((name) => [`role:${name}`, roleWords(name)])]] : []),
-    ['at least', names.map((name) => [`${name}>`, short(name)])],
-    ['at most', names.map((name) => [`${name}<`, short(name)])],
-  ], kind);
-  element('bound').hidden = !/[<>]$/.test(kind);
-  if (filter?.sign) element('bound').value = filter.bound;
 }

@@ -30,44 +30,53 @@ async function unpackCodes(text) {
   return page.bytes_per_cell === 1 ? bytes : new Uint16Array(bytes.buffer);
 }
 
-// The positions along a side of a map, in bins: bin i is positions start(i) to stop(i) - 1.
+// The positions along a side of a map, in bins: bin i is positions start(i) to stop(i) - 1,
+// and lies from edges[i] to edges[i + 1] of a drawing. Both are the same numbers unless only
+// some positions are `kept`.
 class Axis {
-  constructor(texts, edges) {
-    this.texts = texts; // {tokens, label, notes}
+  constructor(texts, kept = null) {
+    this.texts = texts; // {tokens, label, notes, special}
     this.tokens = texts.tokens;
     this.label = texts.label ?? '';
-    this.edges = edges;
-    this.count = edges.length - 1;
-    const span = edges[this.count] - edges[0];
-    this.pooled = span > this.count;
+    const upTo = (count) => Array.from({ length: count + 1 }, (_, i) => i);
+    this.edges = kept ? upTo(kept.length) : texts.edges ?? upTo(this.tokens.length);
+    this.kept = kept;
+    this.count = this.edges.length - 1;
+    this.last = this.edges[this.count];
+    this.pooled = this.last > this.count;
     // All bins are of one length.
-    this.even = edges.every((edge, bin) => (edge - edges[0]) * this.count === span * bin);
+    this.even = this.edges.every((edge, bin) => edge * this.count === this.last * bin);
+    this.special = new Set(this.pooled ? [] : texts.special);
   }
 
-  static of(texts) {
-    const { tokens, edges } = texts;
-    return new Axis(texts, edges ?? Array.from({ length: tokens.length + 1 }, (_, i) => i));
+  // The same without special tokens, unless all are special.
+  plain() {
+    const kept = this.edges.slice(0, this.count).filter((position) => !this.special.has(position));
+    return this.special.size && kept.length ? new Axis(this.texts, kept) : this;
   }
 
-  get first() { return this.edges[0]; }
+  start(bin) { return (this.kept ?? this.edges)[bin]; }
 
-  get last() { return this.edges[this.count]; }
+  stop(bin) { return this.kept ? this.kept[bin] + 1 : this.edges[bin + 1]; }
 
-  start(bin) { return this.edges[bin]; }
+  // The bin that a position lies in, or the nearest one before it.
+  bin(position) { return this.lastUpTo(this.kept ?? this.edges, position); }
 
-  stop(bin) { return this.edges[bin + 1]; }
+  // The bin that is drawn at a share of the way along the axis.
+  binAt(share) { return this.lastUpTo(this.edges, share * this.last); }
 
-  // The bin that a position lies in, or the nearest one.
-  bin(position) {
+  lastUpTo(numbers, wanted) {
     let low = 0;
     let high = this.count - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
-      if (this.edges[middle] <= position) low = middle;
+      if (numbers[middle] <= wanted) low = middle;
       else high = middle - 1;
     }
     return low;
   }
+
+  isSpecial(bin) { return this.special.has(this.start(bin)); }
 
   // "12" or, of a pooled map, "64–127".
   positions(bin) {
@@ -75,13 +84,21 @@ class Axis {
     return stop - start === 1 ? String(start) : `${start}–${stop - 1}`;
   }
 
+  // A position, as the time that it stands for where it is of a sound.
+  timeAt(position) {
+    const text = this.tokens[position];
+    return /^[\d.]+s$/.test(text) ? text : String(position);
+  }
+
   // The text that stands there; of a long bin its beginning.
   text(bin) {
+    const [from, to] = [this.start(bin), this.stop(bin) - 1].map((position) => this.timeAt(position));
+    if (this.pooled && from.endsWith('s')) return from === to ? from : `${from}–${to}`;
     let text = '';
     for (let i = this.start(bin); i < this.stop(bin) && text.length < 400; i += 1) {
       text += this.tokens[i] ?? '';
     }
-    return text;
+    return text.trim();
   }
 
   // What is said of a single position beside its text: reads “v”.
@@ -131,12 +148,34 @@ class HeadMap extends CellMap {
   }
 }
 
+// Of each bin of an axis the bin of another at the same position.
+const binsIn = (axis, other) => Array.from({ length: axis.count }, (_, bin) => other.bin(axis.start(bin)));
+
+// A map without the special tokens of its axes.
+class PlainMap extends CellMap {
+  constructor(whole, queries, keys) {
+    super(queries, keys, whole.signed);
+    const [rows, columns] = [binsIn(queries, whole.queries), binsIn(keys, whole.keys)];
+    this.at = (query, key) => whole.at(rows[query], columns[key]);
+    this.masked = (query, key) => whole.masked(rows[query], columns[key]);
+    this.largest = this.counted().largest;
+  }
+}
+
+// The mean of several heads; masked where all of them are.
+class MeanMap extends CellMap {
+  constructor(maps) {
+    super(maps[0].queries, maps[0].keys, maps[0].signed);
+    this.at = (query, key) => maps.reduce((sum, map) => sum + map.at(query, key), 0) / maps.length;
+    this.masked = (query, key) => maps.every((map) => map.masked(query, key));
+  }
+}
+
 // One map less another of the same positions; masked where both are.
 class Difference extends CellMap {
   constructor(first, second) {
     super(first.queries, first.keys, true);
-    const bins = (axis, other) => Array.from({ length: axis.count }, (_, bin) => other.bin(axis.start(bin)));
-    const [rows, columns] = [bins(first.queries, second.queries), bins(first.keys, second.keys)];
+    const [rows, columns] = [binsIn(first.queries, second.queries), binsIn(first.keys, second.keys)];
     this.at = (query, key) => first.at(query, key) - second.at(rows[query], columns[key]);
     this.masked = (query, key) => first.masked(query, key) && second.masked(rows[query], columns[key]);
     this.largest = this.counted().largest;
@@ -173,10 +212,27 @@ async function unpackTokens() {
 const decoded = new Map(); // "set.example" -> {axes, layers}
 const decoding = new Map(); // the same, as promises
 
-// All maps of an example, once they are unpacked: layers[layer][head] is a HeadMap, and
-// axes[layer] are the {queries, keys} of a layer.
+// All maps of an example, once they are unpacked: layers[layer][head] is a HeadMap, axes[layer]
+// are the {queries, keys} of a layer, and `largest` is the largest weight; all of them without
+// special tokens where that was chosen.
 function unpacked(set, example) {
-  return decoded.get(`${set}.${example}`);
+  const whole = decoded.get(`${set}.${example}`);
+  if (!whole || choice.special === 'with') return whole;
+  whole.plain ??= plainMaps(whole);
+  return whole.plain;
+}
+
+function plainMaps({ axes, layers }) {
+  const made = new Map();
+  const plain = (axis) => {
+    if (!made.has(axis)) made.set(axis, axis.plain());
+    return made.get(axis);
+  };
+  const plainAxes = axes.map(({ queries, keys }) => ({ queries: plain(queries), keys: plain(keys) }));
+  const maps = layers.map((heads, layer) => heads.map((map) => (
+    new PlainMap(map, plainAxes[layer].queries, plainAxes[layer].keys)
+  )));
+  return { axes: plainAxes, layers: maps, largest: Math.max(0, ...maps.flat().map(({ largest }) => largest)) };
 }
 
 // The same, with the axes of one layer: {queries, keys, axes, layers}.
@@ -202,8 +258,8 @@ async function unpackExample(set, number) {
   const axesOf = (layer) => {
     const own = exampleOf({ set, example: number, layer });
     if (!made.has(own)) {
-      const queries = Axis.of(own.queries);
-      made.set(own, { queries, keys: own.keys ? Axis.of(own.keys) : queries });
+      const queries = new Axis(own.queries);
+      made.set(own, { queries, keys: own.keys ? new Axis(own.keys) : queries });
     }
     return made.get(own);
   };
@@ -217,5 +273,5 @@ async function unpackExample(set, number) {
     ));
   }));
   await readPictures(example);
-  return { axes, layers };
+  return { axes, layers, largest: page.largest };
 }

@@ -47,7 +47,7 @@ function createHeatMap() {
 // Where things lie on the drawing, in pixels.
 function frameOf({ queries, keys, room, example, aligned }) {
   const below = aligned.length ? 70 : 52; // the legend
-  const spans = [queries.last - queries.first, keys.last - keys.first];
+  const spans = [queries.last, keys.last];
   const sides = (left, top) => {
     const [wide, high] = [(room.width - left - 16) / spans[1], (room.height - top - below) / spans[0]];
     const even = Math.min(wide, high);
@@ -69,13 +69,13 @@ function frameOf({ queries, keys, room, example, aligned }) {
   );
   const turned = columns.legible && columns.width > (across * spans[1]) / keys.count - 2;
   const left = Math.min(room.width / 3, rows.width + 30);
-  const top = Math.max(13, turned || columns.marks[0]?.picture ? columns.width : 0) + 30;
+  const top = Math.max(13, turned || columns.marks.some(({ picture }) => picture) ? columns.width : 0) + 30;
   [across, down] = sides(left, top);
   const [width, height] = [
     Math.max(24, across * spans[1]), Math.max(24, down * spans[0]),
   ];
-  const x = (position) => left + ((position - keys.first) / spans[1]) * width;
-  const y = (position) => top + ((position - queries.first) / spans[0]) * height;
+  const x = (position) => left + (position / spans[1]) * width;
+  const y = (position) => top + (position / spans[0]) * height;
   return {
     rows, columns, turned, left, top, width, height, x, y,
     full: { width: Math.ceil(Math.max(left + width + 16, 250)), height: Math.ceil(top + height + below) },
@@ -90,22 +90,23 @@ function textWidth(text, size) {
   return measuring.measureText(text).width;
 }
 
-const middleOf = (axis, bin) => (axis.start(bin) + axis.stop(bin)) / 2;
+const middleOf = ({ edges }, bin) => (edges[bin] + edges[bin + 1]) / 2;
 
 // The names along an axis: every bin's picture or text where it is legible, else round
 // positions, at least some pixels apart.
 function labelsOf(axis, pixels, apart, pictureAt) {
-  const even = axis.last - axis.first === axis.count;
+  const even = !axis.pooled;
   const legible = even && pixels >= 10;
   const size = legible ? Math.min(13, pixels - 1) : 11;
   const marks = legible
     ? Array.from({ length: axis.count }, (_, bin) => ({
       at: middleOf(axis, bin),
       picture: pictureAt(axis.start(bin)),
+      className: axis.isSpecial(bin) ? 'special' : '',
       text: shorten(axis.text(bin) || axis.positions(bin), 12),
     }))
-    : ticks(axis.first, axis.last, Math.max(2, Math.min(9, (pixels * axis.count) / apart)))
-      .map((at) => ({ at: at + (even ? 0.5 : 0), text: String(at) }));
+    : ticks(axis.last, Math.max(2, Math.min(9, (pixels * axis.count) / apart)))
+      .map((at) => ({ at: at + (even ? 0.5 : 0), text: axis.timeAt(even ? axis.start(at) : at) }));
   const side = Math.min(28, Math.floor(pixels) - 2); // of pictures
   const width = Math.ceil(Math.max(8, ...marks.map(({ text, picture }) => (
     picture ? side : textWidth(text, size)
@@ -113,17 +114,15 @@ function labelsOf(axis, pixels, apart, pictureAt) {
   return { legible, size, side, marks, width };
 }
 
-// At most about so many round numbers of [first, last).
-function ticks(first, last, most) {
-  const least = (last - first) / most;
+// At most about so many round numbers below `last`.
+function ticks(last, most) {
+  const least = last / most;
   const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
   // Long inputs are powers of two more often than of ten.
-  const step = last - first >= 1024
+  const step = last >= 1024
     ? 2 ** Math.ceil(Math.log2(least))
     : [1, 2, 5, 10].map((digit) => digit * power).find((wanted) => wanted >= least);
-  const found = [];
-  for (let at = Math.ceil(first / step) * step; at < last; at += step) found.push(at);
-  return found;
+  return Array.from({ length: Math.ceil(last / step) }, (_, i) => i * step);
 }
 
 function cellsOf({ map, end }, { left, top, width, height }) {
@@ -144,8 +143,8 @@ function alignedFrames({ aligned, isAligned, queries, keys }, { x, y }) {
     const open = [[-1, 0], [1, 0], [0, -1], [0, 1]]
       .map(([down, right]) => !isAligned(query + down, key + right));
     const [above, below, before, after] = open;
-    const [left, right] = [x(keys.start(key)), x(keys.stop(key))];
-    const [top, bottom] = [y(queries.start(query)), y(queries.stop(query))];
+    const [left, right] = [x(keys.edges[key]), x(keys.edges[key + 1])];
+    const [top, bottom] = [y(queries.edges[query]), y(queries.edges[query + 1])];
     const inset = Math.min(3, (right - left) / 6, (bottom - top) / 6);
     const [west, east] = [left + inset * before, right - inset * after];
     const [north, south] = [top + inset * above, bottom - inset * below];
@@ -174,17 +173,17 @@ function axisLabels(context, frame) {
     href: picture, x: centre[0] - side / 2, y: centre[1] - side / 2, width: side, height: side,
     'image-rendering': 'pixelated',
   });
-  for (const { at, text: words, picture } of rows.marks) {
+  for (const { at, text: words, picture, className } of rows.marks) {
     group.append(picture ? image(picture, rows.side, [left - 4 - rows.side / 2, y(at)]) : text(words, {
-      ...mono(rows.size), x: left - 5, y: y(at), 'text-anchor': 'end', 'dominant-baseline': 'central',
+      ...mono(rows.size), class: className, x: left - 5, y: y(at), 'text-anchor': 'end', 'dominant-baseline': 'central',
     }));
   }
-  for (const { at, text: words, picture } of columns.marks) {
+  for (const { at, text: words, picture, className } of columns.marks) {
     const where = turned
       ? { transform: `translate(${x(at)} ${top - 5}) rotate(-90)`, 'dominant-baseline': 'central' }
       : { x: x(at), y: top - 6, 'text-anchor': 'middle' };
     group.append(picture ? image(picture, columns.side, [x(at), top - 4 - columns.side / 2])
-      : text(words, { ...mono(columns.size), ...where }));
+      : text(words, { ...mono(columns.size), class: className, ...where }));
   }
   return group;
 }
@@ -250,10 +249,9 @@ const doubled = (attributes) => markLines.map((line) => (
 
 // The box of some bins, at least two pixels wide.
 function boxOf({ queries, keys }, { x, y }, query, key) {
-  const across = key === null
-    ? [x(keys.first), x(keys.last)] : [x(keys.start(key)), x(keys.stop(key))];
+  const across = key === null ? [x(0), x(keys.last)] : [x(keys.edges[key]), x(keys.edges[key + 1])];
   const down = query === null
-    ? [y(queries.first), y(queries.last)] : [y(queries.start(query)), y(queries.stop(query))];
+    ? [y(0), y(queries.last)] : [y(queries.edges[query]), y(queries.edges[query + 1])];
   return {
     x: across[0] - 1, y: down[0] - 1,
     width: Math.max(2, across[1] - across[0]) + 2, height: Math.max(2, down[1] - down[0]) + 2,

@@ -224,7 +224,9 @@ function linesView() {
         }));
       }
       group.append(svg(
-        'text', { x: x + (picture ? 34 * outwards : 0), y, dy: '.35em' },
+        'text', {
+          x: x + (picture ? 34 * outwards : 0), y, dy: '.35em', class: axis(side).isSpecial(bin) ? 'special' : '',
+        },
         picture ? axis(side).positions(bin) : shorten(tokenLabel(side, bin), fits),
       ));
     }

@@ -12,10 +12,15 @@ const setName = ({ name }, index) => shorten(name || `model ${index + 1}`, 60);
 // A head with the set and the example that it is of, where there are several to tell apart.
 function nameOf(where, ...others) {
   const set = page.sets[where.set];
-  const parts = [headName(set, where.layer, where.head)];
+  const { name, kind } = set.layers[where.layer];
+  const parts = [{
+    head: () => headName(set, where.layer, where.head),
+    layer: () => `${shorten(name, 60)}, mean of its heads`,
+    all: () => (kind ? `Mean of all ${kind} heads` : 'Mean of all heads'),
+  }[shownHeads()]()];
   // Beside others only what differs from them is said.
-  const said = (name, count) => (
-    others.length ? others.some((other) => other[name] !== where[name]) : count > 1
+  const said = (field, count) => (
+    others.length ? others.some((other) => other[field] !== where[field]) : count > 1
   );
   if (said('set', page.sets.length)) parts.unshift(setName(set, where.set));
   if (said('example', set.examples.length)) {
@@ -72,11 +77,12 @@ function show(strongest) {
 }
 
 function chooseStrongest() {
-  const { layers, queries, keys } = mapsAt(choice);
-  const map = layers[choice.layer][choice.head];
+  const map = shownMap(choice, mapsAt(choice));
+  const { queries, keys } = map;
   const from = choice.direction === 'from';
-  const chosen = from ? queries.bin(choice.query) : keys.bin(choice.key);
-  const others = from ? keys : queries;
+  const [own, others] = from ? [queries, keys] : [keys, queries];
+  const chosen = own.bin(choice[from ? 'query' : 'key']);
+  if (own.kept) choice[from ? 'query' : 'key'] = own.start(chosen); // a special token may have been chosen
   let best = 0;
   const weight = (other) => (from ? map.at(chosen, other) : map.at(other, chosen));
   for (let other = 1; other < others.count; other += 1) {
@@ -108,7 +114,10 @@ function showTabs(wanted) {
     tab.setAttribute('aria-selected', String(tab.value === choice.view));
     tab.tabIndex = tab.value === choice.view ? 0 : -1;
   }
-  element('map-hint').hidden = choice.view !== 'map';
+  const { example } = wanted[0].context;
+  element('view-text').textContent = hasPatches(example) ? 'picture' : 'text';
+  element('map-hint').hidden = element('readout').hidden = choice.view !== 'map';
+  element('panes').classList.toggle('reading', choice.view === 'text');
   element('stage').setAttribute('aria-labelledby', `view-${choice.view}`);
 }
 
@@ -159,18 +168,29 @@ async function start() {
   element('main').hidden = false;
   await unpack(choice.set, choice.example);
   if (!wanted.has('query') && !exampleOf(choice).alignment?.length) chooseSeeingQuery();
+  if (!wanted.has('head') && !wanted.has('view') && (hasWords() || hasPatches(exampleOf(choice)))) Object.assign(choice, { view: 'text', of: 'all' });
   choose({}, !wanted.has('key'));
   putAddress();
 }
 
-// The last query that may attend to anything: where inputs are padded, the last may not.
+// Whether the input is a text of words, which says more at first than a head's map; not where the
+// task knows where heads should look.
+function hasWords() {
+  const { queries, keys, alignment } = exampleOf(choice);
+  const special = new Set(queries.special);
+  return !alignment && !(keys ?? queries).edges
+    && queries.tokens.some((text, position) => !special.has(position) && /\p{L}{2}/u.test(text));
+}
+
+// The last query that may attend to anything, as padding may not, and is of the text.
 function chooseSeeingQuery() {
   const { layers, queries, keys } = mapsAt(choice);
   const map = layers[choice.layer]?.[choice.head];
   if (!map) return;
+  const isPlain = (query) => queries.special.size === queries.count || !queries.isSpecial(query);
   for (let query = queries.count - 1; query >= 0; query -= 1) {
     for (let key = 0; key < keys.count; key += 1) {
-      if (!map.masked(query, key)) {
+      if (!map.masked(query, key) && isPlain(query)) {
         choice.query = queries.stop(query) - 1;
         return;
       }
@@ -210,9 +230,9 @@ function prepare() {
   return wanted;
 }
 
-// What the choices are at first, on this page: the first head that the sentence names, or of
-// the first layer with heads (of several kinds see `tellingHead`), the last query (the last that is aligned), which also a causal model
-// lets see most, and a scale that shows small weights of long rows.
+// What the choices are at first, on this page: the first head that the sentence names, or else
+// `tellingHead`; the last query (the last that is aligned), which also a causal model lets see
+// most; and a scale that shows small weights of long rows.
 function declareInitial() {
   const set = page.sets.at(-1);
   const initial = (name, value) => { fields.get(name).initial = value; };
@@ -220,7 +240,7 @@ function declareInitial() {
   else if (page.sets.length === 2) initial('compare', 'set:1');
   const first = [Math.max(0, set.layers.findIndex(({ heads }) => heads.length)), 0];
   const named = set.said.find(Array.isArray)?.slice(1);
-  const [layer, head] = tellingHead(set) ?? named ?? first;
+  const [layer, head] = (kindsOf(set).length ? null : named) ?? tellingHead(set) ?? first;
   initial('layer', layer);
   initial('head', head);
   const { queries, keys, alignment } = exampleOf({ set: page.sets.length - 1, example: 0, layer });
@@ -228,12 +248,12 @@ function declareInitial() {
   if ((keys ?? queries).tokens.length > 32) initial('scale', 'root');
 }
 
-// Of several kinds of layers the last kind (cross-attention) says most: there the head that
-// is aligned best, or has the least entropy where nothing is aligned. None of one kind.
+// The head that is aligned best, or has the least entropy where nothing is aligned; of several
+// kinds of layers a head of the last kind (cross-attention), which says most.
 function tellingHead(set) {
   const kind = kindsOf(set).at(-1);
   const heads = set.layers.flatMap((layer, at) => (
-    kind && layer.kind === kind ? layer.heads.map((_, head) => [at, head]) : []
+    !kind || layer.kind === kind ? layer.heads.map((_, head) => [at, head]) : []
   ));
   for (const [name, sign] of [['aligned', -1], ['entropy', 1]]) {
     const value = ([layer, head]) => numberOf(set, name, layer, head);

@@ -34,11 +34,12 @@ function buildOverview() {
     if (button) chooseHead(button.layer, button.head);
   });
   box.addEventListener('keydown', walkOverHeads);
+  window.addEventListener('beforeprint', drawAll);
 }
 
 // Another head keeps the query, and goes on to its strongest key.
 function chooseHead(layer, head) {
-  choose({ layer, head }, true);
+  choose({ layer, head, of: 'head' }, true);
 }
 
 function updateOverview() {
@@ -48,7 +49,7 @@ function updateOverview() {
   if (overview.names !== names) makeButtons(set);
   const box = element('overview');
   const arranged = [
-    names.length, overview.names === names, choice.order, choice.order && choice.filter + choice.set,
+    names.length, overview.names === names, choice.order, choice.order && choice.role + choice.set,
     choice.beside, numberNames(set), box.clientWidth, window.innerWidth, window.innerHeight,
   ].join('|');
   if (overview.names !== names || overview.arranged !== arranged) arrangeHeads(set);
@@ -57,8 +58,8 @@ function updateOverview() {
   tellSentence(set);
   tellNumbers(set);
   markHead();
-  const { example, range, scale, colours } = choice;
-  const look = [choice.set, example, range, scale, colours].join();
+  const { example, range, scale, colours, special } = choice;
+  const look = [choice.set, example, range, scale, colours, special].join();
   if (look !== overview.look) {
     overview.look = look;
     overview.buttons.forEach((button) => { button.drawn = ''; });
@@ -78,7 +79,6 @@ function makeButtons(set) {
     );
     button.setAttribute('aria-pressed', 'false');
     button.fullName = `${shorten(layerName, 80)}, head ${shorten(name, 80)}`;
-    button.shortName = `${shorten(layerName.replace(/^layer /, ''), 12)}.${shorten(name, 12)}`;
     overview.buttons.set(headId(layer, head), button);
   }));
 }
@@ -112,7 +112,8 @@ function arrangeHeads(set) {
         return Object.assign(made, { picture: null, canvas: shared, left: head * pitch });
       });
       const short = shortLayer(name, kind);
-      const text = side < captionFrom ? short : kind ? `layer ${short}` : name;
+      const ofKind = /^\d+$/.test(short) ? `layer ${short}` : short;
+      const text = side < captionFrom ? short : kind ? ofKind : name;
       const isFirst = kind && kind !== set.layers[layer - 1]?.kind;
       return [...(isFirst ? [kindTitle(layer)] : []), make(
         'div', '', { className: 'layer', heads: buttons },
@@ -125,7 +126,7 @@ function arrangeHeads(set) {
   overview.buttons.forEach((each) => {
     each.drawn = '';
     each.querySelector('.name').textContent = choice.order
-      ? each.shortName : shorten(set.layers[each.layer].heads[each.head], 12);
+      ? each.fullName : shorten(set.layers[each.layer].heads[each.head], 12);
   });
   for (const each of box.children) overview.watcher.observe(each);
   overview.marked = null;
@@ -185,18 +186,18 @@ function sizeThumbnails(set, box) {
   }
 }
 
-// The height that the window leaves below the overview's top.
+// The height that the window leaves below the overview's top; a narrow page scrolls anyway.
 function overviewRoom() {
+  if (window.innerWidth < 900) return Infinity;
   const top = element('overview').getBoundingClientRect().top + window.scrollY;
   return Math.max(280, window.innerHeight - top - 16);
 }
 
-// Role and numbers below the thumbnails and in their hints; a filter dims the others.
+// Role and numbers below the thumbnails and in their hints; those of other roles are dimmed.
 function tellNumbers(set) {
-  const told = [choice.set, choice.beside, choice.order, choice.filter].join('|');
+  const told = [choice.set, choice.beside, choice.order, choice.role].join('|');
   if (told === overview.told) return;
   overview.told = told;
-  const filter = readFilter(choice.filter);
   const names = numberNames(set);
   const first = names.includes('aligned') ? 'aligned' : (overview.most ? overview.lines[0] : names[0]);
   const barred = choice.beside === 'all' ? first : choice.beside;
@@ -212,11 +213,13 @@ function tellNumbers(set) {
   let left = 0;
   overview.buttons.forEach((button) => {
     const { layer, head, fullName } = button;
-    const passed = passes(set, filter, layer, head);
+    const passed = passes(set, layer, head);
     left += Number(passed);
     button.classList.toggle('dimmed', !passed);
     button.querySelector('.beside').replaceChildren(...(overview.side < captionFrom ? [] : linesAt(layer))
-      .map((name) => make('span', captionOf(set, name, layer, head) || '\u00a0', { className: name === 'role' ? 'role' : '' })));
+      .map((name) => make(
+        'span', captionOf(set, name, layer, head), { className: name === 'role' ? 'role' : 'number' },
+      )));
     button.style.setProperty('--role', roleColour(roleOf(set, layer, head)));
     const all = names.map((name) => [name, said(set, name, layer, head)]).filter(([, text]) => text);
     button.title = [fullName, ...all.map(([name, text]) => `${inWords(name)}: ${text}`)].join('\n');
@@ -264,7 +267,8 @@ function headButton() {
 
 function markHead() {
   const button = headButton();
-  if (overview.marked === button) return;
+  const isPressed = String(shownHeads() === 'head');
+  if (overview.marked === button && button?.ariaPressed === isPressed) return;
   overview.buttons.forEach((each) => {
     if (each !== button && each.tabIndex === 0) {
       each.setAttribute('aria-pressed', 'false');
@@ -273,7 +277,7 @@ function markHead() {
   });
   overview.marked = button;
   if (!button) return;
-  button.setAttribute('aria-pressed', 'true');
+  button.setAttribute('aria-pressed', isPressed);
   button.tabIndex = 0;
   if (button.isConnected) reveal(element('overview'), button);
 }
@@ -303,21 +307,28 @@ function wantThumbnails({ heads }) {
   heads.forEach((button) => overview.waiting.add(button));
 }
 
+// What is printed has no holes.
+function drawAll() {
+  const maps = unpacked(choice.set, choice.example);
+  if (maps) for (const button of overview.buttons.values()) if (!button.drawn) drawThumbnail(button, maps);
+}
+
 function drawWaiting() {
   const end = performance.now() + millisecondsPerFrame;
   const maps = unpacked(choice.set, choice.example);
   for (const button of overview.waiting) {
     if (!maps || performance.now() > end) break;
     overview.waiting.delete(button);
-    if (!button.drawn) drawThumbnail(button, maps.layers[button.layer]?.[button.head]);
+    if (!button.drawn) drawThumbnail(button, maps);
   }
   if (overview.waiting.size) requestAnimationFrame(drawWaiting);
 }
 
-function drawThumbnail(button, map) {
+function drawThumbnail(button, maps) {
+  const map = maps.layers[button.layer]?.[button.head];
   if (!map) return;
   const side = Math.round(overview.side * pixelRatio());
-  const pixels = raster(map, scaleEnd(map), side, side);
+  const pixels = raster(map, scaleEnd(map, maps), side, side);
   const { data } = pixels;
   for (let pixel = 0; pixel < data.length; pixel += 4) {
     if (data[pixel + 3] === 0) data.set([...paintOfMasked, 255], pixel);

@@ -24,8 +24,16 @@ async function readPictures({ images }) {
 }
 
 // The picture that stands at a position, as a data URL; null where there is none. Pictures
-// are of the keys, and of the queries where these are the same positions.
-function pictureOf({ images, keys }, side, position) {
-  if (!images || (side === 'query' && keys)) return null;
+// are of the keys, and of the queries where these are the same positions; special positions
+// (of an image's class) have none.
+function pictureOf({ images, queries, keys }, side, position) {
+  if (!images || (side === 'query' && keys) || (keys ?? queries).special?.includes(position)) return null;
   return picturesOf.get(images)?.[position] ?? null;
 }
+
+// The column of a patch, from its text "row,column"; undefined of other texts.
+const patchColumn = (text) => /^\d+,(\d+)$/.exec(text)?.[1];
+
+// Whether an example is a picture cut into patches.
+const hasPatches = ({ images, queries, keys }) => Boolean(images)
+  && (keys ?? queries).tokens.some((text) => patchColumn(text) !== undefined);

@@ -8,7 +8,7 @@ function listenToMap(drawing, now) {
     const across = ((event.clientX - box.left) / shrunk - left) / width;
     const down = ((event.clientY - box.top) / shrunk - top) / height;
     if (Math.min(across, down) < 0 || Math.max(across, down) >= 1) return null;
-    return { query: queries.bin(down * queries.last), key: keys.bin(across * keys.last) };
+    return { query: queries.binAt(down), key: keys.binAt(across) };
   };
   drawing.addEventListener('pointermove', (event) => point(cellAt(event), now().context));
   drawing.addEventListener('pointerleave', () => point(null, now().context));
@@ -35,8 +35,8 @@ function walkOnMap(event, context) {
     const [down, right] = arrows[event.key];
     const within = (bin, axis) => Math.max(0, Math.min(axis.count - 1, bin));
     chooseCell(context, { query: within(query + down, queries), key: within(key + right, keys) });
-  } else if (event.key === 'Home') choose({ key: keys.first });
-  else if (event.key === 'End') choose({ key: keys.last - 1 });
+  } else if (event.key === 'Home') choose({ key: keys.start(0) });
+  else if (event.key === 'End') choose({ key: keys.start(keys.count - 1) });
   else return;
   event.preventDefault();
 }

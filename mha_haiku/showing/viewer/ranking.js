@@ -1,6 +1,4 @@
-// What is known of each head (its role, its numbers), and heads in an order, or only some.
-
-// "role:induction", "importance>0.02" and "importance<0.02" are filters;
+// What is known of each head (its role, its numbers), and heads in an order, or those of a role.
 // "importance" is an order, the largest first, and "-importance" the smallest first.
 
 function numberOf(set, name, layer, head) {
@@ -19,11 +17,6 @@ const numberNames = (set) => [
   ...(set.roles ? ['role'] : []), ...set.numbers.map(({ name }) => name),
 ];
 
-function roleNames(set) {
-  const names = (set.roles ?? []).flat().filter(Boolean).map(({ name }) => name);
-  return [...new Set(names)].sort();
-}
-
 // "induction 0.93", "0.012 ± 0.003" or "" where nothing is known.
 function said(set, name, layer, head) {
   const value = numberOf(set, name, layer, head);
@@ -35,24 +28,12 @@ function said(set, name, layer, head) {
   return value === null ? '' : shownNumber(value) + (error === null ? '' : ` ± ${shownNumber(error)}`);
 }
 
-function readFilter(text) {
-  if (text.startsWith('role:')) return { role: text.slice(5) };
-  const [, name, sign, bound] = /^(.+)([<>])(-?[\d.]+(?:e-?\d+)?)$/.exec(text) ?? [];
-  return name === undefined || Number.isNaN(Number(bound)) ? null : { name, sign, bound: Number(bound) };
-}
+const passes = (set, layer, head) => !choice.role || roleOf(set, layer, head) === choice.role;
 
-function passes(set, filter, layer, head) {
-  if (!filter) return true;
-  if (filter.role !== undefined) return set.roles?.[layer]?.[head]?.name === filter.role;
-  const value = numberOf(set, filter.name, layer, head);
-  return value !== null && (filter.sign === '>' ? value >= filter.bound : value <= filter.bound);
-}
-
-// The heads that pass, [layer, head], in the chosen order: those without a number last.
+// The heads of the chosen role or of all, [layer, head], in the chosen order: those without a number last.
 function ranked(set) {
-  const filter = readFilter(choice.filter);
   const heads = set.layers.flatMap(({ heads: names }, layer) => names.map((_, head) => [layer, head]))
-    .filter(([layer, head]) => passes(set, filter, layer, head));
+    .filter(([layer, head]) => passes(set, layer, head));
   if (!choice.order) return heads;
   const upwards = choice.order.startsWith('-');
   const name = choice.order.replace(/^-/, '');

@@ -4,7 +4,6 @@
 // Which bins each of some pixels along an axis covers: pairs of the first and the end.
 function pixelBins(axis, pixels) {
   const { count } = axis;
-  const span = axis.last - axis.first;
   const even = axis.even;
   const bins = new Int32Array(2 * pixels);
   for (let pixel = 0; pixel < pixels; pixel += 1) {
@@ -14,9 +13,9 @@ function pixelBins(axis, pixels) {
     const to = (pixel + 1) / pixels;
     const middle = (from + to) / 2;
     const first = even
-      ? Math.floor((count > pixels ? from : middle) * count) : axis.bin(axis.first + from * span);
+      ? Math.floor((count > pixels ? from : middle) * count) : axis.binAt(from);
     const end = even
-      ? (count > pixels ? Math.ceil(to * count) : first + 1) : axis.bin(axis.first + to * span - 1e-6) + 1;
+      ? (count > pixels ? Math.ceil(to * count) : first + 1) : axis.binAt(to - 1e-9) + 1;
     bins[2 * pixel] = first;
     bins[2 * pixel + 1] = Math.max(first + 1, end);
   }

@@ -19,14 +19,13 @@ function tellRoles(set) {
   const sorted = [...counts].sort(([x, a], [y, b]) => isKnown(y) - isKnown(x) || b - a);
   element('roles').hidden = !sorted.length;
   element('roles').replaceChildren(...sorted.map(([name, count]) => {
-    const filter = `role:${name}`;
     const chip = make('button', `${roleWords(name)} ${count}`, {
-      type: 'button', className: 'role-chip', ariaPressed: String(choice.filter === filter),
+      type: 'button', className: 'role-chip', ariaPressed: String(choice.role === name),
       title: 'Show the heads of this role alone',
     });
     chip.style.setProperty('--role', roleColour(name));
     chip.addEventListener('click', () => {
-      choose({ filter: choice.filter === filter ? '' : filter });
+      choose({ role: choice.role === name ? '' : name });
       element('roles').children[sorted.findIndex(([each]) => each === name)].focus();
     });
     return chip;

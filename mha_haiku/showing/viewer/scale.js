@@ -2,8 +2,9 @@
 
 const decades = 4; // of a log scale: what is smaller has the colour of 0
 
-// The weight at the end of the scale. `map`: the chosen one, for a range of its own.
-const scaleEnd = (map) => (choice.range === 'own' || map.signed ? map.largest : page.largest) || 1;
+// The weight at the end of the scale: the largest of a map, or of all maps of its example that
+// are shown without special tokens, or of all on the page.
+const scaleEnd = (map, all) => (choice.range === 'own' || map.signed ? map.largest : all.largest) || 1;
 
 // The share, 0 to 1 (a difference: -1 to 1), that a weight has of the scale.
 function shareOf(weight, end) {

@@ -107,6 +107,6 @@ addPanel({
   name: 'standing',
   label: 'This head',
   create: standingPanel,
-  shows: ({ set, layer }) => layer.heads.length > 0
+  shows: ({ set, layer, isOfHead }) => isOfHead && layer.heads.length > 0
     && Boolean(set.numbers.length || set.roles || set.missing?.length || hasSteps()),
 });

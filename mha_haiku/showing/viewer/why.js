@@ -61,5 +61,5 @@ function whyPanel() {
 }
 
 addPanel({
-  name: 'why', label: 'Why it looks there', create: whyPanel, shows: ({ example }) => Boolean(example.why),
+  name: 'why', label: 'Why it looks there', create: whyPanel, shows: ({ example, isOfHead }) => isOfHead && Boolean(example.why),
 });
