@@ -164,7 +164,7 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
         np.testing.assert_allclose(
             pooled.columns[name].mean, number.mean, 1e-4, 1e-6, err_msg=name
         )
-    assert pooled.mean is None and pooled.roles is None
+    assert pooled.mean is None and "role" not in pooled.columns
     path = dumping.dump(subject, out=tmp_path / "b", weights=True)
     whole = MapSet.load(path)
     assert _weights(whole, 1).shape == (N, H, T, T)

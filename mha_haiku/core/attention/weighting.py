@@ -96,6 +96,7 @@ class Weighting(NamedTuple):
         rows: tiles.Index | tiles.Span,
         columns: tiles.Index | tiles.Span,
     ) -> Float[Array, "*B H R C"]:
+        """Adds the bias to scores, and puts -inf where the mask forbids."""
         if self.bias is not None:
             bias = tiles.lifted(self.bias.aligned_tile(rows, columns), tile.ndim)
             tile = tile + bias.astype(tile.dtype)

@@ -48,10 +48,12 @@ class Maps(tuple):
         return tuple(self[sum(self.kinds[:2]) :])
 
     def tree_flatten(self) -> tuple[tuple, tuple[int, int, int]]:
+        """Splits into the maps and their kinds, for JAX."""
         return tuple(self), self.kinds
 
     @classmethod
     def tree_unflatten(cls, kinds: tuple[int, int, int], maps: Iterable[Any]) -> "Maps":
+        """Joins maps and kinds, for JAX."""
         return cls(maps, kinds)
 
 

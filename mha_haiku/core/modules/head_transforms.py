@@ -27,6 +27,7 @@ class HeadTransforms(NamedTuple):
     rotary: Callable[[Array, Array], Array] | None = None
 
     def checked(self) -> "HeadTransforms":
+        """Returns itself; raises ValueError where a field is not what it should be."""
         checks.maker("transforms.smear", self.smear, smeared_keys)
         checks.maker("transforms.rotary", self.rotary, positions.rotary)
         return self

@@ -43,6 +43,7 @@ class Pattern(NamedTuple):
         return cls(*made)
 
     def checked(self) -> "Pattern":
+        """Returns itself; raises ValueError where a field is not what it should be."""
         for name, value in zip(self._fields, self, strict=True):
             checks.maker(f"pattern.{name}", value, _EXAMPLES[name])
         return self

@@ -8,7 +8,7 @@ from typing import Any
 
 from mha_haiku.core import checks
 from mha_haiku.lab import heads
-from mha_haiku.records import Layer
+from mha_haiku.records import Column, Layer
 from mha_haiku.subjects import programs, results
 from mha_haiku.subjects.subject import Subject, parts_of, verb
 
@@ -67,6 +67,7 @@ def importance(
         wanted.remove("gradient")
     placed = programs.placed(subject)
     value = programs.ablation_value(placed, ablation_value, examples)
+    batches = programs.batches_given(subject, examples)
     columns = {}
     for name in wanted:
         entry = heads.MEASURES[name]
@@ -75,13 +76,13 @@ def importance(
         if of_loss and metric not in ("drift", None):
             measured_by = "loss"
         of = programs.measured(placed, examples, metric=measured_by, name=name)
-        found = entry.measure(of, ablation_value=value).first.with_ranks()
+        per_example = entry.measure(of, ablation_value=value).per_example
+        if batches is None:  # whole batches were measured
+            per_example = per_example[:examples]
         unit = _UNITS.get(measured_by, "")
-        columns[name] = found._replace(
-            unit=unit if of_loss else entry.unit or unit,
-            label=entry.label.format(metric=measured_by or "metric"),
-        )
-    batches = programs.batches_given(subject, examples)
+        unit = unit if of_loss else entry.unit or unit
+        label = entry.label.format(metric=measured_by or "metric")
+        columns[name] = Column.of_examples(per_example, unit, label).with_ranks()
     first = None if batches is None else batches[0]
     count = len(columns[wanted[0]].per_example)
     plural = "" if count == 1 else "s"

@@ -143,9 +143,11 @@ class Sharded:
         self._shard_parameters = shard_parameters
 
     def implementation(self, name: str) -> attention.Sharded:
+        """Returns the argument `implementation` of `attend` for one of its names."""
         return attention.Sharded(self.mesh, name)
 
     def put(self, tree: Any) -> Any:
+        """Puts host arrays on every device, whole; see `fetch`."""
         return jax.tree.map(functools.partial(_put, sharding=self._everywhere), tree)
 
     def put_state(self, tree: Any) -> Any:
@@ -153,6 +155,7 @@ class Sharded:
         return jax.tree.map(_put, tree, self._shardings(tree))
 
     def initial_state(self, function: Callable, seed: np.uint32) -> Any:
+        """Puts `function(seed)`, a state, on the devices, as `put_state` does."""
         shardings = self._shardings(jax.eval_shape(function, seed))
         return jax.jit(function, out_shardings=shardings)(seed)
 
@@ -186,11 +189,13 @@ class Sharded:
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
     ) -> "_Program":
+        """Compiles a function of arrays from `put` and `put_state`."""
         return _Program(function, self._everywhere, returns_state)
 
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
     ) -> tasks.Example:
+        """Makes a batch that the devices divide; only inside a program."""
         return self.spread(make(jnp.arange(batch_size, dtype=jnp.int32)))
 
     def spread(self, examples: tasks.Example) -> tasks.Example:
@@ -213,9 +218,11 @@ class Sharded:
         )
 
     def own_key(self, key: jax.Array) -> jax.Array:
+        """Returns the key for the whole batch's random numbers."""
         return key  # a program of a mesh draws for the whole batch
 
     def total(self, tree: Any) -> Any:
+        """Returns the sums of every leaf over the batch."""
         return tree  # sums are over the whole batch already
 
     @property
