@@ -321,6 +321,47 @@ def test_somebodys_function_is_asked_in_the_same_way(foreign):
     assert found.mean.shape == (1, 2) and "by hand" in foreign._repr_html_()
 
 
+_OF_EXAMPLES = {
+    "statistics": lambda x, n: x.statistics(n).numbers["entropy"].mean,
+    "importance": lambda x, n: x.importance("ablation", n).per_example,
+    "mean": lambda x, n: x.importance("ablation", n, ablation_value="mean").per_example,
+    "measured": lambda x, n: [batch.inputs for batch in x.measured(n).batches],
+    "roles": lambda x, n: x.roles(n).scores,
+    "reads": lambda x, n: x.reads(n).by,
+    "strongest": lambda x, n: x.strongest(0, 0, n).weights,
+    "circuit": lambda x, n: x.circuit(examples=n).edges.per_example,
+}
+
+
+@pytest.mark.parametrize("name", _OF_EXAMPLES)
+def test_a_number_of_examples_takes_the_first_that_a_function_has(foreign, name):
+    (batch,) = foreign.batches
+    rows = [jax.tree.map(lambda x, i=i: x[i : i + 1], batch) for i in range(3)]
+    call = _OF_EXAMPLES[name]
+    for own in (foreign, foreign.replace(batches=rows)):
+        for count, there in ((2, 2), (3, 3), (64, 3)):
+            if name == "circuit" and own is not foreign:
+                continue  # pairs are of one batch
+            several = own.replace(batches=own.batches[:there])
+            if own is foreign:
+                cut = jax.tree.map(lambda x, n=there: x[:n], batch)
+                several = own.replace(batches=[cut])
+            found, wanted = call(own, count), call(several, there)
+            jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    np.testing.assert_array_equal(foreign.examples(2).inputs, batch.inputs[:2])
+    assert len(foreign.replace(batches=rows).examples(9).inputs) == 3
+
+
+@pytest.mark.parametrize("name", _OF_EXAMPLES)
+@pytest.mark.parametrize("count", [0, -1, 2.5, float("nan"), True])
+def test_what_is_no_number_of_examples_is_refused(llama, foreign, name, count):
+    for subject in (llama, foreign, foreign.replace(batches=None)):
+        wanted = "examples must be an integer from 1"
+        with pytest.raises(ConfigError, match=wanted) as refusal:
+            _OF_EXAMPLES[name](subject, count)
+        assert len(str(refusal.value).splitlines()) <= 2
+
+
 @pytest.mark.parametrize(
     ("case", "least"), [("bert_classes", False), ("distilbert_tokens", True)]
 )
@@ -360,7 +401,10 @@ _REFUSALS = {
     ),
     "prune": (lambda x: x.prune(), "prune is not for 'by hand', which has no task"),
     "save": (lambda x: x.save("folder"), "save is not for 'by hand', which is a func"),
-    "examples": (lambda x: x.examples(2), "pass examples to mh.wrap"),
+    "examples": (
+        lambda x: x.replace(batches=None).examples(2),
+        "pass examples to mh.wrap",
+    ),
     "show": (lambda x: x.show(), "show is not for 'by hand', which has no task"),
     "inputs": (lambda x: x.maps(3.5), r"inputs must be a text, .*shape \(\)"),
     "layer": (
