@@ -420,6 +420,41 @@ _REFUSALS = {
 }
 
 
+@pytest.mark.slow
+def test_a_roll_out_of_texts_asks_for_their_next_tokens(llama):
+    """As a task's examples do, and whoever wrote the model."""
+    options = dict(flow_examples=1, draws=2)
+    texts = [TEXT, "the mat sat on the cat"]
+    found = llama.rollout(texts, **options)
+    tokens = np.stack([llama.encode(text) for text in texts])
+    weights = np.ones(tokens.shape, np.float32)
+    weights[:, -1] = 0
+    batch = tasks.Example(tokens, np.roll(tokens, -1, 1), weights)
+    assert found.title.endswith("means over 2 examples")
+    assert found.changes["raw"].shape == (2, pretrained.L)
+    _same_studies(found, llama.rollout(batch, **options))
+
+    def logits_of(params, x):
+        return llama.model.apply(params, None, x, is_training=False).logits
+
+    # Without a task the tokens of the texts replace each other.
+    alone = llama.replace(task=None, config=None).rollout(texts, **options)
+    wrapped = mh.wrap(logits_of, llama.params, llama.codec.tokenizer)
+    wrapped = wrapped.replace(codec=llama.codec)
+    for examples in (texts, tokens):
+        _same_studies(alone, wrapped.rollout(examples, **options))
+    # Of texts that differ in their lengths, a function reads one at a time.
+    several = [TEXT, "the cat sat on the mat and the dog"]
+    found = wrapped.rollout(several, **options)
+    assert found.changes["raw"].shape == (2, pretrained.L)
+
+
+def _same_studies(found, wanted):
+    for name in ("raw", "roll-out", "flow"):
+        np.testing.assert_allclose(found.changes[name], wanted.changes[name], atol=1e-6)
+        np.testing.assert_allclose(found.drops[name], wanted.drops[name], atol=1e-6)
+
+
 @pytest.mark.parametrize("name", _REFUSALS)
 def test_what_makes_no_sense_is_refused_in_two_lines(foreign, name):
     call, message = _REFUSALS[name]
