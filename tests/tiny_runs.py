@@ -250,3 +250,9 @@ def trained(tmp_path_factory, make_config):
         return made[key]
 
     return make
+
+
+def check_devices(config, count):
+    """Checks that so many devices can share the work of a config."""
+    sections = config.devices, config.model, config.training
+    configuration.check_devices(*sections, count)

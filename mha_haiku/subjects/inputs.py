@@ -191,13 +191,6 @@ def one(subject: "Subject", given: Any) -> tasks.Example:
     return batch
 
 
-def many(subject: "Subject", given: Any) -> tasks.Example:
-    """Makes a batch of inputs, or of so many examples of the subject's own."""
-    if isinstance(given, int | np.integer):
-        return subject.examples(given)
-    return batch_of(subject, given)[0]
-
-
 def labels(
     subject: "Subject", batch: tasks.Example, kind: str = ""
 ) -> tuple[tuple, tuple]:
@@ -394,6 +387,33 @@ def rows_of(batch: tasks.Example) -> list[tasks.Example]:
     """Splits a batch on the host into its examples."""
     count = len(batch.inputs)
     return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
+
+
+def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
+    """Takes the first examples of batches; all of them if there are fewer."""
+    ends = np.cumsum([len(batch.inputs) for batch in batches])
+    last = min(int(np.searchsorted(ends, count)), len(batches) - 1)
+    surplus = max(0, int(ends[last]) - count)
+    return [*batches[:last], _without_last(batches[last], surplus)]
+
+
+def _without_last(batch: tasks.Example, surplus: int) -> tasks.Example:
+    size = len(batch.inputs)
+
+    def cut(x):  # arrays without an axis of examples stay
+        return x[: size - surplus] if np.ndim(x) and len(x) == size else x
+
+    return jax.tree.map(cut, batch) if surplus else batch
+
+
+def joined(batches: Sequence[tasks.Example]) -> tasks.Example:
+    """Makes one batch of several, whose examples must be alike."""
+    shapes = [jax.tree.map(lambda x: np.shape(x)[1:], batch) for batch in batches]
+    if any(shape != shapes[0] for shape in shapes):
+        raise ValueError(
+            "examples must be of one length to be in one batch; batches has each."
+        )
+    return jax.tree.map(lambda *x: np.concatenate(x), *batches)
 
 
 def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

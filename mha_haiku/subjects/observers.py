@@ -45,9 +45,9 @@ class _Study(loop.Observer):
 
     _start: Callable[[int], None]  # prepares looks, from a step on
 
-    def __init__(self, config: configuration.RunConfig):
-        """Takes the run's config, which is not looked at before the run checked it."""
-        self._config = config
+    def __init__(self, training: configuration.TrainingConfig, every: int):
+        super().__init__(every)
+        self._training = training
 
     def begin(
         self,
@@ -105,10 +105,8 @@ class Timeline(_Log):
 
     file = "timeline"
 
-    @property
-    def every(self) -> int:
-        """Steps between two lines; 0 without any."""
-        return self._config.training.timeline_every
+    def __init__(self, training: configuration.TrainingConfig):
+        super().__init__(training, training.timeline_every)
 
     def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
         subject = self._subject
@@ -138,29 +136,27 @@ class Samples(_Log):
 
     file = "samples"
 
-    @property
-    def every(self) -> int:
-        """Steps between two evaluations; 0 without samples."""
-        training = self._config.training
-        is_on = training.samples and generation.given(self._config)
-        return training.evaluate_every if is_on else 0
+    def __init__(self, training: configuration.TrainingConfig, kind: str | None):
+        """Takes what `generation.given` says of the run."""
+        is_on = training.samples and kind
+        super().__init__(training, training.evaluate_every if is_on else 0)
+        self._kind = kind
 
     def _start(self, step: int) -> None:
         super()._start(step)
         subject = self._subject
-        kind = generation.given(subject.config)
         self._job, examples = generation.of_held_out(
             subject,
-            range(subject.config.training.samples),
-            generation.strategy(kind),
+            range(self._training.samples),
+            generation.strategy(self._kind),
             most=_TOKENS,
         )
-        rows = inputs.rows_of(examples) if kind == "source" else ()
+        rows = inputs.rows_of(examples) if self._kind == "source" else ()
         self._right = [subject.task.answer(row.targets) for row in rows]
 
     def wants(self, step: int) -> bool:
         """Checks whether the run is evaluated at `step`, also after a resume."""
-        is_last = step == self._config.training.steps
+        is_last = step == self._training.steps
         return step > 0 and (step % self.every == 0 or is_last)
 
     def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
@@ -172,7 +168,7 @@ class Samples(_Log):
             progress.tell(self._told(step, text, **right))
 
     def _told(self, step, text, right=None) -> str:
-        steps = self._config.training.steps
+        steps = self._training.steps
         line = f"step {step:>{len(str(steps))}}/{steps}  sample "
         line += f"{_quoted(text.given, is_end=right is None)} -> {_quoted(text.text)}"
         if right is None:
@@ -183,15 +179,13 @@ class Samples(_Log):
 class Snapshots(_Study):
     """Writes `attention/snapshots/<step>/maps.npz` at some of a run's reports.
 
-    There are `config.attention.snapshots` of them, spread evenly in the logarithm of
-    the step, from the first report to the end: maps of the same examples.
+    There are `count` of them, spread evenly in the logarithm of the step, from the
+    first report to the end: maps of the same examples.
     """
 
-    @property
-    def every(self) -> int:
-        """Steps between two reports; 0 without snapshots."""
-        config = self._config
-        return config.training.report_every if config.attention.snapshots else 0
+    def __init__(self, training: configuration.TrainingConfig, count: int):
+        super().__init__(training, training.report_every if count else 0)
+        self._steps = spread(training.steps, training.report_every, count)
 
     def _start(self, step: int) -> None:
         """Removes snapshots of steps after `step`, which will be taken again."""
@@ -202,8 +196,7 @@ class Snapshots(_Study):
 
     def wants(self, step: int) -> bool:
         """Checks whether `step` is one of the snapshots' steps."""
-        training, count = self._config.training, self._config.attention.snapshots
-        return step in spread(training.steps, training.report_every, count)
+        return step in self._steps
 
     def look(self, step: int, params: Any) -> None:
         """Writes the maps at a step, unless they are there."""
@@ -218,7 +211,6 @@ class Snapshots(_Study):
         )
 
 
-@functools.cache
 def spread(last: int, every: int, count: int) -> tuple[int, ...]:
     """Spreads `count` steps evenly in their logarithm, with the last one included.
 

@@ -15,7 +15,7 @@ from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.subjects import imported_runs, inputs, observers
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping
+from mha_haiku.subjects.verbs import dumping, generation
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, files, folders, loop, opening
 
@@ -119,8 +119,12 @@ def recorded(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options
 ) -> opening.Summary | opening.SeedsSummary:
     """Trains with every observer of the laboratory; otherwise as `runs.train`."""
-    kinds = observers.Timeline, observers.Snapshots, observers.Samples
-    watching = [kind(config) for kind in kinds]
+    training = config.training
+    watching = [
+        observers.Timeline(training),
+        observers.Snapshots(training, config.attention.snapshots),
+        observers.Samples(training, generation.given(config.model, config.task.name)),
+    ]
     return loop.train(config, workdir, observers=watching, **options)
 
 

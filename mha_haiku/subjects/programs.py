@@ -64,7 +64,8 @@ def placed(
     wanted = subject.config.replace(devices=dict(data=None))
     split = {x: getattr(wanted.devices, x) for x in ("heads", "sequence")}
     try:
-        configuration.check_devices(wanted, len(available))
+        given = wanted.devices, wanted.model, wanted.training
+        configuration.check_devices(*given, len(available))
         configuration.check_sequence(wanted.devices, length)
     except ConfigError:
         split = {"heads": 1, "sequence": 1}
@@ -166,16 +167,22 @@ def batches_given(
 ) -> Sequence[tasks.Example] | None:
     """Makes batches of the examples; None: they are held-out examples of a task.
 
-    A number of them is for a task; a wrapped function has examples of its own, if any.
-    With `targets`, inputs get the next tokens as targets, which the loss needs.
+    They are inputs, such as texts, or a number: of the task's held-out examples, or of
+    those that a wrapped function has, which are taken in their order, all of them if
+    there are no more. With `targets`, inputs get the next tokens as targets, which the
+    loss needs.
     """
     if not isinstance(examples, numbers.Number):
         is_of_loss = subject.metric in (None, heads.metrics.loss)
         return inputs.batches(subject, examples, targets=targets and is_of_loss)
-    if subject.task is None and subject.batches is None:
+    with checks.user_mistakes():
+        checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
+    if subject.batches:
+        return inputs.first(subject.batches, examples)
+    if subject.task is None:
         why = "has no examples; give texts, examples=[...], or pass them to mh.wrap"
         refuse(subject, "measuring", why)
-    return subject.batches
+    return None
 
 
 def measured(
@@ -185,8 +192,8 @@ def measured(
 
     Args:
       subject: The model. A wrapped function has its own metric.
-      examples: The number of held-out examples, rounded up to whole batches; or inputs,
-        such as texts, whose targets are the next tokens.
+      examples: The number of examples, of held-out ones rounded up to whole batches;
+        or inputs, such as texts, whose targets are the next tokens.
       metric: A name, see `metric_name`; None: the first of the task.
       name: Name of the progress bar; "": no bar.
     """

@@ -111,8 +111,13 @@ class Subject:
         return self.codec.decode(np.asarray(tokens).tolist())
 
     def examples(self, count: int = EXAMPLES) -> tasks.Example:
-        """Makes the first held-out examples, a batch of B = `count`."""
+        """Makes a batch of the first held-out examples, or of a wrapped function's own.
+
+        It has B = `count` examples; fewer if a wrapped function has no more.
+        """
         checks.positive_integer("count", count)
+        if self.batches:
+            return inputs.joined(inputs.first(self.batches, count))
         if self.task is None:
             refuse(self, "examples", "has no task; pass examples to mh.wrap")
         indices, data = np.arange(count, dtype=np.int32), self.task.held_out_data

@@ -55,6 +55,10 @@ def test_heads_and_units_go_and_a_run_is_left(untrained, capsys):
     [
         (["--workdir=absent", "--keep=0.5"], "There is no run in absent"),
         (["--workdir=run"], "Give --sweep, or one of --keep and --metric_drop"),
+        (["--workdir=run", "--keep=0.5", "--sizes=3"], "--sizes needs --sweep"),
+        (["--workdir=run", "--sweep", "--steps=3"], "--steps is not for --sweep"),
+        (["--workdir=run", "--sweep", "--out=small"], "--out is not for --sweep"),
+        (["--workdir=run", "--sweep", "--sizes=0"], "sizes must be an integer of at"),
         (["--workdir=run", "--keep=2"], "keep must be a number in [0, 1]"),
         (["--workdir=run", "--keep=1", "--keep_units=half"], "keep_units"),
     ],

@@ -13,6 +13,7 @@ from mha_haiku import runs, tasks
 from mha_haiku.commands import config_files
 from mha_haiku.training import stepping
 from mha_haiku.training.runs import configuration, folders, loop
+from tests import tiny_runs
 from tests.test_readme import READMES
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ _PAPERS = [
 def test_any_config_may_take_few_steps(path):
     config = config_files.load(path)
     config_files.override(config, [("config.training.steps", "20")])
-    configuration.check_devices(config, 4)
+    tiny_runs.check_devices(config, 4)
 
 
 _TASKS = [name for name in tasks.names() if name != "labeled_texts"]  # needs a file
@@ -37,7 +38,7 @@ _TASKS = [name for name in tasks.names() if name != "labeled_texts"]  # needs a 
 @pytest.mark.parametrize("of", [*_CONFIGS, *_PAPERS, *_TASKS])
 def test_config_or_default_suits_its_task_and_hides_its_targets(of):
     config = config_files.load(of) if of.endswith(".py") else runs.default_config(of)
-    configuration.check_devices(config, 4)
+    tiny_runs.check_devices(config, 4)
     task = configuration.make_task(config)
     if of != "sentences":  # on which nothing trains
         configuration.validate_for_task(config, task)
@@ -71,7 +72,7 @@ def test_config_or_default_suits_its_task_and_hides_its_targets(of):
 @pytest.mark.parametrize("path", [*_CONFIGS, *_PAPERS])
 def test_config_is_valid_and_names_its_command_and_the_measured_baseline(path):
     config = config_files.load(path)
-    configuration.check_devices(config, 4)
+    tiny_runs.check_devices(config, 4)
     task = configuration.make_task(config)
     configuration.validate_for_task(config, task)
     docstring = ast.get_docstring(ast.parse((_REPOSITORY / path).read_text()))

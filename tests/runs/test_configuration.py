@@ -8,13 +8,14 @@ import pytest
 from mha_haiku import models, runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import configuration
+from tests import tiny_runs
 
 NAN, INF = float("nan"), float("inf")
 
 
 def test_good_config_passes(make_config):
     config = make_config(optimizer__clip_norm=None, model__key_size=5)
-    configuration.check_devices(config, 4)
+    tiny_runs.check_devices(config, 4)
     configuration.validate_for_task(config, configuration.make_task(config))
 
 
@@ -80,7 +81,7 @@ def test_good_config_passes(make_config):
 def test_bad_field_is_refused_by_its_path(make_config, field, value, message):
     with pytest.raises(ConfigError, match=message) as refusal:
         config = make_config(**{field: value})
-        configuration.check_devices(config, 4)
+        tiny_runs.check_devices(config, 4)
     assert len(str(refusal.value).splitlines()) <= 2
 
 

@@ -9,6 +9,7 @@ import pytest
 from mha_haiku import runs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import configuration, loop
+from tests import tiny_runs
 from tests.tiny_runs import with_fields
 
 
@@ -61,7 +62,7 @@ def test_losses_on_four_devices_are_those_of_one(tmp_path):
 def test_what_does_not_fit_a_decoder_is_refused(fields, message):
     config = _config(**fields)
     with pytest.raises(ConfigError, match=message):
-        configuration.check_devices(config, 2)
+        tiny_runs.check_devices(config, 2)
         configuration.validate_for_task(config, configuration.make_task(config))
 
 

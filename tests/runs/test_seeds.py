@@ -10,7 +10,8 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs import checkpoints, configuration, folders, metrics_log
+from mha_haiku.training.runs import checkpoints, folders, metrics_log
+from tests import tiny_runs
 from tests.runs import faults
 
 SEEDS = (3, 4, 5)
@@ -173,4 +174,4 @@ def test_other_seeds_in_the_folder_are_refused(three, whole, make_config):
 def test_devices_that_share_models_are_refused(make_config, shared):
     config = make_config(training__seeds=2).replace(devices=shared)
     with pytest.raises(ConfigError, match="config.training.seeds must be 1 where"):
-        configuration.check_devices(config, 2)
+        tiny_runs.check_devices(config, 2)

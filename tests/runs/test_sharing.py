@@ -13,6 +13,7 @@ from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import configuration, loop
+from tests import tiny_runs
 
 _FIELDS = {
     "model__dropout_rate": 0.0,
@@ -122,7 +123,7 @@ def test_run_goes_on_with_devices_that_share_it_otherwise(
 )
 def test_a_mesh_that_does_not_fit_is_refused(make_config, fields, what):
     with pytest.raises(ConfigError, match=what):
-        configuration.check_devices(make_config(**fields), 4)
+        tiny_runs.check_devices(make_config(**fields), 4)
 
 
 @pytest.mark.parametrize(

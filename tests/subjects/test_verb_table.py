@@ -151,7 +151,7 @@ CALLS = {
     "prune": lambda s, x, y, n, out: s.prune(0.5),
     "reads": lambda s, x, y, n, out: s.reads(n),
     "roles": lambda s, x, y, n, out: s.roles(n),
-    "rollout": lambda s, x, y, n, out: s.rollout(examples=2, flow_examples=1, draws=1),
+    "rollout": lambda s, x, y, n, out: s.rollout(n, flow_examples=1, draws=1),
     "save": lambda s, x, y, n, out: s.save(
         out, **({} if s.config is None else {"family": "mha_haiku"})
     ),

@@ -145,7 +145,7 @@ def test_exact_match_is_a_metric_where_answers_are_whole(subject):
 
 @pytest.mark.slow
 def test_heads_of_kinds_in_time(subject, config):
-    observer = observers.Timeline(config)
+    observer = observers.Timeline(config.training)
     folder = subject.folder
     observer.begin(folder, config, subject.task, 0)
     observer.look(10, subject.params)

@@ -149,7 +149,7 @@ def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
     config = make_config(training__timeline_every=10, training__steps=20)
     options = {
         "devices": jax.local_devices()[:1],
-        "observers": [observers.Timeline(config)],
+        "observers": [observers.Timeline(config.training)],
     }
     loop.train(config, tmp_path, **options)
     path = folders.Folder(tmp_path).timeline

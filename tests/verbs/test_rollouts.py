@@ -15,9 +15,11 @@ from scipy import stats
 from mha_haiku import tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads.rollout import flow, rollout
+from mha_haiku.subjects import inputs
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import rollout as rollouts
 from mha_haiku.training import evaluation
+from mha_haiku.training.runs import folders
 
 N, T, L = 6, 5, 2
 _FOUND = {}
@@ -156,7 +158,7 @@ def test_questions_are_all_positions_that_ask():
 def test_stand_ins_are_all_other_tokens():
     keys = jax.random.split(jax.random.key(0), 200)
     inputs = jnp.array([0, 6, 3, 3, 1])
-    blanks = jax.vmap(lambda key: rollouts._blanks(Padded(), 2, key, inputs))(keys)
+    blanks = jax.vmap(lambda key: rollouts._blanks(np.arange(7), 2, key, inputs))(keys)
     for s, token in enumerate(inputs):
         assert set(np.unique(blanks[..., s])) == set(range(7)) - {int(token)}
 
@@ -217,6 +219,44 @@ def test_correlations_are_those_of_scipy_over_examples_that_ask(of_task, monkeyp
             np.testing.assert_allclose(study.changes[name][k, i], expected, 1e-6)
             expected = stats.spearmanr(score, drop).statistic
             np.testing.assert_allclose(study.drops[name][k, i], expected, 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_masks", [True, False])
+def test_an_encoder_is_asked_for_what_is_hidden(of_task, has_masks):
+    """Its own answers behind masks that are given, else a token that gets hidden."""
+    of_task(Masked())
+    subject = Subject.of_folder("anywhere")
+    tokens = np.array([[0, 1, 2, 0, 1], [2, 1, 0, 2, 1]], np.int32)
+    if has_masks:
+        tokens[:, 2] = 3
+    found = subject.rollout(tokens, flow_examples=1)
+    assert found.title.endswith("means over 2 examples")
+    (batch,) = rollouts._with_answers(
+        subject, [tasks.Example(tokens, tokens, 0 * tokens)]
+    )
+    hidden = np.asarray(batch.inputs) == 3
+    assert (hidden.sum(1) == 1).all()
+    np.testing.assert_array_equal(np.where(hidden, tokens, batch.inputs), tokens)
+    own = subject.logits(batch.inputs).argmax(-1)
+    targets = np.where(hidden & ~(tokens == 3), tokens, own)
+    np.testing.assert_array_equal(batch.targets, targets)
+    given = subject.rollout(batch, flow_examples=1)
+    np.testing.assert_array_equal(found.drops["raw"], given.drops["raw"])
+
+
+@pytest.mark.slow
+def test_an_encoder_without_a_mask_is_asked_for_its_own_answers(of_task):
+    of_task(Padded())
+    subject = Subject.of_folder("anywhere")
+    rows = [np.array([0, 1, 2, 4, 5]), np.array([6, 5, 4])]
+    batch, _ = inputs.batch_of(subject, rows)
+    weights = np.float32([[1] * 5, [1] * 3 + [0] * 2])
+    own = np.asarray(subject.logits(rows).argmax(-1))
+    given = batch._replace(targets=own, weights=weights)
+    found, wanted = (subject.rollout(x, flow_examples=1) for x in (rows, given))
+    assert len(found.changes["raw"]) == 2
+    np.testing.assert_array_equal(found.drops["raw"], wanted.drops["raw"])
 
 
 def test_ties_share_ranks_and_equal_inputs_have_none():
@@ -291,6 +331,8 @@ def test_the_csv_has_a_line_per_measure_and_layer(tmp_path):
     ],
 )
 def test_what_does_not_fit_is_refused(make_config, task, fields, options, message):
-    subject = Subject(None, None, "run", config=make_config(**fields), task=task)
+    config = make_config(**fields)
+    model = folders.make_model(config.model, task)
+    subject = Subject(model, None, "run", config=config, task=task)
     with pytest.raises(ConfigError, match=message):
         subject.rollout(**options)

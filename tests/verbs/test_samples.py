@@ -8,6 +8,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.subjects.observers import Samples
+from mha_haiku.subjects.verbs import generation
 from mha_haiku.training.runs import configuration, files, folders
 
 DEVICES = jax.local_devices()[:1]
@@ -31,8 +32,13 @@ def config_of(make_config):
     return make
 
 
+def _samples(config):
+    kind = generation.given(config.model, config.task.name)
+    return Samples(config.training, kind)
+
+
 def _train(config, folder, *observers):
-    observers = [Samples(config), *observers]
+    observers = [_samples(config), *observers]
     runs.train(config, folder, observers=observers, devices=DEVICES)
     return files.read_lines(folders.Folder(folder).samples)
 
@@ -55,7 +61,7 @@ def test_texts_of_a_step_are_told_and_kept_once(config_of, tmp_path, capsys):
     )
 
     def looked(start, *steps):
-        observer = Samples(config)
+        observer = _samples(config)
         observer.begin(folder, config, task, start)
         for step in steps:
             if observer.wants(step):
@@ -126,4 +132,4 @@ def test_samples_of_an_encoder_decoder_have_right_answers(config_of, tmp_path, c
 def test_runs_that_write_texts_have_samples(make_config, task, family, count, every):
     config = make_config(model__family=family, training__samples=count)
     config = config.replace(task=dict(name=task))
-    assert Samples(config).every == every
+    assert _samples(config).every == every

@@ -31,7 +31,7 @@ def test_steps_are_reports_spread_in_their_logarithm():
 def watched(make_config, tmp_path_factory):
     config = make_config(attention__snapshots=3)
     whole = tmp_path_factory.mktemp("runs") / "whole"
-    watching = [observers.Snapshots(config)]
+    watching = [observers.Snapshots(config.training, config.attention.snapshots)]
     runs.train(config, whole, observers=watching, devices=DEVICES)
     return config, folders.Folder(whole)
 
@@ -66,14 +66,20 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
     # Two more than the checkpoint of step 20 knows of.
     config = config.replace(attention=dict(snapshots=6))
     folder = folders.Folder(tmp_path)
-    watching = [observers.Snapshots(config), runs.Observer(5, stop)]
+    watching = [
+        observers.Snapshots(config.training, config.attention.snapshots),
+        runs.Observer(5, stop),
+    ]
     with pytest.raises(RuntimeError):
         runs.train(config, tmp_path, observers=watching, devices=DEVICES)
     assert dumping.steps_of(folder.snapshots) == [5, 10, 15, 20, 25]
     before = (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns
 
     runs.train(
-        config, tmp_path, observers=[observers.Snapshots(config)], devices=DEVICES
+        config,
+        tmp_path,
+        observers=[observers.Snapshots(config.training, config.attention.snapshots)],
+        devices=DEVICES,
     )
     assert dumping.steps_of(folder.snapshots) == [5, 10, 15, 20, 25, 30]
     assert (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns == before

@@ -18,6 +18,7 @@ def prune_heads(
     *,
     run: Run,
     sweep: bool = False,
+    sizes: int | None = None,
     steps: int = 0,
     out: str | None = None,
     pictures: Pictures,
@@ -37,15 +38,23 @@ def prune_heads(
 
     Args:
       sweep: Measure models of decreasing size without saving any.
+      sizes: Number of models of a sweep, at most, next to the whole one; default: 12.
       steps: Further training steps of the pruned model.
       out: Folder of the pruned run; <workdir>_pruned by default.
     """
     if not (sweep or options["keep"] is not None or options["metric_drop"] is not None):
         raise ConfigError("Give --sweep, or one of --keep and --metric_drop.")
+    if sizes is not None and not sweep:
+        raise ConfigError("--sizes needs --sweep; without it one model is pruned.")
+    if sweep and (steps or out is not None):
+        name = "--steps" if steps else "--out"
+        raise ConfigError(f"{name} is not for --sweep, which saves no pruned model.")
     folder = pathlib.Path(out or run.workdir.rstrip("/") + "_pruned")
     if not sweep:
         saving.check_free(folder, steps=steps)  # before the work
-        options["sizes"] = 1
+        sizes = 1
+    if sizes is not None:
+        options["sizes"] = sizes
     result = run.subject().sweep(**options)
     if sweep:
         tell(result, pathlib.Path(run.workdir, "heads"), pictures.format)

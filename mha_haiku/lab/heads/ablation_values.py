@@ -57,6 +57,7 @@ def _sums(model, params, example) -> list[tuple[Array, Array]]:
     _, found = running.look(model, params, example, ["*/heads"])
     sums = []
     for name, values in found.items():
+        values = running.by_example(values, len(example.inputs))
         counted = 1.0 * running.valid(values.shape[1], example, running.kind_of(name))
         sums.append((jnp.einsum("bt,bthv->hv", counted, values), counted.sum()))
     return sums

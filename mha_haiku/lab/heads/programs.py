@@ -32,7 +32,8 @@ class Clean(NamedTuple):
     example: tasks.Example
     run: Callable[[edits.Edits], Array]  # from edits to the metric `[B]`
     before: Array  # the metric without edits
-    heads: dict[str, Array]  # the outputs `[B, T, H, V]` of P parts, by their sites
+    # The outputs `[B, T, H, V]` of P parts, by their sites; see `running.by_example`.
+    heads: dict[str, Array]
     values: list[Array | None]  # what ablated heads pass on, see `edits.gated`
     streams: dict[str, Array]  # inputs of the layers; {}: they are not one stack
     is_scanned: bool  # whether the model scans its layers
@@ -48,6 +49,8 @@ class Clean(NamedTuple):
                 "the model has no heads: no attention was found in it; mh.sites lists "
                 "what there is."
             )
+        count = len(example.inputs)
+        heads = {name: running.by_example(x, count) for name, x in heads.items()}
         if len({sites.numbered_by_layer(name)[0] for name in streams}) > 1:
             streams = {}
 
@@ -78,18 +81,19 @@ class Clean(NamedTuple):
                 f"[..., {parts}, {widest}], got shape {gates.shape}."
             )
 
-        def change(heads, given):
-            part, value = given
-            own = gates[..., part, : heads.shape[-2]]
-            # Of a function: windows of an image count as examples, window by window,
-            # and the axis of a single example may be missing.
-            if own.ndim == 2 and heads.ndim == 3:
-                own = own[0]
-            elif own.ndim == 2 and len(own) != len(heads):
-                own = jnp.repeat(own, len(heads) // len(own), axis=0)
-            return edits.gated(heads, own, value)
+        def change(heads, part, value):
+            return edits.gated(heads, gates[..., part, : heads.shape[-2]], value)
 
-        return self.run(edits.on_parts(self.heads, [*enumerate(self.values)], change))
+        return self.run(self._edits(change))
+
+    def _edits(self, change: Callable[[Array, Any, Any], Array]) -> edits.Edits:
+        """Makes the edit of all heads by their outputs, part and ablation value."""
+
+        def of_site(heads, given):
+            ours = running.by_example(heads, len(self.before))
+            return change(ours, *given).reshape(heads.shape)
+
+        return edits.on_parts(self.heads, [*enumerate(self.values)], of_site)
 
     def slopes(self, gate: Array) -> Array:
         """Computes slopes `[B, P, H]` of the metric where all gates are `gate`."""
@@ -108,8 +112,7 @@ class Clean(NamedTuple):
         rows = [places[places[:, 0] == part, 1:] for part in range(len(lengths))]
 
         def ablation(at_part, head, position):
-            def change(heads, given):
-                part, value = given
+            def change(heads, part, value):
                 is_part = part == at_part
                 if is_part is False:  # as is known of layers that are not scanned
                     return heads
@@ -121,7 +124,7 @@ class Clean(NamedTuple):
                 )
                 return edits.gated(heads, gates, value)
 
-            return edits.on_parts(self.heads, [*enumerate(self.values)], change)
+            return self._edits(change)
 
         def of_layer(layer, given):
             rows, stream = given

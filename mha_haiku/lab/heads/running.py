@@ -5,6 +5,7 @@ B batch, T positions, P attention parts (layers of heads), H heads of a part.
 
 import collections
 import functools
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -256,6 +257,26 @@ def valid(size: int, example: tasks.Example, kind: str) -> Array:
     if lengths is None:
         return jnp.ones((len(example.inputs), size), bool)
     return jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]
+
+
+def by_example(heads: Array, count: int) -> Array:
+    """Arranges the outputs `[..., T, H, V]` of heads as `[B, T, H, V]`, B = `count`.
+
+    A function may have several rows for an example next to each other, such as the
+    shifted windows of an image: these come one after another in T. The axis of a single
+    example may be missing.
+
+    Raises:
+      ValueError: If the rows are no multiple of the examples.
+    """
+    rows = heads.shape[0] if heads.ndim > 3 else 1
+    if rows % count:
+        raise ValueError(
+            "the first axis of heads must be a multiple of the examples, got shape "
+            f"{heads.shape} for {count}."
+        )
+    length = math.prod(heads.shape[:-2]) // count
+    return heads.reshape(count, length, *heads.shape[-2:])
 
 
 def exists(counts: Sequence[int]) -> np.ndarray:

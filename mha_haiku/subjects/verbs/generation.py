@@ -21,7 +21,7 @@ from mha_haiku.subjects import anew, imported_runs, inputs, programs
 from mha_haiku.subjects.subject import Subject, check_task, refuse, verb
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import configuration, folders
+from mha_haiku.training.runs import folders
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -52,18 +52,24 @@ class Text(NamedTuple):
         return self._replace(given_tokens=lists[0], tokens=lists[1])._asdict()
 
 
-def given(config: configuration.RunConfig) -> str | None:
-    """Tells whether a run writes from a "prompt" or a "source"; None: it cannot."""
-    family = config.model.family
-    if family == "encoder_decoder":
+def given(model: models.ModelConfig, task: str) -> str | None:
+    """Tells whether a run writes from a "prompt" or a "source"; None: it cannot.
+
+    `task` is its `config.task.name`.
+    """
+    if model.family == "encoder_decoder":
         return "source"
-    is_writer = family == "causal" and tasks.of_name(config.task.name).continues
-    return "prompt" if is_writer and config.model.output.logits else None
+    is_writer = model.family == "causal" and tasks.of_name(task).continues
+    return "prompt" if is_writer and model.output.logits else None
+
+
+def _given_to(subject: Subject) -> str | None:
+    return given(subject.config.model, subject.config.task.name)
 
 
 def check_given(subject: Subject, kind: str) -> None:
     """Raises ConfigError where a run does not write from a "prompt" or "source"."""
-    own, family = given(subject.config), subject.config.model.family
+    own, family = _given_to(subject), subject.config.model.family
     if own is None:
         why = f"is of family {family!r}, which writes no text"
         if family == "causal":
@@ -145,7 +151,7 @@ def generate(
         how = strategy("prompt", **options)
         return anew.continued(subject, prompt, how, tokens or _ANEW, seed)
     check_task(subject, "generate")
-    kind = given(subject.config)
+    kind = _given_to(subject)
     if kind is None:
         refuse(subject, "generate", "does not continue a text")
     how = strategy(kind, **options)
@@ -166,7 +172,7 @@ class Job(NamedTuple):
     @property
     def kind(self) -> str:
         """The kind of the given texts: "prompt" or "source"."""
-        return given(self.subject.config)
+        return _given_to(self.subject)
 
     def record(self, text: Text) -> dict[str, Any]:
         """Converts a text of the job, and how it was written, to JSON values."""
@@ -306,7 +312,7 @@ def of_held_out(
     """
     task = subject.task
     examples = jax.device_get(programs.held_out(subject, indices))
-    if given(subject.config) == "source":
+    if _given_to(subject) == "source":
         pairs = zip(examples.inputs, examples.lengths, strict=True)
         rows = tuple(row[:length] for row, length in pairs)
         texts = list(map(task.question, inputs.rows_of(examples)))

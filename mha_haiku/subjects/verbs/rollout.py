@@ -10,22 +10,23 @@ Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import flow, running
 from mha_haiku.lab.heads.rollout import rollout as rolled_out
 from mha_haiku.records import means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import programs, results
-from mha_haiku.subjects.subject import Subject, check_task, verb
+from mha_haiku.subjects import inputs, programs, results
+from mha_haiku.subjects.subject import Subject, refuse, verb
 from mha_haiku.training import evaluation, stepping, tasks
 
 Array = jax.Array
@@ -39,6 +40,7 @@ PUBLISHED = {
 }
 _MEASURES = ("raw", "roll-out", "flow")
 _FLOW_EXAMPLES = 32
+_NAME = "blanking inputs out"  # of the progress bar
 _BATCH_POSITIONS = 2**16  # in a batch, over examples and replaced inputs
 # Folded into the key of held-out examples, into which they fold their indices: no
 # example has this index, so questions are drawn independently of the examples.
@@ -135,8 +137,8 @@ class Study(results.Result):
 @verb
 def rollout(
     subject: Subject,
+    examples: int | Any = 256,
     *,
-    examples: int = 256,
     flow_examples: int | None = None,
     draws: int = 8,
     published: Mapping[str, Sequence[float]] | None = None,
@@ -146,47 +148,65 @@ def rollout(
     Inputs that are masked already, in padding or, in causal models, after the position
     of the answer are not ranked.
 
+    The answer to a text is the next token, at a random position. An encoder is asked
+    for a token that is hidden, or for one of its own answers if it has no mask. A
+    subject without a task has no vocabulary, so other tokens of the examples replace
+    an input.
+
     Args:
-      subject: The run.
-      examples: The number of held-out examples; N of them have a target that counts.
+      subject: The model.
+      examples: Number of held-out examples, of which N have a target that counts; or
+        inputs, such as texts.
       flow_examples: The number of these for which flow, which is slow, is computed;
         None: 32, or all if there are fewer.
       draws: The number of random tokens over which changes are averaged.
       published: Numbers to compare with, if the run is a paper's: `PUBLISHED`.
+
+    Raises:
+      ValueError: If the model has no logits at positions, two stacks of layers, or
+        inputs that are no tokens.
     """
     _check(subject)
+    config = subject.model.config
+    predicts_next = config is None or config.family == "causal"
+    batches = programs.batches_given(subject, examples, targets=predicts_next)
+    own = "held-out " if batches is None else ""
+    if batches is not None:
+        batches = _with_answers(subject, batches)
+    count = examples if batches is None else sum(len(x.inputs) for x in batches)
     with checks.user_mistakes():
-        checks.integer_in("examples", examples, 1, 2**31 - 1)
         if flow_examples is None:
-            flow_examples = min(_FLOW_EXAMPLES, examples)
-        checks.integer_in("flow_examples", flow_examples, 1, examples)
+            flow_examples = min(_FLOW_EXAMPLES, count)
+        checks.integer_in("flow_examples", flow_examples, 1, count)
         checks.positive_integer("draws", draws)
-    batch_size = _BATCH_POSITIONS // subject.task.sequence_length**2
-    data = jax.device_put(subject.task.held_out_data)
-    program = jax.jit(functools.partial(look, subject, draws))
-    batches = programs.observations(
-        subject,
-        lambda params, indices: program(params, data, indices),
-        range(examples),
-        batch_size=max(1, min(examples, batch_size)),
-        name="blanking inputs out",
-        examples_at=functools.partial(np.array, dtype=np.int32),
-    )
-    effects = jax.tree.map(lambda *x: np.concatenate(x), *batches)
-    effects["measures"]["flow"] = _flows(subject, effects["row"][:flow_examples])
-    asks = np.flatnonzero(effects["asks"])
-    if not len(asks):
-        raise ConfigError(f"In {examples} held-out examples no target counts.")
+    if batches is None:
+        found = _held_out_effects(subject, count, draws)
+    else:
+        found = _effects_of(subject, batches, draws)
+    effects = [
+        jax.tree.map(operator.itemgetter(n), batch)
+        for batch in found
+        for n in range(len(batch["row"]))
+    ]
+    flows = _flows(subject, effects[:flow_examples])
+    for effect, own_flow in zip(effects, flows, strict=False):  # flow is of fewer
+        effect["measures"]["flow"] = own_flow
+    asks = [effect for effect in effects if effect["asks"]]
+    if not asks:
+        raise ConfigError(f"In {count} {own}examples no target counts.")
     changes, drops = {}, {}
     for name in _MEASURES:
-        scores = effects["measures"][name]
-        measured = asks[asks < len(scores)]
-        counted, drop = effects["counted"], effects["drop"]
+        measured = [effect for effect in asks if name in effect["measures"]]
         changes[name], drops[name] = (
-            np.array([_correlations(scores[n], to[n], counted[n]) for n in measured])
-            for to in (np.abs(drop), drop)
+            np.array(
+                [
+                    _correlations(x["measures"][name], of(x["drop"]), x["counted"])
+                    for x in measured
+                ]
+            )
+            for of in (np.abs, np.asarray)
         )
-    title = f"{subject.title}: means over {len(asks)} held-out examples"
+    title = f"{subject.title}: means over {len(asks)} {own}examples"
     return Study(title, changes, drops, published or {})
 
 
@@ -199,40 +219,127 @@ def summary(correlations: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _check(subject) -> None:
-    check_task(subject, "rollout")
-    if subject.config.model.family == "encoder_decoder":
+    config, task = subject.model.config, subject.task
+    if subject.codec.reads.has_decoder or (
+        config is not None and config.family == "encoder_decoder"
+    ):
         raise ConfigError(
             "A study of roll-out needs a model of one stack of layers, got an "
             "encoder_decoder.\nFor the encoder alone there is "
             "mha_haiku.heads.rollout(output.maps.encoder, rows)."
         )
-    model = subject.config.model
-    if model.attention.gate != "none":
+    if config is not None and config.attention.gate != "none":
         raise ConfigError(
             "A study of roll-out needs attention whose heads have no gates, got "
-            f"config.model.attention.gate = {model.attention.gate!r}."
+            f"config.model.attention.gate = {config.attention.gate!r}."
         )
-    is_whole = model.family == "set_classifier" or model.output.pool is not None
-    if (
-        subject.task.num_tokens is None
-        or is_whole
-        or "loss" not in subject.task.metrics
-    ):
+    if config is None or task is None:
+        return
+    is_whole = config.family == "set_classifier" or config.output.pool is not None
+    if task.num_tokens is None or is_whole or "loss" not in task.metrics:
         raise ConfigError(
             "A study of roll-out needs a task with tokens and an answer at positions, "
-            f"got {subject.task.name}."
+            f"got {task.name}."
         )
 
 
-def _flows(subject, rows):
-    """Returns the flows of the first examples, `[N, L, T]`."""
-    make_maps = jax.jit(lambda *given: running.run(subject.model, *given).maps)
+def _with_answers(subject, batches) -> list[tasks.Example]:
+    """Gives batches without targets, on the host, answers to ask for.
+
+    Where the task has a mask, that is the token behind one at a random position of each
+    example, unless there are masks; else what the model answers itself.
+    """
+    generator = np.random.default_rng(_seed(subject))
+    run = jax.jit(functools.partial(running.run, subject.model))
+    answered = functools.partial(_answered, subject, run, generator)
+    return [x if _is_answered(subject, x) else answered(x) for x in batches]
+
+
+def _is_answered(subject, batch) -> bool:
+    """Checks whether targets count; raises ValueError where there is no answer."""
+    shape, dtype = np.shape(batch.inputs), jnp.result_type(batch.inputs)
+    if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.integer):
+        refuse(subject, "rollout", "reads no tokens, of which another replaces one")
+    run = functools.partial(running.run, subject.model)
+    logits = jax.eval_shape(run, subject.params, batch).logits
+    if logits is None:
+        refuse(subject, "rollout", "gives no logits")
+    if logits.shape[:-1] != shape:
+        refuse(subject, "rollout", "gives no answer at each position")
+    asked = np.asarray(batch.targets)[np.asarray(batch.weights) > 0]
+    return asked.size > 0 and asked.max() < logits.shape[-1]
+
+
+def _answered(subject, run, generator, batch) -> tasks.Example:
+    original, task = np.array(batch.inputs), subject.task
+    tokens = original.copy()
+    valid = np.arange(tokens.shape[1]) < np.array(inputs.lengths(batch))[:, None]
+    if (mask := getattr(task, "mask_token", None)) is not None:
+        encoder = getattr(task, "encoder", None)
+        special = () if encoder is None else (*encoder.before, *encoder.after)
+        can_hide = valid & ~np.isin(tokens, special)
+        for row in np.flatnonzero(can_hide.any(1) & ~(tokens == mask).any(1)):
+            tokens[row, generator.choice(np.flatnonzero(can_hide[row]))] = mask
+    batch = batch._replace(inputs=tokens)
+    answers = np.asarray(run(subject.params, batch).logits.argmax(-1))
+    targets = np.where(tokens == original, answers, original).astype(np.int32)
+    return batch._replace(targets=targets, weights=valid.astype(np.float32))
+
+
+def _held_out_effects(subject, count, draws) -> Iterator[dict[str, Any]]:
+    batch_size = _BATCH_POSITIONS // subject.task.sequence_length**2
+    data = jax.device_put(subject.task.held_out_data)
+    program = jax.jit(functools.partial(look, subject, draws))
+    return programs.observations(
+        subject,
+        lambda params, indices: program(params, data, indices),
+        range(count),
+        batch_size=max(1, min(count, batch_size)),
+        name=_NAME,
+        examples_at=functools.partial(np.array, dtype=np.int32),
+    )
+
+
+def _effects_of(subject, batches, draws) -> Iterator[dict[str, Any]]:
+    """Yields what `look` computes, of batches that are given, on the host."""
+    if subject.task is None:  # there is no other vocabulary
+        stand_ins = np.unique(np.concatenate([np.ravel(x.inputs) for x in batches]))
+        if len(stand_ins) < 2:
+            raise ValueError("examples must have two different tokens at least.")
+    else:
+        stand_ins = _stand_ins(subject.task)
+    program = jax.jit(functools.partial(_effects, subject, stand_ins, draws))
+    first = 0
+    for batch in subject.progress(batches, name=_NAME, unit="batch"):
+        indices = np.arange(first, first + len(batch.inputs))
+        first += len(indices)
+        keys = _keys(_seed(subject), indices)
+        yield jax.device_get(program(subject.params, batch, keys))
+
+
+def _seed(subject) -> int:
+    return 0 if subject.config is None else subject.config.seed
+
+
+def _flows(subject, effects):
+    """Returns the flows of examples, each `[L, T]`."""
+    make_maps = jax.jit(functools.partial(_maps, subject))
     flows = []
-    for n in subject.progress(range(len(rows)), name="flow", unit="example"):
-        maps = make_maps(subject.params, programs.held_out(subject, [n]))
-        row = int(rows[n])
-        flows.append([flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))])
-    return np.array(flows)
+    for effect in subject.progress(effects, name="flow", unit="example"):
+        example = jax.tree.map(lambda x: x[None], effect["example"])
+        maps, row = make_maps(subject.params, example), int(effect["row"])
+        flows.append(
+            np.array([flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))])
+        )
+    return flows
+
+
+def _maps(subject, params, example) -> Sequence[attention.AttentionMap]:
+    """Computes the map of each layer; of a function those that are found."""
+    if subject.model.config is not None:
+        return running.run(subject.model, params, example).maps
+    _, found = running.look(subject.model, params, example, ["*/map"])
+    return tuple(found.values())
 
 
 def _correlations(scores, importance, counted) -> np.ndarray:
@@ -249,28 +356,41 @@ def _correlations(scores, importance, counted) -> np.ndarray:
 def look(
     subject: Subject, draws: int, params: Any, data: Any, indices: Array
 ) -> dict[str, Any]:
-    """Computes the effect of each input and the measures, for a batch; under jit.
+    """Computes the effect of each input and the measures, of held-out examples.
 
-    These are `row [N]`, the position of the answer; `asks [N]`, whether there is one;
-    `counted [N, T]`, the inputs to rank; `drop [N, T]`; and `measures`, `[N, L, T]` by
-    name, for the first 1 to L layers.
+    Under jit. These are the `example`; `row [N]`, the position of the answer; `asks
+    [N]`, whether there is one; `counted [N, T]`, the inputs to rank; `drop [N, T]`; and
+    `measures`, `[N, L, T]` by name, for the first 1 to L layers.
     """
     example = evaluation.held_out_batch(
         subject.task, subject.config.seed, data, indices
     )
-    key = stepping.stream(subject.config.seed, "held_out")
-    key = jax.random.fold_in(key, np.uint32(_QUESTIONS))
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+    keys = _keys(subject.config.seed, indices)
+    stand_ins = _stand_ins(subject.task)
+    return _effects(subject, stand_ins, draws, params, example, keys)
+
+
+def _keys(seed, indices) -> Array:
+    key = jax.random.fold_in(stepping.stream(seed, "held_out"), np.uint32(_QUESTIONS))
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
+
+
+def _effects(subject, stand_ins, draws, params, example, keys) -> dict[str, Any]:
     row, asks = jax.vmap(functools.partial(_question, subject.task))(keys, example)
-    blanks = jax.vmap(functools.partial(_blanks, subject.task, draws))(
+    blanks = jax.vmap(functools.partial(_blanks, stand_ins, draws))(
         keys, example.inputs
     )
+    measures = _measures(subject, params, example, row)
+    counted = _counted(subject, example, row)
+    if subject.model.config is None:  # its attention shows whether it is causal
+        counted &= measures["roll-out"][:, -1] > 0
     return {
+        "example": example,
         "row": row,
         "asks": asks,
-        "counted": _counted(subject, example, row),
+        "counted": counted,
         "drop": drops(subject, params, example, row, jnp.swapaxes(blanks, 0, 1)),
-        "measures": _measures(subject, params, example, row),
+        "measures": measures,
     }
 
 
@@ -286,14 +406,12 @@ def drops(
     That is `[N, T]`, the mean over draws. The answers are at the positions `row [N]`,
     and `blanks [draws, N, T]` replace the inputs in turn.
     """
-    positions = jnp.arange(subject.task.sequence_length)
+    positions = jnp.arange(example.inputs.shape[1])
 
     def probability(inputs):
-        output = subject.model.apply(
-            params, None, inputs, lengths=example.lengths, is_training=False
-        )
-        logits = jax.nn.log_softmax(output.logits)
-        return jnp.exp(_answer(row, logits, example))
+        given = example._replace(inputs=inputs)
+        logits = running.run(subject.model, params, given).logits
+        return jnp.exp(_answer(row, jax.nn.log_softmax(logits), example))
 
     def per_draw(blanks):
         def without(s):
@@ -308,7 +426,7 @@ def drops(
 
 def _measures(subject, params, example, row):
     """Returns the scores of the inputs by each measure, `[N, L, T]` by name."""
-    maps, rows = running.run(subject.model, params, example).maps, row[:, None]
+    maps, rows = _maps(subject, params, example), row[:, None]
     measures = {
         "raw": [rolled_out([layer], rows, residual=0.0) for layer in maps],
         "roll-out": rolled_out(maps, rows, per_layer=True),
@@ -335,24 +453,34 @@ def _question(task, key, example):
     return jnp.argmax(jnp.where(asked, chance, -1)), asked.any()
 
 
-def _blanks(task, draws, key, inputs):
-    """Returns the tokens that replace each input in turn, `[draws, T]`."""
+def _stand_ins(task) -> np.ndarray:
+    """Returns the tokens that replace others, sorted: only the mask if there is one."""
     if hasattr(task, "mask_token"):
-        return jnp.full((1, *inputs.shape), task.mask_token, inputs.dtype)
-    # A shift of 1 to num_tokens - 1, modulo num_tokens, is uniform over other tokens.
+        return np.array([task.mask_token], np.int32)
+    return np.arange(task.num_tokens, dtype=np.int32)
+
+
+def _blanks(stand_ins, draws, key, inputs):
+    """Returns the tokens that replace each input in turn, `[draws, T]`."""
+    count, stand_ins = len(stand_ins), jnp.asarray(stand_ins)
+    if count == 1:
+        return jnp.full((1, *inputs.shape), stand_ins[0], inputs.dtype)
+    # A shift of 1 to count - 1, modulo count, is uniform over other tokens.
     shape = (draws, *inputs.shape)
-    shift = jax.random.randint(jax.random.fold_in(key, 1), shape, 1, task.num_tokens)
-    return (inputs[None] + shift) % task.num_tokens
+    shift = jax.random.randint(jax.random.fold_in(key, 1), shape, 1, count)
+    places = jnp.searchsorted(stand_ins, inputs)
+    return stand_ins[(places[None] + shift) % count].astype(inputs.dtype)
 
 
 def _counted(subject, example, row):
     """Returns which inputs are ranked, `[N, T]`."""
-    positions = jnp.arange(subject.task.sequence_length)[None]
+    positions = jnp.arange(example.inputs.shape[1])[None]
     counted = jnp.ones(example.inputs.shape, bool)
     if hasattr(subject.task, "mask_token"):
         counted &= example.inputs != subject.task.mask_token
     if example.lengths is not None:
-        counted &= positions < example.lengths[:, None]
-    if subject.config.model.family == "causal":
+        counted &= positions < jnp.asarray(example.lengths)[:, None]
+    config = subject.model.config
+    if config is not None and config.family == "causal":
         counted &= positions <= row[:, None]
     return counted

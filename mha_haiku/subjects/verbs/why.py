@@ -10,7 +10,7 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import answers
+from mha_haiku.subjects import answers, programs
 from mha_haiku.subjects import inputs as given
 from mha_haiku.subjects.subject import (
     EXAMPLES,
@@ -88,8 +88,9 @@ def reads(subject: Subject, examples: Any = EXAMPLES) -> heads.why.Reads:
     These are as in `strongest`; next to it stands the composition from weights.
     """
     check_parameters(subject, "reads")
-    batch = given.many(subject, examples)
-    return heads.why.reads(subject.model, subject.params, [batch])
+    batches = programs.batches_given(subject, examples, targets=False)
+    batches = batches or [subject.examples(examples)]
+    return heads.why.reads(subject.model, subject.params, batches)
 
 
 @verb
@@ -102,36 +103,39 @@ def strongest(
       subject: The model.
       layer: The layer, of all attention parts.
       head: Number of the head in its layer.
-      examples: Number of held-out examples to search, or inputs: a list of texts.
+      examples: Number of examples to search, or inputs: a list of texts.
       count: Number of places to return, each from another example.
 
     Raises:
       ValueError: If there is no such layer or head, or the count is below 1.
     """
     checks.positive_integer("count", count)
-    batch = given.many(subject, examples)
-    path = part_with(parts_of(subject, batch), layer, head)
-    found = _strongest(subject.model, path)(subject.params, batch)
-    weights, keys = (np.asarray(x)[:, head] for x in found)
-    # The largest weight of a query that sees one key is always 1.
-    sees = keys[..., -1] >= 0
-    valid = running.valid(sees.shape[1], batch, running.kind_of(path))
-    values = np.where(sees & np.asarray(valid), weights, -np.inf)
-    queries, best = values.argmax(-1), values.max(-1)
+    batches = programs.batches_given(subject, examples, targets=False)
+    batches = batches or [subject.examples(examples)]
+    path = part_with(parts_of(subject, batches[0]), layer, head)
+    kind = given.kind_of(subject, layer)
+    program, places = _strongest(subject.model, path), []
+    for batch in batches:
+        found = program(subject.params, batch)
+        weights, keys = (np.asarray(x)[:, head] for x in found)
+        # The largest weight of a query that sees one key is always 1.
+        sees = keys[..., -1] >= 0
+        valid = running.valid(sees.shape[1], batch, running.kind_of(path))
+        values = np.where(sees & np.asarray(valid), weights, -np.inf)
+        sides = [
+            side or [()] * len(values) for side in given.labels(subject, batch, kind)
+        ]
+        for i, query in enumerate(values.argmax(-1)):
+            texts = [side[i] for side in sides]
+            places.append((query, keys[i, query, 0], values[i, query], *texts))
+    best = np.array([place[2] for place in places])
     order = np.argsort(-best, kind="stable")
     order = order[np.isfinite(best[order])][:count]
-    texts = given.labels(subject, batch, given.kind_of(subject, layer))
-    tokens, key_tokens = (tuple(side[i] for i in order if side) for side in texts)
-    return answers.Strongest(
-        layer,
-        head,
-        order,
-        queries[order],
-        keys[order, queries[order], 0],
-        best[order],
-        tokens,
-        key_tokens,
-    )
+    chosen = zip(*(places[i] for i in order), strict=True) if len(order) else [()] * 5
+    queries, keys, weights, *texts = chosen
+    tokens, key_tokens = (side if any(side) else () for side in texts)
+    arrays = map(np.array, (queries, keys, weights))
+    return answers.Strongest(layer, head, order, *arrays, tokens, key_tokens)
 
 
 @functools.lru_cache(maxsize=8)

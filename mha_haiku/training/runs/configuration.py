@@ -267,30 +267,35 @@ def make_placement(
     config: RunConfig, available: Sequence[jax.Device]
 ) -> devices.Placement:
     """Makes the placement of a run; raises what `check_devices` raises."""
-    check_devices(config, len(available))
-    if not config.devices.divide_models:
-        return devices.Replicas(available, several=config.training.seeds > 1)
-    shared = config.devices
+    shared, training = config.devices, config.training
+    check_devices(shared, config.model, training, len(available))
+    if not shared.divide_models:
+        return devices.Replicas(available, several=training.seeds > 1)
     mesh = devices.make_mesh(available, heads=shared.heads, sequence=shared.sequence)
     return devices.Sharded(mesh, shard_parameters=shared.shard_parameters)
 
 
-def check_devices(config: RunConfig, num_devices: int) -> None:
-    """Raises ConfigError unless so many devices can share the work of a config.
+def check_devices(
+    shared: DevicesConfig,
+    model: ModelConfig,
+    training: TrainingConfig,
+    num_devices: int,
+) -> None:
+    """Raises ConfigError unless so many devices can share the work of a run.
 
     The sizes of the mesh must multiply to the devices, and divide what they share.
     """
-    heads, sequence = config.devices.heads, config.devices.sequence
-    data, rest = config.devices.data, 0
+    heads, sequence = shared.heads, shared.sequence
+    data, rest = shared.data, 0
     if data is None:
         data, rest = divmod(num_devices, heads * sequence)
     if rest or data * heads * sequence != num_devices:
-        given = f"data {config.devices.data or 'any'} x heads {heads} x sequence"
+        given = f"data {shared.data or 'any'} x heads {heads} x sequence"
         raise ConfigError(
             f"config.devices must multiply to the {num_devices} "
             f"device{'s' * (num_devices > 1)} there are, got {given} {sequence}."
         )
-    if sequence > 1 and config.model.family == "encoder_decoder":
+    if sequence > 1 and model.family == "encoder_decoder":
         raise ConfigError(
             "config.devices.sequence must be 1 for an encoder_decoder, whose queries "
             "and keys stand in sequences of two lengths."
@@ -299,17 +304,17 @@ def check_devices(config: RunConfig, num_devices: int) -> None:
         with checks.user_mistakes():
             checks.choice(
                 "config.model.attention.implementation with config.devices.sequence",
-                config.model.attention.implementation,
+                model.attention.implementation,
                 attention.IN_A_RING,
             )
-    if config.training.seeds > 1 and config.devices.divide_models:
+    if training.seeds > 1 and shared.divide_models:
         raise ConfigError(
             f"config.training.seeds must be 1 where devices divide heads, positions or "
-            f"parameters, got {config.training.seeds}.\n"
+            f"parameters, got {training.seeds}.\n"
             "Several seeds share the devices by their batches: config.devices.data."
         )
-    _check_heads(config.model, heads)
-    size = config.training.batch_size
+    _check_heads(model, heads)
+    size = training.batch_size
     if rest := size % data:
         below, above = size - rest, size - rest + data
         raise ConfigError(

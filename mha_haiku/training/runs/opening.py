@@ -86,9 +86,10 @@ def open_runs(
     """
     _check_same(config.to_json())
     root = folders.Folder(checks.as_path(workdir))
+    seeds = config.training.seeds, config.seed
 
     def open_root():
-        _open_folder(stack, config, root)
+        _open_folder(stack, root, *seeds)
 
     if config.training.seeds > 1:
         cluster.first_does(open_root)
@@ -102,7 +103,7 @@ def _open_run(stack, config, folder, override) -> Opened:
     opened = []
 
     def open_here():
-        saved = _open_folder(stack, config, folder)
+        saved = _open_folder(stack, folder, config.training.seeds, config.seed)
         stored = checkpoints.Checkpoints(folder.checkpoints)
         latest, is_changed = stored.latest(), False
         if saved is not None:
@@ -154,17 +155,20 @@ def whole(
     )
 
 
-def _open_folder(stack, config, folder) -> configuration.RunConfig | None:
-    """Opens and locks a folder; returns the config of the run in it."""
+def _open_folder(stack, folder, *seeds) -> configuration.RunConfig | None:
+    """Opens and locks a folder of `seeds`: so many, from this one on.
+
+    Returns the config of the run in it.
+    """
     stack.enter_context(folders.not_left_empty(folder.root))
     folders.open_folder(folder.root)
     stack.enter_context(lock.held(folder.lock))
     saved = folders.read_config(folder)
-    has, wants = ((x.training.seeds, x.seed) for x in (saved or config, config))
-    if has[0] != wants[0] or (has[0] > 1 and has != wants):
+    has = (saved.training.seeds, saved.seed) if saved else seeds
+    if has[0] != seeds[0] or (has[0] > 1 and has != seeds):
         raise ConfigError(
             f"config.training.seeds must be {has[0]} and config.seed {has[1]}, as of "
-            f"the run in {folder.root}, got {wants[0]} and {wants[1]}.\n"
+            f"the run in {folder.root}, got {seeds[0]} and {seeds[1]}.\n"
             "Take another workdir for other seeds."
         )
     return saved
