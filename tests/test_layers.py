@@ -25,6 +25,7 @@ _STRAYS = {
     },
     "A module of the core imports from lower layers only": {
         "mha_haiku/core/masks/stray.py": "import mha_haiku.core.models",
+        "mha_haiku/core/attention/inputs.py": "import mha_haiku.core.sites",
         "mha_haiku/core/stray.py": "",
     },
     "A module of training imports from lower layers only": {

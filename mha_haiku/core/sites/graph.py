@@ -23,7 +23,6 @@ import numpy as np
 from jax.extend import core
 
 from mha_haiku.core.sites import jaxprs
-from mha_haiku.core.sites.site import SEEN
 
 Array = jax.Array
 
@@ -117,7 +116,7 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
             place = place if index is None else index
             inputs = [value_of(x, values) for x in eqn.invars]
             name, inner = eqn.primitive.name, jaxprs.inner(eqn)
-            has_own = is_seen or (name in _TELLING and has_sites(eqn))
+            has_own = is_seen or (name in _TELLING and jaxprs.is_marked(eqn))
             joined = _joined(name, eqn.params, inputs)
             if name in _CALLS:
                 called = inner[0].jaxpr
@@ -218,19 +217,14 @@ def _joined(name, params, pieces) -> tuple[Value, core.Jaxpr] | None:
     return source, jax.make_jaxpr(reshaped)(source.aval).jaxpr
 
 
-def has_sites(eqn: core.JaxprEqn) -> bool:
-    """Checks whether an equation is of an attention that has its own sites."""
-    return SEEN in jaxprs.path(eqn)
-
-
 def primitives(jaxpr: core.Jaxpr) -> set[str]:
     """Returns the primitives of a level and of its calls, but for sites' attention."""
 
     def enters(eqn):
-        return eqn.primitive.name in _CALLS and not has_sites(eqn)
+        return eqn.primitive.name in _CALLS and not jaxprs.is_marked(eqn)
 
     walk = jaxprs.walk(jaxpr, enters)
-    return {eqn.primitive.name for eqn in walk if not has_sites(eqn)}
+    return {eqn.primitive.name for eqn in walk if not jaxprs.is_marked(eqn)}
 
 
 class Step(NamedTuple):

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from mha_haiku.core import display
+from mha_haiku.core.marking import site_p, under_vmaps
 from mha_haiku.core.sites import jaxprs, naming, surveying
-from mha_haiku.core.sites.site import site_p, under_vmaps
 
 Array = jax.Array
 

@@ -45,26 +45,17 @@ all three, nothing tells them from parameters.
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
 from jax.extend import core
 
+from mha_haiku.core.attention import sited
+from mha_haiku.core.marking import Facet
 from mha_haiku.core.sites import graph
-from mha_haiku.core.sites.site import Facet, Site, parameters
+from mha_haiku.core.sites.jaxprs import Site
 
 Axis = graph.Axis
 Step = graph.Step
-
-
-_make_map: Callable | None = None
-
-
-def register(make_map: Callable) -> None:
-    """Sets what makes the map: of weights, known operands by name, and `are_shares`."""
-    global _make_map
-    _make_map = make_map
 
 
 def attentions(jaxpr: core.Jaxpr) -> list[tuple[core.JaxprEqn, list[Site]]]:
@@ -698,26 +689,20 @@ class _Search:
             is_result = name in ("weights", "heads")
             write = layout.hidden if is_result or is_own else None
             facet = Facet(name, layout.shown, write, _READ_ELSEWHERE)
-            sites.append(_site(place.index, variables[name], facet))
+            sites.append(Site.of(place.index, variables[name], facet))
         if not {"weights", "heads"} <= layouts.keys():
             return []
-        if _make_map is not None:
-            known = graph.fitting(layouts)
-            are_shares = softmax.are_shares(self.changes(made), masks)
-            make_map = functools.partial(_make_map, are_shares=are_shares)
-            read = functools.partial(graph.map_of, known, make_map)
-            facet = Facet("map", read, None, 'edit "weights"')
-            leaves = {name: variables[name] for name in known}
-            sites.insert(-1, _site(self.product.index, leaves, facet))
+        known = graph.fitting(layouts)
+        are_shares = softmax.are_shares(self.changes(made), masks)
+        make_map = functools.partial(sited.map_of_weights, are_shares=are_shares)
+        read = functools.partial(graph.map_of, known, make_map)
+        facet = Facet("map", read, None, 'edit "weights"')
+        leaves = {name: variables[name] for name in known}
+        sites.insert(-1, Site.of(self.product.index, leaves, facet))
         return sites
 
 
 _READ_ELSEWHERE = 'the program reads it elsewhere, too; edit "weights" or "heads"'
-
-
-def _site(index, variables, facet) -> Site:
-    leaves, tree = jax.tree.flatten(variables)
-    return Site(index, leaves, leaves, parameters(tree, (facet,)))
 
 
 def _is_readable(value, index) -> bool:

@@ -16,12 +16,12 @@ up. Attention that `recognition` does not find counts as a feed-forward part.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from mha_haiku.core.marking import Facet
 from mha_haiku.core.sites import graph
-from mha_haiku.core.sites.site import Facet, Site, parameters
+from mha_haiku.core.sites.jaxprs import Site
 
 # What a term of the stream goes through, and no scale or activation.
 _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "scan", "while"}
@@ -231,7 +231,7 @@ class _Search:
             is_here = equation.name in _ROOTS and not equation.calls
             if not is_here or not _is_of_sum(equation.inputs[0]):
                 continue
-            facet = Facet("factor", _itself, _replaced)
+            facet = Facet("factor")
             if equation.name == "sqrt":
                 facet = Facet("factor", jnp.reciprocal, _inverted)
             yield Named(_site("factor", value, facet), equation.eqn, "norm")
@@ -302,18 +302,7 @@ def _site(name, value, facet=None) -> Site | None:
     """Makes the site of a value, if the level holds it and it has none."""
     if value.variable is None or _is_named(name, _root(value)):
         return None
-    tree = jax.tree.structure(0)
-    own = parameters(tree, (facet or Facet(name, _itself, _replaced),))
-    return Site(value.index, [value.variable], [value.variable], own)
-
-
-def _itself(value):
-    return value
-
-
-def _replaced(value, changed):
-    del value
-    return changed
+    return Site.of(value.index, value.variable, facet or Facet(name))
 
 
 def _inverted(value, changed):
