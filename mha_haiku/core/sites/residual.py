@@ -135,7 +135,7 @@ class _Search:
                 entered.add(each.before)
                 yield Named(_site("stream", each.before), each.equation.eqn, "layer")
         last = sums[-1]
-        if self.is_top or not _is_returned(last.after):
+        if self.is_top or not any(x.is_output for x in graph.forms(last.after)):
             yield Named(_site("stream", last.after), None)
 
     # --- What values are made of
@@ -161,7 +161,7 @@ class _Search:
             if id(equation.eqn) in self.carries:
                 place, number = self.carries[id(equation.eqn)]
                 before, after = equation.inputs[place], equation.outputs[number]
-                found = _Sum(equation, _root(before), None, after, 0)
+                found = _Sum(equation, graph.origin(before), None, after, 0)
             elif equation.name in ("add", "add_any"):
                 found = self._residual(equation, by_after)
             if found is not None:
@@ -209,7 +209,7 @@ class _Search:
         """Splits a sum of several terms that are made of the stream by products."""
         if term is None:
             return []
-        root = _root(term)
+        root = graph.origin(term)
         if root.maker is not None and root.maker.name in ("add", "add_any"):
             parts = root.maker.inputs
             of = self._known(before)
@@ -244,18 +244,10 @@ def _any_of(bits) -> int:
     return result
 
 
-def _root(value: graph.Value) -> graph.Value:
-    """Finds the value that has the same numbers first, in another form."""
-    while (maker := value.maker) is not None and maker.name in graph.NEUTRAL:
-        place = maker.outputs.index(value) if len(maker.outputs) > 1 else 0
-        value = maker.inputs[place]
-    return value
-
-
 def _roots(value: graph.Value) -> Iterator[graph.Value]:
     """Yields the root of a value, and the roots of what it is a multiple of."""
     while True:
-        yield (root := _root(value))
+        yield (root := graph.origin(value))
         if root.maker is None or root.maker.name not in ("mul", "div"):
             return
         factors = [x for x in root.maker.inputs if x.shape]
@@ -268,20 +260,11 @@ def _is_unbroken(sums) -> bool:
     return all(y.before is x.after for x, y in zip(sums, sums[1:], strict=False))
 
 
-def _is_returned(value) -> bool:
-    """Checks whether the level returns a value, in any form."""
-    if value.is_output:
-        return True
-    users = [x for x in value.users if x.name in graph.NEUTRAL]
-    return any(_is_returned(y) for x in users for y in x.outputs)
-
-
 def _is_named(name, value) -> bool:
     """Checks whether a value has a site of a name already, in any form."""
-    users = [x for x in value.users if x.name in graph.NEUTRAL]
-    facets = [y.name for x in users for y in x.params.get("facets", ())]
-    outputs = [y for x in users for y in x.outputs]
-    return name in facets or any(_is_named(name, x) for x in outputs)
+    users = [user for x in graph.forms(graph.origin(value)) for user in x.users]
+    facets = [y for user in users for y in user.params.get("facets", ())]
+    return any(facet.name == name for facet in facets)
 
 
 def _is_of_sum(value) -> bool:
@@ -300,7 +283,7 @@ def _is_of_sum(value) -> bool:
 
 def _site(name, value, facet=None) -> Site | None:
     """Makes the site of a value, if the level holds it and it has none."""
-    if value.variable is None or _is_named(name, _root(value)):
+    if value.variable is None or _is_named(name, value):
         return None
     return Site.of(value.index, value.variable, facet or Facet(name))
 
