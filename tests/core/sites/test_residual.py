@@ -73,6 +73,17 @@ def nested(p, x):
     return x + y @ p["a"]
 
 
+def nested_as_it_is(p, x):
+    x = x + attend(p, rms(x))
+    y = rms(x) @ p["a"]
+    return x + (y + feed(p, y))  # a sum that is made of the stream and added to it
+
+
+def projected(p, x):
+    x = x + attend(p, rms(x))
+    return (x + feed(p, rms(x))) @ p["a"]
+
+
 def squashed(p, x):
     return jnp.tanh(attend(p, x))
 
@@ -145,8 +156,23 @@ def test_terms_beside_attention_are_known_apart(layer):
     assert sum(name.endswith("stream") for name in found) == L + 1
 
 
-def test_norms_of_the_sum_break_the_stream_and_not_its_terms():
-    found = _seen(_model(post))
+@pytest.mark.parametrize("layer", [nested, nested_as_it_is])
+def test_sums_inside_of_a_term_are_no_streams_and_all_terms_add_up(layer):
+    shown = sites.show_stream(_model(layer))
+    _, found = sites.look(shown, ["*"])(_params(), X)
+    streams = [x for name, x in found.items() if name.endswith("stream")]
+    assert len(streams) == L + 1
+    for i in range(L):
+        heads = found[f"block_{i}/heads"].reshape(X.shape)
+        own = f"block_{i}/feed_forward"  # of two terms in a layer, with a number
+        terms = [x for name, x in found.items() if name.startswith(own)]
+        total = streams[i] + heads @ _params()["o"][i] + sum(terms)
+        np.testing.assert_allclose(total, streams[i + 1], atol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [post, projected])
+def test_what_is_done_to_the_sum_breaks_the_stream_and_not_its_terms(layer):
+    found = _seen(_model(layer))
     assert not [name for name in found if name.endswith("stream")]
     assert "embedding" in found
     assert sum(name.endswith("feed_forward/output") for name in found) == L
