@@ -42,6 +42,10 @@ _STRAYS = {
         "mha_haiku/core/attention/products.py": "import mha_haiku.core.attention.tiled",
         "mha_haiku/core/attention/stray.py": "",
     },
+    "A module of sites imports from lower layers only": {
+        "mha_haiku/core/sites/graph.py": "import mha_haiku.core.sites.recognition",
+        "mha_haiku/core/sites/stray.py": "",
+    },
     "The core imports no optional backend of attention": {
         "mha_haiku/core/modules/ring.py": "import mha_haiku.core.attention.sharded",
     },
