@@ -25,6 +25,7 @@ NEUTRAL = {
     *("transpose", "reshape", "broadcast_in_dim", "squeeze", "sharding_constraint"),
     *("optimization_barrier", "name", "pvary", "site"),
 }
+_PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
 # What attention begins and ends with, and what holds it.
 _TELLING = {"dot_general", "exp", "exp2", *_CALLS}
 
@@ -74,6 +75,11 @@ class Equation:
     @property
     def params(self) -> dict[str, Any]:
         return self.eqn.params
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a matrix product, or a loop or a kernel that may hold one."""
+        return self.name in _PRODUCTS or bool(jaxprs.inner(self.eqn))
 
     def neutral(self, output: Value) -> list[int]:
         """Finds the input that has the same numbers as an output, in another form."""
@@ -139,8 +145,7 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
             else:
                 equation = Equation(eqn, name, place, calls, inputs, marked)
                 result.append(equation)
-                is_made = bool(inner) or name in ("dot_general", "conv_general_dilated")
-                is_made = is_made or any(x.is_made for x in inputs)
+                is_made = equation.is_product or any(x.is_made for x in inputs)
                 is_random = _is_random(name) or any(x.is_random for x in inputs)
                 read = object() if eqn.effects else tuple(x.number for x in inputs)
                 key = eqn.primitive, tuple(eqn.params.items()), read

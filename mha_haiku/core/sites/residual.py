@@ -25,8 +25,6 @@ from mha_haiku.core.marking import Facet
 from mha_haiku.core.sites import graph
 from mha_haiku.core.sites.jaxprs import Site
 
-# What a term of the stream goes through, and no scale or activation.
-_PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "scan", "while"}
 _ROOTS = {"rsqrt", "sqrt", "pow"}
 # What stands between a sum of squares and its root.
 _BEFORE_ROOTS = {"add", "sub", "mul", "div", "max", "select_n", "square", "integer_pow"}
@@ -95,7 +93,7 @@ class _Ancestry:
             products = _union(map(self.by_product, equation.inputs))
             for x in equation.outputs:
                 self._of[x] = self.own(x) | behind
-                self._by_product[x] = behind if equation.name in _PRODUCTS else products
+                self._by_product[x] = behind if equation.is_product else products
 
     def own(self, value: graph.Value) -> int:
         """Returns the set of a value alone."""

@@ -178,6 +178,18 @@ def test_what_is_done_to_the_sum_breaks_the_stream_and_not_its_terms(layer):
     assert sum(name.endswith("feed_forward/output") for name in found) == L
 
 
+def test_products_of_experts_are_a_term():
+    def routed(params, x):
+        sizes = jnp.array([4, B * T - 4])
+        x = x * 2
+        y = jax.lax.ragged_dot(rms(x).reshape(-1, D), params["a"], sizes)
+        return x + y.reshape(x.shape)
+
+    found, x = _seen(routed), jnp.float32(X * 2)
+    (term,) = (x for name, x in found.items() if name.endswith("feed_forward/output"))
+    np.testing.assert_allclose(term, routed(_params(), X) - x, atol=1e-5)
+
+
 def test_what_is_no_residual_sum_has_no_stream():
     assert not [n for n in _seen(_model(squashed)) if not n.endswith("factor")]
 
