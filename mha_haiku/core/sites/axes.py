@@ -162,22 +162,15 @@ class Axes:
         return result
 
 
-def free(product: Equation, side: int) -> list[int]:
-    """Lists the axes of an operand that are neither contracted nor shared."""
-    contracted, shared = product.params["dimension_numbers"]
-    taken = {*contracted[side], *shared[side]}
-    return [i for i in range(len(product.inputs[side].shape)) if i not in taken]
-
-
 def links(equation, position, output) -> list[int | None] | None:
     """Returns which axis of an input each of an output is, None for a new one."""
     # None for the whole where that cannot be said. An axis of size 1 may be stretched.
     params, name = equation.params, equation.name
     shape = equation.inputs[position].shape
     if name == "dot_general":
-        result = list(params["dimension_numbers"][1][position])
+        result = list(equation.shared(position))
         for side in (0, 1):
-            own = free(equation, side)
+            own = equation.free(side)
             result += own if side == position else [None] * len(own)
         return result
     if name == "transpose":

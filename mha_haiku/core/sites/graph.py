@@ -26,8 +26,9 @@ NEUTRAL = {
     *("optimization_barrier", "name", "pvary", "site"),
 }
 _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
+EXPONENTIALS = {"exp", "exp2"}
 # What attention begins and ends with, and what holds it.
-_TELLING = {"dot_general", "exp", "exp2", *_CALLS}
+_TELLING = {"dot_general", *EXPONENTIALS, *_CALLS}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -80,6 +81,19 @@ class Equation:
     def is_product(self) -> bool:
         """Whether it is a matrix product, or a loop or a kernel that may hold one."""
         return self.name in _PRODUCTS or bool(jaxprs.inner(self.eqn))
+
+    def contracted(self, side: int) -> tuple[int, ...]:
+        """Returns the axes of an operand over which a matrix product sums."""
+        return self.params["dimension_numbers"][0][side]
+
+    def shared(self, side: int) -> tuple[int, ...]:
+        """Returns the axes of an operand that are batches of a matrix product."""
+        return self.params["dimension_numbers"][1][side]
+
+    def free(self, side: int) -> list[int]:
+        """Returns the other axes of an operand of a matrix product."""
+        taken = {*self.contracted(side), *self.shared(side)}
+        return [i for i in range(len(self.inputs[side].shape)) if i not in taken]
 
     def neutral(self, output: Value) -> list[int]:
         """Finds the input that has the same numbers as an output, in another form."""

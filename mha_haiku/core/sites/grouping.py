@@ -1,10 +1,4 @@
-"""Finds which axes of weights are batches, heads and queries.
-
-Heads are what the projection of the queries makes along with their size. If queries
-have no projection, heads are what the program merges or contracts with the size of
-values, or sums; where nothing shows, the axes of weights are `[B, H, T, S]`, or
-`[B, T, S]`.
-"""
+"""Finds which axes of weights are batches, heads and queries, as `recognition` says."""
 
 from typing import NamedTuple
 
@@ -25,18 +19,18 @@ class Mixing(NamedTuple):
     @property
     def shared(self) -> dict[int, int]:
         """The axes of weights that values have too, with their places in values."""
-        numbers = self.product.params["dimension_numbers"][1]
-        return dict(zip(numbers[self.side], numbers[1 - self.side], strict=True))
+        sides = map(self.product.shared, (self.side, 1 - self.side))
+        return dict(zip(*sides, strict=True))
 
     @property
     def free(self) -> list[int]:
         """The axes of weights that values lack."""
-        return all_axes.free(self.product, self.side)
+        return self.product.free(self.side)
 
     @property
     def length(self) -> int:
         """The axis of positions of values."""
-        return self.product.params["dimension_numbers"][0][1 - self.side][0]
+        return self.product.contracted(1 - self.side)[0]
 
 
 class Groups(NamedTuple):
@@ -177,7 +171,7 @@ def _contracted(axes, equation, position, step, order) -> Axis:
     """Returns the factors over which an equation sums, in an order."""
     summed = ()
     if equation.name == "dot_general":
-        summed = sorted(equation.params["dimension_numbers"][0][position])
+        summed = sorted(equation.contracted(position))
     elif equation.name == "reduce_sum":
         summed = equation.params["axes"]
     order = axes.of(order)

@@ -56,6 +56,7 @@ from mha_haiku.core.sites.graph import Equation, Value
 from mha_haiku.core.sites.jaxprs import Site
 from mha_haiku.core.sites.layouts import Layout
 
+_WEIGHING = {*graph.EXPONENTIALS, "logistic"}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
 _READ_ELSEWHERE = 'the program reads it elsewhere, too; edit "weights" or "heads"'
 
@@ -86,7 +87,7 @@ def has_others(jaxpr: core.Jaxpr) -> bool:
         if equation.is_marked:
             continue
         name = equation.name
-        is_mass = softmaxes.is_exponential(equation) and equation.inputs[0].is_made
+        is_mass = name in graph.EXPONENTIALS and equation.inputs[0].is_made
         if masses & {x.number for x in equation.inputs}:
             read_by.add(name)
             is_mass = name not in ("dot_general", "reduce_sum", "log", "site")
@@ -98,7 +99,7 @@ def has_others(jaxpr: core.Jaxpr) -> bool:
 def _equations(jaxpr) -> list[Equation]:
     """Lists the equations of a level, if attention may be among them."""
     primitives = graph.primitives(jaxpr)
-    if "dot_general" not in primitives or not primitives & {"exp", "exp2", "logistic"}:
+    if "dot_general" not in primitives or not primitives & _WEIGHING:
         return []
     return graph.equations(jaxpr)
 
@@ -137,8 +138,8 @@ class _Search:
         nothing = None, []
         if not self.may_mix():
             return nothing
-        (keys,), _ = (x[self.side] for x in self.product.params["dimension_numbers"])
-        weights = self.axes.start(self.product.inputs[self.side], keys)
+        weights = self.product.inputs[self.side]
+        weights = self.axes.start(weights, *self.product.contracted(self.side))
         goal = functools.partial(softmaxes.found, self.axes)
         walk = self.axes.walk(weights, softmaxes.weighing, goal)
         if walk is None:
@@ -158,20 +159,19 @@ class _Search:
         if walk is None:
             return nothing
         to_scores, scores = walk
+        masked = softmaxes.changes(self.axes, to_scores)
+        masks = {x.key for x in masked if x and x.name == "select_n"}
         groups = self.groups(steps, mixing, scores)
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
         if not set(groups.queries) <= only:
             return nothing
-        masked = softmaxes.changes(self.axes, to_scores)
-        masks = {x.key for x in masked if x.name == "select_n"}
         return output, self.sites(steps, softmax, scores, masks, mixing, groups)
 
     def may_mix(self) -> bool:
         """Checks whether the product may be of weights and values."""
         product, side = self.product, self.side
-        contracted, _ = product.params["dimension_numbers"]
         weights, values = product.inputs[side], product.inputs[1 - side]
-        has_queries = len(contracted[0]) == 1 and bool(all_axes.free(product, side))
+        has_queries = len(product.contracted(side)) == 1 and bool(product.free(side))
         is_empty = 0 in weights.shape + values.shape
         is_computed = weights.maker is not None and not product.is_marked
         return has_queries and is_computed and not is_empty
@@ -179,16 +179,12 @@ class _Search:
     def mixing(self, weights: Step) -> grouping.Mixing:
         """Follows axes of weights to the values and to what the product returns."""
         product, side = self.product, self.side
-        contracted, shared = product.params["dimension_numbers"]
-        values = self.axes.start(
-            product.inputs[1 - side], *all_axes.free(product, 1 - side)
-        )
+        values = self.axes.start(product.inputs[1 - side], *product.free(1 - side))
         size = self.of(*values.marks)
-        for i, j in zip(
-            (*shared[side], *contracted[side]),
-            (*shared[1 - side], *contracted[1 - side]),
-            strict=True,
-        ):
+        common = (
+            [*product.shared(i), *product.contracted(i)] for i in (side, 1 - side)
+        )
+        for i, j in zip(*common, strict=True):
             values.axes[j] = weights.axes[i]
         values = values._replace(marks=(*weights.marks, size))
         heads = self.axes.ahead(product, side, weights)
@@ -221,9 +217,8 @@ class _Search:
         """Finds queries and keys, if this is their product and belongs to values."""
         if equation.name != "dot_general" or equation.is_marked:
             return None
-        contracted, _ = equation.params["dimension_numbers"]
         (keys,) = step.marks
-        for side in (0, 1) if contracted[0] else ():
+        for side in (0, 1) if equation.contracted(0) else ():
             query, key = (
                 self.axes.back(equation, i, step._replace(marks=()))
                 for i in (side, 1 - side)
@@ -234,7 +229,7 @@ class _Search:
             if not has_queries or not set(self.of(keys)) <= of_key - of_query:
                 continue
             sizes = [
-                self.of(*(each.axes[i] for i in contracted[j]))
+                self.of(*(each.axes[i] for i in equation.contracted(j)))
                 for each, j in ((query, side), (key, 1 - side))
             ]
             query = query._replace(marks=(sizes[0],))
@@ -288,7 +283,7 @@ class _Search:
     def undropped(self, steps, masks) -> int:
         """Finds the step at which weights are mixed and masked, but not dropped out."""
         # Dropout is random, or zeros next to a scale: `where(kept, weights / 0.8, 0)`.
-        changes = softmaxes.changes_in_order(self.axes, steps)
+        changes = softmaxes.changes(self.axes, steps)
         mixed = [i for i, x in enumerate(changes) if x and x.name in _MIXING]
         changes = changes[: min(mixed, default=len(changes))]
         at = {i: x for i, x in enumerate(changes) if x and x.key not in masks}

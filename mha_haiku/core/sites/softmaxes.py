@@ -8,6 +8,7 @@ the weights, and keep the axis of keys, which is marked.
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jax.extend import core
@@ -38,29 +39,29 @@ class Softmax(NamedTuple):
     scores: Step
     # What is divided, and what is summed up: all that changes exponentials on their
     # way. None for a sum if there is more in it, or no sum.
-    divided: frozenset[Change] = frozenset()
-    summed: frozenset[Change] | None = None
+    divided: Sequence[Change | None] = ()
+    summed: Sequence[Change | None] | None = None
     is_sigmoid: bool = False
     argument: Value | None = None  # of the exponential in the sum
 
-    def are_shares(self, later: frozenset[Change], masks: set[tuple]) -> bool:
+    def are_shares(self, later: list[Change | None], masks: set[tuple]) -> bool:
         """Checks whether rows sum to 1, or to 0, after changes of the quotient."""
         # Where the scores are masked, a mask of the exponentials changes nothing more.
         if self.summed is None:
             return False
         keys = {
             x.key
-            for x in self.divided | later
-            if not (x.name == "select_n" and x.is_of_rows)
+            for x in (*self.divided, *later)
+            if x and not (x.name == "select_n" and x.is_of_rows)
         }
-        return keys - masks == {x.key for x in self.summed} - masks
+        return keys - masks == {x.key for x in self.summed if x} - masks
 
 
 def found(axes: Axes, equation: Equation, step: Step) -> Softmax | None:
     """Finds how weights are made, if an equation is the last of a softmax."""
     if equation.name == "logistic":
         return Softmax(axes.back(equation, 0, step), is_sigmoid=True)
-    if is_exponential(equation):
+    if equation.name in graph.EXPONENTIALS:
         return _of_shifted(axes, equation, step)
     if equation.name == "div" and not equation.inputs[0].is_made:
         return _of_inverse(axes, equation, step)
@@ -77,12 +78,7 @@ def found(axes: Axes, equation: Equation, step: Step) -> Softmax | None:
     return Softmax(scores, changes(axes, steps), summed, is_sigmoid, argument)
 
 
-def changes(axes: Axes, steps: list[Step]) -> frozenset[Change]:
-    """Returns what happens to weights on a walk."""
-    return frozenset(filter(None, changes_in_order(axes, steps)))
-
-
-def changes_in_order(axes: Axes, steps: list[Step]) -> list[Change | None]:
+def changes(axes: Axes, steps: list[Step]) -> list[Change | None]:
     """Lists what happens between the steps of a walk; None for nothing."""
     return [_change(axes, *pair) for pair in itertools.pairwise(steps)]
 
@@ -101,11 +97,6 @@ def weighing(equation: Equation, value: Value) -> list[int]:
     return _chosen(equation) or equation.neutral(value)
 
 
-def is_exponential(equation: Equation) -> bool:
-    """Checks whether an equation is an exponential, of any base."""
-    return equation.name in ("exp", "exp2")
-
-
 def is_computed_alike(
     wanted: Equation, equation: Equation, step: Step
 ) -> Equation | None:
@@ -117,7 +108,7 @@ def is_computed_alike(
 
 def _exponential(equation, step) -> Equation | None:
     del step
-    return equation if is_exponential(equation) else None
+    return equation if equation.name in graph.EXPONENTIALS else None
 
 
 def _chosen(equation) -> list[int]:
@@ -183,7 +174,7 @@ def _is_one(atom) -> bool:
 
 def _masses(axes, equation, step) -> tuple[Equation, Step, bool] | None:
     """Finds what may be divided by its sum: exponentials, or weights once more."""
-    if is_exponential(equation):
+    if equation.name in graph.EXPONENTIALS:
         return equation, axes.back(equation, 0, step), False
     softmax = found(axes, equation, step)
     return softmax and (equation, softmax.scores, softmax.is_sigmoid)
@@ -192,7 +183,7 @@ def _masses(axes, equation, step) -> tuple[Equation, Step, bool] | None:
 def _is_shifted(number, equation, step) -> Equation | None:
     """Finds an exponential of the value of a number, up to what is subtracted."""
     del step
-    if not is_exponential(equation):
+    if equation.name not in graph.EXPONENTIALS:
         return None
     value = equation.inputs[0]
     while value.number != number:
