@@ -20,23 +20,15 @@ site_p = core.Primitive("site")
 """The equation that a site is in a traced program, under all transformations of JAX."""
 
 
-def _itself(value):
-    return value
-
-
-def _replaced(value, changed):
-    del value
-    return changed
-
-
 class Facet(NamedTuple):
     """One way to look at the value of a site, and to change it."""
 
     name: str  # the last part of the name, such as "map" or "weights"
-    read: Callable[[Any], Any] = _itself  # from the value of the site to what is seen
+    # From the value of the site to what is seen.
+    read: Callable[[Any], Any] = lambda value: value
     # From the value of the site and a changed view to the changed value; None where it
     # can only be looked at.
-    write: Callable[[Any, Any], Any] | None = _replaced
+    write: Callable[[Any, Any], Any] | None = lambda value, changed: changed
     advice: str = ""  # what to edit instead, where it can only be looked at
 
 
@@ -65,16 +57,6 @@ def faceted(
         return value
     leaves = site_p.bind(*leaves, **parameters(tree, facets, fit))
     return jax.tree.unflatten(tree, leaves)
-
-
-def under_vmaps(
-    function: Callable, batched: tuple[tuple, ...], *, own_axes: bool
-) -> Callable:
-    """Puts a function of a site's leaves under the vmaps around the site."""
-    # With `own_axes` results have the axes of vmaps where leaves do; else in front.
-    for axes in batched:
-        function = jax.vmap(function, axes, list(axes) if own_axes else 0)
-    return function
 
 
 def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:

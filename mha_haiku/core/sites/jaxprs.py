@@ -33,6 +33,16 @@ class Site(NamedTuple):
         return cls(index, leaves, leaves, marking.parameters(tree, (facet,)))
 
 
+def under_vmaps(
+    function: Callable, batched: tuple[tuple, ...], *, own_axes: bool
+) -> Callable:
+    """Puts a function of a site's leaves under the vmaps around the site."""
+    # With `own_axes` results have the axes of vmaps where leaves do; else in front.
+    for axes in batched:
+        function = jax.vmap(function, axes, list(axes) if own_axes else 0)
+    return function
+
+
 def inner(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr]:
     """Lists the jaxprs inside of an equation, in the order of its parameters."""
     params, name = eqn.params, eqn.primitive.name

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import display
-from mha_haiku.core.marking import site_p, under_vmaps
+from mha_haiku.core.marking import site_p
 from mha_haiku.core.sites import naming, surveying
+from mha_haiku.core.sites.jaxprs import under_vmaps
 
 Array = jax.Array
 

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from mha_haiku.core.marking import SEEN, site_p, under_vmaps
+from mha_haiku.core.marking import SEEN, site_p
 from mha_haiku.core.sites import jaxprs, naming, recognition, residual
-from mha_haiku.core.sites.jaxprs import Site
+from mha_haiku.core.sites.jaxprs import Site, under_vmaps
 
 # What may hold the whole of an attention where nothing can be seen.
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
