@@ -1,4 +1,4 @@
-"""Recognises attention in programs that were written without sites.
+"""Recognizes attention in programs that were written without sites.
 
 Attention is a softmax over the products of queries and keys that reaches a product with
 values. What is found has the sites of our own attention, in canonical axes: "query"
@@ -6,13 +6,13 @@ values. What is found has the sites of our own attention, in canonical axes: "qu
 `[B..., H, T, S]`, "map", and "heads" `[B..., T, H, V]`, the product of weights and
 values. A site is left out where the program has no variable that shows it.
 
-Recognised are
+Recognized are
 
 *   exponentials over their own sum, `exp(x - logsumexp(x))`, and sigmoids; what two
     equations compute alike counts as one number;
 *   with any scale, bias, mask, `where=` or soft cap of the scores, and with anything
     added to the sum or to the scores as a column (attention sinks);
-*   weights that are cast, masked, normalised anew, dropped out, mixed between heads, or
+*   weights that are cast, masked, normalized anew, dropped out, mixed between heads, or
     scaled and shifted by parameters before they meet the values; those shown are all
     that, but not dropped out. Dropout is what random bits decide, or zeros next to a
     scale, as in `where(kept, weights / 0.8, 0)`;
@@ -23,7 +23,7 @@ Recognised are
     `[B, T, S]`. Heads may be stacked along the batch by `concatenate(split(x))`;
 *   in each level of a program: the body of a scan, a jitted or a remat function.
 
-Not recognised are
+Not recognized are
 
 *   scores that are no product of queries and keys (additive attention), a query without
     an axis (pooling), several axes of keys, and a softmax over queries;

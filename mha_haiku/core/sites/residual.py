@@ -1,4 +1,4 @@
-"""Recognises the residual stream and the factors of norms in programs without sites.
+"""Recognizes the residual stream and the factors of norms in programs without sites.
 
 A term of the stream is added to what it was computed from: `x + f(x)`, where there is a
 product in f, or `(x + f(x)) + g(x)`. What a chain of such sums begins with is the site
@@ -7,7 +7,7 @@ product in f, or `(x + f(x)) + g(x)`. What a chain of such sums begins with is t
 layer, and what leaves the last one, is "stream"; a norm of the sum breaks the chain.
 The inverse root of a sum of squares is the "factor" of a norm.
 
-The stream may be the carry of a scan, and its layers may be calls. Not recognised are
+The stream may be the carry of a scan, and its layers may be calls. Not recognized are
 sums with weights that depend on the data (highways), and a nonlinearity behind
 attention within one term: code that takes the sites for a sum must check that they add
 up. Attention that `recognition` does not find counts as a feed-forward part.

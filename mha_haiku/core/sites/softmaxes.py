@@ -1,7 +1,7 @@
-"""Recognises how weights are made of scores: by a softmax or a sigmoid.
+"""Recognizes how weights are made of scores: by a softmax or a sigmoid.
 
 A softmax is exponentials over their own sum, or `exp(x - logsumexp(x))`. Weights may be
-cast, masked, mixed, scaled or normalised anew before they are read. Walks go back from
+cast, masked, mixed, scaled or normalized anew before they are read. Walks go back from
 the weights, and keep the axis of keys, which is marked.
 """
 

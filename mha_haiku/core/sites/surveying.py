@@ -67,7 +67,7 @@ class Stop:
     scope: str  # the path of its equation within the level
     names: tuple[str, ...]  # of each facet in full
     around: _Around
-    # What was recognised, of which it is one; None for a site that is an
+    # What was recognized, of which it is one; None for a site that is an
     # equation of the program.
     group: int | None = None
     # Facets that are looked at: their index, the pattern, a function.
@@ -172,7 +172,7 @@ class Survey:
         if any(recognition.has_others(x.jaxpr) for x in (self.top.closed, *inner)):
             parts.append(
                 "It has a softmax that reaches a matrix product in a form that is not "
-                "recognised as attention: name the values with mh.site. The forms are "
+                "recognized as attention: name the values with mh.site. The forms are "
                 "listed in help(mha_haiku.core.sites.recognition)."
             )
         return "\n".join(parts)
@@ -189,13 +189,13 @@ class Survey:
 
     def _level(self, closed, around) -> Level:
         jaxpr, level = closed.jaxpr, Level(closed)
-        recognised, named = {}, {}
+        recognized, named = {}, {}
         for first, sites in () if around.is_marked else recognition.attentions(jaxpr):
             for site in sites:
-                recognised.setdefault(site.index, []).append((first, site))
+                recognized.setdefault(site.index, []).append((first, site))
         # A site may stand behind the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
-            for first, site in recognised.get(index, ()):
+            for first, site in recognized.get(index, ()):
                 if id(first) not in named:
                     local = jaxprs.path(first)
                     if naming.is_empty(naming.joined(around.path, local)):

@@ -37,8 +37,8 @@ def rms(x):
 
 
 def standard(x):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / jnp.sqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-6)
 
 
 def pre(p, x, norm=rms):
