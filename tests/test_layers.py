@@ -25,6 +25,7 @@ _STRAYS = {
     },
     "A module of the core imports from lower layers only": {
         "mha_haiku/core/masks/stray.py": "import mha_haiku.core.models",
+        "mha_haiku/core/attention/inputs.py": "import mha_haiku.core.sites",
         "mha_haiku/core/stray.py": "",
     },
     "A module of training imports from lower layers only": {
@@ -40,6 +41,10 @@ _STRAYS = {
     "A module of attention imports from lower layers only": {
         "mha_haiku/core/attention/products.py": "import mha_haiku.core.attention.tiled",
         "mha_haiku/core/attention/stray.py": "",
+    },
+    "A module of sites imports from lower layers only": {
+        "mha_haiku/core/sites/graph.py": "import mha_haiku.core.sites.recognition",
+        "mha_haiku/core/sites/stray.py": "",
     },
     "The core imports no optional backend of attention": {
         "mha_haiku/core/modules/ring.py": "import mha_haiku.core.attention.sharded",

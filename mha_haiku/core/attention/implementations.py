@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from mha_haiku.core import checks, masks, positions, sites, tiles
+from mha_haiku.core import checks, marking, masks, positions, tiles
 from mha_haiku.core.attention import (
     attention_map,
     dense,
@@ -136,7 +136,7 @@ def attend_within(
         nonfinite = Nonfinite.of(query, key, value)
     rng = rng if dropout_rate else None
     inputs = Inputs(query, key, value, weighting.scoring(), nonfinite, rng)
-    with jax.named_scope(sites.SEEN):
+    with jax.named_scope(marking.SEEN):
         values, logsumexp = implementation(inputs, dropout_rate)
     values, log_sum = weighting.finished(values, LogSum.rounded(logsumexp))
     query, key, value, *_ = inputs.zeroed()

@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from mha_haiku.core import masks, positions, sites, tiles
+from mha_haiku.core import marking, masks, positions, tiles
 from mha_haiku.core.attention import attention_map, dense, normalizers, products, scores
 from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.sites import recognition
 
 Array = jax.Array
 AttentionMap = attention_map.AttentionMap
@@ -28,8 +27,10 @@ def sited(
     The map that the program then continues with is NaN where its queries and keys do
     not give the edited weights; `look` shows the edited one.
     """
-    map_, values, _ = sites.faceted((map_, values, dropout), _FACETS, _without_weights)
-    return sites.site("heads", values), map_
+    map_, values, _ = marking.faceted(
+        (map_, values, dropout), _FACETS, _without_weights
+    )
+    return marking.site("heads", values), map_
 
 
 def map_of_weights(
@@ -145,9 +146,7 @@ def _without_weights(value, changed):
 
 
 _FACETS = (
-    sites.Facet("scores", lambda value: value[0].scores(), _with_scores),
-    sites.Facet("map", lambda value: value[0], _with_map),
-    sites.Facet("weights", lambda value: value[0].weights(), _with_weights),
+    marking.Facet("scores", lambda value: value[0].scores(), _with_scores),
+    marking.Facet("map", lambda value: value[0], _with_map),
+    marking.Facet("weights", lambda value: value[0].weights(), _with_weights),
 )
-
-recognition.register(map_of_weights)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 
-from mha_haiku.core import attention, display, masks, modules, positions, sites
+from mha_haiku.core import attention, display, marking, masks, modules, positions
 from mha_haiku.core.models import architecture, parts
 from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import layer_stacks
@@ -151,7 +151,7 @@ def _embedded(config, embedding, inputs, segments, decoder, first) -> Array:
     x = embedding(inputs)
     if own.scale != 1:
         x = x * own.scale
-    x = sites.site(prefix + "token_embedding", x)
+    x = marking.site(prefix + "token_embedding", x)
     with_positions = modules.PositionScheme.of(own).embed
     if with_positions is not None:
         x = with_positions(x, first, prefix)
@@ -164,7 +164,7 @@ def _embedded(config, embedding, inputs, segments, decoder, first) -> Array:
         )
         x = x + table(jnp.zeros(x.shape[:-1], int) if segments is None else segments)
     x = _normed(config, own.norm, prefix + "embedding_norm", x)
-    return sites.site(prefix + "embedding", x)
+    return marking.site(prefix + "embedding", x)
 
 
 def _prefix(decoder: bool) -> str:
@@ -200,10 +200,10 @@ def _logits(config, embedding, x, valid, num_classes, policy) -> Array:
         x = hk.Linear(1 if is_set else num_classes, own.with_bias, name="logits")(x)
     x = policy.cast_to_output(x[..., 0] if is_set else x)
     if own.soft_cap is not None:
-        x = sites.site("uncapped_logits", x)
+        x = marking.site("uncapped_logits", x)
         x = own.soft_cap * jnp.tanh(x / own.soft_cap)
     x = jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
-    return sites.site("logits", x)
+    return marking.site("logits", x)
 
 
 def _normed(config, is_normed: bool, name: str, x: Array) -> Array:

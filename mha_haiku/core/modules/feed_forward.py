@@ -7,7 +7,7 @@ import haiku as hk
 import jax
 from jaxtyping import Float
 
-from mha_haiku.core import checks, sites
+from mha_haiku.core import checks, marking
 
 Array = jax.Array
 
@@ -63,10 +63,10 @@ class FeedForward(hk.Module):
             hidden = hidden * self.activation(self._linear(self.hidden_size, "gate")(x))
         else:
             hidden = self.activation(hidden)
-        hidden = sites.site("hidden", hidden)
+        hidden = marking.site("hidden", hidden)
         if dropout_rate:
             hidden = hk.dropout(hk.next_rng_key(), dropout_rate, hidden)
-        return sites.site("output", self._linear(x.shape[-1], "output")(hidden))
+        return marking.site("output", self._linear(x.shape[-1], "output")(hidden))
 
     @hk.transparent
     def _linear(self, size: int, name: str) -> hk.Linear:

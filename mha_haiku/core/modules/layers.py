@@ -12,7 +12,7 @@ import haiku as hk
 import jax
 from jaxtyping import Float
 
-from mha_haiku.core import attention, checks, masks, positions, sites
+from mha_haiku.core import attention, checks, marking, masks, positions
 from mha_haiku.core.modules import (
     feed_forward,
     layer_stacks,
@@ -201,7 +201,7 @@ class EncoderLayer(Layer):
         has_attention = self.makers["attention"] or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
-        x = sites.site("stream", x)
+        x = marking.site("stream", x)
         given = {"bias": bias, "rate": rate, "step": step}
         attended, *seen = self._attended(
             "attention", x, None, mask, is_added=not is_parallel, **given
@@ -210,8 +210,8 @@ class EncoderLayer(Layer):
         if is_parallel:
             x = x + attended + fed_forward(x, is_added=False)
         else:
-            x = fed_forward(sites.site("stream_after_attention", attended))
-        return sites.site("stream_after_feed_forward", x), *seen
+            x = fed_forward(marking.site("stream_after_attention", attended))
+        return marking.site("stream_after_feed_forward", x), *seen
 
 
 class DecoderMaps(NamedTuple):
@@ -265,17 +265,17 @@ class DecoderLayer(Layer):
         own_step = cross_step = None
         if step is not None:
             own_step, cross_step = (step._replace(cache=each) for each in step.cache)
-        x = sites.site("stream", x)
+        x = marking.site("stream", x)
         x, own, *own_cache = self._attended(
             "attention", x, None, own_mask, rate=rate, bias=bias, step=own_step
         )
-        x = sites.site("stream_after_attention", x)
+        x = marking.site("stream_after_attention", x)
         x, cross, *cross_cache = self._attended(
             "cross_attention", x, encoded, cross_mask, rate=rate, step=cross_step
         )
-        x = sites.site("stream_after_cross_attention", x)
+        x = marking.site("stream_after_cross_attention", x)
         x = self._fed_forward(x, norm="norm_3", rate=rate)
-        x = sites.site("stream_after_feed_forward", x)
+        x = marking.site("stream_after_feed_forward", x)
         caches = () if step is None else ((*own_cache, *cross_cache),)
         return x, DecoderMaps(own, cross), *caches
 
@@ -358,7 +358,7 @@ class Stack(multi_head_attention.CachedModule):
         layers = range(self.num_layers)
         own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
         x, results = self.stack(call_layer, x, own)
-        x = sites.site("stream", x)
+        x = marking.site("stream", x)
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
         return x, *zip(*results, strict=True)

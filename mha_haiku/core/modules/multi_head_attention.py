@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from mha_haiku.core import attention, checks, masks, positions, sites, tiles
+from mha_haiku.core import attention, checks, marking, masks, positions, tiles
 from mha_haiku.core.attention import implementations
 from mha_haiku.core.attention.weighting import Weighting
 from mha_haiku.core.modules import head_transforms
@@ -214,7 +214,7 @@ class MultiHeadAttention(CachedModule):
         values = self._combined(values)  # [B..., T, H, V]
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
-        return sites.site("output", output), attention_map, *kept
+        return marking.site("output", output), attention_map, *kept
 
     @hk.transparent
     def _gates(self, query) -> Array | None:
@@ -222,12 +222,12 @@ class MultiHeadAttention(CachedModule):
         if self.pattern.gates is None:
             return None
         gates = self.pattern.gates(query, self.num_heads, self.value_size)
-        return sites.site("gates", gates)
+        return marking.site("gates", gates)
 
     @hk.transparent
     def _queries(self, query, first_query) -> Array:
         query = self._heads(query, self.num_heads, self.key_size, "query")
-        return sites.site("query", self.transforms.of_query(query, first_query))
+        return marking.site("query", self.transforms.of_query(query, first_query))
 
     @hk.transparent
     def _weighting(self, mask, bias, gates, first_query) -> Weighting:
@@ -249,7 +249,7 @@ class MultiHeadAttention(CachedModule):
         value = self._heads(value, num_heads, self.value_size, "value")
         first_key = 0 if cache is None else first_query  # a whole text stands from 0 on
         key, cache = self.transforms.of_key(key, first_key, cache)
-        key, value = sites.site("key", key), sites.site("value", value)
+        key, value = marking.site("key", key), marking.site("value", value)
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
         return key, self._shared(value), cache

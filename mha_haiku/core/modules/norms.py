@@ -12,7 +12,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import sites
+from mha_haiku.core import marking
 
 Array = jax.Array
 
@@ -148,7 +148,7 @@ def _standardised_by(x, epsilon):
 
 def _of_unit_size_by(x, epsilon):
     factor = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
-    factor = sites.site("factor", factor)  # with it held, a norm is linear
+    factor = marking.site("factor", factor)  # with it held, a norm is linear
     return x * factor, factor
 
 

@@ -5,10 +5,10 @@ returns the values by name, and `edit` changes them, in any function that JAX ca
 under jit, vmap, grad and scan.
 """
 
+from mha_haiku.core.marking import SEEN, Facet, faceted, site
 from mha_haiku.core.sites.looking import Sites, edit, look, show_stream, sites
 from mha_haiku.core.sites.naming import numbered_by_layer
-from mha_haiku.core.sites.program import Resume
-from mha_haiku.core.sites.site import SEEN, Facet, faceted, site
+from mha_haiku.core.sites.passing import Resume
 
 __all__ = [
     "SEEN",

@@ -1,17 +1,46 @@
-"""What is inside of an equation, and the path of modules in which it is."""
+"""Equations and sites of a traced program: what they hold, and where they are."""
 
 import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from mha_haiku.core import marking
+from mha_haiku.core.marking import Facet
+
 CALLS = ("jit", "pjit", "closed_call", "core_call")
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 REMAT = ("checkpoint", "remat", "remat2")
+
+
+class Site(NamedTuple):
+    """A site of a level of a program."""
+
+    index: int  # the equation in front of which it stands, or that it is
+    inputs: list[core.Var]  # the variables of its leaves
+    outputs: list[core.Var]  # the variables that take what it returns
+    params: dict[str, Any]  # of a site's equation
+
+    @classmethod
+    def of(cls, index: int, variables: Any, facet: Facet) -> "Site":
+        """Makes a site of variables, a pytree, in front of an equation."""
+        leaves, tree = jax.tree.flatten(variables)
+        return cls(index, leaves, leaves, marking.parameters(tree, (facet,)))
+
+
+def under_vmaps(
+    function: Callable, batched: tuple[tuple, ...], *, own_axes: bool
+) -> Callable:
+    """Puts a function of a site's leaves under the vmaps around the site."""
+    # With `own_axes` results have the axes of vmaps where leaves do; else in front.
+    for axes in batched:
+        function = jax.vmap(function, axes, list(axes) if own_axes else 0)
+    return function
 
 
 def inner(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr]:
@@ -95,6 +124,11 @@ def path(eqn: core.JaxprEqn) -> str:
     they end a path.
     """
     return _path(str(eqn.source_info.name_stack))
+
+
+def is_marked(eqn: core.JaxprEqn) -> bool:
+    """Checks whether an equation is of an attention that has its own sites."""
+    return marking.SEEN in path(eqn)
 
 
 @functools.lru_cache(2**14)

@@ -14,7 +14,7 @@ from haiku._src import base as haiku_base
 from haiku._src import stateful
 
 from mha_haiku.core import display
-from mha_haiku.core.sites import naming, program, surveying
+from mha_haiku.core.sites import naming, passing, program, surveying
 
 Array = jax.Array
 Change = Callable[..., Any]
@@ -51,7 +51,7 @@ def look(
         at = [at]
     if not isinstance(at, Mapping):
         at = {pattern: lambda value: value for pattern in at}
-    reads = {pattern: program.with_layer(function) for pattern, function in at.items()}
+    reads = {pattern: passing.with_layer(function) for pattern, function in at.items()}
     return _walked(function, reads, {}, strict)
 
 
@@ -77,7 +77,7 @@ def edit(
       ValueError: From the returned function, if a pattern names no site, one that can
         only be looked at, or a change returns another shape.
     """
-    changes = {pattern: program.with_layer(change) for pattern, change in edits.items()}
+    changes = {pattern: passing.with_layer(change) for pattern, change in edits.items()}
     walked = _walked(function, {}, changes, strict)
 
     @functools.wraps(function)

@@ -4,58 +4,14 @@ A level in which nothing is looked at or changed is run by JAX as it is, custom
 gradients and all; in the others the equations between two sites are.
 """
 
-import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from mha_haiku.core import display
-from mha_haiku.core.sites import jaxprs, naming, surveying
-from mha_haiku.core.sites.site import site_p, under_vmaps
-
-Array = jax.Array
-
-
-@dataclasses.dataclass(frozen=True)
-class Resume:
-    """An edit of what enters a layer: from which layer on to run, and with what.
-
-    Scanned layers before it are skipped; looped ones are dead code, which XLA drops.
-    """
-
-    layer: int | Array  # the first layer that runs; may be traced
-    value: Any  # what enters it, like the value of the site
-
-    def __call__(self, value: Any, layer: int | Array | None) -> Any:
-        if isinstance(layer, int) and isinstance(self.layer, int):
-            return self.value if layer == self.layer else value
-        return jax.tree.map(
-            lambda new, old: jnp.where(layer == self.layer, new, old), self.value, value
-        )
-
-
-def with_layer(change: Callable) -> Callable:
-    """Adapts a change to take the value and the layer, even if it takes less."""
-    if isinstance(change, Resume):
-        return change
-    try:
-        given = inspect.signature(change).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have none
-        return lambda value, layer: change(value)
-    required = [
-        each
-        for each in given
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-        and each.default is each.empty
-    ]
-    if len(required) > 1:
-        return change
-    return lambda value, layer: change(value)
+from mha_haiku.core.sites import jaxprs, naming, passing, surveying
 
 
 def run(
@@ -86,7 +42,8 @@ def run(
         for stop in (stop for stop in stops if stop.site.index == index):
             # Also what an edit computes belongs to the layer, where one looks again.
             with jax.named_scope(stop.scope or "/"):
-                leaves = _passed(stop, [read(x) for x in stop.site.inputs], turns, seen)
+                inputs = [read(x) for x in stop.site.inputs]
+                leaves = passing.passed(stop, inputs, turns, seen)
             values.update(zip(stop.site.outputs, leaves, strict=True))
             begin = index + (stop.group is None)
         if index in inner:
@@ -140,105 +97,6 @@ def _last_uses(jaxpr, stops) -> dict:
     return last
 
 
-def _passed(stop, leaves, turns, seen) -> list:
-    """Edits the leaves of a site, and records what is looked at."""
-    original, params = leaves, stop.site.params
-    layer = naming.layer(stop.names[0], turns)
-    for i, change, chosen in stop.edits:
-        name = stop.names[i].replace(naming.TURN, "*")
-        changed = functools.partial(_chosen, change, chosen, turns, layer, name)
-        leaves, params = _edited(leaves, params, params["facets"][i], changed)
-    for i, pattern, function in stop.reads:
-        facet, tree = params["facets"][i], params["tree"]
-
-        def read(*leaves, facet=facet, tree=tree, function=function):
-            return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
-
-        mapped = under_vmaps(read, params["batched"], own_axes=False)
-        seen[stop.names[i], pattern] = mapped(*leaves)
-    leaves = site_p.bind(*leaves, **params)
-    if params["tree"] == stop.site.params["tree"]:
-        return leaves
-
-    # The program continues with a value of the form that it knows.
-    def fitted(original, *leaves):
-        value = jax.tree.unflatten(stop.site.params["tree"], original)
-        changed = jax.tree.unflatten(params["tree"], leaves)
-        return jax.tree.leaves(params["fit"](value, changed))
-
-    for old, new in zip(stop.site.params["batched"], params["batched"], strict=True):
-        fitted = jax.vmap(fitted, (list(old), *new), list(old))
-    return fitted(original, *leaves)
-
-
-def _chosen(change, chosen, turns, layer, name, view):
-    """Changes a view at the turns of the scans that are meant."""
-    if chosen.all():
-        changed = change(view, layer)
-        _check(name, view, changed)
-        return _like(view, changed)
-    _check(name, view, jax.eval_shape(lambda: change(view, layer)))
-    return jax.lax.cond(
-        jnp.asarray(chosen)[turns],
-        lambda view: _like(view, change(view, layer)),
-        lambda view: view,
-        view,
-    )
-
-
-def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
-    """Changes one facet of a site; returns the leaves and their parameters."""
-    trees = []
-
-    def changed(*leaves):
-        value = jax.tree.unflatten(params["tree"], leaves)
-        value = facet.write(value, change(facet.read(value)))
-        leaves, tree = jax.tree.flatten(value)
-        trees.append(tree)
-        return leaves
-
-    batched = params["batched"]
-    if batched:
-        jax.eval_shape(under_vmaps(changed, batched, own_axes=False), *leaves)
-        if trees[-1] == params["tree"]:
-            return under_vmaps(changed, batched, own_axes=True)(*leaves), params
-    leaves = under_vmaps(changed, batched, own_axes=False)(*leaves)
-    count = len(leaves)
-    return leaves, params | {
-        "tree": trees[-1],
-        "kept": tuple(range(count)),
-        "batched": ((0,) * count,) * len(batched),
-    }
-
-
-def _check(name, before, after) -> None:
-    if _form(before) != _form(after):
-        raise ValueError(
-            f"the edit of {name!r} must return what it is given, changed: "
-            f"{display.value(before)}, got {display.value(after)}."
-        )
-
-
-def _form(view) -> tuple:
-    """Returns what an edit must keep: the shape of a map, of others the whole tree."""
-    structure, leaves = jax.tree.structure(view), jax.tree.leaves(view)
-    if hasattr(view, "shape") and not jax.tree_util.treedef_is_leaf(structure):
-        return type(view), view.shape
-    return structure, [*map(jnp.shape, leaves)]
-
-
-def _like(before, after):
-    """Casts an edited view to the dtypes that it had."""
-
-    def cast(x, y):
-        dtype = jnp.result_type(x)
-        return y if jnp.result_type(y) == dtype else jnp.asarray(y, dtype)
-
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        return after
-    return jax.tree.map(cast, before, after)
-
-
 def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
     """Runs an equation that holds levels: its outputs, and what was seen."""
     name, params = eqn.primitive.name, eqn.params
@@ -280,7 +138,7 @@ def _scanned(eqn, level, inputs, turns):
         change.layer
         for stop in level.all_stops()
         for _, change, _ in stop.edits
-        if isinstance(change, Resume)
+        if isinstance(change, passing.Resume)
     ]
 
     def step(carry, x):

@@ -1,4 +1,4 @@
-"""Recognises the residual stream and the factors of norms in programs without sites.
+"""Recognizes the residual stream and the factors of norms in programs without sites.
 
 A term of the stream is added to what it was computed from: `x + f(x)`, where there is a
 product in f, or `(x + f(x)) + g(x)`. What a chain of such sums begins with is the site
@@ -7,24 +7,24 @@ product in f, or `(x + f(x)) + g(x)`. What a chain of such sums begins with is t
 layer, and what leaves the last one, is "stream"; a norm of the sum breaks the chain.
 The inverse root of a sum of squares is the "factor" of a norm.
 
-The stream may be the carry of a scan, and its layers may be calls. Not recognised are
+The stream may be the carry of a scan, and its layers may be calls. Not recognized are
 sums with weights that depend on the data (highways), and a nonlinearity behind
 attention within one term: code that takes the sites for a sum must check that they add
 up. Attention that `recognition` does not find counts as a feed-forward part.
 """
 
-from collections.abc import Iterator
+import functools
+import operator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from mha_haiku.core.marking import Facet
 from mha_haiku.core.sites import graph
-from mha_haiku.core.sites.site import Facet, Site, parameters
+from mha_haiku.core.sites.jaxprs import Site
 
-# What a term of the stream goes through, and no scale or activation.
-_PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "scan", "while"}
 _ROOTS = {"rsqrt", "sqrt", "pow"}
 # What stands between a sum of squares and its root.
 _BEFORE_ROOTS = {"add", "sub", "mul", "div", "max", "select_n", "square", "integer_pow"}
@@ -72,48 +72,70 @@ def stream(
         of the carry among its inputs and outputs.
       is_top: Whether the level is the whole program.
     """
-    return _Search(jaxpr, heads, carries, is_top).found()
+    equations = graph.equations(jaxpr)
+    found = _Search(equations, heads, carries, is_top).found()
+    sites = [*_factors(equations), *found.sites]
+    return Stream([x for x in sites if x.site is not None], found.begin)
+
+
+class _Ancestry:
+    """What the values of a level are made of."""
+
+    # Sets of values are the bits of integers: a program has thousands, each made of
+    # nearly all before. A value has the bit of its equation, or one of its own.
+
+    def __init__(self, equations):
+        self._of: dict[graph.Value, int] = {}
+        self._by_product: dict[graph.Value, int] = {}
+        self._bits: dict[Any, int] = {}
+        for equation in equations:
+            behind = _union(map(self.of, equation.inputs))
+            products = _union(map(self.by_product, equation.inputs))
+            for x in equation.outputs:
+                self._of[x] = self.own(x) | behind
+                self._by_product[x] = behind if equation.is_product else products
+
+    def own(self, value: graph.Value) -> int:
+        """Returns the set of a value alone."""
+        key = value if value.maker is None else value.maker
+        return self._bits.setdefault(key, 1 << len(self._bits))
+
+    def of(self, value: graph.Value) -> int:
+        """Returns the set of a value and all that it is made of."""
+        return self._of[value] if value in self._of else self.own(value)
+
+    def by_product(self, value: graph.Value) -> int:
+        """Returns the set of what a value is made of by a product."""
+        return self._by_product.get(value, 0)
 
 
 class _Search:
-    """The search for sums and norms in a level."""
+    """The search for the sums of a residual stream in a level."""
 
-    def __init__(self, jaxpr, heads, carries, is_top):
-        self.carries, self.is_top = carries, is_top
-        self.equations = graph.equations(jaxpr)
-        # Sets of values are the bits of integers: a program has thousands, each made of
-        # nearly all before. By value: all that it is made of, and what it is made of by
-        # a product. A value has the bit of its equation, or one of its own.
-        self.made_of: dict[graph.Value, int] = {}
-        self.by_product: dict[graph.Value, int] = {}
-        self.bits: dict[Any, int] = {}
-        self.attention = 0
-        for equation in self.equations:
-            inputs = [*map(self._known, equation.inputs)]
-            own = self._bit(equation)
-            behind = _any_of(inputs)
-            is_product = equation.name in _PRODUCTS
-            products = _any_of(self.by_product.get(x, 0) for x in equation.inputs)
-            for x in equation.outputs:
-                self.made_of[x] = own | behind
-                self.by_product[x] = behind if is_product else products
-            if heads.intersection(equation.eqn.outvars):
-                self.attention |= own
+    def __init__(self, equations, heads, carries, is_top):
+        self.equations, self.carries, self.is_top = equations, carries, is_top
+        self.made = _Ancestry(equations)
+        self.heads = _union(
+            self.made.own(x)
+            for equation in equations
+            if heads.intersection(equation.eqn.outvars)
+            for x in equation.outputs
+        )
 
     def found(self) -> Stream:
-        """Finds sums and factors, and where their sites stand."""
+        """Finds sums, and where their sites stand."""
         sums = self._sums()
         starts = self._starts(sums)
-        sites = [*self._factors(), *self._written(sums)]
+        sites = [*self._written(sums)]
         names = "embedding", "decoder_embedding"
         for name, x in zip(names, starts, strict=False):
             if self.is_top or x.maker is not None:
-                sites.append(Named(_site(name, x), None))
+                sites.append(Named(_site(x, Facet(name)), None))
         if sums and len(starts) == 1 and _is_unbroken(sums):
             sites += self._streams(sums)
         is_given = len(starts) == 1 and starts[0].maker is None
         begin = starts[0].variable if is_given else None
-        return Stream([x for x in sites if x.site is not None], begin)
+        return Stream(sites, begin)
 
     def _written(self, sums):
         """Yields the sites of terms that no head writes."""
@@ -122,7 +144,7 @@ class _Search:
             is_here = not each.equation.calls
             for x in self._terms(each.before, each.term) if is_here else ():
                 if not self._attends(each.before, x):
-                    site = _site("feed_forward/output", x)
+                    site = _site(x, Facet("feed_forward/output"))
                     yield Named(site, each.equation.eqn, "layer")
 
     def _streams(self, sums):
@@ -133,25 +155,11 @@ class _Search:
                 continue
             if self._attends(each.before, each.term):
                 entered.add(each.before)
-                yield Named(_site("stream", each.before), each.equation.eqn, "layer")
+                site = _site(each.before, Facet("stream"))
+                yield Named(site, each.equation.eqn, "layer")
         last = sums[-1]
-        if self.is_top or not _is_returned(last.after):
-            yield Named(_site("stream", last.after), None)
-
-    # --- What values are made of
-
-    def _bit(self, key) -> int:
-        return self.bits.setdefault(key, 1 << len(self.bits))
-
-    def _known(self, value) -> int:
-        if value not in self.made_of:
-            self.made_of[value] = self._bit(value)
-        return self.made_of[value]
-
-    def _own(self, value) -> int:
-        return self._bit(value.maker if value.maker is not None else value)
-
-    # --- Sums
+        if self.is_top or not any(x.is_output for x in graph.forms(last.after)):
+            yield Named(_site(last.after, Facet("stream")), None)
 
     def _sums(self) -> list[_Sum]:
         sums: list[_Sum] = []
@@ -161,7 +169,7 @@ class _Search:
             if id(equation.eqn) in self.carries:
                 place, number = self.carries[id(equation.eqn)]
                 before, after = equation.inputs[place], equation.outputs[number]
-                found = _Sum(equation, _root(before), None, after, 0)
+                found = _Sum(equation, graph.origin(before), None, after, 0)
             elif equation.name in ("add", "add_any"):
                 found = self._residual(equation, by_after)
             if found is not None:
@@ -184,8 +192,8 @@ class _Search:
             # What a layer reads may be scaled before it is added to.
             for root in _roots(before):
                 known = by_after.get(root)
-                anchors = self._own(root) | (known.anchors if known else 0)
-                if root.is_data and self.by_product.get(term, 0) & anchors:
+                anchors = self.made.own(root) | (known.anchors if known else 0)
+                if root.is_data and self.made.by_product(term) & anchors:
                     return _Sum(equation, root, term, after, anchors)
         return None
 
@@ -194,14 +202,14 @@ class _Search:
         if outer.term is None or inner is outer:
             return False
         own = inner.before if inner.term is None else inner.term
-        is_behind = self._own(outer.before) & self._known(own)
-        return bool(is_behind and self._own(inner.after) & self.made_of[outer.term])
+        is_behind = self.made.own(outer.before) & self.made.of(own)
+        return bool(is_behind and self.made.own(inner.after) & self.made.of(outer.term))
 
     def _starts(self, sums) -> list[graph.Value]:
         """Lists what the chains begin with."""
-        found, behind = {}, _any_of(self._own(x.after) for x in sums)
+        found, behind = {}, _union(self.made.own(x.after) for x in sums)
         for each in sums:
-            if not self._known(each.before) & behind:
+            if not self.made.of(each.before) & behind:
                 found[each.before] = None
         return list(found)
 
@@ -209,53 +217,40 @@ class _Search:
         """Splits a sum of several terms that are made of the stream by products."""
         if term is None:
             return []
-        root = _root(term)
+        root = graph.origin(term)
         if root.maker is not None and root.maker.name in ("add", "add_any"):
             parts = root.maker.inputs
-            of = self._known(before)
-            if all(self.by_product.get(x, 0) & of for x in parts):
+            of = self.made.of(before)
+            if all(self.made.by_product(x) & of for x in parts):
                 return [y for x in parts for y in self._terms(before, x)]
         return [term]
 
     def _attends(self, before, term) -> bool:
         """Checks whether there is attention between a stream and a term."""
-        own = self.made_of[term] & ~self._known(before)
-        return bool(own & self.attention)
-
-    # --- Norms
-
-    def _factors(self):
-        """Yields the sites of the factors of norms."""
-        for equation in self.equations:
-            value = equation.outputs[0] if equation.outputs else None
-            is_here = equation.name in _ROOTS and not equation.calls
-            if not is_here or not _is_of_sum(equation.inputs[0]):
-                continue
-            facet = Facet("factor", _itself, _replaced)
-            if equation.name == "sqrt":
-                facet = Facet("factor", jnp.reciprocal, _inverted)
-            yield Named(_site("factor", value, facet), equation.eqn, "norm")
+        own = self.made.of(term) & ~self.made.of(before)
+        return bool(own & self.heads)
 
 
-def _any_of(bits) -> int:
-    result = 0
-    for each in bits:
-        result |= each
-    return result
+def _factors(equations) -> Iterator[Named]:
+    """Yields the sites of the factors of norms."""
+    for equation in equations:
+        is_here = equation.name in _ROOTS and not equation.calls
+        if not is_here or not _is_of_sum(equation.inputs[0]):
+            continue
+        facet = Facet("factor")
+        if equation.name == "sqrt":
+            facet = Facet("factor", jnp.reciprocal, _inverted)
+        yield Named(_site(equation.outputs[0], facet), equation.eqn, "norm")
 
 
-def _root(value: graph.Value) -> graph.Value:
-    """Finds the value that has the same numbers first, in another form."""
-    while (maker := value.maker) is not None and maker.name in graph.NEUTRAL:
-        place = maker.outputs.index(value) if len(maker.outputs) > 1 else 0
-        value = maker.inputs[place]
-    return value
+def _union(sets: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, sets, 0)
 
 
 def _roots(value: graph.Value) -> Iterator[graph.Value]:
     """Yields the root of a value, and the roots of what it is a multiple of."""
     while True:
-        yield (root := _root(value))
+        yield (root := graph.origin(value))
         if root.maker is None or root.maker.name not in ("mul", "div"):
             return
         factors = [x for x in root.maker.inputs if x.shape]
@@ -268,20 +263,11 @@ def _is_unbroken(sums) -> bool:
     return all(y.before is x.after for x, y in zip(sums, sums[1:], strict=False))
 
 
-def _is_returned(value) -> bool:
-    """Checks whether the level returns a value, in any form."""
-    if value.is_output:
-        return True
-    users = [x for x in value.users if x.name in graph.NEUTRAL]
-    return any(_is_returned(y) for x in users for y in x.outputs)
-
-
 def _is_named(name, value) -> bool:
     """Checks whether a value has a site of a name already, in any form."""
-    users = [x for x in value.users if x.name in graph.NEUTRAL]
-    facets = [y.name for x in users for y in x.params.get("facets", ())]
-    outputs = [y for x in users for y in x.outputs]
-    return name in facets or any(_is_named(name, x) for x in outputs)
+    users = [user for x in graph.forms(graph.origin(value)) for user in x.users]
+    facets = [y for user in users for y in user.params.get("facets", ())]
+    return any(facet.name == name for facet in facets)
 
 
 def _is_of_sum(value) -> bool:
@@ -298,22 +284,11 @@ def _is_of_sum(value) -> bool:
     return False
 
 
-def _site(name, value, facet=None) -> Site | None:
+def _site(value, facet) -> Site | None:
     """Makes the site of a value, if the level holds it and it has none."""
-    if value.variable is None or _is_named(name, _root(value)):
+    if value.variable is None or _is_named(facet.name, value):
         return None
-    tree = jax.tree.structure(0)
-    own = parameters(tree, (facet or Facet(name, _itself, _replaced),))
-    return Site(value.index, [value.variable], [value.variable], own)
-
-
-def _itself(value):
-    return value
-
-
-def _replaced(value, changed):
-    del value
-    return changed
+    return Site.of(value.index, value.variable, facet)
 
 
 def _inverted(value, changed):

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from mha_haiku.core.marking import SEEN, site_p
 from mha_haiku.core.sites import jaxprs, naming, recognition, residual
-from mha_haiku.core.sites.site import SEEN, Site, site_p, under_vmaps
+from mha_haiku.core.sites.jaxprs import Site, under_vmaps
 
 # What may hold the whole of an attention where nothing can be seen.
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
@@ -27,8 +28,8 @@ def _unchanged(value, layer):
     return value
 
 
-def _is_seen(eqn) -> bool:
-    return SEEN in jaxprs.path(eqn) or eqn.primitive is site_p
+def _is_marked(eqn) -> bool:
+    return jaxprs.is_marked(eqn) or eqn.primitive is site_p
 
 
 class _Around(NamedTuple):
@@ -37,6 +38,11 @@ class _Around(NamedTuple):
     in_while: bool = False  # whether a while loop is among them
     # The equations that hold the level, with None for the turns of the scans.
     place: tuple[int | None, ...] = ()
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether an attention with sites of its own is around."""
+        return SEEN in self.path.split("/")
 
     def inside(self, eqn, index: int, number: int, jaxpr) -> "_Around":
         """Describes the surroundings of a jaxpr inside an equation of the level."""
@@ -61,7 +67,7 @@ class Stop:
     scope: str  # the path of its equation within the level
     names: tuple[str, ...]  # of each facet in full
     around: _Around
-    # What was recognised, of which it is one; None for a site that is an
+    # What was recognized, of which it is one; None for a site that is an
     # equation of the program.
     group: int | None = None
     # Facets that are looked at: their index, the pattern, a function.
@@ -139,8 +145,8 @@ class Survey:
         names = (f"attention_{i}" for i in itertools.count())
         self._pathless = (name for name in names if name not in taken)
         equations = jaxprs.walk(closed.jaxpr) if shows_stream else ()
-        is_own = any(SEEN in jaxprs.path(eqn).split("/") for eqn in equations)
-        self._shows_stream = shows_stream and not is_own
+        is_marked = any(map(jaxprs.is_marked, equations))
+        self._shows_stream = shows_stream and not is_marked
         self._heads: set[core.Var] = set()
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)
@@ -161,12 +167,12 @@ class Survey:
                 'that cannot be seen: choose another implementation, such as "xla" or '
                 '"dense".'
             )
-        walk = jaxprs.walk(self.top.closed.jaxpr, lambda eqn: not _is_seen(eqn))
-        inner = [x for eqn in walk if not _is_seen(eqn) for x in jaxprs.inner(eqn)]
+        walk = jaxprs.walk(self.top.closed.jaxpr, lambda eqn: not _is_marked(eqn))
+        inner = [x for eqn in walk if not _is_marked(eqn) for x in jaxprs.inner(eqn)]
         if any(recognition.has_others(x.jaxpr) for x in (self.top.closed, *inner)):
             parts.append(
                 "It has a softmax that reaches a matrix product in a form that is not "
-                "recognised as attention: name the values with mh.site. The forms are "
+                "recognized as attention: name the values with mh.site. The forms are "
                 "listed in help(mha_haiku.core.sites.recognition)."
             )
         return "\n".join(parts)
@@ -183,14 +189,13 @@ class Survey:
 
     def _level(self, closed, around) -> Level:
         jaxpr, level = closed.jaxpr, Level(closed)
-        is_seen = SEEN in around.path.split("/")
-        recognised, named = {}, {}
-        for first, sites in () if is_seen else recognition.attentions(jaxpr):
+        recognized, named = {}, {}
+        for first, sites in () if around.is_marked else recognition.attentions(jaxpr):
             for site in sites:
-                recognised.setdefault(site.index, []).append((first, site))
+                recognized.setdefault(site.index, []).append((first, site))
         # A site may stand behind the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
-            for first, site in recognised.get(index, ()):
+            for first, site in recognized.get(index, ()):
                 if id(first) not in named:
                     local = jaxprs.path(first)
                     if naming.is_empty(naming.joined(around.path, local)):

@@ -1,4 +1,4 @@
-"""Attention as others write it: what must be recognised, and what must not.
+"""Attention as others write it: what must be recognized, and what must not.
 
 B batch, T query positions, S key positions, H query heads, G key heads, K and V sizes
 per head, D model width: all different.
@@ -561,7 +561,7 @@ def haiku_remat():
     return _haiku(hk.remat)
 
 
-# --- Softmax and sigmoid that are no attention, or not in a form that is recognised
+# --- Softmax and sigmoid that are no attention, or not in a form that is recognized
 
 
 def _normal(seed, *shape):

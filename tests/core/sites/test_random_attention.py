@@ -22,7 +22,7 @@ CHOICES = {
     "product": ("einsum", "matmul", "batched", "stacked", "vmap"),
     "key_heads": ("all", "grouped", "repeated", "one", "one_axis", "one_grouped"),
     "scale": ("query", "scores", "none"),
-    "mask": ("none", "where", "bias", "weights", "renormalised", "added"),
+    "mask": ("none", "where", "bias", "weights", "renormalized", "added"),
     "softmax": ("jax", "twice", "shifted", "logsumexp", "inverse"),
     "output": ("einsum", "reshape", "sizes_first", "split", "summed", "untransposed"),
     "around": ("nothing", "jit", "remat", "scan", "vmap", "jit_of_parts"),
@@ -159,7 +159,7 @@ class Program:
         return jnp.stack(parts, axes.index("h"))
 
     def softened(self, scores):
-        """Scales, masks and normalises scores."""
+        """Scales, masks and normalizes scores."""
         axes = self.axes["w"]
         keys = axes.index("s")
         sums = functools.partial(jnp.sum, axis=keys, keepdims=True)
@@ -190,9 +190,9 @@ class Program:
         else:
             total = jax.scipy.special.logsumexp(scores, keys, keepdims=True)
             weights = jnp.exp(scores - total)
-        if self.mask in ("weights", "renormalised"):
+        if self.mask in ("weights", "renormalized"):
             weights = weights * allowed
-        if self.mask == "renormalised":
+        if self.mask == "renormalized":
             weights = weights / sums(weights)
         return weights + fitted(self.constant) if self.mask == "added" else weights
 
@@ -234,7 +234,7 @@ class Program:
             scores = np.einsum("bthk,bshk->bhts", q * scale, repeated(k))
             scores = scores + (self.bias if self.mask == "bias" else 0)
             masses = np.exp(scores)
-            if self.mask in ("where", "renormalised"):
+            if self.mask in ("where", "renormalized"):
                 masses = masses * self.allowed
             weights = masses / masses.sum(-1, keepdims=True)
             weights = weights * (self.allowed if self.mask == "weights" else 1)

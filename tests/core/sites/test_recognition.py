@@ -299,7 +299,7 @@ def test_own_attention_is_no_attention_of_others(implementation):
         assert list(sites.sites(function, query, key, key)) == names
 
 
-def test_attention_that_is_said_to_have_sites_is_not_recognised():
+def test_attention_that_is_said_to_have_sites_is_not_recognized():
     def function(query, key):
         with jax.named_scope(sites.SEEN):
             return jax.nn.dot_product_attention(query, key, key)
@@ -434,7 +434,7 @@ def test_what_two_equations_compute_is_one_number(are_queries_computed_twice):
 )
 def test_a_softmax_of_another_form_is_told(name):
     function, *arguments = foreign.OTHERS[name]
-    advice = "a softmax that reaches a matrix product in a form that is not recognised"
+    advice = "a softmax that reaches a matrix product in a form that is not recognized"
     assert advice in repr(sites.sites(function, *arguments))
     with pytest.raises(ValueError, match=advice):
         sites.look(function, ["*/heads"])(*arguments)

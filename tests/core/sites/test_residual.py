@@ -37,8 +37,8 @@ def rms(x):
 
 
 def standard(x):
-    centred = x - x.mean(-1, keepdims=True)
-    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / jnp.sqrt(jnp.square(centered).mean(-1, keepdims=True) + 1e-6)
 
 
 def pre(p, x, norm=rms):
@@ -71,6 +71,17 @@ def nested(p, x):
     y = rms(x)
     y = y + feed(p, y)  # no part of the stream
     return x + y @ p["a"]
+
+
+def nested_as_it_is(p, x):
+    x = x + attend(p, rms(x))
+    y = rms(x) @ p["a"]
+    return x + (y + feed(p, y))  # a sum that is made of the stream and added to it
+
+
+def projected(p, x):
+    x = x + attend(p, rms(x))
+    return (x + feed(p, rms(x))) @ p["a"]
 
 
 def squashed(p, x):
@@ -145,11 +156,38 @@ def test_terms_beside_attention_are_known_apart(layer):
     assert sum(name.endswith("stream") for name in found) == L + 1
 
 
-def test_norms_of_the_sum_break_the_stream_and_not_its_terms():
-    found = _seen(_model(post))
+@pytest.mark.parametrize("layer", [nested, nested_as_it_is])
+def test_sums_inside_of_a_term_are_no_streams_and_all_terms_add_up(layer):
+    shown = sites.show_stream(_model(layer))
+    _, found = sites.look(shown, ["*"])(_params(), X)
+    streams = [x for name, x in found.items() if name.endswith("stream")]
+    assert len(streams) == L + 1
+    for i in range(L):
+        heads = found[f"block_{i}/heads"].reshape(X.shape)
+        own = f"block_{i}/feed_forward"  # of two terms in a layer, with a number
+        terms = [x for name, x in found.items() if name.startswith(own)]
+        total = streams[i] + heads @ _params()["o"][i] + sum(terms)
+        np.testing.assert_allclose(total, streams[i + 1], atol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [post, projected])
+def test_what_is_done_to_the_sum_breaks_the_stream_and_not_its_terms(layer):
+    found = _seen(_model(layer))
     assert not [name for name in found if name.endswith("stream")]
     assert "embedding" in found
     assert sum(name.endswith("feed_forward/output") for name in found) == L
+
+
+def test_products_of_experts_are_a_term():
+    def routed(params, x):
+        sizes = jnp.array([4, B * T - 4])
+        x = x * 2
+        y = jax.lax.ragged_dot(rms(x).reshape(-1, D), params["a"], sizes)
+        return x + y.reshape(x.shape)
+
+    found, x = _seen(routed), jnp.float32(X * 2)
+    (term,) = (x for name, x in found.items() if name.endswith("feed_forward/output"))
+    np.testing.assert_allclose(term, routed(_params(), X) - x, atol=1e-5)
 
 
 def test_what_is_no_residual_sum_has_no_stream():

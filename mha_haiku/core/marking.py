@@ -13,7 +13,7 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 SEEN = "mha_haiku_attention"
-"""Named scope around attention that has a site already, which recognition skips."""
+"""Named scope around attention that is marked already, which recognition skips."""
 
 
 site_p = core.Primitive("site")
@@ -24,20 +24,12 @@ class Facet(NamedTuple):
     """One way to look at the value of a site, and to change it."""
 
     name: str  # the last part of the name, such as "map" or "weights"
-    read: Callable[[Any], Any]  # from the value of the site to what is seen
+    # From the value of the site to what is seen.
+    read: Callable[[Any], Any] = lambda value: value
     # From the value of the site and a changed view to the changed value; None where it
     # can only be looked at.
-    write: Callable[[Any, Any], Any] | None
+    write: Callable[[Any, Any], Any] | None = lambda value, changed: changed
     advice: str = ""  # what to edit instead, where it can only be looked at
-
-
-class Site(NamedTuple):
-    """A site of a traced program."""
-
-    index: int  # the equation in front of which it stands, or that it is
-    inputs: list[core.Var]  # the variables of its leaves
-    outputs: list[core.Var]  # the variables that take what it returns
-    params: dict[str, Any]  # of a site's equation
 
 
 def site(name: str, value: Any) -> Any:
@@ -47,7 +39,7 @@ def site(name: str, value: Any) -> Any:
     in which the site is: "heads" in the attention of layer 2 is
     "encoder/layer_2/attention/heads". The value is any pytree of arrays.
     """
-    return faceted(value, (Facet(name, _itself, _replaced),))
+    return faceted(value, (Facet(name),))
 
 
 def faceted(
@@ -67,16 +59,6 @@ def faceted(
     return jax.tree.unflatten(tree, leaves)
 
 
-def under_vmaps(
-    function: Callable, batched: tuple[tuple, ...], *, own_axes: bool
-) -> Callable:
-    """Puts a function of a site's leaves under the vmaps around the site."""
-    # With `own_axes` results have the axes of vmaps where leaves do; else in front.
-    for axes in batched:
-        function = jax.vmap(function, axes, list(axes) if own_axes else 0)
-    return function
-
-
 def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:
     """Makes the parameters of a site's equation, all of whose leaves are there."""
     # `kept` says which leaves of the value are there (all, unless a transformation
@@ -84,15 +66,6 @@ def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:
     # the innermost vmap out.
     kept = tuple(range(tree.num_leaves))
     return {"facets": facets, "fit": fit, "tree": tree, "kept": kept, "batched": ()}
-
-
-def _itself(value):
-    return value
-
-
-def _replaced(value, changed):
-    del value
-    return changed
 
 
 def _jvp(primals, tangents, **params):

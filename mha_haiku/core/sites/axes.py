@@ -1,0 +1,217 @@
+"""Axes of values, followed from equation to equation.
+
+An axis is a tuple of factors of its size, numbers that are known to `Axes`. A reshape
+from `[B, T, H * V]` to `[B, T, H, V]` splits a factor in two, for all who hold it. Axes
+of size 1 have no factors: they may come and go.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from mha_haiku.core.sites.graph import Equation, Value
+
+Axis = tuple[int, ...]
+
+# How many values a walk may pass; between a softmax and its products lie a few.
+FARTHEST = 100
+
+# An axis of the output may be longer or shorter than the input's.
+_RESIZING = {"slice", "dynamic_slice", "concatenate", "pad", "split"}
+_REORDERING = {"sort", "rev", "gather", "scatter", "cumsum", "cumlogsumexp", "cumprod"}
+
+
+class Step(NamedTuple):
+    """A value on a walk."""
+
+    value: Value
+    axes: list[Axis]
+    # Axes that the walk must not lose: the axis of keys, say.
+    marks: tuple[Axis, ...] = ()
+
+
+class Axes:
+    """The factors of axes."""
+
+    def __init__(self):
+        self._sizes: list[int] = []
+        self._parts: dict[int, Axis] = {}
+
+    def new(self, size: int) -> Axis:
+        if size == 1:
+            return ()
+        self._sizes.append(size)
+        return (len(self._sizes) - 1,)
+
+    def of(self, *axes: Iterable[int]) -> Axis:
+        """Lists the factors of axes, in order, after all splits."""
+        result = []
+        for factor in itertools.chain.from_iterable(axes):
+            parts = self._parts.get(factor)
+            result += [factor] if parts is None else self.of(parts)
+        return tuple(result)
+
+    def size(self, axis: Iterable[int]) -> int:
+        return math.prod(self._sizes[x] for x in self.of(axis))
+
+    def start(self, value: Value, *marked: int) -> Step:
+        """Makes a step to begin with, some of whose axes are marked."""
+        axes = [self.new(size) for size in value.shape]
+        return Step(value, axes, tuple(axes[i] for i in marked))
+
+    def back(self, equation: Equation, position: int, step: Step) -> Step | None:
+        """Steps from an equation's output back to an input; None if marks end."""
+        value, marks = equation.inputs[position], step.marks
+        if equation.name == "reshape":
+            axes = self._regrouped(step.axes, value.shape)
+            return None if axes is None else Step(value, axes, marks)
+        linked = links(equation, position, step.value)
+        if linked is None:
+            return None
+        axes = [self.new(size) for size in value.shape]
+        for axis, size, link in zip(step.axes, step.value.shape, linked, strict=True):
+            if link is not None and size == value.shape[link]:
+                axes[link] = axis
+            elif link is not None and equation.name in _RESIZING:
+                marks = tuple(
+                    axes[link] if self.of(mark) == self.of(axis) else mark
+                    for mark in marks
+                )
+        has_marks = set(self.of(*marks)) <= set(self.of(*axes))
+        return Step(value, axes, marks) if has_marks else None
+
+    def ahead(self, equation: Equation, position: int, step: Step) -> Step | None:
+        """Steps from an equation's input ahead to its output."""
+        value = equation.outputs[position if len(equation.outputs) > 1 else 0]
+        if equation.name == "reshape":
+            axes = self._regrouped(step.axes, value.shape)
+            return None if axes is None else Step(value, axes, step.marks)
+        linked = links(equation, position, value)
+        if linked is None:
+            return None
+        axes = [
+            step.axes[link]
+            if link is not None and step.value.shape[link] == size
+            else self.new(size)
+            for link, size in zip(linked, value.shape, strict=True)
+        ]
+        return Step(value, axes, step.marks)
+
+    def walk(
+        self,
+        step: Step | None,
+        passing: Callable[[Equation, Value], list[int]],
+        goal: Callable[[Equation, Step], Any],
+        seen: set[Value] | None = None,
+    ) -> tuple[list[Step], Any] | None:
+        """Walks back to a goal, depth first: the steps, and what the goal gives.
+
+        `passing` goes from an equation and its output to the inputs that may be passed;
+        `goal` from an equation and the step that is its output to what is sought, or
+        None. Values in `seen` were passed before.
+        """
+        seen = set() if seen is None else seen
+        equation = step and step.value.maker
+        if equation is None or step.value in seen or len(seen) > FARTHEST:
+            return None
+        seen.add(step.value)
+        found = goal(equation, step)
+        if found is not None:
+            return [step], found
+        for position in passing(equation, step.value):
+            before = self.back(equation, position, step)
+            walk = self.walk(before, passing, goal, seen)
+            if walk is not None:
+                return [step, *walk[0]], walk[1]
+        return None
+
+    def origin(
+        self, step: Step, fits: Callable[[Value], bool] | None = None
+    ) -> Step | None:
+        """Walks back to the first value with the same numbers.
+
+        If `fits` is passed, walks back to the last one that fits, None if none does.
+        """
+        while fits is None or not fits(step.value):
+            maker = step.value.maker
+            positions = maker.neutral(step.value) if maker is not None else []
+            before = self.back(maker, positions[0], step) if positions else None
+            if before is None:
+                return step if fits is None else None
+            step = before
+        return step
+
+    def _regrouped(self, axes, shape) -> list[Axis] | None:
+        """Regroups the axes for a reshape; None if sizes have no common factors."""
+        rest, result = list(self.of(*axes)), []
+        for size in shape:
+            axis = []
+            while size > 1:
+                factor = rest.pop(0)
+                own = self._sizes[factor]
+                if own > size and own % size == 0:
+                    self._parts[factor] = self.new(size) + self.new(own // size)
+                    (factor, inner), own = self._parts[factor], size
+                    rest.insert(0, inner)
+                if size % own:
+                    return None
+                axis.append(factor)
+                size //= own
+            result.append(tuple(axis))
+        return result
+
+
+def links(equation, position, output) -> list[int | None] | None:
+    """Returns which axis of an input each of an output is, None for a new one."""
+    # None for the whole where that cannot be said. An axis of size 1 may be stretched.
+    params, name = equation.params, equation.name
+    shape = equation.inputs[position].shape
+    if name == "dot_general":
+        result = list(equation.shared(position))
+        for side in (0, 1):
+            own = equation.free(side)
+            result += own if side == position else [None] * len(own)
+        return result
+    if name == "transpose":
+        return list(params["permutation"])
+    if name == "broadcast_in_dim":
+        result = [None] * len(output.shape)
+        for i, j in enumerate(params["broadcast_dimensions"]):
+            result[j] = i
+        return result
+    if name in ("squeeze", "reduce_sum"):
+        gone = params["dimensions" if name == "squeeze" else "axes"]
+        return [i for i in range(len(shape)) if i not in gone]
+    if name in _REORDERING:
+        return None
+    if not shape:
+        return [None] * len(output.shape)
+    if len(shape) != len(output.shape):
+        return None
+    sizes = zip(shape, output.shape, strict=True)
+    if name in _RESIZING or all(own in (1, size) for own, size in sizes):
+        return list(range(len(shape)))
+    return None
+
+
+def before_reshape(equation: Equation, axis: int) -> int | None:
+    """Finds the axis of the input from which an axis comes; None for a new one."""
+    value, (output,) = equation.inputs[0], equation.outputs
+
+    def places(shape):
+        # How many elements stand before an axis; how many axes of size 1 do there.
+        sizes, counts = [1, *itertools.accumulate(shape, int.__mul__)], {}
+        for size, count in zip(shape, sizes, strict=False):
+            nth = counts.setdefault(count, 0)
+            counts[count] += size == 1
+            yield count, nth
+
+    count, nth = list(places(output.shape))[axis]
+    for i, (start, its) in enumerate(places(value.shape)):
+        size = value.shape[i]
+        if output.shape[axis] == 1 and (size, start, its) == (1, count, nth):
+            return i
+        if output.shape[axis] > 1 and start <= count < start * size:
+            return i
+    return None
