@@ -326,7 +326,7 @@ _OF_EXAMPLES = {
     "importance": lambda x, n: x.importance("ablation", n).per_example,
     "mean": lambda x, n: x.importance("ablation", n, ablation_value="mean").per_example,
     "measured": lambda x, n: [batch.inputs for batch in x.measured(n).batches],
-    "roles": lambda x, n: x.roles(n).scores,
+    "roles": lambda x, n: [y.mean for y in x.roles(n).columns.values()],
     "reads": lambda x, n: x.reads(n).by,
     "strongest": lambda x, n: x.strongest(0, 0, n).weights,
     "circuit": lambda x, n: x.circuit(examples=n).edges.per_example,
@@ -564,6 +564,6 @@ def test_windows_in_the_rows_of_a_batch_are_of_their_examples(ablation_value):
         for is_folded in (True, False)
     )
     for name in measures:
-        ours, theirs = (each.measures[name].per_example for each in (found, wanted))
+        ours, theirs = (each[name].per_example for each in (found, wanted))
         np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
         assert np.ptp(theirs) > 0.1
