@@ -38,6 +38,13 @@ def site(name: str, value: Any) -> Any:
     In front of the name stands the path of the modules, or of the `jax.named_scope`s,
     in which the site is: "heads" in the attention of layer 2 is
     "encoder/layer_2/attention/heads". The value is any pytree of arrays.
+
+    Example:
+      >>> def f(x):
+      ...     return 2 * mh.site("half", x + 1)
+      ...
+      >>> float(mh.look(f, ["half"])(3.0)[1]["half"])
+      4.0
     """
     return faceted(value, (Facet(name),))
 

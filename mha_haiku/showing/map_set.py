@@ -186,6 +186,14 @@ class MapSet:
       columns: What is known of the heads, as in `Heads`: `[L, H]` as in `layers`, where
         a layer that has fewer heads ends with NaN.
       missing: Pairs of what was not computed ("importance") and the command that does.
+
+    Example:
+      >>> from mha_haiku.showing import map_set
+      >>> axis = map_set.Axis.whole("abc")
+      >>> example = map_set.Example("one", axis, axis, (np.ones((2, 3, 3)) / 3,))
+      >>> layer = mh.heads.Heads.of_examples(np.ones((1, 1, 2))).layers
+      >>> mh.MapSet("uniform", layer, (example,)).check().shape
+      (1, 2)
     """
 
     name: str

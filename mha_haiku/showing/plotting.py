@@ -65,6 +65,12 @@ def plot(
       ValueError: If there is no such head, layer, example, colour map or scale, tokens
         do not fit, or an argument is not for this figure.
       ModuleNotFoundError: If matplotlib is not installed.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> figure = mh.plot(mh.attend(query, key, value)[1], head=1, tokens="abcde")
+      >>> len(figure.axes)  # figure.savefig("map.pdf")
+      2
     """
     if size is not None:
         if not isinstance(size, Sequence) or len(size) != 2:

@@ -58,6 +58,13 @@ def show(
       ValueError: If tokens or images do not fit the maps, maps in one view differ in
         size or are being traced, there are no heads, queries or keys, or the budget is
         below what an empty page takes.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> _, attention_map = mh.attend(query, key, value)
+      >>> view = mh.show(attention_map, tokens="abcde")  # view.save("map.html")
+      >>> "</html>" in view.html
+      True
     """
     checks.positive_integer("budget", budget)
     value, texts, why, name = sets.given(

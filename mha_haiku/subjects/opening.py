@@ -159,6 +159,14 @@ def wrap(
     Raises:
       ConfigError: If function is a PyTorch module, and torchax is missing.
       TypeError: If the tokenizer has no `encode` or no `decode`.
+
+    Example:
+      >>> def f(params, tokens):  # to logits [B, T, C]
+      ...     return params["embedding"][tokens] @ params["embedding"].T
+      ...
+      >>> params = {"embedding": jax.random.normal(jax.random.key(0), (7, 4))}
+      >>> mh.wrap(f, params).logits(np.array([[1, 2, 3]])).shape
+      (1, 3, 7)
     """
     codec = inputs.of_tokenizer(tokenizer)
     if torch_modules.is_module(function):

@@ -30,6 +30,15 @@ class Subject:
     `mh.load`, `mh.train` and `mh.wrap` make one; edits are a field of its model. The
     functions of `mh.subjects.verbs` are its methods. Inputs are texts, lists of texts,
     token ids, arrays or a batch of examples. `measured` is what `mh.heads` takes.
+
+    Example:
+      >>> def f(params, tokens):  # to logits [B, T, C]
+      ...     return params["embedding"][tokens] @ params["embedding"].T
+      ...
+      >>> params = {"embedding": jax.random.normal(jax.random.key(0), (7, 4))}
+      >>> subject = mh.wrap(f, params, name="a bigram model")
+      >>> subject.name
+      'a bigram model'
     """
 
     model: models.Model
@@ -231,6 +240,15 @@ def verb(
     The first parameter is the subject. Flags of the command are the keyword options,
     and its help is the docstring. What the function returns has `text` and `save`, as a
     `results.Result` has.
+
+    Example:
+      >>> @mh.verb
+      ... def answer(subject, factor: int = 2) -> int:
+      ...     "Returns a number."
+      ...     return 21 * factor
+      ...
+      >>> mh.wrap(lambda params, x: x).answer(factor=3)
+      63
     """
     if function is None:
         return lambda function: verb(function, command=command, folder=folder)

@@ -40,6 +40,14 @@ class AttentionMap:
       value: What the weights average; None where that is not known.
       fold: What walks over the tiles of a map that devices share, as `tiled.fold` does
         on one device; None: one device has the whole map.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
+      >>> _, attention_map = mh.attend(query, key, value)
+      >>> attention_map.weights().sum(-1).round(4).min()
+      Array(1., dtype=float32)
+      >>> attention_map.statistics().entropy.shape  # nats, of each example and head
+      (2, 4)
     """
 
     query: Float[Array, "*B T H K"]

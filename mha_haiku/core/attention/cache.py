@@ -33,7 +33,21 @@ _FEWEST_SLOTS = 128  # of which a part is worth a program of its own
 
 @tiles.pytree
 class Cache:
-    """What attention keeps of the tokens so far, as matrix products read it."""
+    """What attention keeps of the tokens so far, as matrix products read it.
+
+    Example:
+      >>> def f(x, cache):  # the fourth token, of which the cache has three
+      ...     attention = mh.MultiHeadAttention(2, 4)
+      ...     mask = mh.masks.causal()
+      ...     return attention.step(x, x, x, mask=mask, cache=cache, first_query=3)
+      ...
+      >>> f = hk.without_apply_rng(hk.transform(f))
+      >>> cache = mh.attention.Cache(jnp.ones((1, 2, 4, 10)), jnp.ones((1, 2, 10, 4)))
+      >>> x = jnp.ones((1, 1, 8))
+      >>> output, _, cache = f.apply(f.init(jax.random.key(0), x, cache), x, cache)
+      >>> output.shape
+      (1, 1, 8)
+    """
 
     key: Array  # `[B..., G, K, W]`, zeros in slots that nothing was written to
     value: Array  # `[B..., G, W, V]`, zeros in slots that nothing was written to
@@ -160,7 +174,19 @@ class Cache:
 
 @tiles.pytree
 class Prompt:
-    """Attention among the tokens of prompts, which leaves a cache behind."""
+    """Attention among the tokens of prompts, which leaves a cache behind.
+
+    Example:
+      >>> def f(x, prompt):
+      ...     attention = mh.MultiHeadAttention(2, 4)
+      ...     return attention.step(x, x, x, mask=mh.masks.causal(), cache=prompt)
+      ...
+      >>> f = hk.without_apply_rng(hk.transform(f))
+      >>> x, prompt = jnp.ones((1, 3, 8)), mh.attention.Prompt(jnp.array([3]), size=10)
+      >>> *_, cache = f.apply(f.init(jax.random.key(0), x, prompt), x, prompt)
+      >>> cache.key.shape  # [B, G, K, size]
+      (1, 2, 4, 10)
+    """
 
     # `[B...]`, at least 1: tokens of each prompt, whose other positions are padding.
     lengths: Array

@@ -99,6 +99,12 @@ def attend(
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
+      >>> values, attention_map = mh.attend(query, key, value, mask=mh.masks.causal())
+      >>> values.shape, attention_map.shape
+      ((2, 5, 4, 8), (2, 4, 5, 5))
     """
     query, key, value = _arrays(query, key, value)
     mask, first_query = masks.as_mask(mask), tiles.checked_first(first_query)

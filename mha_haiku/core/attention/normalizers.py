@@ -21,7 +21,13 @@ Array = jax.Array
 
 
 class Normalizer(abc.ABC):
-    """The denominator of the weights of a row; a pytree."""
+    """The denominator of the weights of a row; a pytree.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> isinstance(mh.attention.sink(0.0), mh.attention.Normalizer)
+      True
+    """
 
     rows_sum_to: ClassVar[str]  # what the weights of a row sum to, in words
 
@@ -90,6 +96,13 @@ def sink(logits: Array | float) -> Normalizer:
     Source: Miller 2023, https://www.evanmiller.org/attention-is-off-by-one.html; its
     "zero sink": Xiao et al. 2023, https://arxiv.org/abs/2309.17453; learned per head:
     OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> normalizer = mh.attention.sink(0.0)
+      >>> _, attention_map = mh.attend(query, key, value, normalizer=normalizer)
+      >>> bool((attention_map.row_sums() < 1).all())  # the rest is the sink's
+      True
     """
     logits = jnp.asarray(logits)
     if logits.ndim > 1 or not jnp.issubdtype(logits.dtype, jnp.floating):
@@ -105,6 +118,12 @@ def unnormalized() -> Normalizer:
 
     It is meant for scores that are logs of positive kernels, `scores.sigmoid` and
     `scores.linear`; exponentials of plain dot products soon overflow.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> normalizer = mh.attention.unnormalized()
+      >>> mh.attend(query, key, value, normalizer=normalizer)[0].shape
+      (1, 5, 2, 4)
     """
     return Unnormalized()
 

@@ -121,6 +121,12 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; the cap: Gemma
     Team 2024, section 2, https://arxiv.org/abs/2408.00118.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> score = mh.attention.dot_product(soft_cap=30.0)
+      >>> mh.attend(query, key, value, score=score)[0].shape
+      (1, 5, 2, 4)
     """
     if scale is not None:
         checks.non_negative_number("scale", scale)
@@ -136,6 +142,12 @@ def additive(weight: Float[Array, "H K"]) -> Score:
       ValueError: If `weight` is not `[H, K]`.
 
     Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> score = mh.attention.additive(jnp.ones((2, 4)))
+      >>> mh.attend(query, key, value, score=score)[0].shape
+      (1, 5, 2, 4)
     """
     if jnp.ndim(weight) != 2:
         raise ValueError(f"weight must be [H, K], got shape {jnp.shape(weight)}.")
@@ -147,6 +159,14 @@ def cosine(scale: Float[Array, " H"] | float = 10.0) -> Score:
 
     Source: Henry et al. 2020, eq. 4, https://arxiv.org/abs/2010.04245; a scale per
     head: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> score = mh.attention.cosine(10.0)
+      >>> one = mh.attend(query, key, value, score=score)[0]
+      >>> other = mh.attend(3 * query, key, value, score=score)[0]
+      >>> bool(jnp.allclose(one, other, atol=1e-5))
+      True
     """
     scale = jnp.asarray(scale, float)
     if scale.ndim > 1:
@@ -165,6 +185,12 @@ def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
       offset: -log(S) lets the weights of a row sum to about 1 at the start.
 
     Source: Ramapuram et al. 2024, section 3, https://arxiv.org/abs/2409.04431.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> score, one = mh.attention.sigmoid(), mh.attention.unnormalized()
+      >>> mh.attend(query, key, value, score=score, normalizer=one)[0].shape
+      (1, 5, 2, 4)
     """
     if scale is not None:
         checks.non_negative_number("scale", scale)
@@ -179,6 +205,11 @@ def linear() -> Score:
     `normalizers.unnormalized()`, as they are: linear attention, computed pair by pair.
 
     Source: Katharopoulos et al. 2020, section 3.2, https://arxiv.org/abs/2006.16236.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> mh.attend(query, key, value, score=mh.attention.linear())[0].shape
+      (1, 5, 2, 4)
     """
     return Linear()
 

@@ -30,7 +30,15 @@ Array = jax.Array
 
 
 class RowSum(NamedTuple):
-    """What adds up over the keys of each query."""
+    """What adds up over the keys of each query.
+
+    Example:
+      >>> from mha_haiku.core.attention import statistics
+      >>> even = statistics.linear(lambda tile: tile.columns.array() % 2 == 0)
+      >>> entry = mh.attention.Statistic("even", "share", "on even keys", (even,))
+      >>> entry.sums[0].is_largest
+      False
+    """
 
     # `from_tile(tile, *products)` returns what a tile adds, `[R]`; with `size=n` a
     # tuple of n such arrays. It must be 0 where weights are 0, because tiles may be
@@ -58,7 +66,13 @@ def _itself(x: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-    """A number per query, averaged over the queries of a head; or one of the head."""
+    """A number per query, averaged over the queries of a head; or one of the head.
+
+    Example:
+      >>> entropy = mh.attention.STATISTICS["entropy"]
+      >>> entropy.label, entropy.unit
+      ("entropy of a query's weights", 'nats')
+    """
 
     name: str  # its name in `Statistics`
     unit: str  # what it is measured in

@@ -249,6 +249,12 @@ class Statistics:
     `values` has those that are not None, by name; `received`, `[B..., H, S]`, is the
     mass that each key receives from all queries; `pooled`, `[B..., H, P, Q]`, the map
     at a coarse grain.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
+      >>> statistics = mh.attend(query, key, value)[1].statistics()
+      >>> statistics.largest_weight.shape
+      (2, 4)
     """
 
     values: dict[str, Array]

@@ -14,7 +14,14 @@ Array = jax.Array
 
 
 class Weighting(NamedTuple):
-    """Which key a query sees, how much it weighs, and what its values are gated by."""
+    """Which key a query sees, how much it weighs, and what its values are gated by.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> _, attention_map = mh.attend(query, key, value, mask=mh.masks.causal())
+      >>> attention_map.weighting.mask
+      causal()
+    """
 
     mask: masks.Mask = masks.full()  # which query may attend to which key
     # What is added to the scores, or None; see `attend`.

@@ -59,6 +59,13 @@ class Mask(tiles.Part, abc.ABC):
     that their fields declare. What else is worth writing: `key_range`, so that tiles
     are skipped; `unseen_keys` and `fully_masked`, which each call of
     `MultiHeadAttention` asks, and which otherwise look at all T x S positions.
+
+    Example:
+      >>> mask = mh.masks.causal() & ~mh.masks.window(0, 0)  # before the query
+      >>> np.array(mask.tile(range(3), range(3)), int)
+      array([[0, 0, 0],
+             [1, 0, 0],
+             [1, 1, 0]])
     """
 
     __repr__, _repr_html_ = display.record, display.html
@@ -225,7 +232,12 @@ class Mask(tiles.Part, abc.ABC):
 
 @tiles.pytree
 class Full(Mask):
-    """Everything may attend to everything."""
+    """Everything may attend to everything.
+
+    Example:
+      >>> mh.masks.full() & mh.masks.causal()
+      causal()
+    """
 
     def __repr__(self):
         return "full()"

@@ -24,6 +24,11 @@ def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
 
     Raises:
       ValueError: If lengths are no integers of at least 0, or disagree on batch axes.
+
+    Example:
+      >>> mask = mh.masks.padding([2, 4])  # lengths of two examples
+      >>> mask.tile([0], range(4)).astype(int).tolist()
+      [[[1, 1, 0, 0]], [[1, 1, 1, 1]]]
     """
     lengths = tiles.integers("lengths", lengths)
     if query_lengths is not None:
@@ -37,7 +42,12 @@ def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
 
 
 def valid_lens(lengths: Array) -> Mask:
-    """Returns the mask of the first keys: `[B...]`, or `[B..., T]` per query."""
+    """Returns the mask of the first keys: `[B...]`, or `[B..., T]` per query.
+
+    Example:
+      >>> mh.masks.valid_lens([1, 2]).tile([0], range(2)).astype(int).tolist()
+      [[[1, 0]], [[1, 1]]]
+    """
     return ValidLens(tiles.integers("lengths", lengths))
 
 
@@ -45,6 +55,11 @@ def prefix(lengths: Array) -> Mask:
     """Makes the causal mask whose first `lengths` `[B...]` keys every query sees.
 
     Source: Raffel et al. 2020 (T5), figure 4, https://arxiv.org/abs/1910.10683.
+
+    Example:
+      >>> mask = mh.masks.prefix([2])
+      >>> mask.tile(range(3), range(3)).astype(int).tolist()
+      [[[1, 1, 0], [1, 1, 0], [1, 1, 1]]]
     """
     return relative.causal() | padding(lengths)
 
@@ -58,6 +73,13 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
 
     Raises:
       ValueError: If ids are no integers, or disagree on the number of axes.
+
+    Example:
+      >>> mask = mh.masks.segments(np.array([0, 0, 1]))  # packed texts
+      >>> np.array(mask.tile(range(3), range(3)), int)
+      array([[1, 1, 0],
+             [1, 1, 0],
+             [0, 0, 1]])
     """
     query_ids = tiles.integers("query_ids", query_ids, low=None)
     key_ids = (
@@ -76,6 +98,11 @@ def dense(array: Array) -> Mask:
 
     Raises:
       ValueError: If the array is neither boolean nor 0/1, or has less than two axes.
+
+    Example:
+      >>> mask = mh.masks.dense(np.eye(3, dtype=bool))
+      >>> np.array(mask.tile([1], range(3)), int)
+      array([[0, 1, 0]])
     """
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     if jnp.issubdtype(array.dtype, jnp.integer):
@@ -102,7 +129,14 @@ def dense(array: Array) -> Mask:
 def as_mask(
     value: Mask | Array | Callable[[Array, Array], Array] | None,
 ) -> Mask:
-    """Converts a mask, an array, a function, or None (everything) to a mask."""
+    """Converts a mask, an array, a function, or None (everything) to a mask.
+
+    Example:
+      >>> mh.masks.as_mask(None)
+      full()
+      >>> mh.masks.as_mask(np.tri(3, dtype=bool)).tile(range(3), range(3)).sum()
+      Array(6, dtype=int32)
+    """
     if isinstance(value, Mask):
         return tiles.checked_pytree("mask", value)
     if value is None:

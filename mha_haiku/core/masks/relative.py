@@ -15,17 +15,36 @@ Mask = algebra.Mask
 
 
 def full() -> Mask:
-    """Makes the mask that allows everything."""
+    """Makes the mask that allows everything.
+
+    Example:
+      >>> np.array(mh.masks.full().tile([0], range(3)), int)
+      array([[1, 1, 1]])
+    """
     return algebra.Full()
 
 
 def causal() -> Mask:
-    """Makes the mask of positions up to the position of the query."""
+    """Makes the mask of positions up to the position of the query.
+
+    Example:
+      >>> np.array(mh.masks.causal().tile(range(3), range(3)), int)
+      array([[1, 0, 0],
+             [1, 1, 0],
+             [1, 1, 1]])
+    """
     return Band(None, 0)
 
 
 def window(left: int | None, right: int | None) -> Mask:
-    """Makes the mask of positions from t - `left` to t + `right`; None: no end."""
+    """Makes the mask of positions from t - `left` to t + `right`; None: no end.
+
+    Example:
+      >>> np.array(mh.masks.window(1, 0).tile(range(3), range(3)), int)
+      array([[1, 0, 0],
+             [1, 1, 0],
+             [0, 1, 1]])
+    """
     for name, reach in (("left", left), ("right", right)):
         if reach is not None:
             checks.non_negative_integer(name, reach)
@@ -33,7 +52,12 @@ def window(left: int | None, right: int | None) -> Mask:
 
 
 def dilated(rate: int) -> Mask:
-    """Makes the mask of positions whose distance is a multiple of `rate`."""
+    """Makes the mask of positions whose distance is a multiple of `rate`.
+
+    Example:
+      >>> np.array(mh.masks.dilated(2).tile([0], range(5)), int)
+      array([[1, 0, 1, 0, 1]])
+    """
     return Dilated(checks.positive_integer("rate", rate))
 
 
@@ -42,6 +66,11 @@ def global_tokens(positions: Iterable[int]) -> Mask:
 
     Source: Beltagy et al. 2020 (Longformer), section 3.1,
     https://arxiv.org/abs/2004.05150.
+
+    Example:
+      >>> mask = mh.masks.window(1, 1) | mh.masks.global_tokens([0])
+      >>> np.array(mask.tile([3], range(5)), int)
+      array([[1, 0, 1, 1, 1]])
     """
     positions = (
         int(checks.non_negative_integer("positions", position))
@@ -59,6 +88,11 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
 
     Raises:
       TypeError: If `function` is no function.
+
+    Example:
+      >>> mask = mh.masks.where(lambda t, s: s % 2 == t % 2)
+      >>> np.array(mask.tile([1], range(4)), int)
+      array([[0, 1, 0, 1]])
     """
     if not callable(function):
         raise TypeError(

@@ -88,7 +88,12 @@ def layer_of(module: str) -> LayerName | None:
 
 
 def is_stacked(module: str) -> bool:
-    """Checks whether a module's arrays, by its name, have a leading axis L."""
+    """Checks whether a module's arrays, by its name, have a leading axis L.
+
+    Example:
+      >>> mh.modules.is_stacked("encoder/layer_2/attention/query")
+      False
+    """
     layer = layer_of(module)
     return layer is not None and layer.index is None
 

@@ -20,7 +20,16 @@ Array = jax.Array
 
 @dataclasses.dataclass(eq=False, repr=False)
 class TokenEmbedding(hk.Module):
-    """A learned vector per token, which may serve for logits as well."""
+    """A learned vector per token, which may serve for logits as well.
+
+    Example:
+      >>> x = jnp.array([[1, 2, 3]])
+      >>> make = lambda x: mh.modules.TokenEmbedding(11, 8)(x)
+      >>> f = hk.without_apply_rng(hk.transform(make))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> f.apply(params, x).shape
+      (1, 3, 8)
+    """
 
     num_tokens: int
     size: int
@@ -50,6 +59,11 @@ class PositionScheme(NamedTuple):
     """Where positions enter a model; a place where they do not is None.
 
     The functions take the config's `fields` by keyword, and make their parameters.
+
+    Example:
+      >>> scheme = mh.modules.PositionScheme(rotate=mh.positions.rotary, has_pairs=True)
+      >>> scheme.embed is None
+      True
     """
 
     # A function from embeddings `[..., T, D]`, the position of the first and the prefix
@@ -83,6 +97,14 @@ class LearnedPositions(hk.Module):
     """A learned vector per position.
 
     Source: Gehring et al. 2017, section 3.1, https://arxiv.org/abs/1705.03122.
+
+    Example:
+      >>> x = jnp.ones((2, 5, 8))
+      >>> make = lambda x: mh.modules.LearnedPositions(9)(x)
+      >>> f = hk.without_apply_rng(hk.transform(make))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> f.apply(params, x).shape
+      (2, 5, 8)
     """
 
     max_length: int
@@ -111,7 +133,18 @@ class LearnedPositions(hk.Module):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class RelativePositions(hk.Module):
-    """Learned score biases per bucket of distance; see `positions.relative_bias`."""
+    """Learned score biases per bucket of distance; see `positions.relative_bias`.
+
+    Example:
+      >>> def f(query, key, value):
+      ...     positions = mh.modules.RelativePositions(2, bidirectional=True)
+      ...     return mh.attend(query, key, value, bias=positions())[0]
+      ...
+      >>> f = hk.without_apply_rng(hk.transform(f))
+      >>> given = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> f.apply(f.init(jax.random.key(1), *given), *given).shape
+      (1, 5, 2, 4)
+    """
 
     num_heads: int
     _: dataclasses.KW_ONLY

@@ -17,6 +17,13 @@ class FeedForward(hk.Module):
 
     Source: Vaswani et al. 2017, eq. 2, https://arxiv.org/abs/1706.03762; gated: Shazeer
     2020, eq. 5, https://arxiv.org/abs/2002.05202.
+
+    Example:
+      >>> x = jnp.ones((2, 5, 8))
+      >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.FeedForward(16)(x)))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> f.apply(params, x).shape
+      (2, 5, 8)
     """
 
     def __init__(
@@ -80,5 +87,9 @@ def gelu(x: Array) -> Array:
     exponential and twice the passes on the CPU.
 
     Source: Hendrycks and Gimpel 2016, section 2, https://arxiv.org/abs/1606.08415.
+
+    Example:
+      >>> mh.modules.gelu(jnp.array([-10.0, 0.0, 10.0]))
+      Array([-0.,  0., 10.], dtype=float32)
     """
     return x * ((1 + jax.lax.erf(x / math.sqrt(2))) / 2)

@@ -14,7 +14,16 @@ Array = jax.Array
 
 
 class HeadTransforms(NamedTuple):
-    """What happens to queries and keys between projection and comparison, in order."""
+    """What happens to queries and keys between projection and comparison, in order.
+
+    Example:
+      >>> transforms = mh.modules.HeadTransforms(rotary=mh.positions.rotary)
+      >>> make = lambda x: mh.MultiHeadAttention(2, 4, transforms=transforms)(x, x, x)
+      >>> f = hk.without_apply_rng(hk.transform(make))
+      >>> x = jnp.ones((1, 5, 8))
+      >>> f.apply(f.init(jax.random.key(0), x), x)[0].shape
+      (1, 5, 8)
+    """
 
     # Whether both are normalised by their root mean square, with learned scales
     # (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442); or what makes these
@@ -65,6 +74,13 @@ def smeared_keys(key: Array) -> Array:
     sigmoid of a parameter "smear" `[G]`, which starts at 0.
 
     Source: Olsson et al. 2022, argument 2, https://arxiv.org/abs/2209.11895.
+
+    Example:
+      >>> x = jnp.ones((1, 5, 2, 4))
+      >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.modules.smeared_keys(x)))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> f.apply(params, x).shape
+      (1, 5, 2, 4)
     """
     logits = hk.get_parameter("smear", key.shape[-2:-1], key.dtype, init=jnp.zeros)
     own = jax.nn.sigmoid(logits).reshape(*(1,) * (key.ndim - 2), -1, 1)

@@ -31,7 +31,18 @@ LayerStack = Callable[[CallLayer, Array, Sequence], tuple[Array, tuple]]
 
 
 def looped(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tuple]:
-    """Calls the layers one by one: each is compiled by itself, and they may differ."""
+    """Calls the layers one by one: each is compiled by itself, and they may differ.
+
+    Example:
+      >>> def f(x):
+      ...     stack = mh.modules.looped  # or scanned: compiled once for all layers
+      ...     model = mh.Encoder(2, stack=stack, num_heads=2, key_size=4, hidden_size=8)
+      ...     return model(x, is_training=False)[0]
+      ...
+      >>> params = hk.transform(f).init(jax.random.key(0), jnp.ones((1, 5, 8)))
+      >>> sorted(x for x in params if x.endswith("attention/query"))
+      ['encoder/layer_0/attention/query', 'encoder/layer_1/attention/query']
+    """
     maps = []
     for i, own in enumerate(given):
         x, attention_map = call_layer(i, x, own)
@@ -49,6 +60,16 @@ def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tu
     The call must do the same for every layer, and return x's dtype. Seen at
     initialisation are parameters of other names, shapes or dtypes, which raise
     ValueError; not, say, another activation.
+
+    Example:
+      >>> def f(x):
+      ...     stack = mh.modules.scanned
+      ...     model = mh.Encoder(2, stack=stack, num_heads=2, key_size=4, hidden_size=8)
+      ...     return model(x, is_training=False)[0]
+      ...
+      >>> params = hk.transform(f).init(jax.random.key(0), jnp.ones((1, 5, 8)))
+      >>> [y["w"].shape for x, y in params.items() if x.endswith("attention/query")]
+      [(2, 8, 8)]
     """
     num_layers, given = len(given), _stacked(given)
     if hk.running_init():
@@ -75,6 +96,16 @@ def rematerialized(stack: LayerStack) -> LayerStack:
     wait for the backward pass.
 
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
+
+    Example:
+      >>> def f(x):
+      ...     stack = mh.modules.rematerialized(mh.modules.looped)
+      ...     model = mh.Encoder(2, stack=stack, num_heads=2, key_size=4, hidden_size=8)
+      ...     return model(x, is_training=False)[0]
+      ...
+      >>> params = hk.transform(f).init(jax.random.key(0), x := jnp.ones((1, 5, 8)))
+      >>> hk.without_apply_rng(hk.transform(f)).apply(params, x).shape
+      (1, 5, 8)
     """
 
     @functools.wraps(stack)
@@ -96,6 +127,11 @@ def stacked(params: Params) -> dict[str, dict[str, Any]]:
 
     Raises:
       ValueError: If there are no looped layers, or they are not alike.
+
+    Example:
+      >>> layers = {f"encoder/layer_{i}/norm": {"w": np.ones(4)} for i in range(2)}
+      >>> {x: y["w"].shape for x, y in mh.modules.stacked(layers).items()}
+      {'encoder/layers/layer_0/norm': (2, 4)}
     """
     result, scopes = {}, {}
     for module, leaves in params.items():
@@ -124,6 +160,11 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
 
     Raises:
       ValueError: If there are no scanned layers, or their arrays disagree on L.
+
+    Example:
+      >>> layers = {f"encoder/layer_{i}/norm": {"w": np.ones(4)} for i in range(2)}
+      >>> mh.modules.unstacked(mh.modules.stacked(layers)).keys() == layers.keys()
+      True
     """
     result, sizes = {}, {}
     for module, leaves in params.items():

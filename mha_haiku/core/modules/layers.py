@@ -158,7 +158,19 @@ class Layer(multi_head_attention.CachedModule):
 
 
 class EncoderLayer(Layer):
-    """Self-attention, then a feed-forward part, each with a residual and a norm."""
+    """Self-attention, then a feed-forward part, each with a residual and a norm.
+
+    Example:
+      >>> def f(x):
+      ...     layer = mh.EncoderLayer(num_heads=2, key_size=4, hidden_size=16)
+      ...     return layer(x, mh.masks.causal(), is_training=False)
+      ...
+      >>> f = hk.without_apply_rng(hk.transform(f))
+      >>> x = jnp.ones((1, 5, 8))
+      >>> output, attention_map = f.apply(f.init(jax.random.key(0), x), x)
+      >>> output.shape, attention_map.shape
+      ((1, 5, 8), (1, 2, 5, 5))
+    """
 
     def __init__(
         self,
@@ -228,6 +240,17 @@ class DecoderLayer(Layer):
     have these sizes.
 
     Source: Vaswani et al. 2017, section 3.1, https://arxiv.org/abs/1706.03762.
+
+    Example:
+      >>> def f(x, encoded):
+      ...     layer = mh.DecoderLayer(num_heads=2, key_size=4, hidden_size=16)
+      ...     return layer(x, encoded, mh.masks.causal(), is_training=False)
+      ...
+      >>> f = hk.without_apply_rng(hk.transform(f))
+      >>> x, encoded = jnp.ones((1, 5, 8)), jnp.ones((1, 7, 8))
+      >>> output, maps = f.apply(f.init(jax.random.key(0), x, encoded), x, encoded)
+      >>> maps._fields
+      ('own', 'cross')
     """
 
     def __init__(
@@ -365,7 +388,19 @@ class Stack(multi_head_attention.CachedModule):
 
 
 class Encoder(Stack):
-    """A stack of encoder layers: `Encoder(2, num_heads=4, hidden_size=128)` is one."""
+    """A stack of encoder layers: `Encoder(2, num_heads=4, hidden_size=128)` is one.
+
+    Example:
+      >>> def f(x):
+      ...     encoder = mh.Encoder(3, num_heads=2, key_size=4, hidden_size=16)
+      ...     return encoder(x, is_training=False)
+      ...
+      >>> f = hk.without_apply_rng(hk.transform(f))
+      >>> x = jnp.ones((1, 5, 8))
+      >>> output, maps = f.apply(f.init(jax.random.key(0), x), x)
+      >>> output.shape, len(maps)
+      ((1, 5, 8), 3)
+    """
 
     make_sized_layer = EncoderLayer
 
@@ -391,7 +426,19 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """A stack of decoder layers: `Decoder(2, num_heads=4, hidden_size=128)` is one."""
+    """A stack of decoder layers: `Decoder(2, num_heads=4, hidden_size=128)` is one.
+
+    Example:
+      >>> def f(x, encoded):
+      ...     decoder = mh.Decoder(2, num_heads=2, key_size=4, hidden_size=16)
+      ...     return decoder(x, encoded, mh.masks.causal(), is_training=False)
+      ...
+      >>> f = hk.without_apply_rng(hk.transform(f))
+      >>> x, encoded = jnp.ones((1, 5, 8)), jnp.ones((1, 7, 8))
+      >>> output, maps = f.apply(f.init(jax.random.key(0), x, encoded), x, encoded)
+      >>> output.shape, len(maps)
+      ((1, 5, 8), 2)
+    """
 
     make_sized_layer = DecoderLayer
 

@@ -74,6 +74,16 @@ class MultiHeadAttention(CachedModule):
     `hk.MultiHeadAttention`, so its checkpoints load and give the same numbers.
 
     Source: Vaswani et al. 2017, section 3.2.2, https://arxiv.org/abs/1706.03762.
+
+    Example:
+      >>> def f(x):
+      ...     return mh.MultiHeadAttention(num_heads=4, key_size=8)(x, x, x)
+      ...
+      >>> f = hk.without_apply_rng(hk.transform(f))
+      >>> x = jnp.ones((2, 5, 32))
+      >>> output, attention_map = f.apply(f.init(jax.random.key(0), x), x)
+      >>> output.shape, attention_map.shape
+      ((2, 5, 32), (2, 4, 5, 5))
     """
 
     def __init__(

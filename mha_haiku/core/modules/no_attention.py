@@ -16,7 +16,16 @@ Array = jax.Array
 
 
 class NoAttention(multi_head_attention.CachedModule):
-    """Attention whose heads are all pruned: the bias of its last linear map is left."""
+    """Attention whose heads are all pruned: the bias of its last linear map is left.
+
+    Example:
+      >>> x = jnp.ones((2, 5, 8))
+      >>> make = lambda x: mh.modules.NoAttention(8)(x, x, x)[0]
+      >>> f = hk.without_apply_rng(hk.transform(make))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> f.apply(params, x).shape
+      (2, 5, 8)
+    """
 
     def __init__(
         self, model_size: int, *, with_bias: bool = True, name: str | None = None
@@ -46,7 +55,15 @@ class NoAttention(multi_head_attention.CachedModule):
 
 
 class Bias(hk.Module):
-    """The bias "b" of a linear map whose weights are elsewhere, or nowhere."""
+    """The bias "b" of a linear map whose weights are elsewhere, or nowhere.
+
+    Example:
+      >>> x = jnp.ones((2, 5, 8))
+      >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.modules.Bias()(x)))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> params["bias"]["b"].shape
+      (8,)
+    """
 
     def __call__(self, x: Array) -> Array:
         """Adds the bias to `x` `[..., D]`."""

@@ -42,6 +42,13 @@ class LayerNorm(hk.Module):
     """Features less their mean, over their standard deviation, scaled and shifted.
 
     Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450.
+
+    Example:
+      >>> x = jnp.arange(8.0)[None]
+      >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.modules.LayerNorm()(x)))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> bool(abs(f.apply(params, x).mean()) < 1e-6)
+      True
     """
 
     def __init__(self, epsilon: float = 1e-5, name: str | None = None):
@@ -60,6 +67,13 @@ class RMSNorm(hk.Module):
     """Features over their root mean square, scaled.
 
     Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467.
+
+    Example:
+      >>> x = jnp.full((1, 4), 3.0)
+      >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.modules.RMSNorm()(x)))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> f.apply(params, x).round(3)
+      Array([[1., 1., 1., 1.]], dtype=float32)
     """
 
     def __init__(self, epsilon: float = 1e-5, name: str | None = None):
@@ -73,7 +87,12 @@ class RMSNorm(hk.Module):
 
 
 def no_norm(epsilon: float = 0.0, name: str | None = None) -> Callable:
-    """Makes, from a norm's arguments, a function that leaves features as they are."""
+    """Makes, from a norm's arguments, a function that leaves features as they are.
+
+    Example:
+      >>> mh.modules.no_norm()(jnp.ones(3))
+      Array([1., 1., 1.], dtype=float32)
+    """
     del epsilon, name
     return lambda x: x
 
@@ -84,6 +103,13 @@ def over_all_heads(
     """Extends `make_norm` to norms over all heads `[..., H, K]`, with H K scales.
 
     Source: OLMo Team 2025, section 3.1, https://arxiv.org/abs/2501.00656.
+
+    Example:
+      >>> norm = mh.modules.over_all_heads(mh.modules.RMSNorm)
+      >>> f = hk.without_apply_rng(hk.transform(lambda x: norm(name="norm")(x)))
+      >>> params = f.init(jax.random.key(0), x := jnp.ones((1, 5, 2, 4)))
+      >>> f.apply(params, x).shape
+      (1, 5, 2, 4)
     """
 
     def make(name: str) -> Callable[[Array], Array]:

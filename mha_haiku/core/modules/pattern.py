@@ -21,7 +21,16 @@ Array = jax.Array
 
 
 class Pattern(NamedTuple):
-    """What makes how heads weigh, with the parameters that it learns."""
+    """What makes how heads weigh, with the parameters that it learns.
+
+    Example:
+      >>> pattern = mh.modules.Pattern(gates=mh.modules.head_gates)
+      >>> make = lambda x: mh.MultiHeadAttention(2, 4, pattern=pattern)(x, x, x)
+      >>> f = hk.without_apply_rng(hk.transform(make))
+      >>> x = jnp.ones((1, 5, 8))
+      >>> f.apply(f.init(jax.random.key(0), x), x)[0].shape
+      (1, 5, 8)
+    """
 
     # A function from H and K to the score; None: scaled dot product.
     score: Callable[[int, int], attention.Score] | None = None
@@ -81,7 +90,15 @@ def register(
 def additive_score(
     num_heads: int, key_size: int, *, temperature: float = 1.0
 ) -> attention.Score:
-    """Makes an additive score over a temperature, with a learned "score" `[H, K]`."""
+    """Makes an additive score over a temperature, with a learned "score" `[H, K]`.
+
+    Example:
+      >>> pattern = mh.modules.Pattern(score=mh.modules.additive_score)
+      >>> make = lambda x: mh.MultiHeadAttention(2, 4, pattern=pattern)(x, x, x)[0]
+      >>> params = hk.transform(make).init(jax.random.key(0), jnp.ones((1, 5, 8)))
+      >>> params["multi_head_attention"]["score"].shape
+      (2, 4)
+    """
     w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
     weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
     return attention.additive(weight if temperature == 1 else weight / temperature)
@@ -93,6 +110,13 @@ def cosine_score(
     """Makes a cosine score with a learned "cosine_scale" `[H]`, starting at 10.
 
     Source: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
+
+    Example:
+      >>> pattern = mh.modules.Pattern(score=mh.modules.cosine_score)
+      >>> make = lambda x: mh.MultiHeadAttention(2, 4, pattern=pattern)(x, x, x)[0]
+      >>> params = hk.transform(make).init(jax.random.key(0), jnp.ones((1, 5, 8)))
+      >>> params["multi_head_attention"]["cosine_scale"]
+      Array([10., 10.], dtype=float32)
     """
     del key_size
     start = hk.initializers.Constant(10.0)
@@ -121,6 +145,13 @@ def learned_sinks(num_heads: int) -> attention.Normalizer:
     """Makes a softmax with a sink per head, whose logits "sinks" `[H]` start at 0.
 
     Source: OpenAI 2025 (gpt-oss), https://arxiv.org/abs/2508.10925.
+
+    Example:
+      >>> pattern = mh.modules.Pattern(normalizer=mh.modules.learned_sinks)
+      >>> make = lambda x: mh.MultiHeadAttention(2, 4, pattern=pattern)(x, x, x)[0]
+      >>> params = hk.transform(make).init(jax.random.key(0), jnp.ones((1, 5, 8)))
+      >>> params["multi_head_attention"]["sinks"]
+      Array([0., 0.], dtype=float32)
     """
     return attention.sink(hk.get_parameter("sinks", (num_heads,), init=jnp.zeros))
 
@@ -140,13 +171,30 @@ def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
     input `[B..., T, D]`.
 
     Source: Qiu et al. 2025, section 2.2 (headwise), https://arxiv.org/abs/2505.06708.
+
+    Example:
+      >>> x = jnp.ones((2, 5, 8))
+      >>> make = lambda x: mh.modules.head_gates(x, 2, 4)
+      >>> f = hk.without_apply_rng(hk.transform(make))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> f.apply(params, x).shape
+      (2, 5, 2, 1)
     """
     del value_size
     return _gates(query, num_heads, 1)
 
 
 def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Computes gates in [0, 1] per position, head and channel, `[B..., T, H, V]`."""
+    """Computes gates in [0, 1] per position, head and channel, `[B..., T, H, V]`.
+
+    Example:
+      >>> x = jnp.ones((2, 5, 8))
+      >>> make = lambda x: mh.modules.channel_gates(x, 2, 4)
+      >>> f = hk.without_apply_rng(hk.transform(make))
+      >>> params = f.init(jax.random.key(0), x)
+      >>> f.apply(params, x).shape
+      (2, 5, 2, 4)
+    """
     return _gates(query, num_heads, value_size)
 
 

@@ -24,6 +24,10 @@ def sinusoidal(
       ValueError: If `size` is odd or below 2.
 
     Source: Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
+
+    Example:
+      >>> mh.positions.sinusoidal(jnp.arange(5), 8).shape
+      (5, 8)
     """
     if size < 2 or size % 2:
         raise ValueError(f"size must be even and at least 2, got {size}.")
@@ -55,6 +59,11 @@ def rotary(
       ValueError: If K is odd, or `positions` or `frequencies` do not fit.
 
     Source: Su et al. 2021 (RoFormer), eq. 34, https://arxiv.org/abs/2104.09864.
+
+    Example:
+      >>> x = jnp.ones((1, 3, 2, 4))
+      >>> mh.positions.rotary(x, jnp.arange(3))[0, 0, 0]  # position 0 does not turn
+      Array([1., 1., 1., 1.], dtype=float32)
     """
     size = x.shape[-1]
     if size % 2:

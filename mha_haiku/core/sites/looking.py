@@ -46,6 +46,14 @@ def look(
     Raises:
       ValueError: From the returned function, if a pattern names no site, or one of
         which the value cannot be returned.
+
+    Example:
+      >>> def f(x):
+      ...     return 2 * mh.site("half", x + 1)
+      ...
+      >>> output, found = mh.look(f, ["half"])(3.0)
+      >>> float(output), float(found["half"])
+      (8.0, 4.0)
     """
     if isinstance(at, str):
         at = [at]
@@ -76,6 +84,13 @@ def edit(
     Raises:
       ValueError: From the returned function, if a pattern names no site, one that can
         only be looked at, or a change returns another shape.
+
+    Example:
+      >>> def f(x):
+      ...     return 2 * mh.site("half", x + 1)
+      ...
+      >>> float(mh.edit(f, {"half": lambda x: 10 * x})(3.0))  # 8 without the edit
+      80.0
     """
     changes = {pattern: passing.with_layer(change) for pattern, change in edits.items()}
     walked = _walked(function, {}, changes, strict)
@@ -117,7 +132,15 @@ class Sites(dict):
 
 
 def sites(function: Callable, *args, **kwargs) -> Sites:
-    """Lists a function's sites, with shapes and dtypes; runs nothing."""
+    """Lists a function's sites, with shapes and dtypes; runs nothing.
+
+    Example:
+      >>> def f(x):
+      ...     return 2 * mh.site("half", x + 1)
+      ...
+      >>> mh.sites(f, 3.0)
+      half  float32[]
+    """
     survey, *_ = _surveyed(function, args, kwargs)
     found = Sites()
     for stop, names in survey.names():

@@ -30,7 +30,16 @@ IN_A_RING = ("auto", "blockwise")
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit."""
+    """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit.
+
+    Example:
+      >>> grid = np.array(jax.devices()[:1]).reshape(1, 1, 1)
+      >>> mesh = jax.sharding.Mesh(grid, ("data", "sequence", "heads"))
+      >>> sharded = mh.attention.Sharded(mesh, "auto")
+      >>> attend = jax.jit(lambda *x: mh.attend(*x, implementation=sharded)[0])
+      >>> attend(*jax.random.normal(jax.random.key(0), (3, 1, 4, 2, 8))).shape
+      (1, 4, 2, 8)
+    """
 
     mesh: jax.sharding.Mesh  # a mesh with the axes `data`, `heads` and `sequence`
     # What each device does with its part, as `attend` takes it; "auto", "blockwise" or

@@ -29,7 +29,14 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise:
-    """Attention with tiles of chosen sizes; None stands for what suits the platform."""
+    """Attention with tiles of chosen sizes; None stands for what suits the platform.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 512, 2, 8))
+      >>> tiles = mh.attention.Blockwise(128, 128)
+      >>> mh.attend(query, key, value, implementation=tiles)[0].shape
+      (1, 512, 2, 8)
+    """
 
     rows: int | None = None  # queries in a tile
     columns: int | None = None  # keys in a tile

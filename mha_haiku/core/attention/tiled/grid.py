@@ -79,6 +79,10 @@ def bin_edges(size: int, bins: int) -> np.ndarray:
     """Finds edges of at most `bins` equal bins of positions; the last may differ.
 
     They are integers from 0 to `size`; bin i covers `edges[i]:edges[i + 1]`.
+
+    Example:
+      >>> mh.attention.bin_edges(10, 4)
+      array([ 0,  3,  6,  9, 10])
     """
     checks.positive_integer("the number of positions", size)
     checks.positive_integer("the number of bins", bins)
