@@ -567,3 +567,13 @@ def test_windows_in_the_rows_of_a_batch_are_of_their_examples(ablation_value):
         ours, theirs = (each[name].per_example for each in (found, wanted))
         np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
         assert np.ptp(theirs) > 0.1
+
+
+def test_places_in_windows_are_refused():
+    keys = iter(jax.random.split(jax.random.key(0), 4))
+    normal = lambda *shape: jax.random.normal(next(keys), shape)  # noqa: E731
+    x, params = normal(4, 6, 8), {name: normal(8, 2, 4) for name in "qkv"}
+    windowed = functools.partial(_windowed, is_folded=True)
+    with pytest.raises(ValueError, match="has windows of its inputs") as refusal:
+        mh.wrap(windowed, params, examples=[x]).strongest(0, 0, 3)
+    assert len(str(refusal.value).splitlines()) <= 2

@@ -18,6 +18,7 @@ from mha_haiku.subjects.subject import (
     check_parameters,
     part_with,
     parts_of,
+    refuse,
     verb,
 )
 
@@ -118,6 +119,9 @@ def strongest(
     for batch in batches:
         found = program(subject.params, batch)
         weights, keys = (np.asarray(x)[:, head] for x in found)
+        if len(keys) != len(batch.inputs):
+            why = "has windows of its inputs as rows, whose places are not known"
+            refuse(subject, "strongest", why)
         # The largest weight of a query that sees one key is always 1.
         sees = keys[..., -1] >= 0
         valid = running.valid(sees.shape[1], batch, running.kind_of(path))
