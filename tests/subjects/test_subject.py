@@ -553,7 +553,7 @@ def test_windows_in_the_rows_of_a_batch_are_of_their_examples(ablation_value):
     def metric(logits, example):
         return jnp.sin(logits[:, :4].sum((1, 2))) * jnp.arange(1.0, 5)
 
-    measures = ["ablation", "gradient", "attribution"]
+    measures = ["ablation", "gradient", "attribution", "confidence"]
     found, wanted = (
         mh.wrap(
             functools.partial(_windowed, is_folded=is_folded),

@@ -186,10 +186,16 @@ def confidence(
 
 @running.compiled
 def _largest_weights(model, params, example):
-    at = {"*/map": lambda attention_map: attention_map.statistics().largest_weight}
-    _, found = running.look(model, params, example, at)
+    count = len(example.inputs)
+
+    def largest(attention_map):
+        # A function may have several rows for an example, such as windows of an image.
+        weights = attention_map.statistics().largest_weight
+        return weights.reshape(count, -1, weights.shape[-1]).mean(1)
+
+    _, found = running.look(model, params, example, {"*/map": largest})
     exists = running.exists([x.shape[-1] for x in found.values()])
-    result = jnp.full((len(example.inputs), *exists.shape), jnp.nan)
+    result = jnp.full((count, *exists.shape), jnp.nan)
     return result.at[:, exists].set(jnp.concatenate([*found.values()], axis=-1))
 
 
