@@ -28,7 +28,14 @@ _LAYER = "encoder/layer_{}/"
 
 
 class Imported(NamedTuple):
-    """A model from elsewhere."""
+    """A model from elsewhere.
+
+    Example:
+      >>> _ = mh.interop.save("my_model", config, params, family="mha_haiku")
+      >>> config, params, tokenizer, model = mh.interop.load("my_model")
+      >>> model, tokenizer is None
+      (Model(causal: 2 layers of 2 heads, model size 45, learned positions), True)
+    """
 
     config: models.ModelConfig
     params: Params
@@ -37,7 +44,13 @@ class Imported(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The arguments of `models.build` next to the config; see there."""
+    """The arguments of `models.build` next to the config; see there.
+
+    Example:
+      >>> sizes = mh.interop.Sizes(num_tokens=13, feature_size=None, num_classes=13)
+      >>> mh.models.build(config, **sizes._asdict())
+      Model(causal: 2 layers of 2 heads, model size 45, learned positions)
+    """
 
     num_tokens: int | None
     feature_size: int | None
@@ -60,6 +73,12 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
       ConfigError: If there is no such model, its family or an option of it is not
         supported, or its arrays do not fit its config; the message names them.
       ValueError: If `dtype` is not floating-point.
+
+    Example:
+      >>> folder = mh.interop.save("my_model", config, params, family="mha_haiku")
+      >>> imported = mh.interop.load(folder, dtype="bfloat16")
+      >>> imported.params["logits"]["w"].dtype.name
+      'bfloat16'
     """
     dtype = jnp.dtype(np.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
@@ -113,7 +132,12 @@ OWN = "mha_haiku"  # `model_type` of models that have no other layout
 
 
 def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
-    """Reads the vocabulary or width of the inputs, and the number of classes."""
+    """Reads the vocabulary or width of the inputs, and the number of classes.
+
+    Example:
+      >>> mh.interop.sizes_of(params)
+      Sizes(num_tokens=13, feature_size=None, num_classes=13)
+    """
     num_tokens = feature_size = None
     if "embeddings" in params["embedding"]:
         num_tokens = params["embedding"]["embeddings"].shape[0]

@@ -63,6 +63,11 @@ def save(
     Raises:
       ConfigError: If the family cannot hold the model, or none can, and the message
         says why; or if the folder cannot be written.
+
+    Example:
+      >>> folder = mh.interop.save("my_model", config, params, family="mha_haiku")
+      >>> sorted(path.name for path in folder.iterdir())
+      ['config.json', 'model.safetensors']
     """
     sizes = loading.sizes_of(params)
     if num_classes is not None:

@@ -80,6 +80,14 @@ class Column(NamedTuple):
         unknown.
       names: `[L, H]` strings, in a column of names; "" where there is none.
       per_example: `[N, L, H]`, what the mean is of; None if unknown.
+
+    Example:
+      >>> column = mh.heads.ablation(measured)["ablation"]
+      >>> abs(column.mean.round(1))  # [L, H]
+      array([[3., 0.],
+             [3., 0.]])
+      >>> column.label
+      'change of the metric when the head is ablated'
     """
 
     mean: np.ndarray
@@ -120,6 +128,13 @@ class Heads:
       step: The training step; None if it is not a moment of a training.
       notes: What has to be said of the columns, in lines.
       file_name: Of the files that it is saved as, without a suffix.
+
+    Example:
+      >>> found = mh.heads.roles(model, params, batches)
+      >>> found["role"].names.tolist()
+      [['previous_token', 'mixed'], ['induction', 'mixed']]
+      >>> found["offset"].mean[:, 0]  # of head 0 of each layer
+      array([1., 3.])
     """
 
     title: str

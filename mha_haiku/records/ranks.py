@@ -31,6 +31,12 @@ def rank_intervals(
       ValueError: If the level is not between 0 and 1, or there are only means.
 
     Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
+
+    Example:
+      >>> numbers = np.random.default_rng(0).normal([[0.0, 0.1, 9.0]], size=(20, 1, 3))
+      >>> found = mh.heads.Heads.of_examples(numbers)  # of [N, L, H]
+      >>> mh.heads.rank_intervals(found).tolist()
+      [[[2.0, 3.0], [2.0, 3.0], [1.0, 1.0]]]
     """
     import scipy.stats
 
@@ -58,6 +64,12 @@ def rank_correlation(first: Measured, second: Measured) -> float:
 
     Raises:
       ValueError: If the two are not of the same heads.
+
+    Example:
+      >>> one = mh.heads.Heads.of_examples(np.array([[[4.0, 0.1], [3.0, 0.2]]]))
+      >>> other = mh.heads.Heads.of_examples(np.array([[[2.0, 0.4], [1.0, 0.3]]]))
+      >>> round(mh.heads.rank_correlation(one, other), 2)
+      0.8
     """
     import scipy.stats
 

@@ -19,6 +19,13 @@ class TextMaps(Sequence):
     """Attention maps, one for each layer, with the tokens along their sides.
 
     `maps[2].weights()[0, 3]` is the map of head 3 in layer 2, `[T, S]`.
+
+    Example:
+      >>> maps = subject.maps(tokens[0])
+      >>> maps
+      TextMaps(2 layers of shape (1, 2, 9, 9), (B, H, T, S))
+      >>> maps[1].weights()[0, 0, -1].argmax()  # where head (1, 0) looks at the end
+      Array(5, dtype=int32)
     """
 
     maps: Any  # `models.Output.maps`, or by name of a function without known layers
@@ -55,7 +62,15 @@ class TextMaps(Sequence):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Lens:
-    """What each layer would answer, were it the last: the logit lens of one text."""
+    """What each layer would answer, were it the last: the logit lens of one text.
+
+    Example:
+      >>> subject.lens(tokens[0])
+                        12 11 3  2  1  11 3  2  1
+        before layer 0  12 12 12 12 12 12 12 12 12
+        before layer 1  12 12 12 12 12 12 12 12 12
+                output  12 12 12 12 12 3  2  1  11
+    """
 
     tokens: tuple[str, ...]  # the text of the T tokens that are read
     # `[L + 1, T]`, the likeliest token after each position: of what enters layer 0, 1,
@@ -83,7 +98,13 @@ class Lens:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Circuits:
-    """How much each head reads of each other one, from weights alone."""
+    """How much each head reads of each other one, from weights alone.
+
+    Example:
+      >>> circuits = subject.circuits("k")
+      >>> circuits.scores.shape, circuits.rows()[0]["sender_head"]
+      ((2, 2, 2, 2), 0)
+    """
 
     kind: str  # through which a head reads: "q", "k" or "v"
     # `[L, H, L, H]`, the writing head first, in [0, 1]; NaN where a head cannot read
@@ -110,7 +131,13 @@ class Circuits:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Strongest:
-    """Where a head attends most in the examples of a data set."""
+    """Where a head attends most in the examples of a data set.
+
+    Example:
+      >>> found = subject.strongest(layer=0, head=0, count=2)
+      >>> [(row["query"], row["key"]) for row in found.rows()]
+      [(1, 0), (1, 0)]
+    """
 
     layer: int
     head: int

@@ -315,7 +315,14 @@ class OutputConfig(Section, path="config.model.output"):
 
 
 class ModelConfig(Section, path="config.model"):
-    """A model, as `models.build` makes it."""
+    """A model, as `models.build` makes it.
+
+    Example:
+      >>> config = mh.models.ModelConfig(num_layers=4, model_size=64)
+      >>> config = config.replace(attention=dict(num_heads=8))
+      >>> config.attention.num_heads, config.norm.position
+      (8, 'pre')
+    """
 
     family: str = field(
         "encoder",

@@ -94,6 +94,13 @@ class Model(NamedTuple):
       config: What it was built from; None of a model that `build` did not make.
       edits: The changes that `edited` has made, in their order.
       num_classes: C, as it was built; None of a model that `build` did not make.
+
+    Example:
+      >>> model
+      Model(causal: 2 layers of 2 heads, model size 45, learned positions)
+      >>> output = model.apply(params, None, tokens, is_training=False)
+      >>> output.logits.shape  # [B, T, C]
+      (8, 9, 13)
     """
 
     init: Callable[..., Any]
@@ -159,6 +166,14 @@ def build(
     Raises:
       ConfigError: If fields do not go together, tied logits have no token for each
         class, or patches of images another number of features.
+
+    Example:
+      >>> config = mh.models.ModelConfig(family="causal", num_layers=2)
+      >>> sizes = dict(num_tokens=9, feature_size=None, num_classes=9)
+      >>> model = mh.models.build(config, **sizes)
+      >>> params = model.init(jax.random.key(0), jnp.zeros((1, 5), int))
+      >>> params["logits"]["w"].shape  # [D, C]
+      (32, 9)
     """
     consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
@@ -194,6 +209,15 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
     Its attention is what `mh.sites` finds in it; all of `heads` that asks for no config
     measures it. The function goes from parameters and inputs `[B, T, ...]` to logits,
     without dropout; where examples have lengths it takes `lengths` by keyword.
+
+    Example:
+      >>> def attend(params, inputs):
+      ...     heads = (inputs @ params)[:, :, None]  # one head
+      ...     return mh.attend(heads, heads, heads)[0][:, :, 0]
+      >>> model = mh.models.of_function(attend)
+      >>> output = model.apply(jnp.eye(3), None, jnp.ones((2, 5, 3)), is_training=False)
+      >>> output.logits.shape
+      (2, 5, 3)
     """
 
     def apply(params, rng, inputs, *, is_training=False, **given):
@@ -402,7 +426,16 @@ def _check_segments(config, inputs, segments):
 
 
 def check_rows(name: str, ids: Any, count: int, lengths: Any) -> None:
-    """Raises ValueError where valid ids, if they are known, name no row of a table."""
+    """Raises ValueError where valid ids, if they are known, name no row of a table.
+
+    Example:
+      >>> ids = np.array([[3, 7, 7]])
+      >>> mh.models.check_rows("inputs", ids, count=7, lengths=np.array([1]))
+      >>> mh.models.check_rows("inputs", ids, count=7, lengths=None)
+      Traceback (most recent call last):
+        ...
+      ValueError: inputs must be integers from 0 to 6, got 7 at [0, 1].
+    """
     if not _is_known(ids) or not _is_known(lengths):
         return
     # In NumPy: what jax computes while something else is traced is traced too.

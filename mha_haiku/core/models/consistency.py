@@ -13,7 +13,15 @@ from mha_haiku.core.models.architecture import (
 
 @checks.user_mistakes()
 def check(config: ModelConfig) -> None:
-    """Raises `checks.ConfigError` where fields of a model do not go together."""
+    """Raises `checks.ConfigError` where fields of a model do not go together.
+
+    Example:
+      >>> mh.models.check(config)  # nothing is wrong
+      >>> mh.models.check(config.replace(decoder=dict(num_layers=2)))
+      Traceback (most recent call last):
+        ...
+      mha_haiku.core.checks.ConfigError: config.model.decoder.num_layers must be None...
+    """
     for of in (_sizes, _pattern, _positions, _by_layer, _parts, _output, _decoder):
         for mistake in of(config):  # the first counts: what follows relies on it
             raise checks.ConfigError(f"config.model.{mistake}")

@@ -23,7 +23,19 @@ OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
 
 @jax.tree_util.register_pytree_node_class
 class Maps(tuple):
-    """The attention maps of an encoder-decoder: a tuple that knows their kinds."""
+    """The attention maps of an encoder-decoder: a tuple that knows their kinds.
+
+    Example:
+      >>> config = mh.models.ModelConfig(family="encoder_decoder")
+      >>> sizes = dict(num_tokens=13, feature_size=None, num_classes=13)
+      >>> model, target = mh.models.build(config, **sizes), tokens[:, :4]
+      >>> params = model.init(jax.random.key(0), tokens, decoder_inputs=target)
+      >>> output = model.apply(
+      ...     params, None, tokens, decoder_inputs=target, is_training=False
+      ... )
+      >>> output.maps.cross[0].shape  # (B, H, T, S)
+      (8, 1, 4, 9)
+    """
 
     kinds: tuple[int, int, int]
 
@@ -58,7 +70,13 @@ class Maps(tuple):
 
 
 class Output(NamedTuple):
-    """What a model returns."""
+    """What a model returns.
+
+    Example:
+      >>> output = model.apply(params, None, tokens, is_training=False)
+      >>> output.logits.shape, [attention_map.shape for attention_map in output.maps]
+      ((8, 9, 13), [(8, 2, 9, 9), (8, 2, 9, 9)])
+    """
 
     # `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
     # classifier `[B, T]`, one per element; None where the config wants none.

@@ -17,7 +17,13 @@ from mha_haiku.core.modules import POSITION_SCHEMES, anatomy
 
 
 class LayerHeads(NamedTuple):
-    """The heads of a layer."""
+    """The heads of a layer.
+
+    Example:
+      >>> layer = mh.models.heads_of_layers(config)[1]
+      >>> layer.names, layer.num_key_value_heads, layer.path
+      ((0, 1), 2, 'encoder/layer_1/attention')
+    """
 
     names: tuple[int, ...]  # the indices of the heads in the unpruned layer, ascending
     num_key_value_heads: int  # how many key/value heads they read
@@ -48,7 +54,13 @@ class LayerHeads(NamedTuple):
 
 
 def heads_of_layers(config: ModelConfig) -> tuple[LayerHeads, ...]:
-    """Lists the heads of each of the P attention parts that a config describes."""
+    """Lists the heads of each of the P attention parts that a config describes.
+
+    Example:
+      >>> pruned = config.replace(attention=dict(kept_heads=[[0, 1], [0]]))
+      >>> [(layer.label, layer.names) for layer in mh.models.heads_of_layers(pruned)]
+      [('layer 0', (0, 1)), ('layer 1', (0,))]
+    """
     kept, own = config.attention.kept_heads, places(config)
     if kept is None:
         kept = [range(config.attention.num_heads)] * len(own)
@@ -69,7 +81,14 @@ def places(config: ModelConfig) -> list[tuple[str, int]]:
 
 
 def part_of(config: ModelConfig, module: str) -> int | slice | None:
-    """Returns which attention part, or slice of parts, a module is in, or None."""
+    """Returns which attention part, or slice of parts, a module is in, or None.
+
+    Example:
+      >>> mh.models.part_of(config, "encoder/layer_1/attention/query")
+      1
+      >>> mh.models.part_of(config, "encoder/layers/layer_0/attention/query")  # scanned
+      slice(0, 2, None)
+    """
     layer = anatomy.layer_of(module)
     if layer is None:
         return None
@@ -81,7 +100,12 @@ def part_of(config: ModelConfig, module: str) -> int | slice | None:
 
 
 def layer_of(config: ModelConfig, module: str) -> int | slice | None:
-    """Finds which of all layers a module, by its name, is in; as `part_of` does."""
+    """Finds which of all layers a module, by its name, is in; as `part_of` does.
+
+    Example:
+      >>> mh.models.layer_of(config, "encoder/layer_1/feed_forward/hidden")
+      1
+    """
     layer = anatomy.layer_of(module)
     if layer is None:
         return None
@@ -98,7 +122,14 @@ def _among(layer, sizes, place) -> int | slice:
 
 
 def num_decoder_layers(config: ModelConfig) -> int:
-    """Counts the layers of the decoder; 0: there is none."""
+    """Counts the layers of the decoder; 0: there is none.
+
+    Example:
+      >>> mh.models.num_decoder_layers(config)
+      0
+      >>> mh.models.num_decoder_layers(config.replace(family="encoder_decoder"))
+      2
+    """
     if config.family != "encoder_decoder":
         return 0
     return config.decoder.num_layers or config.num_layers
@@ -110,7 +141,15 @@ def num_all_layers(config: ModelConfig) -> int:
 
 
 def max_length(config: ModelConfig) -> int | None:
-    """Returns the number of positions that the model has; None: any number."""
+    """Returns the number of positions that the model has; None: any number.
+
+    Example:
+      >>> mh.models.max_length(config)
+      9
+      >>> rotary = config.replace(embedding=dict(positions="rotary"))
+      >>> print(mh.models.max_length(rotary))
+      None
+    """
     own = config.embedding
     is_limited = "max_length" in POSITION_SCHEMES[own.positions].fields
     return own.max_length if is_limited else None
@@ -131,19 +170,40 @@ def description(config: ModelConfig) -> str:
 
 
 def hidden_sizes(config: ModelConfig) -> tuple[int, ...]:
-    """Lists the number of hidden units of each of the L layers."""
+    """Lists the number of hidden units of each of the L layers.
+
+    Example:
+      >>> config = mh.models.ModelConfig(num_layers=3)
+      >>> config = config.replace(feed_forward=dict(hidden_size=64))
+      >>> mh.models.hidden_sizes(config)
+      (64, 64, 64)
+    """
     own = config.feed_forward
     return own.hidden_sizes or (own.hidden_size,) * num_all_layers(config)
 
 
 def windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """Lists the window of each of the L layers, None for one that sees everything."""
+    """Lists the window of each of the L layers, None for one that sees everything.
+
+    Example:
+      >>> mh.models.windows(config)
+      (None, None)
+      >>> mh.models.windows(config.replace(attention=dict(window=[4, None])))
+      (4, None)
+    """
     given = config.attention.window
     return given if isinstance(given, tuple) else (given,) * num_all_layers(config)
 
 
 def frequencies(config: ModelConfig) -> tuple[tuple[float, ...] | None, ...]:
-    """Returns the rotary frequencies `[K / 2]` of each layer; None: the default."""
+    """Returns the rotary frequencies `[K / 2]` of each layer; None: the default.
+
+    Example:
+      >>> rotary = dict(positions="rotary", frequencies=[1.0, 0.1])
+      >>> config = mh.models.ModelConfig(num_layers=2).replace(embedding=rotary)
+      >>> mh.models.frequencies(config)
+      ((1.0, 0.1), (1.0, 0.1))
+    """
     given = config.embedding.frequencies
     is_by_layer = any(isinstance(each, tuple) for each in given or ())
     return given if is_by_layer else (given,) * num_all_layers(config)
@@ -158,7 +218,13 @@ def are_alike(config: ModelConfig) -> bool:
 
 
 def key_size(config: ModelConfig) -> int:
-    """Returns K, the size of a head's queries, keys and values."""
+    """Returns K, the size of a head's queries, keys and values.
+
+    Example:
+      >>> config = mh.models.ModelConfig(model_size=32)
+      >>> mh.models.key_size(config.replace(attention=dict(num_heads=4)))
+      8
+    """
     given = config.attention.key_size
     return given or config.model_size // max(1, config.attention.num_heads)
 
@@ -179,7 +245,14 @@ def _layer_heads(config, names) -> LayerHeads:
 
 
 def shared_by_heads(config: ModelConfig) -> str | None:
-    """Describes what heads share so that none can be removed; None: nothing."""
+    """Describes what heads share so that none can be removed; None: nothing.
+
+    Example:
+      >>> print(mh.models.shared_by_heads(config))
+      None
+      >>> mh.models.shared_by_heads(config.replace(attention=dict(differential=True)))
+      'differential = True: two maps share their values and are one head'
+    """
     own = config.attention
     if own.qk_norm and own.qk_norm_over != "head":
         return (

@@ -21,6 +21,15 @@ class Contributions(NamedTuple):
 
     Arrays have no axis C where classes were chosen, and no T where the model pools
     positions.
+
+    Example:
+      >>> parts = mh.heads.logit_attribution(model, params, batches[0])
+      >>> [x.shape for x in parts.heads], parts.rest.shape
+      ([(8, 9, 2, 13), (8, 9, 2, 13)], (8, 9, 13))
+      >>> total = sum(x.sum(2) for x in parts.heads) + parts.rest
+      >>> logits = model.apply(params, None, tokens, is_training=False).logits
+      >>> np.allclose(total, logits, atol=1e-4)
+      True
     """
 
     # `[B, T, H, C]` of each attention part; 0 in an encoder with a decoder, which the
@@ -56,6 +65,12 @@ def logit_attribution(
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru;
     Elhage et al. 2021, "Path expansion trick",
     https://transformer-circuits.pub/2021/framework/index.html.
+
+    Example:
+      >>> right = batches[0].targets
+      >>> parts = mh.heads.logit_attribution(model, params, batches[0], classes=right)
+      >>> abs(parts.heads[1][:, -1].mean(0).round())  # at the last position, [H]
+      array([12.,  0.], dtype=float32)
     """
     if model.config is not None:
         _check_config(model.config)
@@ -95,6 +110,12 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
         whose program shows no residual stream from its first layer to its last.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru.
+
+    Example:
+      >>> logits = mh.heads.logit_lens(model, params, batches[0])
+      >>> is_right = logits.argmax(-1) == batches[0].targets
+      >>> is_right[:, :, -1].mean(-1)  # before layers 0 and 1, and at the end
+      array([0., 0., 1.])
     """
     config = model.config
     is_known = config is not None

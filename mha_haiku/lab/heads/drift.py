@@ -28,6 +28,12 @@ def measured_by_drift(
     """Returns the subject whose metric is `metrics.drift` from the model as it is.
 
     The model's `Output` must have `output`, and targets do not matter.
+
+    Example:
+      >>> drift = mh.heads.measured_by_drift(model, params, batches)
+      >>> abs(mh.heads.ablation(drift).mean.round(2))
+      array([[0.23, 0.  ],
+             [0.05, 0.  ]])
     """
     compared = _Compared(batches, model, params)
     return running.Measured(mean_pooled(model), metrics.drift, params, compared)
@@ -39,6 +45,11 @@ def mean_pooled(model: models.Model) -> models.Model:
 
     A vector is the mean of an example's outputs, in an encoder-decoder the decoder's,
     over its valid positions.
+
+    Example:
+      >>> pooled = mh.heads.mean_pooled(model)
+      >>> pooled.apply(params, None, tokens, is_training=False).logits.shape
+      (8, 45)
     """
 
     def apply(params, rng, inputs, *, lengths=None, **options):

@@ -55,6 +55,11 @@ def edge_patching(subject: Measured, corrupted: Examples) -> Edges:
     of the model.
 
     Source: Conmy et al. 2023, section 2, https://arxiv.org/abs/2304.14997.
+
+    Example:
+      >>> edges = mh.heads.edge_patching(measured, corrupted)
+      >>> f"{np.sum(edges.mean > 0.1)} of {len(edges.mean)} edges matter"
+      '5 of 29 edges matter'
     """
     edges = np.arange(graphs.of_model(subject.model).exists.sum())
     program = _patched_one_by_one(subject.model, metric=subject.metric)
@@ -86,6 +91,11 @@ def edge_attribution(
 
     Source: Syed et al. 2023, section 3, https://arxiv.org/abs/2310.10348; with `steps`
     Hanna et al. 2024, eq. 4, https://arxiv.org/abs/2403.17806.
+
+    Example:
+      >>> edges = mh.heads.edge_attribution(measured, corrupted)
+      >>> edges.mean.shape, edges.cost
+      ((29,), Cost(forward=3, backward=2))
     """
     count = 1 if steps is None else checks.positive_integer("steps", steps)
     shares = np.float32(np.arange(1, count) / count)  # and 1, the clean input
@@ -98,7 +108,13 @@ def edge_attribution(
 def integrated_edge_attribution(
     subject: Measured, corrupted: Examples, *, steps: int = 5
 ) -> Edges:
-    """Computes `edge_attribution` with integrated gradients, EAP-IG."""
+    """Computes `edge_attribution` with integrated gradients, EAP-IG.
+
+    Example:
+      >>> edges = mh.heads.integrated_edge_attribution(measured, corrupted, steps=3)
+      >>> edges.cost
+      Cost(forward=7, backward=6)
+    """
     return edge_attribution(subject, corrupted, steps=steps)
 
 
@@ -129,6 +145,11 @@ def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> 
       The edges that are `kept`, and the change of the metric by each when it was tried.
 
     Source: Conmy et al. 2023, algorithm 1, https://arxiv.org/abs/2304.14997.
+
+    Example:
+      >>> edges = mh.heads.acdc(measured, corrupted, threshold=0.1)
+      >>> f"{edges.kept.sum()} of {len(edges.kept)} edges"
+      '5 of 29 edges'
     """
     count = int(graphs.of_model(subject.model).exists.sum())
     program = _removed(subject.model, metric=subject.metric)
@@ -184,6 +205,11 @@ def learned_edges(
       These probabilities, `[1, E]`; `kept` are edges whose gate is at least half open.
 
     Source: Bhaskar et al. 2024, section 3, https://arxiv.org/abs/2406.16778.
+
+    Example:
+      >>> edges = mh.heads.learned_edges(measured, corrupted, steps=20)
+      >>> f"{np.sum(edges.mean > 0.9)} of {len(edges.mean)} gates are likely open"
+      '5 of 29 gates are likely open'
     """
     count = int(graphs.of_model(subject.model).exists.sum())
     program = _learned(subject.model, metric=subject.metric, count=count)
@@ -235,6 +261,13 @@ class Circuit:
       only: `[N]`, the metric where all other edges are patched.
       without: `[N]`, the metric where the edges of the circuit are patched.
       measure: The name of the measure.
+
+    Example:
+      >>> circuit = mh.heads.circuit_of_heads(measured, corrupted, edges=2)
+      >>> round(circuit.faithfulness, 2)
+      1.0
+      >>> [(row["sender"], row["receiver"], row["kind"]) for row in circuit.rows()]
+      [('1.0', 'logits', 'logits'), ('0.0', '1.0', 'k')]
     """
 
     edges: Edges
@@ -306,6 +339,10 @@ def circuit(
 
     Raises:
       ValueError: If the measure is unknown, or as the measure says.
+
+    Example:
+      >>> mh.heads.circuit(measured, corrupted, edges=6)
+      Circuit(5 of 29 edges by integrated_edge_attribution: faithfulness 1.000, ...
     """
     checks.choice("measure", measure, EDGE_MEASURES)
     checks.positive_integer("edges", edges)
@@ -323,6 +360,12 @@ def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarr
     many are taken that at most `edges` of them are on a way from an embedding.
 
     Source: Hanna et al. 2024, greedy search, https://arxiv.org/abs/2403.17806.
+
+    Example:
+      >>> graph = mh.heads.graph.of_model(model)
+      >>> edges = mh.heads.edge_patching(measured, corrupted)
+      >>> f"{mh.heads.strongest(graph, edges.strength, edges=6).sum()} edges"
+      '5 edges'
     """
     place = {node: i for i, node in enumerate((*graph.writers, graphs.LOGITS))}
     ends = [place[node] for node, _ in graph.readers]
@@ -369,6 +412,11 @@ def with_edges(subject: Measured, corrupted: Examples, kept: np.ndarray) -> np.n
       TypeError: If batches can be iterated over only once.
       ValueError: If batches do not pair, the model is no graph, or `kept` is not of its
         edges.
+
+    Example:
+      >>> kept = np.stack([np.ones(29), np.zeros(29)])  # all edges, and none
+      >>> mh.heads.with_edges(measured, corrupted, kept).mean(0).round(1)
+      array([0. , 5.6])
     """
     program, kept = _with_edges(subject.model, metric=subject.metric), np.float32(kept)
     count = len(graphs.of_model(subject.model).places)

@@ -17,6 +17,11 @@ class HeadWeights(NamedTuple):
     """The weights of a head; of all heads of a layer, with a leading axis H.
 
     The bias of the output is the layer's, and no head's.
+
+    Example:
+      >>> of_head = mh.heads.weights(model, params, layer=1, head=0)
+      >>> of_head.query.shape, of_head.output.shape
+      ((45, 13), (13, 45))
     """
 
     query: np.ndarray  # `[D, K]`, from what the head reads to its queries
@@ -58,6 +63,11 @@ def weights(
     Source: Elhage et al. 2021, "Virtual weights and the residual stream",
     https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix
     on layer normalization.
+
+    Example:
+      >>> query, key, *_ = mh.heads.weights(model, params, layer=1, head=0)
+      >>> (query @ key.T).shape  # how each pair of directions attends, [D, D]
+      (45, 45)
     """
     config = config_of(model)
     parts = models.heads_of_layers(config)
@@ -97,6 +107,10 @@ def token_embedding(model: models.Model, params: Any) -> np.ndarray:
 
     Raises:
       ValueError: If the model has no config, or inputs that are no tokens.
+
+    Example:
+      >>> mh.heads.token_embedding(model, params).shape
+      (13, 45)
     """
     config, leaves = config_of(model), params.get("embedding", {})
     if "embeddings" not in leaves:
@@ -114,6 +128,10 @@ def unembedding(
     Raises:
       ValueError: If the model has no config, no logits, or a layer in front of them
         that is not linear.
+
+    Example:
+      >>> mh.heads.unembedding(model, params).shape
+      (45, 13)
     """
     config = config_of(model)
     check_logits(config)

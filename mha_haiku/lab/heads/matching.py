@@ -20,7 +20,14 @@ _APART = 10.0
 
 
 class Matching(NamedTuple):
-    """Heads of two models, one to one."""
+    """Heads of two models, one to one.
+
+    Example:
+      >>> other = mh.rasp.compile(mh.rasp.PROGRAMS["induction"](), num_heads=2, seed=3)
+      >>> two = (model, params), (other.model, other.params)
+      >>> mh.heads.match(*two, batches).divergence < 0.01  # the noise heads differ
+      array([ True, False,  True, False])
+    """
 
     first: np.ndarray  # `[P, 2]`, (layer, head) in the first model
     second: np.ndarray  # `[P, 2]`, (layer, head) of its counterpart in the second
@@ -43,6 +50,15 @@ def match(
 
     Source: Kuhn 1955, "The Hungarian method for the assignment problem"; divergence of
     heads Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
+
+    Example:
+      >>> other = mh.rasp.compile(mh.rasp.PROGRAMS["induction"](), num_heads=2, seed=3)
+      >>> two = (model, params), (other.model, other.params)
+      >>> first, second, _ = mh.heads.match(*two, batches)
+      >>> first.tolist()
+      [[0, 0], [0, 1], [1, 0], [1, 1]]
+      >>> second.tolist()
+      [[0, 1], [0, 0], [1, 0], [1, 1]]
     """
     import scipy.optimize
 

@@ -36,6 +36,13 @@ def prune(
         than `modules.anatomy` knows.
 
     Source: Michel et al. 2019, section 4, https://arxiv.org/abs/1905.10650.
+
+    Example:
+      >>> pruned, smaller = mh.heads.prune(params, config, keep=[[0], [0]])
+      >>> smaller.attention.kept_heads
+      ((0,), (0,))
+      >>> [x["encoder/layer_0/attention/query"]["w"].shape for x in (params, pruned)]
+      [(45, 26), (45, 13)]
     """
     before = models.heads_of_layers(config)
     keep = _names(keep, before)
@@ -75,6 +82,13 @@ def prune_units(
     Raises:
       ValueError: If a layer has no feed-forward part, or parameters have other names
         than `modules.anatomy` knows.
+
+    Example:
+      >>> compiled = mh.rasp.compile(mh.rasp.PROGRAMS["histogram"]())
+      >>> params, config = compiled.params, compiled.config
+      >>> _, smaller = mh.heads.prune_units(params, config, keep=[[0, 1, 2, 3]])
+      >>> mh.models.hidden_sizes(config), mh.models.hidden_sizes(smaller)
+      ((17,), (4,))
     """
     keep, sizes = [_indices(row) for row in keep], models.hidden_sizes(config)
     for i, (units, size) in enumerate(zip(keep, sizes, strict=True)):
@@ -101,7 +115,12 @@ def prune_units(
 def open_gates(
     config: models.ModelConfig, keep: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
-    """Makes gates, L arrays `[H]`: 0 for heads that `prune` removes, else 1."""
+    """Makes gates, L arrays `[H]`: 0 for heads that `prune` removes, else 1.
+
+    Example:
+      >>> mh.heads.open_gates(config, keep=[[0], [0, 1]])
+      [array([1., 0.], dtype=float32), array([1., 1.], dtype=float32)]
+    """
     layers = models.heads_of_layers(config)
     keep = _names(keep, layers)
     return [
@@ -117,6 +136,13 @@ def scaled(
 
     Raises:
       ValueError: If gates are not of all layers and heads, or as in `prune`.
+
+    Example:
+      >>> gates = mh.heads.open_gates(config, keep=[[1], [0, 1]])
+      >>> without = mh.heads.scaled(params, config, gates)
+      >>> output = model.apply(without, None, tokens, is_training=False)
+      >>> mh.heads.metrics.loss(output.logits, batches[0]).mean().round(1)  # it was 0
+      Array(3., dtype=float32)
     """
     counts = [len(layer.names) for layer in models.heads_of_layers(config)]
     if [len(row) for row in gates] != counts:

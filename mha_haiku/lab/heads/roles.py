@@ -94,6 +94,10 @@ def roles(
     https://arxiv.org/abs/1905.09418; sinks Clark et al. 2019, section 3.2,
     https://arxiv.org/abs/1906.04341; induction Olsson et al. 2022,
     https://arxiv.org/abs/2209.11895.
+
+    Example:
+      >>> mh.heads.roles(model, params, batches)["role"].names.tolist()
+      [['previous_token', 'mixed'], ['induction', 'mixed']]
     """
     observe = _observed(model, separators=tuple(separators))
 
@@ -117,6 +121,12 @@ def role_of(scores: Mapping[str, float]) -> str:
     """Chooses the role whose score goes furthest from its threshold to 1.
 
     Scores come by the names of `SCORES`; "mixed" where none reaches its threshold.
+
+    Example:
+      >>> mh.heads.role_of({"previous_token": 0.6, "first_token": 0.9})
+      'first_token'
+      >>> mh.heads.role_of({"previous_token": 0.2, "first_token": 0.3})
+      'mixed'
     """
     margins = {}
     for name, role in ROLES.items():
@@ -174,6 +184,14 @@ def role_evidence(
       By the names of `SCORES`: `[N, H, 2]`, the score and what to divide by, which is 0
       for an example that does not count; or, for shares of the most frequent offset or
       sum of positions, `[N, H, 258]` counts, the last of all others.
+
+    Example:
+      >>> attention_map = model.apply(params, None, tokens, is_training=False).maps[1]
+      >>> statistics = attention_map.statistics(tokens=tokens)
+      >>> found = mh.heads.role_evidence(attention_map, statistics, tokens=tokens)
+      >>> score, count = found["induction_of_repeated"].sum(0).T
+      >>> np.asarray(score / count).round(2)  # [H]
+      array([1.  , 0.14], dtype=float32)
     """
     *batch_shape, num_heads, num_queries, num_keys = attention_map.shape
     lines = math.prod(batch_shape), num_heads
@@ -272,6 +290,15 @@ def roles_of_evidence(
     """Finds roles from sums over examples of `role_evidence`, `[H, ...]` a layer.
 
     `columns` has, for each layer, its heads' columns in the result; None: in order.
+
+    Example:
+      >>> def evidence(each):
+      ...     statistics = each.statistics(tokens=tokens)
+      ...     found = mh.heads.role_evidence(each, statistics, tokens=tokens)
+      ...     return jax.tree.map(lambda x: x.sum(0), found)  # over examples
+      >>> sums = [evidence(attention_map) for attention_map in subject.maps(tokens)]
+      >>> mh.heads.roles_of_evidence(sums)["role"].names.tolist()
+      [['previous_token', 'mixed'], ['induction', 'mixed']]
     """
     if columns is None:
         columns = [range(len(each["positional"])) for each in found]

@@ -55,6 +55,12 @@ def rollout(
         is no such row, or the residual is no share below 1.
 
     Source: Abnar and Zuidema 2020, eq. 1, https://arxiv.org/abs/2005.00928.
+
+    Example:
+      >>> maps = model.apply(params, None, tokens[:1], is_training=False).maps
+      >>> np.asarray(mh.heads.rollout(maps, rows=-1)).round(2)
+      array([[[0.  , 0.  , 0.06, 0.01, 0.19, 0.13, 0.06, 0.3 , 0.25]]],
+            dtype=float32)
     """
     checks.fraction("residual", residual)
     rows = jnp.asarray(_positions(maps, rows))
@@ -93,6 +99,11 @@ def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
     [0, 1]; rows may sum to more than 1.
 
     Source: Abnar and Zuidema 2020, section 3, https://arxiv.org/abs/2005.00928.
+
+    Example:
+      >>> maps = model.apply(params, None, tokens[:1], is_training=False).maps
+      >>> mh.heads.flow(maps, rows=-1).round(2)
+      array([[[0.  , 0.  , 0.22, 0.05, 0.5 , 0.25, 0.25, 0.5 , 0.5 ]]])
     """
     from scipy.sparse import csgraph
 

@@ -29,7 +29,13 @@ Metric = Callable[[Array, tasks.Example], Array]
 
 
 class Measured(NamedTuple):
-    """The subject of a measure: a model, its data, and a metric of the two."""
+    """The subject of a measure: a model, its data, and a metric of the two.
+
+    Example:
+      >>> measured = mh.heads.Measured(model, mh.heads.metrics.loss, params, batches)
+      >>> mh.heads.ablation(measured)
+      Heads('Ablation of heads, 8 examples': 2 layers; ablation from ...
+    """
 
     model: models.Model  # of `models.build`, or any pure functions of these arguments
     metric: Metric  # how badly the model does; some measures differentiate it

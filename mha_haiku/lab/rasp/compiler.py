@@ -26,7 +26,15 @@ Place = tuple[int, int]  # layer and head
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model, without its number of heads and its length."""
+    """The sizes of a model, without its number of heads and its length.
+
+    Example:
+      >>> one, other = mh.rasp.PROGRAMS["induction"](), mh.rasp.PROGRAMS["histogram"]()
+      >>> mh.rasp.sizes(one).hidden_size, mh.rasp.sizes(other).hidden_size
+      (0, 17)
+      >>> (mh.rasp.sizes(one) | mh.rasp.sizes(other)).hidden_size
+      17
+    """
 
     num_layers: int  # L
     model_size: int  # D
@@ -42,7 +50,15 @@ class Sizes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Compiled:
-    """A model that computes a program."""
+    """A model that computes a program.
+
+    Example:
+      >>> compiled = mh.rasp.compile(mh.rasp.PROGRAMS["induction"](), num_heads=2)
+      >>> compiled.heads
+      {(0, 0): 'previous_token', (1, 0): 'induction'}
+      >>> compiled.edges  # the keys of head (1, 0) read head (0, 0)
+      frozenset({((0, 0), (1, 0), 'k')})
+    """
 
     program: Program
     config: models.ModelConfig  # of the family encoder or causal
@@ -90,7 +106,13 @@ class Compiled:
 
 
 def sizes(program: Program) -> Sizes:
-    """Computes the sizes of the model that `compile` makes of a program."""
+    """Computes the sizes of the model that `compile` makes of a program.
+
+    Example:
+      >>> sizes = mh.rasp.sizes(mh.rasp.PROGRAMS["induction"](length=8))
+      >>> sizes.num_layers, sizes.model_size, sizes.num_tokens
+      (2, 45, 13)
+    """
     return _sizes(layout.Layout(program))
 
 
@@ -120,6 +142,13 @@ def compile(
     Raises:
       ValueError: If the output is a mean or made without a head, a layer has too few
         heads, or the noise is below 0.
+
+    Example:
+      >>> compiled = mh.rasp.compile(mh.rasp.PROGRAMS["induction"](), num_heads=2)
+      >>> compiled.model
+      Model(causal: 2 layers of 2 heads, model size 45, learned positions)
+      >>> compiled.heads
+      {(0, 0): 'previous_token', (1, 0): 'induction'}
     """
     checks.positive_integer("num_heads", num_heads)
     checks.non_negative_number("noise", noise)

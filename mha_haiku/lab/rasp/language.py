@@ -19,7 +19,13 @@ import numpy as np
 
 
 class Sequence:
-    """A value at each position; equal to nothing but itself."""
+    """A value at each position; equal to nothing but itself.
+
+    Example:
+      >>> upper = mh.rasp.map(str.upper, mh.rasp.tokens)
+      >>> isinstance(upper, mh.rasp.Sequence), upper.is_number
+      (True, False)
+    """
 
     @property
     def is_number(self) -> bool:
@@ -67,6 +73,15 @@ class Selector:
     """Which positions (keys) each position (query) selects: where all conditions hold.
 
     `one & other` has the conditions of both.
+
+    Example:
+      >>> from mha_haiku import rasp
+      >>> earlier = rasp.select(rasp.indices, rasp.indices, lambda key, own: key < own)
+      >>> same = rasp.select(rasp.tokens, rasp.tokens, lambda key, own: key == own)
+      >>> place = rasp.aggregate((earlier & same).last(), rasp.indices, name="place")
+      >>> last = rasp.Program("last", place, tuple("ab"), 4, True, sample=None)
+      >>> last("abaa")
+      [None, None, 0, 2]
     """
 
     conditions: tuple[Condition, ...]  # at least one
@@ -118,6 +133,13 @@ def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
 
     Raises:
       ValueError: If inputs are others.
+
+    Example:
+      >>> from mha_haiku import rasp
+      >>> is_vowel = rasp.map(lambda letter: letter in "aeiou", rasp.tokens)
+      >>> vowels = rasp.Program("vowels", is_vowel, tuple("acef"), 4, True, sample=None)
+      >>> vowels("face")
+      [False, True, False, True]
     """
     numbers = [each.is_number for each in inputs]
     if len(inputs) not in (1, 2) or (len(inputs) == 2 and any(numbers)):
@@ -135,6 +157,14 @@ def select(
 
     Raises:
       ValueError: If keys or queries are numbers.
+
+    Example:
+      >>> from mha_haiku import rasp
+      >>> opposite = rasp.select(rasp.indices, rasp.indices, lambda s, t: s + t == 3)
+      >>> letter = rasp.aggregate(opposite, rasp.tokens, name="opposite")
+      >>> mirror = rasp.Program("mirror", letter, tuple("acef"), 4, False, sample=None)
+      >>> mirror("face")
+      ['e', 'c', 'a', 'f']
     """
     _refuse_numbers("keys and queries", keys, queries)
     return Selector((Condition(keys, queries, predicate),))
@@ -145,6 +175,14 @@ def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
 
     Raises:
       ValueError: If values are numbers.
+
+    Example:
+      >>> from mha_haiku import rasp
+      >>> before = rasp.select(rasp.indices, rasp.indices, lambda s, t: s == t - 1)
+      >>> letter = rasp.aggregate(before, rasp.tokens, name="previous token")
+      >>> shift = rasp.Program("shift", letter, tuple("abc"), 4, True, sample=None)
+      >>> shift("cabb")
+      [None, 'c', 'a', 'b']
     """
     _refuse_numbers("values", values)
     return Head(selector, values, name, "value")
@@ -154,6 +192,14 @@ def mean(selector: Selector, values: Sequence, *, name: str) -> Head:
     """Averages the numbers of the selected keys, 0 where none is selected.
 
     No selected key may hold None.
+
+    Example:
+      >>> from mha_haiku import rasp
+      >>> every = rasp.select(rasp.indices, rasp.indices, lambda key, own: True)
+      >>> ones = rasp.mean(every, rasp.tokens, name="share of ones")
+      >>> share = rasp.Program("share", ones, (0, 1), 4, is_causal=False, sample=None)
+      >>> [float(x) for x in share([1, 1, 1, 0])]
+      [0.75, 0.75, 0.75, 0.75]
     """
     _refuse_numbers("values", values)
     return Head(selector, values, name, "mean")
@@ -164,6 +210,14 @@ def selector_width(selector: Selector, *, name: str) -> Sequence:
 
     Raises:
       ValueError: If the selector has an order.
+
+    Example:
+      >>> from mha_haiku import rasp
+      >>> same = rasp.select(rasp.tokens, rasp.tokens, lambda key, own: key == own)
+      >>> number = rasp.selector_width(same, name="same tokens")
+      >>> count = rasp.Program("count", number, tuple("abc"), 4, False, sample=None)
+      >>> count("abac")
+      [2, 1, 2, 1]
     """
     if selector.orders:
         raise ValueError("selector must have no order: its width is counted.")
@@ -173,7 +227,13 @@ def selector_width(selector: Selector, *, name: str) -> Sequence:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A sequence to be computed, and the inputs that it is for."""
+    """A sequence to be computed, and the inputs that it is for.
+
+    Example:
+      >>> reverse = mh.rasp.PROGRAMS["reverse"](length=4)
+      >>> reverse("face")
+      ['e', 'c', 'a', 'f']
+    """
 
     name: str  # one word
     output: Sequence

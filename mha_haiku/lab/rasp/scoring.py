@@ -14,6 +14,11 @@ def auroc(values: np.ndarray, is_real: np.ndarray) -> float:
       ValueError: If all heads or edges are real, or none is.
 
     Source: Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747.
+
+    Example:
+      >>> importance = np.array([[3.0, 0.1], [2.0, 0.2]])
+      >>> mh.rasp.auroc(importance, np.array([[True, False], [True, False]]))
+      1.0
     """
     values, is_real = np.asarray(values), np.asarray(is_real)
     exists = ~np.isnan(values)

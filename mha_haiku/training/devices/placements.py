@@ -38,6 +38,11 @@ class Replicas:
     sooner for one model, its state is kept while the others train: a model that is told
     to stop at the step it is at takes no step, and none of another's numbers, NaN
     included, reach it.
+
+    Example:
+      >>> replicas = mh.devices.Replicas(jax.devices()[:2])
+      >>> replicas.put(params)["logits"]["w"].shape  # [devices, D, C]
+      (2, 45, 13)
     """
 
     def __init__(self, devices: Sequence[jax.Device], *, several: bool = False):
@@ -125,6 +130,11 @@ def make_mesh(
 
     Raises:
       ValueError: If the sizes do not multiply to the number of devices.
+
+    Example:
+      >>> mesh = mh.devices.make_mesh(jax.devices()[:4], heads=2, sequence=1)
+      >>> dict(mesh.shape)
+      {'data': 2, 'sequence': 1, 'heads': 2}
     """
     grid = np.array(devices).reshape(data, sequence, heads)
     return jax.sharding.Mesh(grid, ("data", "sequence", "heads"))
@@ -135,6 +145,12 @@ class Sharded:
 
     With `shard_parameters` parameters and the optimizer's state are divided over
     `data`, and gathered where they are used.
+
+    Example:
+      >>> mesh = mh.devices.make_mesh(jax.devices()[:2], heads=2, sequence=1)
+      >>> put = mh.devices.Sharded(mesh).put_state(params)
+      >>> tuple(put["encoder/layer_0/attention/query"]["w"].sharding.spec)
+      (None, 'heads')
     """
 
     def __init__(self, mesh: jax.sharding.Mesh, *, shard_parameters: bool = False):

@@ -105,7 +105,14 @@ class DevicesConfig(Section, path="config.devices"):
 
 
 class RunConfig(Section, path="config"):
-    """The config of a run; `task` and `data` have the options of its task."""
+    """The config of a run; `task` and `data` have the options of its task.
+
+    Example:
+      >>> config = mh.runs.default_config("reverse")
+      >>> config = config.replace(seed=1, training=dict(steps=100))
+      >>> config.seed, config.training.steps, config.model.num_layers
+      (1, 100, 1)
+    """
 
     seed: int = field(
         0, "seed of all random numbers of the run", fields.integer(0, 2**32 - 1)
@@ -159,6 +166,11 @@ def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
     Raises:
       ConfigError: If there is no task of that name.
       TypeError: If `task` is neither a name nor an instance of a task's dataclass.
+
+    Example:
+      >>> config = mh.runs.default_config("induction")
+      >>> config.task.name, config.model.family
+      ('induction', 'causal')
     """
     name = task if isinstance(task, str) else _registered(task)
     model = ModelConfig().replace(**fields.nested(tasks.model_defaults(name)))

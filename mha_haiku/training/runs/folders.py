@@ -72,7 +72,15 @@ class _Whole(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run, loaded from its folder."""
+    """A run, loaded from its folder.
+
+    Example:
+      >>> run = mh.runs.load_run("runs/reverse")
+      >>> run.step, run.model
+      (30, Model(encoder: 2 layers of 2 heads, model size 8, learned positions))
+      >>> run.examples(count=3).inputs.shape
+      (3, 6)
+    """
 
     config: configuration.RunConfig
     task: tasks.Task
@@ -178,6 +186,12 @@ def load_run(
       ConfigError: If there is no run, or no checkpoint of that step, or it is damaged;
         if there are runs of several seeds, each in a folder of its own; or if the file
         of a task of your own has changed, or would be executed without `trust_code`.
+
+    Example:
+      >>> mh.runs.load_run("runs/reverse")
+      Run(reverse, step 30, Model(encoder: 2 layers of 2 heads, ...
+      >>> mh.runs.load_run("runs/reverse", step=10).step
+      10
     """
     folder = Folder(checks.as_path(workdir))
 

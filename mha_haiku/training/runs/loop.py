@@ -43,6 +43,15 @@ class Observer:
 
     Raises:
       ValueError: If `every` is no integer of at least 0.
+
+    Example:
+      >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
+      >>> steps = []
+      >>> observer = mh.runs.Observer(2, lambda step, params: steps.append(step))
+      >>> summary = mh.runs.train(config, "runs/tiny", observers=[observer])
+      reverse starts: ...
+      >>> steps
+      [0, 2, 4]
     """
 
     def __init__(self, every: int, look: Callable[[int, Any], None] | None = None):
@@ -103,6 +112,13 @@ def train(
       NonFiniteLossError: If more steps in a row are nonfinite than the config
         allows, in all runs.
       SaveError: If the last checkpoint cannot be written.
+
+    Example:
+      >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
+      >>> summary = mh.runs.train(config, "runs/tiny")
+      reverse starts: ...
+      >>> summary.steps, mh.runs.load_run("runs/tiny").step
+      (4, 4)
     """
     started = time.perf_counter()
     devices = list(devices or jax.devices())
@@ -141,7 +157,15 @@ def train_whole(
 
 
 class Trained(NamedTuple):
-    """A run that has ended."""
+    """A run that has ended.
+
+    Example:
+      >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
+      >>> trained = mh.runs.train_seeds(config, 2)
+      reverse starts: 2 models...
+      >>> [(each.seed, each.run.step) for each in trained]
+      [(0, 4), (1, 4)]
+    """
 
     seed: int  # its `config.seed`
     run: folders.Run  # with the parameters of its last step
@@ -164,6 +188,13 @@ def train_seeds(
       ValueError: If `seeds` is no integer above 0; and what `train` raises.
       KeyboardInterrupt: If training is interrupted; in a `workdir` it is resumed.
       NonFiniteLossError: If a run failed; the others are in `workdir`.
+
+    Example:
+      >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
+      >>> one, other = mh.runs.train_seeds(config, 2)
+      reverse starts: 2 models...
+      >>> one.seed, other.seed
+      (0, 1)
     """
     seeds = checks.positive_integer("seeds", seeds)
     config = config.replace(training=dict(seeds=seeds))

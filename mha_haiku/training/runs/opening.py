@@ -14,7 +14,15 @@ from mha_haiku.training.runs import checkpoints, configuration, files, folders, 
 
 
 class Summary(NamedTuple):
-    """How a run ended; the content of summary.json."""
+    """How a run ended; the content of summary.json.
+
+    Example:
+      >>> config = mh.runs.load_run("runs/reverse").config
+      >>> summary = mh.runs.train(config, "runs/reverse")
+      The run in runs/reverse has ended at step 30.
+      >>> summary.steps, summary.interrupted, summary.baseline_name
+      (30, False, 'chance')
+    """
 
     steps: int  # taken in all
     metrics: dict[str, float]  # of the last report
@@ -33,6 +41,14 @@ class SeedsSummary(NamedTuple):
     """How runs of several seeds ended that trained together; their summary.json.
 
     Each has a `Summary` in its own folder; the fields of that name are of all of them.
+
+    Example:
+      >>> config = mh.runs.default_config("reverse")
+      >>> config = config.replace(training=dict(steps=4, seeds=2))
+      >>> summary = mh.runs.train(config, "runs/seeds")
+      reverse starts: 2 models...
+      >>> summary.seeds, summary.steps, sorted(summary.spread)
+      ([0, 1], 4, [...'accuracy'...])
     """
 
     seeds: list[int]

@@ -74,7 +74,12 @@ _OF_OWN_DATA = own_data.TASKS
 
 
 def names() -> tuple[str, ...]:
-    """Lists the names of all tasks: the package's, then those in `configs/tasks/`."""
+    """Lists the names of all tasks: the package's, then those in `configs/tasks/`.
+
+    Example:
+      >>> mh.tasks.names()[:4]
+      ('reverse', 'copy', 'sort', 'histogram')
+    """
     return (*_TASKS, *task_files.OF_PROJECT)
 
 
@@ -83,6 +88,11 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
 
     The name is one of `names()`, or the file and class of a task of your own,
     "mine.py:MyTask"; ConfigError if there is no such task.
+
+    Example:
+      >>> options = mh.tasks.options("reverse")["task"]
+      >>> {name: field.default for name, field in options.items()}
+      {'sequence_length': 16, 'num_tokens': 10}
     """
     return _declared(of_name(name))
 
@@ -96,7 +106,12 @@ def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
 
 
 def model_defaults(name: str) -> dict[str, Any]:
-    """Lists `config.model` values that suit a task, by dotted name; see `options`."""
+    """Lists `config.model` values that suit a task, by dotted name; see `options`.
+
+    Example:
+      >>> mh.tasks.model_defaults("induction")
+      {'family': 'causal', 'embedding.max_length': 32}
+    """
     task = of_name(name)
     implied = {"family": "causal"} if task.continues else {}
     implied |= {"output.pool": "mean"} if task.labels_whole else {}
@@ -111,6 +126,10 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
 
     Raises:
       ConfigError: If there is no such task or option, or the task refuses a value.
+
+    Example:
+      >>> mh.tasks.make("modular_addition", modulus=11)
+      ModularAddition(modulus=11, train_fraction=0.8)
     """
     task = of_name(name)
     known = [field.name for field in dataclasses.fields(task) if field.init]
@@ -142,6 +161,14 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
     Raises:
       ConfigError: If the text cannot be read or is too short, there is no such option,
         or it does not take the value.
+
+    Example:
+      >>> import pathlib
+      >>> text = "It was a dark and stormy night. " * 40
+      >>> _ = pathlib.Path("night.txt").write_text(text)
+      >>> task = mh.tasks.from_text("night.txt", sequence_length=16)
+      >>> task.encode("stormy")
+      array([14, 15, 12, 13, 10, 17], dtype=int32)
     """
     return make("language_model", path=os.fspath(path), **options)
 
@@ -153,6 +180,14 @@ def register(task: type[Task]) -> str:
 
     Raises:
       ConfigError: If it is no frozen dataclass with all that a task needs.
+
+    Example:
+      >>> import dataclasses
+      >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+      ... class Backwards(mh.tasks.of_name("reverse")):
+      ...     sequence_length: int = 5
+      >>> mh.tasks.register(Backwards)
+      ':Backwards'
     """
     if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", None)) is task:
         return task.name
@@ -161,7 +196,12 @@ def register(task: type[Task]) -> str:
 
 
 def values(task: Task) -> dict[str, dict[str, Any]]:
-    """Collects the values of a task's options; see `options`."""
+    """Collects the values of a task's options; see `options`.
+
+    Example:
+      >>> mh.tasks.values(mh.tasks.make("reverse", sequence_length=4))
+      {'task': {'sequence_length': 4, 'num_tokens': 10}, 'data': {}}
+    """
     return {
         section: {name: getattr(task, name) for name in named}
         for section, named in _declared(type(task)).items()
@@ -169,7 +209,12 @@ def values(task: Task) -> dict[str, dict[str, Any]]:
 
 
 def of_name(name: str) -> type[Task]:
-    """Finds the class of a task; see `options`."""
+    """Finds the class of a task; see `options`.
+
+    Example:
+      >>> mh.tasks.of_name("reverse").__name__
+      'Reverse'
+    """
     if task_files.is_name(name):
         return task_files.load(name)
     if name in (known := _TASKS | _OF_OWN_DATA):

@@ -21,7 +21,14 @@ from mha_haiku.training.tasks import edit_distance, sampling
 
 
 class Example(NamedTuple):
-    """One example of a task; a batch of them has leading axes on every array."""
+    """One example of a task; a batch of them has leading axes on every array.
+
+    Example:
+      >>> task = mh.tasks.make("reverse", sequence_length=4)
+      >>> example = task.example(jax.random.key(0), task.train_data)
+      >>> example.inputs, example.targets
+      (Array([7, 2, 6, 5], dtype=int32), Array([5, 6, 2, 7], dtype=int32))
+    """
 
     # `[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source.
     inputs: jax.Array
@@ -54,7 +61,14 @@ class Example(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a run stores of a task that learns from the user's data."""
+    """What a run stores of a task that learns from the user's data.
+
+    Example:
+      >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
+      >>> task = mh.tasks.from_arrays(inputs, targets=inputs)
+      >>> task.keep().arrays["inputs"].shape
+      (100, 6)
+    """
 
     tokenizer: str = ""  # as JSON; empty: there is none
     # "name" and "sha256" of the text, and any "labels"; None lets any text be read.
@@ -91,6 +105,11 @@ class Task(abc.ABC):
 
     What must be there: the three numbers, `baseline` and `example`. Where data of your
     own is in arrays or pairs of texts, `from_arrays` and `from_examples` need no class.
+
+    Example:
+      >>> task = mh.tasks.make("reverse", sequence_length=4)
+      >>> isinstance(task, mh.tasks.Task), task.num_classes, task.baseline["accuracy"]
+      (True, 10, 0.1)
     """
 
     name: ClassVar[str]  # in configs and titles; the class's if left out
@@ -408,6 +427,13 @@ def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
     An example depends only on `key`, which the batch shares, and its index, so that a
     batch is the same however its indices are spread over devices; `data` is as in
     `Task.example`.
+
+    Example:
+      >>> task = mh.tasks.make("sort", sequence_length=4)
+      >>> key, indices = jax.random.key(0), jnp.arange(2)
+      >>> mh.tasks.batch(task, key, task.train_data, indices).targets
+      Array([[7, 8, 8, 8],
+             [2, 4, 5, 7]], dtype=int32)
     """
 
     def one(index):

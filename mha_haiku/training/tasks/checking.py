@@ -38,6 +38,11 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
     Of a task that `is_own`, the user's, errors are told as the user's, and the integers
     of some examples are checked, too. ConfigError has all that does not fit; `name` is
     what it calls the task.
+
+    Example:
+      >>> task = mh.tasks.make("reverse", sequence_length=4)
+      >>> mh.tasks.check("my task", task).inputs.shape
+      (4,)
     """
     faults = _faults_of_attributes(task)
     example = None

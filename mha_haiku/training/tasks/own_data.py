@@ -235,6 +235,12 @@ def from_arrays(
 
     Raises:
       ValueError: If one does not fit; it says the shape that was given.
+
+    Example:
+      >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
+      >>> task = mh.tasks.from_arrays(inputs, targets=inputs[:, ::-1])
+      >>> task.num_tokens, task.train_data.inputs.shape, task.held_out_data.inputs.shape
+      (5, (93, 6), (7, 6))
     """
     inputs = _inputs(inputs)
     count, length, *size = inputs.shape
@@ -292,6 +298,13 @@ def from_examples(
 
     Raises:
       ValueError: If they are not such pairs; it says which one.
+
+    Example:
+      >>> sums = [(f"{i}+{j}", str(i + j)) for i in range(10) for j in range(10)]
+      >>> task = mh.tasks.from_examples(sums, labels=False)
+      >>> example = task.example(jax.random.key(0), task.train_data)
+      >>> task.question(example), task.answer(example.targets)
+      ('7+3', '10')
     """
     pairs = _pairs(examples)
     checks.choice("tokenizer", tokenizer, tokenization.TRAINERS)

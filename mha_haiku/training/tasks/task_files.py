@@ -73,7 +73,16 @@ def register(task: type[Task]) -> str:
 
 
 def trusting_runs(trust_code: bool) -> contextlib.AbstractContextManager[None]:
-    """Allows to execute the files of tasks that runs name, while entered."""
+    """Allows to execute the files of tasks that runs name, while entered.
+
+    Example:
+      >>> import pathlib
+      >>> code = "from mha_haiku.training.tasks.parity import Parity"
+      >>> _ = pathlib.Path("mine.py").write_text(code)
+      >>> with mh.tasks.trusting_runs(True), mh.tasks.named_by_a_file():
+      ...     mh.tasks.of_name("mine.py:Parity").__name__
+      'Parity'
+    """
     return _set(_trusts_runs, trust_code or _trusts_runs.get())
 
 
@@ -81,6 +90,15 @@ def named_by_a_file() -> contextlib.AbstractContextManager[None]:
     """Forbids to execute files while entered, unless the caller trusts runs.
 
     What this process has executed already can be loaded: that executes nothing.
+
+    Example:
+      >>> import pathlib
+      >>> _ = pathlib.Path("mine.py").write_text("print('This is executed.')")
+      >>> with mh.tasks.named_by_a_file():
+      ...     mh.tasks.of_name("mine.py:MyTask")
+      Traceback (most recent call last):
+        ...
+      mha_haiku.core.checks.ConfigError: config.task.name 'mine.py:MyTask' would ...
     """
     return _set(_is_of_run, True)
 
@@ -127,7 +145,14 @@ def of_project(name: str) -> type[Task]:
 
 
 def digest(name: str) -> str | None:
-    """Computes the sha256 of the file of a user's task; None: it has no file."""
+    """Computes the sha256 of the file of a user's task; None: it has no file.
+
+    Example:
+      >>> import pathlib
+      >>> _ = pathlib.Path("mine.py").write_text("class MyTask: ...")
+      >>> mh.tasks.digest("mine.py:MyTask")[:12]
+      '68dbedfef4ac'
+    """
     if not is_name(name) or name.startswith(":"):
         return None
     return hashlib.sha256(_read(name)).hexdigest()

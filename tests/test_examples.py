@@ -1,0 +1,115 @@
+"""Every public name has an example, and the examples give what they say.
+
+Examples find these names:
+
+- `jax`, `jnp`, `np`, `mh`;
+- `model`, `params`, `config`: a causal model of two layers of two heads. It is compiled
+  by `mh.rasp` and not trained, so that its heads are known: head 0 of layer 0 looks at
+  the token before, head 0 of layer 1 is an induction head, and the others are noise;
+- `batches`: a list of one batch of eight examples, four tokens that are repeated;
+  `tokens`: their inputs, `[8, 9]`; `corrupted`: a list of one batch of other examples;
+- `measured`: all these with the loss, as `mh.heads` takes it; `subject`: a `Subject`;
+- the working directory is empty and temporary. Where an example names "runs/reverse",
+  a run of a few steps is there.
+"""
+
+import doctest
+import functools
+import inspect
+import shutil
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+
+_OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_RUN = "runs/reverse"
+
+# Every name of these modules has an example; "" is `mh` itself.
+_WITH_EXAMPLES = "devices heads interop models rasp runs subjects tasks".split()
+_OTHERS = ["", *"attention masks modules positions".split()]
+# Modules and names whose examples compile for more than a second.
+_SLOW = ["heads", "runs", "subjects", "mh", "mh.models.Maps", "mh.models.build"]
+
+
+def _module(name):
+    return getattr(mh, name) if name else mh
+
+
+def _is_documented_by_example(thing):
+    """Checks for functions and classes: no constants, aliases, exceptions, modules."""
+    if inspect.isclass(thing):
+        return not issubclass(thing, Exception)
+    return inspect.isroutine(thing) or hasattr(thing, "__wrapped__")
+
+
+def _things():
+    """Yields the name, object and module of all that is public, each object once."""
+    seen = set()
+    for module in [*_OTHERS, *_WITH_EXAMPLES]:
+        whole = ".".join(filter(None, ("mh", module)))
+        names = sorted(_module(module).__all__)
+        for name, thing in [("", _module(module))] + [
+            (name, getattr(_module(module), name)) for name in names
+        ]:
+            is_part = isinstance(thing, types.ModuleType)
+            if (is_part or _is_documented_by_example(thing)) and id(thing) not in seen:
+                seen.add(id(thing))
+                yield f"{whole}.{name}".rstrip("."), thing, module
+
+
+def _case(name, module):
+    marks = [pytest.mark.slow] if {name, module} & {*_SLOW} else []
+    return pytest.param(name, marks=marks)
+
+
+_THINGS = {name: thing for name, thing, _ in _things()}
+_WANTED = [
+    name
+    for name, thing, module in _things()
+    if module in _WITH_EXAMPLES and not isinstance(thing, types.ModuleType)
+]
+
+
+@functools.cache
+def _names():
+    compiled = mh.rasp.compile(mh.rasp.PROGRAMS["induction"](), num_heads=2)
+    model, params = compiled.model, compiled.params
+    batches, corrupted = ([compiled.examples(8, seed=seed)] for seed in (0, 1))
+    loss = mh.heads.metrics.loss
+    return {
+        **{"jax": jax, "jnp": jnp, "np": np, "mh": mh},
+        **{"model": model, "params": params, "config": model.config},
+        **{"batches": batches, "corrupted": corrupted, "tokens": batches[0].inputs},
+        "measured": mh.heads.Measured(model, loss, params, batches),
+        "subject": mh.Subject(model, params, "induction", metric=loss, batches=batches),
+    }
+
+
+@pytest.mark.parametrize("name", _WANTED)
+def test_a_public_name_has_an_example(name):
+    assert ">>>" in (_THINGS[name].__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        _case(name, module)
+        for name, thing, module in _things()
+        if ">>>" in (thing.__doc__ or "")
+    ],
+)
+def test_an_example_gives_what_it_says(name, tmp_path, monkeypatch, request):
+    text = inspect.cleandoc(_THINGS[name].__doc__)
+    monkeypatch.chdir(tmp_path)
+    if _RUN in text:
+        shutil.copytree(request.getfixturevalue("trained")(), tmp_path / _RUN)
+    test = doctest.DocTestParser().get_doctest(text, dict(_names()), name, None, None)
+    said = []
+    with jax.numpy_rank_promotion("allow"):  # as outside of tests
+        doctest.DocTestRunner(optionflags=_OPTIONS).run(test, out=said.append)
+    assert not said, "".join(said)
