@@ -2,7 +2,7 @@
 
 Examples find these names:
 
-- `jax`, `jnp`, `np`, `mh`;
+- `jax`, `jnp`, `np`, `hk` (Haiku), `mh`;
 - `model`, `params`, `config`: a causal model of two layers of two heads. It is compiled
   by `mh.rasp` and not trained, so that its heads are known: head 0 of layer 0 looks at
   the token before, head 0 of layer 1 is an induction head, and the others are noise;
@@ -19,21 +19,24 @@ import inspect
 import shutil
 import types
 
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import mha_haiku as mh
+from mha_haiku.subjects.subject import VERBS
 
 _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _RUN = "runs/reverse"
 
 # Every name of these modules has an example; "" is `mh` itself.
-_WITH_EXAMPLES = "devices heads interop models rasp runs subjects tasks".split()
-_OTHERS = ["", *"attention masks modules positions".split()]
+_MODULES = ["", "attention", "devices", "heads", "interop", "masks", "models"]
+_MODULES += ["modules", "positions", "rasp", "runs", "subjects", "tasks"]
 # Modules and names whose examples compile for more than a second.
-_SLOW = ["heads", "runs", "subjects", "mh", "mh.models.Maps", "mh.models.build"]
+_SLOW = ["", "attention", "heads", "modules", "runs", "subjects"]
+_SLOW += ["mh.models.Maps", "mh.models.build"]
 
 
 def _module(name):
@@ -50,7 +53,7 @@ def _is_documented_by_example(thing):
 def _things():
     """Yields the name, object and module of all that is public, each object once."""
     seen = set()
-    for module in [*_OTHERS, *_WITH_EXAMPLES]:
+    for module in _MODULES:
         whole = ".".join(filter(None, ("mh", module)))
         names = sorted(_module(module).__all__)
         for name, thing in [("", _module(module))] + [
@@ -69,9 +72,7 @@ def _case(name, module):
 
 _THINGS = {name: thing for name, thing, _ in _things()}
 _WANTED = [
-    name
-    for name, thing, module in _things()
-    if module in _WITH_EXAMPLES and not isinstance(thing, types.ModuleType)
+    name for name, thing, _ in _things() if not isinstance(thing, types.ModuleType)
 ]
 
 
@@ -82,12 +83,22 @@ def _names():
     batches, corrupted = ([compiled.examples(8, seed=seed)] for seed in (0, 1))
     loss = mh.heads.metrics.loss
     return {
-        **{"jax": jax, "jnp": jnp, "np": np, "mh": mh},
+        **{"jax": jax, "jnp": jnp, "np": np, "hk": hk, "mh": mh},
         **{"model": model, "params": params, "config": model.config},
         **{"batches": batches, "corrupted": corrupted, "tokens": batches[0].inputs},
         "measured": mh.heads.Measured(model, loss, params, batches),
         "subject": mh.Subject(model, params, "induction", metric=loss, batches=batches),
     }
+
+
+@pytest.fixture
+def own_verbs():
+    """Takes back the verbs that an example has added."""
+    before = {*VERBS}
+    yield
+    for name in {*VERBS} - before:
+        del VERBS[name]
+        delattr(mh.Subject, name)
 
 
 @pytest.mark.parametrize("name", _WANTED)
@@ -103,7 +114,7 @@ def test_a_public_name_has_an_example(name):
         if ">>>" in (thing.__doc__ or "")
     ],
 )
-def test_an_example_gives_what_it_says(name, tmp_path, monkeypatch, request):
+def test_an_example_gives_what_it_says(name, own_verbs, tmp_path, monkeypatch, request):
     text = inspect.cleandoc(_THINGS[name].__doc__)
     monkeypatch.chdir(tmp_path)
     if _RUN in text:

@@ -43,6 +43,11 @@ def load(
       ConfigError: If there is no such model, or it cannot be read, or it needs
         `trust_code`.
       ValueError: If a dtype is given for a run, or a step for anything else.
+
+    Example:
+      >>> subject = mh.load("runs/reverse")
+      >>> subject.task.name
+      'reverse'
     """
     path, name = checks.as_path(source), os.fspath(source)
     if path.exists():
@@ -95,6 +100,12 @@ def train(
       SaveError: If the last checkpoint cannot be written.
       TypeError: If both `what` and `task` are tasks.
       ValueError: If the config asks for several seeds.
+
+    Example:
+      >>> config = mh.load("runs/reverse").config
+      >>> subject = mh.train(config, "runs/reverse")  # resumes, or is done already
+      >>> subject.step == config.training.steps
+      True
     """
     if isinstance(what, configuration.RunConfig):
         config = what

@@ -49,6 +49,12 @@ class Score(tiles.Part, abc.ABC):
 
     Dense attention calls a score with all batch axes, the tile engine with one head of
     one example and no batch axes: hence `...` and `aligned` above.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> score = lambda q, k: (q @ k.T) ** 2  # of a head: [R, K], [C, K] to [R, C]
+      >>> mh.attend(query, key, value, score=score)[0].shape
+      (1, 5, 2, 4)
     """
 
     @abc.abstractmethod
