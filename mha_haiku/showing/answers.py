@@ -126,10 +126,12 @@ def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
 
 def _of_heads(found: records.Heads) -> Grid:
     """Makes the grid of the roles of heads, or of the first column."""
-    column = found.columns.get(ROLE, found.first)
+    name = ROLE if ROLE in found else next(iter(found))
+    column = found[name]
     if not column.mean.size:
         raise ValueError("there are no heads.")
-    values, texts, titles, note = column.mean, None, None, column.label
+    values, texts, titles = column.mean, None, None
+    note = f"{name}: {column.label}{column.unit and ', '}{column.unit}"
     if column.names is not None:
         names = np.asarray(column.names)
         scores = ["" if np.isnan(x) else f" {x:.2f}" for x in values.flat]

@@ -57,8 +57,8 @@ class HeadResult(Heads, Result):
         self, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
     ) -> list[Path]:
         """Writes the record as .npz too, for pages of maps."""
-        self.write(checks.as_path(folder) / f"{self.file_name}.npz")
-        return super().save(folder, formats)
+        written = super().save(folder, formats)
+        return [*written, self.write(written[0].with_suffix(".npz"))]
 
 
 def write_pictures(

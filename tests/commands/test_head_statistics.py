@@ -61,6 +61,7 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(untrained, capsys):
     folder = untrained / "attention"
     assert sorted(x.name for x in folder.iterdir()) == [
         "head_statistics.csv",
+        "head_statistics.npz",
         "head_statistics.png",
     ]
     for path in folder.iterdir():

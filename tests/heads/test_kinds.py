@@ -270,7 +270,7 @@ def test_roles_of_cross_heads():
     # Examples without a source have no part in the means.
     lengths = np.int32([S, 0, S])
     padded = heads.roles(model, {}, [example._replace(lengths=lengths)], align=align)
-    assert padded.names[2].tolist() == names
+    assert padded["role"].names[2].tolist() == names
 
 
 @pytest.mark.slow

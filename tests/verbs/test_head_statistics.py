@@ -91,7 +91,7 @@ def _oracle(loaded, count):
 @pytest.mark.slow
 def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
     table = statistics.statistics(Subject.of_folder(untrained), examples=N)
-    path, picture = table.save(tmp_path / "new" / "folder")
+    path, picture, _ = table.save(tmp_path / "new" / "folder")
     assert picture.name == "head_statistics.png"
     assert path == tmp_path / "new" / "folder" / "head_statistics.csv"
     expected, _ = _oracle(folders.load_run(untrained), N)
@@ -169,7 +169,7 @@ def test_one_example_has_no_standard_error(of_task, tmp_path):
     of_task(Features())
     table = statistics.statistics(Subject.of_folder("anywhere"), examples=1, layers=[1])
     assert all(np.isnan(x.standard_error).all() for x in table.numbers.values())
-    path, _ = table.save(tmp_path)
+    path, *_ = table.save(tmp_path)
     with path.open(newline="") as file:
         first = next(csv.DictReader(file))
     assert first["layer"] == "1"

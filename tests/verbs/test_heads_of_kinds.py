@@ -110,7 +110,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(subject):
 @pytest.mark.slow
 def test_importance_is_by_kind_layer_and_head(subject, tmp_path):
     found = importance.importance(subject, examples=4, measures=["confidence"])
-    (path, picture) = found.save(tmp_path)
+    path, picture, _ = found.save(tmp_path)
     rows = _rows(path.read_text())
     assert _places(rows) == PLACES
     exists = ~np.isnan(found["confidence"].mean)

@@ -28,7 +28,7 @@ def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
     assert found.agreement.shape == (4, 4)
     np.testing.assert_allclose(np.diag(found.agreement), 1)
     formats = ["png", "svg"]
-    path, picture, vectors = found.save(tmp_path / "heads", formats)
+    path, picture, vectors, _ = found.save(tmp_path / "heads", formats)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert vectors.name == "head_importance.svg"
     assert "confidence</text>" in vectors.read_text()
@@ -66,7 +66,7 @@ def test_a_measure_is_one_function_that_everything_finds(
     heads.importance._offered("furlongs", "how far it is")(nothing)
     subject = Subject.of_folder(trained())
     found = importance.importance(subject, examples=2, measures=["nothing"])
-    text, csv_file, picture = found.text(), *found.save(tmp_path)
+    text, csv_file, picture, _ = found.text(), *found.save(tmp_path)
     for each in (text, found._repr_html_()):
         assert "nothing" in each and "furlongs" in each and "how far it is" in each
     assert "nothing from 0 to 0 furlongs" in repr(found)
