@@ -103,9 +103,10 @@ def train(
 
     Example:
       >>> config = mh.load("runs/reverse").config
-      >>> subject = mh.train(config, "runs/reverse")  # resumes, or is done already
-      >>> subject.step == config.training.steps
-      True
+      >>> subject = mh.train(config, "runs/reverse")  # resumes what has not ended
+      The run in runs/reverse has ended at step 30.
+      >>> subject.step
+      30
     """
     if isinstance(what, configuration.RunConfig):
         config = what
