@@ -36,6 +36,7 @@ def main(*, out: str = str(FOLDER)) -> None:
     from matplotlib import pyplot
 
     folder = pathlib.Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, draw in _PICTURES.items():
         for ending, style in (("", "default"), ("_dark", "dark_background")):
             with pyplot.style.context(style):
