@@ -179,7 +179,7 @@ class Heads:
         said += [self._said(*each) for each in [*self.columns.items()][:_MOST_SAID]]
         if more := [*self.columns][_MOST_SAID:]:
             said.append(f"also {', '.join(more)}")
-        return f"{type(self).__name__}({self.title!r}: {'; '.join(said)})"
+        return f"Heads({self.title!r}: {'; '.join(said)})"
 
     def _said(self, name: str, column: Column) -> str:
         if column.names is not None:
