@@ -113,7 +113,7 @@ def draw_sites(figure) -> None:
 
 
 def draw_recognition(figure) -> None:
-    """Draws the program of an attention that nobody marked, and what is found in it."""
+    """Draws the program of an unmarked attention, and the sites recognized in it."""
     lines = ["s = dot(query, key)", "e = exp(s - max)", "p = e / sum(e)"]
     lines += ["h = dot(p, value)"]
     _chain(figure, lines, family="monospace")

@@ -336,12 +336,15 @@ class Heads:
         """
         found = archive.load(path, Heads, written_by=written_by)
         shape = len(found.layers), max((len(x.heads) for x in found.layers), default=0)
-        for name, each in found.columns.items():
-            if each.mean.shape != shape:
-                raise checks.ConfigError(
-                    f"{path}: {name} must be of the heads {shape} of its layers, got "
-                    f"{each.mean.shape}."
-                )
+        for name, column in found.columns.items():
+            for part in ("mean", "standard_error", "ranks", "names"):
+                values = getattr(column, part)
+                wanted = (*shape, 2) if part == "ranks" else shape
+                if values is not None and values.shape != wanted:
+                    raise checks.ConfigError(
+                        f"{path}: {part} of {name} must be {wanted}, for the heads of "
+                        f"its layers, got {values.shape}."
+                    )
         return found
 
 

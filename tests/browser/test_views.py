@@ -197,7 +197,7 @@ def test_a_page_of_words_opens_with_where_they_look_in_all_heads(drawn):
         np.testing.assert_allclose(_shares(opened), shares, atol=5e-3)
     best = opened.locator(".largest-weights li").first.inner_text()
     assert f"key {mean[2].argmax()} " in best and f"{mean[2].max():.4f}"[:-1] in best
-    # One head, by a click on its picture, or those of its layer.
+    # A click on a thumbnail chooses that head; the menu chooses a layer or all heads.
     opened.locator(".head").nth(4).click()
     assert opened.inner_text("#detail-title") == "layer 1, head 1"
     tokens.nth(2).hover()

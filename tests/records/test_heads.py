@@ -66,10 +66,12 @@ def test_a_file_is_the_record(tmp_path):
 
 def test_a_file_of_other_heads_is_refused(tmp_path):
     found = _heads()
-    wrong = {"entropy": found["entropy"]._replace(mean=np.ones((1, 7)))}
-    path = Heads("", found.layers, wrong).write(tmp_path / "heads.npz")
-    with pytest.raises(ConfigError, match=r"entropy must be of the heads \(2, 3\)"):
-        Heads.load(path, written_by="")
+    for part, values in (("mean", np.ones((1, 7))), ("ranks", np.ones((2, 1, 2)))):
+        wrong = {"entropy": found["entropy"]._replace(**{part: values})}
+        path = Heads("", found.layers, wrong).write(tmp_path / "heads.npz")
+        words = rf"{part} of entropy must be \(2, 3.*for the heads of its layers"
+        with pytest.raises(ConfigError, match=words):
+            Heads.load(path, written_by="")
 
 
 def test_text_has_a_row_per_head_that_there_is():

@@ -34,7 +34,7 @@ class Mixing(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """The factors of weights, without those of keys."""
+    """The batch, head and query axes of attention weights."""
 
     batch: list[Axis]
     heads: Axis
