@@ -11,6 +11,7 @@ examples, P patterns of gates.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -226,7 +227,8 @@ def _largest_weights(model, params, example):
     def largest(attention_map):
         # A function may have several rows for an example, such as windows of an image.
         weights = attention_map.statistics().largest_weight
-        return weights.reshape(count, -1, weights.shape[-1]).mean(1)
+        rows = math.prod(weights.shape[:-1]) // count
+        return weights.reshape(count, rows, weights.shape[-1]).mean(1)
 
     _, found = running.look(model, params, example, {"*/map": largest})
     exists = running.exists([x.shape[-1] for x in found.values()])
