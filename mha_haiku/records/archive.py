@@ -20,6 +20,10 @@ FORMAT = 3
 _FIELDS = "fields"
 
 
+class FormatError(checks.ConfigError):
+    """A file is in the format of another version."""
+
+
 def save(path: str | os.PathLike[str], record: Any) -> Path:
     """Writes a record, whole or not at all."""
     named: dict[str, np.ndarray] = {}
@@ -40,7 +44,7 @@ def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
     except (KeyError, TypeError, ValueError, RecursionError):
         is_known = False
     if not is_known:
-        raise checks.ConfigError(
+        raise FormatError(
             f"{path} is not of format {FORMAT}, the one that this version reads. Write "
             f"it again with\n{written_by}"
         )

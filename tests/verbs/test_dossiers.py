@@ -1,6 +1,7 @@
 """What a run's folder has of its heads, joined."""
 
 import dataclasses
+import shutil
 
 import jax
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, records
-from mha_haiku.records import Layer
+from mha_haiku.records import Layer, archive
 from mha_haiku.showing import sets
 from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects import results
@@ -85,6 +86,18 @@ def test_numbers_are_those_that_were_computed(trained):
     dataclasses.replace(result, step=20).save(written)
     (maps,) = dumping.dossier(trained / "attention").sets
     assert "ablation" not in maps.columns and maps.missing
+
+
+def test_files_of_earlier_versions_are_left_out(trained, monkeypatch, tmp_path, caplog):
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    maps = MapSet.load(tmp_path / "attention" / "maps.npz")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(archive, "FORMAT", 2)
+        archive.save(tmp_path / "heads" / "head_importance.npz", maps.heads)
+        archive.save(tmp_path / "attention" / "snapshots" / "1" / "maps.npz", maps)
+    (shown,) = dumping.dossier(tmp_path / "attention").sets
+    assert shown.missing[0][0] == "importance"
+    assert "snapshots/1/maps.npz is not of format 3" in caplog.text
 
 
 def test_numbers_go_by_the_names_of_layers_and_heads():

@@ -3,6 +3,7 @@
 Dimensions: N examples shown, H heads, T query positions, S key positions.
 """
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -18,7 +19,7 @@ import numpy as np
 from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
-from mha_haiku.records import Heads, Layer
+from mha_haiku.records import Heads, Layer, archive
 from mha_haiku.showing import (
     collecting,
     drawing,
@@ -257,10 +258,12 @@ def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
     path = folders.Folder(root).heads / "head_importance.npz"
     command = results.command("head_importance", root)
     if path.exists():
-        found = Heads.load(path, written_by=command)
-        if found.step == maps.step:
-            columns = {**maps.columns, **found.at(maps.layers)}
-            return dataclasses.replace(maps, columns=columns)
+        # What an earlier version measured is to be measured again, as of another step.
+        with contextlib.suppress(archive.FormatError):
+            found = Heads.load(path, written_by=command)
+            if found.step == maps.step:
+                columns = {**maps.columns, **found.at(maps.layers)}
+                return dataclasses.replace(maps, columns=columns)
     return dataclasses.replace(maps, missing=(("importance", command),))
 
 
@@ -268,7 +271,11 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
     """Loads the saved moments of a training, with the numbers `aligned` alone."""
     moments = []
     for step in steps_of(folder):
-        maps = map_set.MapSet.load(folder / str(step) / "maps.npz")
+        try:
+            maps = map_set.MapSet.load(folder / str(step) / "maps.npz")
+        except archive.FormatError as error:
+            _logger.warning(f"left out: {str(error).splitlines()[0]}")
+            continue
         known = maps.columns.items()
         own = {x: y for x, y in known if x not in attention.STATISTICS}
         maps = dataclasses.replace(maps, name=f"step {step}", step=step, columns=own)
