@@ -9,7 +9,7 @@ from mha_haiku.lab.heads import circuits
 from mha_haiku.training import runs
 
 _COPIES = 0.5  # the copying score from which on a head counts as copying
-_LEARNT, _STEPS, _MOST_STEPS = 0.95, 500, 2000
+_LEARNED, _STEPS, _MOST_STEPS = 0.95, 500, 2000
 _TEXT_STEPS = 800
 _DRAWS = 64  # of random matrices
 
@@ -127,7 +127,7 @@ class CircuitsOfHeads(base.Claim):
         induction, _ = desk.train_until(
             configs["induction"],
             seed,
-            lambda x: x.held_out["accuracy"] >= _LEARNT,
+            lambda x: x.held_out["accuracy"] >= _LEARNED,
             most=_MOST_STEPS,
         )
         layers, ends = {}, {}

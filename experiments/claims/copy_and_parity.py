@@ -1,4 +1,4 @@
-"""Tasks with a short program for all lengths are learnt for longer inputs as well."""
+"""Tasks with a short program for all lengths are learned for longer inputs too."""
 
 import numpy as np
 from scipy import stats
@@ -26,12 +26,14 @@ class CopyAndParity(base.Claim):
     tasks at random. The planted failure in it deals all of them to the right tasks.
     """
 
-    sentence = "Tasks with a short program for all lengths are learnt for longer inputs"
+    sentence = (
+        "Tasks with a short program for all lengths are learned for longer inputs"
+    )
     source = base.Source(
         paper="Zhou et al. 2023",
         place="abstract and section on experiments",
         published=(
-            "tasks with a short RASP-L program for all lengths generalise in length, "
+            "tasks with a short RASP-L program for all lengths generalize in length, "
             "as counting, the mode, copying unique tokens and sorting do; copying "
             "repeated tokens, parity and addition do not (no number taken)"
         ),
@@ -45,7 +47,7 @@ class CopyAndParity(base.Claim):
     )
     would_change = (
         "Other tasks: eight are few, and which of them have a short program is the "
-        "authors' judgement, but for the largest token, which is in their library."
+        "authors' judgment, but for the largest token, which is in their library."
     )
     version = 2
     before = base.Before(
@@ -55,7 +57,7 @@ class CopyAndParity(base.Claim):
         "counts is the correlation over them.",
     )
     tried = (
-        "In the six seeds of the two verdicts addition is never learnt within 4,000 "
+        "In the six seeds of the two verdicts addition is never learned within 4,000 "
         "steps, and copying of repeated tokens in two; the reach of both is at most "
         "0.09. Counting, which has a short program, has a reach of 0.19 to 0.30."
     )
@@ -95,14 +97,14 @@ class CopyAndParity(base.Claim):
     def measure(self, desk, seed, arm):
         numbers, reach = {}, []
         for task, (_, chance) in TASKS.items():
-            params, has_learnt = models.trained(desk, seed, task, "offset")
+            params, has_learned = models.trained(desk, seed, task, "offset")
             name = task.__name__
-            numbers[f"{name}, learnt"] = has_learnt
+            numbers[f"{name}, learnt"] = has_learned
             for length in _LENGTHS:
                 right = models.share_right(desk, params, seed, task, "offset", length)
                 numbers[f"{name} at {length}"] = (right - chance) / (1 - chance)
             reach.append(np.mean([numbers[f"{name} at {x}"] for x in _LONGER]))
-            numbers[f"{name}, reach"] = reach[-1] = reach[-1] * has_learnt
+            numbers[f"{name}, reach"] = reach[-1] = reach[-1] * has_learned
         has_program = [has_program for has_program, _ in TASKS.values()]
         if arm == "control":
             has_program = np.random.default_rng(seed).permutation(has_program)

@@ -137,7 +137,7 @@ class Desk:
         most: int,
         **options: Any,
     ) -> tuple[Trained, bool]:
-        """Returns a model that has learnt enough, and whether it has.
+        """Returns a model that has learned enough, and whether it has.
 
         It is trained for as many steps as the config says, then anew for twice as many,
         and so on, since schedules hang on the number of steps.
@@ -145,8 +145,8 @@ class Desk:
         Args:
           config: A whole config.
           seed: The seed.
-          enough: Whether a model has learnt enough; asked after each training.
-          most: The most steps; a model that has not learnt enough then is returned too.
+          enough: Whether a model has learned enough; asked after each training.
+          most: The most steps. A model that has not learned enough by then is returned.
           **options: Arguments of `train` by keyword.
         """
         while True:

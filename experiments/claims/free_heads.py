@@ -9,7 +9,7 @@ _LAYERS = 2
 _HEADS = (4, 8, 16, 32)  # of the whole model
 _EXAMPLES = 512
 _RANDOM_ORDERS = 8
-_LEARNT, _MOST_STEPS = 0.99, 6400
+_LEARNED, _MOST_STEPS = 0.99, 6400
 _NOTICED = 0.01  # a fall of accuracy
 _SHARES = tuple(i / 16 for i in range(17))
 
@@ -51,7 +51,7 @@ class FreeHeads(base.Claim):
         "partly",
         "It had one model of 16 heads and asked for at most one point without 3 and "
         "without 6 heads, so that the verdict hung on that model. Now models have 4 to "
-        "32 heads, are trained until they have learnt, and the share that is free is "
+        "32 heads, are trained until they have learned, and the share that is free is "
         "measured.",
     )
     tried = (
@@ -117,8 +117,8 @@ class FreeHeads(base.Claim):
         numbers = {}
         for heads in _HEADS:
             config = self.configs(arm)[str(heads)]
-            trained, has_learnt = desk.train_until(
-                config, seed, _has_learnt, most=_MOST_STEPS
+            trained, has_learned = desk.train_until(
+                config, seed, _has_learned, most=_MOST_STEPS
             )
             subject = trained.subject()
             order = pruning.order_of(
@@ -128,7 +128,7 @@ class FreeHeads(base.Claim):
             of = subject.measured(_EXAMPLES, metric="accuracy")
             mistakes = pruning.ablated(of, orders, range(heads + 1))
             falls = mistakes - mistakes[:, :1]
-            numbers[f"free of {heads}"] = free_share(falls) if has_learnt else 0.0
+            numbers[f"free of {heads}"] = free_share(falls) if has_learned else 0.0
             numbers[f"accuracy of {heads}"] = 1 - mistakes[0, 0]
             for share in _SHARES:
                 fall = falls.mean(0)[int(share * heads)]
@@ -136,8 +136,8 @@ class FreeHeads(base.Claim):
         return numbers
 
 
-def _has_learnt(trained):
-    return trained.held_out["accuracy"] >= _LEARNT
+def _has_learned(trained):
+    return trained.held_out["accuracy"] >= _LEARNED
 
 
 def orders_of(order, arm, generator):

@@ -40,7 +40,7 @@ class GatedAttention(base.Claim):
     )
     would_change = (
         "A model in which most of the weight on the start token stays with a gate that "
-        "has learnt. The paper measures language models; next would be one, trained "
+        "has learned. The paper measures language models; next would be one, trained "
         "with and without a gate."
     )
     before = base.Before(

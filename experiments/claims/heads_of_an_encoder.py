@@ -1,4 +1,4 @@
-"""Heads of an encoder look at separators and neighbours, alike within a layer."""
+"""Heads of an encoder look at separators and neighbors, alike within a layer."""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ class HeadsOfAnEncoder(base.Claim):
     encoders differ.
     """
 
-    sentence = "Heads of an encoder look at separators and neighbours, alike in a layer"
+    sentence = "Heads of an encoder look at separators and neighbors, alike in a layer"
     source = base.Source(
         paper="Clark et al. 2019",
         place="sections 3.1, 3.2 and 6",
@@ -46,14 +46,14 @@ class HeadsOfAnEncoder(base.Claim):
         "queries of shuffled weights that point at the previous token and at [CLS]"
     )
     effect = (
-        "the fourth head of 72 has {0} of its attention on a neighbour, the layer that "
+        "the fourth head of 72 has {0} of its attention on a neighbor, the layer that "
         "attends most to [CLS] and [SEP] {1} on them, and heads of a layer differ less "
         "than heads of two layers, by a share of {2}"
     )
     would_change = (
         "Another encoder: this one has 6 layers, was distilled from one with 12, and "
         "gives vectors of sentences. Two of its heads have over half of their "
-        "attention on a neighbour, and their number is the same with all sentences."
+        "attention on a neighbor, and their number is the same with all sentences."
     )
     before = base.Before(
         "partly",
@@ -92,7 +92,7 @@ class HeadsOfAnEncoder(base.Claim):
             across="place in the order, of 72 heads",
             up="share of attention",
             points=tuple(range(1, 13)),
-            lines={"neighbour": "neighbour, head {}"},
+            lines={"neighbor": "neighbour, head {}"},
             level=0.5,
             level_name="half",
         ),

@@ -36,7 +36,7 @@ class InductionEmergence(base.Claim):
     steps on log context length. A context in which no head emerges within 40,000 steps
     counts as an exponent of 0. In the control the first layer attends to the token
     before from the start, so that it has nothing to learn. The planted failure is a
-    control whose first layer has to be learnt.
+    control whose first layer has to be learned.
     """
 
     sentence = "The time until induction emerges grows with the square of the context"
@@ -50,7 +50,7 @@ class InductionEmergence(base.Claim):
         arxiv="2511.01033",
     )
     control = "a first layer that attends to the token before from the start"
-    planted = "a first layer that has to be learnt"
+    planted = "a first layer that has to be learned"
     effect = "the steps until it emerges grow as the context to the power of {0}"
     would_change = (
         "Contexts long enough to tell a power of 2 from one slightly off it; "

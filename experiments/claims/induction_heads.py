@@ -8,7 +8,7 @@ from experiments.claims import base
 from mha_haiku.lab import heads
 
 _STEPS, _MOST_STEPS = 800, 1600
-_LEARNT = 0.95
+_LEARNED = 0.95
 _POINTS = 40  # of a curve
 _WINDOW = _POINTS // 10  # points within which a rise is a jump
 _SHOWN = tuple(range(1, _POINTS + 1))
@@ -155,7 +155,7 @@ class InductionHeads(base.Claim):
             trained, _ = desk.train_until(
                 configs[name],
                 seed,
-                lambda x: x.held_out["accuracy"] >= _LEARNT,
+                lambda x: x.held_out["accuracy"] >= _LEARNED,
                 most=_MOST_STEPS,
             )
             numbers |= self.of_trained(desk, trained, name, arm)

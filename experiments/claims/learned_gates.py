@@ -144,7 +144,7 @@ class LearnedGates(base.Claim):
         numbers = {
             "loss before": whole.loss,
             "steps before": whole.steps,
-            "loss of those that stay": stays if whole.has_learnt else lab.guess,
+            "loss of those that stay": stays if whole.has_learned else lab.guess,
             "loss of the most important": once(
                 ("important", share), lambda: lab.kept(whole, seed, important, share)
             ),
@@ -190,7 +190,7 @@ class _Whole(NamedTuple):
     state: Any
     steps: int
     loss: float
-    has_learnt: bool
+    has_learned: bool
     importance: np.ndarray
 
 

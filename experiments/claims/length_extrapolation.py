@@ -17,7 +17,7 @@ _FARTHEST = _PLACES - 2 * LONGEST - 4  # offset of an example
 _WIDTH, _HIDDEN, _HEADS, _LAYERS = 32, 64, 4, 2
 _BATCH, _RATE, _WARM_UP = 32, 3e-3, 100
 _PART, _MOST_PARTS = 500, 8  # steps between evaluations, and how many at most
-_LEARNT, _EXAMPLES = 0.99, 512
+_LEARNED, _EXAMPLES = 0.99, 512
 _OTHER_SEED = 1000  # added to the seed, in the control
 _LENGTHS = (8, 10, 12, 14, 16)
 _KINDS = {"none": "no positions", "alibi": "ALiBi", "learned": "learned"}
@@ -104,13 +104,13 @@ class LengthExtrapolation(base.Claim):
             if arm != "claim" and kind != "none":
                 own += i * _OTHER_SEED
                 kind = "learned" if arm == base.PLANTED else "none"
-            params, has_learnt = trained(desk, own, sort, kind)
-            numbers[f"{name}, learnt"] = has_learnt
+            params, has_learned = trained(desk, own, sort, kind)
+            numbers[f"{name}, learnt"] = has_learned
             for length in _LENGTHS:
                 right = share_right(desk, params, seed, sort, kind, length)
                 numbers[f"{name} at {length}"] = right
             longer = numbers[f"{name} at {LONGEST}"]
-            numbers[f"{name}, longer"] = longer if has_learnt else 0.0
+            numbers[f"{name}, longer"] = longer if has_learned else 0.0
         return numbers
 
 
@@ -146,7 +146,7 @@ def rows(generator, task, lengths):
 
 
 def trained(desk, seed, task, kind):
-    """Returns parameters, and whether they have learnt; trained once for all arms."""
+    """Returns parameters, and whether they have learned; trained once for all arms."""
 
     def train():
         generator = np.random.default_rng([seed, *task.__name__.encode()])
@@ -164,9 +164,9 @@ def trained(desk, seed, task, kind):
             rate = _RATE * (1 - i / _MOST_PARTS)
             state = part(state, *data, offsets, np.float32(rate), i * _PART)
             found = _right(desk, state[0], kind, *held_out).mean()
-            if found >= _LEARNT:
+            if found >= _LEARNED:
                 break
-        return jax.device_get(state[0]), float(found >= _LEARNT)
+        return jax.device_get(state[0]), float(found >= _LEARNED)
 
     return desk.once(("trained", seed, task.__name__, kind), train)
 

@@ -16,7 +16,7 @@ _STATES, _LENGTH, _BATCH = 3, 32, 64
 _RATE, _SPREAD = 0.01, 0.01
 _EVERY = 10  # steps between two looks
 _MOST_STEPS = 2000
-_LEARNT = 0.04  # nats above the best possible
+_LEARNED = 0.04  # nats above the best possible
 _LOOKED_AT = 512  # examples
 _BALANCED = 30  # rounds of dividing by sums of rows and of columns
 _OTHER_SEEDS = 10_000  # added to the seed of the second model
@@ -142,7 +142,7 @@ class MarkovChains(base.Claim):
         for step in range(0, _MOST_STEPS + 1, _EVERY):
             found = jax.device_get(look(state[0], held_out))
             looks.append({"step": step, **{x: float(y) for x, y in found.items()}})
-            if _excess(looks[-1]) <= _LEARNT and _left(looks[-1]) <= 0.5:
+            if _excess(looks[-1]) <= _LEARNED and _left(looks[-1]) <= 0.5:
                 break
             state = train(state, for_data, step)
         return looks

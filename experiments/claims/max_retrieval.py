@@ -16,7 +16,7 @@ _LARGEST, _OTHERS = 0.95, 0.9  # priorities where one item stands out
 _EXAMPLES, _BATCH = 128, 32
 _MEASURED = ("weight", "accuracy", "accuracy with temperature")
 _KEYS = "encoder/layer_0/attention/key"
-_LEARNT, _MOST_STEPS = 0.95, 8000
+_LEARNED, _MOST_STEPS = 0.95, 8000
 # The inverse temperature by the entropy of a row (nats), figure 4 of the paper.
 _POLYNOMIAL = (-0.037, 0.481, -2.3, 4.917, -1.791)
 _LOWEST_ENTROPY = 0.5
@@ -26,11 +26,11 @@ class MaxRetrieval(base.Claim):
     """A query finds the class of the item with the largest priority, by one head.
 
     The model is trained on 8 to 16 items until it names 95 % of the classes. The number
-    of steps is doubled until it does, up to 8,000 steps; a model that has not learnt it
-    by then counts as one whose weight does not fall. The trained model is then given 16
-    to 1,024 items, of which one has priority 0.95 and all others 0.9. The slope of the
-    log of the largest weight on the log of the number of items is fitted from 64 items
-    on: it is -1 where the weight is spread over all items, and 0 where it stays.
+    of steps is doubled until it does, up to 8,000 steps; a model that has not learned
+    it by then counts as one whose weight does not fall. The trained model is then given
+    16 to 1,024 items, of which one has priority 0.95 and all others 0.9. The slope of
+    the log of the largest weight on the log of the number of items is fitted from 64
+    items on: -1 where the weight is spread over all items, and 0 where it stays.
 
     The control is the same trained model with its scores multiplied by log n / log 16
     for n items, as in scalable softmax (Nakanishi 2025,
@@ -121,7 +121,7 @@ class MaxRetrieval(base.Claim):
         trained, is_enough = desk.train_until(
             config,
             seed,
-            lambda x: x.held_out["accuracy"] >= _LEARNT,
+            lambda x: x.held_out["accuracy"] >= _LEARNED,
             most=_MOST_STEPS,
         )
         numbers = {}

@@ -36,7 +36,7 @@ class ModularFrequencies(base.Claim):
     of the 12,769 sums, on all of them in each step, by AdamW with weight decay of 1 and
     a learning rate of 0.005, five times the paper's, which is how it takes minutes.
     Training ends when the loss on the other sums has fallen to 0.001 nats; a model that
-    has not learnt them after 3,000 steps counts as it is.
+    has not learned them after 3,000 steps counts as it is.
 
     The Fourier transform of the embedding says which frequencies of numbers around a
     circle have the most power: the five largest are the key frequencies. The logits of
@@ -48,8 +48,8 @@ class ModularFrequencies(base.Claim):
     decides nothing.
 
     The control takes the same model earlier: when it first has all training sums right,
-    which it has learnt by heart. In the planted failure, that model was trained on 80 %
-    of the sums, of which the paper says that it generalizes at once.
+    which it has memorized. In the planted failure, that model was trained on 80 % of
+    the sums, of which the paper says that it generalizes at once.
     """
 
     sentence = "A few Fourier frequencies carry modular addition"
@@ -62,14 +62,14 @@ class ModularFrequencies(base.Claim):
         ),
         arxiv="2301.05217",
     )
-    control = "when it has learnt the training sums by heart"
+    control = "when it has learned the training sums by heart"
     planted = "80 % of the sums to learn by heart, in place of 30 %"
     effect = (
         "five of 56 frequencies have the share {0} of the logits' variance; without "
         "them the loss on the training sums is {1} nats (chance: 4.73)"
     )
     would_change = (
-        "A model that has learnt the sums, and whose logits are spread over many "
+        "A model that has learned the sums, and whose logits are spread over many "
         "frequencies. Dropout in place of weight decay would be one, says the paper's "
         "appendix."
     )
@@ -86,7 +86,7 @@ class ModularFrequencies(base.Claim):
     tried = (
         "Other learning rates, on seed 0: with 0.003 the held-out loss falls after "
         "2,500 steps, with 0.01 after 600, where the waves have 0.16 of the variance "
-        "when the sums have been learnt by heart. With the paper's width and its "
+        "when the sums have been learned by heart. With the paper's width and its "
         "learning rate of 0.001 it had not fallen after 1,200 steps, which took as "
         "long as all of a run here. A pilot's seed had 0.07 nats after 5,000 steps."
     )

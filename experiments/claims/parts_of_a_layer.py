@@ -15,7 +15,7 @@ _LENGTH, _TOKENS = 8, 10
 _WIDTH = 32
 _BATCH, _WARM_UP, _HELD_OUT = 32, 50, 512
 _PART = 10  # steps between two evaluations
-_LEARNT, _MOST_STEPS = 0.99, 200
+_LEARNED, _MOST_STEPS = 0.99, 200
 
 
 class PartsOfALayer(base.Claim):
@@ -45,11 +45,11 @@ class PartsOfALayer(base.Claim):
     control = "dot products are half the scaled ones"
     planted = "dot products are left unscaled"
     effect = (
-        "when the scaled model has learnt, the unscaled one is behind by {0} more of "
+        "when the scaled model has learned, the unscaled one is behind by {0} more of "
         "accuracy with each fourfold d_k from 4 to 256"
     )
     would_change = (
-        "Learning rates, warm-up or an initialisation that let unscaled heads of 256 "
+        "Learning rates, warm-up or an initialization that let unscaled heads of 256 "
         "channels learn as well as scaled ones."
     )
     version = 2
@@ -77,7 +77,7 @@ class PartsOfALayer(base.Claim):
     )
     curves = (
         base.Curve(
-            title=f"Reversing {_LENGTH} tokens, when the scaled model has learnt",
+            title=f"Reversing {_LENGTH} tokens, when the scaled model has learned",
             across="d_k",
             up="held-out accuracy",
             points=_SIZES,
@@ -126,19 +126,19 @@ def slope(values):
 
 
 def compared(scaled, other):
-    """Returns two accuracies when the scaled model has learnt, and at which step.
+    """Returns two accuracies when the scaled model has learned, and at which step.
 
     Args:
       scaled: `[rates, evaluations]`, accuracies of the scaled model.
       other: The same of the other one.
 
     Returns:
-      Of each the best of the learning rates, and the step; 0: it has not learnt, and
+      Of each the best of the learning rates, and the step; 0: it has not learned, and
       accuracies are the last ones.
     """
     scaled, other = scaled.max(0), other.max(0)
-    learnt = np.flatnonzero(scaled >= _LEARNT)
-    first = learnt[0] if learnt.size else -1
+    learned = np.flatnonzero(scaled >= _LEARNED)
+    first = learned[0] if learned.size else -1
     return scaled[first], other[first], _PART * (first + 1)
 
 

@@ -138,7 +138,7 @@ class SoftmaxSinks(base.Claim):
         token = 1 if arm == "control" else 0
         numbers = {}
         for name, config in self.configs(arm).items():
-            trained = learnt(desk, config, seed, has_relu=name == "ReLU")
+            trained = learned(desk, config, seed, has_relu=name == "ReLU")
             is_trigger, late, weights, norms, losses = looked(desk, trained)
             place = _BEFORE if (arm, name) == (base.PLANTED, "SGD") else _AFTER
             weights = weights[..., token]  # [L, B, T]
@@ -154,7 +154,7 @@ class SoftmaxSinks(base.Claim):
         return numbers
 
 
-def learnt(desk, config, seed, *, has_relu):
+def learned(desk, config, seed, *, has_relu):
     """Returns a model that serves the triggers, as the desk's `Trained`."""
 
     def is_enough(trained):

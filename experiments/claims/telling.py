@@ -31,7 +31,7 @@ _HEAD = """| claim | the paper | result: mean (90 % interval) | control | verdic
 |---|---|---|---|---|"""
 _COLUMNS = 3  # of panels in a figure
 _FEW_POINTS = 8  # of a curve, of which each has its tick
-_COLOURS = {"claim": "C0", "control": "0.5"}
+_COLORS = {"claim": "C0", "control": "0.5"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,14 +307,14 @@ def _draw_criterion(axes: "Axes", judged: Mapping[str, verdicts.Judged]) -> None
     for i, (arm, each) in enumerate(judged.items()):
         values = each.values
         finite += values[np.isfinite(values)].tolist()
-        colour = _COLOURS[arm]
+        color = _COLORS[arm]
         spread = i + 0.12 * (np.arange(len(values)) - (len(values) - 1) / 2)
-        axes.plot(spread, values, ".", color=colour, markersize=8)
+        axes.plot(spread, values, ".", color=color, markersize=8)
         _, low, high = each.interval
         if np.isfinite([low, high]).all():
             finite += [low, high]
             middle = (low + high) / 2
-            bar = {"fmt": "_", "color": colour, "capsize": 5, "markersize": 16}
+            bar = {"fmt": "_", "color": color, "capsize": 5, "markersize": 16}
             axes.errorbar(i - 0.3, middle, [[middle - low], [high - middle]], **bar)
     for i, (place, number) in enumerate(criterion.published.items()):
         finite.append(number)
@@ -341,7 +341,7 @@ def _draw_curve(
     axes: "Axes", curve: base.Curve, measured: Mapping[str, Sequence[base.Numbers]]
 ) -> None:
     points = np.array(curve.points, float)
-    lines = {}  # colour, arm and values by seed, by the label
+    lines = {}  # color, arm and values by seed, by the label
     for arm, by_seed in measured.items():
         for i, (name, template) in enumerate(curve.lines.items()):
             names = [template.format(x) for x in curve.points]
@@ -350,15 +350,15 @@ def _draw_curve(
             if np.isfinite(values).any():
                 lines[label] = f"C{i}", arm, values
     for label, covered in _seen({x: y.mean(0) for x, (*_, y) in lines.items()}).items():
-        colour, arm, values = lines[label]
+        color, arm, values = lines[label]
         controls = [x for x, (_, its, _) in lines.items() if its == "control"]
         if covered:
             same = "all controls" if covered == controls else "; ".join(covered)
             label = textwrap.fill(f"{label} (and {same})", 40)
-        style = {"color": colour, "ls": "-" if arm == "claim" else ":"}
+        style = {"color": color, "ls": "-" if arm == "claim" else ":"}
         axes.plot(points, values.mean(0), marker=".", label=label, **style)
         band = values.min(0), values.max(0)
-        axes.fill_between(points, *band, color=colour, alpha=0.15, lw=0)
+        axes.fill_between(points, *band, color=color, alpha=0.15, lw=0)
     if curve.level is not None:
         axes.axhline(curve.level, color="0.4", ls=":", lw=1, label=curve.level_name)
     if curve.logarithmic:

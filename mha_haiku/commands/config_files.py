@@ -5,9 +5,9 @@ A config file is executed. It has a function `get_config()` that starts from
 
 No library parses the fields. As they come, tyro and simple-parsing refuse
 `--config.model.num_layers=3`, and chz wants it without dashes; simple-parsing takes a
-misspelt `--num_layer=3` as an abbreviation; and flags of ml_collections answer a
-misspelt field with tracebacks. `override` does the part that is needed: it sets a field
-from text, by the annotation of the field.
+misspelled `--num_layer=3` as an abbreviation; and flags of ml_collections answer a
+misspelled field with tracebacks. `override` does the part that is needed: it sets a
+field from text, by the annotation of the field.
 """
 
 import ast

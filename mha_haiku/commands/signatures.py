@@ -300,7 +300,7 @@ def _parse(values: flags.FlagValues, arguments, has_fields: bool) -> None:
 
 def _nearest(name: str, values, has_fields: bool) -> str:
     first, _, field = name.partition(".")
-    if field and has_fields:  # a field; `config` is misspelt or left out
+    if field and has_fields:  # a field; `config` is misspelled or left out
         field = field if checks.nearest(first, ["config"]) else name
         return f" Did you mean '--config.{field}'?"
     # Without the dashes, which would make any two short flags alike.

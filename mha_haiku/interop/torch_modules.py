@@ -1,6 +1,6 @@
 """PyTorch modules as functions of JAX, by torchax, with sites named after the modules.
 
-There is no table of families: a module is traced, and its attention is recognised as in
+There is no table of families: a module is traced, and its attention is recognized as in
 any function of JAX. B batch, T positions.
 """
 

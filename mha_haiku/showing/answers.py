@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _MOST_EDGES = 64
 _MOST_ROWS = 20
 _MOST_WITH_ERRORS = 16  # heads of a layer
-_COLOURS = {"q": "C0", "k": "C1", "v": "C2", "feed_forward": "C7", "logits": "C3"}
+_COLORS = {"q": "C0", "k": "C1", "v": "C2", "feed_forward": "C7", "logits": "C3"}
 # Edges between the same two nodes are drawn side by side.
 _BENDS = {"q": -0.12, "k": 0.0, "v": 0.12, "feed_forward": 0.0, "logits": 0.0}
 _THICKEST = 4.0  # points of the strongest edge
-_SHARES = ("probability", "score")  # units with colours from 0 to 1
+_SHARES = ("probability", "score")  # units with colors from 0 to 1
 
 
 class Grid(NamedTuple):
@@ -82,7 +82,7 @@ class Grid(NamedTuple):
         return sheet
 
     def draw(self, axes: "Axes") -> None:
-        """Draws the cells and their colour bar."""
+        """Draws the cells and their color bar."""
         drawing.heat_map(
             axes,
             self.values,
@@ -239,8 +239,8 @@ def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
         6.5, max(1.8, 0.22 * len(rows) + 1.2), title=title or what.title
     )
     axes = sheet.subplots()
-    colours = ["tab:red" if term > 0 else "tab:blue" for term in terms]
-    axes.barh(range(len(rows)), terms, color=colours)
+    colors = ["tab:red" if term > 0 else "tab:blue" for term in terms]
+    axes.barh(range(len(rows)), terms, color=colors)
     axes.set_yticks(range(len(rows)), names, parse_math=False)
     axes.invert_yaxis()
     axes.axvline(0, color="0.5", linewidth=0.8)
@@ -290,7 +290,7 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
             *ends,
             arrowprops={
                 "arrowstyle": "-",
-                "color": _COLOURS[str(edges.kinds[i])],
+                "color": _COLORS[str(edges.kinds[i])],
                 "linestyle": "--" if lowers[i] else "-",
                 "linewidth": max(0.5, _THICKEST * strengths[i]),
                 "connectionstyle": f"arc3,rad={_BENDS[str(edges.kinds[i])]}",
@@ -303,8 +303,8 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
     across, up = np.max(list(places.values()), axis=0)
     axes.set_xlim(-1, across + 1)
     axes.set_ylim(-0.6, up + 0.6)
-    for kind in [x for x in _COLOURS if x in edges.kinds[kept]]:
-        axes.plot([], [], color=_COLOURS[kind], label=kind.replace("_", "-"))
+    for kind in [x for x in _COLORS if x in edges.kinds[kept]]:
+        axes.plot([], [], color=_COLORS[kind], label=kind.replace("_", "-"))
     if lowers.any():
         axes.plot([], [], "--", color="0.3", label="dashed: lowers the metric")
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncols": 2}

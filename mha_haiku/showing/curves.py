@@ -62,17 +62,17 @@ def timeline(
     title: str,
     labels: Sequence[str] = (),
 ) -> "Figure":
-    """Draws a panel per score with a line per head, coloured by layer.
+    """Draws a panel per score with a line per head, colored by layer.
 
     Steps are `[P]`, and the mean of each score `[P, L, H]`, NaN where there is no head;
     a score without a unit is a share, from 0 to 1. Where heads are of several kinds,
-    labels name each layer, as "cross 0", and each kind has colours of its own.
+    labels name each layer, as "cross 0", and each kind has colors of its own.
     """
     from matplotlib import lines
 
     rows = -(-len(scores) // 4)
     _, num_layers, num_heads = next(iter(scores.values())).mean.shape
-    colours = _layer_colours(num_layers, labels)
+    colors = _layer_colors(num_layers, labels)
     labels = labels or [f"layer {i}" for i in range(num_layers)]
 
     sheet = drawing.sheet(13, 0.9 + 2.5 * rows, title=title, note="A line per head.")
@@ -82,7 +82,7 @@ def timeline(
             for h in range(num_heads):
                 values = each.mean[:, i, h]
                 if not np.isnan(values).all():
-                    axes.plot(steps, values, color=colours[i], lw=1.2, alpha=0.8)
+                    axes.plot(steps, values, color=colors[i], lw=1.2, alpha=0.8)
         _axes(axes, "training step", each.unit)
         label = textwrap.fill(each.label, 48)
         axes.set_title(label, fontsize=8, loc="left", parse_math=False)
@@ -93,8 +93,8 @@ def timeline(
     for axes in list(grid.flat)[len(scores) :]:
         axes.set_axis_off()
     legend = [
-        lines.Line2D([], [], color=colour, label=label)
-        for label, colour in zip(labels, colours, strict=True)
+        lines.Line2D([], [], color=color, label=label)
+        for label, color in zip(labels, colors, strict=True)
     ]
     sheet.legend(
         handles=legend,
@@ -177,17 +177,17 @@ def rollout(
     return sheet
 
 
-def _layer_colours(num_layers: int, labels: Sequence[str]) -> list:
-    """Chooses a colour per layer, the later the lighter, or per kind the darker."""
+def _layer_colors(num_layers: int, labels: Sequence[str]) -> list:
+    """Chooses a color per layer, the later the lighter, or per kind the darker."""
     import matplotlib
 
     if not labels:
         return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.9, num_layers)))
-    colours = []
+    colors = []
     for kind, group in itertools.groupby(labels, lambda label: label.split()[0]):
         shades = matplotlib.colormaps[drawing.SHADES[kind]]
-        colours += list(shades(np.linspace(0.45, 0.95, len(list(group)))))
-    return colours
+        colors += list(shades(np.linspace(0.45, 0.95, len(list(group)))))
+    return colors
 
 
 def _axes(axes: "Axes", across: str, up: str) -> None:

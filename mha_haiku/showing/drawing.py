@@ -1,4 +1,4 @@
-"""What all pictures share: figures, their files, colour scales, and readable ink.
+"""What all pictures share: figures, their files, color scales, and readable ink.
 
 Pictures are drawn without a window and without `pyplot`. The same numbers give the same
 PNG file, whatever the version of matplotlib. In vector files text stays text.
@@ -32,7 +32,7 @@ _METADATA = {
     "svg": {"Creator": None, "Date": None},
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
-# The colours of kinds of heads, where lines and bars tell them apart.
+# The colors of kinds of heads, where lines and bars tell them apart.
 KINDS = {"encoder": "C0", "decoder": "C1", "cross": "C2"}
 SHADES = {"encoder": "Blues", "decoder": "Oranges", "cross": "Greens"}  # of layers
 _MOST_NUMBERS = (24, 8)  # rows and columns, up to which cells have numbers in them
@@ -53,7 +53,7 @@ _WIDER_FONTS = (
 
 
 class Scale(NamedTuple):
-    """How numbers map to colours: from `low` to `high` on a colour map.
+    """How numbers map to colors: from `low` to `high` on a color map.
 
     0 is always on the scale, so that small numbers look small next to large ones. If
     signs differ, 0 is white and in the middle.
@@ -61,7 +61,7 @@ class Scale(NamedTuple):
 
     low: float
     high: float
-    colours: str
+    colors: str
 
     @classmethod
     def of(cls, values: np.ndarray, unit: str = "nats") -> "Scale":
@@ -80,18 +80,18 @@ class Scale(NamedTuple):
         return cls(0.0, top, "viridis")
 
     def ink(self, value: float) -> str:
-        """Chooses "black" or "white", whichever contrasts more with the colour."""
+        """Chooses "black" or "white", whichever contrasts more with the color."""
         import matplotlib
 
         share = (value - self.low) / (self.high - self.low)
-        return ink(np.array(matplotlib.colormaps[self.colours](share)[:3]))
+        return ink(np.array(matplotlib.colormaps[self.colors](share)[:3]))
 
 
-def ink(colour: np.ndarray) -> str:
+def ink(color: np.ndarray) -> str:
     """Chooses "black" or "white" for more contrast with red, green and blue."""
     # Relative luminance, and the contrasts that follow from it; WCAG 2.1.
-    linear = np.where(colour <= 0.04045, colour / 12.92, (colour + 0.055) / 1.055)
-    linear = np.where(colour <= 0.04045, linear, linear**2.4)
+    linear = np.where(color <= 0.04045, color / 12.92, (color + 0.055) / 1.055)
+    linear = np.where(color <= 0.04045, linear, linear**2.4)
     luminance = linear @ [0.2126, 0.7152, 0.0722]
     return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
 
@@ -173,7 +173,7 @@ def dark() -> None:
 
 
 def absent() -> str:
-    """Returns the grey of absent cells, on the background of figures."""
+    """Returns the gray of absent cells, on the background of figures."""
     import matplotlib
     from matplotlib import colors
 
@@ -216,7 +216,7 @@ def heat_map(
     unit: str,
     texts: np.ndarray | None = None,
 ) -> None:
-    """Draws numbers `[R, C]` in colours, with their colour bar; NaN is grey.
+    """Draws numbers `[R, C]` in colors, with their color bar; NaN is gray.
 
     Texts stand in the cells; None: the numbers, if there are few.
     """
@@ -225,7 +225,7 @@ def heat_map(
         np.ma.masked_invalid(values),
         vmin=scale.low,
         vmax=scale.high,
-        cmap=scale.colours,
+        cmap=scale.colors,
         aspect="auto",
     )
     bar = axes.figure.colorbar(image, ax=axes)
@@ -291,10 +291,10 @@ def frames(axes: "Axes", cells: np.ndarray) -> None:
     beside = np.argwhere(rim[1:-1, 1:] != rim[1:-1, :-1]) - 0.5
     lines = [((x, y), (x + 1, y)) for y, x in below.tolist()]
     lines += [((x, y), (x, y + 1)) for y, x in beside.tolist()]
-    for width, colour in ((3.0, "black"), (1.5, "#ff5a1f")):
+    for width, color in ((3.0, "black"), (1.5, "#ff5a1f")):
         axes.add_collection(
             collections.LineCollection(
-                lines, colors=colour, linewidths=width, capstyle="projecting"
+                lines, colors=color, linewidths=width, capstyle="projecting"
             ),
             autolim=False,
         )

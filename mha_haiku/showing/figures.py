@@ -35,7 +35,7 @@ def pictures(
 ) -> Iterator[tuple[str, bytes]]:
     """Yields pictures of the layers with heads, of each format: file names and bytes.
 
-    They are of the first example, and share one colour scale; the page has the mean.
+    They are of the first example, and share one color scale; the page has the mean.
     """
     example = maps.examples[0]
     count = len(maps.inputs)
@@ -44,7 +44,7 @@ def pictures(
     largest = max(float(np.max(x, initial=0.0)) for x in example.weights)
     for place, layer in enumerate(maps.layers):
         axes = example.axes(layer)
-        note = "One colour scale for all layers."
+        note = "One color scale for all layers."
         if axes.alignment is not None:
             note += " Frames: where the task says that a row should look."
         draw = functools.partial(
@@ -66,7 +66,7 @@ def pictures(
 def of_example(
     maps: MapSet,
     *,
-    colours: str | None = None,
+    colors: str | None = None,
     scale: str | None = None,
     size: tuple[float, float] | None = None,
     title: str | None = None,
@@ -81,13 +81,12 @@ def of_example(
     It ends at the `largest` weight; None: of these maps. The size is in inches; None:
     by the number of heads and a panel's `side`. The note is a line below the title.
     """
-    import matplotlib
-    from matplotlib import colors
+    import matplotlib.colors
 
     (one,) = maps.examples
     signed = any((weights < 0).any() for weights in one.weights)
-    colours = colours or ("RdBu_r" if signed else "viridis")
-    checks.choice("colours", colours, list(matplotlib.colormaps))
+    colors = colors or ("RdBu_r" if signed else "viridis")
+    checks.choice("colors", colors, list(matplotlib.colormaps))
     first, *others = maps.layers
     sides = one.axes(first)
     queries, keys, aligned = sides.queries, sides.keys, sides.aligned_cells()
@@ -114,9 +113,10 @@ def of_example(
     if signed:  # 0 is in the middle
         norm = _signed_norm(scale, top)
     elif scale == "log":
-        norm = colors.LogNorm(1e-4 * top, top, clip=True)
+        norm = matplotlib.colors.LogNorm(1e-4 * top, top, clip=True)
     else:
-        norm = colors.PowerNorm(1.0 if scale == "linear" else 0.5, vmin=0.0, vmax=top)
+        power = 1.0 if scale == "linear" else 0.5
+        norm = matplotlib.colors.PowerNorm(power, vmin=0.0, vmax=top)
 
     sheet = drawing.sheet(*size, title=_literal(title or ""), note=note)
     grid = sheet.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -127,7 +127,7 @@ def of_example(
         image = axes.imshow(
             np.ma.masked_invalid(one.drawn(i)[h].astype(np.float32)),
             norm=norm,
-            cmap=colours,
+            cmap=colors,
             interpolation="nearest",
         )
         if aligned is not None:

@@ -1,6 +1,6 @@
-"""HTML that cannot be broken by what stands in it, and numbers in colours.
+"""HTML that cannot be broken by what stands in it, and numbers in colors.
 
-Small pictures are made without matplotlib: numbers to colours to a PNG file.
+Small pictures are made without matplotlib: numbers to colors to a PNG file.
 
 A notebook's cleaner may strip scripts, style sheets and frames: what is made here has
 styles at its elements alone, and takes ink and paper from the page around it.
@@ -23,7 +23,7 @@ _CELL = "padding:2px 6px;text-align:right;border:0;white-space:nowrap"
 _NAME = "padding:2px 6px;text-align:left;border:0;font-weight:normal"
 
 
-# The colours of matplotlib's maps at equal steps, with linear interpolation between.
+# The colors of matplotlib's maps at equal steps, with linear interpolation between.
 _VIRIDIS = """
 440154 482878 3e4a89 31688e 26828e 1f9e89 35b779 6ece58 b5de2b fde725
 """
@@ -41,7 +41,7 @@ _STOPS = {
     "viridis_r": _stops(_VIRIDIS)[::-1],
     "RdBu_r": _stops(_RED_BLUE),
 }
-MASKED = np.array([216, 216, 216], np.uint8)  # a grey that is on neither scale
+MASKED = np.array([216, 216, 216], np.uint8)  # a gray that is on neither scale
 PAPER = np.array([255, 255, 255], np.uint8)
 
 
@@ -92,7 +92,7 @@ def heat_table(
     shown: np.ndarray | None = None,
     corner: str = "head",
 ) -> Html:
-    """Renders a table whose cells have the colours of their numbers `[R, H]`.
+    """Renders a table whose cells have the colors of their numbers `[R, H]`.
 
     Columns are what `corner` says, by name or number. Tooltips have the meaning of a
     row and the title of a cell (None: its number). `shown` is the text in the cells
@@ -111,8 +111,8 @@ def heat_table(
                 cells.append(tag("td", style=_CELL))
                 continue
             text = drawing.number(number) if shown is None else str(shown[i, j])
-            colour, ink = paint(number, scales[i])
-            style = f"{_CELL};background:{colour};color:{ink}"
+            color, ink = paint(number, scales[i])
+            style = f"{_CELL};background:{color};color:{ink}"
             title = text if titles is None else str(titles[i, j])
             inside = text if has_room or shown is not None else ""
             cells.append(tag("td", inside, style=style, title=title))
@@ -142,9 +142,9 @@ def picture(image: np.ndarray, *, alt: str) -> Html:
     )
 
 
-def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
-    """Computes the colours of numbers, `[..., 3]` uint8; grey where they are NaN."""
-    stops = _STOPS[scale.colours]
+def colors(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
+    """Computes the colors of numbers, `[..., 3]` uint8; gray where they are NaN."""
+    stops = _STOPS[scale.colors]
     share = (np.asarray(values, float) - scale.low) / (scale.high - scale.low)
     at = np.clip(np.nan_to_num(share), 0, 1) * (len(stops) - 1)
     places = np.arange(len(stops))
@@ -154,8 +154,8 @@ def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
 
 
 def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
-    """Computes the colour of a number and of the ink on it, as CSS names them."""
-    rgb = colours(np.array(value), scale)
+    """Computes the color of a number and of the ink on it, as CSS names them."""
+    rgb = colors(np.array(value), scale)
     ink = {"black": "#000", "white": "#fff"}[drawing.ink(rgb / 255.0)]
     return "#" + bytes(rgb.tolist()).hex(), ink
 
@@ -163,7 +163,7 @@ def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
 def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
     """Draws maps next to each other, on one scale with 0: `[height, width, 3]` uint8.
 
-    Of maps `[N, P, Q]` NaN is drawn grey. No side has more pixels than `side`; of
+    Of maps `[N, P, Q]` NaN is drawn gray. No side has more pixels than `side`; of
     larger maps a pixel is the largest weight of its cells.
     """
     maps = np.asarray(maps, float)
@@ -183,7 +183,7 @@ def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
         row, column = divmod(i, columns)
         top, left = row * (height + gap), column * (width + gap)
         # By the square root, as many small weights are seen then.
-        drawn = colours(np.sign(each) * np.sqrt(np.abs(each) * largest), scale)
+        drawn = colors(np.sign(each) * np.sqrt(np.abs(each) * largest), scale)
         sheet[top : top + height, left : left + width] = drawn
     return sheet.astype(np.uint8)
 

@@ -31,7 +31,7 @@ def plot(
     example: int = 0,
     tokens: Any = None,
     key_tokens: Any = None,
-    colours: str | None = None,
+    colors: str | None = None,
     scale: str | None = None,
     size: tuple[float, float] | None = None,
     title: str | None = None,
@@ -54,15 +54,15 @@ def plot(
       tokens: Labels of the maps: the text of each query, `[T]`, or `[N, T]` of
         several examples.
       key_tokens: The text of each key; None: as the queries, where T is S.
-      colours: Name of matplotlib's colour map for maps.
-      scale: Colour scale of maps: "linear", "root" or "log"; None: by the number of
+      colors: Name of matplotlib's color map for maps.
+      scale: Color scale of maps: "linear", "root" or "log"; None: by the number of
         keys.
       size: Width and height in inches; None: by what there is to show.
       title: Above the figure; None: what it is.
 
     Raises:
       TypeError: If there is no figure of `what`.
-      ValueError: If there is no such head, layer, example, colour map or scale, tokens
+      ValueError: If there is no such head, layer, example, color map or scale, tokens
         do not fit, or an argument is not for this figure.
       ModuleNotFoundError: If matplotlib is not installed.
 
@@ -95,7 +95,7 @@ def plot(
             checks.integer_in("example", example, 0, len(whole.examples) - 1)
             whole = whole.only(example, _chosen_layers(whole.layers, layer))
         else:
-            of_maps = dict(head=head, layer=layer, colours=colours, scale=scale)
+            of_maps = dict(head=head, layer=layer, colors=colors, scale=scale)
             of_maps |= {**texts, "example": example or None}
             for name, value in of_maps.items():
                 if value is not None:
@@ -116,7 +116,7 @@ def plot(
                 f"got {count}."
             )
         return figures.of_example(
-            whole, colours=colours, scale=scale, size=size, title=title
+            whole, colors=colors, scale=scale, size=size, title=title
         )
 
 

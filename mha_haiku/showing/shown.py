@@ -127,7 +127,7 @@ def of_one_layer(found: Heads) -> markup.Html:
         scales=[drawing.Scale.of(x.mean, x.unit) for x in numbers.values()],
         titles=with_errors(values, errors),
     )
-    notes = "; ".join([*found.notes, "each row has its own colour scale."])
+    notes = "; ".join([*found.notes, "each row has its own color scale."])
     return markup.block(found.title, table, note=notes[0].upper() + notes[1:])
 
 
@@ -144,7 +144,7 @@ def _(mask: masks.Mask) -> markup.Html:
         repr(mask),
         markup.picture(image, alt=repr(mask)),
         note=f"Queries down, keys across, the first {sizes[0]} x {sizes[1]}; yellow "
-        f"may attend, grey is masked.{more}",
+        f"may attend, gray is masked.{more}",
     )
 
 

@@ -190,7 +190,7 @@ def _of_lens(lens: Lens) -> Grid:
         "probability",
         title="Logit lens",
         caption="Logit lens: the likeliest next token after each layer",
-        note="The colour is the probability. Columns are the tokens that are read.",
+        note="The color is the probability. Columns are the tokens that are read.",
         texts=np.vectorize(visible, otypes=[str])(lens.texts),
     )
 

@@ -13,7 +13,7 @@ from jax import Array
 WINDOW = 128
 # A loss has jumped where it is above the window's mean by both. The first alone would
 # warn of healthy runs: near a loss of 0 a single hard example is tens of deviations up,
-# and nothing of what the model has learnt is lost.
+# and nothing of what the model has learned is lost.
 SPIKE = 6.0  # standard deviations of the window
 LEAST_RISE = 0.1  # of the loss of the task's baseline
 

@@ -168,10 +168,10 @@ def _core(case, is_quick) -> list[command.Duel]:
 
 
 def _statistics(case, is_quick) -> list[command.Duel]:
-    num_heads, calls, has_materialised = _STATISTICS[case]
+    num_heads, calls, has_materialized = _STATISTICS[case]
     core = sizes.CoreSize(_length(case, is_quick), num_heads)
     calls = 1 if is_quick else calls
-    uses = ["forward", "statistics"] + ["materialised"] * has_materialised
+    uses = ["forward", "statistics"] + ["materialized"] * has_materialized
     contenders = tuple(
         command.contender(
             use, "map_statistics", use=use, size=calls, core=core._asdict()
@@ -179,13 +179,13 @@ def _statistics(case, is_quick) -> list[command.Duel]:
         for use in uses
     )
     promises = [results.Promise("statistics", 1.6, "forward")]
-    if has_materialised:
+    if has_materialized:
         promises += [
-            results.Promise("statistics", 1 / 5, "materialised", aim=1 / 10),
+            results.Promise("statistics", 1 / 5, "materialized", aim=1 / 10),
         ]
     if case == "statistics_8192":
         promises += [
-            results.Promise("statistics", 1 / 50, "materialised", _PEAK),
+            results.Promise("statistics", 1 / 50, "materialized", _PEAK),
         ]
     title = (
         f"{case}: attention with all statistics of its map and 32 x 32 of its cells, "

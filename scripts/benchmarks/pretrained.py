@@ -102,7 +102,7 @@ def _load(case, is_quick) -> list[command.Duel]:
         command.contender("ours", "pretrained_ours", model="smollm2", use="load"),
         command.contender("reading", "pretrained_reading", model="smollm2"),
     )
-    title = f"{case}: smollm2 from its file, and reading and dequantising alone"
+    title = f"{case}: smollm2 from its file, and reading and dequantizing alone"
     promise = results.Promise("ours", 1.2, "reading")
     return [command.Duel(case, title, "load", contenders, ("reading",), (promise,))]
 

@@ -18,7 +18,7 @@ ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)
 MASKS = {"full": masks.full(), "causal": masks.causal()}
 
 
-pytestmark = pytest.mark.usefixtures("optimised")
+pytestmark = pytest.mark.usefixtures("optimized")
 
 
 def cost(function, with_gradient):

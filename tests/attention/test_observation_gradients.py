@@ -319,7 +319,7 @@ def test_second_derivative_is_refused_with_the_way_out():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize(
     "observe",
     [

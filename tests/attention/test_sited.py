@@ -196,7 +196,7 @@ def test_gradients_of_observations_reach_signed_weights_of_any_size():
     np.testing.assert_allclose(slopes, np.where(counts, wanted, 1), atol=1e-5)
 
 
-def test_recognised_heads_that_are_mixed_have_the_map_of_their_weights():
+def test_recognized_heads_that_are_mixed_have_the_map_of_their_weights():
     mix = jax.random.normal(_KEYS[3], (H, H))
 
     def talking(query):

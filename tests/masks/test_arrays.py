@@ -1,4 +1,4 @@
-"""Masks made of arrays: lengths, segment ids, and masks spelt out."""
+"""Masks made of arrays: lengths, segment ids, and masks spelled out."""
 
 import jax
 import jax.numpy as jnp

@@ -147,7 +147,7 @@ def _temporary_bytes(stack):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimized")
 def test_scanned_layers_computed_again_need_a_third_of_the_memory():
     again = _temporary_bytes(modules.rematerialized(modules.scanned))
     assert again < _temporary_bytes(modules.scanned) / 3

@@ -27,7 +27,7 @@ def _model(num_heads=H, key_size=K, **kwargs):
     return hk.transform(forward)
 
 
-def _initialise(model, *args, **kwargs):
+def _initialize(model, *args, **kwargs):
     return jax.eval_shape(
         lambda key: model.init(key, *args, **kwargs), jax.random.key(0)
     )
@@ -138,7 +138,7 @@ def test_a_query_that_sees_nothing_gets_the_bias_alone(inputs, random_parameters
 def test_refusals(constructor, call, message, inputs):
     model = _model(**constructor)
     with pytest.raises(ValueError, match=message):
-        _initialise(model, *inputs, **call)
+        _initialize(model, *inputs, **call)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_refusals(constructor, call, message, inputs):
 )
 def test_what_is_no_function_is_refused(constructor, message, inputs):
     with pytest.raises(TypeError, match=message):
-        _initialise(_model(**constructor), *inputs)
+        _initialize(_model(**constructor), *inputs)
 
 
 @pytest.mark.parametrize(

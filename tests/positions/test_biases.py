@@ -1,4 +1,4 @@
-"""Score biases spelt out as arrays.
+"""Score biases spelled out as arrays.
 
 B batch, T queries, S keys, H heads.
 """

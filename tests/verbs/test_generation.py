@@ -123,7 +123,7 @@ def test_tokens_past_the_training_see_as_many_as_it_had(writer):
     narrow = writer(model__attention__window=2)
     assert models.windows(_job(narrow, "a").subject.config.model) == (2,)
     # The last token's scores depend on the T before it alone, in a model that has
-    # learnt one layer's worth of distances.
+    # learned one layer's worth of distances.
     (text,) = generation.write(far._replace(tokens=8))
     last = np.concatenate([text.given_tokens, text.tokens])[-T - 1 : -1]
     run = subject
@@ -171,11 +171,11 @@ def test_a_model_answers_without_any_of_its_heads(answerer, part):
     assert answers[0] == answers[1]
     name = {"encoder/layer_0/attention/hands": lambda x: x}
     run = answerer
-    misspelt = answerer.replace(model=run.model.edited(name))
+    misspelled = answerer.replace(model=run.model.edited(name))
     with pytest.raises(ValueError, match="hands' names no site"):
         list(
             generation.write(
-                generation.job(misspelt, "source", ["1 2"], decoding.Greedy())
+                generation.job(misspelled, "source", ["1 2"], decoding.Greedy())
             )
         )
 

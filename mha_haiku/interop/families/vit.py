@@ -10,7 +10,7 @@ def patches(images: np.ndarray, size: int) -> np.ndarray:
     """Returns the inputs of a ViT, `[B, 1 + N, channels * size * size]`.
 
     They are a row of zeros, for the class, and the patches, row by row, of images `[B,
-    channels, height, width]`, normalised as the model wants it. `size` is a patch's
+    channels, height, width]`, normalized as the model wants it. `size` is a patch's
     height and width.
 
     Raises:

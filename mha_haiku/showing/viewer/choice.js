@@ -23,7 +23,7 @@ declareChoice('view', 'map', readWord);
 declareWord('direction', ['from', 'to']);
 declareWord('range', ['shared', 'own']);
 declareWord('scale', ['linear', 'root', 'log']);
-declareWord('colours', ['viridis', 'cividis', 'greys']);
+declareWord('colors', ['viridis', 'cividis', 'grays']);
 declareWord('special', ['with', 'without']); // tokens
 // What the chosen map is compared with: "", "set:1", "example:2" or "head:0.3".
 declareChoice('compare', '', (text) => (

@@ -19,7 +19,7 @@ function contextOf(where, room) {
     maps: all, // {queries, keys, axes, layers}; see `mapsAt`
     map, // of the chosen head, a mean over heads, or a Difference
     isOfHead: shownHeads() === 'head',
-    end: scaleEnd(map, all), // of the colour scale
+    end: scaleEnd(map, all), // of the color scale
     signed: map.signed,
     queries: map.queries,
     keys: map.keys,

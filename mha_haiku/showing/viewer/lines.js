@@ -41,7 +41,7 @@ function alignedPath(d) {
   });
 }
 
-// Aligned cells in blocks, [first query, last, first key, last]: neighbouring queries that
+// Aligned cells in blocks, [first query, last, first key, last]: neighboring queries that
 // are aligned with the same run of keys.
 function alignedBlocks(cells) {
   const blocks = [];
@@ -125,7 +125,7 @@ function linesView() {
           if (!next.delete(head)) next.add(head);
           return [...next].join('.');
         }, { ariaPressed: String(now.has(head)) });
-        button.style.setProperty('--head', headColour(head));
+        button.style.setProperty('--head', headColor(head));
         return button;
       }),
     );
@@ -183,7 +183,7 @@ function linesView() {
       }
     });
     return groups.flatMap((heads, strength) => heads.flatMap((lines, rank) => (lines.length ? [svg('path', {
-      d: lines.join(''), fill: 'none', stroke: headColour(all[rank][0]),
+      d: lines.join(''), fill: 'none', stroke: headColor(all[rank][0]),
       'stroke-width': width, 'stroke-opacity': ((strength + 0.7) / strengths).toFixed(2),
     })] : [])));
   }
@@ -259,7 +259,7 @@ function linesView() {
       [head, cut ? lines.filter((line) => line[2] >= cut) : lines]
     )), largest, 1.4), ...alignment(context.aligned));
     legend.hidden = !context.aligned.length;
-    hint.textContent = 'A line leads from a query to a key that it attends to; the fuller its colour, the '
+    hint.textContent = 'A line leads from a query to a key that it attends to; the fuller its color, the '
       + `larger the weight, on the scale chosen above (full: ${shownWeight(largest)}). `
       + (cut ? `The ${shownInteger(lineLimits.lines)} largest are drawn, from ${shownWeight(cut)}. `
         : `Weights below ${shownWeight(lineLimits.faintest * largest)} are left out. `)
@@ -308,7 +308,7 @@ function linesView() {
       }
       for (const [there, { share, head }] of strongest) {
         const box = boxes[other(at.side)][there];
-        box.setAttribute('fill', headColour(head));
+        box.setAttribute('fill', headColor(head));
         box.setAttribute('fill-opacity', (0.6 * share).toFixed(2));
         touched.push(box);
       }

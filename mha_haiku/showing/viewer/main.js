@@ -221,7 +221,7 @@ function prepare() {
     const again = readAddress();
     choose({}, !again.has('key'));
   });
-  // Room and colours change: what is shown is laid out again.
+  // Room and colors change: what is shown is laid out again.
   let timer = null;
   window.addEventListener('resize', () => {
     clearTimeout(timer);

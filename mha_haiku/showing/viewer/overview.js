@@ -58,8 +58,8 @@ function updateOverview() {
   tellSentence(set);
   tellNumbers(set);
   markHead();
-  const { example, range, scale, colours, special } = choice;
-  const look = [choice.set, example, range, scale, colours, special].join();
+  const { example, range, scale, colors, special } = choice;
+  const look = [choice.set, example, range, scale, colors, special].join();
   if (look !== overview.look) {
     overview.look = look;
     overview.buttons.forEach((button) => { button.drawn = ''; });
@@ -220,7 +220,7 @@ function tellNumbers(set) {
       .map((name) => make(
         'span', captionOf(set, name, layer, head), { className: name === 'role' ? 'role' : 'number' },
       )));
-    button.style.setProperty('--role', roleColour(roleOf(set, layer, head)));
+    button.style.setProperty('--role', roleColor(roleOf(set, layer, head)));
     const all = names.map((name) => [name, said(set, name, layer, head)]).filter(([, text]) => text);
     button.title = [fullName, ...all.map(([name, text]) => `${inWords(name)}: ${text}`)].join('\n');
     button.setAttribute('aria-label', [fullName, ...all.map(([name, text]) => `${inWords(name)} ${text}`)].join(', '));
@@ -241,7 +241,7 @@ function tellLegend(set, barred, names) {
   const lines = overview.lines.slice(0, overview.most);
   let text = '';
   if (!choice.order && names.length && overview.side < captionFrom) {
-    if (barred === 'role') text = 'The bar below a head has the colour of its role.';
+    if (barred === 'role') text = 'The bar below a head has the color of its role.';
     else if (barred) text = `The bar below a head: its ${told(barred)}, as a share of the largest.`;
   } else if (!choice.order && lines.some((name) => name !== 'role')) text = `Below a head: ${lines.map(told).join('; ')}.`;
   element('legend').textContent = text;
@@ -254,7 +254,7 @@ function captionOf(set, name, layer, head) {
     const text = said(set, name, layer, head) || '–';
     return name === 'role' ? text : `${inWords(name)} ${text}`;
   }
-  // A word is never cut: where it has no room, its colour stands for it.
+  // A word is never cut: where it has no room, its color stands for it.
   if (name === 'role') return overview.side < wordFrom ? '' : roleWords(roleOf(set, layer, head));
   const number = shownNumber(numberOf(set, name, layer, head), 2);
   const error = errorOf(set, name, layer, head);

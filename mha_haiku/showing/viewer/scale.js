@@ -1,6 +1,6 @@
-// From weights to shares of the colour scale: its end, and linear, root or log.
+// From weights to shares of the color scale: its end, and linear, root or log.
 
-const decades = 4; // of a log scale: what is smaller has the colour of 0
+const decades = 4; // of a log scale: what is smaller has the color of 0
 
 // The weight at the end of the scale: the largest of a map, or of all maps of its example that
 // are shown without special tokens, or of all on the page.

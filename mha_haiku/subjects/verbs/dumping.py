@@ -352,7 +352,7 @@ def _own_batch(subject, own) -> tuple[tasks.Example, Sequence[str]]:
     if length > trained and not imported_runs.is_imported(subject.config):
         _logger.warning(
             f"{length} tokens are more than the {trained} of the model's training: "
-            f"what it does past these it has not learnt."
+            f"what it does past these it has not learned."
         )
     # A target per answer of the model, which is one for the whole text or one a token.
     targets = rows if subject.config.model.output.pool is None else rows[:, 0]
@@ -377,8 +377,8 @@ def _examples(
         if not shown[place]:
             return ()
         pairs = zip(likeliest[place].tolist(), shares[place].tolist(), strict=True)
-        labelled = ((task.class_label(c), share) for c, share in pairs)
-        return tuple(pair for pair in labelled if pair[0])
+        labeled = ((task.class_label(c), share) for c, share in pairs)
+        return tuple(pair for pair in labeled if pair[0])
 
     examples = []
     for n, (name, row) in enumerate(zip(names, inputs.rows_of(example), strict=True)):

@@ -140,7 +140,7 @@ def learn_gates(
 
     The pruned model takes `tuning_steps` as the run `out/pruned`. A model of the same
     architecture, trained from scratch for as many steps as the run, the gates and the
-    tuning took together, becomes the run `out/scratch`, unless the run had learnt
+    tuning took together, becomes the run `out/scratch`, unless the run had learned
     elsewhere or started from another one. The points are in this order, after the run
     itself. What the gates left becomes the run `out/gated` before that, and
     `out/gates.json` says of what: the same call resumes where another was interrupted.
@@ -177,11 +177,11 @@ def learn_gates(
         "pruned by gates, before tuning": pruned,
         "pruned and tuned": Subject.of_folder(folder),
     }
-    # What a model had learnt elsewhere cannot be made up for here.
-    learnt_elsewhere = (
+    # What a model had learned elsewhere cannot be made up for here.
+    learned_elsewhere = (
         imported_runs.is_imported(subject.config) or subject.config.init_from
     )
-    if scratch and not learnt_elsewhere:
+    if scratch and not learned_elsewhere:
         config = by_name["pruned and tuned"].config
         config = config.replace(
             training=dict(steps=subject.step + steps + tuning_steps)

@@ -389,7 +389,7 @@ def _text(job, i, written) -> Text:
 
 def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
     """Finds the subject and number of tokens for texts that continue prompts."""
-    # A model has learnt nothing of distances beyond its training's: past
+    # A model has learned nothing of distances beyond its training's: past
     # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
     # tokens, about a unigram's loss. If each token sees the T - 1 before it instead,
     # the loss stays at 1.2.
@@ -415,7 +415,7 @@ def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
     if modules.POSITION_SCHEMES[subject.config.model.embedding.positions].embed:
         _logger.warning(
             f"{prompt + wanted} tokens are more than the {trained} of the model's "
-            f"training: what it does past these it has not learnt."
+            f"training: what it does past these it has not learned."
         )
         return subject, wanted
     return _windowed(subject, trained - 1), wanted

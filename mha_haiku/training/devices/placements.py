@@ -124,7 +124,7 @@ class Replicas:
 def make_mesh(
     devices: Sequence[jax.Device], *, heads: int, sequence: int, data: int = -1
 ) -> jax.sharding.Mesh:
-    """Makes the mesh; `heads`, which communicates most, has neighbouring devices.
+    """Makes the mesh; `heads`, which communicates most, has neighboring devices.
 
     With -1, `data` is what the other two leave.
 

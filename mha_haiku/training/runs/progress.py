@@ -14,7 +14,7 @@ _TIMES = "{elapsed} elapsed, {remaining} left"
 
 
 class Bar(tqdm.tqdm):
-    """Progress towards a known total, on stderr.
+    """Progress toward a known total, on stderr.
 
     On a terminal it is tqdm's bar; in a pipe or a file it prints a line every ten
     seconds, with the time elapsed and the time left. What happens before the first

@@ -361,7 +361,7 @@ class DataTask(Task):
         before, text = None if self._kept is None else self._kept.text, self._text
         if before is not None and before["sha256"] != text["sha256"]:
             raise checks.ConfigError(
-                f"The run has learnt from other data: {before['name']} had the sha256 "
+                f"The run has learned from other data: {before['name']} had the sha256 "
                 f"{before['sha256'][:12]}..., and {text['name']} has "
                 f"{text['sha256'][:12]}....\n"
                 "Training and held-out examples need that data; inputs of your own do "
@@ -403,15 +403,15 @@ def needed(package: str, by: str) -> Iterator[None]:
         ) from error
 
 
-def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
+def unigram(learned: np.ndarray, met: np.ndarray) -> dict[str, float]:
     """Computes the chance level of always giving training targets' frequencies.
 
-    `learnt` and `met`, `[C]`, count each class as a target of the training and of the
+    `learned` and `met`, `[C]`, count each class as a target of the training and of the
     held-out part. One is added to every count of the first, so that none is zero.
     """
-    log_probabilities = np.log((learnt + 1) / (learnt.sum() + len(learnt)))
+    log_probabilities = np.log((learned + 1) / (learned.sum() + len(learned)))
     return {
-        "accuracy": float(met[learnt.argmax()] / met.sum()),
+        "accuracy": float(met[learned.argmax()] / met.sum()),
         "loss": float(-np.sum(met * log_probabilities) / met.sum()),
     }
 

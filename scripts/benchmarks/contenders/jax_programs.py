@@ -43,7 +43,7 @@ def training(
 ) -> worker.Program:
     """Returns training to reverse tokens, sampled anew in each step.
 
-    Every run starts at the first step: a model that has learnt all there is computes
+    Every run starts at the first step: a model that has learned all there is computes
     with numbers so small that some processors take longer over them.
 
     Args:

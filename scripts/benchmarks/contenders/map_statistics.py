@@ -25,7 +25,7 @@ def prepare(
 
     Args:
       use: "forward" for the values alone; "statistics" for the map's statistics too; or
-        "materialised" for both from weights as the formula has them.
+        "materialized" for both from weights as the formula has them.
       core: Fields of `sizes.CoreSize`, without a window.
     """
     core = sizes.CoreSize(**core)
@@ -43,13 +43,13 @@ def prepare(
     uses = {
         "forward": forward,
         "statistics": statistics,
-        "materialised": materialised,
+        "materialized": materialized,
     }
     arrays = tuple(jax_programs.normal(seed, core.shape) for seed in (2, 3, 4))
     return jax_programs.calls_of(uses[use], arrays, case="forward", calls=size)
 
 
-def materialised(query: Array, key: Array, value: Array) -> tuple[Array, dict]:
+def materialized(query: Array, key: Array, value: Array) -> tuple[Array, dict]:
     """Returns the values, and statistics with the names that mha_haiku gives them."""
     scores = jnp.einsum("bthk,bshk->bhts", query, key) / query.shape[-1] ** 0.5
     scores = jnp.where(jax_programs.causal(query.shape[1]), scores, -jnp.inf)

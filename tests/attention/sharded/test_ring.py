@@ -241,7 +241,7 @@ def test_other_observations_of_shared_maps():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimized")
 def test_memory_of_a_device_falls_with_the_ring():
     def size(count):
         mesh = _mesh(sequence=count)
