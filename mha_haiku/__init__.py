@@ -89,7 +89,7 @@ __all__ = [
     "wrap",
 ]
 
-# Where names are that are imported when first asked for: whoever only attends does not
+# Modules of names that are imported on first use: programs that only attend do not
 # wait for them.
 _PLACES = {
     "MapSet": "showing",

@@ -74,7 +74,7 @@ def load(path: str) -> RunConfig:
     except dataclasses.FrozenInstanceError as error:
         raise ConfigError(
             f"{path}: {error}; a config is frozen.\n"
-            "Return config.replace(training=dict(steps=100)) in place of setting it."
+            "Return config.replace(training=dict(steps=100)) instead of setting it."
         ) from error
     except KeyboardInterrupt:
         raise
@@ -136,7 +136,7 @@ def describe(path: str) -> list[str]:
 
 
 def _parsed(name: str, text: str, declared: Field, value: Any) -> Any:
-    """Returns the value that a text stands for."""
+    """Returns the value that a text encodes."""
     kinds = declared.kinds
     # "none" may also be a choice, as of config.model.embedding.positions.
     if text.lower() == "none" and declared.may_be_none:

@@ -107,7 +107,7 @@ class Config(Group):
 
 @dataclasses.dataclass(frozen=True)
 class Pictures(Group):
-    """How pictures are drawn.
+    """Flags of pictures.
 
     Args:
       format: Formats of pictures, as png,svg,pdf.
@@ -126,7 +126,7 @@ class Pictures(Group):
 
 @dataclasses.dataclass(frozen=True)
 class Cache(Group):
-    """Where compiled programs are kept.
+    """Flags of the cache of compiled programs.
 
     Args:
       compilation_cache: Folder that keeps compiled programs for the next start; empty

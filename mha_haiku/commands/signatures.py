@@ -2,12 +2,13 @@
 
 A parameter gives the flag of its name: its type and default are the annotation's and
 the signature's, its help is the parameter's entry under `Args:`. A parameter whose
-annotation is a dataclass stands for a flag per field, so that commands share them.
-`**options` stand for the options of `options_of(...)`, so that a command that asks a
-verb has the verb's.
+annotation is a dataclass gives a flag per field, so that commands share them.
+`**options` give the options of `options_of(...)`, so that a command that calls a verb
+has the verb's.
 
-absl has the flags. It lacks a way from a signature to them, lists of numbers, fields of
-a config (`--config.model.num_layers=3`), and an error that names the flags there are.
+absl parses the flags. It lacks a way from a signature to flags, lists of numbers,
+fields of a config (`--config.model.num_layers=3`), and an error that names the known
+flags.
 """
 
 import dataclasses

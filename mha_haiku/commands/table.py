@@ -31,7 +31,7 @@ _DEBUG = re.compile("--?debug(=(true|t|1))?", re.IGNORECASE)
 
 
 class Command(NamedTuple):
-    """What has a line in `python -m mha_haiku --help`."""
+    """A command with a line in `python -m mha_haiku --help`."""
 
     description: str  # before the flags in `--help`
     options: list[Option]

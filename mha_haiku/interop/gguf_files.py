@@ -37,7 +37,7 @@ _FIELDS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
 _OPTIONAL_FIELDS = {"rope.freq_base": "rope_theta", "vocab_size": "vocab_size"}
-# Fields that change numbers, and what they must be where they are there.
+# Fields that change numbers, and the values they must have if present.
 _SUPPORTED = {
     "attention.causal": (True,),
     "attention.scale": (),
@@ -217,7 +217,7 @@ def _config(path: Path, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     # Stored as a float32, it says 1e-5 in 17 digits.
     config["rms_norm_eps"] = float(str(np.float32(config["rms_norm_eps"])))
     scales = [(f"{path}: {prefix}{name}", own[name]) for name in _SCALES if name in own]
-    if scales and scales[0][1] != 0:  # which stands for 1
+    if scales and scales[0][1] != 0:  # 0 encodes 1
         factor = rules.at_least_one(*scales[0])
         if own.get("rope.scaling.type") != "none":  # left out, it is linear
             config["rope_parameters"] = {"rope_type": "linear", "factor": factor}

@@ -39,7 +39,7 @@ class Imported(NamedTuple):
 
     config: models.ModelConfig
     params: Params
-    tokenizer: tokenization.Pretrained | None  # None: it has none
+    tokenizer: tokenization.Pretrained | None  # None if it has none
     model: models.Model  # as pure functions
 
 
@@ -66,8 +66,8 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         `.gguf` file, `package:NAME` of an installed Python package that holds either,
         or a name on the hub, `owner/name`, of which safetensors are fetched; or what
         `sources.find` has found of these.
-      dtype: The dtype of the parameters, as "bfloat16"; None: float32. Files of float16
-        and bfloat16 load as either.
+      dtype: The dtype of the parameters, as "bfloat16". Defaults to float32. Files of
+        float16 and bfloat16 load as either.
 
     Raises:
       ConfigError: If there is no such model, its family or an option of it is not
@@ -172,7 +172,7 @@ def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
 
 
 def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
-    """Collects the arrays of a file, but for buffers, by the names that rows have."""
+    """Collects the arrays of a file, except buffers, by the names that rows have."""
     own = {name for head in family.heads for row in head.rows for name in row.theirs}
     own |= {name for head in family.heads for name in head.copies}
     result: dict[str, arrays.Stored] = {}

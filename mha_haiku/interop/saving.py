@@ -1,4 +1,4 @@
-"""Our models as folders that `transformers` opens, or that `load` alone reads.
+"""Saves models as folders that `transformers` opens, or that only `load` reads.
 
 A family can hold a model exactly if what its table writes into `config.json`, read
 again by the same table, is the model's config. So no list says which models can be
@@ -54,11 +54,11 @@ def save(
       params: The model's parameters, looped or stacked. Their dtype is kept.
       tokenizer: The model's tokenizer, if it is one of `tokenizers`.
       family: The layout: a family of `transformers`, as "llama", whose class then opens
-        it; None: the first family that can hold the model. Pruned heads are written
-        with weights of 0, and a warning. "mha_haiku" holds every model as it is, and is
-        read by `load`.
-      num_classes: C, which tied logits without a bias do not show; None: as the
-        parameters show, or as many as tokens.
+        it. Defaults to the first family that can hold the model. Pruned heads are
+        written with weights of 0, and a warning. "mha_haiku" holds every model as it
+        is, and is read by `load`.
+      num_classes: C, which tied logits without a bias do not show. Defaults to what the
+        parameters show, or to the number of tokens.
 
     Raises:
       ConfigError: If the family cannot hold the model, or none can, and the message

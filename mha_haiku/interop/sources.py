@@ -1,4 +1,4 @@
-"""Where models come from: folders and files, installed packages, the hub.
+"""Sources of models: folders and files, installed packages, the hub.
 
 Whatever the place, a source is the same: the fields of a `config.json`, arrays that are
 read when asked for, and a tokenizer.

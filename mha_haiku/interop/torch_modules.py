@@ -82,7 +82,7 @@ def is_module(value: Any) -> bool:
 def convert(module: Any) -> TorchModule:
     """Converts a `torch.nn.Module` to a function of JAX.
 
-    The module stays as it is. A copy that shares its parameters is set to what can be
+    The module is not changed. A copy that shares its parameters is set to what can be
     traced: evaluation, plain attention and experts, no cache.
 
     Raises:
@@ -141,7 +141,7 @@ def convert(module: Any) -> TorchModule:
 
 
 def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:
-    """Loads a model of transformers whose family has no table here; None: it has one.
+    """Loads a model of transformers whose family has no table here, or None.
 
     No code of the source is run.
 

@@ -1,4 +1,4 @@
-"""What notebooks and papers get of importance, roles, patching, paths and circuits.
+"""Tables and figures of importance, roles, patching, paths and circuits.
 
 L layers, H heads of a layer, T positions.
 """
@@ -40,10 +40,10 @@ class Grid(NamedTuple):
       unit: The unit of the numbers.
       title: What they are.
       caption: The title of the table, which may say more; "": the title.
-      note: What stands below the table.
-      texts: What stands in the cells, of the shape of the numbers; None: the numbers.
-      titles: The tooltips of the cells; None: what stands in them.
-      axes: What the rows and the columns are.
+      note: A note below the table.
+      texts: Texts of the cells, of the shape of the numbers. Defaults to the numbers.
+      titles: Tooltips of the cells. Defaults to their texts.
+      axes: Names of the rows and the columns.
     """
 
     values: np.ndarray
@@ -71,7 +71,7 @@ class Grid(NamedTuple):
         return markup.block(self.caption or self.title, table, note=self.note)
 
     def figure(self, title: str | None) -> "Figure":
-        """Draws the figure that `mh.plot` returns; None: with the grid's title."""
+        """Draws the figure of `mh.plot`; the title defaults to the grid's title."""
         cell = 0.4
         if self.texts is not None:
             cell = max(0.75, 0.07 * max(map(len, self.texts.flat), default=0))
@@ -106,7 +106,7 @@ def visible(text: str) -> str:
 
 
 def rows_table(rows: Iterable[Mapping[str, Any]], digits: int) -> markup.Html:
-    """Renders rows as a table, numbers to so many digits and texts as tokens."""
+    """Renders rows as a table, numbers rounded to digits and texts as tokens."""
     rows = list(rows)
     cells = [
         [

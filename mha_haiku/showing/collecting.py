@@ -27,7 +27,7 @@ Array = jax.Array
 
 
 class Seen(NamedTuple):
-    """What is seen of the heads of one layer, on each of N examples.
+    """Maps and statistics of the heads of one layer, for each of N examples.
 
     Attributes:
       numbers: Statistics and shares of alignments by name, `[N, H]`.
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
         pooled maps.
       places: The key with the largest weight of each query, `[N, H, T]`, in whole maps
         of cross-attention, for `aligned`; else None.
-      weights: `[N, H, P, Q]`; None where numbers alone are wanted.
+      weights: `[N, H, P, Q]`, or None if only numbers are wanted.
       masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
         examples start at different positions.
     """
@@ -97,10 +97,10 @@ def see(
     Args:
       attention_map: The map.
       examples: Which of the N examples.
-      bins: The largest number of rows and columns of a pooled map; None: it is whole.
+      bins: Maximum rows and columns of a pooled map; None for a whole map.
       kind: The kind of its layer, for the roles of heads, which whole maps have.
       tokens: The tokens of the queries, which some statistics and roles need.
-      lengths: Numbers of valid keys; None: all are.
+      lengths: Numbers of valid keys. Defaults to all keys.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
     """
     told = Seen({}, {})

@@ -1,4 +1,4 @@
-"""What all pictures share: figures, their files, color scales, and readable ink.
+"""The base of all pictures: figures, their files, color scales, and readable ink.
 
 Pictures are drawn without a window and without `pyplot`. The same numbers give the same
 PNG file, whatever the version of matplotlib. In vector files text stays text.
@@ -53,7 +53,7 @@ _WIDER_FONTS = (
 
 
 class Scale(NamedTuple):
-    """How numbers map to colors: from `low` to `high` on a color map.
+    """A mapping of numbers from `low` to `high` to the colors of a color map.
 
     0 is always on the scale, so that small numbers look small next to large ones. If
     signs differ, 0 is white and in the middle.
@@ -218,7 +218,7 @@ def heat_map(
 ) -> None:
     """Draws numbers `[R, C]` in colors, with their color bar; NaN is gray.
 
-    Texts stand in the cells; None: the numbers, if there are few.
+    Cells show texts, by default the numbers if there are few.
     """
     axes.set_facecolor(absent())
     image = axes.imshow(

@@ -77,9 +77,10 @@ def of_example(
     """Draws the heads of a set of one example, whose layers have the same axes.
 
     Tokens are shown up to 64 positions. The scale is "linear", "root" (small weights
-    are seen) or "log" (very small ones too); None: "linear" up to 32 keys, else "root".
-    It ends at the `largest` weight; None: of these maps. The size is in inches; None:
-    by the number of heads and a panel's `side`. The note is a line below the title.
+    are seen) or "log" (very small ones too), by default "linear" up to 32 keys, else
+    "root". It ends at `largest`, by default the largest weight of these maps. The size
+    is in inches, by default from the number of heads and a panel's `side`. The note is
+    a line below the title.
     """
     import matplotlib.colors
 
@@ -165,7 +166,7 @@ def _named(side: str, axis: Axis) -> str:
 
 
 def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
-    """Names the bins along one side of so many inches, as many as it has room for.
+    """Labels the bins along one side of a panel, as many as its inches have room for.
 
     By tokens where there are few bins, else by number.
     """

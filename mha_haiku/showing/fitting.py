@@ -20,7 +20,7 @@ _FEWEST_BINS = 16
 
 
 class Cut(NamedTuple):
-    """How much of a dossier is shown.
+    """The part of a dossier that is shown.
 
     Attributes:
       examples: How many examples of each set.
@@ -36,7 +36,7 @@ class Cut(NamedTuple):
 
     @property
     def size(self) -> float:
-        """How large the page is, about, in proportion to other cuts."""
+        """The approximate size of the page, relative to other cuts."""
         return self.examples * _ROUNDINGS[self.rounding] / self.join**2
 
 

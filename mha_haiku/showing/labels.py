@@ -13,7 +13,7 @@ _SYMBOLS = {" ": "␣", "\n": "↵", "\r": "⇠", "\t": "⇥"}
 _CONTINUES = "##"
 _SPACES = " ▁"  # before a word; the second as SentencePiece writes it
 # Tokens around a text, and the positions of an image before its patches; not the tokens
-# that stand for a part of the text, [MASK] and [UNK].
+# that replace a part of the text, [MASK] and [UNK].
 _SPECIAL = re.compile(
     r"\[(CLS|SEP|PAD|BOS|EOS|\d)\]|</?s>|<[|｜][^<>]+[|｜]>"
     r"|<(pad|bos|eos|sos|cls|sep|start|end|start_of_turn|end_of_turn)>"

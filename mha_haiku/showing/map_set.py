@@ -1,4 +1,4 @@
-"""What is known of attention: maps, the text or images under them, numbers of heads.
+"""Attention as data: maps, the text or images under them, numbers per head.
 
 A `MapSet` has layers with heads, numbers of these, and examples with their maps. It is
 what commands save and load, notebooks make, and pages, figures and tables show: plain
@@ -58,7 +58,7 @@ class Axis(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """What stands along the maps of one kind of layers.
+    """The axes of the maps of one kind of layers.
 
     Attributes:
       queries: The rows.
@@ -75,7 +75,7 @@ class Axes(NamedTuple):
 
     @property
     def pooling(self) -> str:
-        """What a cell covers if it is more than one position, in a sentence."""
+        """A sentence on what a cell covers if maps are pooled, else ""."""
         queries, keys = (int(np.diff(x.edges).max(initial=1)) for x in self[:2])
         if max(queries, keys) == 1:
             return ""
@@ -113,7 +113,7 @@ class Why(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a model says at each position.
+    """A model's answer at each position.
 
     Attributes:
       targets: `[T]`, or `[1]` for the whole input; "" where there is none.
@@ -244,7 +244,7 @@ class MapSet:
 
     @property
     def heads(self) -> Heads:
-        """What is known of the heads, without the maps."""
+        """The numbers of the heads, without the maps."""
         return Heads(self.name, self.layers, self.columns, self.step)
 
     @property

@@ -1,9 +1,9 @@
-"""HTML that cannot be broken by what stands in it, and numbers in colors.
+"""HTML that its content cannot break, and numbers in colors.
 
 Small pictures are made without matplotlib: numbers to colors to a PNG file.
 
 A notebook's cleaner may strip scripts, style sheets and frames: what is made here has
-styles at its elements alone, and takes ink and paper from the page around it.
+styles only at its elements, and takes ink and paper from the page around it.
 """
 
 import base64
@@ -52,7 +52,7 @@ class Html(str):
 
 
 def tag(name: str, *content: str, **attributes: str | int) -> Html:
-    """Makes an element, its attributes and content escaped, but for `Html`.
+    """Makes an element; attributes and content are escaped, except `Html`.
 
     Characters that are invisible get visible symbols.
     """
@@ -77,7 +77,7 @@ def block(title: str, *parts: str, note: str = "") -> Html:
 
 
 def preformatted(text: str) -> Html:
-    """Renders text as it is, such as a short `repr`."""
+    """Renders preformatted text, such as a short `repr`."""
     return tag("pre", text, style="margin:0;white-space:pre-wrap")
 
 
@@ -95,8 +95,9 @@ def heat_table(
     """Renders a table whose cells have the colors of their numbers `[R, H]`.
 
     Columns are what `corner` says, by name or number. Tooltips have the meaning of a
-    row and the title of a cell (None: its number). `shown` is the text in the cells
-    (None: their numbers, unless columns are many); cells of NaN are empty.
+    row and the title of a cell (by default its number). `shown` is the text in the
+    cells (by default their numbers, unless there are many columns); cells of NaN are
+    empty.
     """
     has_room = values.shape[1] <= _MOST_COLUMNS
     head = [tag("th", corner, style=_NAME)]

@@ -103,11 +103,10 @@ def contents(shown: Dossier) -> dict[str, Any]:
       are `signed`, the `largest` weight and the `precision`, both of all maps; and
       `sets`, each with `name`, `step`, `layers`, `numbers`, `roles`, `said` (texts, and
       heads as `[text, layer, head]`), `missing` and `examples`. An example has its axes
-      `queries` and `keys` (None: the same), `layers` with packed `codes` (see `encode`)
-      and each head's `largest` weight, `answers`, `images` and `why`; where layers are
-      of several kinds they have their `kind`, and an example `kinds`: what layers of a
-      kind have in place of its axes, images and answers, and `alignment`, pairs of
-      positions.
+      `queries` and `keys` (None if the same), `layers` with packed `codes` (see
+      `encode`) and each head's `largest` weight, `answers`, `images` and `why`. Layers
+      of several kinds have a `kind`, and an example `kinds`: the axes, images and
+      answers of a kind, in place of the example's, and `alignment`, pairs of positions.
     """
     shown.check()
     examples = [example for each in shown.sets for example in each.examples]

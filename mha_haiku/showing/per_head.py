@@ -25,7 +25,7 @@ _MOST_NAMES = 40  # heads, up to which each has its name below its bar
 
 
 def picture(found: Heads, *, title: str | None = None) -> "Figure":
-    """Draws the columns of a record; None: with its own title.
+    """Draws the columns of a record; the title defaults to the record's title.
 
     Columns that rank heads have a row each, heads by layer and in order; of others
     there is a heat map each.

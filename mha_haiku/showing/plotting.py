@@ -36,7 +36,7 @@ def plot(
     size: tuple[float, float] | None = None,
     title: str | None = None,
 ) -> "Figure":
-    """Draws a figure fit for a paper, which belongs to no window.
+    """Draws a figure fit for a paper, without a window.
 
     `figure.savefig("map.pdf")` writes it, in vectors with text as text where the format
     has them; a notebook shows it by itself.
@@ -47,18 +47,19 @@ def plot(
         the result of a verb (`subject.importance()`, ...); or the path of
         what a run has written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or
         `maps.npz`.
-      head: Head of the maps, or a list of heads; None: all of them in a grid.
-      layer: Layer of the maps, from 0; None: all, a row each. Of an
-        encoder-decoder also "cross.0", or "cross" for all of a kind; None: all "cross".
+      head: Head of the maps, or a list of heads. Defaults to all, in a grid.
+      layer: Layer of the maps, from 0. Defaults to all layers, one row per layer. For
+        an encoder-decoder also "cross.0", or "cross" for all of a kind, which is the
+        default.
       example: Example of the maps, counted over all batch axes.
       tokens: Labels of the maps: the text of each query, `[T]`, or `[N, T]` of
         several examples.
-      key_tokens: The text of each key; None: as the queries, where T is S.
+      key_tokens: The text of each key. Defaults to `tokens` if T is S.
       colors: Name of matplotlib's color map for maps.
-      scale: Color scale of maps: "linear", "root" or "log"; None: by the number of
-        keys.
-      size: Width and height in inches; None: by what there is to show.
-      title: Above the figure; None: what it is.
+      scale: Color scale of maps: "linear", "root" or "log". The default
+        depends on the number of keys.
+      size: Width and height in inches. The default depends on the content.
+      title: Title of the figure. Defaults to a description of it.
 
     Raises:
       TypeError: If there is no figure of `what`.

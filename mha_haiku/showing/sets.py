@@ -1,6 +1,6 @@
 """From anything that has attention maps to the `MapSet`s of a page.
 
-Whoever has maps says here how they become a set: `map_set_of.register(Class)`. Weights
+A class with maps registers how they become a set: `map_set_of.register(Class)`. Weights
 of maps in memory are whole up to `WHOLE` positions and pooled beyond.
 
 N examples (all of the batch axes), H heads, T query and S key positions.
@@ -83,7 +83,7 @@ def _(value: MapSet) -> MapSet:
 def dossier_of(value: Any, compare: Any = None) -> Dossier:
     """Makes the dossier of something that has maps by itself.
 
-    `compare` is another such thing, or a dict of one by its name; None: nothing.
+    `compare` is another such thing, or a dict of one by its name, or None.
     """
     return joined(value, compare)
 
@@ -201,8 +201,8 @@ def map_set(
 
     Texts are as of `Given`; where there are several kinds of layers, they belong to
     cross maps. `layers` are the places of the layers that are read, and `only` is the
-    index of one example; None: all layers, the first examples. Without `has_numbers`
-    there are no statistics of the heads, which take a second to compile.
+    index of one example; by default all layers, the first examples. Without
+    `has_numbers` there are no statistics of the heads, which take a second to compile.
     """
     # The last: with a decoder that is a cross map, which has both texts.
     *batch_shape, _, num_queries, num_keys = list(maps.values())[-1].shape

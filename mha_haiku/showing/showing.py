@@ -42,13 +42,13 @@ def show(
         one; a `MapSet`; a run, or the path of its folder; statistics,
         importance, roles, a mask, or a model's parameters.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
-        string has one for each character. N counts all batch axes. Of an
-        encoder-decoder these are what the decoder reads.
-      key_tokens: Text (or numbers) of the keys; None: as the queries, where T is S. Of
-        an encoder-decoder these are the source's.
+        string has one for each character. N counts all batch axes. For an
+        encoder-decoder these are the tokens that the decoder reads.
+      key_tokens: Text (or numbers) of the keys. Defaults to `tokens` if T is S. For an
+        encoder-decoder these are the tokens of the source.
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
         or `[S, h, w, 3]`, or a list of N of these.
-      heads: Heads of each layer to show; None: all.
+      heads: Heads to show of each layer. Defaults to all.
       compare: Something else of the same kind and sizes, such as maps after training;
         or a dict of one such thing by its name.
       budget: The largest number of bytes.
@@ -144,7 +144,7 @@ def _inline(whole: map_set.Dossier, html: str) -> str:
     """Embeds a page: a frame above a picture, which is seen without frames."""
     # The frame has its document inside, so that it is alive after the notebook was
     # saved and opened again, and no rights of the page around it. Picture and frame
-    # are in one place of a grid: whoever strips frames leaves the picture.
+    # are in one place of a grid: software that strips frames leaves the picture.
     escaped = html.replace("&", "&amp;").replace("'", "&#39;")
     title = markup.escaped(whole.title)
     frame = (

@@ -1,7 +1,7 @@
-"""What a notebook shows of each kind of object, and `show` of what is no map.
+"""Notebook displays of each kind of object; `show` for everything but maps.
 
 L layers, H heads of a layer; other letters as in `modules.anatomy`. Tables have styles
-at their elements alone and no script.
+only at their elements, and no script.
 """
 
 import dataclasses

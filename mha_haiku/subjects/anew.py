@@ -18,7 +18,7 @@ _TOLERANCE = 1e-3  # of logits at a position, whatever comes after it
 def continued(
     subject: Subject, prompt: str, strategy: decoding.Strategy, tokens: int, seed: int
 ) -> str:
-    """Continues a prompt by at most so many tokens, until the tokenizer's end token."""
+    """Continues a prompt by at most `tokens`, until the tokenizer's end token."""
     if isinstance(strategy, decoding.Beam):
         refuse(subject, "a beam search", "keeps no cache of what it has read")
     if not isinstance(prompt, str):

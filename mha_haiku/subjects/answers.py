@@ -1,4 +1,4 @@
-"""What a subject answers, with its labels: each shows itself in a notebook.
+"""Answers of a subject with their labels; they display themselves in a notebook.
 
 B batch, T positions, S keys, L layers, N examples.
 """
@@ -62,7 +62,7 @@ class TextMaps(Sequence):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Lens:
-    """What each layer would answer, were it the last: the logit lens of one text.
+    """The logit lens of one text: the model's answer if a layer were the last one.
 
     Example:
       >>> subject.lens(tokens[0])
@@ -98,7 +98,7 @@ class Lens:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Circuits:
-    """How much each head reads of each other one, from weights alone.
+    """How much each head reads from every other head, from weights only.
 
     Example:
       >>> circuits = subject.circuits("k")
@@ -131,7 +131,7 @@ class Circuits:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Strongest:
-    """Where a head attends most in the examples of a data set.
+    """The places where a head attends most in the examples of a data set.
 
     Example:
       >>> found = subject.strongest(layer=0, head=0, count=2)

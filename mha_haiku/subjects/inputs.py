@@ -37,9 +37,9 @@ _MOST_MARKS = 5  # positions of an image that are no patches: of its class, regi
 
 
 class Reads(NamedTuple):
-    """What a wrapped model reads."""
+    """The inputs of a wrapped model."""
 
-    # Keywords that stand for the inputs in a mapping; the first that is there counts.
+    # Keywords of the inputs in a mapping; the first one present counts.
     names: tuple[str, ...] = ("inputs",)
     has_decoder: bool = False
     start: int | None = None  # the token in front of what a decoder writes
@@ -47,7 +47,7 @@ class Reads(NamedTuple):
 
 
 class Codec(NamedTuple):
-    """Text to tokens and back; without a tokenizer there are arrays alone."""
+    """Text to tokens and back; without a tokenizer there are only arrays."""
 
     encode: Callable[[str], Any] = _no_encode  # to `[T]` integers
     decode: Callable[[Sequence[int]], str] = _no_decode

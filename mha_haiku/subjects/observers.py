@@ -1,4 +1,4 @@
-"""What is recorded of a run while it trains, and how it learned, as pictures.
+"""Records of a run while it trains, and pictures of how it learned.
 
 `Timeline` follows the heads, `Snapshots` their maps, `Samples` what the model writes.
 
@@ -244,7 +244,7 @@ class _Line(NamedTuple):
 
 
 def timeline(path: Path) -> functools.partial | None:
-    """Draws a timeline.jsonl; None: it has no lines.
+    """Draws a timeline.jsonl; returns None if it has no lines.
 
     Its arguments are the steps `[P]`, and scores `[P, L, H]`, NaN where there is no
     head.
@@ -275,7 +275,7 @@ def timeline(path: Path) -> functools.partial | None:
 
 
 def learning_curve(path: Path) -> functools.partial | None:
-    """Draws a metrics.jsonl; None: it has no reports.
+    """Draws a metrics.jsonl; returns None if it has no reports.
 
     The baselines come from the summary in the same folder.
     """

@@ -1,4 +1,4 @@
-"""What a verb returns that has a table and a picture: shown as text, and written."""
+"""Results of verbs with a table and a picture: shown as text, and written."""
 
 import abc
 import dataclasses

@@ -45,15 +45,15 @@ class Subject:
     params: Any
     name: str
     codec: inputs.Codec = inputs.Codec()  # what encodes texts
-    metric: heads.Metric | None = None  # of a wrapped function; None: the task's own
-    # Examples that a wrapped function is measured on; None: the task's held-out ones.
+    metric: heads.Metric | None = None  # of a wrapped function; defaults to the task's
+    # Examples to measure a wrapped function on; default to the task's held-out ones.
     batches: Sequence[tasks.Example] | None = None
     # Of runs, and of pretrained weights that have a tokenizer:
     config: configuration.RunConfig | None = None
     task: tasks.Task | None = None
     step: int = 0
     folder: folders.Folder | None = None  # of a run on disk
-    placement: devices.Sharded | None = None  # None: one device
+    placement: devices.Sharded | None = None  # None for one device
     progress: Callable[..., Iterator] = progress.over  # wraps an iterable
     # What `programs.once` has made; subjects made of one another share it.
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -185,9 +185,9 @@ class Part(NamedTuple):
 
 
 def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]:
-    """Lists the attention parts; a function is traced for them.
+    """Lists the attention parts of a model; a function is traced to find them.
 
-    It is traced on a batch; None: on one of its own, else on eight tokens.
+    It is traced on a batch, by default on one of its batches or on eight tokens.
     """
     model = subject.model
     if model.config is not None:

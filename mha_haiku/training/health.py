@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 WINDOW = 128
-# A loss has jumped where it is above the window's mean by both. The first alone would
+# A loss has jumped where it exceeds the window's mean by both. The first only would
 # warn of healthy runs: near a loss of 0 a single hard example is tens of deviations up,
 # and nothing of what the model has learned is lost.
 SPIKE = 6.0  # standard deviations of the window

@@ -31,7 +31,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     `logits` are `[..., C]`, `targets` `[...]` integers; the result is `[...]`.
 
     Raises:
-      ValueError: If `logits` have not the shape of `targets` and one axis after it.
+      ValueError: If the shape of `logits` is not `targets.shape` and one more axis.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(

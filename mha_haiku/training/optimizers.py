@@ -39,7 +39,7 @@ class OptimizerConfig(Section, path="config.optimizer"):
     weight_decay: float = field(
         0.0,
         "share of parameters, times the learning rate, that a step takes off them: of "
-        "all but biases and norms; with muon of the matrices of layers alone",
+        "all but biases and norms; with muon only of the matrices of layers",
         checks.non_negative_number,
     )
     momentum: float = field(
@@ -51,7 +51,7 @@ class OptimizerConfig(Section, path="config.optimizer"):
     )
     clip_norm: float | None = field(
         1.0,
-        "gradients of a larger global norm are scaled to this; None: no clipping",
+        "gradients of a larger global norm are scaled to this; None for no clipping",
         checks.positive_number,
     )
     frozen: str = field(

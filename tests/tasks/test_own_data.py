@@ -175,7 +175,7 @@ def test_labels_of_texts_keep_their_names():
         ([("a", 1)], "at least 2 pairs, got 1"),
         ([("a", 1), ("b",)], r"got \('b',\) as number 1"),
         ([("a", 1), ("b", 2.5)], "a text or an integer, got 2.5 in number 1"),
-        ([("a", 1), ("b", 1)], "at least 2 labels, got 1 alone"),
+        ([("a", 1), ("b", 1)], "at least 2 labels, got only 1"),
     ],
 )
 def test_what_is_no_pair_is_told_by_its_number(examples, message):

@@ -15,7 +15,7 @@ from mha_haiku.core import models
 
 
 class Place(NamedTuple):
-    """Where an array stands."""
+    """The place of an array in a model."""
 
     config: models.ModelConfig
     theirs: Mapping[str, Any]  # the contents of `config.json`, checked
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def _each(to_ours: Callable, to_theirs: Callable) -> Change:
-    """Makes the change that does the same with each array, wherever it stands."""
+    """Makes the change that maps every array by itself, in any place."""
     return Change(
         lambda arrays, place: [to_ours(x) for x in arrays],
         lambda arrays, place: [to_theirs(x) for x in arrays],

@@ -7,7 +7,7 @@ from mha_haiku.interop.families import changes, rules, tables
 
 
 def _order(place: changes.Place) -> np.ndarray:
-    """Orders the features `[K]` so that pairs stand K/2 apart, as ours do.
+    """Orders the features `[K]` so that pairs are K/2 apart, as in our models.
 
     The first `turning` features of a head turn, in pairs half of them apart. The halves
     of the others are appended to the halves of these, and have frequency 0.

@@ -196,7 +196,7 @@ def biases(default: bool) -> Rule:
 
     def write(ours):
         if ours[ours_of[0]] != ours[ours_of[1]]:
-            raise CannotSayError("biases of queries, keys and values alone")
+            raise CannotSayError("biases only of queries, keys and values")
         return {"attention_bias": ours[ours_of[0]]}
 
     return Rule(
@@ -282,7 +282,7 @@ def one_window() -> Rule:
         if set(theirs["layer_types"] or [kind]) != {kind}:
             raise checks.ConfigError(
                 f"config.json's layer_types must be {kind!r} for all layers, as "
-                "sliding_window says: transformers reads that alone here."
+                "sliding_window says: transformers reads only that here."
             )
         return rule.read(theirs)
 
@@ -414,7 +414,7 @@ def _rope(
     """Describes rotary positions in the words of `transformers` 5.
 
     Args:
-      name: The key that `given` stands at.
+      name: The key of `given`.
       given: What the file says there, which counts before the rest.
       theirs: The checked `config.json`.
       theta: The base that the file says elsewhere.

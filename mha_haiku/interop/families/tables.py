@@ -1,4 +1,4 @@
-"""What a family of models is: a table of names, in both directions.
+"""Families of models: a table of names, in both directions.
 
 A `Family` says how the fields of a `config.json` give the fields of `config.model`,
 and which of its arrays are which of our parameters. Everything is read forwards by
@@ -34,7 +34,7 @@ def key(
 
     Args:
       default: What `transformers` takes where a file leaves it out.
-      check: Raises ValueError for values that it cannot have; None: `kind` is enough.
+      check: Raises ValueError for invalid values; None if `kind` is enough.
       kind: Its type, as an annotation; only one with None may be null.
     """
     return fields.Field(default, "", check, kind)
@@ -153,7 +153,7 @@ class CannotSayError(Exception):
 
 
 class Head(NamedTuple):
-    """What reads the last layer."""
+    """The module that reads the last layer."""
 
     architecture: str  # its class in `transformers`, as `BertForMaskedLM`
     fields: Mapping[str, Any]  # what it sets in `config.model`

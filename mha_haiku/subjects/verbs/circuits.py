@@ -1,4 +1,4 @@
-"""Where an answer comes from: patched activations, paths and circuits of edges."""
+"""Traces an answer to its causes: patched activations, paths, circuits of edges."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ def patch(
     into: str = "corrupted",
     **options: Any,
 ) -> heads.Patched:
-    """Measures what changes when an activation is replaced by the other text's.
+    """Measures the effect of replacing an activation by the other text's.
 
     The metric is the logit of the wrong answer less the logit of the right one, at
     the last position: patching what carries the answer makes it fall.
@@ -38,8 +38,8 @@ def patch(
       subject: The model.
       clean: A text, or several.
       corrupted: Texts of the same numbers of tokens.
-      answers: The right and the wrong answer: tokens, or texts of one token each;
-        None: what the model answers to the clean and to the corrupted text.
+      answers: The right and the wrong answer: tokens, or texts of one token. Default to
+        the model's answers to the clean and to the corrupted text.
       into: The run that is patched, "clean" or "corrupted".
       **options: `what` and `per_position` of `heads.activation_patching`.
 
@@ -124,11 +124,11 @@ def circuit(
 
     Args:
       subject: The model.
-      text: A clean text, or several, in place of held-out examples.
+      text: A clean text, or several, instead of held-out examples.
       corrupted: Corrupted texts of as many tokens each.
       edges: Maximum number of edges in the circuit.
       measure: Measure that ranks edges, of mh.heads.EDGE_MEASURES; default:
-        integrated_edge_attribution. Edges of a function are between heads alone, and
+        integrated_edge_attribution. Edges of a function are only between heads, and
         have one measure; see `heads.circuit_of_heads`.
       answers: The right and the wrong answer to the texts.
       examples: Number of held-out examples to average over, without texts.
@@ -158,7 +158,7 @@ def circuit(
         title = f"{subject.title}, {count} pairs"
     if subject.model.config is None:
         if measure is not None or options:
-            refuse(subject, f"measure {measure!r}", "has edges between heads alone")
+            refuse(subject, f"measure {measure!r}", "has only edges between heads")
         found = heads.circuit_of_heads(*pair, edges=edges)
     else:
         measure = measure or "integrated_edge_attribution"
@@ -168,7 +168,7 @@ def circuit(
 
 @verb
 def circuits(subject: Subject, kind: str = "k") -> answered.Circuits:
-    """Measures how much each head reads from each other one, by weights alone.
+    """Measures how much each head reads from every other head, by weights only.
 
     It reads by its "q", "k" or "v", as `kind` says.
     """

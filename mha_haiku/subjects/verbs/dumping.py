@@ -92,19 +92,19 @@ def measured(
 
     Args:
       subject: The model.
-      layers: Which layers, as `statistics.chosen_layers` takes them; None: all.
-      heads: Which heads of every layer; None: all.
-      examples: How many held-out examples, or the indices of some; None:
+      layers: Layers, as `statistics.chosen_layers` takes them. Defaults to all.
+      heads: Heads of every layer. Defaults to all.
+      examples: Number of held-out examples, or the indices of some. Defaults to
         `config.attention.examples`.
       own: Inputs to run on instead; see `Own`.
       weights: Whether maps are whole at any length.
       means: Whether the last example is the mean of whole maps over many examples.
-      devices: The devices that divide the work; None: all of all processes.
+      devices: The devices that divide the work. Defaults to all of all processes.
 
     Returns:
       The set, with statistics and, where maps are whole, with roles and for each of
       `Task.alignments` the share of `heads.alignment` (over the examples of the mean if
-      there is one; NaN but for cross-attention).
+      there is one; NaN except in cross-attention).
     """
     length, target_length = (
         subject.task.sequence_length,
@@ -265,7 +265,7 @@ def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
 
 
 def _snapshots(folder: Path) -> list[map_set.MapSet]:
-    """Loads the saved moments of a training, with the numbers `aligned` alone."""
+    """Loads the saved moments of a training, with only the numbers `aligned`."""
     moments = []
     for step in steps_of(folder):
         maps = map_set.MapSet.load(folder / str(step) / "maps.npz")

@@ -53,7 +53,7 @@ class Text(NamedTuple):
 
 
 def given(model: models.ModelConfig, task: str) -> str | None:
-    """Tells whether a run writes from a "prompt" or a "source"; None: it cannot.
+    """Tells whether a run writes from a "prompt" or a "source", or None if it cannot.
 
     `task` is its `config.task.name`.
     """
@@ -136,12 +136,11 @@ def generate(
     seed: int = 0,
     **options: Any,
 ) -> str:
-    """Continues a prompt, or answers a source, with at most so many tokens.
+    """Continues a prompt, or answers a source, with at most `tokens`.
 
-    They are 200, or as many as the model has room for; of a function 32, and each takes
-    a run over the whole text.
-    Options are as in `strategy`: `temperature`, `top_k`, `top_p`, `beam` and
-    `length_penalty`.
+    The default is 200 tokens, or as many as the model has room for; for a function it
+    is 32, as every token takes a run over the whole text. Options are as in
+    `strategy`: `temperature`, `top_k`, `top_p`, `beam` and `length_penalty`.
 
     Raises:
       ValueError: If the model continues no text, the prompt cannot be encoded or
@@ -359,7 +358,7 @@ def _example(job, texts) -> tasks.Example:
 
 
 def check_samples(samples: int, strategy: Strategy) -> None:
-    """Raises ConfigError where so many texts of a prompt could not differ."""
+    """Raises ConfigError where several texts of a prompt could not differ."""
     with checks.user_mistakes():
         checks.positive_integer("samples", samples)
     if samples > 1 and not isinstance(strategy, decoding.Sampled):
@@ -422,7 +421,7 @@ def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
 
 
 def _windowed(subject, reach) -> Subject:
-    """Limits the model of a subject to so many positions before the current one."""
+    """Limits the model of a subject to `reach` positions before the current one."""
     own = [
         reach if window is None else min(window, reach)
         for window in models.windows(subject.config.model)

@@ -1,4 +1,4 @@
-"""How much a model needs each of its heads, by several measures.
+"""Measures how much a model needs each of its heads.
 
 N examples, L layers, H heads of a layer.
 """

@@ -1,4 +1,4 @@
-"""What a model computes on inputs: logits, maps, values at its sites, and the lens."""
+"""Values that a model computes on inputs: logits, maps, sites, and the lens."""
 
 import functools
 from collections.abc import Mapping
@@ -97,7 +97,7 @@ def lens(subject: Subject, inputs: Any) -> answers.Lens:
 
 @verb
 def show(subject: Subject, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
-    """Shows the page of `maps` of inputs; None: of held-out examples."""
+    """Shows the page of `maps` of inputs, by default of held-out examples."""
     if inputs is None and subject.task is not None:
         return display.show(subject, **options)
     if inputs is None:

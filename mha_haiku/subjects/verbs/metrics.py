@@ -1,4 +1,4 @@
-"""How good a model is on held-out examples.
+"""Measures a model's loss and accuracy on held-out examples.
 
 N examples, D width of the vectors of sentences.
 """
@@ -28,7 +28,7 @@ def held_out(subject: Subject, vectors: np.ndarray | None = None) -> dict[str, f
 
     For a task without targets it returns `drift`, a mean over examples, and
     `neighbours`, the share of examples whose nearest other example stays the same, both
-    compared with the vectors of the whole model; None: this one is whole.
+    compared with the vectors of the whole model, which default to this model's.
     """
     own = vectors_of(subject)
     if own is not None:

@@ -1,7 +1,7 @@
-"""Removing the heads and hidden units that a model needs least, for good.
+"""Removes the heads and hidden units that a model needs least, for good.
 
-Heads go by a share, or as many as may go. Hidden units of the feed-forward parts go
-before them where a share is asked for.
+The number of heads is a share, or as few as a tolerance allows. Hidden units of the
+feed-forward parts are removed first, where a share of them is asked for.
 
 L layers, H heads of a layer.
 """
@@ -70,7 +70,7 @@ def prune(
 
 
 class How(NamedTuple):
-    """How the order of removal is found; see `prune`."""
+    """The way in which the order of removal is found; see `prune`."""
 
     order: str
     ablation_value: str
@@ -87,7 +87,7 @@ def shrunk(
     keep_units: float,
     how: How,
 ) -> list[Subject]:
-    """Makes models of so many falling sizes, behind the whole one; see `prune`."""
+    """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
     check_task(subject, verb_name)
     check_parameters(subject, verb_name)
     if keep is not None and metric_drop is not None:

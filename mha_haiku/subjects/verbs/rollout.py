@@ -1,4 +1,4 @@
-"""Whether attention shows which inputs matter: roll-outs against replacing inputs.
+"""Tests whether attention shows which inputs matter: roll-out against replacement.
 
 Dimensions: N examples, T positions, L layers. An example asks for the answer at one
 position. An input matters as much as the probability of the right answer changes when
@@ -49,7 +49,7 @@ _QUESTIONS = 2**32 - 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Study(results.Result):
-    """How well measures rank the inputs, Spearman's rank correlations."""
+    """Spearman's rank correlations of measures with the effect of the inputs."""
 
     title: str  # the run, its step, and what means are over
     # `[N, L]` float64 by the measure's name: the correlation with the absolute changes
@@ -157,8 +157,8 @@ def rollout(
       subject: The model.
       examples: Number of held-out examples, of which N have a target that counts; or
         inputs, such as texts.
-      flow_examples: The number of these for which flow, which is slow, is computed;
-        None: 32, or all if there are fewer.
+      flow_examples: Number of examples for which flow, which is slow, is computed.
+        Defaults to 32, or all if there are fewer.
       draws: The number of random tokens over which changes are averaged.
       published: Numbers to compare with, if the run is a paper's: `PUBLISHED`.
 

@@ -1,4 +1,4 @@
-"""What each head does: numbers over held-out examples, and roles.
+"""Statistics and roles of heads over held-out examples.
 
 Dimensions: N examples, L layers, H heads, T positions.
 """
@@ -105,7 +105,7 @@ def statistics(
 
 @verb
 def roles(subject: Subject, examples: Any = EXAMPLES) -> heads.Heads:
-    """Finds the role of each head on so many examples, or on texts."""
+    """Finds the role of each head on a number of examples, or on texts."""
     align = None if subject.task is None else subject.task.alignments
     batches = programs.batches_given(subject, examples, targets=False)
     if batches is None:

@@ -1,4 +1,4 @@
-"""How good and how fast a model is without some of its heads: the curve of all sizes.
+"""Measures quality and speed of models pruned to all sizes.
 
 N examples, L layers, H heads of a layer.
 """

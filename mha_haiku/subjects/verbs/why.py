@@ -86,7 +86,7 @@ def writes(
 def reads(subject: Subject, examples: Any = EXAMPLES) -> heads.why.Reads:
     """Measures what each head's queries, keys and values read, over examples.
 
-    These are as in `strongest`; next to it stands the composition from weights.
+    Examples are as in `strongest`; next to it is the composition from weights.
     """
     check_parameters(subject, "reads")
     batches = programs.batches_given(subject, examples, targets=False)

@@ -30,7 +30,7 @@ def join(
 ) -> None:
     """Connects to the other processes; call it before any other function of JAX.
 
-    `coordinator` is "host:port" of process 0; None: all three are taken from Slurm,
+    `coordinator` is "host:port" of process 0; by default all three come from Slurm,
     Open MPI or the TPU pod. If the processes do not all come in `timeout` seconds, this
     one ends with status 2 and two lines on stderr; JAX would abort with a stack trace.
 

@@ -34,10 +34,10 @@ class Replicas:
     axis, one entry per device, so that they can be donated to the next call.
 
     Programs of `several` models of one shape have a further axis, of models, on all
-    arrays but the data, over which `jax.vmap` runs them. Where a `while_loop` ends
-    sooner for one model, its state is kept while the others train: a model that is told
-    to stop at the step it is at takes no step, and none of another's numbers, NaN
-    included, reach it.
+    arrays except the data, over which `jax.vmap` runs them. Where a `while_loop` ends
+    sooner for one model, its state is kept while the others train: a model that should
+    stop at its current step takes no step, and no number of another model reaches it,
+    not even NaN.
 
     Example:
       >>> replicas = mh.devices.Replicas(jax.devices()[:2])

@@ -23,7 +23,7 @@ _PARTS = fields.integer(1, 2**20)
 
 
 class TrainingConfig(Section, path="config.training"):
-    """How long a run trains, and what it reports and stores."""
+    """The length of a run, and what the run reports and stores."""
 
     steps: int = field(400, "training steps of the whole run", _STEPS)
     seeds: int = field(
@@ -85,11 +85,11 @@ class SavedMapsConfig(Section, path="config.attention"):
 
 
 class DevicesConfig(Section, path="config.devices"):
-    """How devices divide the work of a run."""
+    """The division of a run's work over devices."""
 
     data: int | None = field(
         None,
-        "parts that each batch is divided into; None: devices / (heads * sequence)",
+        "parts that each batch is divided into; None for devices / (heads * sequence)",
         _PARTS,
     )
     heads: int = field(1, "parts that heads and hidden units are divided into", _PARTS)
@@ -100,7 +100,7 @@ class DevicesConfig(Section, path="config.devices"):
 
     @property
     def divide_models(self) -> bool:
-        """Whether a device has less than a whole model."""
+        """Whether a device holds less than a whole model."""
         return self.heads * self.sequence > 1 or self.shard_parameters
 
 
@@ -293,7 +293,7 @@ def check_devices(
     training: TrainingConfig,
     num_devices: int,
 ) -> None:
-    """Raises ConfigError unless so many devices can share the work of a run.
+    """Raises ConfigError unless `count` devices can share the work of a run.
 
     The sizes of the mesh must multiply to the devices, and divide what they share.
     """
@@ -310,7 +310,7 @@ def check_devices(
     if sequence > 1 and model.family == "encoder_decoder":
         raise ConfigError(
             "config.devices.sequence must be 1 for an encoder_decoder, whose queries "
-            "and keys stand in sequences of two lengths."
+            "and keys are in sequences of two lengths."
         )
     if sequence > 1:
         with checks.user_mistakes():

@@ -57,7 +57,7 @@ class _Text(NamedTuple):
 
 
 class _Whole(NamedTuple):
-    """The content of config.json, but for its sha256."""
+    """The content of config.json, except its sha256."""
 
     form: int
     config: Mapping[str, Any]  # its fields are checked by their own declarations
@@ -87,7 +87,7 @@ class Run(NamedTuple):
     model: models.Model
     params: Any
     step: int
-    # Of model and parameters; None: one device.
+    # Of model and parameters; None for one device.
     placement: devices.Sharded | None = None
 
     def __repr__(self) -> str:
@@ -246,7 +246,7 @@ def check_layers(
 
 
 def shared_kept(folder: Folder) -> tasks.Kept | None:
-    """Reads what a run stored of its task, on all processes; None: nothing."""
+    """Reads what a run stored of its task, or None, on all processes."""
     read = []
 
     def read_here():
@@ -310,7 +310,7 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
 
 
 def _verified(path, sha256) -> bytes | None:
-    """Reads a file, and checks its sha256; None: it has none."""
+    """Reads a file and checks its sha256; returns None if it has none."""
     if sha256 is None:
         return None
     try:

@@ -41,7 +41,7 @@ def held(path: Path) -> Iterator[None]:
 
 
 def _locked(path) -> int | None:
-    """Opens and locks the file; None: another process removed it in between."""
+    """Opens and locks the file; returns None if another process has removed it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

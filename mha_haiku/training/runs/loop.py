@@ -101,11 +101,11 @@ def train(
     Args:
       config: A whole config.
       workdir: The run's folder.
-      task: The task, in place of the one that `config.task` and `config.data` describe.
+      task: The task, instead of the one that `config.task` and `config.data` describe.
       override_config: Whether to resume even if the config, or the text that it names,
         differs from the run's.
       observers: Observers of the run; with several processes the same on all.
-      devices: The devices that divide the work; None: all devices of all processes.
+      devices: The devices that divide the work. Defaults to all of all processes.
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
@@ -382,7 +382,7 @@ def _take_steps(trainer, is_requested) -> None:
 def _is_due(step: int, every: int, training: configuration.TrainingConfig) -> bool:
     """Checks whether what is done `every` steps is due; the first step is, as the last.
 
-    It depends on the step alone, so that a resumed run reports, evaluates, saves and
+    It depends only on the step, so that a resumed run reports, evaluates, saves and
     observes at the same steps as an uninterrupted one.
     """
     return step % every == 0 or step == training.steps

@@ -1,4 +1,4 @@
-"""How a run starts: one process opens its folder, and all resume where it stopped."""
+"""Starts a run: one process opens its folder, and all resume where it stopped."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from mha_haiku.training.runs import checkpoints, configuration, files, folders, 
 
 
 class Summary(NamedTuple):
-    """How a run ended; the content of summary.json.
+    """The end of a run: the content of summary.json.
 
     Example:
       >>> config = mh.runs.load_run("runs/reverse").config
@@ -38,9 +38,9 @@ class Summary(NamedTuple):
 
 
 class SeedsSummary(NamedTuple):
-    """How runs of several seeds ended that trained together; their summary.json.
+    """The end of runs of several seeds that trained together: their summary.json.
 
-    Each has a `Summary` in its own folder; the fields of that name are of all of them.
+    Each seed's folder has a `Summary`; fields with the same names summarize all seeds.
 
     Example:
       >>> config = mh.runs.default_config("reverse")
@@ -52,7 +52,7 @@ class SeedsSummary(NamedTuple):
     """
 
     seeds: list[int]
-    failed: dict[str, str]  # by seed: why it has not come to the end
+    failed: dict[str, str]  # by seed: why it did not finish
     steps: int  # the fewest, of those that did not fail
     metrics: dict[str, float]  # means over the seeds that did not fail
     spread: dict[str, float]  # standard deviations, of two seeds at least
@@ -172,7 +172,7 @@ def whole(
 
 
 def _open_folder(stack, folder, *seeds) -> configuration.RunConfig | None:
-    """Opens and locks a folder of `seeds`: so many, from this one on.
+    """Opens and locks a folder of `seeds`, their number and the first of them.
 
     Returns the config of the run in it.
     """
@@ -201,7 +201,7 @@ def _check_unchanged(folder, saved, config, override, latest) -> bool:
     lines = configuration.difference(saved.to_json(), config.to_json())
     # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
-    if latest == 0:  # of parameters alone, how they are trained is still open
+    if latest == 0:  # only parameters: how they are trained is still open
         fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
         override = override or not any(line.startswith(fixed) for line in lines)
     if config.task.name == saved.task.name:

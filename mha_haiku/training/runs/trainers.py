@@ -1,6 +1,6 @@
 """The `Trainer` of a run: its state, compiled programs, reports and checkpoints.
 
-Runs that differ in their seeds alone can share one, whose programs are of all of them.
+Runs that differ only in their seeds can share a trainer, which trains them all at once.
 """
 
 import dataclasses

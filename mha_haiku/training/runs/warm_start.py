@@ -58,7 +58,7 @@ def load(config: configuration.RunConfig) -> Source:
     own, its = (getattr(x.data, "tokenizer", None) for x in (config, run.config))
     has, name = None, run.config.task.name
     if kept is not None and its is None and config.task.name != name:
-        has = f"tokens of the task {name!r} alone"
+        has = f"only tokens of the task {name!r}"
     elif own != its:
         has = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
         has += f", and this run has {repr(own) if own else 'none'}"

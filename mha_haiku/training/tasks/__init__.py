@@ -69,7 +69,7 @@ _TASKS = {
 }
 
 
-# In configs by their names, too, but made by `from_arrays` and `from_examples` alone.
+# Named in configs, too, but made only by `from_arrays` and `from_examples`.
 _OF_OWN_DATA = own_data.TASKS
 
 

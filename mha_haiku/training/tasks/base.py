@@ -1,4 +1,4 @@
-"""What a task is: examples from PRNG keys, a metric, its chance level, and labels.
+"""Tasks: examples from PRNG keys, a metric, its chance level, and labels.
 
 Dimensions: `B` batch, `T` positions, `D` width of the features, `C` classes. Where a
 sequence is turned into another one, the source has `S` positions and the target `T`.
@@ -36,12 +36,12 @@ class Example(NamedTuple):
     # the whole example, of a set task the index in the set.
     targets: jax.Array
     weights: jax.Array  # shaped like `targets`, float32: 0 where one does not count
-    lengths: jax.Array | None = None  # `[]` int32, valid inputs; None: all are valid
-    # `[T]` int32 tokens that a decoder reads: the start token, then the target's but
-    # its last one; None: the model has no decoder.
+    lengths: jax.Array | None = None  # `[]` int32, number of valid inputs; None for all
+    # `[T]` int32 tokens that a decoder reads: the start token, then the target
+    # without its last token. None if the model has no decoder.
     decoder_inputs: jax.Array | None = None
     decoder_lengths: jax.Array | None = None  # `[]` int32, valid positions of these
-    # What else a wrapped function reads, by its keywords; None: nothing.
+    # Further arguments of a wrapped function, by keyword.
     others: Mapping[str, jax.Array] | None = None
 
     def model_inputs(self) -> dict[str, jax.Array | None]:
@@ -61,7 +61,7 @@ class Example(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a run stores of a task that learns from the user's data.
+    """The data that a run stores to remake a task that learns from the user's data.
 
     Example:
       >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
@@ -70,21 +70,22 @@ class Kept(NamedTuple):
       (100, 6)
     """
 
-    tokenizer: str = ""  # as JSON; empty: there is none
+    tokenizer: str = ""  # as JSON; "" if there is none
     # "name" and "sha256" of the text, and any "labels"; None lets any text be read.
     text: dict[str, Any] | None = None
-    # The data itself by names, where it was given in Python.
+    # The data by name, if it was passed from Python.
     arrays: Mapping[str, np.ndarray] | None = None
 
 
 class Task(abc.ABC):
     """Something to learn. A subclass is a frozen dataclass: a task is a static value.
 
-    Its fields are `config.task`'s, except the name, and `config.data`'s; each is
-    declared by `fields.field` with its default, its meaning and its check; of one of
-    your own a plain default will do. The metric of every task is its accuracy: the mean
-    of `correct` over the positions that count. A whole one, to say which of two tokens
-    is larger, for `mha_haiku.train(Larger(), "runs/larger")`:
+    Its fields become the fields of `config.task`, except the name, and of
+    `config.data`. The tasks here declare each with `fields.field`: a default, a meaning
+    and a check; in your own task a plain default is enough. The metric of every task is
+    its accuracy: the mean of `correct` over the positions that count. A complete task,
+    which asks for the larger of two tokens, for
+    `mha_haiku.train(Larger(), "runs/larger")`:
 
         from mha_haiku.training.tasks import Example, Task
 
@@ -103,8 +104,8 @@ class Task(abc.ABC):
                 targets = jnp.full(2, inputs.max())  # at both positions
                 return Example(inputs, targets, jnp.ones(2))
 
-    What must be there: the three numbers, `baseline` and `example`. Where data of your
-    own is in arrays or pairs of texts, `from_arrays` and `from_examples` need no class.
+    The three numbers, `baseline` and `example` are required. For data in arrays or
+    pairs of texts use `from_arrays` or `from_examples`, which need no class.
 
     Example:
       >>> task = mh.tasks.make("reverse", sequence_length=4)
@@ -112,13 +113,13 @@ class Task(abc.ABC):
       (True, 10, 0.1)
     """
 
-    name: ClassVar[str]  # in configs and titles; the class's if left out
+    name: ClassVar[str]  # in configs and titles; defaults to the class's name
     sequence_length: int  # T, positions of an example's inputs; of a source S
     target_length: int | None = None  # T, positions of the decoder, if there is one
     start_token: int | None = None  # the class that a decoder reads first
     end_token: int | None = None  # the class that ends an answer
-    num_tokens: int | None  # of the inputs; None: they are features
-    feature_size: int | None = None  # D, width of the features; None: they are tokens
+    num_tokens: int | None  # vocabulary of the inputs, or None if they are features
+    feature_size: int | None = None  # D, width of the features, or None for tokens
     # C, classes of the logits of a position or of the whole example; 1 for a set task,
     # which has a logit per element.
     num_classes: int
@@ -127,19 +128,19 @@ class Task(abc.ABC):
     # or of the simple predictor that `baseline_name` names.
     baseline: dict[str, float]
     baseline_name: str = "chance"  # or "unigram", "bag of words"
-    # What studies can measure a model by, its own metric first; without targets there
-    # are no loss and no accuracy, and nothing to train on.
+    # Metrics that studies can use, the task's main one first. Without targets there is
+    # no loss and no accuracy, and nothing to train on.
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "drift")
     # Whether a target of shape `[]` is the class of the whole example, which the model
     # reads from one position or their mean, and not an index in a set.
     labels_whole: ClassVar[bool] = False
-    # Whether evaluations also tell `exact_match`, the share of examples of which every
-    # target that counts is predicted.
+    # Whether evaluations also report `exact_match`, the share of examples in which
+    # every target that counts is predicted.
     counts_exact: ClassVar[bool] = False
     # Whether a target is the next input: only a causal model does not see it, and can
     # continue a prompt.
     continues: ClassVar[bool] = False
-    # What suits this task of `config.model`: values by dotted names.
+    # Defaults of `config.model` for this task, by dotted name.
     model_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **options: Any):
@@ -174,7 +175,7 @@ class Task(abc.ABC):
         return self._split[1]
 
     def keep(self) -> Kept | None:
-        """Returns the data that a run stores to remake the task; None: nothing."""
+        """Returns the data that a run stores to remake the task, or None."""
         return None
 
     def correct(self, logits: jax.Array, example: Example) -> jax.Array:
@@ -229,7 +230,7 @@ class Task(abc.ABC):
         return tokens
 
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
-        """Returns what cross-attention is measured against, by name; {}: nothing.
+        """Returns what cross-attention is measured against, by name; {} if nothing.
 
         "aligned" are `[T, S]` booleans on the host: in row t, which predicts target t,
         the source positions that decide it, or none where that is unknown. The others

@@ -1,4 +1,4 @@
-"""Whether a class is a task, and whether the examples of a task fit what it says."""
+"""Checks that a class is a task, and that its examples fit what the task declares."""
 
 import dataclasses
 from typing import Any
@@ -35,7 +35,7 @@ def check_class(name: str, task: Any) -> None:
 def check(name: str, task: Task, *, is_own: bool = True) -> Example:
     """Checks a task's attributes against an example, of which it returns the shapes.
 
-    Of a task that `is_own`, the user's, errors are told as the user's, and the integers
+    Errors of a task that `is_own` are reported as the user's mistakes, and the integers
     of some examples are checked, too. ConfigError has all that does not fit; `name` is
     what it calls the task.
 

@@ -35,7 +35,7 @@ class LabeledTexts(text.TextTask):
 
     The model's logits are of the first position or of the mean of all
     (`config.model.output.pool` = "first" or "mean"). Where the tokenizer has special
-    tokens of its own, these stand around the text; else [CLS] is the token after the
+    special tokens, they go around the text; otherwise [CLS] is the token after the
     tokenizer's, where `masked_language_model` has its mask: a model that starts from
     such a run reads the label where it used to fill in a blank.
 

@@ -29,7 +29,7 @@ _OPTIONAL = ("lengths", "decoder_inputs", "decoder_lengths", "others")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Held(base.DataTask):
-    """A task whose data is in `Kept.arrays`; its sha256 stands in the config.
+    """A task whose data is in `Kept.arrays`; the config has the data's sha256.
 
     One of the arrays, `_PLACES`, decides what is held out: `[N]` numbers in [0, 1) made
     of the hash of each input, as it was given. So equal inputs are in the same part,
@@ -98,7 +98,7 @@ class Arrays(_Held):
     _kind = base.Example
     sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
     num_tokens: int | None = fields.field(
-        None, "number of different tokens; None: inputs are features", sampling.count(1)
+        None, "vocabulary size; None if the inputs are features", sampling.count(1)
     )
     num_classes: int = fields.field(1, "number of classes", sampling.count(1))
 
@@ -224,13 +224,13 @@ def from_arrays(
 
     Args:
       inputs: `[N, T]` integer tokens, or `[N, T, D]` features.
-      targets: `[N, T]` integers, the class of each position; or `[N]`, the label of
-        each example; or None: each token is predicted from those before it.
-      weights: Shaped like `targets`, how much each counts, 0 or more; None: all the
-        same. Targets behind the length of an example do not count.
-      lengths: `[N]` integers from 1 to T, valid positions of each; None: all are.
-      num_tokens: None: as many as the inputs have.
-      num_classes: None: as many as the targets have.
+      targets: `[N, T]` integers, a class per position; or `[N]`, a label per example;
+        or None, to predict each token from the tokens before it.
+      weights: Weights of the targets, of the same shape, 0 or more. Defaults to 1.
+        Targets past the length of an example do not count.
+      lengths: `[N]` integers from 1 to T, valid positions of an example. Defaults to T.
+      num_tokens: Size of the vocabulary. Defaults to the largest input plus 1.
+      num_classes: Number of classes. Defaults to the largest target plus 1.
       held_out_fraction: Share of the examples to evaluate on.
 
     Raises:
@@ -290,8 +290,8 @@ def from_examples(
 
     Args:
       examples: Pairs of a text and its label, or of a text and the text to write.
-      labels: Whether the second is a label; None: it is where it is an integer, and
-        where there are at most half as many different ones as pairs.
+      labels: Whether the second element is a label. By default it is if it is an
+        integer, or if at most half of the pairs have different ones.
       tokenizer: Kind of tokens: "characters" or "bpe" (byte-pair encoding).
       vocabulary_size: Largest number of tokens.
       held_out_fraction: Share of the pairs to evaluate on.
@@ -317,7 +317,7 @@ def from_examples(
         labels = is_short or not all(isinstance(x, str) for x in seconds)
     if labels and len(different) < 2:
         raise ValueError(
-            f"examples must have at least 2 labels, got {different[0]!r} alone."
+            f"examples must have at least 2 labels, got only {different[0]!r}."
         )
     if not labels and not all(isinstance(x, str) and x for x in seconds):
         raise ValueError("labels must be True, as not all of the examples end in text.")

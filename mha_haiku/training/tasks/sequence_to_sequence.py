@@ -1,4 +1,4 @@
-"""What tasks share that turn a source sequence into a target sequence of other length.
+"""Base classes of tasks that map a source sequence to a target of another length.
 
 Dimensions: `S` positions of the source, `T` of the target, `N` pairs, `V` tokens of the
 target.
@@ -112,7 +112,7 @@ class SequenceToSequence(base.Task):
     ) -> base.Example:
         """Makes the example of a source `[S]` and a target `[T]`, without end token.
 
-        Lengths are `[]` integers; what stands behind them is ignored.
+        Lengths are `[]` integers; tokens past them are ignored.
         """
         position = jnp.arange(self.target_length)
         in_source = jnp.arange(self.sequence_length) < source_length

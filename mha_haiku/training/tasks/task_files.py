@@ -145,7 +145,7 @@ def of_project(name: str) -> type[Task]:
 
 
 def digest(name: str) -> str | None:
-    """Computes the sha256 of the file of a user's task; None: it has no file.
+    """Computes the sha256 of the file of a user's task, or None if it has no file.
 
     Example:
       >>> import pathlib

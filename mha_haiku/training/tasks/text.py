@@ -25,12 +25,12 @@ def _tokenizer_name(name: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTask(base.DataTask):
-    """What the tasks over text share: the tokenizer, labels, the unigram baseline.
+    """A base class of tasks over text: tokenizer, labels, the unigram baseline.
 
     Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
     tokenizer come first, 0 to num_classes - 1; they are the classes as well. The
-    tokenizer is trained on the training part alone; or it is of a file, whose special
-    tokens go around every window and are no targets.
+    tokenizer is trained on the training part only, or read from a file; a file's
+    special tokens go around every window and are no targets.
     """
 
     baseline_name = "unigram"

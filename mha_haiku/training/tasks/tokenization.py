@@ -62,7 +62,7 @@ class Tokenizer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Characters(Tokenizer):
-    """A token is a character; token 0 stands for all unknown characters."""
+    """A tokenizer of characters; token 0 is any unknown character."""
 
     alphabet: str  # the known characters, in the order of their tokens 1, 2, ...
 
@@ -182,7 +182,7 @@ class Pretrained(Tokenizer):
 
     content: str  # of a tokenizer.json
     least_tokens: int = 0  # vocabulary of its model, which may be larger than its own
-    most_tokens: int | None = None  # rows of its model, if it may have fewer; None: any
+    most_tokens: int | None = None  # rows of its model, if limited
 
     def __post_init__(self):
         """Reads the contents and tries them, so that errors show now."""
@@ -389,7 +389,7 @@ TRAINERS = {"characters": Characters.train, "bpe": BytePairs.train}
 @contextlib.contextmanager
 def errors_named(file: str) -> Iterator[None]:
     """Raises errors in a tokenizer as ConfigError, without traces of Rust's panics."""
-    # The whole process has one stderr: for files alone, which are read once.
+    # The whole process has one stderr: only for files, which are read once.
     with _stderr, open(os.devnull, "wb") as nowhere:
         stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
@@ -453,7 +453,7 @@ def _of_library(content: str) -> Any:
     return tokenizer
 
 
-# The bytes that letters of byte-level BPE stand for.
+# The bytes that letters of byte-level BPE encode.
 def _bytes_of_letters(letters: str) -> bytes:
     byte_of = _byte_of_letter()
     if not all(letter in byte_of for letter in letters):  # added as it is
@@ -471,7 +471,7 @@ def _lines(text: str) -> list[str]:
 
 @functools.cache
 def _byte_of_letter() -> dict[str, int]:
-    # The byte of each letter: printable bytes stand for themselves, the others are
+    # The byte of each letter: printable bytes encode themselves, the others are
     # moved to U+0100 and after. Source: Radford et al. 2019,
     # https://github.com/openai/gpt-2 (bytes_to_unicode).
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -132,7 +132,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         path = self._path(self.latest()) / _WINDOW
         numbers = files.read_json(path) or {}
         if not all(type(x) in (int, float) for x in numbers.values()):
-            raise ConfigError(f"{path} must have numbers alone.")
+            raise ConfigError(f"{path} must have only numbers.")
         return numbers
 
     def fields(self, step: int | None = None) -> set[str]:
@@ -160,7 +160,7 @@ class Checkpoints(contextlib.AbstractContextManager):
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
     ) -> Any:
-        """Restores the tree saved at a step (None: the newest good one), on the host.
+        """Restores the tree of a step, by default the newest good one, to the host.
 
         `abstract` has the shapes and dtypes of what was saved, as from
         `jax.eval_shape`; with `partly` the checkpoint may have more fields at the top
