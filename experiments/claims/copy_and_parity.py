@@ -13,17 +13,18 @@ _LONGER = _LENGTHS[1:]
 class CopyAndParity(base.Claim):
     """A small causal model learns eight tasks on inputs of up to 8 tokens.
 
-    Five have a short program in RASP-L, a language of what transformers do alike at
-    all lengths: the largest token, counting from one number to another, the most
-    frequent token, copying different tokens, and sorting. Three have none: copying
-    tokens of two kinds, the parity of bits, and adding decimal numbers. An example is a
-    start token, the input, a separator, the answer and an end token, and learned
-    positions begin at a random place, as in the paper. Training ends when 99 % of the
-    held-out answers up to 8 tokens are right as a whole, or after 4,000 steps, and then
-    counts as failed: the task has no reach. The reach of a task is the share of whole
-    answers that are right at 10, 12, 14 and 16 tokens, above guessing. It is
-    correlated by ranks with having a program. In the control the programs are dealt to
-    tasks at random. The planted failure in it deals all of them to the right tasks.
+    Five have a short program in RASP-L, a language of operations that transformers do
+    in the same way at all lengths: the largest token, counting from one number to
+    another, the most frequent token, copying different tokens, and sorting. Three have
+    none: copying tokens of two kinds, the parity of bits, and adding decimal numbers.
+    An example is a start token, the input, a separator, the answer and an end token,
+    and learned positions begin at a random place, as in the paper. Training ends when
+    99 % of the held-out answers up to 8 tokens are right as a whole. A model that is
+    not there after 4,000 steps counts as failed, and its task has a reach of 0. The
+    reach of a task is the share of whole answers that are right at 10, 12, 14 and 16
+    tokens, above guessing. The criterion is the rank correlation of the reach with
+    having a program. The control assigns the programs to tasks at random. The planted
+    failure assigns all of them to the right tasks.
     """
 
     sentence = (
@@ -39,15 +40,15 @@ class CopyAndParity(base.Claim):
         ),
         arxiv="2310.16028",
     )
-    control = "programs dealt to tasks at random"
-    planted = "all programs dealt to the right tasks"
+    control = "programs assigned to tasks at random"
+    planted = "all programs assigned to the right tasks"
     effect = (
-        "having a short program correlates with the reach in length by {0} (by ranks, "
-        "over eight tasks)"
+        "rank correlation of having a short program with the reach in length, over "
+        "eight tasks: {0}"
     )
     would_change = (
         "Other tasks: eight are few, and which of them have a short program is the "
-        "authors' judgment, but for the largest token, which is in their library."
+        "authors' judgment, except for the largest token, which is in their library."
     )
     version = 2
     before = base.Before(

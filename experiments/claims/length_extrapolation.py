@@ -1,4 +1,4 @@
-"""Which positions let a model answer inputs longer than its training inputs."""
+"""Without positions, models answer inputs longer than their training inputs better."""
 
 import math
 
@@ -30,11 +30,11 @@ class LengthExtrapolation(base.Claim):
     order and an end token; lengths are drawn from 1 to 8. Models have two layers of
     four heads and a width of 32, and no positions, ALiBi or learned positions, of which
     the later ones are never trained. Training ends when 99 % of the held-out answers of
-    all lengths from 1 to 8 are right as a whole, or after 4,000 steps, and then counts
-    as failed: no answer is right. What counts is the share of whole answers that are
-    right at twice the length. In the control the other two models have no positions
-    either, but another start and other examples. The planted failure gives them learned
-    positions.
+    all lengths from 1 to 8 are right as a whole. A model that is not there after 4,000
+    steps counts as failed, with no right answer. The criteria compare the share of
+    whole answers that are right at twice the length. In the control the other two
+    models have no positions either, but another start and other examples. The planted
+    failure gives them learned positions.
     """
 
     sentence = "Without positions models answer longer inputs better than with them"
@@ -47,11 +47,11 @@ class LengthExtrapolation(base.Claim):
         ),
         arxiv="2305.19466",
     )
-    control = "other seeds of models without positions in place of ALiBi and learned"
+    control = "models without positions, of other seeds, instead of ALiBi and learned"
     planted = "the other seeds have learned positions"
     effect = (
-        "at twice the length of training no positions are right more often than "
-        "learned ones by {0}, and than ALiBi by {1}"
+        "share of answers right at twice the training length, without positions minus "
+        "with them: {0} for learned positions, {1} for ALiBi"
     )
     would_change = (
         "Other tasks: the order of the input does not matter for sorting, and in "
@@ -65,13 +65,13 @@ class LengthExtrapolation(base.Claim):
         "Inputs had no start token and one length, the model without positions was not "
         "trained to the end (0.91 right), and the bound of 0.2 was ours. Now there is "
         "a start token, lengths are drawn, training ends at 99 % of whole answers, and "
-        "the bound is the paper's word that no positions are better.",
+        "the bound is the paper's statement that no positions are better.",
     )
     tried = (
         "Copying different tokens, one pilot seed: without positions 86 % of the "
         "answers up to 8 tokens are right after 4,000 steps, ALiBi and learned "
-        "positions get to 99 %, and none of the three is right at 12 tokens once in "
-        "512 answers."
+        "positions get to 99 %, and none of the three gets any of 512 answers right at "
+        "12 tokens."
     )
     criteria = (
         base.Criterion(

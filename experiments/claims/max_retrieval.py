@@ -35,12 +35,12 @@ class MaxRetrieval(base.Claim):
     The control is the same trained model with its scores multiplied by log n / log 16
     for n items, as in scalable softmax (Nakanishi 2025,
     https://arxiv.org/abs/2501.19399), which must not disperse: with 16 items nothing
-    changes. The planted failure puts log 16 in the place of log n.
+    changes. The planted failure has log 16 instead of log n.
 
     The figure also shows the accuracy on items with uniform priorities, without and
     with the paper's adaptive temperature, which multiplies the scores of a query by a
     polynomial of the entropy of its attention. It decides nothing here, since the paper
-    gives the gain only in a table that was not seen.
+    gives the gain only in a table that we have not seen.
     """
 
     sentence = "The largest weight of softmax falls with the number of items"
@@ -54,20 +54,20 @@ class MaxRetrieval(base.Claim):
         arxiv="2410.01104",
     )
     control = "the same model, its scores times log n / log 16"
-    planted = "log 16 in the place of log n"
-    effect = "the largest weight falls as the number of items to the power of {0}"
+    planted = "log 16 instead of log n"
+    effect = "the largest weight scales as the number of items to the power of {0}"
     would_change = (
         "A trained head whose largest weight does not fall from 64 to 1,024 items. The "
-        "lemma is of the limit of many items: with larger gaps of priority the fall "
+        "lemma is about the limit of many items: with larger gaps of priority the fall "
         "begins at more items."
     )
     version = 2
     before = base.Before(
         "reproduced",
         "Bounded scores disperse by theorem, and the control only had fewer items, so "
-        "that nothing could fail. Now the slope is measured, and the control is "
+        "that nothing could fail. Now the slope is measured, and the control has "
         "scores that need not disperse. The gain by adaptive temperature, whose bound "
-        "was ours, is shown and does not decide.",
+        "was ours, is shown but does not decide.",
     )
     criteria = (
         base.Criterion(

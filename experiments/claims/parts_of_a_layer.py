@@ -25,10 +25,10 @@ class PartsOfALayer(base.Claim):
     part; it writes 8 tokens of 10 in reverse order, which takes attention. Scaled and
     unscaled models start from the same parameters and see the same examples, each with
     three learning rates, of which the best one counts. The two are compared at the step
-    at which the scaled model is first right at 99 % of the held-out positions; where it
-    is not within 200 steps, nothing counts as lost. In the control dot products are
-    half the scaled ones, and not unscaled, whatever d_k is. The planted failure in it
-    leaves them unscaled.
+    at which the scaled model is first right at 99 % of the held-out positions; if it
+    never is within 200 steps, the lag counts as 0. In the control dot products are half
+    the scaled ones, whatever d_k is, instead of unscaled. The planted failure leaves
+    them unscaled.
     """
 
     sentence = "Without scaling attention learns more slowly the larger its heads are"
@@ -45,8 +45,8 @@ class PartsOfALayer(base.Claim):
     control = "dot products are half the scaled ones"
     planted = "dot products are left unscaled"
     effect = (
-        "when the scaled model has learned, the unscaled one is behind by {0} more of "
-        "accuracy with each fourfold d_k from 4 to 256"
+        "when the scaled model has learned, the lag in accuracy of the unscaled one "
+        "grows by {0} with each fourfold d_k from 4 to 256"
     )
     would_change = (
         "Learning rates, warm-up or an initialization that let unscaled heads of 256 "
@@ -63,13 +63,13 @@ class PartsOfALayer(base.Claim):
     tried = (
         "The gap is one of speed: on the pilot seeds 11 of 12 unscaled models are "
         "right at 99 % of the positions after 200 steps, where scaled ones take 30 to "
-        "80. Dot products twice the scaled ones, in place of half, were to be the "
-        "control; they are slightly behind for large d_k, too, by 0.004, 0.000 and "
-        "0.019 per fourfold d_k on the pilot seeds."
+        "80. The control was first planned with twice the scaled dot products instead "
+        "of half; these lag slightly for large d_k, too, by 0.004, 0.000 and 0.019 per "
+        "fourfold d_k on the pilot seeds."
     )
     criteria = (
         base.Criterion(
-            "accuracy without scaling behind that with it, per fourfold d_k",
+            "lag in accuracy without scaling, per fourfold d_k",
             lambda x: slope([x[f"lost at {size}"] for size in _SIZES]),
             at_least=0.0,
             bound_from=base.PAPER,
@@ -88,7 +88,7 @@ class PartsOfALayer(base.Claim):
             logarithmic=True,
         ),
         base.Curve(
-            title="How far softmax lets gradients through at first",
+            title="Slope of softmax at the start",
             across="d_k",
             up="mean sum of p (1 - p) of a row",
             points=_SIZES,

@@ -1,4 +1,4 @@
-"""What is said of a claim: a page, a figure, and the row of the table of claims."""
+"""Reports of a claim: a page, a figure, and a row of the table of claims."""
 
 import collections
 import dataclasses
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 _GALLERY = """# Replications of published claims
 
 `python -m experiments.reproduce --table` writes this page from the JSON lines in this
-folder. Intervals are of the mean over seeds, 90 %. A criterion holds where all of its
-interval is on the right side of the bound, fails where all is on the wrong one, and is
-undecided between; one that holds in the control too is void. All criteria hold:
-*reproduced*; some do: *partly*; none does: *not reproduced*. *Inconclusive*: it hangs
-on undecided criteria, or two disjoint sets of seeds disagree. Each name leads to the
-page of the claim, with its figure.
+folder. Intervals are 90 % intervals of the mean over seeds. A criterion holds if its
+whole interval is on the right side of the bound, fails if it is on the wrong side, and
+is undecided if the bound is within; a criterion that also holds in the control is void.
+A claim is *reproduced* if all criteria hold, *partly* reproduced if some do, and *not
+reproduced* if none does. It is *inconclusive* if the verdict depends on undecided
+criteria, or if two disjoint sets of seeds disagree. Names link to the pages of the
+claims, with their figures.
 """
 _HEAD = """| claim | the paper | result: mean (90 % interval) | control | verdict |
 |---|---|---|---|---|"""
@@ -36,12 +37,12 @@ _COLORS = {"claim": "C0", "control": "0.5"}
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A claim and what was measured of it.
+    """A claim and its measurements.
 
     Attributes:
       claim: The claim.
-      measured: By arm and seed; the seeds of the verdict and all others.
-      seeds: The seeds that the verdict is of.
+      measured: Measurements by arm and seed, of the verdict's seeds and all others.
+      seeds: The seeds of the verdict.
     """
 
     claim: base.Claim
@@ -52,9 +53,9 @@ class Outcome:
     def read(
         cls, claim: base.Claim, folder: Path, seeds: Sequence[int] | None = None
     ) -> "Outcome":
-        """Returns what the file of a claim in a folder says, as the claim is now.
+        """Reads the measurements of a claim's current design from a folder.
 
-        The seeds are the claim's own with None.
+        `seeds` defaults to the claim's seeds.
         """
         found = records.read(records.path_of(folder, claim.name))
         seeds = tuple(claim.verdict_seeds if seeds is None else seeds)
@@ -71,13 +72,13 @@ class Outcome:
         return dict(reversed(found.items()))
 
     def numbers(self, arm: str) -> dict[int, base.Numbers]:
-        """Returns what was measured in an arm with these seeds."""
+        """Returns the measurements of an arm with these seeds."""
         by_seed = self.measured[arm]
         return {x: by_seed[x].numbers for x in self.seeds if x in by_seed}
 
     @property
     def second(self) -> "verdicts.Verdict | None":
-        """The verdict on the claim's second set of seeds; None: it was not measured."""
+        """The verdict on the claim's second set of seeds, or None if not measured."""
         other = dataclasses.replace(self, seeds=tuple(self.claim.second_seeds))
         is_whole = len(other.numbers("claim")) == len(other.seeds)
         return other.verdicts["claim"] if is_whole else None
@@ -90,7 +91,7 @@ class Outcome:
 
     @property
     def pilot(self) -> "Pilot":
-        """What the pilot says, of all seeds below the verdict's seeds."""
+        """The pilot: all seeds below the verdict's seeds."""
         pilots = {
             seed: record.numbers
             for seed, record in self.measured["claim"].items()
@@ -100,7 +101,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """How long the measurements of these seeds took together."""
+        """The total duration of the measurements of these seeds."""
         return sum(
             self.measured[arm][seed].seconds
             for arm in base.ARMS
@@ -108,9 +109,9 @@ class Outcome:
         )
 
     def missing(self, is_pilot: bool = False) -> list[tuple[str, int]]:
-        """Returns the arms and seeds that have not been measured.
+        """Returns the arms and seeds that are not measured yet.
 
-        The planted failure is among them if the seeds are the claim's own.
+        The planted failure is among them if the seeds are the claim's.
         """
         arms = base.ARMS[:1] if is_pilot else base.ARMS
         wanted = [(arm, seed) for seed in self.seeds for arm in arms]
@@ -177,11 +178,9 @@ class Outcome:
         if len(self.pilot.numbers) > 1:
             told.append(str(self.pilot))
         if before:
-            told.append(f"An earlier design said *{before.verdict}*. {before.why}")
+            told.append(f"An earlier design: *{before.verdict}*. {before.why}")
         told += [claim.tried] if claim.tried else []
-        told.append(
-            f"It took {self.seconds / 60:.1f} minutes, on cores that were shared."
-        )
+        told.append(f"It took {self.seconds / 60:.1f} minutes, on shared cores.")
         told += ["## What would change it", claim.would_change]
         return "\n\n".join(told) + "\n"
 
@@ -205,11 +204,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
-    """What was measured before the number of seeds was fixed, on seeds of its own.
+    """Measurements on separate seeds, before the number of seeds was fixed.
 
     Attributes:
       claim: The claim.
-      numbers: By seed, what was measured in the claim's arm.
+      numbers: Measurements of the claim's arm by seed.
     """
 
     claim: base.Claim
@@ -217,7 +216,7 @@ class Pilot:
 
     @property
     def seeds_needed(self) -> int:
-        """How many seeds the verdict takes, see `verdicts.seeds_needed`."""
+        """The number of seeds that the verdict takes, see `verdicts.seeds_needed`."""
         return verdicts.seeds_needed(self.claim.criteria, self.numbers)
 
     def __str__(self) -> str:
@@ -256,7 +255,7 @@ def gallery(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([_GALLERY, told, "", _HEAD, *rows, *waiting, ""])
 
 
-# What a verdict on an arm means.
+# The meaning of a verdict on an arm.
 _IN_WORDS = {
     "claim": {
         verdicts.REPRODUCED: "Criteria met",

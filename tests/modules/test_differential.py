@@ -92,5 +92,5 @@ def test_what_does_not_go_with_differences_is_refused(changes, message):
 def test_module_refuses_an_odd_number_of_maps():
     x = jnp.zeros((B, T, D))
     model = hk.transform(lambda x: modules.DifferentialAttention(3, K)(x, x, x))
-    with pytest.raises(ValueError, match="an even num_heads, two maps a head"):
+    with pytest.raises(ValueError, match="an even num_heads, two maps per head"):
         model.init(jax.random.key(0), x)

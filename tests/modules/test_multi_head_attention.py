@@ -185,5 +185,5 @@ def test_step_has_no_dropout(make, options, normal):
     x = normal(B, T, 8)
     prompt = attention.Prompt(np.full(B, T), T)
     step = hk.transform(lambda x: make().step(x, x, x, cache=prompt, **options))
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be left out"):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be omitted"):
         step.init(jax.random.key(0), x)
