@@ -19,9 +19,7 @@ OPTIMIZERS = ("adamw", "sgd", "muon")
 class OptimizerConfig(Section, path="config.optimizer"):
     """The optimizer and its schedule."""
 
-    name: str = field(
-        "adamw", "what makes a step of a gradient", fields.OneOf(OPTIMIZERS)
-    )
+    name: str = field("adamw", "the optimizer", fields.OneOf(OPTIMIZERS))
     learning_rate: float = field(
         1e-2, "largest learning rate, reached after warm-up", checks.positive_number
     )
