@@ -68,7 +68,7 @@ def test_one_map_of_two_cannot_be_removed_nor_read_alone():
     params = model.init(jax.random.key(0), tokens)
     with pytest.raises(ValueError, match="differential = True: two maps share"):
         heads.prune(params, config, [[0, 1]] * config.num_layers)
-    with pytest.raises(ValueError, match="no weights of their own with differential"):
+    with pytest.raises(ValueError, match="no separate weights with differential"):
         heads.weights(model, params, 0)
 
 

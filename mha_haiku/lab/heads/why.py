@@ -1,9 +1,9 @@
-"""Why a head looks there: its scores, and what it writes, as sums over components.
+"""Why a head looks where it does: its scores and outputs, split into components.
 
-The residual stream is a sum of components: the embedding of tokens, positions, each
-earlier head, each earlier feed-forward part, biases. With the factors of norms held
-(of queries and keys too) a score is a sum over pairs of them, one at the query
-and one at the key; `components` says how this is known from sites alone.
+The residual stream is a sum of components: the embedding of tokens, positions, earlier
+heads, earlier feed-forward parts, biases. With the factors of norms held constant
+(those of queries and keys too) a score is a sum over pairs of components, one at the
+query and one at the key; `components` computes them, using only sites.
 
 B batch, T query positions, S key positions, P attention parts, H heads of a part, K
 query/key and V value size per head, R queries, N examples, M components.
@@ -47,7 +47,7 @@ HELD = (
     "Held: the factors of norms, of queries and keys too. Scores are those before a "
     "soft cap; rotary positions are in each pair."
 )
-MOST_SPLIT = 8  # terms of which the heads are split where sources=True
+MOST_SPLIT = 8  # with sources=True, the heads in this number of terms are split
 
 
 def pairs(
@@ -66,20 +66,20 @@ def pairs(
     It takes 2 K backward passes through linear maps; memory does not grow with T S.
 
     Args:
-      model: A model of `models.build`, `interop.load`, or any function of the same
-        arguments with the sites that are asked for.
+      model: A model from `models.build` or `interop.load`, or any function of the same
+        arguments with the required sites.
       params: Its parameters.
       example: One example, B = 1.
       layer: The attention part.
-      head: Its head.
+      head: The index of the head.
       query: The position of the query.
-      key: The position of the key; None: the one with the largest weight.
-      sources: The earlier heads (part, head) that are split by the position that they
-        read; True: in the largest terms.
+      key: The position of the key. Defaults to the key with the largest weight.
+      sources: The earlier heads (part, head) to split by the position that they read;
+        True for those in the largest terms.
 
     Raises:
       ValueError: If there is no such place, the query does not see the key, the score
-        is no scaled product of queries and keys, or the model is not linear with the
+        is not a scaled product of queries and keys, or the model is not linear with the
         factors of its norms held.
     """
     known = _known(model, params, example)
@@ -99,7 +99,7 @@ def pairs(
         largest = np.argsort(-np.abs(sides[0] @ sides[1].T), axis=None)[:MOST_SPLIT]
         chosen = np.concatenate(np.divmod(largest, len(sides[1]))).tolist()
         sources = [known.components[m][1:3] for m in chosen]
-    (own, query_parts), (others, key_parts) = (
+    (query_labels, query_parts), (key_labels, key_parts) = (
         _split(known.components, parts, side["splits"], set(map(tuple, sources or ())))
         for side, parts in zip(found["sides"], sides, strict=True)
     )
@@ -108,7 +108,7 @@ def pairs(
         (layer, head, query, key),
         f"Layer {layer}, head {head}, query {query}, key {key}: score "
         f"{cell.scores:.4g}, weight {cell.weights:.3g}",
-        (own, others),
+        (query_labels, key_labels),
         query_parts @ key_parts.T,
         cell.scores,
         (query_parts, key_parts),
@@ -128,10 +128,10 @@ def cells(
 ) -> Cells:
     """Finds the largest pairs of every head at once, for R queries.
 
-    It takes M passes through linear maps, and memory of R M D numbers a part. The model
-    and errors are as of `pairs`. A key of -n is, for each head and query, the one with
-    the n-th largest weight, and None is -1; queries of None are all. `count` is of
-    pairs in each cell.
+    It takes M passes through linear maps, and memory of R M D numbers per part. The
+    model and errors are as for `pairs`. A key of -n is, for each head and query, the
+    one with the n-th largest weight, by default -1; `queries` defaults to all. `count`
+    is the number of pairs per cell.
     """
     known = _known(model, params, example)
     longest, most_keys = (max(x[i] for x in known.shapes) for i in (2, 3))
@@ -144,7 +144,7 @@ def cells(
     found = _run(program, params, example, queries, key)
     parts = [part for part, shape in enumerate(known.shapes) if shape[1]]
     by_part = zip(*found["cells"], strict=True)
-    fields = (dict(zip(parts, own, strict=True)) for own in by_part)
+    fields = (dict(zip(parts, arrays, strict=True)) for arrays in by_part)
     return Cells(known.components, queries, *fields)
 
 
@@ -160,10 +160,10 @@ def written(
 ) -> Terms:
     """Splits a head's output for a query by source position and component.
 
-    Its weights are held, as are the factors of norms; other arguments and errors are as
-    of `pairs`. `answer` is the class whose logit, at the query, is asked for: what
-    reaches it straight from the head, before a soft cap. None: terms are along the
-    head's own output, and add up to its length.
+    The head's weights and the factors of norms are held; other arguments and errors are
+    as for `pairs`. With `answer`, a class, terms are the head's direct contribution to
+    its logit at the query, before a soft cap. By default terms are along the head's
+    output, and add up to its length.
     """
     known = _known(model, params, example)
     _, _, num_queries, num_keys = known.of(layer, head)
@@ -182,19 +182,19 @@ def written(
 
 
 def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Reads:
-    """Measures what all heads read by queries, keys and values, over a data set.
+    """Computes what all heads read by queries, keys and values, over a data set.
 
     Queries that see nothing, and padding, do not count. It takes a pass over the maps
-    and three backward passes through linear maps for each head. `batches` are of
-    examples; other arguments and errors are as of `pairs`.
+    and three backward passes through linear maps per head. `batches` are examples;
+    other arguments and errors are as for `pairs`.
     """
-    found = running.over(batches, lambda batch: _sums(model)(params, batch))
-    for each in found:
-        components.check_linear(each["curvature"])
+    results = running.over(batches, lambda batch: _sums(model)(params, batch))
+    for result in results:
+        components.check_linear(result["curvature"])
     known, config = _known(model, params, next(iter(batches))), model.config
     by, norms, counts = (
-        jax.tree.map(lambda *x: np.concatenate(np.float64(x)), *own)
-        for own in zip(*(each["sums"] for each in found), strict=True)
+        jax.tree.map(lambda *x: np.concatenate(np.float64(x)), *sums)
+        for sums in zip(*(result["sums"] for result in results), strict=True)
     )
     composition = {}
     if config is not None and not config.attention.differential:
@@ -222,7 +222,7 @@ def _cell(model, params, example, layer, head, query, key, *, splits):
 
 
 def _side(held, layer, head, name, at, splits):
-    """Computes a query or key, its parts, and arrays to split by source position."""
+    """Computes a query or key, its parts, and the arrays that split it by source."""
     wholes = {end: getattr(held.ends[end], name) for end in held.maps}
     rows = jnp.stack([at, jnp.maximum(at - 1, 0)])  # smeared keys read two positions
     first = jnp.stack([True, at > 0])[:, None, None]
@@ -234,7 +234,7 @@ def _side(held, layer, head, name, at, splits):
     def of_channel(channel):
         at_channel = {end: {name: chosen(end, at, head, channel)} for end in wholes}
         gradients = held.pull(at_channel)
-        kept = [gradients[each][0, rows] * first for each in held.heads if splits]
+        kept = [gradients[name][0, rows] * first for name in held.heads if splits]
         return held.parts(gradients)[:, 0].sum(-1), kept
 
     size = max(x.shape[-1] for x in wholes.values())
@@ -243,7 +243,7 @@ def _side(held, layer, head, name, at, splits):
         jnp.where(held.part[end] == layer, x[0, at, head], 0)
         for end, x in wholes.items()
     )
-    # What the gradients of heads are summed with: weights, gated, and values.
+    # The factors of the gradients of heads: weights, gates and values.
     splits = {
         held.part[name]: (
             gradients[held.part[name]],
@@ -291,7 +291,7 @@ def _largest(model, params, example, rows, key, *, count):
             side.append(jnp.pad(x, ((0, 0), (0, 0), (0, size - x.shape[-1]))))
     scales = [own.scales.ravel() for own in numbers.values()]
     given = *map(jnp.concatenate, sides), jnp.concatenate(scales)
-    # One loop over the cells of all parts, which compiles once.
+    # A single loop over the cells of all parts, which compiles once.
     best, found, first = jax.lax.map(largest, given), [], 0
     for own in numbers.values():
         cells_ = slice(first, first + own.scales.size)
@@ -303,15 +303,15 @@ def _largest(model, params, example, rows, key, *, count):
 
 @running.compiled
 def _values(model, params, example, layer, head, query, answer, *, is_logit):
-    def both(*given):
-        return components.read_maps(*given) | components.read_logits(*given)
+    def both(*run):
+        return components.read_maps(*run) | components.read_logits(*run)
 
     held = Held(model, params, example, both if is_logit else None).linearized()
     if is_logit:
         shape = held.ends["logits"].shape
         places = (query, answer) if len(shape) == 3 else (answer,)
         if model.config is not None and model.config.family == "set_classifier":
-            places = (query,)  # one logit, of each element
+            places = (query,)  # one logit per element
         gradients = held.pull({"logits": components.one(shape, *places)})
     total, cotangents = 0.0, {}
     for name, own in held.maps.items():
@@ -329,11 +329,11 @@ def _values(model, params, example, layer, head, query, answer, *, is_logit):
         cotangents[name] = {"value": jnp.einsum("hs,v->shv", weights, along)[None]}
     terms = held.parts(held.pull(cotangents))[:, 0]  # [M, S]
     whole = jnp.zeros(terms.shape[1:])
-    for name, own in cotangents.items():
-        each = (held.ends[name].value * own["value"]).sum((0, 2, 3))
-        whole += jnp.pad(each, (0, len(whole) - len(each)))
-    found = {"terms": terms, "whole": whole, "total": total}
-    return found | {"curvature": held.curvature()}
+    for name, cotangent in cotangents.items():
+        of_part = (held.ends[name].value * cotangent["value"]).sum((0, 2, 3))
+        whole += jnp.pad(of_part, (0, len(whole) - len(of_part)))
+    result = {"terms": terms, "whole": whole, "total": total}
+    return result | {"curvature": held.curvature()}
 
 
 @running.compiled
@@ -388,13 +388,13 @@ def _targets(own, output, example, kind) -> tuple[Map, Array]:
         bias=None, score=scores.dot_product(0.0), normalizer=None, gates=None
     )
 
-    def with_sums(logs):  # the map of all keys that are seen, alike
+    def with_sums(logs):  # the map with equal weights on all visible keys
         return dataclasses.replace(own, weighting=plain, log_sum=LogSum.rounded(logs))
 
     counts = with_sums(jnp.zeros_like(own.logsumexp)).row_sums()
     uniform = with_sums(jnp.log(counts))
     by_query = [jnp.moveaxis(x, -1, -2)[..., None] for x in (own.row_sums(), counts)]
-    sums = by_query[0]  # with a sink, what is compared has the sum of the row
+    sums = by_query[0]  # with a sink, both maps have the row sum of the map
     valid = running.valid(own.shape[-2], example, kind)[..., None, None]
     valid = valid & (by_query[1] > 0)
     query, key = query * of_queries * valid, key * of_keys
@@ -409,13 +409,13 @@ def _targets(own, output, example, kind) -> tuple[Map, Array]:
 
 
 class _Known(NamedTuple):
-    """What is known of a model without running it."""
+    """The facts about a model that need no run."""
 
     components: tuple[Component, ...]
-    shapes: list[tuple[int, ...]]  # of the map of each part
+    shapes: list[tuple[int, ...]]  # of the maps of all parts
 
     def of(self, layer, head) -> tuple[int, ...]:
-        """Returns the shape of a head's map, or raises ValueError if there is none."""
+        """Returns the shape of a head's map; raises ValueError without such a head."""
         checks.integer_in("layer", layer, 0, len(self.shapes) - 1)
         checks.integer_in("head", head, 0, self.shapes[layer][1] - 1)
         return self.shapes[layer]
@@ -433,15 +433,15 @@ def _known(model, params, example) -> _Known:
 
 
 def _with_rest(parts, whole) -> np.ndarray:
-    """Adds the rest of a whole to its parts `[M - 1, ...]` as the last, float64."""
+    """Appends the rest of a whole to its parts `[M - 1, ...]`, in float64."""
     parts, whole = np.float64(parts), np.float64(whole)
     return np.concatenate([parts, (whole - parts.sum(0))[None]])
 
 
-def _run(program, params, example, *given):
-    found = running.fetched(program(params, example, *map(np.int32, given)))
-    components.check_linear(found["curvature"])
-    return found
+def _run(program, params, example, *numbers):
+    result = running.fetched(program(params, example, *map(np.int32, numbers)))
+    components.check_linear(result["curvature"])
+    return result
 
 
 def _position(name, value, length) -> int:
@@ -450,17 +450,17 @@ def _position(name, value, length) -> int:
 
 
 def _split(known, parts, splits, chosen) -> tuple[tuple[Component, ...], np.ndarray]:
-    """Splits components and parts of chosen heads by the position they read."""
+    """Splits the components of chosen heads, and their parts, by source position."""
     result = []
-    for each, part in zip(known, parts, strict=True):
-        if each.kind != "head" or each[1:3] not in chosen:
-            result.append((each, part))
+    for head, part in zip(known, parts, strict=True):
+        if head.kind != "head" or head[1:3] not in chosen:
+            result.append((head, part))
             continue
-        gradient, weights, gates, value = map(np.float64, splits[each.layer])
+        gradient, weights, gates, value = map(np.float64, splits[head.layer])
         if value.shape[-1] != gradient.shape[-1]:
-            raise ValueError(f"sources must be of heads with known values, got {each}.")
-        own = (x[..., each.head, :] for x in (gradient * gates, value))
-        by_source = np.einsum("krv,sv,rs->sk", *own, weights[each.head])
-        result += [(each._replace(source=s), x) for s, x in enumerate(by_source)]
-    own, parts = zip(*result, strict=True)
-    return own, np.stack(parts)
+            raise ValueError(f"sources must be heads with known values, got {head}.")
+        factors = (x[..., head.head, :] for x in (gradient * gates, value))
+        by_source = np.einsum("krv,sv,rs->sk", *factors, weights[head.head])
+        result += [(head._replace(source=s), x) for s, x in enumerate(by_source)]
+    labels, parts = zip(*result, strict=True)
+    return labels, np.stack(parts)
