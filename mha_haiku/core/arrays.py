@@ -62,7 +62,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     if not 8 < start <= min(len(content), _MOST_BYTES):
         raise checks.ConfigError(
-            f"{path} is cut off or no safetensors file: its {len(content)} bytes do "
+            f"{path} is cut off or not a safetensors file: its {len(content)} bytes do "
             "not hold its header."
         )
     try:
@@ -78,7 +78,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     if end != len(content):
         what = "is cut off" if end > len(content) else "is too long"
         raise checks.ConfigError(
-            f"{path} {what}: its header speaks of {end} bytes, and it has "
+            f"{path} {what}: its header describes {end} bytes, but it has "
             f"{len(content)}."
         )
     return {
@@ -99,7 +99,7 @@ def read_shards(index: Path) -> dict[str, Stored]:
     for file in sorted(set(file_of.values())):
         path = index.parent / Path(file).name
         if not os.path.exists(path):
-            raise checks.ConfigError(f"{index} names {file!r}, which is not there.")
+            raise checks.ConfigError(f"{index} names {file!r}, which does not exist.")
         shard = read_safetensors(path)
         check_names_once(index, [*arrays, *shard])
         arrays |= shard
@@ -215,7 +215,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except checks.ConfigError:
         raise
     except (ValueError, RecursionError) as error:
-        raise checks.ConfigError(f"{path} is damaged, and no JSON: {error}.") from None
+        raise checks.ConfigError(f"{path} is damaged, not JSON: {error}.") from None
     if not isinstance(content, dict):
         raise checks.ConfigError(f"{path} must hold a JSON object.")
     return content
@@ -225,7 +225,7 @@ def check_names_once(path: Path, names: list[str]) -> None:
     """Raises ConfigError if a name occurs twice: readers would use the last."""
     doubled = [name for name, count in Counter(names).items() if count > 1]
     if doubled:
-        raise checks.ConfigError(f"{path} has names twice: {checks.listed(doubled)}.")
+        raise checks.ConfigError(f"{path} repeats names: {checks.listed(doubled)}.")
 
 
 def mapped(path: Path) -> np.ndarray:
@@ -279,7 +279,7 @@ def check_apart(path, spans) -> None:
     for (_, last, name), (first, _, other) in itertools.pairwise(spans):
         if first < last:
             raise checks.ConfigError(
-                f"{path} is damaged: {name} and {other} lie in the same bytes."
+                f"{path} is damaged: {name} and {other} share bytes."
             )
 
 
@@ -289,7 +289,7 @@ def _view(path, content, name, kind, shape, first, last) -> Stored:
     fits = count * dtype.itemsize == size if kind in _DTYPES else count <= 8 * size
     if not fits:
         raise checks.ConfigError(
-            f"{path} is damaged: {name} of {kind} {list(shape)} cannot lie in bytes "
+            f"{path} is damaged: {name} of {kind} {list(shape)} does not fit bytes "
             f"{first} to {last}."
         )
 

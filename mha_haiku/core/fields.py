@@ -271,9 +271,11 @@ def nested(flattened: Mapping[str, Any]) -> dict[str, Any]:
         for part in sections:
             section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                raise checks.ConfigError(f"{part} of {name} has a value, and fields.")
+                raise checks.ConfigError(
+                    f"{part} of {name} has both a value and fields."
+                )
         if section.setdefault(last, value) is not value:
-            raise checks.ConfigError(f"{name} has a value, and fields.")
+            raise checks.ConfigError(f"{name} has both a value and fields.")
     return result
 
 

@@ -96,7 +96,7 @@ def array(axes: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 def pytree(cls: type) -> type:
-    """Makes a class a frozen dataclass and a pytree; `static` fields are no leaves."""
+    """Makes a class a frozen dataclass and a pytree; `static` fields are not leaves."""
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = display.record
     cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
@@ -166,7 +166,7 @@ def checked_pytree(name: str, value: Any) -> Any:
         raise TypeError(
             f"{name} must be a pytree, and {type(value).__name__} is not registered as "
             "one: put @jax.tree_util.register_dataclass on\n"
-            "@dataclasses.dataclass(frozen=True) on the class; fields that are no "
+            "@dataclasses.dataclass(frozen=True) on the class; fields that are not "
             "arrays are dataclasses.field(metadata={'static': True})."
         )
     return value

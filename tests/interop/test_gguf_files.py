@@ -125,7 +125,7 @@ def _value(kind, *values):
         ([_value("F")], [], "is not a valid"),
         ([_value("4I", 32)] * 2, [], "Duplicate general.alignment"),
         ([], [_floats(b"a", 0, 5), _floats(b"a", 32, 5)], "duplicated"),
-        ([], [_floats(b"a", 0, 9), _floats(b"b", 32, 5)], "a and b lie in the same"),
+        ([], [_floats(b"a", 0, 9), _floats(b"b", 32, 5)], "a and b share bytes"),
         ([], [_floats(b"a", 0, 5), _floats(b"b", 64, 5)], "buffer"),
         ([], [_floats(b"a", 2**64 - 32, 5)], "overflow|buffer"),
         ([], [_floats(b"a", 0, 2**32, 2**32)], "cannot reshape"),

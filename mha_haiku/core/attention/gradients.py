@@ -34,7 +34,7 @@ _FORWARD_MODE = (
 class RowGradients(NamedTuple):
     """The quantities of each query that the gradient needs."""
 
-    # The cotangent of the values, and what is subtracted from the gradient of each
+    # The cotangent of the values, and the number subtracted from the gradient of each
     # weight; both times exp(-remainder), see `LogSum`.
     values: Float[Array, "*B T H V"]
     shift: Float[Array, "*B H T"]
@@ -109,7 +109,7 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 def _row_gradients(inputs, values, log_sum: LogSum, values_grad, logsumexp_grad):
     logsumexp, remainder = log_sum
     has_gradient = jnp.isfinite(logsumexp)
-    if inputs.nonfinite is None:  # then NaN is passed on
+    if inputs.nonfinite is None:  # then NaN propagates
         has_gradient |= jnp.isnan(logsumexp)
     lost, dtype = jnp.exp(-remainder), logsumexp.dtype
     if values_grad is None:

@@ -1,6 +1,6 @@
 """The inputs of attention, and how masks hide keys: -inf, HIDDEN and NaN.
 
-Three numbers mark what is hidden, for three purposes:
+Three special numbers have three purposes:
 
 - `-inf` is the score of a masked pair, and the logsumexp of a fully masked query (one
   that may attend to no key, as padding may not). Any finite score, down to the lowest

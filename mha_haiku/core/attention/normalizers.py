@@ -47,7 +47,7 @@ class Normalizer(abc.ABC):
     ) -> tuple[Float[Array, "*B T H V"], LogSum]:
         """Turns softmax's values and log denominators into this normalizer's.
 
-        Rows without weights and rows of NaN stay as they are: they have no gradient.
+        Rows without weights and rows of NaN are unchanged: they have no gradient.
         """
         is_row = jnp.isfinite(log_sum.logsumexp)
         known = log_sum._replace(logsumexp=jnp.where(is_row, log_sum.logsumexp, 0))

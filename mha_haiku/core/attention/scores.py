@@ -318,7 +318,7 @@ class Sigmoid(Score):
 
 @tiles.pytree
 class Linear(Score):
-    """`log feature(query) . feature(key)`, features of which are `elu(x) + 1`."""
+    """`log feature(query) . feature(key)`, with features `elu(x) + 1`."""
 
     def __call__(self, query, key):
         return jnp.log(self._kernel(_features(query), _features(key)))

@@ -7,10 +7,11 @@ Its functions get an `observation.Tile` of one head of one example:
 
     weights, log_weights      [R, C]; weights are 0 where masked, log_weights finite
     rows, columns             Span: positions in the map; start, stop, size, array()
-    given.queries["position"] [R], positions of the queries; with `first_query`, or in a
-    part of a sequence, not the same as rows.array() given.queries["tokens"]   [R], and
-    given.keys["tokens"] [C]: token ids given.keys["preceding"]   [C], the token before
-    each key given.keys["positions"]   [C] booleans, the chosen positions
+    given.queries["position"] [R], positions of the queries; with `first_query`, or in
+                              a part of a sequence, not the same as rows.array()
+    given.queries["tokens"]   [R], and given.keys["tokens"] [C]: token ids
+    given.keys["preceding"]   [C], the token before each key
+    given.keys["positions"]   [C] booleans, the chosen positions
 
 Tokens and chosen positions exist where `AttentionMap.statistics` got `tokens=` or
 `positions=`; an entry that reads them declares it in `needs`. A tile does not know S;

@@ -26,7 +26,7 @@ def gini(
     rank = jnp.cumsum(jnp.ones_like(ordered), -1) - left_out.sum(-1, keepdims=True)
     total = ordered.sum(-1)
     weighted = (jnp.maximum(rank, 0) * ordered).sum(-1)
-    has_some = total != 0  # so that NaN is passed on
+    has_some = total != 0  # true for NaN, so that it propagates
     count = jnp.maximum(counted, 1)
     unequal = 2 * weighted / (count * jnp.where(has_some, total, 1))
     unequal -= (count + 1) / count

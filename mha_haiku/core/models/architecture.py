@@ -138,7 +138,7 @@ class EmbeddingConfig(Section, path="config.model.embedding"):
     frequencies: tuple | None = field(
         None,
         "radians per position of rotary pairs, a list of key_size / 2, or a list "
-        "of such lists for each layer; defaults to those of rotary_period",
+        "of such lists for each layer; by default rotary_period determines them",
         _frequencies,
     )
     image: tuple[int, ...] | None = field(
@@ -332,8 +332,8 @@ class ModelConfig(Section, path="config.model"):
     )
     num_layers: int = field(
         1,
-        "layers of attention and a feed-forward part; those of the encoder if the "
-        "family is encoder_decoder",
+        "layers of attention and a feed-forward part; in an encoder_decoder, layers "
+        "of the encoder",
         fields.integer(1, 10_000),
     )
     decoder: DecoderConfig = DecoderConfig()

@@ -60,7 +60,7 @@ class Decoding(NamedTuple):
         them twice changes nothing.
       num_tokens: The vocabulary.
       max_length: The longest text that the model has positions for, or None if any.
-      has_source: Whether a source must be given.
+      has_source: Whether the model reads a source.
     """
 
     prefill: Callable[..., tuple[Array, DecodingCache]]
@@ -224,7 +224,7 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
     def apply(params, rng, inputs, *, is_training=False, **options):
         if rng is not None or is_training:
             raise ValueError(
-                "rng and is_training must be left out: the model is a function without "
+                "rng and is_training must be omitted: the model is a function without "
                 "dropout."
             )
         options = {name: x for name, x in options.items() if x is not None}
@@ -386,7 +386,7 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
 
 
 def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
-    """Raises ValueError unless a source is given if and only if the model reads one."""
+    """Raises ValueError if a source is missing, or the model does not read one."""
     if has_source and source is None:
         raise ValueError("source must be given: the model is an encoder-decoder.")
     if not has_source and (source is not None or source_lengths is not None):

@@ -106,7 +106,7 @@ def _positions(config) -> Iterator[str]:
     if not config.attention.num_heads and kind in in_attention:
         others = ", ".join(x for x in schemes if x not in in_attention)
         yield (
-            f"{name} works through attention, of which there is none with "
+            f"{name} works through attention, and there is none with "
             f"attention.num_heads = 0; choose one of {others}."
         )
     what, size = "model_size", config.model_size

@@ -182,7 +182,7 @@ def generate(
 
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
-      TypeError: If `strategy` is no `Strategy`.
+      TypeError: If `strategy` is not a `Strategy`.
     """
     arrays = prompts, lengths, source, source_lengths
     writer, given, end = _checked(model, arrays, strategy, max_length, end_token, key)
@@ -218,7 +218,7 @@ def stream(
 
     Raises:
       ValueError: If `strategy` is a beam, `chunk` is below 1, or as in `generate`.
-      TypeError: If `strategy` is no `Strategy`.
+      TypeError: If `strategy` is not a `Strategy`.
     """
     arrays = prompts, lengths, source, source_lengths
     writer, given, end = _checked(model, arrays, strategy, max_length, end_token, key)
@@ -379,7 +379,7 @@ def _appended(strategy, texts, logits, keys, end):
 
 
 def _with_tokens(texts, tokens, end):
-    """Appends a token, `[...]`, to each text that has not ended."""
+    """Appends a token, `[...]`, to each unfinished text."""
     at, max_length = texts.lengths, texts.tokens.shape[-1]
     places = jnp.arange(max_length).reshape(*(1,) * at.ndim, -1)
     is_new = (places == at[..., None]) & ~texts.is_done[..., None]

@@ -15,8 +15,8 @@ class DifferentialAttention(multi_head_attention.MultiHeadAttention):
     """Attention whose heads are differences of two maps that share their values.
 
     `num_heads` counts maps, and two consecutive maps are a head, so that the
-    projections have the sizes of plain attention. A head's output is that of the first
-    map less lambda times that of the second, normalized by its root mean square, times
+    projections have the sizes of plain attention. A head's output is the first map's
+    values less lambda times the second map's, normalized by the root mean square, times
     1 - 0.8. Lambda is `exp(q1 . k1) - exp(q2 . k2) + 0.8`, with learned vectors `[K]`.
     Maps, weights and the site "heads" (`[B..., T, H, 2 V]`) are before the difference.
 

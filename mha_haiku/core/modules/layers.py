@@ -286,13 +286,13 @@ class DecoderLayer(Layer):
         (causality is added) and the bias apply to the decoder's self-attention.
         """
         rate = self.dropout_rate if is_training else 0.0
-        own_mask = masks.causal() & masks.as_mask(mask)
-        own_step = cross_step = None
+        self_mask = masks.causal() & masks.as_mask(mask)
+        self_step = cross_step = None
         if step is not None:
-            own_step, cross_step = (step._replace(cache=part) for part in step.cache)
+            self_step, cross_step = (step._replace(cache=part) for part in step.cache)
         x = marking.site("stream", x)
-        x, own, *own_cache = self._attended(
-            "attention", x, None, own_mask, rate=rate, bias=bias, step=own_step
+        x, self_map, *self_cache = self._attended(
+            "attention", x, None, self_mask, rate=rate, bias=bias, step=self_step
         )
         x = marking.site("stream_after_attention", x)
         x, cross, *cross_cache = self._attended(
@@ -301,8 +301,8 @@ class DecoderLayer(Layer):
         x = marking.site("stream_after_cross_attention", x)
         x = self._fed_forward(x, norm="norm_3", rate=rate)
         x = marking.site("stream_after_feed_forward", x)
-        caches = () if step is None else ((*own_cache, *cross_cache),)
-        return x, DecoderMaps(own, cross), *caches
+        caches = () if step is None else ((*self_cache, *cross_cache),)
+        return x, DecoderMaps(self_map, cross), *caches
 
 
 class Stack(multi_head_attention.CachedModule):

@@ -58,11 +58,11 @@ class Map(NamedTuple):
     value: Array  # [B, S, H, V]; V is 0 if values are not known
 
     @classmethod
-    def of(cls, own: attention.AttentionMap) -> "Map":
+    def of(cls, map_: attention.AttentionMap) -> "Map":
         """Takes the queries, keys and values of all heads from an attention map."""
-        value = own.key[..., :0] if own.value is None else own.value
-        both = (scores.repeat_heads(x, own.shape[-3]) for x in (own.key, value))
-        return cls(own.query, *both)
+        value = map_.key[..., :0] if map_.value is None else map_.value
+        both = (scores.repeat_heads(x, map_.shape[-3]) for x in (map_.key, value))
+        return cls(map_.query, *both)
 
 
 class Held:
@@ -226,14 +226,14 @@ def read_logits(model, params, example) -> dict[str, Array]:
     return {"logits": found.get("uncapped_logits", output.logits)}
 
 
-def scales(own: attention.AttentionMap) -> tuple[Array, Array]:
+def scales(map_: attention.AttentionMap) -> tuple[Array, Array]:
     """Computes the factors of queries, `[B, T, H, 1]`, and of keys.
 
     Raises:
       ValueError: If the score is not a scaled product.
     """
-    score, (query, key, _) = own.weighting.score, Map.of(own)
-    ones = [jnp.ones((*x.shape[:-1], 1), own.dtype) for x in (query, key)]
+    score, (query, key, _) = map_.weighting.score, Map.of(map_)
+    ones = [jnp.ones((*x.shape[:-1], 1), map_.dtype) for x in (query, key)]
     if isinstance(score, scores.Cosine):
         lengths = [jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
         scale = score.aligned(query.ndim - 3).scale[..., None, :, None]
@@ -259,11 +259,11 @@ class Cells(NamedTuple):
     weights: Array
 
     @classmethod
-    def of(cls, own: attention.AttentionMap, rows: Array, key: Array) -> "Cells":
+    def of(cls, map_: attention.AttentionMap, rows: Array, key: Array) -> "Cells":
         """Computes the numbers at a key; -n is the key of the n-th largest weight."""
-        num_heads, num_queries, num_keys = own.shape[-3:]
+        num_heads, num_queries, num_keys = map_.shape[-3:]
         shape = num_heads, len(rows), num_keys
-        weights = own.tile(rows, slice(None))[0]
+        weights = map_.tile(rows, slice(None))[0]
 
         def without_largest(_, left):  # faster to compile than a sort; of any sign
             largest = left.argmax(-1)[..., None] == jnp.arange(num_keys).reshape(
@@ -278,20 +278,20 @@ class Cells(NamedTuple):
             tile = jnp.broadcast_to(tile.reshape(-1, *tile.shape[-2:]), shape)
             return jnp.take_along_axis(tile, keys[..., None], -1)[..., 0]
 
-        mask, bias, score, *_ = own.weighting
-        places = own.checked_origin().at(rows, jnp.arange(num_keys))
+        mask, bias, score, *_ = map_.weighting
+        places = map_.checked_origin().at(rows, jnp.arange(num_keys))
         seen = at(mask.aligned_tile(*places))
         seen &= (rows < num_queries)[None] & (keys < num_keys)
         seen &= key >= -num_keys
         is_recognized = isinstance(score, scores.DotProduct) and score.scale == 0
-        positions = jnp.zeros(keys.shape, own.dtype)
+        positions = jnp.zeros(keys.shape, map_.dtype)
         if bias is not None and not is_recognized:
             positions = at(bias.aligned_tile(*places))
-        query, key, _ = Map.of(own)
+        query, key, _ = Map.of(map_)
         query, key = at_rows(query, rows), at_keys(key, keys)
-        of_queries, of_keys = scales(own)
+        of_queries, of_keys = scales(map_)
         factors = (at_rows(of_queries, rows) * at_keys(of_keys, keys))[..., 0]
-        products = (query * key).sum(-1, dtype=own.dtype) * factors + positions
+        products = (query * key).sum(-1, dtype=map_.dtype) * factors + positions
         products = jnp.where(seen, products, -jnp.inf)
         return cls(keys, products, positions, factors, at(weights))
 

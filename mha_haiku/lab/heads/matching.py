@@ -82,7 +82,7 @@ def match(
     rows, columns = rows[of_one_kind], columns[of_one_kind]
     example = next(iter(batches))
     places = [
-        np.argwhere(running.exists(running.num_heads(*each, example)))
-        for each in (first, second)
+        np.argwhere(running.exists(running.num_heads(*pair, example)))
+        for pair in (first, second)
     ]
     return Matching(places[0][rows], places[1][columns], divergence[rows, columns])

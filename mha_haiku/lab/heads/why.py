@@ -210,9 +210,9 @@ def _cell(model, params, example, layer, head, query, key, *, splits):
     held = Held(model, params, example).linearized()
     numbers = [
         jnp.stack(
-            [x[head, 0] * 1.0 for x in components.Cells.of(own, query[None], key)]
+            [x[head, 0] * 1.0 for x in components.Cells.of(map_, query[None], key)]
         )
-        for own in held.maps.values()
+        for map_ in held.maps.values()
     ]
     is_own = np.array(list(held.part.values()))[:, None] == layer
     cell = components.Cells(*jnp.where(is_own, jnp.stack(numbers), 0).sum(0))
@@ -247,13 +247,13 @@ def _side(held, layer, head, name, at, splits):
     splits = {
         held.part[name]: (
             gradients[held.part[name]],
-            own.tile(rows, slice(None))[0],
+            map_.tile(rows, slice(None))[0],
             jnp.ones(())
-            if own.weighting.gates is None
-            else own.weighting.gates[0, rows],
-            Map.of(own).value[0],
+            if map_.weighting.gates is None
+            else map_.weighting.gates[0, rows],
+            Map.of(map_).value[0],
         )
-        for name, own in held.maps.items()
+        for name, map_ in held.maps.items()
         if splits
     }
     return {"parts": parts.T, "whole": whole, "splits": splits}
@@ -262,15 +262,15 @@ def _side(held, layer, head, name, at, splits):
 @running.compiled
 def _largest(model, params, example, rows, key, *, count):
     held = Held(model, params, example).linearized()
-    numbers = {n: components.Cells.of(own, rows, key) for n, own in held.maps.items()}
+    numbers = {n: components.Cells.of(map_, rows, key) for n, map_ in held.maps.items()}
 
     def chosen(ends):
         return {
             name: (
                 components.at_rows(ends[name].query, rows),
-                components.at_keys(ends[name].key, own.keys),
+                components.at_keys(ends[name].key, cell.keys),
             )
-            for name, own in numbers.items()
+            for name, cell in numbers.items()
         }
 
     numbered = jnp.arange(len(held.components) - 1)
@@ -283,20 +283,20 @@ def _largest(model, params, example, rows, key, *, count):
         _, best = jax.lax.top_k(jnp.abs(terms).ravel(), count)
         return jnp.stack(jnp.divmod(best, len(key)), -1), terms.ravel()[best]
 
-    sides, size = ([], []), max(own.key.shape[-1] for own in held.maps.values())
+    sides, size = ([], []), max(map_.key.shape[-1] for map_ in held.maps.values())
     for name in numbers:
         for side, x, whole in zip(sides, parts[name], wholes[name], strict=True):
             x = jnp.concatenate([x, (whole - x.sum(0))[None]])  # [M, H, R, K]
             x = jnp.moveaxis(x, 0, 2).reshape(-1, len(x), x.shape[-1])
             side.append(jnp.pad(x, ((0, 0), (0, 0), (0, size - x.shape[-1]))))
-    scales = [own.scales.ravel() for own in numbers.values()]
+    scales = [cell.scales.ravel() for cell in numbers.values()]
     given = *map(jnp.concatenate, sides), jnp.concatenate(scales)
     # A single loop over the cells of all parts, which compiles once.
     best, found, first = jax.lax.map(largest, given), [], 0
-    for own in numbers.values():
-        cells_ = slice(first, first + own.scales.size)
-        shaped = (x[cells_].reshape(*own.scales.shape, *x.shape[1:]) for x in best)
-        found.append((own.keys, own.scores, own.positions, own.weights, *shaped))
+    for cell in numbers.values():
+        cells_ = slice(first, first + cell.scales.size)
+        shaped = (x[cells_].reshape(*cell.scales.shape, *x.shape[1:]) for x in best)
+        found.append((cell.keys, cell.scores, cell.positions, cell.weights, *shaped))
         first = cells_.stop
     return {"cells": found, "curvature": held.curvature()}
 
@@ -314,7 +314,7 @@ def _values(model, params, example, layer, head, query, answer, *, is_logit):
             places = (query,)  # one logit per element
         gradients = held.pull({"logits": components.one(shape, *places)})
     total, cotangents = 0.0, {}
-    for name, own in held.maps.items():
+    for name, map_ in held.maps.items():
         output = held.sources[name.removesuffix("map") + "heads"][0, query, head]
         if is_logit:
             along = gradients[name.removesuffix("map") + "heads"][0, query, head]
@@ -322,9 +322,9 @@ def _values(model, params, example, layer, head, query, answer, *, is_logit):
             along = output / jnp.maximum(jnp.linalg.norm(output), 1e-30)
         is_own = held.part[name] == layer
         total += is_own * (output * along).sum()
-        if own.weighting.gates is not None:
-            along = along * own.weighting.gates[0, query, head]
-        weights = own.tile(query[None], slice(None))[0, :, 0]
+        if map_.weighting.gates is not None:
+            along = along * map_.weighting.gates[0, query, head]
+        weights = map_.tile(query[None], slice(None))[0, :, 0]
         weights = weights * components.one(weights.shape[:1], head)[:, None] * is_own
         cotangents[name] = {"value": jnp.einsum("hs,v->shv", weights, along)[None]}
     terms = held.parts(held.pull(cotangents))[:, 0]  # [M, S]
@@ -340,22 +340,22 @@ def _values(model, params, example, layer, head, query, answer, *, is_logit):
 def _sums(model, params, example):
     held = Held(model, params, example).linearized()
     places, targets, norms, counts = [], {}, [], []
-    for name, own in held.maps.items():
+    for name, map_ in held.maps.items():
         part = held.part[name]
         output = held.sources[name.removesuffix("map") + "heads"]
-        targets[name], valid = _targets(own, output, example, running.kind_of(name))
+        targets[name], valid = _targets(map_, output, example, running.kind_of(name))
         norms.append(jnp.square(output * valid).sum((1, 3)))
         counts.append(valid[..., 0, 0].sum(1))
-        heads = range(own.shape[-3])
+        heads = range(map_.shape[-3])
         places += [(part, h, j) for j in range(len(Map._fields)) for h in heads]
 
     def of_head(given):
         part, head, kind = given
         cotangents, whole = {}, 0.0
-        for name, own in targets.items():
-            is_head = components.one(own.query.shape[-2:-1], head)[None, None, :, None]
-            is_head = is_head * (part == held.part[name])
-            chosen = Map(*(x * is_head * (kind == j) for j, x in enumerate(own)))
+        for name, target in targets.items():
+            is_head = components.one(target.query.shape[-2:-1], head)
+            is_head = is_head[None, None, :, None] * (part == held.part[name])
+            chosen = Map(*(x * is_head * (kind == j) for j, x in enumerate(target)))
             products = jax.tree.map(
                 lambda x, y: (x * y).sum((1, 2, 3)), chosen, held.ends[name]
             )
@@ -365,14 +365,14 @@ def _sums(model, params, example):
 
     places = np.array(places)
     found = jax.lax.map(of_head, tuple(map(jnp.asarray, places.T)))  # [..., M, B]
-    num_heads = max(own.shape[-3] for own in held.maps.values())
+    num_heads = max(map_.shape[-3] for map_ in held.maps.values())
     shape = len(example.inputs), len(held.shapes), num_heads
     by = {}
     for j, kind in enumerate(circuits.KINDS):
         parts, heads, _ = places[places[:, 2] == j].T
-        own = jnp.moveaxis(found[places[:, 2] == j], -1, 0)
-        by[kind] = jnp.full((*shape, own.shape[-1]), jnp.nan)
-        by[kind] = by[kind].at[:, parts, heads].set(own)
+        values = jnp.moveaxis(found[places[:, 2] == j], -1, 0)
+        by[kind] = jnp.full((*shape, values.shape[-1]), jnp.nan)
+        by[kind] = by[kind].at[:, parts, heads].set(values)
     sums = by, jnp.zeros(shape).at[:, parts, heads].set(jnp.concatenate(norms, 1))
     counts = (
         jnp.zeros(shape[:2]).at[:, list(held.part.values())].set(jnp.stack(counts, 1))
@@ -380,28 +380,28 @@ def _sums(model, params, example):
     return {"sums": (*sums, counts), "curvature": held.curvature()}
 
 
-def _targets(own, output, example, kind) -> tuple[Map, Array]:
+def _targets(map_, output, example, kind) -> tuple[Map, Array]:
     """Computes the factors of queries, keys and values, and the valid queries."""
-    query, key, _ = Map.of(own)
-    of_queries, of_keys = components.scales(own)
-    plain = own.weighting._replace(
+    query, key, _ = Map.of(map_)
+    of_queries, of_keys = components.scales(map_)
+    plain = map_.weighting._replace(
         bias=None, score=scores.dot_product(0.0), normalizer=None, gates=None
     )
 
     def with_sums(logs):  # the map with equal weights on all visible keys
-        return dataclasses.replace(own, weighting=plain, log_sum=LogSum.rounded(logs))
+        return dataclasses.replace(map_, weighting=plain, log_sum=LogSum.rounded(logs))
 
-    counts = with_sums(jnp.zeros_like(own.logsumexp)).row_sums()
+    counts = with_sums(jnp.zeros_like(map_.logsumexp)).row_sums()
     uniform = with_sums(jnp.log(counts))
-    by_query = [jnp.moveaxis(x, -1, -2)[..., None] for x in (own.row_sums(), counts)]
+    by_query = [jnp.moveaxis(x, -1, -2)[..., None] for x in (map_.row_sums(), counts)]
     sums = by_query[0]  # with a sink, both maps have the row sum of the map
-    valid = running.valid(own.shape[-2], example, kind)[..., None, None]
+    valid = running.valid(map_.shape[-2], example, kind)[..., None, None]
     valid = valid & (by_query[1] > 0)
     query, key = query * of_queries * valid, key * of_keys
-    at_query = own.apply(key) - sums * uniform.apply(key)
-    at_key = own.apply_transposed(query) - uniform.apply_transposed(sums * query)
-    output, gates = output * valid, own.weighting.gates
-    at_value = own.apply_transposed(output if gates is None else output * gates)
+    at_query = map_.apply(key) - sums * uniform.apply(key)
+    at_key = map_.apply_transposed(query) - uniform.apply_transposed(sums * query)
+    output, gates = output * valid, map_.weighting.gates
+    at_value = map_.apply_transposed(output if gates is None else output * gates)
     return Map(at_query * of_queries * valid, at_key * of_keys, at_value), valid
 
 

@@ -241,7 +241,7 @@ def _block_sizes(flash: Any, num_queries: int, num_keys: int, size: int) -> Any:
 
 
 def translated(mask: algebra.Mask) -> KernelMask | None:
-    """Translates an aligned mask (its leaves may be shapes); None if it is no band."""
+    """Translates an aligned mask (its leaves may be shapes); None if not a band."""
     match mask:
         case algebra.Full():
             return KernelMask()

@@ -135,8 +135,8 @@ class _Observed(Observation):
         zeros = jnp.zeros(num_queries, dtype)
         return Sums(
             tuple(
-                zeros if each.size is None else (zeros,) * each.size
-                for each in self.sums
+                zeros if row_sum.size is None else (zeros,) * row_sum.size
+                for row_sum in self.sums
             ),
             jnp.zeros(num_keys, dtype),
             () if self.grid is None else self.grid.zeros(dtype),
@@ -147,15 +147,15 @@ class _Observed(Observation):
         # into every sum, and computes them once per sum.
         tile = tile._replace(weights=lax.optimization_barrier(tile.weights))
         dtype = tile.weights.dtype
-        wanted = {column: None for each in self.sums for column in each.of_keys}
+        wanted = {column: None for x in self.sums for column in x.of_keys}
         columns = [jnp.stack([f(tile).astype(dtype) for f in wanted], 1)]
         if self.grid is not None:
             columns.append(self.grid.columns.membership(tile.columns, dtype))
         products = tile.weights @ jnp.concatenate(columns, 1)
         product_of = {f: products[:, i] for i, f in enumerate(wanted)}
         parts = (
-            each.from_tile(tile, *(product_of[f] for f in each.of_keys))
-            for each in self.sums
+            row_sum.from_tile(tile, *(product_of[f] for f in row_sum.of_keys))
+            for row_sum in self.sums
         )
         cells = sums.head
         if self.grid is not None:
@@ -167,8 +167,8 @@ class _Observed(Observation):
 
     def merge(self, first, second):
         return tuple(
-            jax.tree.map(jnp.maximum if each.is_largest else jnp.add, *pair)
-            for each, *pair in zip(self.sums, first, second, strict=True)
+            jax.tree.map(jnp.maximum if row_sum.is_largest else jnp.add, *pair)
+            for row_sum, *pair in zip(self.sums, first, second, strict=True)
         )
 
 
@@ -184,7 +184,7 @@ def _statistics(asked, given, counted, *, registered, grid, per_query, sizes):
         if entry.from_head is None
         and (entry.needs is None or entry.needs in given.keys)
     ]
-    wanted = tuple(dict.fromkeys(each for entry in entries for each in entry.sums))
+    wanted = tuple(dict.fromkeys(x for entry in entries for x in entry.sums))
     sums = fold_gradient.fold(_Observed(wanted, grid), asked, given, sizes)
     count = jnp.maximum((counts != 0).sum(-1), 1)
     # Rows without weights may be NaN, which would spread to means and gradients. NaN of
@@ -195,10 +195,10 @@ def _statistics(asked, given, counted, *, registered, grid, per_query, sizes):
     row_sums[LARGEST] = _largest(row_sums[LARGEST][..., None], asked, sizes)[..., 0]
 
     def finished(entry):
-        each_query = entry.from_sums(*(row_sums[each] for each in entry.sums))
-        each_query = jnp.where(has_weights, each_query, 0).astype(sums.keys.dtype)
-        each_query = jnp.where(is_nan, jnp.nan, each_query)
-        return entry.from_mean(each_query if per_query else each_query.sum(-1) / count)
+        by_query = entry.from_sums(*(row_sums[x] for x in entry.sums))
+        by_query = jnp.where(has_weights, by_query, 0).astype(sums.keys.dtype)
+        by_query = jnp.where(is_nan, jnp.nan, by_query)
+        return entry.from_mean(by_query if per_query else by_query.sum(-1) / count)
 
     mask, origin = asked.weighting.mask, asked.weighting.origin
     unseen = mask.unseen_keys(num_queries, num_keys, origin.query)
@@ -388,7 +388,7 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
     needs the rows of all heads at once, so this is not a walk over single heads.
     """
     maps = [asked] if other is None else [asked, other]
-    shapes = [(*each.shape[:-3], *each.shape[-2:]) for each in maps]
+    shapes = [(*map_.shape[:-3], *map_.shape[-2:]) for map_ in maps]
     if shapes[0] != shapes[-1]:
         raise ValueError(
             "maps that are compared must have the same batch axes, T and S; got "
@@ -424,7 +424,7 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
         at = jnp.minimum(rows, num_queries - 1)
         keys = jnp.minimum(columns, num_keys - 1)
         is_new = (rows < num_queries)[:, None] & (columns < num_keys)[None]
-        weights = [jnp.where(is_new, each.tile(at, keys), 0) for each in maps]
+        weights = [jnp.where(is_new, map_.tile(at, keys), 0) for map_ in maps]
         first, last = weights[0], weights[-1]
         rises = lax.cond(  # comparing pairs of heads costs more than all weights
             (first != 0).any() | (last != 0).any(),
@@ -435,7 +435,7 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
             first,
             last,
         )
-        counted = [jnp.take(each, at, -1) for each in weighs]
+        counted = [jnp.take(x, at, -1) for x in weighs]
         return jnp.einsum("...hgr,...hr,...gr->...hg", rises, counted[0], counted[-1])
 
     tops, lefts = jnp.arange(0, num_queries, height), jnp.arange(0, num_keys, width)
