@@ -32,7 +32,7 @@ class Group:
     flags_title = ""  # over these flags in `--help`
 
     def ready(self) -> AbstractContextManager[None] | None:
-        """Does what comes before the command; returns what is entered while it runs."""
+        """Prepares the command; returns a context to enter while it runs, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Run(Group):
     trust_code: bool = False
 
     def ready(self) -> AbstractContextManager[None]:
-        """Allows to execute the file of the task, if it is trusted."""
+        """Permits executing the file of the task, if it is trusted."""
         return tasks.trusting_runs(self.trust_code)
 
     def subject(self) -> Subject:

@@ -47,7 +47,7 @@ class Option(NamedTuple):
 
 
 def options_of(asked: Callable) -> Callable[[Callable], Callable]:
-    """Gives the function below another function's options, as its `**options`."""
+    """Decorates a function to take another function's options as `**options`."""
 
     def decorate(function: Callable) -> Callable:
         function.options_of = asked
@@ -113,7 +113,7 @@ def parse(wanted: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any]:
     """Parses a command line; returns the value of each flag.
 
     Raises:
-      ConfigError: If there is no such flag, or it does not take the value.
+      ConfigError: If there is no such flag, or a value is invalid.
     """
     values = flags.FlagValues()
     values.set_gnu_getopt(True)
@@ -226,7 +226,7 @@ _PARSERS = {
 
 
 def _parameters(function) -> list[inspect.Parameter]:
-    """Lists the parameters that flags give, `**options` ahead of the last groups."""
+    """Lists the parameters with flags, `**options` before the last groups."""
     found = inspect.signature(function, eval_str=True).parameters.values()
     own = [x for x in found if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
     if hasattr(function, "options_of"):
@@ -244,7 +244,7 @@ def _docstring(function) -> str:
 
 
 def _kind(annotation) -> Any:
-    """Returns the annotation, or of a union the first type that a flag has."""
+    """Returns the annotation, or the first type of a union that a flag supports."""
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         kinds = typing.get_args(annotation)
         return next((kind for kind in kinds if kind in _PARSERS), annotation)

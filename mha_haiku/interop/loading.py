@@ -1,8 +1,8 @@
-"""A stored model as a config, parameters and functions of this package.
+"""Loads a stored model as a config, parameters and functions of this package.
 
-The model itself says which parameters it has, of which shapes; the table of its family
-says where in the file they are. Whatever is missing, left over or of another shape is
-an error that names it.
+The model itself declares its parameters and their shapes; the table of its family says
+where in the file they are. Missing and superfluous arrays, and wrong shapes, are errors
+that name the array.
 """
 
 import logging
@@ -64,8 +64,8 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
       source: A folder in the layout of the hub (config.json, model.safetensors or its
         shards, tokenizer.json), as `save` writes it, a `.safetensors` file in one, a
         `.gguf` file, `package:NAME` of an installed Python package that holds either,
-        or a name on the hub, `owner/name`, of which safetensors are fetched; or what
-        `sources.find` has found of these.
+        or a name on the hub, `owner/name`, whose safetensors are downloaded; or a
+        result of `sources.find`.
       dtype: The dtype of the parameters, as "bfloat16". Defaults to float32. Files of
         float16 and bfloat16 load as either.
 
@@ -193,7 +193,7 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
 def head_of(
     family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
 ) -> tables.Head:
-    """Finds the head that config.json names, or else a head that fits the arrays."""
+    """Finds the head named by config.json, or else a head that fits the arrays."""
     given = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
     if given:
@@ -227,8 +227,8 @@ def read_fields(
 ) -> tuple[models.ModelConfig, Sizes, dict[str, Any]]:
     """Reads a model's config and sizes from config.json; also returns it checked.
 
-    Where its sizes need more than the `count` of stored numbers, it is refused before
-    anything is made of these sizes, as a list for each layer.
+    If its sizes need more than the `count` of stored numbers, it is refused before
+    anything of these sizes is made, such as a list per layer.
     """
     theirs = tables.checked(family, head, theirs)
     values = {**dict.fromkeys(Sizes._fields), **family.fields, **head.fields}
@@ -260,9 +260,9 @@ def _count(arrays: Mapping[str, Any]) -> int:
 
 
 def _least_count(values: Mapping[str, Any]) -> int:
-    """Counts numbers that a model of such fields and sizes has at least.
+    """Counts the numbers that a model of these fields and sizes has at least.
 
-    They are the ones of queries, hidden units and embeddings.
+    These are the numbers of queries, hidden units and embeddings.
     """
     width, num_heads = values["model_size"], values["attention.num_heads"]
     num_layers = values["num_layers"]
@@ -300,7 +300,7 @@ def rows_of(
     config: models.ModelConfig,
     names: Collection[str],
 ) -> Iterator[tables.Row]:
-    """Yields the rows that a model with parameters of these names has, names whole."""
+    """Yields the rows of a model with parameters of these names, with whole names."""
     rows = [each.below("", family.prefix) for each in family.rows]
     rows += head.rows
     for i in range(config.num_layers):
@@ -326,13 +326,13 @@ def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
 
 
 def flat(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Flattens parameters to names of module and parameter together."""
+    """Flattens parameters to names that join module and parameter."""
     leaves = hk.data_structures.traverse(params)
     return {f"{module}/{name}": x for module, name, x in leaves}
 
 
 def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
-    """Reads an array of weights; raises ConfigError where it can be none."""
+    """Reads an array of weights; raises ConfigError if it cannot be one."""
     x = stored.read()
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise checks.ConfigError(
@@ -350,7 +350,7 @@ def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
 
 
 def _check_copies(found, head, needed, stored, is_tied) -> None:
-    """Removes arrays that repeat another; raises ConfigError where they differ."""
+    """Removes arrays that repeat another; raises ConfigError if they differ."""
     for copy, of in head.copies.items():
         if copy not in stored or copy in needed:
             continue

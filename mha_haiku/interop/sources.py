@@ -1,7 +1,7 @@
 """Sources of models: folders and files, installed packages, the hub.
 
-Whatever the place, a source is the same: the fields of a `config.json`, arrays that are
-read when asked for, and a tokenizer.
+A source from any place has the fields of a `config.json`, arrays that are read on
+demand, and a tokenizer.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
-# What transformers reads too, of a family that has no table here.
+# Files that transformers reads too, for a family that has no table here.
 _OTHER_TOKENIZERS = "*token*.json", "vocab.*", "merges.txt", "*.model", "*.spm"
 
 
 class Source(NamedTuple):
-    """A model as it is stored."""
+    """A stored model."""
 
     name: str  # what to call it in messages
     config: Mapping[str, Any]  # what its `config.json` says
     arrays: Mapping[str, arrays.Stored]  # its arrays, by their names there
-    # From the rows of the model's embedding to its tokenizer; None where it has none.
+    # From the rows of the model's embedding to its tokenizer, or None.
     read_tokenizer: Callable[[int], tokenization.Pretrained | None]
     folder: Path | None = None  # in the layout of the hub, if it is one
 
@@ -118,14 +118,14 @@ def _refuse_pickled(files: list[Path]) -> None:
 
 
 def _in_package(name: str) -> Path:
-    """Finds the one model among the files of an installed package; runs none."""
+    """Finds the only model among the files of an installed package; runs no code."""
     files = _files_of_package(name)
     folders = {file.parent for file in files if file.name == _CONFIG}
     found = {file for file in files if file.suffix == ".gguf"}
     stored = {file.parent for file in files if file.name in (_WEIGHTS, _INDEX)}
     found |= stored & folders
     if not found:
-        # Pickled files without a config.json are data of another kind.
+        # Pickled files without a config.json are other data.
         _refuse_pickled([file for file in files if file.parent in folders])
         raise checks.ConfigError(
             f"The package {name!r} has no model: neither config.json next to "

@@ -31,15 +31,15 @@ _SHARES = ("probability", "score")  # units with colors from 0 to 1
 
 
 class Grid(NamedTuple):
-    """Numbers in rows and columns that have names.
+    """Numbers in named rows and columns.
 
     Attributes:
       values: The numbers; NaN where there is none.
       rows: The name of each row.
       columns: The name of each column.
       unit: The unit of the numbers.
-      title: What they are.
-      caption: The title of the table, which may say more; "": the title.
+      title: A title of the numbers.
+      caption: A longer title for the table. Defaults to the title.
       note: A note below the table.
       texts: Texts of the cells, of the shape of the numbers. Defaults to the numbers.
       titles: Tooltips of the cells. Defaults to their texts.
@@ -100,7 +100,7 @@ class Grid(NamedTuple):
 
 
 def visible(text: str) -> str:
-    """Strips a token, or shows its spaces where there is nothing else."""
+    """Strips a token, or shows its spaces if there is nothing else."""
     text = str(text)
     return text.strip() or repr(text)[1:-1].replace(" ", "␣")
 
@@ -119,7 +119,7 @@ def rows_table(rows: Iterable[Mapping[str, Any]], digits: int) -> markup.Html:
 
 
 def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
-    """Lets objects of a class be shown and drawn as the grid of their numbers."""
+    """Registers the grid of a class's numbers, to show and draw its objects."""
     shown.fragment.register(kind, lambda value: grid(value).html())
     plotting.figure_of.register(kind, lambda value, *, title: grid(value).figure(title))
 
@@ -156,7 +156,7 @@ def _of_heads(found: records.Heads) -> Grid:
 
 @shown.fragment.register
 def _(found: records.Heads) -> markup.Html:
-    """Shows one column as cells, and all of them in a table that is folded."""
+    """Shows one column as cells, and all columns in a folded table."""
     if len(found.layers) == 1 and len(found.numbers) > 1:
         return shown.of_one_layer(found)
     cells = _of_heads(found).html()
@@ -228,7 +228,7 @@ def _(answer: heads.why.Answer) -> markup.Html:
 
 @plotting.figure_of.register(heads.why.Answer)
 def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
-    """Draws the largest terms as bars, each with what it is of."""
+    """Draws the largest terms as bars, labeled by their components."""
     rows = what.rows(_MOST_ROWS)
     terms = [row["term"] for row in rows]
     names = [
@@ -254,7 +254,7 @@ shows(heads.Edges, _of_edges)
 
 @plotting.figure_of.register(heads.Edges)
 def _(what: heads.Edges, *, title: str | None) -> "Figure":
-    """Draws a graph of the strongest edges, and next to it all of them as cells."""
+    """Draws a graph of the strongest edges, and next to it all edges as cells."""
     grid = _of_edges(what)
     height = max(3.0, 0.25 * len(grid.rows) + 1.5)
     width = 6 + 0.3 * len(grid.columns)
@@ -269,7 +269,7 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
 
 @plotting.figure_of.register(heads.Circuit)
 def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
-    """Draws the graph of a circuit; without a title it says how faithful that is."""
+    """Draws the graph of a circuit; by default the title has its faithfulness."""
     places = _places(what.edges, what.kept)
     across, up = np.max(list(places.values()), axis=0)
     width = max(4.5, 1.2 * across + 2)
@@ -312,7 +312,7 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
 
 
 def _places(edges, kept) -> dict[tuple[int, int], tuple[float, float]]:
-    """Finds where the nodes are drawn: above all nodes that they read."""
+    """Places the nodes above all nodes that they read."""
     ends = [x[kept].tolist() for x in (edges.senders, edges.receivers)]
     heights: dict[tuple[int, int], int] = {}
     for sender, receiver in zip(*ends, strict=True):  # in the order of the model
@@ -330,7 +330,7 @@ def _places(edges, kept) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def headline(circuit: heads.Circuit) -> str:
-    """States how many edges a circuit has, and how faithful they are."""
+    """States the number of edges of a circuit, and its faithfulness."""
     return (
         f"{circuit.kept.sum():,} of {len(circuit.kept):,} edges: "
         f"{circuit.faithfulness:.0%} of the metric remains with these alone, "

@@ -1,7 +1,7 @@
-"""The one way from attention maps to a `MapSet`: for runs, notebooks and figures.
+"""Collects attention maps in a `MapSet`, for runs, notebooks and figures.
 
-`see` observes a map inside of a program, and `map_set` joins on the host what was seen
-of all layers with what is known of the examples.
+`see` observes a map inside a program, and `map_set` joins on the host the observations
+of all layers with the examples.
 
 B... batch axes, N examples (of all of them), L layers, H heads, T query and S key
 positions, P and Q bins of these.
@@ -92,7 +92,7 @@ def see(
     lengths: Array | None = None,
     has_numbers: bool = True,
 ) -> Seen:
-    """Collects what is shown of a map `[B..., H, T, S]`, inside of a program.
+    """Observes a map `[B..., H, T, S]` to show, inside a program.
 
     Args:
       attention_map: The map.
@@ -132,9 +132,9 @@ def masked_cells(
 ) -> Array:
     """Marks cells without weight because the mask forbids it, `[B..., H, P, Q]`.
 
-    H is 1 where all heads have the same mask. Of a map that is pooled to at most so
-    many rows and columns, a cell counts as masked if it lies outside of the keys
-    between the first and the last that a query of its bin may attend to.
+    H is 1 if all heads have the same mask. If the map is pooled to at most `bins` rows
+    and columns, a cell counts as masked if it lies outside of the keys between the
+    first and the last that a query of its bin may attend to.
     """
     mask, origin = attention_map.weighting.mask, attention_map.weighting.origin
     *batch, heads, num_queries, num_keys = attention_map.shape
@@ -186,10 +186,10 @@ def map_set(
     step: int | None = None,
     dtype: DTypeLike = np.float32,
 ) -> MapSet:
-    """Joins what was seen of L layers to a set, on the host.
+    """Joins the observations of L layers to a set, on the host.
 
-    The N examples have all but their maps. Their axes may be shorter than the maps:
-    the other rows and columns are padding and left out. Weights get `dtype`.
+    The N examples have everything but their maps. Their axes may be shorter than the
+    maps: the other rows and columns are padding and left out. Weights get `dtype`.
     """
     columns = [range(len(layer.heads)) for layer in layers]
     known = summary([each.numbers for each in seen], columns)
@@ -223,7 +223,7 @@ def roles(of_layers: Sequence[Seen], **options: Any) -> heads.Heads:
 
 
 def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
-    """Collects the numbers that are one per head, `[N, H]`, by their names.
+    """Collects the numbers that have one value per head, `[N, H]`, by name.
 
     They are NaN for an example in which every query is fully masked.
     """
@@ -242,9 +242,9 @@ def summary(
 ) -> dict[str, Column]:
     """Averages each statistic over examples, `[L, H]`, with standard errors.
 
-    For each layer there are the result of `per_head`, `[N, H]`, where H may differ and
-    a number be missing, and the column of each head in the result, such as its index in
-    the unpruned layer.
+    For each layer pass the result of `per_head`, `[N, H]`, where H may differ and a
+    number may be missing, and the column of each head in the result, such as its index
+    in the unpruned layer.
     """
     num_heads = 1 + max(max(places, default=-1) for places in columns)
 

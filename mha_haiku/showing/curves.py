@@ -65,8 +65,8 @@ def timeline(
     """Draws a panel per score with a line per head, colored by layer.
 
     Steps are `[P]`, and the mean of each score `[P, L, H]`, NaN where there is no head;
-    a score without a unit is a share, from 0 to 1. Where heads are of several kinds,
-    labels name each layer, as "cross 0", and each kind has colors of its own.
+    a score without a unit is a share, from 0 to 1. If heads are of several kinds,
+    labels name each layer, as "cross 0", and kinds have different colors.
     """
     from matplotlib import lines
 
@@ -116,9 +116,9 @@ def pruning(
 ) -> "Figure":
     """Draws metrics and speed of pruned models against the number of heads kept.
 
-    Metrics and speed-ups are by the names that the legend has; what follows the first
-    is there to compare with. Where heads are of several kinds, a third panel has the
-    number of each.
+    Metrics and speed-ups are by their names in the legend; those after the first are
+    for comparison. If heads are of several kinds, a third panel has the number of heads
+    of each kind.
     """
     panels = {
         metric_name: metrics,
@@ -178,7 +178,7 @@ def rollout(
 
 
 def _layer_colors(num_layers: int, labels: Sequence[str]) -> list:
-    """Chooses a color per layer, the later the lighter, or per kind the darker."""
+    """Chooses a color per layer: lighter for later layers, other shades per kind."""
     import matplotlib
 
     if not labels:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 DOTS_PER_INCH = 120
-# Left out of files, so that they do not change with the version or the date.
+# Left out of files, so that files do not change with the version or the date.
 _METADATA = {
     "png": {"Software": None},
     "svg": {"Creator": None, "Date": None},
@@ -97,7 +97,7 @@ def ink(color: np.ndarray) -> str:
 
 
 def is_possible() -> bool:
-    """Checks whether pictures can be drawn; logs a warning where they cannot."""
+    """Checks whether pictures can be drawn; logs a warning if they cannot."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
     _logger.warning(
@@ -107,7 +107,7 @@ def is_possible() -> bool:
 
 
 def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """Checks file formats, which matplotlib can write if it is there."""
+    """Checks that matplotlib, if installed, can write these file formats."""
     formats = tuple(formats)
     if not formats:
         raise checks.ConfigError("format must name one at least, such as png.")
@@ -130,7 +130,7 @@ def content(draw: Callable[[], "Figure"], format: str = "png") -> bytes:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Sets, inside of it, the fonts of figures and how text gets into files."""
+    """Sets, while entered, the fonts of figures and how text is written to files."""
     import matplotlib
 
     settings = {
@@ -149,7 +149,7 @@ def style() -> Iterator[None]:
 
 
 def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "Figure":
-    """Makes an empty figure of that many inches with automatic layout.
+    """Makes an empty figure of a size in inches with automatic layout.
 
     The title is above all axes, on the left, and the note is a line below it.
     """
@@ -163,7 +163,7 @@ def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "F
 
 
 def dark() -> None:
-    """Gives all figures from here on a dark background."""
+    """Gives all later figures a dark background."""
     from matplotlib import style
 
     ground = dict.fromkeys(
@@ -185,7 +185,7 @@ def absent() -> str:
 def figure_class() -> type["Figure"]:
     """Derives a class of matplotlib's figure that keeps our `style` in its files.
 
-    A notebook shows it by itself, although it belongs to no window.
+    A notebook displays it, although it has no window.
     """
     from matplotlib import figure
 
@@ -248,7 +248,7 @@ def heat_map(
 
 
 def rounded_up(value: float) -> float:
-    """Rounds up to two digits, where a scale may end; 1 for 0."""
+    """Rounds up to two digits, for the end of a scale; 1 for 0."""
     if not value > 0:
         return 1.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
@@ -282,7 +282,7 @@ def fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
 
 
 def frames(axes: "Axes", cells: np.ndarray) -> None:
-    """Draws a line around the true cells `[P, Q]` of a map, those that touch in one."""
+    """Draws lines around groups of true cells `[P, Q]` of a map that touch."""
     from matplotlib import collections
 
     rim = np.pad(cells, 1)

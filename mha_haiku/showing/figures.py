@@ -33,9 +33,9 @@ _SIDE = 2.2  # inches of a panel
 def pictures(
     maps: MapSet, formats: Sequence[str] = ("png",)
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields pictures of the layers with heads, of each format: file names and bytes.
+    """Yields file names and bytes of pictures of layers with heads, in each format.
 
-    They are of the first example, and share one color scale; the page has the mean.
+    They show the first example, on one color scale; the page has the mean.
     """
     example = maps.examples[0]
     count = len(maps.inputs)
@@ -168,7 +168,7 @@ def _named(side: str, axis: Axis) -> str:
 def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
     """Labels the bins along one side of a panel, as many as its inches have room for.
 
-    By tokens where there are few bins, else by number.
+    Labels are tokens if there are few bins, else numbers.
     """
     bins = axis.bins
     set_ticks = axes.set_xticks if which == "x" else axes.set_yticks
@@ -213,7 +213,7 @@ def _scale(num_keys: int) -> str:
 
 
 def _step(cells: int) -> int:
-    """Returns the distance of the cells that are named by position, at most nine."""
+    """Returns the distance of the cells with a label, of which there are at most 9."""
     steps = (step * 10**power for power in range(9) for step in (1, 2, 5))
     return next(step for step in steps if cells / step <= 9)
 

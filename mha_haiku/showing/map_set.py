@@ -1,8 +1,8 @@
 """Attention as data: maps, the text or images under them, numbers per head.
 
-A `MapSet` has layers with heads, numbers of these, and examples with their maps. It is
-what commands save and load, notebooks make, and pages, figures and tables show: plain
-arrays in named parts, so that anything can be shown that can be put into them.
+A `MapSet` has layers with heads, numbers per head, and examples with their maps.
+Commands save and load it, notebooks make it, and pages, figures and tables show it. It
+consists of plain arrays in named parts, so that other sources of maps can be shown too.
 
 Dimensions: L layers, H heads (of a layer), T query and S key positions, P query and Q
 key bins, which are single positions in a whole map.
@@ -31,7 +31,7 @@ class Axis(NamedTuple):
       tokens: `[T]` the text of each position, "" where it is not known.
       edges: `[P + 1]` integers that rise from 0 to T: bin `i` covers positions
         `edges[i]:edges[i + 1]`.
-      label: What the tokens are to the positions: "token predicted"; "": the inputs.
+      label: The relation of tokens to positions: "token predicted"; "" for inputs.
       notes: `[T]` a note next to the token of each position: 'reads "v"'; or ().
     """
 
@@ -65,7 +65,7 @@ class Axes(NamedTuple):
       keys: The columns.
       alignment: Booleans `[T, S]` of positions (not bins): the keys that a query should
         look at, as the task knows; None where it does not.
-      has_answers: Whether these queries are those that give the example's answers.
+      has_answers: Whether these queries give the example's answers.
     """
 
     queries: Axis
@@ -97,7 +97,7 @@ class Why(NamedTuple):
     """Why heads look there: the largest terms of the scores of N cells.
 
     Attributes:
-      components: What queries and keys are sums of: "token", "head 0.3", with the
+      components: The components of queries and keys: "token", "head 0.3", with the
         numbers of its layer and head.
       cells: `[N, 4]` integers: layer, head, positions of query and key.
       scores: `[N]`.
@@ -137,11 +137,11 @@ class Example(NamedTuple):
       weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such.
       masked: For each layer booleans `[P, Q]` or `[H, P, Q]`, true where no query may
         attend to any key of the cell; None where it is not known.
-      note: What has to be said of it.
-      answers: What the model says, or None.
-      images: What the keys look like, uint8 `[S, h, w]` or `[S, h, w, 3]`, or None.
-      is_mean: Whether it is the mean of examples, and no input.
-      kinds: Axes by the kind of a layer, where they are not `queries` and `keys`.
+      note: A note on the example.
+      answers: The model's answers, or None.
+      images: Images of the keys, uint8 `[S, h, w]` or `[S, h, w, 3]`, or None.
+      is_mean: Whether it is the mean of examples, and not an input.
+      kinds: Axes by the kind of a layer, if they are not `queries` and `keys`.
       why: Why heads look there, or None.
     """
 
@@ -181,11 +181,11 @@ class MapSet:
     Attributes:
       name: "reverse, step 300", "pruned".
       layers: `[L]`.
-      examples: `[N]`; none where only numbers are known.
+      examples: `[N]`; empty if only numbers are known.
       step: The training step; None if the set is not a moment of a training.
-      columns: What is known of the heads, as in `Heads`: `[L, H]` as in `layers`, where
-        a layer that has fewer heads ends with NaN.
-      missing: Pairs of what was not computed ("importance") and the command that does.
+      columns: Numbers per head, as in `Heads`: `[L, H]` as in `layers`; layers with
+        fewer heads end with NaN.
+      missing: Pairs of a missing result ("importance") and the command to compute it.
 
     Example:
       >>> from mha_haiku.showing import map_set
@@ -225,8 +225,8 @@ class MapSet:
           written_by: The command that writes such a file, for the message of an error.
 
         Raises:
-          ConfigError: If the file is missing, damaged or of another version, or what it
-            holds does not fit together.
+          ConfigError: If the file is missing, damaged or of another version, or its
+            contents do not fit together.
         """
         found = archive.load(path, cls, written_by=written_by)
         try:
@@ -249,7 +249,7 @@ class MapSet:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """L and the largest H, the shape of what is known of heads."""
+        """L and the largest H, the shape of numbers per head."""
         return len(self.layers), max((len(x.heads) for x in self.layers), default=0)
 
     @property
@@ -259,7 +259,7 @@ class MapSet:
 
     @property
     def mean(self) -> Example | None:
-        """The mean of examples; None without one."""
+        """The mean of examples, or None."""
         return next((each for each in self.examples if each.is_mean), None)
 
     def only(self, example: int, layers: Sequence[int]) -> "MapSet":
@@ -273,7 +273,7 @@ class MapSet:
         return MapSet(self.name, tuple(self.layers[i] for i in layers), (one,))
 
     def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
-        """Keeps the heads at some places of each layer, in that order."""
+        """Keeps some heads of each layer by index, in that order."""
         pairs = [[(i, h) for h in each] for i, each in enumerate(places)]
         layers = tuple(
             layer._replace(heads=tuple(layer.heads[j] for j in each))
@@ -290,7 +290,7 @@ class MapSet:
 
         Raises:
           ValueError: If a number of positions, heads, layers, bins or pictures differs
-            from another, or a value is none that can be shown. The message names both.
+            from another, or a value cannot be shown. The message names both.
         """
         _check_set(self)
         for example in self.examples if is_finite else ():
@@ -321,14 +321,14 @@ def _why_of_heads(why: Why, places: Sequence[Sequence[int]]) -> Why:
 
 
 class Dossier(NamedTuple):
-    """All that one page shows: sets of maps that belong together.
+    """The content of one page: sets of maps that belong together.
 
     Attributes:
-      title: What it is about.
+      title: The title.
       sets: One map set or more. Sets with a step are shown one after the other, others
-        side by side.
-      notes: What has to be said of all of it.
-      rounding: Weights may be rounded to multiples of this, to need less room.
+        next to each other.
+      notes: Notes on the whole content.
+      rounding: Weights may be rounded to multiples of this, to save room.
     """
 
     title: str
@@ -427,7 +427,7 @@ def _has_length(
 def _has_shape(
     name: str, values: np.ndarray | None, *shapes: tuple[int, ...], kinds: str = "f"
 ) -> None:
-    """Raises ValueError if an array is of no kind of NumPy's, or has no such shape."""
+    """Raises ValueError unless an array has one of NumPy's kinds and this shape."""
     if values is not None:
         values = np.asarray(values)
         _require(values.dtype.kind in kinds, name, f"be {_KINDS[kinds]}", values.dtype)

@@ -2,8 +2,8 @@
 
 Small pictures are made without matplotlib: numbers to colors to a PNG file.
 
-A notebook's cleaner may strip scripts, style sheets and frames: what is made here has
-styles only at its elements, and takes ink and paper from the page around it.
+A notebook's sanitizer may strip scripts, style sheets and frames, so this HTML has
+styles only at its elements, and inherits text color and background from the page.
 """
 
 import base64
@@ -54,7 +54,7 @@ class Html(str):
 def tag(name: str, *content: str, **attributes: str | int) -> Html:
     """Makes an element; attributes and content are escaped, except `Html`.
 
-    Characters that are invisible get visible symbols.
+    Invisible characters become visible symbols.
     """
     inside = "".join(x if isinstance(x, Html) else escaped(x) for x in content)
     given = "".join(
@@ -94,10 +94,10 @@ def heat_table(
 ) -> Html:
     """Renders a table whose cells have the colors of their numbers `[R, H]`.
 
-    Columns are what `corner` says, by name or number. Tooltips have the meaning of a
-    row and the title of a cell (by default its number). `shown` is the text in the
-    cells (by default their numbers, unless there are many columns); cells of NaN are
-    empty.
+    `corner` describes the columns, which have names or numbers. Tooltips have the
+    meaning of a row and the title of a cell (by default its number). `shown` is the
+    text in the cells (by default their numbers, unless there are many columns); cells
+    of NaN are empty.
     """
     has_room = values.shape[1] <= _MOST_COLUMNS
     head = [tag("th", corner, style=_NAME)]
@@ -155,7 +155,7 @@ def colors(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
 
 
 def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
-    """Computes the color of a number and of the ink on it, as CSS names them."""
+    """Computes the color of a number and of text on it, as CSS colors."""
     rgb = colors(np.array(value), scale)
     ink = {"black": "#000", "white": "#fff"}[drawing.ink(rgb / 255.0)]
     return "#" + bytes(rgb.tolist()).hex(), ink
@@ -164,7 +164,7 @@ def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
 def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
     """Draws maps next to each other, on one scale with 0: `[height, width, 3]` uint8.
 
-    Of maps `[N, P, Q]` NaN is drawn gray. No side has more pixels than `side`; of
+    Maps are `[N, P, Q]`, with NaN in gray. No side has more pixels than `side`; in
     larger maps a pixel is the largest weight of its cells.
     """
     maps = np.asarray(maps, float)
@@ -214,7 +214,7 @@ def png(image: np.ndarray) -> bytes:
 
 
 def _shrunk(values: np.ndarray, side: int) -> np.ndarray:
-    """Shrinks a map to at most `side` cells a side, by the largest in size of cells."""
+    """Shrinks a map to `side` cells a side at most, by the largest absolute value."""
     for axis in (0, 1):
         step = -(-values.shape[axis] // side)
         starts = np.arange(0, values.shape[axis], step)

@@ -1,4 +1,4 @@
-"""One page with everything that a dossier has: it opens without a network.
+"""One page with the whole content of a dossier, which opens without a network.
 
 The weights in it are rounded to stay small. A weight `w` of a map whose largest weight
 is `m` is stored as the code `round(levels * sqrt(w / m))`, compressed, in base64; the
@@ -7,8 +7,8 @@ the square root, closer where `w` is small. Where weights may be negative, `m` i
 largest in size, and codes go from `-m` to `m`, 0 in the middle. The code `levels + 1`
 is NaN, `levels + 2` a masked cell.
 
-Text reaches the page as JSON in which no `<`, `>` or `&` is left, and the page shows it
-as text only. The page's policy lets nothing but its own script run.
+Text reaches the page as JSON without `<`, `>` or `&`, and the page shows it only as
+text. The page's policy lets only its script run.
 """
 
 import base64
@@ -96,7 +96,7 @@ def to_json(value: Any) -> str:
 def contents(shown: Dossier) -> dict[str, Any]:
     """Converts a dossier to the JSON values of its page.
 
-    NaN is None, and what is packed is base64 of zlib.
+    NaN is None, and packed values are base64 of zlib.
 
     Returns:
       `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, whether they
@@ -212,7 +212,7 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
 
 
 def _sentence(maps: MapSet) -> list[str | list]:
-    """Says of a set what its heads do, and which of them to look at first."""
+    """Describes in sentences what the heads of a set do, and which to look at first."""
     said = _of_roles(maps) if ROLE in maps.columns else []
     measured = (x for x in maps.columns.values() if x.ranks is not None)
     if (number := next(measured, None)) is not None:
@@ -289,7 +289,7 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
 
 
 def _kind(axes: Axes) -> dict[str, Any]:
-    """Collects the fields that a kind of layer has in place of its example's."""
+    """Collects the fields of a kind of layer that override its example's fields."""
     own = _sides(axes)
     if axes.alignment is not None:
         own["alignment"] = np.argwhere(axes.alignment).tolist()
@@ -400,7 +400,7 @@ def _why(why: map_set.Why) -> dict[str, Any]:
 
 
 def _notes(shown: Dossier) -> list[str]:
-    """Says how to read pooled maps and a decoder's maps, and which have NaN."""
+    """Explains pooled maps and a decoder's maps, and names maps with NaN."""
     layers = [layer for each in shown.sets for layer in each.layers]
     first = shown.sets[0].examples[0]
     pooling = dict.fromkeys(first.axes(layer).pooling for layer in layers)

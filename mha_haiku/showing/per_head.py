@@ -1,4 +1,4 @@
-"""Figures of numbers per head: what heads do, how much they matter.
+"""Figures of numbers per head: statistics and importance.
 
 L layers, H heads. Each number comes with its name, label and unit, so that any number
 can be drawn.
@@ -27,8 +27,8 @@ _MOST_NAMES = 40  # heads, up to which each has its name below its bar
 def picture(found: Heads, *, title: str | None = None) -> "Figure":
     """Draws the columns of a record; the title defaults to the record's title.
 
-    Columns that rank heads have a row each, heads by layer and in order; of others
-    there is a heat map each.
+    A column that ranks heads has a row with the heads by layer and in order; any other
+    column is a heat map.
     """
     title = title or found.title
     ranked = {name: x for name, x in found.columns.items() if x.is_ranked}

@@ -1,4 +1,4 @@
-"""From anything that has attention maps to the `MapSet`s of a page.
+"""Converts objects with attention maps to the `MapSet`s of a page.
 
 A class with maps registers how they become a set: `map_set_of.register(Class)`. Weights
 of maps in memory are whole up to `WHOLE` positions and pooled beyond.
@@ -29,13 +29,13 @@ _MOST_EXAMPLES = 16
 
 
 class Given(NamedTuple):
-    """Maps, and what is known of their sides.
+    """Maps, with texts and images along their sides.
 
     Attributes:
-      maps: Maps as `mh.show` takes them; or anything else, where there are no maps.
-      texts: `tokens`, `key_tokens` and `images` as `mh.show` takes them, where known.
+      maps: Maps as `mh.show` takes them, or an object without maps.
+      texts: `tokens`, `key_tokens` and `images` as `mh.show` takes them, if known.
       why: Why heads look there, `heads.why.Cells` of one example.
-      name: Of the model; "": it is not known.
+      name: Name of the model, or "" if unknown.
     """
 
     maps: Any
@@ -46,7 +46,7 @@ class Given(NamedTuple):
 
 @functools.singledispatch
 def maps_of(value: Any) -> Given:
-    """Finds the maps in a value; a value without any is returned itself.
+    """Finds the maps in a value; a value without maps is returned itself.
 
     Plain arrays of weights `[B, H, T, S]`, such as `outputs.attentions` of
     transformers, become maps.
@@ -62,7 +62,7 @@ def maps_of(value: Any) -> Given:
 
 
 def given(value: Any, **texts: Any) -> Given:
-    """Finds the maps in a value; texts that are not None replace its own."""
+    """Finds the maps in a value; texts that are not None replace its texts."""
     found = maps_of(value)
     texts = {name: each for name, each in texts.items() if each is not None}
     return found._replace(texts={**found.texts, **texts})
@@ -70,7 +70,7 @@ def given(value: Any, **texts: Any) -> Given:
 
 @functools.singledispatch
 def map_set_of(value: Any) -> MapSet:
-    """Collects the maps that something has by itself: a run, on held-out examples."""
+    """Collects the maps of an object without inputs: a run, on held-out examples."""
     raise TypeError(f"compare must be a run or its folder, got {type(value).__name__}.")
 
 
@@ -81,9 +81,9 @@ def _(value: MapSet) -> MapSet:
 
 @functools.singledispatch
 def dossier_of(value: Any, compare: Any = None) -> Dossier:
-    """Makes the dossier of something that has maps by itself.
+    """Makes the dossier of an object that has maps without inputs.
 
-    `compare` is another such thing, or a dict of one by its name, or None.
+    `compare` is another such object, or a dict of one by its name, or None.
     """
     return joined(value, compare)
 
@@ -104,7 +104,7 @@ def joined(value: Any, compare: Any = None) -> Dossier:
 
 
 def has_own(value: Any) -> bool:
-    """Checks whether something has maps by itself."""
+    """Checks whether an object has maps without inputs."""
     return map_set_of.dispatch(type(value)) is not map_set_of.dispatch(object)
 
 
@@ -122,7 +122,7 @@ def with_heads(maps: MapSet, heads: Any) -> MapSet:
 
 
 def named(value: Any) -> tuple[str, Any]:
-    """Splits a shown value into its given name, "" for none, and the value itself."""
+    """Splits a shown value into its name, or "", and the value itself."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, value),) = value.items()
         return str(name), value
@@ -197,10 +197,10 @@ def map_set(
     name: str = "",
     has_numbers: bool = True,
 ) -> MapSet:
-    """Reads what maps hold, in one pass over each.
+    """Reads maps, in one pass over each.
 
-    Texts are as of `Given`; where there are several kinds of layers, they belong to
-    cross maps. `layers` are the places of the layers that are read, and `only` is the
+    Texts are as in `Given`; if there are several kinds of layers, they belong to cross
+    maps. `layers` are the places of the layers that are read, and `only` is the
     index of one example; by default all layers, the first examples. Without
     `has_numbers` there are no statistics of the heads, which take a second to compile.
     """
@@ -322,7 +322,7 @@ def _token_ids(tokens, batch_shape) -> np.ndarray:
 
 
 def _short(names: list[str], kinds: Sequence[str]) -> list[str]:
-    """Leaves out the modules that all paths of a kind begin or end with."""
+    """Leaves out the modules with which all paths of a kind begin or end."""
     short = []
     for name, kind in zip(names, kinds, strict=True):
         alike = [x.split("/") for x, y in zip(names, kinds, strict=True) if y == kind]
@@ -380,7 +380,7 @@ def _all_images(images: Any, count: int) -> tuple:
 
 
 def _images(images: Any) -> np.ndarray:
-    """Converts pixels to bytes; their shape is checked with all else of a set."""
+    """Converts pixels to bytes; their shape is checked with the set."""
     pixels = np.asarray(images)
     wanted = "be integers from 0 to 255, or floats from 0 to 1"
     if pixels.dtype.kind not in "fiub":

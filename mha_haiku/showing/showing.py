@@ -1,4 +1,4 @@
-"""`show`: maps, runs and what is known of heads as one view for notebooks and files."""
+"""`show`: maps, runs and numbers of heads as one view for notebooks and files."""
 
 import re
 from collections.abc import Sequence
@@ -30,17 +30,17 @@ def show(
     compare: Any = None,
     budget: int = BUDGET,
 ) -> View:
-    """Shows attention maps, a run, or what is known of heads.
+    """Shows attention maps, a run, or numbers of heads.
 
-    Maps become an interactive page: whole up to 512 positions and pooled beyond. What
-    does not fit the budget is left out or pooled, and the page says so. One pass over
-    each map; nothing is fetched from anywhere.
+    Maps become an interactive page, whole up to 512 positions and pooled beyond. If it
+    exceeds the budget, parts are left out or pooled, and the page says so. A map is
+    read in one pass; nothing is downloaded.
 
     Args:
       maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
-        (as of `look`), or a model's output with its maps; a subject or an answer of
-        one; a `MapSet`; a run, or the path of its folder; statistics,
-        importance, roles, a mask, or a model's parameters.
+        (as from `look`), or a model's output with its maps; a subject or one of its
+        answers; a `MapSet`; a run, or the path of its folder; statistics, importance,
+        roles, a mask, or a model's parameters.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
         string has one for each character. N counts all batch axes. For an
         encoder-decoder these are the tokens that the decoder reads.
@@ -49,15 +49,15 @@ def show(
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
         or `[S, h, w, 3]`, or a list of N of these.
       heads: Heads to show of each layer. Defaults to all.
-      compare: Something else of the same kind and sizes, such as maps after training;
-        or a dict of one such thing by its name.
-      budget: The largest number of bytes.
+      compare: Another object of the same kind and sizes, such as maps after training;
+        or a dict of one such object by its name.
+      budget: Maximum number of bytes.
 
     Raises:
-      TypeError: If it is nothing that can be shown.
+      TypeError: If the object cannot be shown.
       ValueError: If tokens or images do not fit the maps, maps in one view differ in
         size or are being traced, there are no heads, queries or keys, or the budget is
-        below what an empty page takes.
+        below the size of an empty page.
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
@@ -120,7 +120,7 @@ def _of_maps(value, texts, compare, name) -> map_set.Dossier:
 
 
 def _title(name: str, own: map_set.MapSet, maps) -> str:
-    """Names the model and its first text; where neither is known, the sizes."""
+    """Names the model and its first text, or the sizes if neither is known."""
     tokens = own.examples[0].keys.tokens
     words = [x for x in tokens if x and not _SPECIAL.fullmatch(x.strip())]
     is_spelled = all(len(x) == 1 for x in words) and any(map(str.isalpha, words))
@@ -158,7 +158,7 @@ def _inline(whole: map_set.Dossier, html: str) -> str:
 
 
 def _thumbnails(whole: map_set.Dossier) -> markup.Html:
-    """Draws small maps of the first example; where there are kinds, of the last."""
+    """Draws small maps of the first example, of the last kind of layers."""
     example = whole.sets[0].examples[0]
     kind = whole.sets[0].layers[-1].kind
     maps, layers = [], []

@@ -28,12 +28,12 @@ _MOST_MASKS = 8
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class View:
-    """Something to look at: in a notebook by itself, in a browser once saved.
+    """A view that a notebook displays, and a browser once it is saved.
 
     Attributes:
-      title: What it is.
-      html: A whole HTML document, which asks for no other file.
-      inline: What a notebook shows, as HTML.
+      title: The title.
+      html: A complete HTML document, which needs no other file.
+      inline: The HTML that a notebook displays.
     """
 
     title: str
@@ -56,9 +56,9 @@ class View:
 
 
 def html(value: Any) -> str:
-    """Renders an object for a notebook; its short `repr` where it is traced.
+    """Renders an object for a notebook, or its short `repr` if it is traced.
 
-    A map's page, or a table. What cannot be shown has a sentence that says why.
+    This is a map's page, or a table, or a sentence that says why it cannot be shown.
     """
     if display.is_traced(value):
         return markup.preformatted(repr(value))
@@ -72,7 +72,7 @@ def html(value: Any) -> str:
 
 
 def view(value: Any, **given: Any) -> View:
-    """Shows what has no attention maps; arguments as of `show`."""
+    """Shows objects without attention maps; arguments as in `show`."""
     given = {name: each for name, each in given.items() if each is not None}
     if _is_parameters(value):
         content, title = of_parameters(value), "Parameters"

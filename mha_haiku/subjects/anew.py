@@ -1,4 +1,4 @@
-"""Texts of a model without a cache: each token takes a run over the whole text.
+"""Text generation without a cache: each token takes a run over the whole text.
 
 T tokens, C classes.
 """
@@ -38,7 +38,7 @@ def continued(
 
 
 def _is_causal(subject, tokens) -> bool:
-    """Checks that a token behind a text changes no logit of the text."""
+    """Checks that a token after a text changes no logit of the text."""
     alone, followed = (_logits(subject, tokens, len(tokens) + i) for i in range(2))
     size = 1 + jnp.abs(alone).max()
     return bool(jnp.abs(alone - followed).max() < _TOLERANCE * size)

@@ -16,7 +16,7 @@ from mha_haiku.showing.answers import Grid, rows_table, shows, visible
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TextMaps(Sequence):
-    """Attention maps, one for each layer, with the tokens along their sides.
+    """Attention maps, one per layer, with the tokens along their sides.
 
     `maps[2].weights()[0, 3]` is the map of head 3 in layer 2, `[T, S]`.
 
@@ -29,8 +29,8 @@ class TextMaps(Sequence):
     """
 
     maps: Any  # `models.Output.maps`, or by name of a function without known layers
-    tokens: tuple[tuple[str, ...], ...] = ()  # the T queries of each; () of features
-    key_tokens: tuple[tuple[str, ...], ...] = ()  # the S keys; (): as the queries
+    tokens: tuple[tuple[str, ...], ...] = ()  # T queries per example; () for features
+    key_tokens: tuple[tuple[str, ...], ...] = ()  # S keys per example; () if the same
     why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
     images: np.ndarray | None = None  # `[B, S, h, w, 3]` in [0, 1], the patches at keys
     name: str = ""  # of the model, for the title of a page
@@ -73,8 +73,8 @@ class Lens:
     """
 
     tokens: tuple[str, ...]  # the text of the T tokens that are read
-    # `[L + 1, T]`, the likeliest token after each position: of what enters layer 0, 1,
-    # ..., L - 1, and of what leaves the last one.
+    # `[L + 1, T]`, the likeliest token after each position: from the inputs of layers
+    # 0, 1, ..., L - 1, and from the output of the last one.
     texts: np.ndarray
     probabilities: np.ndarray  # `[L + 1, T]`
     logits: np.ndarray  # `[L + 1, T, C]`
@@ -108,7 +108,7 @@ class Circuits:
 
     kind: str  # through which a head reads: "q", "k" or "v"
     # `[L, H, L, H]`, the writing head first, in [0, 1]; NaN where a head cannot read
-    # another.
+    # the other.
     scores: np.ndarray
 
     _repr_html_, show, plot = display.html, display.show, display.plot

@@ -19,7 +19,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders
 
-# Of the examples, where the model allows as many; studies take time with the length.
+# Lengths of examples, if the model has room; studies take longer on longer ones.
 _LENGTHS = {"language_model": 128, "masked_language_model": 128, "sentences": 64}
 _TOKENIZER = "tokenizer.json"  # in the run's folder
 _IN_PYTHON = "mh.interop.load reads it in Python."
@@ -67,7 +67,7 @@ def in_memory(
 
 
 def is_imported(config: configuration.RunConfig) -> bool:
-    """Checks whether a run's config is of a model that had learned elsewhere."""
+    """Checks whether a run's config is of a pretrained model."""
     return getattr(config.data, "tokenizer", None) == _TOKENIZER
 
 

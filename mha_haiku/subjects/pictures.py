@@ -55,7 +55,7 @@ def _(path: Any) -> MapSet:
 
 @sets.dossier_of.register(str | os.PathLike)
 def _(path: Any, compare: Any = None) -> Dossier:
-    """Collects all that lies in a folder where its maps were saved."""
+    """Collects the maps and snapshots that were saved in a folder."""
     folder = folders.Folder(checks.as_path(path)).attention
     if not (folder / "maps.npz").exists():
         return sets.joined(path, compare)

@@ -94,7 +94,7 @@ def program(subject: Subject, function: Callable) -> Callable:
 
 
 def whole_batch(subject: Subject, count: int) -> int:
-    """Rounds `count` up, so that devices can split as many examples."""
+    """Rounds `count` up to a number of examples that devices can split."""
     placement = subject.placement
     parts = 1 if placement is None else placement.mesh.shape["data"]
     return -(-count // parts) * parts
@@ -115,7 +115,7 @@ def observed(
 ) -> tuple[models.Output, list[Any]]:
     """Computes the output on a batch, and a function of the maps of some parts.
 
-    Inside a program. The function, of a map and the kind of its layer, runs where
+    Call it inside a program. The function of a map and the kind of its layer runs where
     the map is made, so that no map outlives its layer.
     """
     at = {f"{x.path}/map": functools.partial(function, kind=x.kind) for x in parts}
@@ -167,10 +167,9 @@ def batches_given(
 ) -> Sequence[tasks.Example] | None:
     """Makes batches of the examples, or None for held-out examples of a task.
 
-    They are inputs, such as texts, or a number: of the task's held-out examples, or of
-    those that a wrapped function has, which are taken in their order, all of them if
-    there are no more. With `targets`, inputs get the next tokens as targets, which the
-    loss needs.
+    `examples` are inputs, such as texts, or a number: of the task's held-out examples,
+    or of a wrapped function's examples, which are taken in order, or all if there are
+    fewer. With `targets`, inputs get the next tokens as targets, which the loss needs.
     """
     if not isinstance(examples, numbers.Number):
         is_of_loss = subject.metric in (None, heads.metrics.loss)
@@ -192,8 +191,8 @@ def measured(
 
     Args:
       subject: The model. A wrapped function has its own metric.
-      examples: The number of examples, of held-out ones rounded up to whole batches;
-        or inputs, such as texts, whose targets are the next tokens.
+      examples: The number of examples (held-out examples are rounded up to whole
+        batches); or inputs, such as texts, whose targets are the next tokens.
       metric: A name, see `metric_name`. Defaults to the task's first metric.
       name: Name of the progress bar, or "" for no bar.
     """
@@ -221,8 +220,8 @@ def measured(
 def metric_name(subject: Subject, name: str | None = None) -> str | None:
     """Finds the name of a metric that the task has, by default the task's first.
 
-    It is "loss", "accuracy" for the share of wrong answers, "exact_match" for the
-    share of examples with any, or "drift". A model without a task has none.
+    It is "loss", "accuracy" for the share of wrong answers, "exact_match" for the share
+    of examples with a wrong answer, or "drift". A model without a task has none.
     """
     if subject.task is None:
         if name is not None:

@@ -1,4 +1,4 @@
-"""The `Subject`: a model with its inputs, which its verbs ask about its heads.
+"""The `Subject`: a model with its inputs, and verbs that study its heads.
 
 B batch, T positions.
 """
@@ -25,11 +25,12 @@ EXAMPLES = 64  # held-out examples, unless a verb says otherwise
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Subject:
-    """A model with its parameters and inputs, which can be asked about its heads.
+    """A model with its parameters and inputs, and methods that study its heads.
 
     `mh.load`, `mh.train` and `mh.wrap` make one; edits are a field of its model. The
     functions of `mh.subjects.verbs` are its methods. Inputs are texts, lists of texts,
-    token ids, arrays or a batch of examples. `measured` is what `mh.heads` takes.
+    token ids, arrays or a batch of examples. `measured` makes the argument of functions
+    of `mh.heads`.
 
     Example:
       >>> def f(params, tokens):  # to logits [B, T, C]
@@ -120,9 +121,9 @@ class Subject:
         return self.codec.decode(np.asarray(tokens).tolist())
 
     def examples(self, count: int = EXAMPLES) -> tasks.Example:
-        """Makes a batch of the first held-out examples, or of a wrapped function's own.
+        """Makes a batch of the first held-out or, for a function, wrapped examples.
 
-        It has B = `count` examples; fewer if a wrapped function has no more.
+        It has B = `count` examples, or fewer if a wrapped function has fewer.
         """
         checks.positive_integer("count", count)
         if self.batches:
@@ -153,7 +154,7 @@ class Subject:
 
 
 def refuse(subject: Subject, verb: str, why: str) -> None:
-    """Raises ValueError: the verb is not for the subject, and why."""
+    """Raises ValueError with the reason why the subject does not support the verb."""
     raise ValueError(f"{verb} is not for {subject.name!r}, which {why}.")
 
 
@@ -214,17 +215,17 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
 
 
 def part_with(parts: Sequence[Part], layer: int, head: int) -> str:
-    """Finds the path of the attention part that has such a head."""
+    """Finds the path of the attention part that has this head."""
     checks.integer_in("layer", layer, 0, len(parts) - 1)
     checks.integer_in("head", head, 0, len(parts[layer].names) - 1)
     return parts[layer].path
 
 
 class Verb(NamedTuple):
-    """A question that can be asked of every subject."""
+    """A question about a subject."""
 
     function: Callable[..., Any]  # of a subject and keyword options
-    # Of a command, `python -m mha_haiku COMMAND`; "": there is none.
+    # Name of the command, `python -m mha_haiku COMMAND`, or "".
     command: str = ""
     folder: str = ""  # in the run's folder, for the files of the result
 
@@ -235,11 +236,11 @@ VERBS: dict[str, Verb] = {}  # by name
 def verb(
     function: Callable[..., Any] | None = None, *, command: str = "", folder: str = ""
 ) -> Callable[..., Any]:
-    """Makes the function below a method of every subject, and a command.
+    """Decorates a function to make it a method of every subject, and a command.
 
     The first parameter is the subject. Flags of the command are the keyword options,
-    and its help is the docstring. What the function returns has `text` and `save`, as a
-    `results.Result` has.
+    and its help is the docstring. The result of a command has `text` and `save`, like a
+    `results.Result`.
 
     Example:
       >>> @mh.verb

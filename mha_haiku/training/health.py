@@ -33,10 +33,10 @@ def initial() -> Health:
 
 
 def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array, Array]:
-    """Updates the health after a step; also returns how far its loss is above the rest.
+    """Updates the health after a step; also returns the rise of its loss.
 
-    In nats and in standard deviations of the window, both `[]` float32; 0 while the
-    window is not full, and for a step that is not `finite`.
+    The rise is in nats and in standard deviations of the window, both `[]` float32; 0
+    while the window is not full, and for a step that is not `finite`.
     """
     is_full = jnp.isfinite(health.losses[0])  # the oldest
     window = jnp.where(is_full, health.losses, 0)

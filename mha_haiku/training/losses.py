@@ -21,7 +21,7 @@ class Sums(NamedTuple):
 
 
 def zeros(shape: tuple[int, ...] = (), *, counts_exact: bool = False) -> Sums:
-    """Makes sums over no example, `shape` of each."""
+    """Makes sums over no example, arrays of a `shape`."""
     return Sums(*[jnp.zeros(shape, jnp.float32)] * (5 if counts_exact else 3))
 
 

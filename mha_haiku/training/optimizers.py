@@ -1,4 +1,4 @@
-"""The optimizer by its name, with warm-up, cosine decay and clipping by global norm.
+"""Optimizers with warm-up, cosine decay and clipping by global norm.
 
 `steps` are the steps of the whole run.
 """
@@ -60,7 +60,7 @@ class OptimizerConfig(Section, path="config.optimizer"):
 
 
 def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
-    """Returns the learning rate by the steps before: a linear rise, then half a cosine.
+    """Returns the schedule of the learning rate: a linear rise, then half a cosine.
 
     The rise ends after `warmup_steps`, or `steps` if these are fewer; the cosine ends
     with the last step, whose rate is `learning_rate * final_learning_rate_fraction`.
@@ -82,10 +82,10 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
     """Makes the optimizer that the config describes.
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
-    nor to the scales and offsets of norms. Frozen parameters stay as they are, and no
-    moments are kept of them. Muon makes the steps of the matrices of layers, as long as
-    Adam's would be (`consistent_rms`), so that one learning rate does for both; those
-    of embeddings, logits, biases and norms are Adam's with Nesterov momentum.
+    nor to the scales and offsets of norms. Frozen parameters do not change and have no
+    moments. Muon updates the matrices of layers, with steps as long as Adam's
+    (`consistent_rms`), so that one learning rate suits both; embeddings, logits, biases
+    and norms are updated by Adam with Nesterov momentum.
 
     Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; muon:
     Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, and the length of
@@ -165,7 +165,7 @@ def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model
 def are_frozen(config: OptimizerConfig, params: Any) -> Any:
     """Makes a tree like `params`, True where `config.frozen` names the module.
 
-    ConfigError if a name is of no module, or no parameter is left to train.
+    ConfigError if a name is not a module, or no parameter is left to train.
     """
     names = [name.strip().strip("/") for name in config.frozen.split(",")]
 

@@ -40,17 +40,17 @@ class Parameters(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Numbers of each step of a dispatch; 0 and True for steps that it did not take."""
+    """Numbers per step of a dispatch; 0 and True for steps that were not taken."""
 
     sums: losses.Sums  # [N] each, over the step's examples
     gradient_norm: Array  # [N] float32, before clipping
-    finite: Array  # [N] bool, whether loss and gradient were; if not, none is applied
+    finite: Array  # [N] bool, of loss and gradient; if not, the step is skipped
     rise: Array  # [N] float32, nats; see `health.observe`
     deviations: Array  # [N] float32, the same in standard deviations
 
 
 def stream(seed: int | Array, name: str) -> Array:
-    """Makes the PRNG key of a stream, one of `_STREAMS`, which are independent."""
+    """Makes the PRNG key of one of the independent `_STREAMS`."""
     key = jax.random.key(jnp.asarray(seed, jnp.uint32))
     return jax.random.fold_in(key, _STREAMS.index(name))
 

@@ -31,10 +31,10 @@ def dump_attention(
 
     Run: python -m mha_haiku dump_attention --workdir=runs/reverse --layers=0 --heads=0
 
-    Maps of long inputs are pooled, unless --weights is given. They are written to
-    maps.npz with statistics of each head over the same examples, which
-    mha_haiku.MapSet.load reads. Maps of your own --text, --text_file or --tokens go
-    into a folder next to the maps of held-out examples.
+    Maps of long inputs are pooled, unless --weights is set. They are written to
+    maps.npz with statistics of each head over the same examples, for
+    mha_haiku.MapSet.load. Maps of your own --text, --text_file or --tokens go into a
+    folder next to the maps of held-out examples.
 
     Args:
       layers: Layers, as 0,2 or, of an encoder-decoder, cross.0,decoder; default: all.

@@ -1,6 +1,6 @@
 """BERT, RoBERTa and DistilBERT: encoders with norms after each part.
 
-The MiniLM and many other sentence encoders are BERT.
+MiniLM and many other sentence encoders are BERT models.
 """
 
 from mha_haiku.interop.families import changes, rules, tables

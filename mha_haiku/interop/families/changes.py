@@ -1,4 +1,4 @@
-"""Named, invertible changes between one of our arrays and one of theirs.
+"""Named, invertible changes between our arrays and theirs.
 
 A change is a pair of functions, from their arrays to ours and back. Both take a list of
 arrays and a `Place`. Linear maps of torch are `[out, in]`, ours are `[in, out]`.
@@ -58,7 +58,7 @@ def chain(*changes: Change) -> Change:
 
 as_it_is = _each(lambda x: x, lambda x: x)
 transposed = _each(lambda x: x.T, lambda x: x.T)
-# Norms of Gemma store their scale less 1.
+# Norms of Gemma store their scale minus 1.
 scale_less_one = _each(
     lambda x: x.astype(np.float32) + np.float32(1),
     lambda x: x.astype(np.float32) - np.float32(1),
@@ -87,7 +87,7 @@ def _class_token_to_ours(arrays, place):
 
 
 # A class token before the patches is a patch of zeros, which the embedding turns into
-# its bias: what the token has beyond that goes into the first position.
+# its bias: the rest of the token goes into the first position.
 class_token = Change(
     _class_token_to_ours,
     lambda arrays, place: [arrays[0][None], arrays[1].reshape(1, 1, -1), arrays[1]],

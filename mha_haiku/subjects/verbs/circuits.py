@@ -31,8 +31,8 @@ def patch(
 ) -> heads.Patched:
     """Measures the effect of replacing an activation by the other text's.
 
-    The metric is the logit of the wrong answer less the logit of the right one, at
-    the last position: patching what carries the answer makes it fall.
+    The metric is the logit of the wrong answer minus the logit of the right one, at the
+    last position: patching activations that carry the answer makes it fall.
 
     Args:
       subject: The model.
@@ -61,7 +61,7 @@ def paths(
     answers: tuple[Any, Any] | None = None,
     **options: Any,
 ) -> heads.Edges:
-    """Measures what changes when a head reads of another what the other text has.
+    """Measures the effect when a head reads another head's output for the other text.
 
     Arguments are as in `patch`, and by keyword as in `heads.path_patching`.
     """
@@ -84,7 +84,7 @@ class Circuit(heads.Circuit, results.Result):
         return tables.Table(columns, self.rows())
 
     def text(self) -> str:
-        """Writes the table as text, with the worth of the circuit below it."""
+        """Writes the table as text, with the faithfulness of the circuit below it."""
         edges, cost = self.edges, self.edges.cost
         return (
             f"{self.table().text()}\n\n{self}\n"
@@ -118,9 +118,9 @@ def circuit(
     """Finds the edges that carry the answer, and how much of it they carry.
 
     An edge goes from the embedding, a head or a feed-forward part to the queries, keys
-    or values of a head, to a feed-forward part or to the logits. Without texts the
-    pairs are held-out examples, each with the next one of its lengths; an example
-    without another is left out.
+    or values of a head, to a feed-forward part or to the logits. Without texts,
+    held-out examples are paired with the next example of the same lengths; an example
+    without a partner is left out.
 
     Args:
       subject: The model.
@@ -170,7 +170,7 @@ def circuit(
 def circuits(subject: Subject, kind: str = "k") -> answered.Circuits:
     """Measures how much each head reads from every other head, by weights only.
 
-    It reads by its "q", "k" or "v", as `kind` says.
+    It reads by its queries, keys or values, as `kind` "q", "k" or "v" says.
     """
     check_parameters(subject, "circuits")
     scores = heads.circuits.compositions(subject.model, subject.params, kind)
@@ -178,7 +178,7 @@ def circuits(subject: Subject, kind: str = "k") -> answered.Circuits:
 
 
 def _pair(subject, clean, corrupted, given):
-    """Makes what is measured and the corrupted batches, and the clean tokens."""
+    """Makes the measured model and the corrupted batches, and the clean tokens."""
     texts = clean, corrupted
     batches = [inputs.batch_of(subject, text)[0] for text in texts]
     if len(batches[0].inputs) != len(batches[1].inputs):

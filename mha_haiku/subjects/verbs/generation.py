@@ -1,7 +1,7 @@
-"""Texts that a model writes: prompts that it continues, sources that it answers.
+"""Text generation: a model continues prompts, or answers sources.
 
-B texts decoded together, t tokens of a prompt or source, n of what is written, T
-positions of the training's examples.
+B texts decoded together, t tokens of a prompt or source, n tokens of the written text,
+T positions of the training's examples.
 """
 
 import codecs
@@ -25,10 +25,10 @@ from mha_haiku.training.runs import folders
 
 _logger = logging.getLogger("mha_haiku")
 
-TOKENS = 200  # of a text, unless somebody asks for more
-_ANEW = 32  # the same of a function
+TOKENS = 200  # of a text by default
+_ANEW = 32  # the same for a function
 TEMPERATURE = 0.8  # of texts that continue a prompt
-CHUNK = 4  # tokens of a stream that come at a time, behind the first
+CHUNK = 4  # tokens of a stream that come at a time, after the first
 BATCH = 64  # texts decoded together
 _MOST_TOKENS = 2**20
 _MOST_SHOWN = 64  # texts with maps
@@ -44,7 +44,7 @@ class Text(NamedTuple):
     text: str  # what was written
     given_tokens: np.ndarray  # `[t]` int32
     tokens: np.ndarray  # `[n]` int32, of what was written, without the end token
-    is_ended: bool  # whether the end token came; else there was no more room
+    is_ended: bool  # by the end token; otherwise there was no more room
 
     def record(self) -> dict[str, Any]:
         """Converts the text to JSON values."""
@@ -68,7 +68,7 @@ def _given_to(subject: Subject) -> str | None:
 
 
 def check_given(subject: Subject, kind: str) -> None:
-    """Raises ConfigError where a run does not write from a "prompt" or "source"."""
+    """Raises ConfigError if a run does not write from a "prompt" or "source"."""
     own, family = _given_to(subject), subject.config.model.family
     if own is None:
         why = f"is of family {family!r}, which writes no text"
@@ -96,7 +96,7 @@ def strategy(
     beam: int | None = None,
     length_penalty: float | None = None,
 ) -> Strategy:
-    """Makes the strategy by which tokens are chosen.
+    """Makes the strategy to choose tokens.
 
     Args:
       kind: "prompt" or "source".
@@ -164,7 +164,7 @@ class Job(NamedTuple):
     subject: Subject  # with a model for texts of this length
     given: tuple[str, ...]  # B prompts or sources
     given_tokens: tuple[np.ndarray, ...]  # B arrays `[t]` int32
-    tokens: int  # n, the most tokens of what is written
+    tokens: int  # n, maximum number of written tokens
     strategy: Strategy
     seed: int
 
@@ -174,7 +174,7 @@ class Job(NamedTuple):
         return _given_to(self.subject)
 
     def record(self, text: Text) -> dict[str, Any]:
-        """Converts a text of the job, and how it was written, to JSON values."""
+        """Converts a text of the job, and the job's options, to JSON values."""
         name = type(self.strategy).__name__.lower()
         how = {"strategy": name, **dataclasses.asdict(self.strategy), "seed": self.seed}
         return {"step": self.subject.step, **how, **text.record()}
@@ -189,10 +189,10 @@ def job(
     tokens: int | None = None,
     seed: int = 0,
 ) -> Job:
-    """Checks and encodes texts to write: from prompts or sources, as `kind` says.
+    """Checks and encodes prompts or sources, as `kind` says.
 
-    Without `tokens` there are `TOKENS`, or as many as the model has positions; for
-    sources as many as the task's targets have.
+    `tokens` defaults to `TOKENS`, or to the positions that the model has; for sources
+    to the length of the task's targets.
     """
     check_given(subject, kind)
     task = subject.task
@@ -221,7 +221,7 @@ def job(
 
 
 class Stream:
-    """Writes the text of a job of one prompt while it is iterated over; not by a beam.
+    """Writes the text of a job of one prompt as a stream; not by a beam search.
 
     It yields the parts of the text as they come.
     """
@@ -306,8 +306,8 @@ def of_held_out(
 ) -> tuple[Job, tasks.Example]:
     """Makes the job to write from held-out examples, and takes the examples.
 
-    A source is answered with at most `tokens` tokens; the first half of a text is
-    continued, and both are of at most `most` tokens.
+    A source is answered with at most `tokens` tokens. Of a text the first half is the
+    prompt, and prompt and continuation have at most `most` tokens.
     """
     task = subject.task
     examples = jax.device_get(programs.held_out(subject, indices))
@@ -374,7 +374,7 @@ def _key(job, start) -> jax.Array:
 
 
 def _text(job, i, written) -> Text:
-    """Makes text i of tokens that may be too many and end with the end token."""
+    """Makes text i from its tokens, cut before the end token."""
     task, written = job.subject.task, written[: job.tokens]
     tokens = np.array(task.until_end(written), np.int32)
     return Text(
@@ -388,10 +388,9 @@ def _text(job, i, written) -> Text:
 
 def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
     """Finds the subject and number of tokens for texts that continue prompts."""
-    # A model has learned nothing of distances beyond its training's: past
-    # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
-    # tokens, about a unigram's loss. If each token sees the T - 1 before it instead,
-    # the loss stays at 1.2.
+    # A model has not learned distances beyond its training length: past it the held-out
+    # loss of configs/text_lm.py rises from 1.2 to 3.2 within 256 tokens, about a
+    # unigram's loss. If a token sees only the T - 1 before it, the loss stays at 1.2.
     trained = subject.task.sequence_length
     most, name, room = (
         imported_runs.most_positions(subject.config),

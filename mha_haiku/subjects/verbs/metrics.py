@@ -34,7 +34,7 @@ def held_out(subject: Subject, vectors: np.ndarray | None = None) -> dict[str, f
     if own is not None:
         before = own if vectors is None else vectors
         drifts = heads.metrics.drift(own, tasks.Example(None, before, None))
-        # Of examples that were drawn twice one counts: the other is too near.
+        # Examples that were drawn twice count once: their neighbors are copies.
         _, once = np.unique(before.round(3), axis=0, return_index=True)
         same = heads.drift.same_neighbours(before[once], own[once])
         return {"drift": float(drifts.mean()), "neighbours": same}

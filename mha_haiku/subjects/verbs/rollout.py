@@ -1,9 +1,9 @@
 """Tests whether attention shows which inputs matter: roll-out against replacement.
 
 Dimensions: N examples, T positions, L layers. An example asks for the answer at one
-position. An input matters as much as the probability of the right answer changes when
-another token replaces it: the task's mask token where it has one, else random other
-tokens. A measure is good if it ranks the inputs of an example as these changes do.
+position. The effect of an input is the change in the probability of the right answer
+when another token replaces it: the task's mask token if it has one, else random other
+tokens. A measure is good if it ranks the inputs of an example like their effects.
 
 Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 """
@@ -97,7 +97,7 @@ class Study(results.Result):
         """Returns a sentence: does roll-out rank inputs better than raw attention?
 
         It compares the last layers, with absolute changes and with drops. A difference
-        counts from two standard errors of the paired differences on.
+        counts if it is at least two standard errors of the paired differences.
         """
         lines = []
         if self.published:
@@ -145,13 +145,12 @@ def rollout(
 ) -> Study:
     """Compares roll-out and raw attention with the effect of replacing inputs.
 
-    Inputs that are masked already, in padding or, in causal models, after the position
-    of the answer are not ranked.
+    Masked inputs, padding and, in causal models, inputs after the position of the
+    answer are not ranked.
 
-    The answer to a text is the next token, at a random position. An encoder is asked
-    for a token that is hidden, or for one of its own answers if it has no mask. A
-    subject without a task has no vocabulary, so other tokens of the examples replace
-    an input.
+    The answer to a text is the next token, at a random position. For an encoder it is a
+    hidden token, or the model's answer if it has no mask. A subject without a task has
+    no vocabulary, so other tokens of the examples replace an input.
 
     Args:
       subject: The model.
@@ -244,10 +243,10 @@ def _check(subject) -> None:
 
 
 def _with_answers(subject, batches) -> list[tasks.Example]:
-    """Gives batches without targets, on the host, answers to ask for.
+    """Adds targets, on the host, to batches without targets.
 
-    Where the task has a mask, that is the token behind one at a random position of each
-    example, unless there are masks; else what the model answers itself.
+    If the task has a mask, a token at a random position of each example is hidden,
+    unless there are masks already; else the target is the model's answer.
     """
     generator = np.random.default_rng(_seed(subject))
     run = jax.jit(functools.partial(running.run, subject.model))
@@ -301,7 +300,7 @@ def _held_out_effects(subject, count, draws) -> Iterator[dict[str, Any]]:
 
 
 def _effects_of(subject, batches, draws) -> Iterator[dict[str, Any]]:
-    """Yields what `look` computes, of batches that are given, on the host."""
+    """Yields the results of `look` on batches, on the host."""
     if subject.task is None:  # there is no other vocabulary
         stand_ins = np.unique(np.concatenate([np.ravel(x.inputs) for x in batches]))
         if len(stand_ins) < 2:
@@ -343,7 +342,7 @@ def _maps(subject, params, example) -> Sequence[attention.AttentionMap]:
 
 
 def _correlations(scores, importance, counted) -> np.ndarray:
-    """Returns Spearman's correlations of `[L, T]` scores with `[T]`, where counted."""
+    """Returns Spearman's correlations of `[L, T]` scores with `[T]`, if `counted`."""
     from scipy import stats
 
     if counted.sum() < 2:
@@ -358,8 +357,8 @@ def look(
 ) -> dict[str, Any]:
     """Computes the effect of each input and the measures, of held-out examples.
 
-    Under jit. These are the `example`; `row [N]`, the position of the answer; `asks
-    [N]`, whether there is one; `counted [N, T]`, the inputs to rank; `drop [N, T]`; and
+    Under jit. Returns `example`; `row [N]`, the position of the answer; `asks [N]`,
+    whether there is one; `counted [N, T]`, the inputs to rank; `drop [N, T]`; and
     `measures`, `[N, L, T]` by name, for the first 1 to L layers.
     """
     example = evaluation.held_out_batch(

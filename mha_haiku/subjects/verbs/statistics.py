@@ -29,10 +29,10 @@ def statistics(
     *,
     layers: Sequence[int | str] | None = None,
 ) -> results.HeadResult:
-    """Measures and draws what each head does, over held-out examples.
+    """Measures and draws statistics of each head over held-out examples.
 
     No map is stored, so inputs may have any length. Padding is left out, and all
-    examples have the same weight. Where the task says where the rows of cross-attention
+    examples have the same weight. If the task knows where the rows of cross-attention
     should look, the shares of its alignments are among the numbers; see
     `heads.alignment`.
 
@@ -117,7 +117,7 @@ def roles(subject: Subject, examples: Any = EXAMPLES) -> heads.Heads:
 def measured(
     subject: Subject, examples: Any = EXAMPLES, metric: str | None = None
 ) -> heads.Measured:
-    """Returns what measures of `mh.heads` take; arguments as in `importance`."""
+    """Makes the argument of measures of `mh.heads`; arguments as in `importance`."""
     return programs.measured(subject, examples, metric=metric, name="examples")
 
 
@@ -136,8 +136,8 @@ def chosen_layers(
 ) -> list[int]:
     """Finds the indices of the wanted layers, counted over all kinds.
 
-    They are indices, addresses ("cross.0"; "3" where there is one kind), or kinds
-    ("cross"), which are all layers of them; None means all.
+    Layers are indices, addresses ("cross.0"; "3" if there is one kind), or kinds
+    ("cross") for all layers of a kind; None means all.
     """
     result = None if wanted is None else []
     addresses = [part.address for part in parts]

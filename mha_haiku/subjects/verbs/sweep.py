@@ -65,10 +65,9 @@ class Pruned(results.Result):
     title: str  # the model and the order
     smallest: Subject
     # The whole model, and pruned ones of falling size; the first of these has all heads
-    # where hidden units went.
+    # if hidden units were pruned.
     points: list[Point]
-    # What another order of heads gives at each point, in the metric that is drawn; ()
-    # where none was asked for.
+    # The drawn metric of another order of heads at each point; () without a baseline.
     baseline: tuple[float, ...] = ()
     baseline_name: str = ""  # the name of that order
     file_name = "pruning"
@@ -152,7 +151,7 @@ def sweep(
 ) -> Pruned:
     """Measures models of every size, and draws the curve.
 
-    Options are as in `prune`; `keep` or `metric_drop` says where the curve ends.
+    Options are as in `prune`; `keep` or `metric_drop` sets the end of the curve.
 
     Args:
       subject: The model.

@@ -1,8 +1,7 @@
-"""Several processes that run the same program: how they meet, agree and share results.
+"""Several processes that run the same program: they connect, agree and share results.
 
-All processes must call each of these functions, in the same order. With one process
-they return at once. The first process is the one that reads and writes the folder of a
-run.
+All processes must call these functions in the same order. With one process they return
+at once. Only the first process reads and writes the folder of a run.
 """
 
 import json
@@ -17,8 +16,8 @@ import numpy as np
 
 from mha_haiku.core import checks
 
-_HEARTBEAT_SECONDS = 10  # without a heartbeat, until a process counts as dead
-_LEAVE_SECONDS = 60  # that the first to end waits for the others
+_HEARTBEAT_SECONDS = 10  # without a heartbeat until a process counts as dead
+_LEAVE_SECONDS = 60  # for which the first to end waits for the others
 
 
 def join(
@@ -35,8 +34,8 @@ def join(
     one ends with status 2 and two lines on stderr; JAX would abort with a stack trace.
 
     Raises:
-      ConfigError: If one of the three is given without the others, or does not fit, or
-        JAX cannot connect.
+      ConfigError: If one of the three is passed without the others, or does not fit,
+        or JAX cannot connect.
     """
     _check(coordinator, num_processes, process_id)
     where = coordinator or "the cluster's coordinator"
@@ -102,8 +101,8 @@ def agree(stops: bool, steps: int) -> tuple[bool, int]:
 def first_does(function: Callable[[], Any]) -> Any:
     """Runs `function()` on the first process; returns its JSON result on all.
 
-    A ConfigError of the first process is raised on all; for any other error of it the
-    others raise RuntimeError.
+    A ConfigError of the first process is raised on all; after any other error there,
+    the others raise RuntimeError.
     """
     if _is_alone():
         return function()

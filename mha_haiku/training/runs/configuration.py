@@ -140,7 +140,7 @@ class RunConfig(Section, path="config"):
     def replace(self, **changes: Any) -> Self:
         """Makes a config with other values; see `Section.replace`.
 
-        Where `task` names another task, options that both tasks have keep their values,
+        If `task` names another task, options that both tasks have keep their values,
         and the others get their defaults.
 
         Raises:
@@ -160,7 +160,7 @@ class RunConfig(Section, path="config"):
 def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
     """Makes the config of a run with the default of every field.
 
-    The task is one of `tasks.names()`, or the file and class of your own, as
+    The task is one of `tasks.names()`, or the file and class of your own task, as
     "mine.py:MyTask"; or a task, for which the model gets enough positions.
 
     Raises:
@@ -231,7 +231,7 @@ def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
 
 
 def check_length(model: ModelConfig, task: tasks.Task) -> None:
-    """Raises ConfigError where the model has fewer positions than a task's examples."""
+    """Raises ConfigError if the model has fewer positions than a task's examples."""
     most = models.max_length(model)
     length = max(task.sequence_length, task.target_length or 0)
     if most is not None and most < length:
@@ -243,7 +243,7 @@ def check_length(model: ModelConfig, task: tasks.Task) -> None:
 
 
 def _check_kind(model, task, example) -> None:
-    """Checks that the model reads what the task gives, and answers what it asks."""
+    """Checks that the model fits the inputs and the targets of the task."""
     families, why, pool = ("encoder", "causal"), "", model.output.pool
     is_whole = example.targets.ndim == 0
     has, pools = "a target for each position", "None"
@@ -337,7 +337,7 @@ def check_devices(
 
 
 def check_sequence(shared: DevicesConfig, length: int) -> None:
-    """Raises ConfigError where the devices cannot share T = `length` positions."""
+    """Raises ConfigError if the devices cannot share T = `length` positions."""
     parts = shared.sequence
     if length % parts:
         why = "be at most" if length < parts else "divide"
@@ -379,9 +379,9 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
 
 
 def of_json(values: dict[str, Any]) -> RunConfig:
-    """Returns the config of values of `to_json`, with defaults where they lack some.
+    """Returns the config of values from `to_json`; missing ones get their defaults.
 
-    A file with a task of the user's is not executed; see `tasks.named_by_a_file`.
+    A file with a user's task is not executed; see `tasks.named_by_a_file`.
     """
     section = values.get("task", {})
     if not isinstance(section, dict):

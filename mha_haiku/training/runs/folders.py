@@ -102,7 +102,7 @@ class Run(NamedTuple):
         """Makes the first held-out examples, a batch of B = `count`.
 
         Raises:
-          ValueError: If `count` is no integer above 0.
+          ValueError: If `count` is not an integer above 0.
         """
         indices = np.arange(checks.positive_integer("count", count), dtype=np.int32)
         return evaluation.held_out_batch(
@@ -110,7 +110,7 @@ class Run(NamedTuple):
         )
 
     def looped(self) -> "Run":
-        """Unstacks the layers of the run, so that each can be reached."""
+        """Unstacks the layers of the run, so that they can be accessed one by one."""
         if not self.config.model.scan_layers:
             return self
         config = self.config.replace(model=dict(scan_layers=False))
@@ -137,7 +137,7 @@ def of_runs(
 
 @contextlib.contextmanager
 def not_left_empty(workdir: str | os.PathLike) -> Iterator[None]:
-    """Removes at the end the folders that were made while entered and are empty."""
+    """Removes on exit the folders that were made while entered and are empty."""
     root = checks.as_path(workdir)
     made = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     try:
@@ -151,8 +151,8 @@ def not_left_empty(workdir: str | os.PathLike) -> Iterator[None]:
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     """Opens the folder to train in; creates it if it is missing.
 
-    For a new run (`is_new`) it may have a checkpoint of step 0 without a config.json,
-    as a kill leaves it.
+    The folder of a new run (`is_new`) may have a checkpoint of step 0 without a
+    config.json, which a kill leaves.
     """
     root = checks.as_path(workdir)
     try:
@@ -179,13 +179,13 @@ def load_run(
 ) -> Run:
     """Loads config, task, model and parameters of a run, of its newest step by default.
 
-    With `trust_code` the file of a task that is not of this package is executed; this
-    process can read all runs of that file then.
+    With `trust_code` the file of a task from outside of this package is executed; then
+    this process can read all runs of that file.
 
     Raises:
       ConfigError: If there is no run, or no checkpoint of that step, or it is damaged;
-        if there are runs of several seeds, each in a folder of its own; or if the file
-        of a task of your own has changed, or would be executed without `trust_code`.
+        if there are runs of several seeds, in separate folders; or if the file of your
+        own task has changed, or would be executed without `trust_code`.
 
     Example:
       >>> mh.runs.load_run("runs/reverse")
@@ -239,7 +239,7 @@ def check_layers(
     stored: checkpoints.Checkpoints,
     step: int | None = None,
 ) -> None:
-    """Raises ConfigError where a config has more layers than a checkpoint."""
+    """Raises ConfigError if a config has more layers than a checkpoint."""
     count = model.num_layers + models.num_decoder_layers(model)
     name, is_scanned = "config.model.num_layers", model.scan_layers
     stored.check_layers(name, count, is_scanned=is_scanned, step=step)
@@ -297,7 +297,7 @@ def abstract_state(
 
 
 def read_config(folder: Folder) -> configuration.RunConfig | None:
-    """Reads the config of the run in the folder; None for a new run."""
+    """Reads the config of the run in the folder, or None for a new run."""
     saved = _read_whole(folder)
     if saved is None:
         return None
@@ -323,7 +323,7 @@ def _verified(path, sha256) -> bytes | None:
 
 
 def changed_task(folder: Folder) -> str | None:
-    """Checks whether the file of the run's task has changed: a message, else None."""
+    """Returns a message if the file of the run's task has changed, else None."""
     saved = _read_whole(folder) or {}
     if (before := saved.get("task_sha256")) is None:
         return None
@@ -339,7 +339,7 @@ def write_config(
     used: Sequence[jax.Device],
     task: tasks.Task | None = None,
 ) -> None:
-    """Writes config.json, and what the task keeps to tokenizer.json and data.npz."""
+    """Writes config.json, and the task's data to tokenizer.json and data.npz."""
     import haiku
     import jaxlib
 
@@ -386,8 +386,8 @@ def write_run(
 ) -> Path:
     """Writes parameters as a new run at step 0, ready for training; returns its folder.
 
-    Where it fails or is interrupted, nothing of it is left. What a killed process has
-    left is replaced: config.json is written last.
+    If it fails or is interrupted, it leaves nothing. Files that a killed process has
+    left are replaced: config.json is written last.
     """
     check_free(workdir)
     folder = Folder(checks.as_path(workdir))
@@ -411,7 +411,7 @@ def write_run(
 
 
 def _read_whole(folder) -> dict[str, Any] | None:
-    """Reads and verifies all that `write_config` wrote; None if there is no file."""
+    """Reads and verifies the files of `write_config`, or None without a config."""
     saved = files.read_json(folder.config)
     if saved is None:
         return None

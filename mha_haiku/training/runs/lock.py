@@ -35,7 +35,7 @@ def held(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while it is locked, so that it cannot be another process's file.
+        # Removed while locked, so that it cannot be another process's file.
         path.unlink(missing_ok=True)
         os.close(descriptor)
 

@@ -78,7 +78,7 @@ class Opened(NamedTuple):
 
 
 def _check_same(config: dict[str, Any]) -> None:
-    """Raises ConfigError, on all processes, where they have different configs."""
+    """Raises ConfigError on all processes if they have different configs."""
     first, *others = map(json.loads, cluster.exchange(json.dumps(config)))
     for i, other in enumerate(others, start=1):
         if lines := configuration.difference(first, other):
@@ -95,7 +95,7 @@ def open_runs(
     *,
     override_config: bool,
 ) -> list[Opened]:
-    """Opens the folder of each run that a config describes, on the first process.
+    """Opens the folders of all runs that a config describes, on the first process.
 
     They are locked until the stack closes. All processes raise ConfigError if the
     config does not fit; see `loop.train`.

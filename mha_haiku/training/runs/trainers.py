@@ -46,7 +46,7 @@ def _restored(stored, abstract, transformation) -> stepping.TrainState:
 
 
 def _state_of(params, transformation) -> stepping.TrainState:
-    """Makes the state before the first step, with these parameters, on the host."""
+    """Makes the state before the first step from parameters, on the host."""
     return jax.tree.map(np.asarray, stepping.state_of(params, transformation))
 
 
@@ -70,8 +70,8 @@ def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
 class Window:
     """Sums over the steps since the last report.
 
-    The finite steps are added one by one in float64: the bits depend neither on how
-    steps are divided into dispatches, nor on interruptions.
+    The finite steps are added one by one in float64, so the bits depend neither on
+    the division into dispatches nor on interruptions.
     """
 
     def __init__(self, numbers: Mapping[str, float] | None = None):
@@ -126,7 +126,7 @@ class Model:
     def take(
         self, report: stepping.Report, state: Any, max_skips: int, seconds: float
     ) -> int:
-        """Takes note of a dispatch, whose steps it logs and returns the number of."""
+        """Logs the steps of a dispatch, and returns their number."""
         first, self.step = self.step, int(state.step)
         taken = self.step - first
         if not taken:
@@ -169,11 +169,11 @@ class Model:
 
 
 class Trainer:
-    """Takes steps, reports and saves, of one model or several; `loop.py` decides when.
+    """Takes steps, reports and saves, for one model or several; `loop.py` decides when.
 
-    Each starts from the newest of its checkpoints, or else from `source` or its seed.
-    Models may be at different steps where a run was killed while it saved: those that
-    are behind catch up. One that fails stays behind; the others continue.
+    A model starts from the newest of its checkpoints, or else from `source` or its
+    seed. Models may be at different steps if a run was killed while it saved: models
+    that are behind catch up. A model that fails stays behind; the others continue.
     """
 
     def __init__(
@@ -269,8 +269,8 @@ class Trainer:
     def take_steps(self, stop: int) -> None:
         """Trains up to the step `stop`, or as far as one dispatch goes.
 
-        A model fails where more losses or gradients in a row are not finite than the
-        config allows; nothing of it is saved then. NonFiniteLossError if none is left.
+        A model fails if more losses or gradients in a row are not finite than the
+        config allows; then it is not saved. NonFiniteLossError if no model is left.
         """
         stops = [
             np.int32(each.step if each.failure else max(each.step, stop))
@@ -296,7 +296,7 @@ class Trainer:
     def report(self, *, is_evaluated: bool) -> None:
         """Logs the means since the last report, with an evaluation if asked.
 
-        They are of the models that the last dispatch has moved, as is what is saved.
+        Only models that the last dispatch has moved are reported, and saved.
         """
         for model in self.moved:
             model.close_window()
@@ -308,7 +308,7 @@ class Trainer:
         self.console.report(self.step, [model.metrics for model in self.moved])
 
     def complete(self) -> None:
-        """Evaluates the models that have come here without a report."""
+        """Evaluates the models that reached this step without a report."""
         if without := [x for x in self.models if not (x.metrics or x.failure)]:
             self._evaluate(without)
 
@@ -319,7 +319,7 @@ class Trainer:
     def save(self) -> None:
         """Starts to save checkpoints, with the held-out loss of a report at this step.
 
-        Between reports, with what the next one will need of the steps before.
+        Between reports, it also saves the sums that the next report will need.
         """
         for model, state in self._of_moved(self.state):
             if model.window.numbers["steps"]:
@@ -336,7 +336,7 @@ class Trainer:
         self._drop_failed()
 
     def _fetch(self, tree: Any) -> list[Any]:
-        """Fetches what a program returned for each model, as host arrays."""
+        """Fetches a program's results for each model, as host arrays."""
         tree, count = self.placement.fetch(tree), np.size(self.seeds)
         if count == 1:
             return [tree]
@@ -370,7 +370,7 @@ def joined(trees: Sequence[Any]) -> Any:
 
 
 def _restored_window(stored) -> Window:
-    """Restores the window at the newest checkpoint, empty where a report ended it."""
+    """Restores the window at the newest checkpoint, empty if a report ended it."""
     numbers = devices.cluster.first_does(lambda: stored.window())
     window = Window(numbers)
     try:

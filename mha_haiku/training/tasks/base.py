@@ -1,7 +1,7 @@
 """Tasks: examples from PRNG keys, a metric, its chance level, and labels.
 
 Dimensions: `B` batch, `T` positions, `D` width of the features, `C` classes. Where a
-sequence is turned into another one, the source has `S` positions and the target `T`.
+sequence is mapped to another one, the source has `S` positions and the target `T`.
 """
 
 import abc
@@ -32,10 +32,10 @@ class Example(NamedTuple):
 
     # `[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source.
     inputs: jax.Array
-    # `[T]` int32 class of each position; `[]` int32 where there is one: the class of
-    # the whole example, of a set task the index in the set.
+    # `[T]` int32 class of each position; or `[]` int32, the class of the whole example
+    # or, in a set task, the index in the set.
     targets: jax.Array
-    weights: jax.Array  # shaped like `targets`, float32: 0 where one does not count
+    weights: jax.Array  # shaped like `targets`, float32; 0 if a target does not count
     lengths: jax.Array | None = None  # `[]` int32, number of valid inputs; None for all
     # `[T]` int32 tokens that a decoder reads: the start token, then the target
     # without its last token. None if the model has no decoder.
@@ -249,8 +249,8 @@ class Task(abc.ABC):
         """Scores the answers that a model has decoded to a batch on the host.
 
         Returns "exact_match", the share of answers that are right as a whole, in [0,
-        1], and "token_error_rate", in which an answer counts by the right one nearest
-        to it; see `edit_distance.error_rate`.
+        1], and "token_error_rate", in which an answer is compared with the nearest
+        right answer; see `edit_distance.error_rate`.
 
         Raises:
           ValueError: If there are not as many answers as examples.
@@ -304,9 +304,9 @@ class Task(abc.ABC):
 
 
 class UniformTask(Task):
-    """A task whose targets are uniform over the classes, whatever their position.
+    """A task whose targets are uniform over the classes, at every position.
 
-    Unless a subclass says otherwise, the classes are the tokens.
+    Unless a subclass overrides it, the classes are the tokens.
     """
 
     @property
@@ -322,12 +322,12 @@ class UniformTask(Task):
 class DataTask(Task):
     """A task over data from outside of the package; `_parts` reads both parts.
 
-    Unless a subclass says otherwise, these are examples with a leading axis, of which
+    Unless a subclass overrides it, the parts are examples with a leading axis, of which
     one is drawn.
     """
 
-    # What a run stored of this task. The data is then read only once examples are
-    # needed, and must be the run's.
+    # The data that a run stored of this task. Then the data is only read when examples
+    # are needed, and must be the run's.
     kept: dataclasses.InitVar[Kept | None] = None
 
     def __post_init__(self, kept: Kept | None):
@@ -355,7 +355,7 @@ class DataTask(Task):
 
     @abc.abstractmethod
     def _parts(self) -> tuple[Any, Any]:
-        """Reads the data to train on, and what is held out."""
+        """Reads the data to train on, and the held-out data."""
 
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
@@ -395,7 +395,7 @@ def split(
 
 @contextlib.contextmanager
 def needed(package: str, by: str) -> Iterator[None]:
-    """Raises ConfigError where a package of `mha_haiku[data]` cannot be imported."""
+    """Raises ConfigError if a package of `mha_haiku[data]` cannot be imported."""
     try:
         yield
     except ImportError as error:
@@ -405,10 +405,10 @@ def needed(package: str, by: str) -> Iterator[None]:
 
 
 def unigram(learned: np.ndarray, met: np.ndarray) -> dict[str, float]:
-    """Computes the chance level of always giving training targets' frequencies.
+    """Computes the chance level of predicting the frequencies of training targets.
 
     `learned` and `met`, `[C]`, count each class as a target of the training and of the
-    held-out part. One is added to every count of the first, so that none is zero.
+    held-out part. One is added to every count in `learned`, so that none is zero.
     """
     log_probabilities = np.log((learned + 1) / (learned.sum() + len(learned)))
     return {
@@ -423,10 +423,10 @@ def all_count(targets: jax.Array) -> jax.Array:
 
 
 def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
-    """Makes the examples of a batch that have the given indices `[B]`.
+    """Makes the examples of a batch with the indices `[B]`.
 
-    An example depends only on `key`, which the batch shares, and its index, so that a
-    batch is the same however its indices are spread over devices; `data` is as in
+    An example depends only on `key`, which the batch shares, and its index, so a batch
+    does not depend on how its indices are spread over devices; `data` is as in
     `Task.example`.
 
     Example:

@@ -14,7 +14,7 @@ _LONGEST = 300  # characters of an error of the user's code
 
 
 def check_class(name: str, task: Any) -> None:
-    """Raises ConfigError unless a class is a frozen dataclass with all a task needs."""
+    """Raises ConfigError unless a class is a frozen dataclass with a task's fields."""
     if not isinstance(task, type) or not issubclass(task, Task):
         raise checks.ConfigError(f"{name} must be a subclass of mha_haiku.tasks.Task.")
     if "__dataclass_fields__" not in vars(task) or not task.__dataclass_params__.frozen:
@@ -33,11 +33,11 @@ def check_class(name: str, task: Any) -> None:
 
 
 def check(name: str, task: Task, *, is_own: bool = True) -> Example:
-    """Checks a task's attributes against an example, of which it returns the shapes.
+    """Checks a task's attributes against an example, and returns its shapes.
 
     Errors of a task that `is_own` are reported as the user's mistakes, and the integers
-    of some examples are checked, too. ConfigError has all that does not fit; `name` is
-    what it calls the task.
+    of some examples are checked, too. The ConfigError has all faults, and calls the
+    task `name`.
 
     Example:
       >>> task = mh.tasks.make("reverse", sequence_length=4)

@@ -31,9 +31,9 @@ _OPTIONAL = ("lengths", "decoder_inputs", "decoder_lengths", "others")
 class _Held(base.DataTask):
     """A task whose data is in `Kept.arrays`; the config has the data's sha256.
 
-    One of the arrays, `_PLACES`, decides what is held out: `[N]` numbers in [0, 1) made
-    of the hash of each input, as it was given. So equal inputs are in the same part,
-    and more data leaves each example in its own.
+    One of the arrays, `_PLACES`, decides which examples are held out: `[N]` numbers in
+    [0, 1), the hash of each original input. So equal inputs are in the same part, and
+    examples stay in their part if data is added.
     """
 
     held_out_fraction: float = fields.field(
@@ -64,7 +64,7 @@ class _Held(base.DataTask):
         _ = self._split  # so that its errors show now
 
     def _check(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
-        """Raises ValueError unless arrays are `count` examples of this task."""
+        """Raises ValueError unless the arrays are `count` examples of this task."""
 
     def keep(self) -> base.Kept:
         return self._kept
@@ -234,7 +234,7 @@ def from_arrays(
       held_out_fraction: Share of the examples to evaluate on.
 
     Raises:
-      ValueError: If one does not fit; it says the shape that was given.
+      ValueError: If an argument does not fit; the message has its shape.
 
     Example:
       >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
@@ -286,7 +286,7 @@ def from_examples(
     vocabulary_size: int = 256,
     held_out_fraction: float = 0.1,
 ) -> Labels | TextPairs:
-    """Makes the task to predict the second of each pair from the first, a text.
+    """Makes the task to predict a label or a text from a text.
 
     Args:
       examples: Pairs of a text and its label, or of a text and the text to write.
@@ -297,7 +297,7 @@ def from_examples(
       held_out_fraction: Share of the pairs to evaluate on.
 
     Raises:
-      ValueError: If they are not such pairs; it says which one.
+      ValueError: If an example is not such a pair; the message names it.
 
     Example:
       >>> sums = [(f"{i}+{j}", str(i + j)) for i in range(10) for j in range(10)]

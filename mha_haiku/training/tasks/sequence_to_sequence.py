@@ -45,7 +45,7 @@ class SequenceToSequence(base.Task):
 
     A target's V tokens are the classes 0 to V - 1; V is the start token, V + 1 the end
     token. A decoder reads the start token and the target, and predicts the target and
-    the end token, which is the last that counts. Behind it come end tokens of weight 0.
+    the end token, which is the last that counts. After it come end tokens of weight 0.
     Example, S = 6, T = 5, a source of 4 tokens and a target of 3:
 
         inputs          7 2 9 4 0 0

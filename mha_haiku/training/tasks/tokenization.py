@@ -1,4 +1,4 @@
-"""Text to integers and back: characters, byte pairs, or what a file describes."""
+"""Text to integers and back: characters, byte pairs, or a tokenizer from a file."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
 
 
 class Tokenizer(Protocol):
-    """Encodes any text, and labels each of its tokens, 0 to num_tokens - 1."""
+    """Encodes text as tokens, 0 to num_tokens - 1, and labels them."""
 
     num_tokens: int
     before: tuple[int, ...] = ()  # special tokens before every text
@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
         """Encodes `text` as tokens `[T]`, int32."""
 
     def check_known(self, text: str) -> None:
-        """Raises ConfigError where a part of a text has no token."""
+        """Raises ConfigError if a part of a text has no token."""
 
     def label(self, token: int) -> str:
         """Returns the text of a token."""
@@ -118,7 +118,7 @@ class Characters(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class BytePairs(Tokenizer):
-    """A token is a byte or a run of bytes, merged from shorter ones."""
+    """A tokenizer whose tokens are bytes, or runs of bytes merged from shorter ones."""
 
     tokenizer: Any  # a `tokenizers.Tokenizer` of byte-level BPE
 
@@ -173,7 +173,7 @@ class BytePairs(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained(Tokenizer):
-    """A tokenizer that others have trained, as a file of `tokenizers` describes it.
+    """A pretrained tokenizer, from a file of `tokenizers`.
 
     Its special tokens, `before` and `after`, go around a whole text; `encode` leaves
     them out. ConfigError if the contents do not describe a tokenizer, or a text needs a
@@ -185,7 +185,7 @@ class Pretrained(Tokenizer):
     most_tokens: int | None = None  # rows of its model, if limited
 
     def __post_init__(self):
-        """Reads the contents and tries them, so that errors show now."""
+        """Reads the contents and tests them, so that errors show now."""
         with errors_named("tokenizer.json"):
             _ = self._tokenizer, self._around, self._anchor
             largest, count = max(self._ids.values()), len(self._ids)
@@ -267,7 +267,7 @@ class Pretrained(Tokenizer):
             return rf"\x{byte[1].lower()}"
         if self._tokenizer.decoder is None:
             return piece
-        # A decoder drops or adds spaces at the beginning: it is asked behind another.
+        # A decoder drops or adds spaces at the beginning: put another token before.
         start = self._decode([self._anchor])
         whole = self._decode([self._anchor, token])
         return whole.removeprefix(start) if whole.startswith(start) else piece
@@ -317,7 +317,7 @@ class Pretrained(Tokenizer):
 
     @functools.cached_property
     def _anchor(self) -> int:
-        """A token of a text that decodes to a text, behind which others are decoded."""
+        """A token that decodes to a text, after which other tokens are decoded."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
         texts = sorted(vocabulary, key=vocabulary.get)
         texts.sort(key=lambda text: vocabulary[text] in self._special)
