@@ -115,8 +115,8 @@ class Part:
             letters[name] = ("B" + "b" * batch_ndim)[:batch_ndim] + axes
         if len(letters) != len(jax.tree.leaves(self)):
             raise TypeError(
-                f"{type(self).__name__} must say its axes() to be shared, or have "
-                "tiles.array(...) as its fields."
+                f"{type(self).__name__} must define axes() or declare its fields by "
+                "tiles.array(...) to be sharded."
             )
         return dataclasses.replace(self, **letters) if letters else self
 

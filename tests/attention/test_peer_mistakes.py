@@ -161,7 +161,7 @@ def test_float_mask_is_refused_and_pointed_to_bias(dtype, arrays):
     additive = jnp.where(np.tri(T, S, dtype=bool), 0, -jnp.inf).astype(dtype)
     mask = jnp.broadcast_to(additive, (B, T, S))
     for call in (attend, jax.jit(attend)):
-        with pytest.raises(ValueError, match=r"mask must be boolean.*goes in bias="):
+        with pytest.raises(ValueError, match=r"mask must be boolean.*as bias="):
             call(*inputs, mask=mask)
 
 

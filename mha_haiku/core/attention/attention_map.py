@@ -159,8 +159,8 @@ class AttentionMap:
         """
         if len(example) != self.ndim - 3:
             raise ValueError(
-                f"head() takes an index of a head and {self.ndim - 3} of batch axes "
-                f"for a map of shape {self.shape}, got {len(example)} of these."
+                f"head() takes a head and {self.ndim - 3} indices of batch axes for a "
+                f"map of shape {self.shape}, got {len(example)} indices."
             )
         head = tiles.checked_index("head", head, self.shape[-3])
         example = tuple(
@@ -269,9 +269,7 @@ class AttentionMap:
         """
         value, (*batch, num_heads, length, _) = self.value, self.shape
         if value is None:
-            raise ValueError(
-                "the map has no value, and a head's output is weights times values."
-            )
+            raise ValueError("the map has no values, which the outputs of heads need.")
         if not num_heads:
             return jnp.zeros((*batch, length, 0, value.shape[-1]), value.dtype)
         value = value.repeat(num_heads // value.shape[-2], axis=-2)
@@ -315,7 +313,7 @@ class AttentionMap:
             raise ValueError(
                 "an attention map has one first_query, got an array of shape "
                 f"{jnp.shape(origin.query)}: maps were stacked whose first_query "
-                "was an array. Ask each of them under jax.vmap, or stack maps whose "
+                "was an array. Use the maps under jax.vmap, or stack maps whose "
                 "first_query is one integer."
             )
         return origin

@@ -90,7 +90,7 @@ class Cache:
         del implementation
         if query.shape[-3] != 1:
             raise ValueError(
-                f"a cache takes one query at a time, got {query.shape[-3]} of them."
+                f"a cache takes one query at a time, got {query.shape[-3]} queries."
             )
         num_slots, value_size = self.key.shape[-1], self.value.shape[-1]
         weighting = weighting.aligned(query, num_slots, value_size)

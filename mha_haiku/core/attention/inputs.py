@@ -69,7 +69,7 @@ class Inputs(NamedTuple):
     query: Float[Array, "*B T H K"]
     key: Float[Array, "*B S G K"]
     value: Float[Array, "*B S G V"]
-    # Mask, bias and score, aligned; implementations know only softmax.
+    # Mask, bias and score, aligned; implementations support only softmax.
     weighting: Weighting
     # Which vectors are not finite; None without a mask, where it is not needed.
     nonfinite: Nonfinite | None = None

@@ -1,7 +1,7 @@
 """Normalizers: denominators of the weights other than softmax's.
 
-Implementations of attention know only softmax: they return values and the logsumexp of
-each row of scores, the log of softmax's denominator. A normalizer is applied to the
+Implementations of attention support only softmax: they return values and the logsumexp
+of each row of scores, the log of softmax's denominator. A normalizer is applied to the
 result of any implementation: values are multiplied by the ratio of the two
 denominators, and the weights of the map are `exp(score - log denominator)` as before.
 JAX differentiates it automatically.

@@ -367,7 +367,7 @@ def _combine(kind, left: Mask, right: Mask) -> Mask:
     if not isinstance(right, Mask):
         raise TypeError(
             f"a mask combines with masks only, got {type(right).__name__}; "
-            "an array becomes one by masks.dense(array)."
+            "masks.dense(array) makes a mask of an array."
         )
     if kind is Intersection:  # drops Full, to keep what is known of the other mask
         if isinstance(left, Full):

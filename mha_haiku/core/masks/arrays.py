@@ -110,18 +110,18 @@ def dense(array: Array) -> Mask:
         if known is not None and not np.isin(known, (0, 1)).all():
             raise ValueError(
                 "mask must be boolean or 0/1 integers, got other integers; "
-                "lengths become a mask by masks.padding(lengths)."
+                "for lengths use masks.padding(lengths)."
             )
         array = array != 0
     if array.dtype != bool:
         raise ValueError(
             f"mask must be boolean or 0/1 integers, got {array.dtype}; "
-            "an additive score goes in bias=."
+            "pass an additive score as bias=."
         )
     if array.ndim < 2:
         raise ValueError(
             f"mask must be [B..., T, S] or [B..., H, T, S], got shape {array.shape}; "
-            "lengths become a mask by masks.padding(lengths)."
+            "for lengths use masks.padding(lengths)."
         )
     return Dense(array)
 

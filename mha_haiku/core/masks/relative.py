@@ -96,7 +96,7 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
     """
     if not callable(function):
         raise TypeError(
-            f"function must be one of positions, got {checks.shown(function)}."
+            f"function must be a function of positions, got {checks.shown(function)}."
         )
     return Where(function)
 

@@ -358,7 +358,7 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
         known = tiles.known(cache.positions)
         if known is not None and (known >= cache.size).any():
             raise ValueError(
-                f"the cache has room for max_length = {cache.size} tokens, and is full."
+                f"the cache is full: it has room for max_length = {cache.size} tokens."
             )
         params = prepare(params)
 

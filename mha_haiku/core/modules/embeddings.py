@@ -119,7 +119,7 @@ class LearnedPositions(hk.Module):
         length, size = x.shape[-2:]
         if length > self.max_length:
             raise ValueError(
-                f"there are learned positions for {self.max_length} tokens, got "
+                f"there are only learned positions for {self.max_length} tokens, got "
                 f"{length}."
             )
         init = hk.initializers.RandomNormal(0.02)

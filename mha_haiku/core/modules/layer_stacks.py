@@ -143,7 +143,7 @@ def stacked(params: Params) -> dict[str, dict[str, Any]]:
             layers.setdefault(layer.index, {})[layer.part] = leaves
     if not scopes:
         raise ValueError(
-            f"there is no layer_0 among the parameters, which are of {_listed(params)}."
+            f"there is no layer_0 among the parameters of {_listed(params)}."
         )
     for scope, layers in scopes.items():
         _check_numbered(scope, layers)
@@ -188,8 +188,8 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
             }
     if not sizes:
         raise ValueError(
-            f"there is no {anatomy.STACKED_SCOPE}/layer_0 among the parameters, which "
-            f"are of {_listed(params)}."
+            f"there is no {anatomy.STACKED_SCOPE}/layer_0 among the parameters of "
+            f"{_listed(params)}."
         )
     return result
 

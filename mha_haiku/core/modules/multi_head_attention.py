@@ -150,7 +150,7 @@ class MultiHeadAttention(CachedModule):
             of_all = set(range(self.num_key_value_heads))
             if self.groups.shape != (num_heads,) or set(self.groups) != of_all:
                 raise ValueError(
-                    f"groups must name, for each of the {num_heads} heads, one of the "
+                    f"groups must list, for each of the {num_heads} heads, one of the "
                     f"{len(of_all)} key/value heads, and omit none, got "
                     f"{self.groups.tolist()}."
                 )

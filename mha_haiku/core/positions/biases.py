@@ -34,8 +34,8 @@ def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(
-            f"bias must be of floats, got {value.dtype}; what may be attended to goes "
-            "in mask=."
+            f"bias must be floating point, got {value.dtype}; pass a mask of what may "
+            "be attended to as mask=."
         )
     return DenseBias(value)
 
@@ -177,8 +177,8 @@ class _DistanceBias(ScoreBias):
         _, axis, array = self._of_heads()
         if array.shape[axis] != num_heads:
             raise ValueError(
-                f"the {self.kind} bias is of {array.shape[axis]} heads, attention of "
-                f"{num_heads}."
+                f"the {self.kind} bias has {array.shape[axis]} heads, but attention "
+                f"has {num_heads}."
             )
 
     def _of_heads(self) -> tuple[str, int, Array]:

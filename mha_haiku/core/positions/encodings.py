@@ -75,7 +75,7 @@ def rotary(
         frequencies = frequencies_of(size, max_period)
     elif np.shape(frequencies) != (size // 2,):
         raise ValueError(
-            f"frequencies must be of the K / 2 = {size // 2} pairs of features, got "
+            f"frequencies must be for the K / 2 = {size // 2} pairs of features, got "
             f"shape {np.shape(frequencies)}."
         )
     dtype = jnp.promote_types(x.dtype, jnp.float32)

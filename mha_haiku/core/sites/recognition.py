@@ -66,7 +66,7 @@ _READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads
 def attentions(jaxpr: core.Jaxpr) -> list[tuple[core.JaxprEqn, list[Site]]]:
     """Finds the attentions of a level, without those inside of its calls.
 
-    Returns, for each, its sites and the equation whose name stack gives its name.
+    An attention is returned as the equation whose name stack names it, and its sites.
     """
     sites_of = _found(_equations(jaxpr))
     return [(jaxpr.eqns[x.maker.index], sites) for x, sites in sites_of.items()]

@@ -85,7 +85,7 @@ class Held:
         _, found = running.look(*self._given, at, strict=False)
         maps = [name for name in found if name.endswith("/map")]
         if not maps:
-            raise ValueError("model must show its attention: it has no site */map.")
+            raise ValueError("model must have visible attention: it has no site */map.")
         self.shapes = [found[name].shape for name in maps]
         self.part = {n: i for i, n in enumerate(maps) if found[n].shape[-3]}
         self.maps = {name: found[name] for name in self.part}
@@ -208,9 +208,9 @@ def check_linear(curvature: Any) -> None:
         raise ValueError(
             "the model must be linear in what its heads and feed-forward parts write, "
             f"with the factors of norms held, but is {far:.1%} off.\nA norm, embedding "
-            'or feed-forward part has no site. Name it: mh.site("factor", x) what a '
-            'norm multiplies by, mh.site("embedding", x), mh.site("feed_forward/output"'
-            ", x)."
+            'or feed-forward part has no site. Name it: mh.site("factor", x) for the '
+            'factor of a norm, mh.site("embedding", x), '
+            'mh.site("feed_forward/output", x).'
         )
 
 

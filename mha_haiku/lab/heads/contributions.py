@@ -133,9 +133,9 @@ def _lens(model, params, example):
     if len(streams) < 2 or len({x.shape for x in streams.values()}) > 1:
         raise ValueError(
             "the model must show its residual stream, one sum through all its layers: "
-            "norms of\nthe sum and several stacks of layers break it. Where it has "
-            'one, name what enters each layer, and leaves the last: mh.site("stream", '
-            "x)."
+            "norms of\nthe sum and several stacks of layers break it. If it has one, "
+            "name the input of each layer and the output of the last: "
+            'mh.site("stream", x).'
         )
     last = next(reversed(streams))
 

@@ -91,7 +91,7 @@ class Pair:
     def __init__(self, model, params, clean, corrupted, metric, *, runs_clean=True):
         """Runs the model on both; the clean run can be left to `slopes`."""
         if running.is_scanned(model, params):
-            raise ValueError("model must have looped layers; models.unstacked helps.")
+            raise ValueError("model must have looped layers; see models.unstacked.")
         self.graph = graphs.of_model(model)
         self._compact = running.compact(model, params)
         # Layers with the same shapes run as a scan of the first one.

@@ -299,7 +299,7 @@ def path_patching(
         edges += [(head, LOGITS, "logits") for head in direct]
     if not edges:
         raise ValueError(
-            f"senders and receivers must have edges of kinds {tuple(kinds)}, got none."
+            f"there are no edges of kinds {tuple(kinds)} from senders to receivers."
         )
     numbers = np.array(
         [(*sender, *receiver, KINDS.index(kind)) for sender, receiver, kind in edges]
@@ -391,8 +391,8 @@ def _checked(name, heads, counts) -> list[tuple[int, int]]:
     for head in heads:
         if head not in every:
             raise ValueError(
-                f"{name} must be pairs of a part and one of its heads, which number "
-                f"{counts}, got {head}."
+                f"{name} must be pairs of a part and one of its heads; the parts have "
+                f"{counts} heads, got {head}."
             )
     return heads
 
@@ -421,7 +421,7 @@ def over_pairs(
         shapes = [jax.tree.map(np.shape, x.model_inputs()) for x in (clean, other)]
         if shapes[0] != shapes[1]:
             raise ValueError(
-                "corrupted must have inputs of the shapes of the clean examples', "
+                "corrupted must have inputs with the shapes of the clean examples, "
                 f"{shapes[0]}, got {shapes[1]}."
             )
         for name in ("lengths", "decoder_lengths"):

@@ -146,7 +146,7 @@ def scaled(
     counts = [len(layer.names) for layer in models.heads_of_layers(config)]
     if [len(row) for row in gates] != counts:
         raise ValueError(
-            f"gates must be of {counts} heads, got {[len(row) for row in gates]}."
+            f"gates must have {counts} heads, got {[len(row) for row in gates]}."
         )
 
     def with_gates(i, axis, leaf):
@@ -173,7 +173,7 @@ def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
         layer = place(config, module)
         is_stacked = isinstance(layer, slice)
         if layer is not None and not is_stacked and layer not in indices:
-            raise ValueError(f"params must be of {len(counts)} layers, got {module!r}.")
+            raise ValueError(f"params must have {len(counts)} layers, got {module!r}.")
         result[module] = {}
         for name, leaf in leaves.items():
             axis = None if layer is None else anatomy.axis_of(module, name)

@@ -221,7 +221,7 @@ def selector_width(selector: Selector, *, name: str) -> Sequence:
       [2, 1, 2, 1]
     """
     if selector.orders:
-        raise ValueError("selector must have no order: its width is counted.")
+        raise ValueError("selector must have no order, as its width is counted.")
     share = Head(selector, None, name, "share")
     return Map(lambda x: int(1 / x) - 1, (share,))
 

@@ -67,8 +67,8 @@ def attend(
         why_not = refusal(inputs, dropout_rate, where)
         if why_not is not None:
             raise ValueError(
-                f"implementation='fused' cannot do this call: {why_not}; 'auto' takes "
-                "what can."
+                f"implementation='fused' cannot do this call: {why_not}; 'auto' uses "
+                "an implementation that can."
             )
         kernel = _KERNELS[where]
     values, logsumexp = _by_kernel(inputs.zeroed(), kernel)
@@ -115,7 +115,7 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
         yield f"at least one score, not a map of shape {inputs.map_shape}"
     mask = kernels.translated(weighting.mask)
     if weighting.origin != tiles.Origin():
-        yield "queries from position 0 on, and no other first_query"
+        yield "only queries that start at position 0, not another first_query"
     if mask is None:
         yield (
             "masks of full(), causal(), window(), padding() and valid_lens() of "

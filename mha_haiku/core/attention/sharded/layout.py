@@ -77,8 +77,8 @@ def check(inputs: Inputs, mesh: jax.sharding.Mesh) -> None:
     for axis, what, size in sizes:
         if size % mesh.shape[axis] or not size:
             raise ValueError(
-                f"the axis {axis!r} of the mesh, of {mesh.shape[axis]}, must divide "
-                f"{what}, got {size}."
+                f"the axis {axis!r} of the mesh, of size {mesh.shape[axis]}, must "
+                f"divide {what}, got {size}."
             )
 
 

@@ -164,7 +164,7 @@ def backward(
     def by_head_axis(map_grad, given_grad):
         return map_grad and map_grad[:2], map_grad and map_grad[2:], given_grad
 
-    axes = (1, 0, 1)  # the axis of heads after B..., in what that returns
+    axes = (1, 0, 1)  # the axes of heads after B..., in the results
     totals = by_head_axis(*zeros_of(finite, given))
     vectors, others, given_grad = sweep.summed_over_heads(
         head_gradients, totals, axes, tuple(batch_shape), num_heads, sizes.heads
