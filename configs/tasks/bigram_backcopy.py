@@ -42,7 +42,9 @@ class BigramBackcopy(base.Task):
         16, "number of different symbols", fields.integer(2, 256)
     )
     num_triggers: int = fields.field(
-        3, "symbols after which the one before them comes again", fields.integer(0, 255)
+        3,
+        "trigger symbols, which repeat the symbol before them",
+        fields.integer(0, 255),
     )
 
     def __post_init__(self):

@@ -124,7 +124,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
         ValueError,
     ) as error:
         raise checks.ConfigError(
-            f"{path} is damaged, cut off or no GGUF file that can be read: {error}."
+            f"{path} is damaged, truncated or not a readable GGUF file: {error}."
         ) from None
     arrays.check_apart(
         path,

@@ -359,8 +359,8 @@ def _check_copies(found, head, needed, stored, is_tied) -> None:
         elif of in stored:
             if not np.array_equal(stored[copy].read(), stored[of].read()):
                 raise checks.ConfigError(
-                    f"{found.name} ties {copy} to {of} (tie_word_embeddings), and has "
-                    "other numbers in each."
+                    f"{found.name} ties {copy} to {of} (tie_word_embeddings), but "
+                    "their numbers differ."
                 )
             del stored[copy]
 

@@ -161,8 +161,8 @@ def _from_hub(name: str) -> Path:
         import huggingface_hub
     except ImportError:
         raise checks.ConfigError(
-            f"source {name!r} is no file or folder here, and a name on the hub needs "
-            "huggingface_hub: pip install 'mha_haiku[interop]'."
+            f"source {name!r} is not a file or folder here, and a name on the hub "
+            "needs huggingface_hub: pip install 'mha_haiku[interop]'."
         ) from None
     # Not all files: many names hold the same weights in several forms.
     wanted = [_CONFIG, _TOKENIZER, _INDEX, "model*.safetensors", *_OTHER_TOKENIZERS]
@@ -171,6 +171,6 @@ def _from_hub(name: str) -> Path:
     except Exception as error:  # of httpx, of the hub, of the disk
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise checks.ConfigError(
-            f"source {name!r} is no file or folder here, and could not be fetched from "
-            f"the hub.\n{reason}"
+            f"source {name!r} is not a file or folder here, and could not be fetched "
+            f"from the hub.\n{reason}"
         ) from None

@@ -79,7 +79,7 @@ def show(
     else:
         for name in texts:
             raise ValueError(
-                f"{name} must be None for a run, which has examples of its own; "
+                f"{name} must be None for a run, which has its own examples; "
                 "show(run.maps(text), tokens=...) shows others."
             )
         whole = sets.dossier_of(value, compare)

@@ -25,7 +25,7 @@ def continued(
         raise TypeError(f"prompt must be a text, got {type(prompt).__name__}.")
     written = np.asarray(subject.codec.prompt(prompt), np.int32).tolist()
     if not written:
-        raise ValueError("prompt must have a token at least, got none.")
+        raise ValueError("prompt must have at least one token, got none.")
     start, key = len(written), jax.random.key(seed)
     room = start + tokens if _is_causal(subject, written) else None
     for i in range(tokens):

@@ -201,7 +201,7 @@ def _of_circuits(circuits: Circuits) -> Grid:
         np.argwhere(known.any(others)).tolist() for others in ((2, 3), (0, 1))
     )
     if not senders:
-        raise ValueError("there are no two layers of which one reads the other.")
+        raise ValueError("there is no layer that reads another one.")
     values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
     names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
     kind = circuits.kind.upper()

@@ -168,7 +168,7 @@ def _with_next_tokens(subject, batch) -> tasks.Example:
             "does not predict the next token."
         )
     if min(ends) < 2:
-        raise ValueError("examples must have two tokens at least, the next to predict.")
+        raise ValueError("examples must have at least two tokens, to predict the next.")
     weights = np.arange(tokens.shape[1]) < np.array(ends)[:, None] - 1
     next_tokens = np.roll(tokens, -1, 1)
     return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))

@@ -58,7 +58,7 @@ def load(
             raise ValueError(f"dtype must be None for a run, got {dtype!r}.")
         return Subject.of_folder(path, step, trust_code=trust_code)
     if step is not None:
-        raise ValueError(f"step must be None: {name} is no run, got {step!r}.")
+        raise ValueError(f"step must be None: {name} is not a run, got {step!r}.")
     found = sources.find(source)
     loaded = torch_modules.load(found, dtype=dtype)
     if loaded is not None:

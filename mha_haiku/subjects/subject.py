@@ -168,7 +168,7 @@ def check_task(subject: Subject, verb: str) -> None:
 def check_parameters(subject: Subject, verb: str) -> None:
     """Raises ValueError if the model is more than its parameters."""
     if subject.model.edits:
-        refuse(subject, verb, "has edits, which are no parameters")
+        refuse(subject, verb, "has edits, which are not parameters")
 
 
 class Part(NamedTuple):

@@ -25,7 +25,7 @@ class OptimizerConfig(Section, path="config.optimizer"):
     )
     warmup_steps: int = field(
         50,
-        "steps in which the learning rate rises from 0; at most all",
+        "steps in which the learning rate rises from 0",
         fields.integer(0, 2**31 - 1),
     )
     final_learning_rate_fraction: float = field(
@@ -36,8 +36,8 @@ class OptimizerConfig(Section, path="config.optimizer"):
     )
     weight_decay: float = field(
         0.0,
-        "share of parameters, times the learning rate, that a step takes off them: of "
-        "all but biases and norms; with muon only of the matrices of layers",
+        "weight decay: share of the parameters, times the learning rate, that a step "
+        "subtracts; not from biases and norms; with muon only from matrices of layers",
         checks.non_negative_number,
     )
     momentum: float = field(
@@ -185,7 +185,7 @@ def are_frozen(config: OptimizerConfig, params: Any) -> Any:
     if all(frozen.values()):
         raise checks.ConfigError(
             "config.optimizer.frozen must leave parameters to train, got "
-            f"{config.frozen!r}, which are all."
+            f"{config.frozen!r}, which freezes all."
         )
     return {
         module: jax.tree.map(lambda _, own=frozen[module]: own, leaves)

@@ -137,7 +137,7 @@ def test_a_curve_of_pruning_is_read_from_its_table(tmp_path):
     np.testing.assert_allclose(left.lines[1].get_ydata(), [0.9, 0.3])
     np.testing.assert_allclose(right.lines[1].get_ydata(), [1, 2.5])
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="is no curve of pruning"):
+    with pytest.raises(ValueError, match="is not a pruning curve"):
         mh.plot(path)
 
 

@@ -315,8 +315,8 @@ _PAIRS = tasks.from_examples(
 @pytest.mark.parametrize(
     ("task", "name", "change", "message"),
     [
-        (_ARRAYS, "targets", None, "data must have targets"),
-        (_ARRAYS, "places", None, "data must have places"),
+        (_ARRAYS, "targets", None, "data lacks targets"),
+        (_ARRAYS, "places", None, "data lacks places"),
         (_ARRAYS, "places", lambda x: x + 1, r"places must be numbers \[N\] in"),
         (_ARRAYS, "places", lambda x: x * np.nan, "places must be numbers"),
         (_ARRAYS, "places", lambda x: x[:0], "places must be numbers"),

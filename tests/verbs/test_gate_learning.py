@@ -147,14 +147,14 @@ def test_gates_ablate_heads_of_a_run(trained, learned, tmp_path):
     assert "pruned and tuned" in found.text()
     subject = Subject.of_folder(folder)
     for name, changes, message in (
-        ("gates", {"penalty": 0.3}, "penalty; give a folder without it"),
+        ("gates", {"penalty": 0.3}, "penalty; choose another folder"),
         ("gates", {"penalty": 0.3, "steps": 1}, "penalty and steps; give a folder"),
         ("none", {"penalty": 1e3, "steps": 40}, "ablates all heads; give a smaller"),
     ):
         with pytest.raises(ConfigError, match=message):
             gate_learning.learn_gates(subject, tmp_path / name, **OPTIONS | changes)
     (tmp_path / "gates" / "gated" / "config.json").unlink()
-    with pytest.raises(ConfigError, match="pruned is there; give a folder without it"):
+    with pytest.raises(ConfigError, match="pruned exists; choose another folder"):
         gate_learning.learn_gates(
             subject, tmp_path / "gates", **OPTIONS | {"penalty": 0.3}
         )

@@ -105,7 +105,7 @@ def _lines(flag: str, path: str) -> list[str]:
     if not lines[-1]:
         lines.pop()
     if not lines:
-        raise ConfigError(f"--{flag}={path} is empty: it must have a line each.")
+        raise ConfigError(f"--{flag}={path} is empty: it must have a text per line.")
     if "" in lines:
         raise ConfigError(f"--{flag}={path} has an empty line, {lines.index('') + 1}.")
     return lines

@@ -48,7 +48,7 @@ def prune_heads(
         raise ConfigError("--sizes needs --sweep; without it one model is pruned.")
     if sweep and (steps or out is not None):
         name = "--steps" if steps else "--out"
-        raise ConfigError(f"{name} is not for --sweep, which saves no pruned model.")
+        raise ConfigError(f"{name} does not fit --sweep, which saves no pruned model.")
     folder = pathlib.Path(out or run.workdir.rstrip("/") + "_pruned")
     if not sweep:
         saving.check_free(folder, steps=steps)  # before the work

@@ -448,8 +448,8 @@ def _rope(
         rope["partial_rotary_factor"] = 1.0
     if rope["partial_rotary_factor"] != 1 and not reads:
         raise ValueError(
-            f"{name}.partial_rotary_factor must be 1 for models that turn all features "
-            f"of a head, got {rope['partial_rotary_factor']!r}."
+            f"{name}.partial_rotary_factor must be 1 for models that rotate all "
+            f"features of a head, got {rope['partial_rotary_factor']!r}."
         )
     return {"rope_type": kind, **rope}
 
@@ -478,7 +478,7 @@ def _frequencies(rope: Theirs, size: int) -> list[float]:
     if turns % 2:
         raise checks.ConfigError(
             f"config.json's partial_rotary_factor = {rope['partial_rotary_factor']!r} "
-            f"turns {turns} of the {size} features of a head, and must turn pairs."
+            f"rotates {turns} of the {size} features of a head, but must rotate pairs."
         )
     result = encodings.frequencies_of(turns, float(rope["rope_theta"]))
     if rope["rope_type"] == "linear":

@@ -352,7 +352,7 @@ def _own_batch(subject, own) -> tuple[tasks.Example, Sequence[str]]:
     if length > trained and not imported_runs.is_imported(subject.config):
         _logger.warning(
             f"{length} tokens are more than the {trained} of the model's training: "
-            f"what it does past these it has not learned."
+            "its behavior past these is untrained."
         )
     # A target per answer of the model, which is one per text or one per token.
     targets = rows if subject.config.model.output.pool is None else rows[:, 0]

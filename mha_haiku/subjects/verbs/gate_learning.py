@@ -202,13 +202,13 @@ def _gated(subject, out, *, penalty, steps) -> Subject:
         before = files.read_json(record) or {}
         if others := [name for name in wanted if before.get(name) != wanted[name]]:
             raise ConfigError(
-                f"{folder.root} is there, of another {' and '.join(others)}; "
-                "give a folder without it."
+                f"{folder.root} exists, with another {' and '.join(others)}; "
+                "choose another folder."
             )
         return Subject.of_folder(folder.root)
     for name in ("pruned", "scratch"):
         if (out / name).exists():
-            raise ConfigError(f"{out / name} is there; give a folder without it.")
+            raise ConfigError(f"{out / name} exists; choose another folder.")
     learned = fit_gates(subject, penalty=penalty, steps=steps)
     if not any(gates.any() for gates in learned.gates):
         raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")

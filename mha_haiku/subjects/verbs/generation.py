@@ -413,7 +413,7 @@ def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
     if modules.POSITION_SCHEMES[subject.config.model.embedding.positions].embed:
         _logger.warning(
             f"{prompt + wanted} tokens are more than the {trained} of the model's "
-            f"training: what it does past these it has not learned."
+            "training: its behavior past these is untrained."
         )
         return subject, wanted
     return _windowed(subject, trained - 1), wanted

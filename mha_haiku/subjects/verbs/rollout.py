@@ -258,7 +258,7 @@ def _is_answered(subject, batch) -> bool:
     """Checks whether targets count; raises ValueError where there is no answer."""
     shape, dtype = np.shape(batch.inputs), jnp.result_type(batch.inputs)
     if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.integer):
-        refuse(subject, "rollout", "reads no tokens, of which another replaces one")
+        refuse(subject, "rollout", "does not read tokens, which others could replace")
     run = functools.partial(running.run, subject.model)
     logits = jax.eval_shape(run, subject.params, batch).logits
     if logits is None:

@@ -45,7 +45,7 @@ def save(
     """
     check_parameters(subject, "save")
     if subject.model.config is None:
-        refuse(subject, "save", "is a function, of which there are no weights to save")
+        refuse(subject, "save", "is a function, without weights to save")
     return interop.save(
         folder,
         subject.model.config,

@@ -224,7 +224,7 @@ def picture(path: Path) -> functools.partial:
     try:
         curve = _curve(text)
     except (LookupError, StopIteration, TypeError, ValueError, csv.Error):
-        raise ConfigError(f"{path} is no curve of pruning.") from None
+        raise ConfigError(f"{path} is not a pruning curve.") from None
     return functools.partial(curves.pruning, **curve, title="Heads kept")
 
 

@@ -66,8 +66,9 @@ def join(
         jax.devices()
     except (RuntimeError, ValueError) as error:
         raise checks.ConfigError(
-            f"--distributed cannot meet other processes: {' '.join(str(error).split())}"
-            "\nOutside Slurm, Open MPI and TPU pods give --coordinator=host:port, "
+            "--distributed cannot connect to other processes: "
+            f"{' '.join(str(error).split())}\n"
+            "Outside Slurm, Open MPI and TPU pods give --coordinator=host:port, "
             "--num_processes and --process_id."
         ) from error
     finally:

@@ -28,29 +28,27 @@ class TrainingConfig(Section, path="config.training"):
     steps: int = field(400, "training steps of the whole run", _STEPS)
     seeds: int = field(
         1,
-        "models that train together, each in a folder of its own: with config.seed, "
+        "models that train together, in separate folders, with config.seed, "
         "config.seed + 1, ...",
         fields.integer(1, 2**10),
     )
     batch_size: int = field(128, "examples of a step, over all devices", _COUNT)
     steps_per_dispatch: int = field(
-        50, "most steps in one call of the compiled program", _COUNT
+        50, "maximum number of steps in one call of the compiled program", _COUNT
     )
     report_every: int = field(50, "steps between reports", _STEPS)
     evaluate_every: int = field(200, "steps between evaluations", _STEPS)
-    evaluation_examples: int = field(
-        1024, "held-out examples that each evaluation takes", _COUNT
-    )
+    evaluation_examples: int = field(1024, "held-out examples per evaluation", _COUNT)
     checkpoint_every: int = field(200, "steps between checkpoints", _STEPS)
     timeline_every: int = field(
         0,
-        "steps between measurements of heads for heads/timeline.png; 0: none",
+        "steps between measurements of heads for heads/timeline.png; 0 for none",
         fields.integer(0, 2**31 - 1),
     )
     samples: int = field(
         1,
         "texts that a causal model of a text, or an encoder-decoder, writes at each "
-        "evaluation; 0: none",
+        "evaluation; 0 for none",
         fields.integer(0, 2**10),
     )
     non_finite: str = field(
@@ -59,7 +57,9 @@ class TrainingConfig(Section, path="config.training"):
         OneOf(("abort", "skip")),
     )
     max_skips: int = field(
-        10, "with skip: most steps skipped in a row; one more ends the run", _STEPS
+        10,
+        "with skip: maximum of skipped steps in a row; one more ends the run",
+        _STEPS,
     )
     tensorboard: bool = field(False, "whether TensorBoard files are written too")
 
@@ -79,7 +79,7 @@ class SavedMapsConfig(Section, path="config.attention"):
     )
     snapshots: int = field(
         0,
-        "reports of a training at which maps of the same examples are saved; 0: none",
+        "reports at which maps of the same examples are saved; 0 for none",
         fields.integer(0, 2**10),
     )
 
@@ -118,7 +118,7 @@ class RunConfig(Section, path="config"):
         0, "seed of all random numbers of the run", fields.integer(0, 2**32 - 1)
     )
     init_from: str = field(
-        "", "folder of a run whose parameters this one starts from; empty: random ones"
+        "", "folder of a run whose parameters this one starts from; '' for random ones"
     )
     task: Section
     data: Section
@@ -304,8 +304,8 @@ def check_devices(
     if rest or data * heads * sequence != num_devices:
         given = f"data {shared.data or 'any'} x heads {heads} x sequence"
         raise ConfigError(
-            f"config.devices must multiply to the {num_devices} "
-            f"device{'s' * (num_devices > 1)} there are, got {given} {sequence}."
+            f"config.devices must multiply to the {num_devices} available "
+            f"device{'s' * (num_devices > 1)}, got {given} {sequence}."
         )
     if sequence > 1 and model.family == "encoder_decoder":
         raise ConfigError(

@@ -198,8 +198,8 @@ def load_run(
     def read_here():
         if changed := changed_task(folder):
             raise ConfigError(
-                f"{changed}, and the run in {folder.root} was of the old one.\n"
-                "Give that back, or train on with --override_config."
+                f"{changed}; the run in {folder.root} used the old one.\n"
+                "Restore it, or train on with --override_config."
             )
         return (config := read_config(folder)) and config.to_json()
 
@@ -418,7 +418,7 @@ def _read_whole(folder) -> dict[str, Any] | None:
     digest = saved.pop("sha256", None)
     if digest != _digest(saved):
         raise ConfigError(
-            f"{folder.config} is not as it was written: its sha256 is another.\n"
+            f"{folder.config} is not as it was written: its sha256 differs.\n"
             "Put back a copy of it, or take another workdir."
         )
     if saved.get("form") != _FORM:

@@ -27,7 +27,7 @@ def held(path: Path) -> Iterator[None]:
     if before is not None and before["host"] != host:
         _logger.warning(
             f"{path} is of process {before['pid']} on {before['host']}, "
-            f"which left it without letting go; it is taken over."
+            "which ended without releasing it; it is taken over."
         )
     text = json.dumps({"pid": os.getpid(), "host": host}).encode()
     os.ftruncate(descriptor, 0)
@@ -53,14 +53,14 @@ def _locked(path) -> int | None:
         raise ConfigError(
             f"workdir {path.parent} is in use: process {owner['pid']} on "
             f"{owner['host']} trains in it.\n"
-            "Let it end, or take another workdir."
+            "Wait for its end, or take another workdir."
         ) from None
     except FileNotFoundError:  # removed, and not there again
         pass
     except OSError as error:  # a file system without locks
         _logger.warning(
-            f"{path.parent} cannot be locked ({error.strerror}): see to it "
-            f"that only one process trains in it."
+            f"{path.parent} cannot be locked ({error.strerror}): make sure that only "
+            "one process trains in it."
         )
         return descriptor
     os.close(descriptor)

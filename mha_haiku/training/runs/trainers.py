@@ -62,7 +62,7 @@ def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
     if size > memory:
         raise ConfigError(
             f"config.model and config.optimizer must fit into {memory / 2**30:.3g} GiB "
-            "of memory; the parameters and what the optimizer keeps of them take "
+            "of memory; the parameters and the optimizer's state take "
             f"{size / 2**30:.3g} GiB."
         )
 

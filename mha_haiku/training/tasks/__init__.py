@@ -223,6 +223,6 @@ def of_name(name: str) -> type[Task]:
         checks.choice("config.task.name", name, names())
     except ValueError as error:
         raise checks.ConfigError(
-            f"{error}\nOne of your own is named by its file and class, mine.py:MyTask."
+            f"{error}\nYour own task is named by its file and class, mine.py:MyTask."
         ) from error
     return task_files.of_project(name)

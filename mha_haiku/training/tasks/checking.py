@@ -27,8 +27,8 @@ def check_class(name: str, task: Any) -> None:
     missing += [x for x in _NEEDED if x not in names and not hasattr(task, x)]
     if missing:
         raise checks.ConfigError(
-            f"{name} must have {', '.join(missing)}; help(mha_haiku.tasks.Task) says "
-            "what they are."
+            f"{name} must have {', '.join(missing)}; help(mha_haiku.tasks.Task) "
+            "describes them."
         )
 
 
@@ -54,7 +54,7 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
     if faults:
         raise checks.ConfigError(
             f"{name} does not fit together: {'; '.join(faults)}.\n"
-            "help(mha_haiku.tasks.Task) says what each of them is."
+            "help(mha_haiku.tasks.Task) describes them."
         )
     return example
 

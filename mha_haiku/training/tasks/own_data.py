@@ -54,7 +54,7 @@ class _Held(base.DataTask):
         super().__post_init__(kept)
         needed = [_PLACES, *(x for x in self._kind._fields if x not in _OPTIONAL)]
         if missing := [name for name in needed if name not in kept.arrays]:
-            raise ValueError(f"data must have {', '.join(missing)}, and lacks them.")
+            raise ValueError(f"data lacks {', '.join(missing)}.")
         places = kept.arrays[_PLACES]
         is_right = places.ndim == 1 and np.issubdtype(places.dtype, np.floating)
         if not (is_right and len(places) and ((places >= 0) & (places < 1)).all()):
@@ -434,6 +434,6 @@ def _counted(name, given, largest) -> int:
         return int(largest) + 1
     if checks.positive_integer(name, given) <= largest:
         raise ValueError(
-            f"{name} must be above {largest}, the largest that is there, got {given}."
+            f"{name} must be above {largest}, the largest in the data, got {given}."
         )
     return given

@@ -117,7 +117,7 @@ def load(name: str) -> type[Task]:
     file, _, class_name = name.rpartition(":")
     if not file and ("", class_name) not in _given:
         raise checks.ConfigError(
-            f"The task {class_name!r} was given in Python and is in no file.\n"
+            f"The task {class_name!r} was given in Python, and is not in a file.\n"
             "tasks.register(...) makes its class known."
         )
     source = _read(name) if file else b""
