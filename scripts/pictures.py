@@ -54,7 +54,7 @@ def _map() -> mh.AttentionMap:
 
 
 def draw_map(figure) -> None:
-    """Draws a map whole, and what is kept of it."""
+    """Draws a whole map, and its factors."""
     attention_map = _map()
     weights, query, key, logs = figure.subplots(1, 4, width_ratios=(6, 2, 2, 1.6))
     weights.imshow(attention_map.weights()[0, 0])
@@ -71,7 +71,7 @@ def draw_map(figure) -> None:
 
 
 def draw_fold(figure) -> None:
-    """Draws the tiles of a map, in the order of the walk, and what they add up to."""
+    """Draws the tiles of a map, in the order of the walk, and their sum."""
     whole, sums = figure.subplots(1, 2, width_ratios=(2, 3))
     weights = np.array(_map().weights()[0, 0])
     whole.imshow(weights)
@@ -127,7 +127,7 @@ def draw_recognition(figure) -> None:
 
 
 def draw_subject(figure) -> None:
-    """Draws what becomes a subject, what it is asked, and what the answers are."""
+    """Draws the sources of a subject, its verbs, and their answers."""
     columns = [
         [
             "a run on disk",

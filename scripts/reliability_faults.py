@@ -1,6 +1,6 @@
-"""What machines do to a run: kills, signals, damaged and full disks.
+"""Faults of machines: kills, signals, damaged and full disks.
 
-Each function yields, for each time, what went wrong; None means that all was well.
+Each function yields, for each fault, what went wrong, or None if the run survived it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What READMEs say works: the Python snippets, and every command of their sh blocks."""
+"""READMEs work: their Python snippets, and every command of their sh blocks."""
 
 import contextlib
 import importlib
@@ -248,7 +248,7 @@ def test_snippet_of_pytorch_ranks_all_heads():
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    """What is defined after the Python snippets have run, one after the other."""
+    """The names defined by the Python snippets, run one after the other."""
     namespace = {}
     snippets = [
         (name, snippet)

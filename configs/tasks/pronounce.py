@@ -1,4 +1,4 @@
-"""Say how an English word is pronounced: letters to phonemes."""
+"""Pronounce an English word: letters to phonemes."""
 
 import dataclasses
 import functools
@@ -34,9 +34,8 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     The hash of a word says whether it is held out: no word is in both parts.
 
-    Metric: accuracy and exact match with the targets; of answers that a model has
-    decoded see `score`. Baseline: see
-    `PairsTask.baseline`.
+    Metric: accuracy and exact match with the targets; for decoded answers see `score`.
+    Baseline: see `PairsTask.baseline`.
 
     Source: Yolchuyeva et al. 2019, https://arxiv.org/abs/2004.06338, without stress.
     """

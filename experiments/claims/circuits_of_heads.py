@@ -174,7 +174,7 @@ def random_composition(
 ) -> float:
     """Returns the largest K-composition of normal matrices in any of 64 draws.
 
-    What reads the residual stream has no mean over it, as after a folded layer norm.
+    Readers of the residual stream have no mean over it, as after a folded layer norm.
     """
     generator = np.random.default_rng(seed)
 
@@ -198,9 +198,9 @@ def random_composition(
 def copying(
     weights: heads.HeadWeights, embedding: np.ndarray, unembedding: np.ndarray
 ) -> heads.HeadWeights:
-    """Returns heads that write what makes the tokens that they read likelier.
+    """Returns heads whose outputs make the tokens that they read likelier.
 
-    The eigenvalues of M^T M are positive, where M is what is read, from logits on.
+    M is what they read, as a function of the logits; M^T M has positive eigenvalues.
     """
     return weights._replace(output=(unembedding @ embedding @ weights.value).mT)
 
@@ -211,7 +211,7 @@ def inducing(
     embedding: np.ndarray,
     unembedding: np.ndarray,
 ) -> heads.HeadWeights:
-    """Returns the second layer with a head that looks for what the first head read."""
+    """Returns the second layer with a head that looks for the first head's inputs."""
     query = second.query[0]
     read = circuits.ov(_head(first, 0)).mT @ embedding.T @ embedding @ query
     key = np.concatenate([read[None], second.key[1:]])

@@ -135,13 +135,13 @@ def mode(generator, count, n):
 
 
 def copy_different(generator, count, n):
-    """Different tokens once more."""
+    """Different tokens, repeated."""
     inputs = models.different(generator, count, n)
     return inputs, inputs
 
 
 def copy_repeated(generator, count, n):
-    """Tokens of two kinds once more."""
+    """Tokens of two kinds, repeated."""
     inputs = generator.integers(0, 2, (count, n))
     return inputs, inputs
 

@@ -143,7 +143,7 @@ def _has_learned(trained):
 
 
 def orders_of(order, arm, generator):
-    """Returns the orders in which an arm ablates heads, given that by importance."""
+    """Returns the orders in which an arm ablates heads, from the importance order."""
     if arm == "claim":
         return [order]
     parts = [order]
@@ -156,7 +156,7 @@ def orders_of(order, arm, generator):
 
 
 def free_share(falls):
-    """Returns the largest share of heads up to which no fall can be noticed.
+    """Returns the largest share of heads without a noticeable fall.
 
     Args:
       falls: `[orders, heads + 1]`, of accuracy without the first heads of an order.

@@ -14,7 +14,7 @@ _MATRICES = 8
 _FEW = 4  # the head size that made the control's matrices
 _FITTED = 1e-3  # the largest error of a weight
 _RATE, _FEWEST_STEPS, _MOST_STEPS = 0.03, 1000, 16_000
-_STILL = 0.01  # how far doubling the steps may move an error
+_STILL = 0.01  # by how much doubling the steps may change an error
 _KINDS = ("width = head size", f"width {_WIDTH}")
 
 
@@ -165,7 +165,7 @@ def scores_of(projections, inputs):
 
 
 def _fit(start, inputs, weights, steps):
-    """Returns `[kind, size]`, the largest error of a weight after so many steps."""
+    """Returns `[kind, size]`, the largest error of a weight after some steps."""
 
     def loss(projections):
         logs = jax.nn.log_softmax(scores_of(projections, inputs))

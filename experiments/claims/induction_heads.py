@@ -184,7 +184,7 @@ def _has(numbers, name):
 
 
 def jump(values: Sequence[float]) -> float:
-    """Returns the steepest rise in a tenth of a curve, less that in its first tenth."""
+    """Returns the steepest rise in a tenth of a curve minus its first tenth's rise."""
     values = np.asarray(values)
     rises = values[_WINDOW:] - values[:-_WINDOW]
     return float(rises.max() - (values[_WINDOW - 1] - values[0]))

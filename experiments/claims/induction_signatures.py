@@ -11,13 +11,13 @@ from experiments.claims import base
 from mha_haiku.lab import heads
 from mha_haiku.training import tasks
 
-_PERIOD = 32  # tokens, which then come once more
+_PERIOD = 32  # tokens, which then repeat
 _TEXTS = 4  # to score heads by, and as many others to ablate heads on
-_FREQUENT = 10000  # tokens are words among so many, the most frequent
+_FREQUENT = 10000  # the most frequent tokens, among which words are chosen
 _SHAPE = (30, 9)
 _TOP = 5  # 2 percent of 270 heads
 _RANDOM_SETS = 3
-_LEAKED = 3 * _PERIOD // 4  # tokens of the planted failure that come once more
+_LEAKED = 3 * _PERIOD // 4  # tokens of the planted failure that repeat
 
 
 class InductionSignatures(base.Claim):
@@ -123,7 +123,7 @@ def others(top, count, generator) -> list[list[tuple[int, int]]]:
 
 
 def copied(weights: jax.Array, offset: int) -> jax.Array:
-    """Returns the attention `[H]` on what is near the token one period ago.
+    """Returns the attention `[H]` at an offset from the token one period ago.
 
     Args:
       weights: `[B, H, T, T]`, of a text whose second half repeats the first.

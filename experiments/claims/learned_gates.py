@@ -259,7 +259,7 @@ class _Laboratory:
         return self._loss(state, seed, gates)
 
     def from_scratch(self, whole, seed, chosen, share=1) -> float:
-        """Returns the loss with some heads alone, for as many steps in all."""
+        """Returns the loss of training only some heads, for as many steps in all."""
         now = rates(whole.steps + _GATE_STEPS + _DECAY_STEPS, share)
         gates, state = np.float32(chosen), self._start(np.uint32(seed))
         state = self._trained(state, seed, 0, now, gates)

@@ -181,8 +181,8 @@ def share_right(desk, params, seed, task, kind, length):
 def _right(desk, params, kind, tokens, asked):
     """Returns whether each answer is right as a whole, `[B]`.
 
-    The model sees the right answer so far; so it is right as a whole exactly where the
-    model would write it token by token.
+    The model sees the right answer so far, so a whole answer is right if and only if
+    the model would write it token by token.
     """
 
     def right(params, tokens, asked):

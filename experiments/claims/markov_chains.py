@@ -128,7 +128,7 @@ class MarkovChains(base.Claim):
         return numbers
 
     def _looks(self, desk, seed, *, is_doubly):
-        """Trains a model, and returns what it looked like every few steps."""
+        """Trains a model, and returns measurements every few steps."""
         train = desk.once(
             ("train", is_doubly),
             lambda: jax.jit(functools.partial(_train, is_doubly=is_doubly)),
@@ -280,8 +280,8 @@ def _excess(line):
 def steps_to_bigrams(looks: Sequence[dict[str, float]]) -> float:
     """Returns the step at which the loss is half-way to the bigram loss.
 
-    The way is from the better of the other two strategies; between two looks the loss
-    is a line. It is the last step where the loss does not get there.
+    Half-way is between the better of the other two strategies and bigrams; between two
+    looks the loss is interpolated. It is the last step if the loss does not get there.
     """
     before = None
     for line in looks:

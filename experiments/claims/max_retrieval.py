@@ -147,7 +147,7 @@ class MaxRetrieval(base.Claim):
 
 
 def factor_of(arm: str, size: int) -> float:
-    """Returns what the scores of an arm are multiplied by, for so many items."""
+    """Returns the factor of the scores of an arm, for a number of items."""
     known = {"claim": _TRAINED, "control": size, base.PLANTED: _TRAINED}[arm]
     return math.log(known) / math.log(_TRAINED)
 
@@ -158,7 +158,7 @@ def slope_of(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def inverse_temperature(entropy: jax.Array) -> jax.Array:
-    """Returns what scores are multiplied by, at least 1.
+    """Returns the factor of scores, at least 1.
 
     Args:
       entropy: Of rows of attention, nats, any shape.

@@ -226,7 +226,7 @@ def numbers(
       embedding: `[p, D]`, of the numbers.
       logits: `[p, p, p]`, of a, b and the answer c.
       is_training: `[p, p]`, which sums were trained on.
-      keys: The key frequencies; None: the embedding's.
+      keys: The key frequencies. Default to the embedding's.
     """
     p = len(embedding)
     keys = key_frequencies(embedding) if keys is None else keys
@@ -282,8 +282,8 @@ def _initial(key):
 def _logits(params, sums):
     """Returns the logits of `[2, N]` sums at the equals sign, `[N, p]`.
 
-    A key or value depends on the number and its place alone, so that there are only p
-    of each place; the query of the equals sign is the same for all sums.
+    A key or value depends only on the number and its place, so there are only p per
+    place; the query of the equals sign is the same for all sums.
     """
     tokens, places = params["embedding"], params["positions"]
     last = tokens[_MODULUS] + places[2]

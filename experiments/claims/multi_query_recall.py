@@ -189,7 +189,7 @@ def recall(
 
 
 def _accuracies(seed, steps, *, is_linear):
-    """Returns the held-out accuracy after so many steps, `[pairs, size]`."""
+    """Returns the held-out accuracy after some steps, `[pairs, size]`."""
     for_start, for_data, for_test = jax.random.split(jax.random.key(seed), 3)
     channels = jnp.arange(_SIZES[-1]) < jnp.array(_SIZES)[:, None]
     channels = channels.astype(jnp.float32)

@@ -130,11 +130,11 @@ def compared(scaled, other):
 
     Args:
       scaled: `[rates, evaluations]`, accuracies of the scaled model.
-      other: The same of the other one.
+      other: The same for the other model.
 
     Returns:
-      Of each the best of the learning rates, and the step; 0: it has not learned, and
-      accuracies are the last ones.
+      The best accuracies over the learning rates, and the step; 0 if the scaled model
+      has not learned, and accuracies are the last ones.
     """
     scaled, other = scaled.max(0), other.max(0)
     learned = np.flatnonzero(scaled >= _LEARNED)

@@ -273,7 +273,7 @@ def _bits(logits, example, *, at):
 
 
 def _within(run, seen):
-    """Returns the model of a run in which positions see what they are said to."""
+    """Returns the model of a run with another mask."""
 
     def attend(inputs, dropout_rate):
         mask = inputs.weighting.mask & masks.dense(seen[None, None])

@@ -228,10 +228,10 @@ def _drops(model, params, example):
 
 
 def _scores(model, params, example):
-    """Returns what raw attention and roll-out give inputs, `[L, N, T]`, and all maps.
+    """Returns raw attention and roll-out of the inputs, `[L, N, T]`, and all maps.
 
-    They are of [CLS], through the first 1 to L layers; raw attention is of the last one
-    of them alone.
+    They are from [CLS], through the first 1 to L layers; raw attention is only of the
+    last of these layers.
     """
     maps = model.apply(params, None, example.inputs, is_training=False).maps
     raw = [heads.rollout([layer], 0, residual=0.0)[:, 0] for layer in maps]

@@ -207,7 +207,7 @@ def _look(model, params, example):
 
 
 def _train_relu(desk, config, seed, is_enough):
-    """Trains a model with ReLU in place of softmax until it is enough."""
+    """Trains a model with ReLU instead of softmax until it is good enough."""
     config = config.replace(seed=seed)
     task = desk.once("task of ReLU", lambda: configuration.make_task(config))
     model = desk.once("model of ReLU", lambda: _with_relu(config, task))

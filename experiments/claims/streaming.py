@@ -129,13 +129,13 @@ def in_cache(query, key, kept, rotate):
     Args:
       query: `[B, T, H, K]`, turned by their positions in the text.
       key: `[B, S, H, K]`, as the queries.
-      kept: `[N]`, positions of keys that are kept in the cache: they stand at 0 to N -
-        1 there, and a query at most at `_CACHE` - 1.
+      kept: `[N]`, positions of keys that are kept in the cache: there they are at 0 to
+        N - 1, and a query at most at `_CACHE` - 1.
       rotate: Turns `[B, T, H, K]` by positions `[T]`.
     """
     product = functools.partial(jnp.einsum, "bthk,bshk->bhts")
     at = jnp.arange(query.shape[1])
-    # What is in the cache moves with it until it is full: only distances to kept keys
+    # Keys in the cache move with it until it is full: only distances to kept keys
     # differ from those in the text.
     within = rotate(query, jnp.minimum(at, _CACHE - 1) - at)
     moved = rotate(key[:, kept], jnp.arange(len(kept)) - kept)

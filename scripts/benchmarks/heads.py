@@ -1,9 +1,9 @@
-"""Measures the heads laboratory: sweeps of ablations, gradients, and pruned models.
+"""Measures studies of heads: sweeps of ablations, gradients, and pruned models.
 
 Run: python scripts/benchmarks/heads.py
 
-Everything that is compared runs alternately in one process; printed are medians of the
-ratios with their quartiles, and the limits that the project promises.
+Compared programs run alternately in one process. It prints medians of the ratios with
+their quartiles, and the limits that the project promises.
 """
 
 import functools

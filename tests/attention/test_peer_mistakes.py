@@ -1,4 +1,4 @@
-"""What other implementations of attention get wrong, with a test for each mistake.
+"""Mistakes of other implementations of attention, with a test for each.
 
 Fully masked rows are attended to uniformly or become NaN; NaN in a masked key reaches
 valid outputs and gradients; float masks are silently inverted; masks `[B, S]` are read

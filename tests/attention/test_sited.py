@@ -1,4 +1,4 @@
-"""What look and edit find of an attention, against the same by hand."""
+"""look and edit of an attention, against the same by hand."""
 
 import haiku as hk
 import jax

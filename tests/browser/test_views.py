@@ -1,4 +1,4 @@
-"""What the views of a head say and draw, against the arrays that a page is made of."""
+"""The text and drawings of a head's views, against the page's arrays."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What is measured of modular addition is right where waves are put in by hand."""
+"""Measurements of modular addition are right for waves made by hand."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What a device of a mesh holds, and that programs leave it there."""
+"""The part of arrays on each device of a mesh, which programs keep there."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What each method misses, on the smallest compiled model on which it does.
+"""Failures of each method, on the smallest compiled model that shows them.
 
 Models of kinds in `rasp.KINDS`, of one layer of four heads, or of two where edges
 between heads are asked.

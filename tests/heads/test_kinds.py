@@ -65,7 +65,7 @@ def of():
 
 @pytest.fixture(scope="module")
 def clean(of):
-    """What the model returns for the batch."""
+    """The model's output for the batch."""
     (example,) = of.batches
     return jax.jit(functools.partial(running.run, of.model))(of.params, example)
 

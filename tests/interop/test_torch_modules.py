@@ -33,7 +33,7 @@ HEAD = 1
 
 
 def by_torch(model, given, **options):
-    """What torch computes: logits or hidden states, and all that it returns."""
+    """Torch's results: logits or hidden states, and its whole output."""
     tensors = {name: torch.as_tensor(x) for name, x in given.items()}
     if "use_cache" in inspect.signature(model.forward).parameters:
         options["use_cache"] = False
@@ -205,7 +205,7 @@ def test_mask_of_padding_at_the_end_becomes_lengths():
 
 
 class Words:
-    """What is asked of a tokenizer."""
+    """A minimal tokenizer."""
 
     words = ("<s>", "</s>", *"abcdefgh")
 

@@ -1,4 +1,4 @@
-"""What `models.check` refuses of a config, and how it says so."""
+"""Refusals of configs by `models.check`, and their messages."""
 
 import math
 

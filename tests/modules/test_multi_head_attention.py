@@ -1,4 +1,4 @@
-"""What `MultiHeadAttention` can that Haiku's cannot."""
+"""Features of `MultiHeadAttention` that Haiku's module lacks."""
 
 import functools
 

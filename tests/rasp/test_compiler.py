@@ -70,7 +70,7 @@ def test_edges_are_those_along_which_weights_meet(name):
         return weights[own] if kind == "linear" else weights[:, own]
 
     def written(place, stop):
-        """What is made of a head's output below layer `stop`, by hidden units too."""
+        """The effect of a head's output below layer `stop`, also through units."""
         result = part(place, "linear").any(0)
         for layer in range(place[0], stop):
             scope = f"encoder/layer_{layer}/feed_forward"

@@ -1,4 +1,4 @@
-"""What each kind of compiled models does to a circuit, and what it leaves alone."""
+"""Changes of a circuit by each kind of compiled models, and what stays the same."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What notebooks show of objects that are no maps: tables, escaped, and small."""
+"""Notebook displays of objects that are not maps: tables, escaped, and small."""
 
 import html.parser
 import io

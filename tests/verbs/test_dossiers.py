@@ -1,4 +1,4 @@
-"""What a run's folder has of its heads, joined."""
+"""The maps, statistics and importance in a run's folder, joined."""
 
 import dataclasses
 

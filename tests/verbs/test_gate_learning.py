@@ -31,7 +31,7 @@ def _speed_is_measured_briefly():
 
 @pytest.fixture(scope="module")
 def learned(trained, tmp_path_factory):
-    """What learning gates of a run returned, and the folder that it left."""
+    """The result of learning gates of a run, and its folder."""
     folder = tmp_path_factory.mktemp("learned") / "gates"
     subject = Subject.of_folder(trained())
     return gate_learning.learn_gates(subject, folder, **OPTIONS), folder

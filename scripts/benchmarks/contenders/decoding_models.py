@@ -1,4 +1,4 @@
-"""The two causal models whose decoding is measured, in ours and GPT-2's terms."""
+"""The two causal models whose decoding is measured, in our terms and GPT-2's."""
 
 from typing import Any, NamedTuple
 

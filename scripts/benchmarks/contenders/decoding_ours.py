@@ -15,8 +15,8 @@ def prepare(
 
     Args:
       use: "early" or "late": the first or the last tokens of texts of `length`;
-        "reading": the sum of all parameters, in place of a step.
-      length: Tokens that the cache has room for; None: `decoding_models.LENGTH`.
+        "reading": the sum of all parameters, instead of a step.
+      length: Room of the cache in tokens. Defaults to `decoding_models.LENGTH`.
     """
     length = length or decoding_models.LENGTH
     built, params = decoding_models.ours(model)

@@ -55,7 +55,7 @@ class Case:
 
     @property
     def arguments(self):
-        """What the function takes."""
+        """The function's arguments."""
         return self.params, *self.inputs
 
 

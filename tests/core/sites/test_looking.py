@@ -92,7 +92,7 @@ def halved_second(h, i):
 
 
 class TestEveryProgram(chex.TestCase):
-    """What holds of each program, with and without jit around."""
+    """Properties of each program, with and without jit around it."""
 
     @chex.variants(with_jit=True, without_jit=True)
     def test_a_look_finds_each_layer_by_name(self):

@@ -1,4 +1,4 @@
-"""What is read is what was written, and only where it was written."""
+"""Arrays are read as they were written, and only under their names."""
 
 import json
 import os
