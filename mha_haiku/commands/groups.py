@@ -175,6 +175,6 @@ class Processes(Group):
 
     def ready(self) -> None:
         """Connects to the other processes."""
-        given = self.coordinator, self.num_processes, self.process_id
-        if self.distributed or any(x is not None for x in given):
-            cluster.join(*given, timeout=self.join_seconds)
+        arguments = self.coordinator, self.num_processes, self.process_id
+        if self.distributed or any(x is not None for x in arguments):
+            cluster.join(*arguments, timeout=self.join_seconds)

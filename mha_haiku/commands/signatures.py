@@ -228,14 +228,14 @@ _PARSERS = {
 def _parameters(function) -> list[inspect.Parameter]:
     """Lists the parameters with flags, `**options` before the last groups."""
     found = inspect.signature(function, eval_str=True).parameters.values()
-    own = [x for x in found if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
+    named = [x for x in found if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
     if hasattr(function, "options_of"):
         groups = itertools.takewhile(
-            lambda x: dataclasses.is_dataclass(_kind(x.annotation)), reversed(own)
+            lambda x: dataclasses.is_dataclass(_kind(x.annotation)), reversed(named)
         )
         others = next(x for x in found if x.kind is x.VAR_KEYWORD)
-        own.insert(len(own) - len(list(groups)), others)
-    return own
+        named.insert(len(named) - len(list(groups)), others)
+    return named
 
 
 def _docstring(function) -> str:

@@ -88,7 +88,7 @@ def choose(argv: Sequence[str]) -> None:
         names = {id(entry): [] for entry in table.values()}
         for name, entry in table.items():
             names[id(entry)].append(name)
-        lines = [(", ".join(each), table[each[0]]) for each in names.values()]
+        lines = [(", ".join(aliases), table[aliases[0]]) for aliases in names.values()]
         width = max(len(listed) for listed, _ in lines)
         for listed, entry in lines:
             print(f"  {listed:{width}}  {entry.description.splitlines()[0]}")
@@ -171,13 +171,13 @@ def _run(entry: Command, arguments: Sequence[str]) -> int | None:
     if any(map(_HELP.fullmatch, arguments)):
         print(_help(entry, options, arguments), flush=True)
         return 0
-    given = signatures.parse(options, arguments)
+    values = signatures.parse(options, arguments)
     with contextlib.ExitStack() as stack:
 
         def enter(group: groups.Group) -> None:
             stack.enter_context(group.ready() or contextlib.nullcontext())
 
-        return entry.call(given, enter)
+        return entry.call(values, enter)
 
 
 def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> str:

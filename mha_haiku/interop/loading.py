@@ -114,8 +114,8 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         for name, x in zip(each.ours, results, strict=True):
             module, _, parameter = name.rpartition("/")
             # A copy, as the file that x may be a view of can change.
-            own = jnp.array(np.asarray(x, dtype))
-            params.setdefault(module, {})[parameter] = own
+            array = jnp.array(np.asarray(x, dtype))
+            params.setdefault(module, {})[parameter] = array
     tokenizer = None
     if sizes.num_tokens is not None:
         tokenizer = found.read_tokenizer(sizes.num_tokens)
@@ -173,8 +173,10 @@ def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
 
 def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
     """Collects the arrays of a file, except buffers, by the names that rows have."""
-    own = {name for head in family.heads for row in head.rows for name in row.theirs}
-    own |= {name for head in family.heads for name in head.copies}
+    of_heads = {
+        name for head in family.heads for row in head.rows for name in row.theirs
+    }
+    of_heads |= {name for head in family.heads for name in head.copies}
     result: dict[str, arrays.Stored] = {}
     has_prefix = any(name.startswith(family.prefix) for name in found.arrays)
     for name, array in found.arrays.items():
@@ -182,7 +184,7 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
             continue
         for before, after in family.renamed.items():
             name = name.replace(before, after)
-        if not has_prefix and name not in own:
+        if not has_prefix and name not in of_heads:
             name = family.prefix + name
         if name in result:
             raise checks.ConfigError(f"{found.name} has {name} under two names.")
@@ -194,18 +196,18 @@ def head_of(
     family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
 ) -> tables.Head:
     """Finds the head named by config.json, or else a head that fits the arrays."""
-    given = theirs.get("architectures")
+    architectures = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
-    if given:
-        if not isinstance(given, list):
+    if architectures:
+        if not isinstance(architectures, list):
             raise checks.ConfigError(
                 "config.json's architectures must be a list of names, got "
-                f"{checks.shown(given)}."
+                f"{checks.shown(architectures)}."
             )
         with checks.user_mistakes():
             name = "config.json's architectures"
-            checks.choice(name, given[0], heads, checks.meant)
-        return heads[given[0]]
+            checks.choice(name, architectures[0], heads, checks.meant)
+        return heads[architectures[0]]
     fitting = (head for head in family.heads if head.has in (None, *stored))
     return next(fitting, family.heads[-1])
 
@@ -301,7 +303,7 @@ def rows_of(
     names: Collection[str],
 ) -> Iterator[tables.Row]:
     """Yields the rows of a model with parameters of these names, with whole names."""
-    rows = [each.below("", family.prefix) for each in family.rows]
+    rows = [row.below("", family.prefix) for row in family.rows]
     rows += head.rows
     for i in range(config.num_layers):
         ours, theirs = _LAYER.format(i), (family.prefix + family.layer).format(i)

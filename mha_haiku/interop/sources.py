@@ -147,7 +147,9 @@ def _files_of_package(name: str) -> list[Path]:
     module = name.replace("-", "_")
     spec = importlib.util.find_spec(module) if module.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        installed = {each.name for each in importlib.metadata.distributions()}
+        installed = {
+            distribution.name for distribution in importlib.metadata.distributions()
+        }
         raise checks.ConfigError(
             f"There is no installed package {name!r}."
             f"{checks.nearest(name, filter(None, installed))}"

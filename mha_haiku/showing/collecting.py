@@ -192,20 +192,20 @@ def map_set(
     maps: the other rows and columns are padding and left out. Weights get `dtype`.
     """
     columns = [range(len(layer.heads)) for layer in layers]
-    known = summary([each.numbers for each in seen], columns)
+    known = summary([layer_seen.numbers for layer_seen in seen], columns)
     filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
-    if all(each.evidence for each in seen):
+    if all(layer_seen.evidence for layer_seen in seen):
         known[ROLE] = roles(seen)[ROLE]
     return MapSet(name, tuple(layers), tuple(filled), step, known)
 
 
 def _filled(example, n, layers, seen, dtype) -> Example:
     weights, masked = [], []
-    for layer, each in zip(layers, seen, strict=True):
+    for layer, layer_seen in zip(layers, seen, strict=True):
         axes = example.axes(layer)
         part = np.s_[..., : axes.queries.bins, : axes.keys.bins]
-        weights.append(each.weights[n][part].astype(dtype))
-        hidden = each.masked
+        weights.append(layer_seen.weights[n][part].astype(dtype))
+        hidden = layer_seen.masked
         if hidden is not None:
             hidden = hidden[n, 0] if hidden.shape[1] == 1 else hidden[n]
             hidden = hidden[part]
@@ -218,7 +218,7 @@ def _filled(example, n, layers, seen, dtype) -> Example:
 
 def roles(of_layers: Sequence[Seen], **options: Any) -> heads.Heads:
     """Finds the roles of heads, over all examples; see `heads.roles_of_evidence`."""
-    sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in of_layers]
+    sums = [{x: y.sum(0) for x, y in seen.evidence.items()} for seen in of_layers]
     return heads.roles_of_evidence(sums, **options)
 
 

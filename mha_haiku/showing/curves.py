@@ -77,17 +77,17 @@ def timeline(
 
     sheet = drawing.sheet(13, 0.9 + 2.5 * rows, title=title, note="A line per head.")
     grid = sheet.subplots(rows, 4, squeeze=False)
-    for axes, each in zip(grid.flat, scores.values(), strict=False):
+    for axes, score in zip(grid.flat, scores.values(), strict=False):
         for i in range(num_layers):
             for h in range(num_heads):
-                values = each.mean[:, i, h]
+                values = score.mean[:, i, h]
                 if not np.isnan(values).all():
                     axes.plot(steps, values, color=colors[i], lw=1.2, alpha=0.8)
-        _axes(axes, "training step", each.unit)
-        label = textwrap.fill(each.label, 48)
+        _axes(axes, "training step", score.unit)
+        label = textwrap.fill(score.label, 48)
         axes.set_title(label, fontsize=8, loc="left", parse_math=False)
-        if each.unit:
-            axes.set_ylim(bottom=min(0.0, np.nanmin(each.mean)))
+        if score.unit:
+            axes.set_ylim(bottom=min(0.0, np.nanmin(score.mean)))
         else:
             axes.set_ylim(-0.02, 1.02)
     for axes in list(grid.flat)[len(scores) :]:

@@ -49,7 +49,7 @@ def fitted(
       ValueError: If not even the smallest cut fits.
     """
     cuts = list(_cuts(whole))
-    cells = sum(x.size for each in whole.sets for x in each.examples[0].weights)
+    cells = sum(x.size for maps in whole.sets for x in maps.examples[0].weights)
     bytes_per_size = _BYTES_PER_CELL * cells
     for cut in cuts:
         # Not rendered if it cannot fit, as a part of a page has a fixed size.
@@ -87,15 +87,15 @@ def _bins(whole, join) -> int:
     """Counts the fewest bins along a side if `join` of them become one."""
     return min(
         axis.bins // join
-        for each in whole.sets
-        for example in each.examples
-        for layer in each.layers
+        for maps in whole.sets
+        for example in maps.examples
+        for layer in maps.layers
         for axis in example.axes(layer)[:2]
     )
 
 
 def _num_examples(whole) -> int:
-    return max(1, *(len(each.inputs) for each in whole.sets))
+    return max(1, *(len(maps.inputs) for maps in whole.sets))
 
 
 def cut_to(whole: Dossier, cut: Cut, budget: int) -> Dossier:
@@ -104,7 +104,7 @@ def cut_to(whole: Dossier, cut: Cut, budget: int) -> Dossier:
     if cut.examples < total:
         fit = f"fit the {budget:,} bytes of this view."
         notes = (*notes, f"Of {total} examples the first {cut.examples} {fit}")
-    sets = tuple(_cut_set(each, cut) for each in whole.sets)
+    sets = tuple(_cut_set(maps, cut) for maps in whole.sets)
     rounding = max(whole.rounding, cut.rounding)
     return whole._replace(rounding=rounding, sets=sets, notes=notes)
 

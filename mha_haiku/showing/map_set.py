@@ -255,12 +255,12 @@ class MapSet:
     @property
     def inputs(self) -> tuple[Example, ...]:
         """The examples without the mean of examples."""
-        return tuple(each for each in self.examples if not each.is_mean)
+        return tuple(example for example in self.examples if not example.is_mean)
 
     @property
     def mean(self) -> Example | None:
         """The mean of examples, or None."""
-        return next((each for each in self.examples if each.is_mean), None)
+        return next((example for example in self.examples if example.is_mean), None)
 
     def only(self, example: int, layers: Sequence[int]) -> "MapSet":
         """Takes an example's maps of some layers, and nothing else."""
@@ -274,12 +274,12 @@ class MapSet:
 
     def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
         """Keeps some heads of each layer by index, in that order."""
-        pairs = [[(i, h) for h in each] for i, each in enumerate(places)]
+        pairs = [[(i, h) for h in heads] for i, heads in enumerate(places)]
         layers = tuple(
-            layer._replace(heads=tuple(layer.heads[j] for j in each))
-            for layer, each in zip(self.layers, places, strict=True)
+            layer._replace(heads=tuple(layer.heads[j] for j in heads))
+            for layer, heads in zip(self.layers, places, strict=True)
         )
-        examples = tuple(_with_heads(each, places) for each in self.examples)
+        examples = tuple(_with_heads(example, places) for example in self.examples)
         columns = columns_at(pairs, self.columns)
         return dataclasses.replace(
             self, layers=layers, examples=examples, columns=columns
@@ -304,12 +304,12 @@ def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
     layers = list(enumerate(map(list, places)))
     masked = [example.masked_cells(i) for i, _ in layers]
     return example._replace(
-        weights=tuple(example.weights[i][each] for i, each in layers),
+        weights=tuple(example.weights[i][heads] for i, heads in layers),
         masked=tuple(
-            own[each] if own is not None and own.ndim == 3 else own
-            for own, (_, each) in zip(masked, layers, strict=True)
+            cells[heads] if cells is not None and cells.ndim == 3 else cells
+            for cells, (_, heads) in zip(masked, layers, strict=True)
         ),
-        why=example.why and _why_of_heads(example.why, [each for _, each in layers]),
+        why=example.why and _why_of_heads(example.why, [heads for _, heads in layers]),
     )
 
 
@@ -339,21 +339,21 @@ class Dossier(NamedTuple):
     def check(self) -> "Dossier":
         """Checks that all sizes fit together, as `MapSet.check` does."""
         _require(self.sets, "sets", "not be empty")
-        for each in self.sets:
-            each.check()
-            _require(each.examples, f"examples of {each.name!r}", "not be empty")
+        for maps in self.sets:
+            maps.check()
+            _require(maps.examples, f"examples of {maps.name!r}", "not be empty")
         return self
 
 
 def _check_set(shown: MapSet) -> None:
     where = f"of {shown.name!r}" if shown.name else "of the maps"
     _require(shown.layers, f"layers {where}", "not be empty")
-    for name, each in shown.columns.items():
+    for name, column in shown.columns.items():
         of = f"of {name} {where}"
-        _has_shape(f"{name} {where}", each.mean, shown.shape)
-        _has_shape(f"standard errors {of}", each.standard_error, shown.shape)
-        _has_shape(f"ranks {of}", each.ranks, (*shown.shape, 2))
-        _has_shape(f"names {of}", each.names, shown.shape, kinds="UO")
+        _has_shape(f"{name} {where}", column.mean, shown.shape)
+        _has_shape(f"standard errors {of}", column.standard_error, shown.shape)
+        _has_shape(f"ranks {of}", column.ranks, (*shown.shape, 2))
+        _has_shape(f"names {of}", column.names, shown.shape, kinds="UO")
     for example in shown.examples:
         _check_example(example, shown.layers)
 

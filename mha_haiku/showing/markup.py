@@ -170,21 +170,21 @@ def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
     maps = np.asarray(maps, float)
     largest = drawing.rounded_up(np.nanmax(np.abs(maps), initial=0.0))
     low = -largest if (maps < 0).any() else 0.0
-    small = [_shrunk(each, side) for each in maps]
+    small = [_shrunk(cells, side) for cells in maps]
     # Cells of small maps are squares of several pixels; a map is at least 1 x 1.
     times = max(1, side // max(small[0].shape))
-    small = [each.repeat(times, 0).repeat(times, 1) for each in small]
+    small = [cells.repeat(times, 0).repeat(times, 1) for cells in small]
     height, width = small[0].shape
     rows = -(-len(small) // columns)
     across, gap = min(columns, len(small)), _GAP
     sheet = np.empty((rows * (height + gap) - gap, across * (width + gap) - gap, 3))
     sheet[:] = PAPER
     scale = drawing.Scale(low, largest, "RdBu_r" if low else "viridis")
-    for i, each in enumerate(small):
+    for i, cells in enumerate(small):
         row, column = divmod(i, columns)
         top, left = row * (height + gap), column * (width + gap)
         # By the square root, as many small weights are seen then.
-        drawn = colors(np.sign(each) * np.sqrt(np.abs(each) * largest), scale)
+        drawn = colors(np.sign(cells) * np.sqrt(np.abs(cells) * largest), scale)
         sheet[top : top + height, left : left + width] = drawn
     return sheet.astype(np.uint8)
 

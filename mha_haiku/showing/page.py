@@ -206,7 +206,7 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
         ],
         "roles": roles,
         "said": _sentence(maps),
-        "missing": [list(map(labels.one_line, each)) for each in maps.missing],
+        "missing": [list(map(labels.one_line, pair)) for pair in maps.missing],
         "examples": [_example(example, pack) for example in maps.examples],
     }
 
@@ -222,7 +222,7 @@ def _sentence(maps: MapSet) -> list[str | list]:
             [_head(maps, *place), f" {values[place]:.3g} {unit}"]
             for place in _largest(values)
         ]
-        parts = [part for each in heads for part in (*each, "; ")][:-1]
+        parts = [part for head in heads for part in (*head, "; ")][:-1]
         said += [f"Most important ({labels.one_line(number.label)}): ", *parts, "."]
     return said
 
@@ -245,9 +245,9 @@ def _of_roles(maps: MapSet) -> list[str | list]:
     # The clearest head of each role, and of these the clearest ones.
     best = np.full(names.shape, -np.inf)
     for name in does.keys() - _VAGUE:
-        own = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
-        place = np.unravel_index(np.argmax(own), names.shape)
-        best[place] = own[place]
+        of_role = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
+        place = np.unravel_index(np.argmax(of_role), names.shape)
+        best[place] = of_role[place]
     for place in _largest(best):
         does_it = does[str(names[place])]
         said += [_head(maps, *place), f" attends {does_it} with {best[place]:.2f}. "]
@@ -263,8 +263,8 @@ def _largest(values: np.ndarray) -> list[tuple[int, ...]]:
 
 def _head(maps: MapSet, layer: int, head: int) -> list[str | int]:
     """Names a head, with its place."""
-    each = maps.layers[layer]
-    name = labels.one_line(f"{each.name}, head {each.heads[head]}")
+    shown_layer = maps.layers[layer]
+    name = labels.one_line(f"{shown_layer.name}, head {shown_layer.heads[head]}")
     return [name, int(layer), int(head)]
 
 
@@ -281,7 +281,7 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
         "note": labels.one_line(example.note),
         "is_mean": example.is_mean,
         **_sides(example),
-        "layers": [pack(each, example.masked_cells(i)) for i, each in weights],
+        "layers": [pack(layer, example.masked_cells(i)) for i, layer in weights],
         "answers": _answers(example),
         "images": _images(example.images),
         "why": None if example.why is None else _why(example.why),
@@ -290,10 +290,10 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
 
 def _kind(axes: Axes) -> dict[str, Any]:
     """Collects the fields of a kind of layer that override its example's fields."""
-    own = _sides(axes)
+    sides = _sides(axes)
     if axes.alignment is not None:
-        own["alignment"] = np.argwhere(axes.alignment).tolist()
-    return own | {"images": None} | ({} if axes.has_answers else {"answers": None})
+        sides["alignment"] = np.argwhere(axes.alignment).tolist()
+    return sides | {"images": None} | ({} if axes.has_answers else {"answers": None})
 
 
 def _sides(axes: Axes | Example) -> dict[str, Any]:
@@ -368,7 +368,7 @@ def _answers(example: Example) -> dict[str, Any] | None:
     ]
     return {
         "whole": whole,
-        "right": sum(given == target for given, target in counted),
+        "right": sum(answer == target for answer, target in counted),
         "counted": len(counted),
         "total": len(shown),
         "shown": shown[:_MOST_ANSWERS],
@@ -401,7 +401,7 @@ def _why(why: map_set.Why) -> dict[str, Any]:
 
 def _notes(shown: Dossier) -> list[str]:
     """Explains pooled maps and a decoder's maps, and names maps with NaN."""
-    layers = [layer for each in shown.sets for layer in each.layers]
+    layers = [layer for maps in shown.sets for layer in maps.layers]
     first = shown.sets[0].examples[0]
     pooling = dict.fromkeys(first.axes(layer).pooling for layer in layers)
     notes = [*shown.notes, *filter(None, pooling)]
@@ -412,15 +412,15 @@ def _notes(shown: Dossier) -> list[str]:
             "is named by the token that it reads, in cross maps by the one that it "
             "should predict."
         )
-    for each in shown.sets:
+    for maps in shown.sets:
         places = [
             f"{example.name}, {layer.name}, head {layer.heads[head]}"
-            for example in each.examples
-            for layer, weights in zip(each.layers, example.weights, strict=True)
+            for example in maps.examples
+            for layer, weights in zip(maps.layers, example.weights, strict=True)
             for head in np.flatnonzero(np.isnan(weights).any((1, 2))).tolist()
         ]
         if places:
-            of = f" of {each.name}" if len(shown.sets) > 1 else ""
+            of = f" of {maps.name}" if len(shown.sets) > 1 else ""
             count = "One map" if len(places) == 1 else f"{len(places)} maps"
             notes.append(f"{count}{of} with weights that are NaN, first: {places[0]}.")
     return notes

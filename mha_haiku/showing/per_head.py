@@ -52,8 +52,8 @@ def _by_layer(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure"
         note=f"A cell is a head: the mean over its queries.{_gray(numbers, layers)}",
     )
     grid = list(sheet.subplots(rows, columns, squeeze=False).flat)
-    for axes, each in zip(grid, numbers.values(), strict=False):
-        _draw_cells(axes, each, layers, title=each.label)
+    for axes, column in zip(grid, numbers.values(), strict=False):
+        _draw_cells(axes, column, layers, title=column.label)
     for axes in grid[len(numbers) :]:
         axes.set_axis_off()
     return sheet
@@ -74,9 +74,9 @@ def _in_order(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure"
     grid = sheet.subplots(
         len(numbers), 2, squeeze=False, gridspec_kw={"width_ratios": across}
     )
-    for (cells, bars), (name, each) in zip(grid, numbers.items(), strict=True):
-        _draw_cells(cells, each, layers, title=name, has_names=True)
-        _draw_bars(bars, name, each, layers)
+    for (cells, bars), (name, column) in zip(grid, numbers.items(), strict=True):
+        _draw_cells(cells, column, layers, title=name, has_names=True)
+        _draw_bars(bars, name, column, layers)
     return sheet
 
 
@@ -150,7 +150,7 @@ def _draw_bars(
 
 
 def _gray(numbers: Columns, layers: Sequence[Layer]) -> str:
-    lacks = any(np.isnan(each.mean).any() for each in numbers.values())
+    lacks = any(np.isnan(column.mean).any() for column in numbers.values())
     has_kinds = any(layer.kind for layer in layers)
     what = "head, or the number is not of its kind" if has_kinds else "head"
     return f" Gray: there is no such {what}." if lacks else ""

@@ -57,14 +57,14 @@ def maps_of(value: Any) -> Given:
         are_shares = (weights >= 0).all() and (np.isclose(sums, 1) | (sums == 0)).all()
         return Given(sited.map_of_weights(weights, are_shares=bool(are_shares)))
     if isinstance(value, list | tuple) and value and all(map(_is_weights, value)):
-        return Given([maps_of(each).maps for each in value])
+        return Given([maps_of(item).maps for item in value])
     return Given(value)
 
 
 def given(value: Any, **texts: Any) -> Given:
     """Finds the maps in a value; texts that are not None replace its texts."""
     found = maps_of(value)
-    texts = {name: each for name, each in texts.items() if each is not None}
+    texts = {name: text for name, text in texts.items() if text is not None}
     return found._replace(texts={**found.texts, **texts})
 
 
@@ -100,7 +100,7 @@ def joined(value: Any, compare: Any = None) -> Dossier:
             names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
     pairs = zip(sets, names, strict=True)
     shown = tuple(dataclasses.replace(x, name=n, step=None) for x, n in pairs)
-    return Dossier(" and ".join(each.name for each in sets), shown)
+    return Dossier(" and ".join(maps.name for maps in sets), shown)
 
 
 def has_own(value: Any) -> bool:
@@ -163,21 +163,24 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
     names = (
         _short(list(map(str, value)), kinds)
         if named
-        else [each.name for each in Layer.of_kinds(kinds, [()] * len(kinds))]
+        else [layer.name for layer in Layer.of_kinds(kinds, [()] * len(kinds))]
     )
     value = value.values() if named else value
     found = {}
-    for name, kind, each in zip(names, kinds, value, strict=True):
-        if not isinstance(each, attention.AttentionMap):
+    for name, kind, attention_map in zip(names, kinds, value, strict=True):
+        if not isinstance(attention_map, attention.AttentionMap):
             raise TypeError(
-                f"maps must be AttentionMaps, got {type(each).__name__} for {name!r}."
+                f"maps must be AttentionMaps, got {type(attention_map).__name__} for "
+                f"{name!r}."
             )
-        if display.is_traced(each):
+        if display.is_traced(attention_map):
             raise ValueError(
-                f"maps must be known to be shown, got one that is traced: {each!r}; "
-                "return it from the compiled function."
+                "maps must be known to be shown, got one that is traced: "
+                f"{attention_map!r}; return it from the compiled function."
             )
-        found[Layer(name, tuple(map(str, range(each.shape[-3]))), kind)] = each
+        found[Layer(name, tuple(map(str, range(attention_map.shape[-3]))), kind)] = (
+            attention_map
+        )
     if len({layer.name for layer in found}) != len(kinds):
         names = ", ".join(layer.name for layer in found)
         raise ValueError(f"names of maps must differ, got {names}.")
@@ -216,11 +219,11 @@ def map_set(
     pairs = list(maps.items())
     pairs = [pairs[i] for i in (range(len(pairs)) if layers is None else layers)]
     shown = list(range(min(count, _MOST_EXAMPLES))) if only is None else [only]
-    is_whole = all(max(each.shape[-2:]) <= WHOLE for _, each in pairs)
+    is_whole = all(max(attention_map.shape[-2:]) <= WHOLE for _, attention_map in pairs)
     seen, edges = [], {}
-    for layer, each in pairs:
+    for layer, attention_map in pairs:
         found = collecting.see_alone(
-            each,
+            attention_map,
             examples=np.array(shown),
             bins=None if is_whole else _BINS,
             kind=layer.kind,
@@ -230,7 +233,7 @@ def map_set(
         seen.append(jax.device_get(found))
         edges[layer.kind] = [
             attention.bin_edges(size, size if is_whole else _BINS)
-            for size in each.shape[-2:]
+            for size in attention_map.shape[-2:]
         ]
     places = np.transpose(np.unravel_index(shown, batch_shape or (1,))).tolist()
     sides = {"encoder": (keys, keys), "decoder": (queries, queries)}
@@ -248,7 +251,7 @@ def map_set(
                 main.keys,
                 (),
                 images=images[example] if images else None,
-                kinds={kind: each for kind, each in axes.items() if kind},
+                kinds={kind: sides for kind, sides in axes.items() if kind},
             )
         )
     return collecting.map_set(name, [layer for layer, _ in pairs], seen, examples)
@@ -297,11 +300,11 @@ def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:
             f"maps must have examples, queries and keys, got shape {one.shape}, which "
             "is (B..., H, T, S)."
         )
-    for name, each in others:
-        if (each.shape[:-3], each.shape[-2:]) != (one.shape[:-3], one.shape[-2:]):
+    for name, other in others:
+        if (other.shape[:-3], other.shape[-2:]) != (one.shape[:-3], one.shape[-2:]):
             raise ValueError(
                 "maps in one view must have the same batch axes, T and S, got "
-                f"{one.shape} for {first!r} and {each.shape} for {name!r}, which are "
+                f"{one.shape} for {first!r} and {other.shape} for {name!r}, which are "
                 "(B..., H, T, S)."
             )
 

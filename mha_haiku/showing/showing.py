@@ -84,8 +84,8 @@ def show(
             )
         whole = sets.dossier_of(value, compare)
     if heads is not None:
-        own = tuple(sets.with_heads(each, heads) for each in whole.sets)
-        whole = whole._replace(sets=own)
+        chosen = tuple(sets.with_heads(maps, heads) for maps in whole.sets)
+        whole = whole._replace(sets=chosen)
     return of_dossier(whole, budget=budget)
 
 

@@ -116,14 +116,14 @@ def _(statistics: attention.Statistics) -> markup.Html:
 def of_one_layer(found: Heads) -> markup.Html:
     """Renders a row per number of the heads of one layer."""
     numbers = found.numbers
-    values = np.concatenate([each.mean for each in numbers.values()])
+    values = np.concatenate([column.mean for column in numbers.values()])
     unknown = np.full_like(found.mean, np.nan)
     errors = [x.standard_error for x in numbers.values()]
     errors = np.concatenate([unknown if x is None else x for x in errors])
     table = markup.heat_table(
         values,
-        rows=[f"{name}, {each.unit}" for name, each in numbers.items()],
-        meanings=[each.label for each in numbers.values()],
+        rows=[f"{name}, {column.unit}" for name, column in numbers.items()],
+        meanings=[column.label for column in numbers.values()],
         scales=[drawing.Scale.of(x.mean, x.unit) for x in numbers.values()],
         titles=with_errors(values, errors),
     )
@@ -155,14 +155,16 @@ def heads_of(statistics: attention.Statistics) -> Heads:
         raise ValueError(f"there are no examples or no heads: {statistics!r}.")
     means = {}
     for name in attention.STATISTICS:
-        each = getattr(statistics, name)
+        values = getattr(statistics, name)
         # Of statistics per query the mean; they are 0 where the query is masked.
-        if each is not None and np.ndim(each) > count.ndim:
-            means[name] = np.asarray(each).sum(-1) / np.maximum(count, 1)
+        if values is not None and np.ndim(values) > count.ndim:
+            means[name] = np.asarray(values).sum(-1) / np.maximum(count, 1)
     means = dataclasses.replace(statistics, values=statistics.values | means)
     found = collecting.per_head(means) | {"num_queries": count}
     num_heads = count.shape[-1]
-    layer = {name: np.reshape(each, (-1, num_heads)) for name, each in found.items()}
+    layer = {
+        name: np.reshape(values, (-1, num_heads)) for name, values in found.items()
+    }
     examples = math.prod(count.shape[:-1])
     over = "" if examples == 1 else f", means over {examples} examples"
     return Heads.of(
@@ -185,9 +187,9 @@ def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
 def _is_parameters(value: Any) -> bool:
     """Checks whether a value looks like Haiku's parameters: arrays by two names."""
     modules = list(value.values()) if isinstance(value, Mapping) else []
-    if not modules or not all(isinstance(each, Mapping) for each in modules):
+    if not modules or not all(isinstance(module, Mapping) for module in modules):
         return False
-    return all(hasattr(x, "dtype") for each in modules for x in each.values())
+    return all(hasattr(x, "dtype") for module in modules for x in module.values())
 
 
 def of_parameters(params: Mapping[str, Mapping[str, Any]]) -> markup.Html:

@@ -176,7 +176,7 @@ class Strongest:
 @sets.maps_of.register
 def _(answer: TextMaps) -> sets.Given:
     texts = {"tokens": answer.tokens, "key_tokens": answer.key_tokens}
-    texts = {name: each for name, each in texts.items() if each}
+    texts = {name: text for name, text in texts.items() if text}
     if answer.images is not None:
         texts["images"] = list(answer.images)
     return sets.Given(answer.maps, texts, answer.why, answer.name)

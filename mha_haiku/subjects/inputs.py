@@ -105,7 +105,7 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
 
     def encode(text):
         around = tokenizer.before, tokenizer.encode(text), tokenizer.after
-        return np.concatenate([np.array(each, np.int32) for each in around])
+        return np.concatenate([np.array(part, np.int32) for part in around])
 
     def decode(tokens):
         return tokenizer.decode(tokens).removeprefix(" ")

@@ -237,7 +237,7 @@ def _batches(subject, given) -> list[tasks.Example]:
 def _takes_lengths(function) -> bool:
     """Checks whether a function can be told the lengths of padded inputs."""
     try:
-        given = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have none
         return True
-    return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in given)
+    return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in parameters)

@@ -64,8 +64,8 @@ def placed(
     wanted = subject.config.replace(devices=dict(data=None))
     split = {x: getattr(wanted.devices, x) for x in ("heads", "sequence")}
     try:
-        given = wanted.devices, wanted.model, wanted.training
-        configuration.check_devices(*given, len(available))
+        sections = wanted.devices, wanted.model, wanted.training
+        configuration.check_devices(*sections, len(available))
         configuration.check_sequence(wanted.devices, length)
     except ConfigError:
         split = {"heads": 1, "sequence": 1}

@@ -196,16 +196,20 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         return [Part(x.path, x.kind, x.layer, x.names) for x in known]
     if batch is None and subject.batches is not None:
         batch = subject.batches[0]
-    given = subject.model, subject.params, batch or inputs.some_tokens(subject.codec)
+    arguments = (
+        subject.model,
+        subject.params,
+        batch or inputs.some_tokens(subject.codec),
+    )
     try:
-        counts = running.parts(*given)
+        counts = running.parts(*arguments)
     except Exception as error:
         if batch is not None:
             raise
         reason = " ".join(str(error).split())
         why = f"cannot be traced on tokens ({reason}).\nPass examples to mh.wrap"
         refuse(subject, "counting heads", why)
-    kinds = running.kinds_of(*given) or [""] * len(counts)
+    kinds = running.kinds_of(*arguments) or [""] * len(counts)
     return [
         Part(path, kind, i - kinds.index(kind), tuple(range(count)))
         for i, (kind, (path, count)) in enumerate(

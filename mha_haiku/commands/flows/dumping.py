@@ -49,10 +49,10 @@ def dump_attention(
     """
     if examples is not None and indices is not None:
         raise ConfigError("Give --examples or --indices, not both.")
-    own = {"--text": text, "--text_file": text_file, "--tokens": tokens}
-    given = [flag for flag, value in own.items() if value is not None]
-    if len(given) > 1:
-        raise ConfigError(f"Give {' or '.join(given)}, not both.")
+    sources = {"--text": text, "--text_file": text_file, "--tokens": tokens}
+    flags = [flag for flag, value in sources.items() if value is not None]
+    if len(flags) > 1:
+        raise ConfigError(f"Give {' or '.join(flags)}, not both.")
     if text_file is not None:
         text = checks.text_of(text_file, f"--text_file={text_file}")
     elif text is not None and os.path.isfile(os.path.expanduser(text)):

@@ -73,8 +73,10 @@ def generate(
                 log.append(job.record(text))
         print(result.text(), end="\n\n")
     else:
-        each = [text for text in texts for _ in range(samples)]
-        job = generation.job(subject, kind, each, strategy, tokens=tokens, seed=seed)
+        repeated = [text for text in texts for _ in range(samples)]
+        job = generation.job(
+            subject, kind, repeated, strategy, tokens=tokens, seed=seed
+        )
         is_alone = job.kind == "prompt" and len(job.given) == 1
         is_alone &= not isinstance(strategy, decoding.Beam)  # whose end is awaited
         with files.LineWriter(subject.folder.generated) as log:

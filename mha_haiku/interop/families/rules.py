@@ -146,8 +146,8 @@ def sizes(
     defaults = defaults or (tables.REQUIRED,) * 4
     least_one = fields.integer(1, 2**20)  # head, as the width is divided by them
     return tuple(
-        Setting(each, name, default, check=least_one if each == ours[2] else None)
-        for each, name, default in zip(ours, names, defaults, strict=False)
+        Setting(field, name, default, check=least_one if field == ours[2] else None)
+        for field, name, default in zip(ours, names, defaults, strict=False)
     )
 
 
@@ -235,11 +235,13 @@ def windows(
 
     def write(ours):
         num_layers, window = ours["num_layers"], ours["attention.window"]
-        each = _of_layers(window, num_layers)
-        sizes = {size for size in each if size is not None}
+        by_layer = _of_layers(window, num_layers)
+        sizes = {size for size in by_layer if size is not None}
         if len(sizes) > 1:
             raise CannotSayError(f"windows of {len(sizes)} sizes")
-        kinds = ["full_attention" if w is None else "sliding_attention" for w in each]
+        kinds = [
+            "full_attention" if w is None else "sliding_attention" for w in by_layer
+        ]
         used = {
             "use_sliding_window": bool(sizes),
             "max_window_layers": 0 if sizes else num_layers,
@@ -333,8 +335,8 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
     """Makes the rule of Gemma 3: layers with a window, as in `windows`, differ."""
 
     def read(theirs):
-        given = theirs["rope_parameters"] or {}
-        for name in given:
+        rope = theirs["rope_parameters"] or {}
+        for name in rope:
             checks.choice("a key of config.json's rope_parameters", name, _WINDOW_KINDS)
         ropes = {}
         for kind, theta in (
@@ -342,7 +344,7 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
             ("sliding_attention", "rope_local_base_freq"),
         ):
             name = f"rope_parameters.{kind}"
-            said = given.get(kind)
+            said = rope.get(kind)
             said = {"rope_type": "default"} if said is None else _object(name, said)
             if kind == "full_attention":
                 said = {**said, **(theirs["rope_scaling"] or {})}

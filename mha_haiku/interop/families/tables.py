@@ -193,8 +193,8 @@ def keys_of(family: Family, head: Head) -> dict[str, fields.Field]:
     result: dict[str, fields.Field] = {}
     settings = (*family.settings, *head.settings)
     # A rule may read the key of a setting, whose default counts.
-    for each in sorted(settings, key=lambda each: isinstance(each, Setting)):
-        result |= each.keys
+    for setting in sorted(settings, key=lambda setting: isinstance(setting, Setting)):
+        result |= setting.keys
     return result
 
 

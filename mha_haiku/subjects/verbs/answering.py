@@ -62,7 +62,7 @@ def score(
         for i, answer in enumerate(answers)
     ]
     values = {
-        name: (value, *_interval(value, np.array([each[name] for each in alone])))
+        name: (value, *_interval(value, np.array([scores[name] for scores in alone])))
         for name, value in task.score(answers, batch).items()
     }
     rows = inputs.rows_of(batch)

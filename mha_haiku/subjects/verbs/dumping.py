@@ -182,8 +182,8 @@ def measured(
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
         numbers, maps = [], []
         for *_, of_layers in looks(range(count), "means of maps"):
-            maps.append([each.weights.mean(axis=0) for each in of_layers])
-            numbers.append([each.numbers for each in of_layers])
+            maps.append([layer_seen.weights.mean(axis=0) for layer_seen in of_layers])
+            numbers.append([layer_seen.numbers for layer_seen in of_layers])
         maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
         numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
@@ -231,17 +231,17 @@ def dossier(folder: str | os.PathLike) -> map_set.Dossier:
     folder = checks.as_path(folder)
     above = folder.resolve().parents[:3]
     root = next((x for x in above if folders.Folder(x).config.exists()), None)
-    own = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
+    shown = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
     moments = _snapshots(folder / "snapshots")
-    if moments and own.step is not None:
+    if moments and shown.step is not None:
         # The last of the training may be a snapshot as well.
-        moments = [each for each in moments if each.step != own.step]
-        moments.append(dataclasses.replace(own, name=f"step {own.step}"))
-        moments.sort(key=lambda each: each.step)
+        moments = [moment for moment in moments if moment.step != shown.step]
+        moments.append(dataclasses.replace(shown, name=f"step {shown.step}"))
+        moments.sort(key=lambda moment: moment.step)
     else:
-        moments = [dataclasses.replace(own, step=None)]
+        moments = [dataclasses.replace(shown, step=None)]
     note = "The exact numbers are in maps.npz next to this page."
-    return map_set.Dossier(own.name, tuple(moments), notes=(note,))
+    return map_set.Dossier(shown.name, tuple(moments), notes=(note,))
 
 
 def steps_of(snapshots: Path) -> list[int]:
@@ -270,8 +270,10 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
     for step in steps_of(folder):
         maps = map_set.MapSet.load(folder / str(step) / "maps.npz")
         known = maps.columns.items()
-        own = {x: y for x, y in known if x not in attention.STATISTICS}
-        maps = dataclasses.replace(maps, name=f"step {step}", step=step, columns=own)
+        alignments = {x: y for x, y in known if x not in attention.STATISTICS}
+        maps = dataclasses.replace(
+            maps, name=f"step {step}", step=step, columns=alignments
+        )
         moments.append(maps)
     return moments
 
@@ -421,9 +423,9 @@ def _examples(
 def _mean(name, example, maps) -> map_set.Example:
     """Makes an example of the mean of whole maps, whose tokens are unknown."""
     tokens, *decoder = (
-        [""] * each.shape[1]
-        for each in (example.inputs, example.decoder_inputs)
-        if each is not None
+        [""] * side.shape[1]
+        for side in (example.inputs, example.decoder_inputs)
+        if side is not None
     )
     lengths = [len(each) for each in (tokens, *decoder)]
     queries, keys, kinds = _axes(None, lengths, tokens, *decoder, *decoder)

@@ -421,18 +421,18 @@ def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
 
 def _windowed(subject, reach) -> Subject:
     """Limits the model of a subject to `reach` positions before the current one."""
-    own = [
+    windows = [
         reach if window is None else min(window, reach)
         for window in models.windows(subject.config.model)
     ]
-    window = own if len(set(own)) > 1 else own[0]
+    window = windows if len(set(windows)) > 1 else windows[0]
     config = subject.config.replace(model=dict(attention=dict(window=window)))
 
     def make():
         model = folders.make_model(config.model, subject.task, subject.placement)
         return model.edited(*subject.model.edits)
 
-    model = programs.once(subject, f"window {own}", make)
+    model = programs.once(subject, f"window {windows}", make)
     return subject.replace(config=config, model=model)
 
 

@@ -169,7 +169,7 @@ def rollout(
     config = subject.model.config
     predicts_next = config is None or config.family == "causal"
     batches = programs.batches_given(subject, examples, targets=predicts_next)
-    own = "held-out " if batches is None else ""
+    kind = "held-out " if batches is None else ""
     if batches is not None:
         batches = _with_answers(subject, batches)
     count = examples if batches is None else sum(len(x.inputs) for x in batches)
@@ -192,7 +192,7 @@ def rollout(
         effect["measures"]["flow"] = own_flow
     asks = [effect for effect in effects if effect["asks"]]
     if not asks:
-        raise ConfigError(f"In {count} {own}examples no target counts.")
+        raise ConfigError(f"In {count} {kind}examples no target counts.")
     changes, drops = {}, {}
     for name in _MEASURES:
         measured = [effect for effect in asks if name in effect["measures"]]
@@ -205,7 +205,7 @@ def rollout(
             )
             for of in (np.abs, np.asarray)
         )
-    title = f"{subject.title}: means over {len(asks)} {own}examples"
+    title = f"{subject.title}: means over {len(asks)} {kind}examples"
     return Study(title, changes, drops, published or {})
 
 
@@ -408,8 +408,8 @@ def drops(
     positions = jnp.arange(example.inputs.shape[1])
 
     def probability(inputs):
-        given = example._replace(inputs=inputs)
-        logits = running.run(subject.model, params, given).logits
+        replaced = example._replace(inputs=inputs)
+        logits = running.run(subject.model, params, replaced).logits
         return jnp.exp(_answer(row, jax.nn.log_softmax(logits), example))
 
     def per_draw(blanks):

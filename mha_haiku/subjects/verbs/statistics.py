@@ -77,7 +77,7 @@ def statistics(
         alignments = {}
         if subject.task is not None:
             alignments = alignment.of_batch(subject.task.alignments, example)
-        aligned.append([each.aligned(alignments) for each in of_layers])
+        aligned.append([layer_seen.aligned(alignments) for layer_seen in of_layers])
     known = jax.tree.map(lambda *x: np.concatenate(x), *aligned)
     columns = [part.names for part in parts]
     numbers = collecting.summary([each.numbers for each in known], columns)
@@ -141,11 +141,11 @@ def chosen_layers(
     """
     result = None if wanted is None else []
     addresses = [part.address for part in parts]
-    for each in wanted or ():
-        own = [i for i, part in enumerate(parts) if part.kind == each]
-        if not own and isinstance(each, str):
+    for layer in wanted or ():
+        indices = [i for i, part in enumerate(parts) if part.kind == layer]
+        if not indices and isinstance(layer, str):
             with checks.user_mistakes():
-                checks.choice("a layer", each.strip(), addresses)
-            own = [addresses.index(each.strip())]
-        result += own or [each]
+                checks.choice("a layer", layer.strip(), addresses)
+            indices = [addresses.index(layer.strip())]
+        result += indices or [layer]
     return chosen("layers", result, len(parts))

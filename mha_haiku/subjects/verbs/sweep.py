@@ -110,19 +110,19 @@ class Pruned(results.Result):
 
     def text(self) -> str:
         """Writes the table as text, with a legend of its columns."""
-        metric, own = next(x for x in _METRICS if x in self.points[0].metrics), ""
+        metric, legend = next(x for x in _METRICS if x in self.points[0].metrics), ""
         kinds = ", ".join(self.points[0].kinds)
         between_kinds = f", and | between {kinds}" if kinds else ""
         if metric == "drift":
-            own = (
+            legend = (
                 "drift: 1 - cosine of a sentence's vectors, whole and pruned\n"
                 "neighbours: the share of sentences whose nearest other one stays\n"
             )
         if self.baseline:
             spoken = metric.replace("_", " ")
-            own += f"{self.baseline_name}: the {spoken} with heads in that order\n"
+            legend += f"{self.baseline_name}: the {spoken} with heads in that order\n"
         return (
-            f"{self.title}\n\n{self.table().text()}\n\n{own}"
+            f"{self.title}\n\n{self.table().text()}\n\n{legend}"
             "faster: the forward pass, alternating with the whole model\n"
             "ideal: by the number of operations\n"
             "units: the hidden units of all layers\n"
@@ -212,9 +212,10 @@ def points(subjects: Sequence[Subject], names: Sequence[str] = ()) -> list[Point
 
 def _names(layers) -> str:
     """Joins the names of heads, with ";" between layers and "|" between kinds."""
-    own = itertools.groupby(layers, key=lambda layer: layer.kind)
+    by_kind = itertools.groupby(layers, key=lambda layer: layer.kind)
     return "|".join(
-        ";".join(" ".join(map(str, layer.names)) for layer in group) for _, group in own
+        ";".join(" ".join(map(str, layer.names)) for layer in group)
+        for _, group in by_kind
     )
 
 

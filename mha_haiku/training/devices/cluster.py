@@ -84,9 +84,9 @@ def exchange(text: str) -> list[str]:
     """Exchanges texts between all processes: the texts of all, in their order."""
     if _is_alone():
         return [text]
-    own = np.frombuffer(text.encode(), np.uint8)
-    sizes = _gathered(np.array([own.size], np.int32))[:, 0]
-    rows = _gathered(np.pad(own, (0, int(sizes.max()) - own.size)))
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = _gathered(np.array([data.size], np.int32))[:, 0]
+    rows = _gathered(np.pad(data, (0, int(sizes.max()) - data.size)))
     rows = zip(rows, sizes, strict=True)
     return [row[:size].tobytes().decode() for row, size in rows]
 
@@ -171,10 +171,10 @@ def _is_alone() -> bool:
 
 
 def _check(coordinator, num_processes, process_id) -> None:
-    given = [coordinator, num_processes, process_id]
-    if given == [None] * 3:
+    arguments = [coordinator, num_processes, process_id]
+    if arguments == [None] * 3:
         return
-    if None in given:
+    if None in arguments:
         raise checks.ConfigError(
             "--coordinator, --num_processes and --process_id go together, got "
             f"{coordinator}, {num_processes} and {process_id}."

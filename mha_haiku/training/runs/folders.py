@@ -209,11 +209,11 @@ def load_run(
     if config is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
     if config.training.seeds > 1:
-        own = [each.root for _, each in of_runs(folder, config)]
+        roots = [run_folder.root for _, run_folder in of_runs(folder, config)]
         raise ConfigError(
             f"{folder.root} holds a run for each of several seeds: "
-            f"{checks.listed([root.name for root in own])}.\n"
-            f"Name one of them, as {own[0]}."
+            f"{checks.listed([root.name for root in roots])}.\n"
+            f"Name one of them, as {roots[0]}."
         )
     stored = []
 
@@ -392,7 +392,7 @@ def write_run(
     check_free(workdir)
     folder = Folder(checks.as_path(workdir))
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
-    own = [path for path in (folder.tokenizer, folder.data) if not path.exists()]
+    made = [path for path in (folder.tokenizer, folder.data) if not path.exists()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(not_left_empty(folder.root))
         open_folder(folder.root, is_new=True)
@@ -404,7 +404,7 @@ def write_run(
             write_config(folder, config, jax.local_devices(), task)
         except BaseException:  # Ctrl-C too
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
-            for path in own:
+            for path in made:
                 path.unlink(missing_ok=True)
             raise
     return folder.root

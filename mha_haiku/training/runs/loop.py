@@ -131,14 +131,14 @@ def train(
             stack, config, workdir, override_config=override_config
         )
         root = folders.Folder(checks.as_path(workdir))
-        if all(each.finished for each in opened):
+        if all(run.finished for run in opened):
             summary = opening.whole({x.config.seed: x.finished for x in opened}, {})
             if cluster.is_first():
                 print(f"The run in {root.root} has ended at step {summary.steps}.")
             return summary
         placement = configuration.make_placement(config, devices)
-        given = None if task is None else task.keep()
-        made = _make_task(config, opened, given, override_config)
+        kept = None if task is None else task.keep()
+        made = _make_task(config, opened, kept, override_config)
         return _run(config, root, opened, placement, observers, *made, started)
 
 
@@ -210,21 +210,21 @@ def train_seeds(
             )
         trained = [
             Trained(
-                own.seed,
+                run_config.seed,
                 folders.load_run(folder.root),
                 metrics_log.read(folder.metrics),
             )
-            for own, folder in folders.of_runs(root, config)
+            for run_config, folder in folders.of_runs(root, config)
         ]
     shared = dict(model=trained[0].run.model, task=trained[0].run.task)
-    return [each._replace(run=each.run._replace(**shared)) for each in trained]
+    return [result._replace(run=result.run._replace(**shared)) for result in trained]
 
 
 def _make_task(
     config, opened, given, override_config
 ) -> tuple[tasks.Task, warm_start.Source | None]:
     """Makes the task from the runs' data, and loads the run that they start from."""
-    begun = [each for each in opened if each.stored.latest() is not None]
+    begun = [run for run in opened if run.stored.latest() is not None]
     kept, source = None, None
     if config.init_from and len(begun) < len(opened):
         source = warm_start.load(config)
@@ -266,7 +266,7 @@ def _run(
                 model.log = stack.enter_context(_open_log(model.run, name, trainer))
             trainer.console = stack.enter_context(
                 metrics_log.Console(
-                    start=min(each.stored.latest() or 0 for each in opened),
+                    start=min(run.stored.latest() or 0 for run in opened),
                     steps=steps,
                     baseline=task.baseline,
                     baseline_name=task.baseline_name,
@@ -413,7 +413,7 @@ def _next_stop(trainer, most) -> int:
         training.report_every,
         training.evaluate_every,
         training.checkpoint_every,
-        *(each.every for model in trainer.models for each in model.observers),
+        *(observer.every for model in trainer.models for observer in model.observers),
     )
     step, most = trainer.step, min(training.steps_per_dispatch, most)
     due = min((step // every + 1) * every for every in marks)

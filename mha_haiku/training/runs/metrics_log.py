@@ -98,8 +98,8 @@ class Console(progress.Bar):
         self.reach(step)
         place = f"step {step:>{len(str(self.total))}}/{self.total}"
         metrics = {
-            name: [each[name] for each in metrics if name in each]
-            for name in dict.fromkeys(name for each in metrics for name in each)
+            name: [numbers[name] for numbers in metrics if name in numbers]
+            for name in dict.fromkeys(name for numbers in metrics for name in numbers)
         }
         rates = metrics.get("examples_per_second", [])
         rate = [f"{sum(rates):,.0f} examples/s"] if rates else []  # of all together

@@ -110,8 +110,8 @@ def open_runs(
     if config.training.seeds > 1:
         cluster.first_does(open_root)
     return [
-        _open_run(stack, own, folder, override_config)
-        for own, folder in folders.of_runs(root, config)
+        _open_run(stack, run_config, folder, override_config)
+        for run_config, folder in folders.of_runs(root, config)
     ]
 
 
@@ -151,23 +151,25 @@ def whole(
     summaries = dict(sorted(summaries.items()))
     ended = list(summaries.values())
     names = [name for name in ended[0].metrics if all(name in x.metrics for x in ended)]
-    values = {name: [each.metrics[name] for each in ended] for name in names}
+    values = {name: [summary.metrics[name] for summary in ended] for name in names}
     return SeedsSummary(
         seeds=sorted([*summaries, *failed]),
         failed={str(seed): why for seed, why in failed.items()},
-        steps=min(each.steps for each in ended),
+        steps=min(summary.steps for summary in ended),
         metrics={name: statistics.fmean(x) for name, x in values.items()},
         spread={name: statistics.stdev(x) for name, x in values.items() if len(x) > 1},
         each={str(seed): x.metrics for seed, x in summaries.items()},
         baseline=ended[0].baseline,
         baseline_name=ended[0].baseline_name,
-        interrupted=any(each.interrupted for each in ended),
-        resumed_from=min(each.resumed_from for each in ended),
-        skipped_steps=sum(each.skipped_steps for each in ended),
-        wall_seconds=max(each.wall_seconds for each in ended),
-        compile_seconds=max(each.compile_seconds for each in ended),
-        steps_per_second=statistics.fmean(each.steps_per_second for each in ended),
-        examples_per_second=sum(each.examples_per_second for each in ended),
+        interrupted=any(summary.interrupted for summary in ended),
+        resumed_from=min(summary.resumed_from for summary in ended),
+        skipped_steps=sum(summary.skipped_steps for summary in ended),
+        wall_seconds=max(summary.wall_seconds for summary in ended),
+        compile_seconds=max(summary.compile_seconds for summary in ended),
+        steps_per_second=statistics.fmean(
+            summary.steps_per_second for summary in ended
+        ),
+        examples_per_second=sum(summary.examples_per_second for summary in ended),
     )
 
 

@@ -56,7 +56,7 @@ def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         memory = pages * jax.process_count()
     else:
-        limits = (each.memory_stats() or {} for each in jax.local_devices())
+        limits = (device.memory_stats() or {} for device in jax.local_devices())
         memory = sum(x.get("bytes_limit", math.inf) for x in limits)
         memory *= jax.process_count()
     if size > memory:
@@ -273,8 +273,8 @@ class Trainer:
         config allows; then it is not saved. NonFiniteLossError if no model is left.
         """
         stops = [
-            np.int32(each.step if each.failure else max(each.step, stop))
-            for each in self.models
+            np.int32(model.step if model.failure else max(model.step, stop))
+            for model in self.models
         ]
         before = time.perf_counter()
         self.state, report = self.dispatch(
@@ -283,9 +283,10 @@ class Trainer:
         reports = self._fetch(report)
         seconds = time.perf_counter() - before
         self.seconds += seconds
-        each = zip(self.models, reports, self._numbers(), strict=True)
+        results = zip(self.models, reports, self._numbers(), strict=True)
         taken = [
-            model.take(x, state, self._max_skips, seconds) for model, x, state in each
+            model.take(x, state, self._max_skips, seconds)
+            for model, x, state in results
         ]
         affordable = int(_SECONDS_PER_DISPATCH * max(taken) / seconds)
         self.affordable_steps = max(1, affordable)
@@ -330,9 +331,9 @@ class Trainer:
 
     def _evaluate(self, of: Sequence[Model]) -> None:
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
-        for model, own in zip(self.models, self._fetch(sums), strict=True):
+        for model, model_sums in zip(self.models, self._fetch(sums), strict=True):
             if model in of:
-                model.evaluate(own)
+                model.evaluate(model_sums)
         self._drop_failed()
 
     def _fetch(self, tree: Any) -> list[Any]:
@@ -348,7 +349,7 @@ class Trainer:
 
     def _of_moved(self, tree) -> list[tuple[Model, Any]]:
         pairs = zip(self.models, self._fetch(tree), strict=True)
-        return [(model, own) for model, own in pairs if model in self.moved]
+        return [(model, state) for model, state in pairs if model in self.moved]
 
     def _drop_failed(self) -> None:
         failed = [model for model in self.moved if model.failure]

@@ -46,11 +46,11 @@ class Example(NamedTuple):
 
     def model_inputs(self) -> dict[str, jax.Array | None]:
         """Collects the inputs of a model, as keyword arguments of `Model.apply`."""
-        given = {"inputs": self.inputs, "lengths": self.lengths}
+        inputs = {"inputs": self.inputs, "lengths": self.lengths}
         if self.decoder_inputs is not None:
-            given["decoder_inputs"] = self.decoder_inputs
-            given["decoder_lengths"] = self.decoder_lengths
-        return given | dict(self.others or {})
+            inputs["decoder_inputs"] = self.decoder_inputs
+            inputs["decoder_lengths"] = self.decoder_lengths
+        return inputs | dict(self.others or {})
 
     def axes(self) -> "Example":
         """Returns the axes of each array as letters: "B" batch, "T" positions."""

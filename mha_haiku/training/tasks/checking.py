@@ -66,8 +66,8 @@ def _faults_of_attributes(task) -> list[str]:
         if not _is_count(getattr(task, name))
     ]
     sizes = task.num_tokens, task.feature_size
-    given = [size for size in sizes if size is not None]
-    if len(given) != 1 or not _is_count(given[0]):
+    known = [size for size in sizes if size is not None]
+    if len(known) != 1 or not _is_count(known[0]):
         faults.append(
             "either num_tokens or feature_size must be an integer above 0 and the "
             f"other None, not {described(sizes[0])} and {described(sizes[1])}"

@@ -202,7 +202,9 @@ def bag_of_words(
     for each, label in train:
         counts[label].update(_words(each))
     places = {word: i for i, word in enumerate(dict.fromkeys(itertools.chain(*counts)))}
-    table = np.array([[own[word] + 1.0 for own in counts] for word in places])
+    table = np.array(
+        [[label_counts[word] + 1.0 for label_counts in counts] for word in places]
+    )
     of_words = np.log(table / table.sum(0))  # [words, labels]
     of_labels = np.bincount([label for _, label in train], minlength=labels) + 1
     of_labels = np.log(of_labels / of_labels.sum())

@@ -60,8 +60,8 @@ class Sentences(text.TextTask):
 
 def sentences(whole: str) -> list[str]:
     """Lists the sentences of a text, each once, with single spaces between words."""
-    paragraphs = (" ".join(each.split()) for each in _PARAGRAPHS.split(whole))
-    pieces = (piece for each in paragraphs for piece in _ENDS.split(each))
+    paragraphs = (" ".join(paragraph.split()) for paragraph in _PARAGRAPHS.split(whole))
+    pieces = (piece for paragraph in paragraphs for piece in _ENDS.split(paragraph))
     return [
         piece
         for piece in dict.fromkeys(pieces)

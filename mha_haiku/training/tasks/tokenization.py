@@ -153,7 +153,7 @@ class BytePairs(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         encodings = self.tokenizer.encode_batch(_lines(text))
-        ids = itertools.chain.from_iterable(each.ids for each in encodings)
+        ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
         return np.fromiter(ids, np.int32)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
@@ -296,7 +296,7 @@ class Pretrained(Tokenizer):
     @functools.cached_property
     def _special(self) -> frozenset[int]:
         added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(token for token, each in added.items() if each.special)
+        return frozenset(token for token, entry in added.items() if entry.special)
 
     @functools.cached_property
     def _unknown(self) -> int | None:
@@ -311,8 +311,10 @@ class Pretrained(Tokenizer):
         if self._tokenizer.post_processor is not None:
             asked.post_processor = self._tokenizer.post_processor
         encoding = asked.encode("a")
-        own = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
-        first, last = (own[0], own[-1] + 1) if len(own) else [len(encoding.ids)] * 2
+        places = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+        first, last = (
+            (places[0], places[-1] + 1) if len(places) else [len(encoding.ids)] * 2
+        )
         return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
 
     @functools.cached_property
