@@ -128,7 +128,7 @@ def full_disks(subject: Subject, count: int, chance: random.Random) -> Outcomes:
         subject.command(workdir, fault='{"fill": 100}'),
         subject.command(workdir),
     ]
-    # A mount in a namespace of its own, invisible outside, which ends with the process.
+    # A mount in a separate namespace, invisible outside, which ends with the process.
     isolated = ["unshare", "--map-root-user", "--mount", sys.executable, "-m"]
     done = subprocess.run(
         [*isolated, "scripts.reliability_disk", disk, out, json.dumps(commands)],

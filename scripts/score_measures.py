@@ -432,7 +432,7 @@ def _edges_kept(model, params, clean, corrupted, kept, *, metric):
             }
 
         for layer, name in enumerate(names):
-            if not layer:  # which reads embeddings alone
+            if not layer:  # which reads only embeddings
                 ours.append(running.look(model, params, clean, [name])[1][name])
                 continue
             path = name.removesuffix("heads")

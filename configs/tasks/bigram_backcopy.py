@@ -61,7 +61,7 @@ class BigramBackcopy(base.Task):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        # Pairs of a symbol and the one before it are a chain of their own.
+        # Pairs of a symbol and the one before it are also a Markov chain.
         is_trigger = np.arange(self.num_symbols) < self.num_triggers
         pairs = np.diag(~is_trigger / (~is_trigger).sum())
         accuracies, losses = [], []

@@ -201,7 +201,7 @@ class Part(NamedTuple):
     # thousands "units of thousands" and so on; or the word "thousand".
     meaning: str
     start: int  # the first letter
-    stop: int  # behind the last letter
+    stop: int  # after the last letter
 
 
 def languages() -> tuple[str, ...]:

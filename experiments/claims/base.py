@@ -64,7 +64,7 @@ class Criterion(NamedTuple):
         if it says in words which side of `null` the number lies on, and the bound is
         `null`. It is half of the paper's effect if it lies half-way between `null` and
         the published number that is closest to `null`.
-      null: The number where there is no effect.
+      null: The number without an effect.
       published: The same number in the paper, by its place there; {} if the paper has
         none. The criterion holds for all of them.
     """

@@ -92,7 +92,7 @@ class Desk:
         progress: Callable[..., Iterator] = progress.over,
         devices: Sequence[jax.Device] | None = None,
     ):
-        """Takes its attributes, and the devices that divide a training; None: all."""
+        """Takes its attributes, and the devices for training, by default all."""
         self.workdir = checks.as_path(workdir)
         self.seeds = tuple(seeds)
         self.progress = progress

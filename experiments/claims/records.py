@@ -60,7 +60,7 @@ def path_of(folder: Path, name: str) -> Path:
 
 
 def read(path: Path) -> list[Record]:
-    """Returns the measurements in a file, in order; none where there is no file."""
+    """Returns the measurements in a file, in order, or none without a file."""
     return [
         Record(**{name: line[name] for name in Record._fields})
         for line in files.read_lines(path)

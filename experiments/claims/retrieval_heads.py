@@ -176,7 +176,7 @@ def copied(largest: jax.Array, places: jax.Array, is_right: jax.Array) -> jax.Ar
 
     Args:
       largest: Keys of the largest weight of each head at the answers, `[B, H, N]`.
-      places: Where the same answers stand in the text, `[B, N]`.
+      places: Positions of the same answers in the text, `[B, N]`.
       is_right: Which answers the model gets right, `[B, N]`.
     """
     is_right = is_right[:, None]

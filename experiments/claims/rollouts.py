@@ -22,7 +22,7 @@ _MOST = 4000  # steps
 
 _PHRASES = 5
 _CLS, _PREPOSITIONS, _ADVERBS, _ADJECTIVES, _NOUNS = 0, 1, 5, 9, 13  # first of each
-_BLANK = 33  # behind 20 nouns, ten in the singular and ten in the plural
+_BLANK = 33  # after 20 nouns, ten in the singular and ten in the plural
 
 
 class Rollouts(base.Claim):
@@ -180,7 +180,7 @@ class Rollouts(base.Claim):
         for name, layers in scores.items():
             by_layer = [correlation(layer, matters) for layer in layers]
             numbers[name] = by_layer[-1]
-            if name != "flow":  # which is slow, and is of all layers alone
+            if name != "flow":  # which is slow, and only for all layers
                 named = {f"{name}, layer {i + 1}": x for i, x in enumerate(by_layer)}
                 numbers |= named
         return numbers

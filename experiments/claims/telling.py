@@ -429,7 +429,7 @@ def _bounds(claim: base.Claim) -> list[str]:
 
 
 def _before(claim: base.Claim) -> str:
-    """Returns what an earlier design said, in brackets; "" where there is none."""
+    """Returns the verdict of an earlier design, in brackets, or ""."""
     return f" (before: {claim.before.verdict})" if claim.before else ""
 
 

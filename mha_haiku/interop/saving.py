@@ -240,7 +240,7 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
         ours = [np.asarray(left.pop(name)) for name in row.ours]
         for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
             result[name.removeprefix(prefix)] = x
-    if not config.output.tied:  # what is tied there reads an array of its own
+    if not config.output.tied:  # tied parts read separate arrays there
         for copy, of in head.copies.items():
             if of in result:
                 result.setdefault(copy, result[of])

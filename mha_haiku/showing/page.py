@@ -106,7 +106,7 @@ def contents(shown: Dossier) -> dict[str, Any]:
       `queries` and `keys` (None if the same), `layers` with packed `codes` (see
       `encode`) and each head's `largest` weight, `answers`, `images` and `why`. Layers
       of several kinds have a `kind`, and an example `kinds`: the axes, images and
-      answers of a kind, in place of the example's, and `alignment`, pairs of positions.
+      answers of a kind, instead of the example's, and `alignment`, pairs of positions.
     """
     shown.check()
     examples = [example for each in shown.sets for example in each.examples]

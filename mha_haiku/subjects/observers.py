@@ -36,7 +36,7 @@ from mha_haiku.training.runs import (
 _EXAMPLES = 64
 _POSITIONS = 2**13  # of all examples
 _GRADIENT = heads.MEASURES["gradient"]
-_TOKENS = 48  # of a prompt, and of what is written behind it, at most
+_TOKENS = 48  # of a prompt, and of its continuation, at most
 _SHOWN = 60  # characters of each
 
 

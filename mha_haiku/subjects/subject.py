@@ -175,7 +175,7 @@ class Part(NamedTuple):
     """An attention part, and its heads."""
 
     path: str  # of its sites
-    kind: str  # one of `models.KINDS`; "" where there is one kind
+    kind: str  # one of `models.KINDS`; "" if there is only one kind
     layer: int  # which layer of its kind
     names: tuple[int, ...]  # of its heads, as in the unpruned layer
 

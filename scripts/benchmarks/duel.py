@@ -47,7 +47,7 @@ class Sample(NamedTuple):
     """One turn of one contender."""
 
     seconds: float  # per unit of work
-    foreign: float | None  # processors that others kept busy; None: unknown
+    foreign: float | None  # processors that others kept busy, if known
     processor_seconds: float = 0.0  # of all its threads, per unit of work
 
     @property

@@ -76,7 +76,7 @@ def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
     by_name = {result.name: result for result in results}
     shown = [result for result in results if result.samples and not result.fault]
     if not shown:
-        return ["(nobody came to the end)"]
+        return ["(no contender finished)"]
     is_long = max(seconds(result).median for result in shown) >= _LONG
     scale, prefix = (1, "") if is_long else (1e3, "m")
     facts = list(dict.fromkeys(name for result in shown for name in result.facts))

@@ -75,7 +75,7 @@ def linear(
 def norm(
     ours: str, theirs: str, change: changes.Change = changes.as_it_is
 ) -> tuple[Row, ...]:
-    """Makes the rows of a norm: scale, and offset where there is one."""
+    """Makes the rows of a norm: scale, and offset if it has one."""
     return (
         row(f"{ours}/scale", f"{theirs}.weight", change),
         row(f"{ours}/offset", f"{theirs}.bias"),
@@ -171,7 +171,7 @@ class Family(NamedTuple):
     """A family of models."""
 
     name: str  # its `model_type` in `config.json`
-    prefix: str  # what names of the model's own arrays begin with where there is a head
+    prefix: str  # of names of the model's arrays, if it has a head
     layer: str  # what names of a layer's arrays begin with; `{}` is its number
     fields: Mapping[str, Any]  # what all its models have in `config.model`
     settings: tuple[Setting | Rule, ...]  # what `config.json` says of the rest

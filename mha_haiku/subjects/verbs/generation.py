@@ -255,7 +255,7 @@ class Stream:
 
 
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
-    """Yields the texts in turn; with a name there is a progress bar."""
+    """Yields the texts in order; with a name it shows a progress bar."""
     subject, is_prompt = job.subject, job.kind == "prompt"
     task = subject.task
     given_tokens, given_lengths = inputs.padded(job.given_tokens)

@@ -255,7 +255,7 @@ def _with_answers(subject, batches) -> list[tasks.Example]:
 
 
 def _is_answered(subject, batch) -> bool:
-    """Checks whether targets count; raises ValueError where there is no answer."""
+    """Checks whether targets count; raises ValueError if there is no answer."""
     shape, dtype = np.shape(batch.inputs), jnp.result_type(batch.inputs)
     if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.integer):
         refuse(subject, "rollout", "does not read tokens, which others could replace")
@@ -403,7 +403,7 @@ def drops(
     """Measures how much the probability of the right answer falls without each input.
 
     That is `[N, T]`, the mean over draws. The answers are at the positions `row [N]`,
-    and `blanks [draws, N, T]` replace the inputs in turn.
+    and `blanks [draws, N, T]` replace the inputs one by one.
     """
     positions = jnp.arange(example.inputs.shape[1])
 
@@ -460,7 +460,7 @@ def _stand_ins(task) -> np.ndarray:
 
 
 def _blanks(stand_ins, draws, key, inputs):
-    """Returns the tokens that replace each input in turn, `[draws, T]`."""
+    """Returns the tokens that replace each input, `[draws, T]`."""
     count, stand_ins = len(stand_ins), jnp.asarray(stand_ins)
     if count == 1:
         return jnp.full((1, *inputs.shape), stand_ins[0], inputs.dtype)

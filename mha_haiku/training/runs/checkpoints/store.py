@@ -24,7 +24,7 @@ from mha_haiku.training.runs.checkpoints import arrays, manifest
 _logger = logging.getLogger("mha_haiku")
 
 _ARRAYS = "arrays.safetensors"
-_WINDOW = "window.json"  # where there is a window
+_WINDOW = "window.json"  # only if there is a window
 _PARTIAL = ".partial-"  # being written
 _REMOVED = ".removed-"  # being deleted
 _FEW_LAYERS = 16  # whose shapes are found fast
