@@ -64,7 +64,7 @@ _LONGEST = (
 
 
 def pytest_collection_modifyitems(items):
-    """Puts the longest first: no process is left alone with them at the end."""
+    """Puts the longest first, so that no process has to run them at the end."""
     items.sort(key=lambda item: not any(name in item.name for name in _LONGEST))
 
 

@@ -30,7 +30,7 @@ def config(**fields):
 
 
 def build(of, *, features=None, **options):
-    """Returns the model of a config: of tokens, but for a set classifier."""
+    """Returns the model of a config: of tokens, except a set classifier."""
     is_set = of.family == "set_classifier"
     features = is_set if features is None else features
     return models.build(

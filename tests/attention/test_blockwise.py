@@ -33,7 +33,7 @@ def normal(*shape):
     return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
-# Options of `attend`; what needs a gradient of its own is in "bias" or "score".
+# Options of `attend`; arrays that need a gradient are in "bias" or "score".
 CASES = {
     "nothing": {},
     "causal": {"mask": masks.causal()},

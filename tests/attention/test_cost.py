@@ -1,4 +1,4 @@
-"""A map that nobody reads costs nothing: compiled operations and memory.
+"""An unused map costs nothing: compiled operations and memory.
 
 B batch, T positions, H heads, K size per head.
 """

@@ -9,7 +9,7 @@ import pytest
 
 LENGTH, HEADS, SIZE = 65_536, 4, 64
 
-# In a process of its own, so that its peak memory does not include other tests.
+# In a separate process, so that its peak memory does not include other tests.
 PROGRAM = f"""
 import resource
 import jax, jax.numpy as jnp, numpy as np

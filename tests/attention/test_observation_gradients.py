@@ -192,7 +192,7 @@ def stated(found, numbers):
 
 
 def total(results, names):
-    """Returns the sum of all results, each weighted by numbers of its own."""
+    """Returns the sum of all results, weighted by different numbers."""
     draw = np.random.default_rng(2)
     weighted = [
         (results[name] * draw.normal(size=results[name].shape)).sum() for name in names

@@ -51,7 +51,7 @@ def chosen():
     return np.random.default_rng(4).normal(size=[B, T, H, V]).astype(np.float32)
 
 
-# Without jit each operation compiles by itself, so of one dtype alone.
+# Without jit each operation compiles by itself, so only one dtype.
 everywhere = pytest.mark.parametrize(
     ("dtype", "run"),
     [

@@ -175,7 +175,7 @@ def test_a_map_of_signed_weights_measures_them_as_they_are():
     for name in (*names, "num_queries"):
         own = getattr(statistics, name)
         np.testing.assert_allclose(own, expected[name], atol=1e-6, err_msg=name)
-    # What is defined of probabilities alone is not made up of other weights.
+    # Statistics that are defined only for probabilities are not computed otherwise.
     assert np.isnan(statistics.entropy).all() and np.isnan(divergence).all()
     assert np.isnan(statistics.received_gini).all()
     counted = (weights != 0).any(-1, keepdims=True)

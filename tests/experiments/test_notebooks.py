@@ -47,7 +47,7 @@ def test_notebook_runs(name):
     environment = dict(os.environ)
     if name in OPTIMIZED:
         del environment["JAX_DISABLE_MOST_OPTIMIZATIONS"]
-    # A process of its own: an event loop, sockets, and a kernel that it starts.
+    # A separate process: an event loop, sockets, and a kernel that it starts.
     done = subprocess.run(
         [sys.executable, notebooks.__file__, "--check", f"--only={name}"],
         capture_output=True,

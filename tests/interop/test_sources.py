@@ -150,7 +150,7 @@ def test_copies_of_tied_arrays_must_be_copies(folder):
     _same(interop.load(folder), wanted)
     _rewrite(folder, lambda found: found["lm_head.weight"].fill(1))
     _refused(folder, "ties lm_head.weight to transformer.wte.weight")
-    # Untied, it is an array of its own.
+    # Untied, it is a separate array.
     _set(folder, tie_word_embeddings=False)
     untied = interop.load(folder)
     np.testing.assert_array_equal(untied.params["logits"]["w"], np.ones((24, 31)))

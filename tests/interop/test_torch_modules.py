@@ -90,7 +90,7 @@ def _squares(x):
 
 
 class Layer(torch.nn.Module):
-    """Attention by torch alone, with options that a copy must not share."""
+    """Attention only by torch, with options that a copy must not share."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +159,7 @@ def test_a_module_stays_as_it_is():
         assert vars(part) == before[name]
     # In evaluation, whatever mode the module itself is in.
     close(subject.logits(x), module.eval()(torch.as_tensor(x)).detach())
-    # Options of transformers are set in the copy alone.
+    # Options of transformers are set only in the copy.
     module = torch_families.make(CASES["mixtral"])
     module.set_attn_implementation("sdpa")
     before = module.config.to_dict(), module.config._attn_implementation
