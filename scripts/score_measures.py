@@ -195,7 +195,7 @@ def known_model(kind, program, sizes, seed, *, examples=_EXAMPLES) -> Known:
     else:
         raise error
     clean, other = (
-        compiled.examples(examples, seed=each) for each in (seed, seed + 100)
+        compiled.examples(examples, seed=key_seed) for key_seed in (seed, seed + 100)
     )
     pool = compiled.examples(_POOL, seed=seed + 200)
     same, agrees = _same_answers(clean, pool)
@@ -503,9 +503,9 @@ def _said(record) -> str:
 
 def print_tables(records: list[dict]) -> None:
     """Prints, as Markdown, the scores of each method on each kind."""
-    kinds = list(dict.fromkeys(each["kind"] for each in records))
+    kinds = list(dict.fromkeys(record["kind"] for record in records))
     records_of = {
-        kind: [each for each in records if each["kind"] == kind] for kind in kinds
+        kind: [record for record in records if record["kind"] == kind] for kind in kinds
     }
     counts = ", ".join(f"{kind} {len(own)}" for kind, own in records_of.items())
     print(f"\nModels: {counts}.")
@@ -514,7 +514,7 @@ def print_tables(records: list[dict]) -> None:
         *(("edges", score) for score in ("auroc", "auroc to logits", "cpr", "cmd")),
     )
     for of, score in wanted:
-        names = dict.fromkeys(name for each in records for name in each[of])
+        names = dict.fromkeys(name for record in records for name in record[of])
         areas = ["cpr", "cmd"] if score == "auroc" else []  # of all kinds, next to it
         columns = [*kinds, "all", *areas, "seconds"]
         print(f"\n| {of}, {score} | {' | '.join(columns)} |")
@@ -524,12 +524,12 @@ def print_tables(records: list[dict]) -> None:
                 kind: [x[of][name] for x in records_of[kind] if name in x[of]]
                 for kind in kinds
             }
-            found = [x for each in own.values() for x in each]
-            if not any(score in each for each in found):
+            found = [x for group in own.values() for x in group]
+            if not any(score in record for record in found):
                 continue
-            row = [_interval_of(each, score) for each in (*own.values(), found)]
+            row = [_interval_of(group, score) for group in (*own.values(), found)]
             row += [_interval_of(found, area) for area in areas]
-            seconds = np.median([each["seconds"] for each in found])
+            seconds = np.median([record["seconds"] for record in found])
             print(f"| {name} | {' | '.join(row)} | {seconds:.2f} |")
     print(f"\n| control | {' | '.join(kinds)} |")
     print("|---" * (len(kinds) + 1) + "|")
@@ -553,15 +553,15 @@ def print_tables(records: list[dict]) -> None:
     print("|---" * (len(kinds) + 3) + "|")
     for role in records[0]["roles"]:
         of_kind = ([x["roles"][role] for x in own] for own in records_of.values())
-        row = [_interval_of(each, "auroc") for each in of_kind]
-        own = [each["roles"][role] for each in records]
-        total = sum(each["heads"] for each in own)
+        row = [_interval_of(group, "auroc") for group in of_kind]
+        own = [record["roles"][role] for record in records]
+        total = sum(record["heads"] for record in own)
         if total or any(row):
             print(f"| {role} | {' | '.join(row)} | {total} | {_share(own)} |")
 
 
 def _interval_of(found, score) -> str:
-    return _interval([each[score] for each in found if score in each])
+    return _interval([record[score] for record in found if score in record])
 
 
 def _interval(values) -> str:
@@ -576,7 +576,7 @@ def _interval(values) -> str:
 
 def _share(own) -> str:
     """Returns the share of heads that are in circuits, with a bootstrap interval."""
-    counts = np.array([[each["real"], each["heads"]] for each in own])
+    counts = np.array([[record["real"], record["heads"]] for record in own])
     if not counts[:, 1].any():
         return ""
     generator = np.random.default_rng(0)

@@ -78,7 +78,9 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     def _symbols(self) -> str:
         stored = {
-            "tokenizers": [json.loads(each.to_json()) for each in self._tokenizers],
+            "tokenizers": [
+                json.loads(tokenizer.to_json()) for tokenizer in self._tokenizers
+            ],
             "lengths": self._lengths,
         }
         return json.dumps(stored) + "\n"
@@ -117,12 +119,13 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         if number is None or self.answer(example.targets) != self._words[1][number]:
             return {}
         parts = [parts_of(language, number) for language in self._languages]
-        starts = [{part.meaning: part.start for part in each} for each in parts]
+        starts = [{part.meaning: part.start for part in side} for side in parts]
         turned = set()
         for of in ("", " of thousands"):
             units, tens = f"units{of}", f"tens{of}"
-            if all(units in each and tens in each for each in starts):
-                if np.prod([each[units] - each[tens] for each in starts]) < 0:
+            if all(units in start_of and tens in start_of for start_of in starts):
+                order = [start_of[units] - start_of[tens] for start_of in starts]
+                if np.prod(order) < 0:
                     turned |= {units, tens}
         columns, rows = (
             _tokens_of_parts(tokenizer.spans(spell(language, number)), each)
@@ -148,7 +151,9 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         known = languages()
         checks.choice("source_language", self.source_language, known)
         checks.choice("target_language", self.target_language, known)
-        return tuple(spell_up_to(each, self.largest) for each in self._languages)
+        return tuple(
+            spell_up_to(language, self.largest) for language in self._languages
+        )
 
     @functools.cached_property
     def _numbers(self) -> dict[str, int]:
@@ -270,7 +275,7 @@ def parts_of(language: str, number: int) -> tuple[Part, ...]:
             for each in parts_of(language, rest)
             if each.stop + shift > first
         ]
-    return tuple(each for each in found if each.start < each.stop)
+    return tuple(part for part in found if part.start < part.stop)
 
 
 def _below_100(language: str, number: int) -> tuple[Part, ...]:

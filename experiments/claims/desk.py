@@ -290,9 +290,9 @@ class Desk:
                 observers=observers,
                 devices=self._devices,
             )
-        for each in trained:
-            own = folder if count == 1 else folder / f"seed_{each.seed}"
-            self._keep(digest, each.seed, each.run, own)
+        for result in trained:
+            run_folder = folder if count == 1 else folder / f"seed_{result.seed}"
+            self._keep(digest, result.seed, result.run, run_folder)
         return None
 
     def _keep(self, digest, seed, run, folder) -> None:

@@ -197,5 +197,5 @@ def _texts() -> list[list[str]]:
     found = {name: sentences.sentences(x) for name, x in topics.topics.items()}
     every = [sentence for texts in found.values() for sentence in texts]
     twice = {x for x in every if every.count(x) > 1}
-    own = [[x for x in texts if x not in twice] for texts in found.values()]
-    return sorted(own, key=len, reverse=True)[:_TOPICS]
+    by_topic = [[x for x in texts if x not in twice] for texts in found.values()]
+    return sorted(by_topic, key=len, reverse=True)[:_TOPICS]

@@ -131,7 +131,9 @@ def backcopy():
 def measured(model, params, example):
     """Returns weights on the start and the own token, `[L, B, T]`, and losses."""
     output = model.apply(params, None, **example.model_inputs(), is_training=False)
-    weights = jnp.stack([each.weights()[:, 0] for each in output.maps])
+    weights = jnp.stack(
+        [attention_map.weights()[:, 0] for attention_map in output.maps]
+    )
     losses = optax.softmax_cross_entropy_with_integer_labels(
         output.logits, example.targets
     )

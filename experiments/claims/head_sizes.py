@@ -158,7 +158,7 @@ def scores_of(projections, inputs):
     Returns:
       `[kind, size, matrix, n, n]`.
     """
-    query, key = (inputs @ each for each in projections)
+    query, key = (inputs @ projection for projection in projections)
     query = query * head_channels()[None, :, None, None]
     sizes = np.array(_SIZES, np.float32)[None, :, None, None, None]
     return query @ key.mT / jnp.sqrt(sizes)

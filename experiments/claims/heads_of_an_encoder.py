@@ -140,8 +140,8 @@ class HeadsOfAnEncoder(base.Claim):
         within = divergences[same].sum((1, 2)) / (count * (count - 1))  # 0 to itself
         between = np.array(
             [
-                own[~is_same].mean()
-                for own, is_same in zip(divergences, same, strict=True)
+                divergence[~is_same].mean()
+                for divergence, is_same in zip(divergences, same, strict=True)
             ]
         )
         at_offset = np.maximum(scores["previous_token"], scores["next_token"])

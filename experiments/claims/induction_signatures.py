@@ -115,7 +115,7 @@ def others(top, count, generator) -> list[list[tuple[int, int]]]:
         left = {(i, h) for i, _ in top for h in range(_SHAPE[1])} - set(top)
         chosen = []
         for layer, _ in top:
-            free = sorted(each for each in left if each[0] == layer)
+            free = sorted(place for place in left if place[0] == layer)
             chosen.append(free[generator.integers(len(free))])
             left.remove(chosen[-1])
         found.append(chosen)

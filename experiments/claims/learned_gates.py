@@ -156,7 +156,7 @@ class LearnedGates(base.Claim):
             "gates' among the most important": (important & (gates > 0)).sum(),
         }
         for kind in _KINDS:
-            rows = [i for i, each in enumerate(lab.kinds) if each == kind]
+            rows = [i for i, head_kind in enumerate(lab.kinds) if head_kind == kind]
             numbers[f"{kind} stays"] = chosen[rows].mean()
         return numbers
 

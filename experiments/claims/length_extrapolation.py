@@ -100,11 +100,11 @@ class LengthExtrapolation(base.Claim):
     def measure(self, desk, seed, arm):
         numbers = {}
         for i, (kind, name) in enumerate(_KINDS.items()):
-            own = seed
+            model_seed = seed
             if arm != "claim" and kind != "none":
-                own += i * _OTHER_SEED
+                model_seed += i * _OTHER_SEED
                 kind = "learned" if arm == base.PLANTED else "none"
-            params, has_learned = trained(desk, own, sort, kind)
+            params, has_learned = trained(desk, model_seed, sort, kind)
             numbers[f"{name}, learnt"] = has_learned
             for length in _LENGTHS:
                 right = share_right(desk, params, seed, sort, kind, length)

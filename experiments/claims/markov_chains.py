@@ -258,17 +258,17 @@ def predictions(tokens: jax.Array, num_tokens: int) -> dict[str, jax.Array]:
 
 def divergences(params, examples):
     """Returns the divergence from each strategy, and losses; all in nats."""
-    own = predicted(params, examples.inputs)
-    given = predictions(examples.inputs, own.shape[-1])
-    losses = {"model": own, **given}
+    log_probabilities = predicted(params, examples.inputs)
+    strategies = predictions(examples.inputs, log_probabilities.shape[-1])
+    losses = {"model": log_probabilities, **strategies}
     found = {
         f"loss, {name}": -jnp.mean(
             jnp.take_along_axis(x, examples.targets[..., None], axis=-1)
         )
         for name, x in losses.items()
     }
-    for name, log_probability in given.items():
-        difference = jnp.exp(log_probability) * (log_probability - own)
+    for name, log_probability in strategies.items():
+        difference = jnp.exp(log_probability) * (log_probability - log_probabilities)
         found[name] = jnp.mean(jnp.sum(difference, axis=-1))
     return found
 

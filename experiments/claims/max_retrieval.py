@@ -138,8 +138,10 @@ class MaxRetrieval(base.Claim):
                 )
                 for i in range(0, _EXAMPLES, _BATCH)
             ]
-            for each, value in zip(_MEASURED, np.mean(found, axis=(0, 2)), strict=True):
-                numbers[f"{each} at {size}"] = value
+            for quantity, value in zip(
+                _MEASURED, np.mean(found, axis=(0, 2)), strict=True
+            ):
+                numbers[f"{quantity} at {size}"] = value
         slope = slope_of(_LARGER, [numbers[f"weight at {size}"] for size in _LARGER])
         numbers["slope"] = slope if is_enough else 0.0
         numbers["accuracy after training"] = trained.held_out["accuracy"]

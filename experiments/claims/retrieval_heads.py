@@ -125,10 +125,10 @@ class RetrievalHeads(base.Claim):
     )
 
     def measure(self, desk, seed, arm):
-        of, own = desk.once((self, "lab"), lambda: _Laboratory(desk)), (self, seed)
-        known, other = desk.once((*own, "texts"), lambda: of.texts(seed))
-        retrieval = desk.once((*own, "scores"), lambda: of.scores(known))
-        induction = desk.once((*own, "induction"), lambda: of.induction(seed))
+        of, key = desk.once((self, "lab"), lambda: _Laboratory(desk)), (self, seed)
+        known, other = desk.once((*key, "texts"), lambda: of.texts(seed))
+        retrieval = desk.once((*key, "scores"), lambda: of.scores(known))
+        induction = desk.once((*key, "induction"), lambda: of.induction(seed))
         of_induction = np.argsort(-induction, kind="stable")[:_ABLATED]
         order = np.argsort(-retrieval, kind="stable")
         retrieve = order[~np.isin(order, of_induction)][:_ABLATED]
@@ -142,12 +142,12 @@ class RetrievalHeads(base.Claim):
         }[arm]
 
         def found(*sets):
-            return np.mean([of.found(other, each) for each in sets], 0)
+            return np.mean([of.found(other, ablated) for ablated in sets], 0)
 
-        whole = desk.once((*own, "whole"), lambda: found([])) == 1
+        whole = desk.once((*key, "whole"), lambda: found([])) == 1
         shares = {
             "without the heads": found(ablated),
-            "random": desk.once((*own, "random"), lambda: found(*random)),
+            "random": desk.once((*key, "random"), lambda: found(*random)),
         }
         return {
             "share of heads that retrieve": (retrieval > _THRESHOLD).mean(),

@@ -132,8 +132,8 @@ class Outcome:
             told.append(f"Control ({self.claim.control}): {_absence(judged)}.")
         rows = [["measured", "wanted", *judged], ["---"] * (2 + len(judged))]
         for i, criterion in enumerate(self.claim.criteria):
-            each = [verdict.judged[i] for verdict in judged.values()]
-            found = [f"{one.interval.text()}: {one.word}" for one in each]
+            judged_arms = [verdict.judged[i] for verdict in judged.values()]
+            found = [f"{one.interval.text()}: {one.word}" for one in judged_arms]
             rows.append([criterion.name, _wanted(criterion), *found])
         return "\n".join([*told, "", *map(_row, rows)])
 
@@ -141,7 +141,9 @@ class Outcome:
     def effect(self) -> str:
         """The size of the effect, a sentence."""
         judged = self.verdicts["claim"].judged
-        told = self.claim.effect.format(*(each.interval.text() for each in judged))
+        told = self.claim.effect.format(
+            *(criterion.interval.text() for criterion in judged)
+        )
         return told[0].upper() + told[1:] + "."
 
     def page(self) -> str:
@@ -170,7 +172,7 @@ class Outcome:
                 for record in planted.values()
                 for criterion in claim.criteria
             ]
-            numbers = "; ".join(" ".join(each) for each in held)
+            numbers = "; ".join(" ".join(pair) for pair in held)
             told.append(
                 f"The control can fail: with a failure planted ({claim.planted}) it "
                 f"shows the effect ({numbers})."
@@ -221,7 +223,7 @@ class Pilot:
 
     def __str__(self) -> str:
         values = [
-            [criterion.value(each) for each in self.numbers.values()]
+            [criterion.value(measured) for measured in self.numbers.values()]
             for criterion in self.claim.criteria
         ]
         spread = [f"{np.mean(x):.3g} ± {np.std(x, ddof=1):.2g}" for x in values]
@@ -234,9 +236,9 @@ class Pilot:
 
 def _by_verdict(outcomes: Sequence[Outcome]) -> tuple[str, list[Outcome]]:
     """Counts the claims with each verdict, and sorts those that have one by it."""
-    measured = [each for each in outcomes if each.verdicts]
-    ordered = sorted(measured, key=lambda each: verdicts.WORDS.index(each.word))
-    counts = collections.Counter(each.word for each in ordered)
+    measured = [outcome for outcome in outcomes if outcome.verdicts]
+    ordered = sorted(measured, key=lambda outcome: verdicts.WORDS.index(outcome.word))
+    counts = collections.Counter(outcome.word for outcome in ordered)
     count = ", ".join(f"{number} {word}" for word, number in counts.items())
     return f"Claims by verdict: {count}.", ordered
 
@@ -244,11 +246,11 @@ def _by_verdict(outcomes: Sequence[Outcome]) -> tuple[str, list[Outcome]]:
 def gallery(outcomes: Sequence[Outcome]) -> str:
     """Returns the README of all claims: their table, and what is not measured yet."""
     told, ordered = _by_verdict(outcomes)
-    rows = [each.row() for each in ordered]
+    rows = [outcome.row() for outcome in ordered]
     waiting = [
-        f"- {each.claim.sentence} ({each._paper()}){_before(each.claim)}"
-        for each in outcomes
-        if not each.verdicts
+        f"- {outcome.claim.sentence} ({outcome._paper()}){_before(outcome.claim)}"
+        for outcome in outcomes
+        if not outcome.verdicts
     ]
     if waiting:
         waiting = ["", "Not measured yet, by the rules above:", "", *waiting]
@@ -281,7 +283,7 @@ def picture(
     count = len(claim.criteria) + len(claim.curves)
     columns = 2 if count == 4 else min(_COLUMNS, count)
     rows = -(-count // columns)
-    said = "; ".join(_IN_WORDS[arm][each.word] for arm, each in judged.items())
+    said = "; ".join(_IN_WORDS[arm][verdict.word] for arm, verdict in judged.items())
     control = f"Control: {claim.control}. " if "control" in judged else ""
     note = (
         f"{said}. {control}Dots are seeds, bars 90 % intervals of their mean; "
@@ -303,13 +305,13 @@ def picture(
 def _draw_criterion(axes: "Axes", judged: Mapping[str, verdicts.Judged]) -> None:
     criterion = next(iter(judged.values())).criterion
     finite = [criterion.bound]
-    for i, (arm, each) in enumerate(judged.items()):
-        values = each.values
+    for i, (arm, result) in enumerate(judged.items()):
+        values = result.values
         finite += values[np.isfinite(values)].tolist()
         color = _COLORS[arm]
         spread = i + 0.12 * (np.arange(len(values)) - (len(values) - 1) / 2)
         axes.plot(spread, values, ".", color=color, markersize=8)
-        _, low, high = each.interval
+        _, low, high = result.interval
         if np.isfinite([low, high]).all():
             finite += [low, high]
             middle = (low + high) / 2
@@ -328,7 +330,7 @@ def _draw_criterion(axes: "Axes", judged: Mapping[str, verdicts.Judged]) -> None
     wanted = f"wanted: {'at least' if is_above else 'at most'} {criterion.bound:g}"
     axes.axhspan(*ends, color="C2", alpha=0.13, lw=0, label=wanted)
     axes.set_xlim(-0.6, len(judged) + 0.9)  # room for the legend, which hides no dot so
-    labels = [f"{arm}:\n{each.word}" for arm, each in judged.items()]
+    labels = [f"{arm}:\n{result.word}" for arm, result in judged.items()]
     axes.set_xticks(range(len(judged)), labels, fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
     _titles(axes, criterion.name, "", criterion.unit)
@@ -363,7 +365,7 @@ def _draw_curve(
     if curve.logarithmic:
         axes.set_xscale("log", base=2)
     if curve.logarithmic or len(points) <= _FEW_POINTS:
-        axes.set_xticks(points, [f"{each:g}" for each in points])
+        axes.set_xticks(points, [f"{point:g}" for point in points])
         axes.minorticks_off()
     axes.tick_params(labelsize=7)
     _titles(axes, curve.title, curve.across, curve.up)
@@ -381,9 +383,9 @@ def _seen(lines: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
     close = 0.01 * (np.nanmax(every) - np.nanmin(every)) if len(every) else 0.0
     seen = {}
     for label, values in lines.items():
-        own = np.isfinite(values)
+        finite = np.isfinite(values)
         for other in seen:
-            far = np.abs(values - lines[other])[own]
+            far = np.abs(values - lines[other])[finite]
             if (far <= close).all():  # NaN, where there is no other, is not
                 seen[other].append(label)
                 break
@@ -400,7 +402,7 @@ def _titles(axes: "Axes", title: str, across: str, up: str) -> None:
 
 
 def _told(verdict: verdicts.Verdict) -> str:
-    counts = collections.Counter(each.word for each in verdict.judged)
+    counts = collections.Counter(criterion.word for criterion in verdict.judged)
     told = [
         f"{counts[word]} of {len(verdict.judged)} {word}"
         for word in (verdicts.UNDECIDED, verdicts.VOID)

@@ -29,7 +29,7 @@ class Interval(NamedTuple):
 
     def text(self, digits: int = 3) -> str:
         """Returns "0.912 (0.88 to 0.94)", or "1 (in every seed)" without a spread."""
-        mean, low, high = (f"{each:.{digits}g}" for each in self)
+        mean, low, high = (f"{number:.{digits}g}" for number in self)
         return f"{mean} (in every seed)" if low == high else f"{mean} ({low} to {high})"
 
 
@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
     @property
     def holding(self) -> int:
         """The number of criteria that hold."""
-        return sum(each.word == HOLDS for each in self.judged)
+        return sum(criterion.word == HOLDS for criterion in self.judged)
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -98,7 +98,7 @@ def seeds_needed(
       numbers: The pilot's measurements by seed; at least two seeds.
     """
     for criterion in criteria:
-        values = np.array([criterion.value(each) for each in numbers.values()])
+        values = np.array([criterion.value(measured) for measured in numbers.values()])
         if _half_width(values, FEWEST_SEEDS) > abs(values.mean() - criterion.bound):
             return MOST_SEEDS
     return FEWEST_SEEDS
@@ -132,7 +132,7 @@ def judge(
         if control and word == control.judged[i].word == HOLDS:
             word = VOID
         judged.append(Judged(criterion, values, around, word))
-    words = [each.word for each in judged]
+    words = [criterion_verdict.word for criterion_verdict in judged]
     least = words.count(HOLDS)
     most = least + words.count(UNDECIDED)
     word = _word(least, len(words))

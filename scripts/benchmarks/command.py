@@ -93,7 +93,7 @@ def _main(cases: Cases, values: Flags) -> int:
         base = next((name for name in (*chosen.bases, *there) if name in there), "")
         lines = results.table(ended, base if chosen.bases else "", chosen.unit)
         if not values.quick:
-            lines += [results.verdict(each, ended) for each in chosen.promises]
+            lines += [results.verdict(promise, ended) for promise in chosen.promises]
         lines += results.troubles(ended, "-e '.[bench]'")
         print("\n".join(["", chosen.title, *lines]), flush=True)
         is_faulty |= any(result.fault and not result.missing for result in ended)

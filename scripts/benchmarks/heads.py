@@ -97,7 +97,7 @@ def _pruned(model, params, config, example, rounds):
     gates = jnp.stack(heads.open_gates(config, keep))
     gated = model._replace(apply=sites.edit(model.apply, heads.edits.gate(gates)))
     whole, pruned, masked = (
-        _forward(each, example) for each in (model, small_model, gated)
+        _forward(one, example) for one in (model, small_model, gated)
     )
     operations = [
         each.lower(p).compile().cost_analysis()["flops"]

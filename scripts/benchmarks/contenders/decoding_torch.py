@@ -20,13 +20,13 @@ def prepare(
 
     transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(os.cpu_count())  # as many as the others use
-    own = decoding_models.SIZES[model]
+    sizes = decoding_models.SIZES[model]
     config = transformers.GPT2Config(
-        vocab_size=own.tokens,
+        vocab_size=sizes.tokens,
         n_positions=decoding_models.LENGTH,
-        n_embd=own.width,
-        n_layer=own.layers,
-        n_head=own.heads,
+        n_embd=sizes.width,
+        n_layer=sizes.layers,
+        n_head=sizes.heads,
         bos_token_id=0,
         eos_token_id=None,
         pad_token_id=0,
