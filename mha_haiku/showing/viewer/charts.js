@@ -1,6 +1,6 @@
-// What drawn views share: colors of heads and of signed numbers, a bin in words.
+// Shared by drawn views: colors of heads and of signed numbers, a bin in words.
 
-// Told apart by color-blind eyes, with a contrast of 3 to white and to the dark page
+// Distinguishable by color-blind eyes, with a contrast of 3 to white and to the dark page
 // (after Paul Tol's "bright"). From the ninth head on they return darker, then lighter.
 const headColors = [
   [68, 119, 170], [232, 94, 112], [34, 136, 51], [165, 140, 20],
@@ -17,7 +17,7 @@ function headColor(head) {
 }
 
 // Signed numbers, -1 to 1: blue below 0, nothing at 0, red above, as in differences of
-// maps; told apart by color-blind eyes. As [red, green, blue, alpha].
+// maps; distinguishable by color-blind eyes. As [red, green, blue, alpha].
 function signedColor(share) {
   const strength = Math.round(255 * Math.min(1, Math.abs(share)));
   return share < 0 ? [58, 122, 196, strength] : [205, 62, 58, strength];

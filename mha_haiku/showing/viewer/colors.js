@@ -42,7 +42,7 @@ const markLines = [
   { stroke: '#ffffff', 'stroke-width': 2 },
 ];
 
-// Frames and lines of what the task knows to be right, and what they are called.
+// Frames and lines of cells that are right by the task, and their names.
 const paintOfAligned = '#ff5a1f';
 const alignedLines = [
   { stroke: '#000000', 'stroke-width': 4.5, 'stroke-opacity': 0.8, 'stroke-linecap': 'square' },

@@ -107,7 +107,7 @@ function updateControls(set) {
 const hasSpecial = (example) => [example, ...Object.values(example.kinds ?? {})]
   .flatMap(({ queries, keys }) => [queries, keys]).some((axis) => axis?.special && !axis.edges);
 
-// What heads can be labeled and sorted by.
+// The numbers by which heads can be labeled and sorted.
 function offerNumbers(set) {
   const names = numberNames(set);
   const heads = set.layers.reduce((sum, layer) => sum + layer.heads.length, 0);

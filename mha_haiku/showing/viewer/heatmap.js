@@ -203,7 +203,7 @@ function barOf(signed) {
   return bars.get(name);
 }
 
-// The color bar, and what the other two paints mean.
+// The color bar, and the meaning of the other two paints.
 function legendOf({ map, end, signed, aligned }, { left, top, width, height }) {
   const text = (words, x, anchor = 'start') => svg('text', {
     x, y: top + height + 38, fill: 'currentColor', 'font-size': 11, 'text-anchor': anchor,

@@ -8,7 +8,7 @@ const lineLimits = {
 };
 
 declareChoice('lines', '', (text) => (['1', '3', '10', 'all'].includes(text) ? text : undefined));
-// The heads whose lines are drawn: "0.3.5", or "" for the chosen one alone.
+// The heads whose lines are drawn: "0.3.5", or "" for only the chosen one.
 declareChoice('heads', '', (text) => (/^(\d{1,4}(\.\d{1,4})*)?$/.test(text) ? text : undefined));
 
 // Of each query the `most` strongest lines (0: all): [query, key, weight].
@@ -86,7 +86,7 @@ function linesView() {
   let frame = null; // where all lies
   let pointed = null; // {side, bin} of the token whose lines are shown alone
   let drawn = {}; // what the columns and the lines are of, to draw only what is new
-  // The lines have a drawing of their own below the tokens: fading it paints nothing anew.
+  // The lines are a separate drawing below the tokens: fading it repaints nothing else.
   const back = svg('svg', { class: 'lines-back', 'aria-hidden': 'true' });
   const front = svg('svg', { class: 'lines', role: 'img' });
   const alone = svg('g', { class: 'lines-alone' });
@@ -279,7 +279,7 @@ function linesView() {
     return lines.sort((a, b) => b[2] - a[2]);
   }
 
-  // Outlines the chosen token; shows the lines of the pointed one and shades what they reach.
+  // Outlines the chosen token; shows the lines of the pointed one and shades their ends.
   function mark() {
     for (const box of touched) {
       box.setAttribute('fill', 'none');

@@ -1,5 +1,5 @@
 // Pixels of a map. Where several cells share a pixel it shows the largest of them, so
-// that a thin diagonal is not lost; a masked pixel is left clear, for what lies beneath.
+// that a thin diagonal is not lost; a masked pixel is transparent.
 
 // Which bins each of some pixels along an axis covers: pairs of the first and the end.
 function pixelBins(axis, pixels) {
@@ -68,7 +68,7 @@ function pixelWeight(map, top, bottom, left, right) {
   return largest;
 }
 
-// Slanted lines on gray: what masked cells look like. A line lies on x + y = constant.
+// Slanted lines on gray for masked cells. A line lies on x + y = constant.
 function hatching(left, top, width, height) {
   let lines = '';
   for (let sum = 6; sum < width + height; sum += 6) {

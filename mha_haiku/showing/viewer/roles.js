@@ -1,4 +1,4 @@
-// What heads do, in colors: a legend of the roles that there are, and a sentence of links.
+// Roles in colors: a legend of the existing roles, and a sentence of links.
 
 const roleColors = {
   previous_token: '#4477aa', next_token: '#56b4e9', own_position: '#228833', first_token: '#d6a400',
@@ -11,7 +11,7 @@ const roleWords = (name) => (name === 'mixed' ? 'no clear role' : shorten(inWord
 
 const roleOf = (set, layer, head) => set.roles?.[layer]?.[head]?.name ?? '';
 
-// A click on a role shows its heads alone; another click shows all of them again.
+// A click on a role shows only its heads; another click shows all heads again.
 function tellRoles(set) {
   const counts = new Map();
   set.roles?.flat().filter(Boolean).forEach(({ name }) => counts.set(name, (counts.get(name) ?? 0) + 1));

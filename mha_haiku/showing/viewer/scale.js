@@ -15,7 +15,7 @@ function shareOf(weight, end) {
   return sign * share;
 }
 
-// The weight that has a share: what a legend says below its bar.
+// The weight of a share, for a legend below its bar.
 function weightOf(share, end) {
   if (choice.scale === 'root') return end * share ** 2;
   if (choice.scale === 'log') return share > 0 ? end * 10 ** (decades * (share - 1)) : 0;

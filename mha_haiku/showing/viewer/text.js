@@ -11,7 +11,7 @@ function textView() {
   heads.addEventListener('change', () => context.choose({ of: heads.value }, true));
   const title = make('h3');
   title.setAttribute('aria-live', 'polite');
-  // Where queries and keys are different texts, the chosen position's text stands above.
+  // If queries and keys are different texts, the chosen position's text is above.
   const chosenTokens = make('div', '', { className: 'tokens' });
   const shadedTokens = make('div', '', { className: 'tokens' });
   const list = make('ol', '', { className: 'largest-weights' });
