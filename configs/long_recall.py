@@ -4,7 +4,7 @@ Run: python -m experiments.train --config=configs/long_recall.py
 Expect: 98.8 percent held-out accuracy, loss 0.052 (chance 6.25 percent, 2.773), after
 three commands at shorter lengths; 740 s in all on 2 CPU cores that did other work.
 
-Trained at this length only, it has learnt nothing after 260 steps: the query has to
+Trained at this length only, it has learned nothing after 260 steps: the query has to
 find one key among 8,192 tokens. So it starts with short sequences. Run the same command
 three times before, on the same folder and with --override_config (as this one), with
 

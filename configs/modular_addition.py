@@ -2,7 +2,7 @@
 
 Run: python -m experiments.train --config=configs/modular_addition.py
 Expect: 100 percent held-out accuracy, loss 0.0005 (chance 2.13 percent, 3.850); 48 s on
-2 CPU cores. It has learnt the training sums at step 300, and the held-out ones at 1000.
+2 CPU cores. It learns the training sums by step 300, and the held-out ones by 1000.
 """
 
 from mha_haiku import runs

@@ -4,7 +4,7 @@ Run: python -m experiments.train --config=configs/reverse.py
 Expect: 100 percent held-out accuracy, loss 0.0001 (chance 10 percent, 2.303); 10 s on 2
 CPU cores.
 
-All of these are the defaults, set here as an example; other configs set what differs.
+All of these are the defaults, set here as an example; other configs set only changes.
 """
 
 from mha_haiku import runs

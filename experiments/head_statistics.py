@@ -1,4 +1,4 @@
-"""Measures and draws what each head does, over held-out examples.
+"""Measures and draws statistics of each head over held-out examples.
 
 Run: python -m experiments.head_statistics --workdir=runs/reverse
 """

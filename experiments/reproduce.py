@@ -37,22 +37,22 @@ def reproduce(
          python -m experiments.reproduce --all
          python -m experiments.reproduce --table
 
-    The first command says what there is and how long it takes. The second measures a
-    claim and says reproduced, partly, not reproduced or inconclusive, with a 90 %
-    interval over the seeds, in the claim and in a control in which the effect must
-    vanish. The same command resumes where it stopped; what is stored is not measured
-    again, unless the claim has changed since. --seeds=200-202 takes other seeds;
-    --pilot measures the claim alone and says how many seeds the verdict takes. With
-    --store the results go to experiments/claims/ too; from there --table writes
-    experiments/claims/README.md, a page and a figure for each claim; no model is run.
+    The first command lists the claims and their durations. The second measures a claim
+    and its control, in which the effect must vanish, and reports reproduced, partly,
+    not reproduced or inconclusive, with a 90 % interval over the seeds. The same
+    command resumes after an interruption; stored measurements are not repeated, unless
+    the claim has changed since. --seeds=200-202 takes other seeds; --pilot measures
+    only the claim and says how many seeds the verdict takes. With --store the results
+    also go to experiments/claims/; from there --table writes
+    experiments/claims/README.md, a page and a figure for each claim, and runs no model.
 
     Args:
       claim: Claims, by their names with commas between.
       all: All claims; faults of one do not stop the others.
       list: Print the claims, and end.
       table: Write the README of experiments/claims from the stored results.
-      seeds: First and last seed, 200-202; '': what each claim says.
-      pilot: Measure the claim alone, on seeds 0-2 or --seeds.
+      seeds: First and last seed, 200-202. Defaults to the seeds of each claim.
+      pilot: Measure only the claim, on seeds 0-2 or --seeds.
       workdir: Folder of results, figures and runs.
       store: Keep results and figures in experiments/claims/ too.
     """

@@ -1,6 +1,6 @@
-"""Multi-head attention for JAX and Haiku: train it, look into it, take it apart.
+"""Multi-head attention for JAX and Haiku: train it, inspect it, take it apart.
 
-Attention returns its values and a map, which costs nothing until it is asked:
+Attention returns its values and a map, which costs nothing until it is used:
 
 >>> import jax
 >>> import mha_haiku as mh
@@ -16,11 +16,12 @@ Attention returns its values and a map, which costs nothing until it is asked:
 `MultiHeadAttention`, `EncoderLayer`, `Encoder`, `DecoderLayer`, `Decoder` and
 `FeedForward` are Haiku modules that return maps too. `models` builds whole models from
 a config's section, `tasks` has data to train them on, `runs` trains them, `heads` and
-`studies` ask which heads matter, and `rasp` makes models of which that is known. `look`
-and `edit` show and change what is inside of any function of JAX, `interop` knows other
-libraries. `load` opens a run or pretrained weights, `train` makes a run, and `wrap`
-takes any function, each as a `Subject` that answers questions about its heads. `show`
-makes a page and `plot` a figure. `help(mh.masks)` and similar calls tell what each has.
+`studies` measure which heads matter, and `rasp` makes models whose important heads are
+known. `look` and `edit` read and change the values inside any JAX function, `interop`
+converts models of other libraries. `load` opens a run or pretrained weights, `train`
+makes a run, and `wrap` takes any function; all return a `Subject` that answers
+questions about its heads. `show` makes a page and `plot` a figure. `help(mh.masks)` and
+similar calls describe the modules.
 """
 
 import importlib
@@ -89,7 +90,7 @@ __all__ = [
     "wrap",
 ]
 
-# Where names are that are imported when first asked for: whoever only attends does not
+# Modules of names that are imported on first use: programs that only attend do not
 # wait for them.
 _PLACES = {
     "MapSet": "showing",

@@ -74,7 +74,7 @@ def main(*, quick: bool = False, only: str = "", seed: int = 0) -> int:
     """Measures, and prints the scorecard.
 
     Args:
-      quick: A few times each, to see that all of it works.
+      quick: Inject only a few faults of each kind, to test that it works.
       only: Names of lines, with commas between; all if left out.
       seed: Seed of the random moments and places of faults.
     """
@@ -89,7 +89,7 @@ def main(*, quick: bool = False, only: str = "", seed: int = 0) -> int:
         for name in names:
             checks.choice("--only", name, lines)
     counts = {x: lines[x].quick if quick else lines[x].count for x in names}
-    # What is damaged on purpose needs no warning here.
+    # Deliberate damage needs no warning here.
     logging.getLogger("mha_haiku").setLevel(logging.ERROR)
     scorecard, is_full = [], True
     with (

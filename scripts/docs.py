@@ -2,8 +2,8 @@
 
 Run: python scripts/docs.py --out=site
 
-The reference is made of the docstrings, by pdoc: it needs no network and no file of its
-own. What is public and has no docstring is listed, and makes the exit status 1.
+The reference is made of the docstrings, by pdoc: it needs no network and no other file.
+Public names without a docstring are listed, and make the exit status 1.
 """
 
 import functools
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from mha_haiku import commands  # noqa: E402
 
-# What has pages, pictures and notebooks that pages lead to.
+# Folders with pages, pictures and notebooks that pages link to.
 _PLACES = ("configs", "experiments", "mha_haiku", "scripts", "tests")
 _LINK = re.compile(r"(\]\()([^):#\s]+)")
 _PAGE = """<!doctype html>
@@ -49,7 +49,7 @@ def main(*, out: str = "site") -> int:
     """Writes the site.
 
     Args:
-      out: Folder of the site; what lies in it is replaced.
+      out: Folder of the site; its content is replaced.
     """
     from mha_haiku.core import checks
 
@@ -83,7 +83,7 @@ def public_modules() -> dict[str, types.ModuleType]:
 
 
 def write_reference(folder: pathlib.Path) -> list[str]:
-    """Writes a page per public module, and returns what has no docstring."""
+    """Writes a page per public module, and returns names without a docstring."""
     from pdoc import doc, render
 
     render.configure(
@@ -127,7 +127,7 @@ def write_texts(folder: pathlib.Path) -> None:
 
 
 def _led(path: pathlib.Path, found: re.Match) -> str:
-    """Leads a link of a text to its page; to a folder's README where there is one."""
+    """Changes a link of a text to its page, or to a folder's README."""
     target = path.parent / found[2]
     if target.is_dir():
         has_text = (target / "README.md").exists()

@@ -3,8 +3,8 @@
 Run: python scripts/notebooks.py
      python scripts/notebooks.py --only=1_first_look --check
 
-Each runs in an empty folder, with a kernel of its own. It has to come to its end, below
-1 MB and without a path of this machine in its outputs. --check stores nothing.
+Each runs in an empty folder, with a separate kernel. It must finish, with outputs below
+1 MB and without a path of this machine. --check stores nothing.
 """
 
 import os
@@ -35,7 +35,7 @@ def main(*, only: str = "", check: bool = False) -> int:
 
     Args:
       only: Name of one notebook; all if left out.
-      check: Run them, and leave the stored ones as they are.
+      check: Run them without storing their outputs.
     """
     from mha_haiku.core import checks
 
@@ -85,7 +85,7 @@ def executed(path: pathlib.Path, *, check: bool) -> str:
 
 
 def complaints(text: str) -> list[str]:
-    """Returns what is wrong with an executed notebook, if anything."""
+    """Returns the faults of an executed notebook."""
     found = []
     if len(text.encode()) >= MOST_BYTES:
         found.append(f"has {len(text.encode()):,} bytes, of {MOST_BYTES:,} at most")
@@ -98,9 +98,9 @@ def complaints(text: str) -> list[str]:
 
 
 def _environment(check: bool) -> dict[str, str]:
-    """Returns what a user's kernel has: this repository, and nothing that tests set.
+    """Returns a user's environment: this repository, and no setting of tests.
 
-    A check keeps what makes tests compile faster: its outputs are not stored.
+    A check keeps settings that make tests compile faster, as it stores no outputs.
     """
     kept = {
         name: value

@@ -21,7 +21,7 @@ from mha_haiku import commands  # noqa: E402
 FOLDER = ROOT / "experiments" / "pictures"
 _T = 24  # positions of the maps
 _TILE = 4
-_BLUE, _RED, _GREY = "tab:blue", "tab:red", "0.5"
+_BLUE, _RED, _GRAY = "tab:blue", "tab:red", "0.5"
 
 
 def main(*, out: str = str(FOLDER)) -> None:
@@ -54,7 +54,7 @@ def _map() -> mh.AttentionMap:
 
 
 def draw_map(figure) -> None:
-    """Draws a map whole, and what is kept of it."""
+    """Draws a whole map, and its factors."""
     attention_map = _map()
     weights, query, key, logs = figure.subplots(1, 4, width_ratios=(6, 2, 2, 1.6))
     weights.imshow(attention_map.weights()[0, 0])
@@ -71,7 +71,7 @@ def draw_map(figure) -> None:
 
 
 def draw_fold(figure) -> None:
-    """Draws the tiles of a map, in the order of the walk, and what they add up to."""
+    """Draws the tiles of a map, in the order of the walk, and their sum."""
     whole, sums = figure.subplots(1, 2, width_ratios=(2, 3))
     weights = np.array(_map().weights()[0, 0])
     whole.imshow(weights)
@@ -81,7 +81,7 @@ def draw_fold(figure) -> None:
             corner = column * _TILE - 0.5, row * _TILE - 0.5
             is_walked = column <= row
             whole.add_patch(
-                _rectangle(corner, _TILE, None if is_walked else _GREY, "0.7")
+                _rectangle(corner, _TILE, None if is_walked else _GRAY, "0.7")
             )
             middle = corner[0] + _TILE / 2, corner[1] + _TILE / 2
             number = row * (row + 1) // 2 + column + 1
@@ -127,7 +127,7 @@ def draw_recognition(figure) -> None:
 
 
 def draw_subject(figure) -> None:
-    """Draws what becomes a subject, what it is asked, and what the answers are."""
+    """Draws the sources of a subject, its verbs, and their answers."""
     columns = [
         [
             "a run on disk",
@@ -150,7 +150,7 @@ def draw_subject(figure) -> None:
             _box(axes, (i, place), name, _RED if i == 1 else _BLUE)
         if i:
             axes.annotate(
-                "", (i - 0.42, 1.5), (i - 0.58, 1.5), arrowprops=_arrow(_GREY)
+                "", (i - 0.42, 1.5), (i - 0.58, 1.5), arrowprops=_arrow(_GRAY)
             )
 
 
@@ -162,17 +162,17 @@ def _chain(figure, names: Sequence[str], marked=(), family=None) -> None:
         _box(axes, (i, 0), name, _RED if i in marked else _BLUE, family=family)
         if i:
             ends = (i - 0.4, 0), (i - 0.6, 0)
-            axes.annotate("", *ends, arrowprops=_arrow(_GREY))
+            axes.annotate("", *ends, arrowprops=_arrow(_GRAY))
 
 
-def _box(axes, place, text: str, colour: str, family=None) -> None:
-    box = {"boxstyle": "round,pad=0.4", "facecolor": "none", "edgecolor": colour}
+def _box(axes, place, text: str, color: str, family=None) -> None:
+    box = {"boxstyle": "round,pad=0.4", "facecolor": "none", "edgecolor": color}
     style = {"ha": "center", "va": "center", "fontsize": 8, "family": family}
     axes.text(*place, text, bbox=box, **style)
 
 
-def _arrow(colour: str, kind: str = "->") -> dict:
-    return {"arrowstyle": kind, "color": colour}
+def _arrow(color: str, kind: str = "->") -> dict:
+    return {"arrowstyle": kind, "color": color}
 
 
 def _rectangle(corner, side, fill, edge):

@@ -1,4 +1,4 @@
-"""Runs commands on a disk of 4 MiB; in a namespace of its own, as root there.
+"""Runs commands on a disk of 4 MiB, in a separate namespace, as root there.
 
 reliability_faults.py runs it in `unshare --map-root-user --mount`, with the mount
 point, a folder for the resulting runs, and the commands as JSON.

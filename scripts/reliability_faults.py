@@ -1,6 +1,6 @@
-"""What machines do to a run: kills, signals, damaged and full disks.
+"""Faults of machines: kills, signals, damaged and full disks.
 
-Each function yields, for each time, what went wrong; None means that all was well.
+Each function yields, for each fault, what went wrong, or None if the run survived it.
 """
 
 import json
@@ -128,7 +128,7 @@ def full_disks(subject: Subject, count: int, chance: random.Random) -> Outcomes:
         subject.command(workdir, fault='{"fill": 100}'),
         subject.command(workdir),
     ]
-    # A mount in a namespace of its own, invisible outside, which ends with the process.
+    # A mount in a separate namespace, invisible outside, which ends with the process.
     isolated = ["unshare", "--map-root-user", "--mount", sys.executable, "-m"]
     done = subprocess.run(
         [*isolated, "scripts.reliability_disk", disk, out, json.dumps(commands)],

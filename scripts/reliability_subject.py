@@ -1,4 +1,4 @@
-"""The run that faults are injected into, and what it must come to in spite of them."""
+"""The run that faults are injected into, and its required result."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ class UnavailableError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """How a process ended."""
+    """The end of a process."""
 
     status: int
     out: str
@@ -69,7 +69,7 @@ class Subject:
             raise RuntimeError("two undisturbed runs differ")
 
     def new_workdir(self) -> pathlib.Path:
-        """Returns a path in a folder of its own."""
+        """Returns a path in a separate folder."""
         self._count += 1
         return self.folder / f"{self._count:03d}" / "run"
 
@@ -89,7 +89,7 @@ class Subject:
         return Process(self.command(workdir, *flags, fault=fault), devices)
 
     def run(self, workdir, *flags: str, fault="{}", devices=1) -> End:
-        """Runs to the end, whatever that is."""
+        """Runs to any end."""
         return self.start(workdir, *flags, fault=fault, devices=devices).end()
 
     def must_end(self, workdir, *flags: str, devices=1) -> None:
@@ -99,7 +99,7 @@ class Subject:
             raise RuntimeError(f"a run ended with {end.status}: {end.stderr}")
 
     def after_resuming(self, workdir, *, is_report_split: bool = False) -> str | None:
-        """Runs to the end; returns what is not as in the reference.
+        """Runs to the end; returns differences from the reference.
 
         Args:
           workdir: A run that was disturbed.

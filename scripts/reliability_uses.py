@@ -1,6 +1,6 @@
-"""What people and numbers do to a run: a second writer, another config, NaN.
+"""Faults by users and numbers: a second writer, another config, NaN.
 
-Each function yields, for each time, what went wrong; None means that all was well.
+Each function yields, for each fault, what went wrong, or None if the run survived it.
 """
 
 import json

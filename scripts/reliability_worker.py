@@ -1,4 +1,4 @@
-"""A run that something happens to: trains like experiments.train, but draws no maps.
+"""A run with faults: trains like experiments.train, but draws no maps.
 
 Run: python -m scripts.reliability_worker --config=configs/reverse.py --workdir=runs/x \
          --fault='{"signal": 100}'
@@ -23,11 +23,11 @@ from mha_haiku.commands.groups import Cache, Config
 def main(
     *, config: Config, override_config: bool = False, fault: str = "{}", cache: Cache
 ) -> int:
-    """Trains, and does what the fault says.
+    """Trains, and causes the fault.
 
     Args:
       override_config: Resume a run that had another config.
-      fault: What happens, as JSON.
+      fault: The fault, as JSON.
     """
     from mha_haiku.training.runs import loop
 

@@ -1,25 +1,25 @@
-"""Scores what is said to find heads and edges on models of which they are known.
+"""Scores methods that find heads and edges on models whose circuits are known.
 
 Run: python scripts/score_measures.py --results=score_measures.jsonl
 
-The models are compiled from programs, of seven kinds (`mh.rasp.KINDS`): as they are,
-with redundant heads, with backup heads, with decoys, with noise in all weights, with a
-compressed stream, and trained further with the circuit held. For patching, the
-corrupted example is any other one. Of each method, over models, with 95 percent t
-intervals:
+The models are compiled from programs, of seven kinds (`mh.rasp.KINDS`): plain, with
+redundant heads, with backup heads, with decoys, with noise in all weights, with a
+compressed stream, and trained further with the circuit held fixed. For patching, the
+corrupted example is any other one. For each method, over models, with 95 percent t
+intervals, we report:
 
 - AUROC: the probability that a head of the circuit is ranked above another, or an edge;
   1 is perfect, 0.5 is chance.
 - CPR and CMD (Mueller et al. 2025, section 3.1, https://arxiv.org/abs/2504.13151): the
   areas under faithfulness f and under |1 - f| against the share of heads, or edges,
-  that is kept, the highest ranked first. What is not kept is as in the corrupted run;
-  f is the part of the loss which that costs that is not lost. 1 and 0 are the best, as
-  far as the circuit's own size lets them.
-- Seconds of one model, the median: compiling counts where it is the first of its sizes.
+  that is kept, the highest ranked first. All others are as in the corrupted run; f is
+  the share of the corruption's effect on the loss that is avoided. 1 and 0 are the
+  best values, up to the circuit's size.
+- Seconds of one model, the median; the first model of its sizes includes compiling.
 
-Controls are a random order, a random circuit of the same size in each layer, and, in
-place of corrupted inputs, others that have the same answers where the metric counts.
-Roles are tried in the same way. Last, one model is trained while half of its heads are
+Controls are a random order, a random circuit of the same size in each layer, and,
+instead of corrupted inputs, others that have the same answers where the metric counts.
+Roles are tested in the same way. Last, one model is trained while half of its heads are
 ablated, and so are dead: their rows of the output map are zero.
 
 A model that is in the file of `--results` is not measured again. Two commands at a
@@ -70,12 +70,12 @@ MEASURES = {
     ),
     "ablation, mean": lambda of: heads.ablation(of, ablation_value=_mean),
 }
-# Programs of the full run; what a kind does not suit is left out, which is said.
+# Programs of the full run; those that a kind does not suit are left out, with a note.
 PROGRAMS = (
     *("induction", "preceding_again", "second_previous", "two_token_induction"),
     *("two_hops", "shift_by_name", "three_hops", "sort_different"),
 )
-# How much the other heads write: the most with which all answers are right.
+# Strengths of the other heads' outputs: the largest with right answers is used.
 _NOISES = (1e-2, 1e-3, 1e-4)
 _EXAMPLES, _POOL = 32, 512
 _EDGES_KEPT = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)  # shares, as in MIB
@@ -86,7 +86,7 @@ _CONTROLLED = ("activation patching", "path patching")
 
 
 class Known(NamedTuple):
-    """A model whose circuit is known, and what it is measured on."""
+    """A model whose circuit is known, and its examples."""
 
     kind: str
     compiled: rasp.Compiled
@@ -181,10 +181,10 @@ def _sizes(kind, program) -> rasp.Sizes:
 
 
 def known_model(kind, program, sizes, seed, *, examples=_EXAMPLES) -> Known:
-    """Returns a model of a kind, the other heads of which write as much as it bears.
+    """Returns a model of a kind, with the strongest outputs of other heads.
 
     Raises:
-      ValueError: If the program is none for the kind, or answers are wrong.
+      ValueError: If the program does not suit the kind, or answers are wrong.
     """
     for noise in _NOISES:
         try:
@@ -195,7 +195,7 @@ def known_model(kind, program, sizes, seed, *, examples=_EXAMPLES) -> Known:
     else:
         raise error
     clean, other = (
-        compiled.examples(examples, seed=each) for each in (seed, seed + 100)
+        compiled.examples(examples, seed=key_seed) for key_seed in (seed, seed + 100)
     )
     pool = compiled.examples(_POOL, seed=seed + 200)
     same, agrees = _same_answers(clean, pool)
@@ -267,7 +267,7 @@ def measured(known: Known) -> dict:
         if not np.isnan(values).any():
             masks = [_mask(every, order_of(values)[:n], is_real.shape) for n in counts]
             scores |= _areas(curve(np.array(masks)), counts / len(every))
-    # What is left of the answers with the circuit alone, and with a random one.
+    # Faithfulness of the circuit, and of a random one.
     random = generator.permuted(is_real, axis=1)
     f = _faithful(kept(params, clean, other, _with_ends([is_real, random])))
     result["circuits"] = {"true": f[1], "random": f[2]}
@@ -326,8 +326,8 @@ def edge_methods() -> dict[str, Callable]:
 def _through_units(found: dict[Edge, float]) -> dict[Edge, float]:
     """Returns values of edges that lead through feed-forward parts, too.
 
-    Where these are nodes of their own: a way is worth its weakest step, an edge its
-    best way.
+    If these are separate nodes, a path has the value of its weakest step, and an edge
+    the value of its best path.
     """
     for unit in sorted({end for _, end, kind in found if kind == "feed_forward"})[::-1]:
         into = {start: x for (start, end, _), x in found.items() if end == unit}
@@ -407,10 +407,9 @@ def _heads_kept(model, params, clean, corrupted, gates, *, metric):
 def _edges_kept(model, params, clean, corrupted, kept, *, metric):
     """Returns losses `[B, P]` with some edges kept, `[P, L H, L H + 1, 3]` booleans.
 
-    Whoever reads the stream there, in front of its layer, is given each sender's output
-    of this run along kept edges and of the corrupted run along the others; embeddings
-    are clean, and feed-forward parts compute anew what they make of these. The last
-    receiver are the logits.
+    A receiver, in front of its layer, reads each sender's output of this run along kept
+    edges and of the corrupted run along the others; embeddings are clean, and
+    feed-forward parts are recomputed from these. The last receiver is the logits.
     """
     _, theirs = running.look(model, params, corrupted, ["*/heads"])
     names = [*theirs]
@@ -422,7 +421,7 @@ def _edges_kept(model, params, clean, corrupted, kept, *, metric):
         ours = []
 
         def mixed(receiver, kind):
-            """Returns the edits that set all heads to what a receiver is given."""
+            """Returns the edits that set all heads to a receiver's inputs."""
             return {
                 name: lambda _, own=own, other=other, i=i: jnp.where(
                     kept[i, :, receiver, kind][:, None], own, other
@@ -433,7 +432,7 @@ def _edges_kept(model, params, clean, corrupted, kept, *, metric):
             }
 
         for layer, name in enumerate(names):
-            if not layer:  # which reads embeddings alone
+            if not layer:  # which reads only embeddings
                 ours.append(running.look(model, params, clean, [name])[1][name])
                 continue
             path = name.removesuffix("heads")
@@ -504,9 +503,9 @@ def _said(record) -> str:
 
 def print_tables(records: list[dict]) -> None:
     """Prints, as Markdown, the scores of each method on each kind."""
-    kinds = list(dict.fromkeys(each["kind"] for each in records))
+    kinds = list(dict.fromkeys(record["kind"] for record in records))
     records_of = {
-        kind: [each for each in records if each["kind"] == kind] for kind in kinds
+        kind: [record for record in records if record["kind"] == kind] for kind in kinds
     }
     counts = ", ".join(f"{kind} {len(own)}" for kind, own in records_of.items())
     print(f"\nModels: {counts}.")
@@ -515,7 +514,7 @@ def print_tables(records: list[dict]) -> None:
         *(("edges", score) for score in ("auroc", "auroc to logits", "cpr", "cmd")),
     )
     for of, score in wanted:
-        names = dict.fromkeys(name for each in records for name in each[of])
+        names = dict.fromkeys(name for record in records for name in record[of])
         areas = ["cpr", "cmd"] if score == "auroc" else []  # of all kinds, next to it
         columns = [*kinds, "all", *areas, "seconds"]
         print(f"\n| {of}, {score} | {' | '.join(columns)} |")
@@ -525,12 +524,12 @@ def print_tables(records: list[dict]) -> None:
                 kind: [x[of][name] for x in records_of[kind] if name in x[of]]
                 for kind in kinds
             }
-            found = [x for each in own.values() for x in each]
-            if not any(score in each for each in found):
+            found = [x for group in own.values() for x in group]
+            if not any(score in record for record in found):
                 continue
-            row = [_interval_of(each, score) for each in (*own.values(), found)]
+            row = [_interval_of(group, score) for group in (*own.values(), found)]
             row += [_interval_of(found, area) for area in areas]
-            seconds = np.median([each["seconds"] for each in found])
+            seconds = np.median([record["seconds"] for record in found])
             print(f"| {name} | {' | '.join(row)} | {seconds:.2f} |")
     print(f"\n| control | {' | '.join(kinds)} |")
     print("|---" * (len(kinds) + 1) + "|")
@@ -554,15 +553,15 @@ def print_tables(records: list[dict]) -> None:
     print("|---" * (len(kinds) + 3) + "|")
     for role in records[0]["roles"]:
         of_kind = ([x["roles"][role] for x in own] for own in records_of.values())
-        row = [_interval_of(each, "auroc") for each in of_kind]
-        own = [each["roles"][role] for each in records]
-        total = sum(each["heads"] for each in own)
+        row = [_interval_of(group, "auroc") for group in of_kind]
+        own = [record["roles"][role] for record in records]
+        total = sum(record["heads"] for record in own)
         if total or any(row):
             print(f"| {role} | {' | '.join(row)} | {total} | {_share(own)} |")
 
 
 def _interval_of(found, score) -> str:
-    return _interval([each[score] for each in found if score in each])
+    return _interval([record[score] for record in found if score in record])
 
 
 def _interval(values) -> str:
@@ -577,7 +576,7 @@ def _interval(values) -> str:
 
 def _share(own) -> str:
     """Returns the share of heads that are in circuits, with a bootstrap interval."""
-    counts = np.array([[each["real"], each["heads"]] for each in own])
+    counts = np.array([[record["real"], record["heads"]] for record in own])
     if not counts[:, 1].any():
         return ""
     generator = np.random.default_rng(0)

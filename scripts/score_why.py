@@ -1,12 +1,13 @@
-"""Tries `heads.why` on compiled models, of which it is known why heads look there.
+"""Tests `heads.why` on compiled models, where the reasons of attention are known.
 
 Run: python scripts/score_why.py
 
-A head of a compiled program compares two codes: what wrote the query's code and what
-wrote the key's code are its planted pair. In each cell of a head of the program where a
-query selects a key, it says whether the largest pair of components is a planted one.
-Next to it: how well what heads read over the examples (`heads.why.reads`) tells the
-program's edges from others, as an AUROC, and how well composition of weights does.
+A head of a compiled program compares two codes: the components that wrote the query's
+code and the key's code are its planted pair. In each cell of a head of the program
+where a query selects a key, the script tests whether the largest pair of components is
+a planted one. It also reports how well the inputs of heads over the examples
+(`heads.why.reads`) and composition of weights distinguish the program's edges from
+others, as an AUROC.
 """
 
 import argparse
@@ -118,7 +119,7 @@ def writer(own, places, part) -> str:
 def of_edges(known, subject, own, places) -> dict[str, float]:
     """Returns AUROCs of the program's edges without hidden units; {}: there are none.
 
-    Edges through hidden units do not count: what is read then is these.
+    Edges through hidden units do not count, as a head then reads the units.
     """
     direct = {
         (writer(own, places, each), place, kind)

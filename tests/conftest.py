@@ -11,7 +11,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "4")
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
 # Nearly all the time of tests goes into compiling, of which this takes a quarter;
-# tests/test_optimised_programs.py looks at programs as users run them.
+# tests/test_optimized_programs.py looks at programs as users run them.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # others may not know it
     os.environ.setdefault(
@@ -64,7 +64,7 @@ _LONGEST = (
 
 
 def pytest_collection_modifyitems(items):
-    """Puts the longest first: no process is left alone with them at the end."""
+    """Puts the longest first, so that no process has to run them at the end."""
     items.sort(key=lambda item: not any(name in item.name for name in _LONGEST))
 
 
@@ -102,7 +102,7 @@ def _room_for_programs():
 
 
 @pytest.fixture
-def optimised():
+def optimized():
     """Compiles as users do: what a program takes of time and memory depends on it."""
     name = "jax_disable_most_optimizations"
     jax.config.update(name, False)

@@ -7,7 +7,7 @@ import pytest
 
 
 def some(cases: Iterable[Any], count: int) -> list[Any]:
-    """Returns cases for `parametrize`, slow but for `count` that spread over them."""
+    """Returns cases for `parametrize`, slow except `count` that spread over them."""
     cases = list(cases)
     kept = {i * len(cases) // count for i in range(count)}
     return [case if i in kept else _slow(case) for i, case in enumerate(cases)]

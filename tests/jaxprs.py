@@ -1,4 +1,4 @@
-"""What a program makes, read from its jaxpr."""
+"""The arrays that a program makes, read from its jaxpr."""
 
 import jax
 import jax.extend

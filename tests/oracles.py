@@ -1,4 +1,4 @@
-"""What the package computes, once more in float64 NumPy, for all tests.
+"""Independent float64 NumPy versions of the package's functions, for all tests.
 
 Each oracle is written in another way than the package: pair by pair, or from whole
 matrices. First attention itself, then what is asked of attention maps, then the parts
@@ -19,7 +19,7 @@ import numpy as np
 
 
 class Reference(NamedTuple):
-    """What attention should give, float64."""
+    """The expected result of attention, float64."""
 
     values: np.ndarray  # [B..., T, H, V]
     logsumexp: np.ndarray  # [B..., H, T]

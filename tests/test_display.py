@@ -1,4 +1,4 @@
-"""What objects say of themselves: a line or two, also while they are traced."""
+"""The repr of objects: a line or two, also while they are traced."""
 
 import subprocess
 import sys

@@ -74,7 +74,7 @@ def test_no_file_imports_from_its_own_floor_or_a_higher_one():
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """What is said of a copy of the packages in which every contract is broken."""
+    """The report on a copy of the packages in which every contract is broken."""
     folder = tmp_path_factory.mktemp("strays")
     for package in ("mha_haiku", "experiments", "configs"):
         shutil.copytree(

@@ -1,4 +1,4 @@
-"""What `import mha_haiku` offers, and what it leaves alone."""
+"""The public names of `import mha_haiku`, and the modules that it does not load."""
 
 import importlib
 import importlib.resources

@@ -1,4 +1,4 @@
-"""What READMEs say works: the Python snippets, and every command of their sh blocks."""
+"""READMEs work: their Python snippets, and every command of their sh blocks."""
 
 import contextlib
 import importlib
@@ -54,7 +54,7 @@ KINDS = [
     Kind("check_reliability", left_out="tests/scripts/test_check_reliability.py"),
     Kind("experiments.reproduce --list"),
     Kind("experiments.reproduce", left_out="minutes to hours; tests/claims does it"),
-    Kind("score_measures", left_out="it trains a model of its own for minutes"),
+    Kind("score_measures", left_out="it trains a model for minutes"),
     Kind(
         r"scripts/benchmarks/(training|attention)\.py",
         left_out="tests/scripts/benchmarks/test_quick_runs.py",
@@ -248,7 +248,7 @@ def test_snippet_of_pytorch_ranks_all_heads():
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    """What is defined after the Python snippets have run, one after the other."""
+    """The names defined by the Python snippets, run one after the other."""
     namespace = {}
     snippets = [
         (name, snippet)
@@ -312,7 +312,7 @@ def test_snippets_of_any_other_readme_run_as_they_are_written(
     for path, name in re.findall(r'load\("(runs/(\w+))"', code):
         config = importlib.import_module(f"configs.{name}").get_config()
         tiny_runs.write_untrained(path, config)
-    with contextlib.ExitStack() as stack:  # what a snippet registers is for it alone
+    with contextlib.ExitStack() as stack:  # registrations of a snippet end with it
         for registry in (attention.STATISTICS, pattern.SCORES, anatomy._AXES, VERBS):
             stack.enter_context(mock.patch.dict(registry))
         exec(compile(code, readme, "exec"), {})

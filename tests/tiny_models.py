@@ -30,7 +30,7 @@ def config(**fields):
 
 
 def build(of, *, features=None, **options):
-    """Returns the model of a config: of tokens, but for a set classifier."""
+    """Returns the model of a config: of tokens, except a set classifier."""
     is_set = of.family == "set_classifier"
     features = is_set if features is None else features
     return models.build(
@@ -64,7 +64,7 @@ def inputs_of(of, *, seed=0, features=False):
 def random_parameters(model, given, *, seed=1):
     """Returns random parameters of a model for inputs, biases and scales too.
 
-    What initialisers give may hide a mistake: a bias of 0, a scale of 1.
+    What initializers give may hide a mistake: a bias of 0, a scale of 1.
     """
     generator = np.random.default_rng(seed)
     given = {name: x for name, x in given.items() if name != "segments"}

@@ -14,22 +14,22 @@ from mha_haiku.training.tasks import base, sampling
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BigramBackcopy(base.Task):
-    """A start token, then a Markov chain; after a trigger comes what came before it.
+    """A start token, then a Markov chain in which triggers repeat the symbol before.
 
-    Every other symbol is followed by one drawn by its row of a table that is the same
-    in all examples. So a head that serves the triggers has nothing to do at any other
-    symbol. The target is the next symbol. Example, T = 8, with the triggers t0 and t1:
+    After any other symbol the next one is drawn by its row of a table that is the same
+    in all examples. So a head that serves the triggers has nothing to do at other
+    symbols. The target is the next symbol. Example, T = 8, with the triggers t0 and t1:
 
         inputs   start 4 2 t0 2 7 t1 7
         targets  4     2 t0 2 7 t1 7 5
         weights  0     1 1  1 1 1  1 1
 
-    Metric: accuracy over all positions but the first, whose target is uniform. Chance:
-    the accuracy of the most frequent symbol at each position. The most that can be
-    known of a symbol that follows no trigger is `table`.
+    Metric: accuracy over all positions except the first, whose target is uniform.
+    Chance: the accuracy of the most frequent symbol at each position. `table` is the
+    best possible prediction of a symbol that follows no trigger.
 
-    Symbols are the classes, 0 to num_triggers - 1 of them triggers; the start token is
-    one more token. Without triggers it is a chain alone.
+    Symbols are the classes, of which 0 to num_triggers - 1 are triggers; the start
+    token is one more token. Without triggers it is only a chain.
 
     Source: Guo et al. 2024, section 2, https://arxiv.org/abs/2410.13835.
     """
@@ -42,7 +42,9 @@ class BigramBackcopy(base.Task):
         16, "number of different symbols", fields.integer(2, 256)
     )
     num_triggers: int = fields.field(
-        3, "symbols after which the one before them comes again", fields.integer(0, 255)
+        3,
+        "trigger symbols, which repeat the symbol before them",
+        fields.integer(0, 255),
     )
 
     def __post_init__(self):
@@ -59,7 +61,7 @@ class BigramBackcopy(base.Task):
 
     @functools.cached_property
     def baseline(self) -> dict[str, float]:
-        # Pairs of a symbol and the one before it are a chain of their own.
+        # Pairs of a symbol and the one before it are also a Markov chain.
         is_trigger = np.arange(self.num_symbols) < self.num_triggers
         pairs = np.diag(~is_trigger / (~is_trigger).sum())
         accuracies, losses = [], []
@@ -73,7 +75,7 @@ class BigramBackcopy(base.Task):
 
     @functools.cached_property
     def table(self) -> np.ndarray:
-        """`[C, C]`: the probabilities of the next symbol after each that is no trigger.
+        """`[C, C]`: the probabilities of the next symbol after each other symbol.
 
         They are softmaxes of normal numbers times 1.5, always the same.
         """

@@ -1,4 +1,4 @@
-"""Name the outermost operation of an expression of Python's own library."""
+"""Name the outermost operation of an expression of Python's library."""
 
 import ast
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import labeled_texts
 
-# What an expression is: its outermost operation, the one that is done last.
+# The class of an expression: its outermost operation, which is done last.
 _KINDS = {
     ast.Attribute: "attribute",  # settings.names
     ast.BinOp: "arithmetic",  # f(a) + b
@@ -37,11 +37,11 @@ _BYTES = range(16, 48)  # of an expression
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Classify(labeled_texts.LabeledTexts):
-    """The texts are expressions, unless a file with other texts is given.
+    """The texts are expressions, unless `path` is a file with other texts.
 
     The target is the outermost operation: `f(a + b)` is a call, `f(a) + b` is
-    arithmetic. Words say little of it, brackets much. The modules are of every CPython,
-    and another text in each version.
+    arithmetic. Words say little about it, brackets much. All CPython versions have the
+    modules, but with different texts.
     """
 
     name: ClassVar[str] = "classify"

@@ -30,7 +30,7 @@ class Images(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DigitsAnomaly(base.Task):
-    """T images, all different; T - 1 are of one digit and one is of another: which?
+    """Find the image of another digit among T different images.
 
     A set task: the target is the position of the odd one, and the order of the images
     is random. The digits, the images and the position are uniform. Images are

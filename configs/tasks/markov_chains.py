@@ -1,4 +1,4 @@
-"""Continue a sequence of a Markov chain that is another in each example."""
+"""Continue a sequence of a Markov chain that differs between examples."""
 
 import dataclasses
 from typing import Any, ClassVar

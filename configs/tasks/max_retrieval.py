@@ -13,7 +13,7 @@ from mha_haiku.training.tasks import base, sampling
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaxRetrieval(base.UniformTask):
-    """A query, then items, each with a priority and a class: the class of the largest.
+    """A query and items with priorities; the target is the class of the largest.
 
     One target for the whole example, which a model reads from the first position, the
     query. Features are [is query, priority, class as one-hot], so D = 2 + num_classes.

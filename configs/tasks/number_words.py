@@ -25,11 +25,11 @@ LARGEST = 99_999
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NumberWords(sequence_to_sequence.TextPairsTask):
-    """The source is a number in words, the target the same one in another language.
+    """The source is a number in words, the target the same number in another language.
 
-    Words come from the package `num2words`. German says units before tens, so the
-    source words that a target's letters come from are known, and not in order; see
-    `alignments`. Example, 34 from English to German, S = 11, T = 15:
+    Words come from the package `num2words`. German says units before tens, so it is
+    known which source words a target's letters come from, and they are not in order;
+    see `alignments`. Example, 34 from English to German, S = 11, T = 15:
 
         inputs   t h i r t y - f o u r
         targets  v i e r u n d d r e i ß i g <end>
@@ -78,7 +78,9 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     def _symbols(self) -> str:
         stored = {
-            "tokenizers": [json.loads(each.to_json()) for each in self._tokenizers],
+            "tokenizers": [
+                json.loads(tokenizer.to_json()) for tokenizer in self._tokenizers
+            ],
             "lengths": self._lengths,
         }
         return json.dumps(stored) + "\n"
@@ -105,24 +107,25 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         return super().encode(words)
 
     def alignments(self, example: base.Example) -> dict[str, np.ndarray]:
-        """Returns which letters of the source say what a target's letters say.
+        """Returns which letters of the source a target's letters come from.
 
         "aligned" has units, tens, hundreds and thousands, and the words "hundred" and
         "thousand"; "and" and the end token belong to none; see `parts_of`.
         "inverted" has only units and tens, also of the thousands, that change their
-        order, as in twenty-one, "einundzwanzig". {}: the source is not a number of this
-        task, or the target is not its word.
+        order, as in twenty-one, "einundzwanzig". {} if the source is not a number of
+        this task, or the target is not its word.
         """
         number = self._numbers.get(self.question(example))
         if number is None or self.answer(example.targets) != self._words[1][number]:
             return {}
         parts = [parts_of(language, number) for language in self._languages]
-        starts = [{part.meaning: part.start for part in each} for each in parts]
+        starts = [{part.meaning: part.start for part in side} for side in parts]
         turned = set()
         for of in ("", " of thousands"):
             units, tens = f"units{of}", f"tens{of}"
-            if all(units in each and tens in each for each in starts):
-                if np.prod([each[units] - each[tens] for each in starts]) < 0:
+            if all(units in start_of and tens in start_of for start_of in starts):
+                order = [start_of[units] - start_of[tens] for start_of in starts]
+                if np.prod(order) < 0:
                     turned |= {units, tens}
         columns, rows = (
             _tokens_of_parts(tokenizer.spans(spell(language, number)), each)
@@ -148,7 +151,9 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         known = languages()
         checks.choice("source_language", self.source_language, known)
         checks.choice("target_language", self.target_language, known)
-        return tuple(spell_up_to(each, self.largest) for each in self._languages)
+        return tuple(
+            spell_up_to(language, self.largest) for language in self._languages
+        )
 
     @functools.cached_property
     def _numbers(self) -> dict[str, int]:
@@ -201,7 +206,7 @@ class Part(NamedTuple):
     # thousands "units of thousands" and so on; or the word "thousand".
     meaning: str
     start: int  # the first letter
-    stop: int  # behind the last letter
+    stop: int  # after the last letter
 
 
 def languages() -> tuple[str, ...]:
@@ -230,11 +235,11 @@ def spell_up_to(language: str, largest: int) -> list[str]:
 def parts_of(language: str, number: int) -> tuple[Part, ...]:
     """Splits a number's word into parts by meaning, in the order of the meanings.
 
-    What is known of a language is read off its words: the word of 34,000 begins with
-    the word of 34, in which the words of 4 and of 30 are found at either end.
-    Letters of "and" or "und" say nothing. A word may say two things at once, 13 its
-    tens and units, Spanish "quinientos" a digit and that it is of hundreds: it is
-    there twice. Example, 134 in German, "einhundertvierunddreißig":
+    The parts are derived from a language's words: the word of 34,000 begins with the
+    word of 34, in which the words of 4 and of 30 are at either end. Letters of "and" or
+    "und" belong to no part. A word may have two meanings at once, 13 its tens and
+    units, Spanish "quinientos" a digit and the hundreds: then it appears twice.
+    Example, 134 in German, "einhundertvierunddreißig":
 
         hundreds  ein
         hundred   hundert
@@ -270,7 +275,7 @@ def parts_of(language: str, number: int) -> tuple[Part, ...]:
             for each in parts_of(language, rest)
             if each.stop + shift > first
         ]
-    return tuple(each for each in found if each.start < each.stop)
+    return tuple(part for part in found if part.start < part.stop)
 
 
 def _below_100(language: str, number: int) -> tuple[Part, ...]:
@@ -308,7 +313,7 @@ def _plain(language: str, number: int) -> str:
 def _beginning(said: str, own: str) -> int:
     """Counts the letters of `own` with which a word begins.
 
-    `own` may have lost its last letter, as "eins" in "einhundert"; 0: it is not there.
+    `own` may have lost its last letter, as "eins" in "einhundert"; 0 if it is absent.
     """
     common = _common_prefix(said, own)
     return common if common >= max(len(own) - 1, min(len(own), 3)) else 0

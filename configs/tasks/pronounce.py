@@ -1,4 +1,4 @@
-"""Say how an English word is pronounced: letters to phonemes."""
+"""Pronounce an English word: letters to phonemes."""
 
 import dataclasses
 import functools
@@ -34,9 +34,8 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     The hash of a word says whether it is held out: no word is in both parts.
 
-    Metric: accuracy and exact match with the targets; of answers that a model has
-    decoded see `score`. Baseline: see
-    `PairsTask.baseline`.
+    Metric: accuracy and exact match with the targets; for decoded answers see `score`.
+    Baseline: see `PairsTask.baseline`.
 
     Source: Yolchuyeva et al. 2019, https://arxiv.org/abs/2004.06338, without stress.
     """
@@ -99,7 +98,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     @functools.cached_property
     def _phonemes(self) -> tuple[str, ...]:
-        stressed = [vowel + each for vowel in _VOWELS for each in _STRESSES]
+        stressed = [vowel + stress for vowel in _VOWELS for stress in _STRESSES]
         return tuple(sorted(_CONSONANTS + (stressed if self.stress else _VOWELS)))
 
     @functools.cached_property
@@ -107,7 +106,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
         """The pronunciations of each word, first ones first, none of them twice."""
         token = {phoneme: i for i, phoneme in enumerate(self._phonemes)}
         if not self.stress:
-            token |= {v + each: token[v] for v in _VOWELS for each in _STRESSES}
+            token |= {v + stress: token[v] for v in _VOWELS for stress in _STRESSES}
         known: dict[str, list[list[int]]] = {}
         for word, phonemes in _dictionary():
             if max(len(word), len(phonemes)) <= self.longest:

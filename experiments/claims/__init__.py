@@ -1,7 +1,7 @@
-"""The reproduction desk: what papers say, tried with seeds, intervals and a control.
+"""Replications of published claims, with seeds, intervals and a control.
 
-One file per claim, found by the name of the file; the files that are no claims are in
-`_ROOM`.
+There is one file per claim, found by the name of the file; the files that are not
+claims are in `_ROOM`.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What a claim is: a sentence of a paper, how it is measured, and what decides it."""
+"""Claims: a sentence of a paper, its measurement, and the criteria that decide it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -14,7 +14,7 @@ PLANTED = "planted"
 
 PAPER, HALF, OURS = "the paper", "half of the paper's effect", "ours"
 BOUNDS = (PAPER, HALF, OURS)
-"""Where a bound can be from."""
+"""The possible origins of a bound."""
 
 VERDICT_SEED, SECOND_SEED = 100, 200
 """The first seeds of the verdict and of the second one; lower ones are pilots."""
@@ -28,10 +28,10 @@ class Source(NamedTuple):
     Attributes:
       paper: "Olsson et al. 2022".
       place: The table, figure or section.
-      published: What is written there, with its number if there is one. Where nobody
-        has looked it up in the paper, it says "from memory".
-      arxiv: The paper's number there, "2209.11895"; "": it is in no such place.
-      link: Where it is instead; "": nowhere.
+      published: The published statement, with its number if there is one. It says "from
+        memory" if it was not checked in the paper.
+      arxiv: The paper's number on arXiv, "2209.11895", or "".
+      link: An address of a paper that is not on arXiv, or "".
     """
 
     paper: str
@@ -50,23 +50,23 @@ class Criterion(NamedTuple):
     """One number that must lie on one side of a bound, for the claim to hold.
 
     Choose the bound from the paper before the first measurement, and leave it. Where
-    the control makes the effect vanish, the number must be on the other side: take "how
-    much better than a window", not "how bad is a window".
+    the control makes the effect vanish, the number must be on the other side: measure
+    "how much better than a window", not "how bad is a window".
 
     Attributes:
-      name: What the number is, for people: "accuracy, attention minus window".
-      of: The number: its name among those that `Claim.measure` returns, or a function
-        of them all.
-      at_least: The bound below; None: there is none. One of the two is given.
-      at_most: The bound above.
-      unit: "" for shares and other numbers without one; else "nats", "steps", ...
+      name: A description of the number: "accuracy, attention minus window".
+      of: The number: a name in the result of `Claim.measure`, or a function of the
+        whole result.
+      at_least: The lower bound, or None. Pass either this or `at_most`.
+      at_most: The upper bound.
+      unit: "nats", "steps", ..., or "" for shares and other numbers without a unit.
       bound_from: One of `BOUNDS`. A bound is from the paper if the paper gives it, or
         if it says in words which side of `null` the number lies on, and the bound is
         `null`. It is half of the paper's effect if it lies half-way between `null` and
         the published number that is closest to `null`.
-      null: The number where there is no effect.
-      published: The same number in the paper, by where it stands there; {}: the paper
-        has none. The criterion holds for all of them.
+      null: The number without an effect.
+      published: The same number in the paper, by its place there; {} if the paper has
+        none. The criterion holds for all of them.
     """
 
     name: str
@@ -79,12 +79,12 @@ class Criterion(NamedTuple):
     published: Mapping[str, float] = {}
 
     def value(self, numbers: Numbers) -> float:
-        """Returns the criterion's number, of all those that were measured."""
+        """Computes the criterion's number from the measured numbers."""
         return float(self.of(numbers) if callable(self.of) else numbers[self.of])
 
     @property
     def bound(self) -> float:
-        """The one of the two bounds that is given."""
+        """The lower bound, or else the upper one."""
         return self.at_least if self.at_most is None else self.at_most
 
     def holds(self, value: float) -> bool:
@@ -93,11 +93,11 @@ class Criterion(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What an earlier design of a claim said.
+    """The verdict of an earlier design of a claim.
 
     Attributes:
-      verdict: The verdict then, one of `verdicts.WORDS`.
-      why: What was wrong with the design, and what is measured instead.
+      verdict: The verdict, one of `verdicts.WORDS`.
+      why: The fault of that design, and what is measured instead.
     """
 
     verdict: str
@@ -108,15 +108,15 @@ class Curve(NamedTuple):
     """Lines for the claim's figure, made of measured numbers.
 
     Attributes:
-      title: What is seen.
-      across: The label of the horizontal axis, with its unit.
-      up: That of the vertical axis.
-      points: The places on the horizontal axis.
-      lines: By the name of a line, its number at each point, as a template of the
-        names that `Claim.measure` returns: "accuracy of attention at {}".
-      logarithmic: Whether the horizontal axis is.
-      level: A number to draw a dotted line at, as chance.
-      level_name: What it is.
+      title: Title of the panel.
+      across: Label of the horizontal axis, with its unit.
+      up: Label of the vertical axis.
+      points: Places on the horizontal axis.
+      lines: By the name of a line, its number at a point, as a template of the names
+        that `Claim.measure` returns: "accuracy of attention at {}".
+      logarithmic: Whether the horizontal axis is logarithmic.
+      level: The height of a dotted line, such as chance.
+      level_name: Name of that level.
     """
 
     title: str
@@ -130,7 +130,7 @@ class Curve(NamedTuple):
 
 
 def config(task: str, steps: int, **training: Any) -> runs.RunConfig:
-    """Returns the config of a task, evaluated and saved after its last step alone."""
+    """Returns the config of a task, evaluated and saved only after its last step."""
     return runs.default_config(task).replace(
         training=dict(
             steps=steps, evaluate_every=steps, checkpoint_every=steps, **training
@@ -151,31 +151,31 @@ class Claim:
     name: ClassVar[str]
     """The file's name, without `.py`; set by itself."""
     sentence: ClassVar[str]
-    """What is claimed, in a line that stands alone: the title of the figure."""
+    """The claim in one self-contained line: the title of the figure."""
     source: ClassVar[Source]
     control: ClassVar[str]
-    """What the control is, in a few words: "one layer"."""
+    """The control, in a few words: "one layer"."""
     planted: ClassVar[str]
-    """What is planted in the control, in a few words: "one layer with smeared keys"."""
+    """The failure planted in the control: "one layer with smeared keys"."""
     criteria: ClassVar[tuple[Criterion, ...]]
     """All hold: reproduced; some: partly; none: not reproduced."""
     effect: ClassVar[str]
     """The size of the effect, as words for `str.format` with the criteria's numbers:
     "the window costs {0} nats, of which the first four tokens bring back {1}"."""
     would_change: ClassVar[str]
-    """What would change the verdict, as a sentence or two."""
+    """A result that would change the verdict, in a sentence or two."""
     before: ClassVar[Before | None] = None
-    """What an earlier design said; None: there was none."""
+    """The verdict of an earlier design, or None."""
     curves: ClassVar[tuple[Curve, ...]] = ()
-    """What the figure shows in addition to the criteria."""
+    """Panels of the figure in addition to the criteria."""
     seeds: ClassVar[int] = 3
-    """How many are measured: 3, or 6 where the pilot says that three cannot decide."""
+    """Number of seeds: 3, or 6 if the pilot says that three cannot decide."""
     needs: ClassVar[tuple[str, ...]] = ()
-    """Packages to import that not everybody has, such as a pretrained model."""
+    """Optional packages to import, such as a pretrained model."""
     version: ClassVar[int] = 1
-    """One more whenever `measure` computes something else: all is measured anew."""
+    """Raise this when `measure` changes: then everything is measured again."""
     tried: ClassVar[str] = ""
-    """What falls short and what was tried, as sentences; "": nothing does."""
+    """Sentences on what falls short and what was tried, or ""."""
 
     def __init_subclass__(cls, **options: Any):
         """Gives the class the name of its file."""
@@ -194,9 +194,9 @@ class Claim:
         return range(SECOND_SEED, SECOND_SEED + self.seeds)
 
     def configs(self, arm: str) -> dict[str, runs.RunConfig]:
-        """Returns the configs that `measure` trains, by names of its own; {}: none.
+        """Returns the configs that `measure` trains, by names that the claim chooses.
 
-        A change in one of them makes the desk measure again. Seeds are the desk's.
+        A change in one of them makes the desk measure again. The desk sets the seeds.
         """
         return {}
 

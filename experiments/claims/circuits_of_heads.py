@@ -9,28 +9,28 @@ from mha_haiku.lab.heads import circuits
 from mha_haiku.training import runs
 
 _COPIES = 0.5  # the copying score from which on a head counts as copying
-_LEARNT, _STEPS, _MOST_STEPS = 0.95, 500, 2000
+_LEARNED, _STEPS, _MOST_STEPS = 0.95, 500, 2000
 _TEXT_STEPS = 800
 _DRAWS = 64  # of random matrices
 
 
 class CircuitsOfHeads(base.Claim):
-    """Two models without feed-forward parts are read from their weights alone.
+    """Two models without feed-forward parts are analyzed by their weights only.
 
-    One has a layer of eight heads, and is trained for 800 steps on text in byte pairs:
-    a head copies if its OV circuit, from tokens to logits, has mostly positive
-    eigenvalues (their sum is at least half of the sum of their sizes). The other has
-    two layers of four heads, and is trained on repeated random tokens until its
-    accuracy is 0.95: from 500 steps on their number is doubled, up to 2,000. The
-    K-composition of a pair of heads is compared with random matrices: the
-    largest of all 16 pairs, less the largest among 16 pairs of normal matrices of the
-    same shapes in any of 64 draws. The pair with the largest one is looked
-    at, without asking what it attends to. If it makes induction, the second head looks
-    for positions whose previous token is the current one (its QK circuit, through the
-    OV circuit of the first head, matches tokens) and copies what it finds.
+    The first has one layer of eight heads and is trained for 800 steps on byte-pair
+    encoded text. A head copies if its OV circuit, from tokens to logits, has mostly
+    positive eigenvalues: their sum is at least half of the sum of their absolute
+    values. The second has two layers of four heads and is trained on repeated random
+    tokens for 500 steps, which are doubled, up to 2,000, until its accuracy is 0.95.
+    Its K-composition is compared with random matrices: the largest K-composition of all
+    16 pairs of heads, minus the largest of 16 pairs of normal matrices of the same
+    shapes in any of 64 draws. The pair with the largest K-composition is examined,
+    whatever it attends to. If it makes induction, the second head looks for positions
+    whose previous token is the current one (its QK circuit, through the OV circuit of
+    the first head, matches tokens) and copies what it finds.
 
-    The control has the same models with the weights that training starts from. The
-    planted failure writes copying heads and one such pair into these random weights.
+    The control is the same two models before training. The planted failure writes
+    copying heads and one such pair into their random weights.
     """
 
     sentence = "One-layer heads copy, and K-composition of two makes induction"
@@ -44,15 +44,15 @@ class CircuitsOfHeads(base.Claim):
         link="https://transformer-circuits.pub/2021/framework/index.html",
     )
     control = "random weights"
-    planted = "copying heads and a pair that makes induction, written into them"
+    planted = "random weights with copying heads and a pair that makes induction"
     effect = (
-        "{0} of one-layer heads copy; the largest K-composition is {1} above random "
-        "matrices, and the score of its pair is {2} for matching and {3} for "
-        "copying"
+        "share of one-layer heads that copy: {0}; the largest K-composition exceeds "
+        "random matrices by {1}, and its pair of heads scores {2} for matching and {3} "
+        "for copying"
     )
     would_change = (
-        "A larger one-layer model, trained on more text: the paper's have 12 heads of "
-        "size 64, ours 8 of size 8."
+        "A larger one-layer model, trained on more text: the paper's model has 12 "
+        "heads of size 64, ours has 8 of size 8."
     )
     version = 2
     before = base.Before(
@@ -127,7 +127,7 @@ class CircuitsOfHeads(base.Claim):
         induction, _ = desk.train_until(
             configs["induction"],
             seed,
-            lambda x: x.held_out["accuracy"] >= _LEARNT,
+            lambda x: x.held_out["accuracy"] >= _LEARNED,
             most=_MOST_STEPS,
         )
         layers, ends = {}, {}
@@ -174,7 +174,7 @@ def random_composition(
 ) -> float:
     """Returns the largest K-composition of normal matrices in any of 64 draws.
 
-    What reads the residual stream has no mean over it, as after a folded layer norm.
+    Readers of the residual stream have no mean over it, as after a folded layer norm.
     """
     generator = np.random.default_rng(seed)
 
@@ -198,9 +198,9 @@ def random_composition(
 def copying(
     weights: heads.HeadWeights, embedding: np.ndarray, unembedding: np.ndarray
 ) -> heads.HeadWeights:
-    """Returns heads that write what makes the tokens that they read likelier.
+    """Returns heads whose outputs make the tokens that they read likelier.
 
-    The eigenvalues of M^T M are positive, where M is what is read, from logits on.
+    M is what they read, as a function of the logits; M^T M has positive eigenvalues.
     """
     return weights._replace(output=(unembedding @ embedding @ weights.value).mT)
 
@@ -211,7 +211,7 @@ def inducing(
     embedding: np.ndarray,
     unembedding: np.ndarray,
 ) -> heads.HeadWeights:
-    """Returns the second layer with a head that looks for what the first head read."""
+    """Returns the second layer with a head that looks for the first head's inputs."""
     query = second.query[0]
     read = circuits.ov(_head(first, 0)).mT @ embedding.T @ embedding @ query
     key = np.concatenate([read[None], second.key[1:]])

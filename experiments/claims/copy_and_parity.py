@@ -1,4 +1,4 @@
-"""Tasks with a short program for all lengths are learnt for longer inputs as well."""
+"""Tasks with a short program for all lengths are learned for longer inputs too."""
 
 import numpy as np
 from scipy import stats
@@ -13,39 +13,42 @@ _LONGER = _LENGTHS[1:]
 class CopyAndParity(base.Claim):
     """A small causal model learns eight tasks on inputs of up to 8 tokens.
 
-    Five have a short program in RASP-L, a language of what transformers do alike at
-    all lengths: the largest token, counting from one number to another, the most
-    frequent token, copying different tokens, and sorting. Three have none: copying
-    tokens of two kinds, the parity of bits, and adding decimal numbers. An example is a
-    start token, the input, a separator, the answer and an end token, and learned
-    positions begin at a random place, as in the paper. Training ends when 99 % of the
-    held-out answers up to 8 tokens are right as a whole, or after 4,000 steps, and then
-    counts as failed: the task has no reach. The reach of a task is the share of whole
-    answers that are right at 10, 12, 14 and 16 tokens, above guessing. It is
-    correlated by ranks with having a program. In the control the programs are dealt to
-    tasks at random. The planted failure in it deals all of them to the right tasks.
+    Five have a short program in RASP-L, a language of operations that transformers do
+    in the same way at all lengths: the largest token, counting from one number to
+    another, the most frequent token, copying different tokens, and sorting. Three have
+    none: copying tokens of two kinds, the parity of bits, and adding decimal numbers.
+    An example is a start token, the input, a separator, the answer and an end token,
+    and learned positions begin at a random place, as in the paper. Training ends when
+    99 % of the held-out answers up to 8 tokens are right as a whole. A model that is
+    not there after 4,000 steps counts as failed, and its task has a reach of 0. The
+    reach of a task is the share of whole answers that are right at 10, 12, 14 and 16
+    tokens, above guessing. The criterion is the rank correlation of the reach with
+    having a program. The control assigns the programs to tasks at random. The planted
+    failure assigns all of them to the right tasks.
     """
 
-    sentence = "Tasks with a short program for all lengths are learnt for longer inputs"
+    sentence = (
+        "Tasks with a short program for all lengths are learned for longer inputs"
+    )
     source = base.Source(
         paper="Zhou et al. 2023",
         place="abstract and section on experiments",
         published=(
-            "tasks with a short RASP-L program for all lengths generalise in length, "
+            "tasks with a short RASP-L program for all lengths generalize in length, "
             "as counting, the mode, copying unique tokens and sorting do; copying "
             "repeated tokens, parity and addition do not (no number taken)"
         ),
         arxiv="2310.16028",
     )
-    control = "programs dealt to tasks at random"
-    planted = "all programs dealt to the right tasks"
+    control = "programs assigned to tasks at random"
+    planted = "all programs assigned to the right tasks"
     effect = (
-        "having a short program correlates with the reach in length by {0} (by ranks, "
-        "over eight tasks)"
+        "rank correlation of having a short program with the reach in length, over "
+        "eight tasks: {0}"
     )
     would_change = (
         "Other tasks: eight are few, and which of them have a short program is the "
-        "authors' judgement, but for the largest token, which is in their library."
+        "authors' judgment, except for the largest token, which is in their library."
     )
     version = 2
     before = base.Before(
@@ -55,7 +58,7 @@ class CopyAndParity(base.Claim):
         "counts is the correlation over them.",
     )
     tried = (
-        "In the six seeds of the two verdicts addition is never learnt within 4,000 "
+        "In the six seeds of the two verdicts addition is never learned within 4,000 "
         "steps, and copying of repeated tokens in two; the reach of both is at most "
         "0.09. Counting, which has a short program, has a reach of 0.19 to 0.30."
     )
@@ -95,14 +98,14 @@ class CopyAndParity(base.Claim):
     def measure(self, desk, seed, arm):
         numbers, reach = {}, []
         for task, (_, chance) in TASKS.items():
-            params, has_learnt = models.trained(desk, seed, task, "offset")
+            params, has_learned = models.trained(desk, seed, task, "offset")
             name = task.__name__
-            numbers[f"{name}, learnt"] = has_learnt
+            numbers[f"{name}, learnt"] = has_learned
             for length in _LENGTHS:
                 right = models.share_right(desk, params, seed, task, "offset", length)
                 numbers[f"{name} at {length}"] = (right - chance) / (1 - chance)
             reach.append(np.mean([numbers[f"{name} at {x}"] for x in _LONGER]))
-            numbers[f"{name}, reach"] = reach[-1] = reach[-1] * has_learnt
+            numbers[f"{name}, reach"] = reach[-1] = reach[-1] * has_learned
         has_program = [has_program for has_program, _ in TASKS.values()]
         if arm == "control":
             has_program = np.random.default_rng(seed).permutation(has_program)
@@ -132,13 +135,13 @@ def mode(generator, count, n):
 
 
 def copy_different(generator, count, n):
-    """Different tokens once more."""
+    """Different tokens, repeated."""
     inputs = models.different(generator, count, n)
     return inputs, inputs
 
 
 def copy_repeated(generator, count, n):
-    """Tokens of two kinds once more."""
+    """Tokens of two kinds, repeated."""
     inputs = generator.integers(0, 2, (count, n))
     return inputs, inputs
 

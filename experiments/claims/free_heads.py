@@ -1,4 +1,4 @@
-"""A fifth to two fifths of the heads of a trained model can go."""
+"""A fifth to two fifths of the heads of a trained model can be ablated."""
 
 import numpy as np
 
@@ -9,24 +9,23 @@ _LAYERS = 2
 _HEADS = (4, 8, 16, 32)  # of the whole model
 _EXAMPLES = 512
 _RANDOM_ORDERS = 8
-_LEARNT, _MOST_STEPS = 0.99, 6400
+_LEARNED, _MOST_STEPS = 0.99, 6400
 _NOTICED = 0.01  # a fall of accuracy
 _SHARES = tuple(i / 16 for i in range(17))
 
 
 class FreeHeads(base.Claim):
-    """Models of 4, 8, 16 and 32 heads continue a sequence that was seen before.
+    """Models of 4, 8, 16 and 32 heads continue a sequence that repeats in the input.
 
-    Each has two layers, with half of the heads in each; heads are of size 8, and the
-    width is 32. Training ends when 99 % of the held-out answers are right; else the
-    steps are doubled, up to 6,400. Then heads are ablated in the order of their
-    importance by gradients, the least important first, and nothing is trained further.
-    A share of the heads is free if without it the accuracy falls by at most one point,
-    which is our reading of "no noticeable loss". The criterion takes the mean share of
-    the models of 8, 16 and 32 heads; of four heads a single one is a quarter already.
-    The control ablates heads in random order, of which it takes the mean of eight. The
-    planted failure tells the random order which half of the heads is less important:
-    these go first.
+    A model has two layers with half of the heads in each; heads are of size 8, and the
+    width is 32. The number of steps is doubled, up to 6,400, until 99 % of the held-out
+    answers are right. Then heads are ablated in the order of their importance by
+    gradients, the least important first, without further training. A share of the heads
+    is free if without it the accuracy falls by at most one point, which is our reading
+    of "no noticeable loss". The criterion takes the mean share of the models of 8, 16
+    and 32 heads; of four heads a single one is already a quarter. The control ablates
+    heads in random order, averaged over eight orders. In the planted failure the random
+    orders begin with the less important half of the heads.
     """
 
     sentence = "20 to 40 % of the heads of a trained model are free"
@@ -41,7 +40,10 @@ class FreeHeads(base.Claim):
     )
     control = "random order"
     planted = "random order, in which the less important half of the heads goes first"
-    effect = "a share of {0} of 8 to 32 heads goes for at most one point of accuracy"
+    effect = (
+        "share of 8 to 32 heads that can be ablated for at most one point of accuracy: "
+        "{0}"
+    )
     would_change = (
         "A task that needs more of the heads: continuing a repeated sequence takes two "
         "kinds of heads, and a translator or BERT has more to do."
@@ -50,8 +52,8 @@ class FreeHeads(base.Claim):
     before = base.Before(
         "partly",
         "It had one model of 16 heads and asked for at most one point without 3 and "
-        "without 6 heads, so that the verdict hung on that model. Now models have 4 to "
-        "32 heads, are trained until they have learnt, and the share that is free is "
+        "without 6 heads, so that the verdict depended on that model. Now models have "
+        "4 to 32 heads and are trained until they have learned, and the free share is "
         "measured.",
     )
     tried = (
@@ -65,7 +67,7 @@ class FreeHeads(base.Claim):
     )
     criteria = (
         base.Criterion(
-            "share of heads that go for at most one point, mean of 8, 16 and 32 heads",
+            "share of heads ablated for at most one point, mean of 8, 16 and 32 heads",
             lambda x: np.mean([x[f"free of {heads}"] for heads in _HEADS[1:]]),
             at_least=0.2,
             bound_from=base.PAPER,
@@ -83,7 +85,7 @@ class FreeHeads(base.Claim):
             level_name="one point",
         ),
         base.Curve(
-            title="Heads that go for at most one point of accuracy",
+            title="Heads that can be ablated for at most one point",
             across="heads of the model",
             up="share of the heads",
             points=_HEADS,
@@ -117,8 +119,8 @@ class FreeHeads(base.Claim):
         numbers = {}
         for heads in _HEADS:
             config = self.configs(arm)[str(heads)]
-            trained, has_learnt = desk.train_until(
-                config, seed, _has_learnt, most=_MOST_STEPS
+            trained, has_learned = desk.train_until(
+                config, seed, _has_learned, most=_MOST_STEPS
             )
             subject = trained.subject()
             order = pruning.order_of(
@@ -128,7 +130,7 @@ class FreeHeads(base.Claim):
             of = subject.measured(_EXAMPLES, metric="accuracy")
             mistakes = pruning.ablated(of, orders, range(heads + 1))
             falls = mistakes - mistakes[:, :1]
-            numbers[f"free of {heads}"] = free_share(falls) if has_learnt else 0.0
+            numbers[f"free of {heads}"] = free_share(falls) if has_learned else 0.0
             numbers[f"accuracy of {heads}"] = 1 - mistakes[0, 0]
             for share in _SHARES:
                 fall = falls.mean(0)[int(share * heads)]
@@ -136,12 +138,12 @@ class FreeHeads(base.Claim):
         return numbers
 
 
-def _has_learnt(trained):
-    return trained.held_out["accuracy"] >= _LEARNT
+def _has_learned(trained):
+    return trained.held_out["accuracy"] >= _LEARNED
 
 
 def orders_of(order, arm, generator):
-    """Returns the orders in which an arm ablates heads, given that by importance."""
+    """Returns the orders in which an arm ablates heads, from the importance order."""
     if arm == "claim":
         return [order]
     parts = [order]
@@ -154,7 +156,7 @@ def orders_of(order, arm, generator):
 
 
 def free_share(falls):
-    """Returns the largest share of heads up to which no fall can be noticed.
+    """Returns the largest share of heads without a noticeable fall.
 
     Args:
       falls: `[orders, heads + 1]`, of accuracy without the first heads of an order.

@@ -1,4 +1,4 @@
-"""Two fifths of the heads of a pretrained encoder can go."""
+"""Two fifths of the heads of a pretrained encoder can be ablated."""
 
 from typing import Any
 
@@ -21,18 +21,18 @@ _PENALTY = 1e-3  # of the squared weights of the probe, per sentence
 
 
 class FreeHeadsMinilm(base.Claim):
-    """MiniLM (6 layers of 12 heads) gives vectors of sentences, and a probe reads them.
+    """MiniLM (6 layers of 12 heads) encodes sentences, and a probe reads the vectors.
 
     The sentences are of four topics of Python's documentation, cut to 24 tokens. A
     linear probe (multinomial logistic regression on the vectors of the whole model)
     learns the topic of a sentence from 160 sentences. It is not trained again. Heads
-    are ordered as in the paper, on the same 160 sentences, by the absolute slope of the
-    probe's loss by a gate of the head, as a share of its layer's norm, and ablated in
-    this order, the least important first, without any further training. Measured is
-    the accuracy on 320 other sentences. The control ablates as many heads from the
-    other end of the order, the most important first. The planted failure is that its
-    ablated heads pass on what they did before. A seed is another choice of sentences
-    for the same model, so the intervals are over sentences.
+    are ordered as in the paper, on the same 160 sentences: by the absolute gradient of
+    the probe's loss with respect to a gate of the head, divided by the norm of its
+    layer. They are ablated in this order, the least important first, without further
+    training, and the accuracy is measured on 320 other sentences. The control ablates
+    as many heads from the other end of the order, the most important first. In the
+    planted failure its heads are not ablated at all. Seeds differ in the sentences, not
+    in the model, so the intervals are over sentences.
     """
 
     sentence = "20 to 40 % of the heads of a pretrained encoder are free"
@@ -48,8 +48,8 @@ class FreeHeadsMinilm(base.Claim):
     control = "the most important heads first"
     planted = "the most important heads first, but they pass on what they did before"
     effect = (
-        "a probe loses an accuracy of {0} without 20 % of the heads and of {1} "
-        "without 40 %"
+        "a probe's accuracy falls by {0} without 20 % of the heads and by {1} without "
+        "40 %"
     )
     would_change = (
         "A task that needs more of the encoder than the topic of a sentence, a larger "
@@ -57,8 +57,8 @@ class FreeHeadsMinilm(base.Claim):
     )
     before = base.Before(
         "partly",
-        "It bounded how far vectors turn by 0.05, a number of ours. Now a probe reads "
-        "labels from the vectors, and what counts is its accuracy.",
+        "It bounded the change of the vectors by 0.05, a number of ours. Now a probe "
+        "reads labels from the vectors, and its accuracy counts.",
     )
     tried = (
         "Without 20 % of the heads the probe loses 1.3 points on average, which six "
@@ -197,5 +197,5 @@ def _texts() -> list[list[str]]:
     found = {name: sentences.sentences(x) for name, x in topics.topics.items()}
     every = [sentence for texts in found.values() for sentence in texts]
     twice = {x for x in every if every.count(x) > 1}
-    own = [[x for x in texts if x not in twice] for texts in found.values()]
-    return sorted(own, key=len, reverse=True)[:_TOPICS]
+    by_topic = [[x for x in texts if x not in twice] for texts in found.values()]
+    return sorted(by_topic, key=len, reverse=True)[:_TOPICS]

@@ -11,15 +11,15 @@ _POSITIONS = (4, 8, 16, 31)  # of queries, for the figure
 
 
 class GatedAttention(base.Claim):
-    """A head with nothing to do attends to the start token, unless a gate closes it.
+    """A head with nothing to do attends to the start token, unless it has a gate.
 
     A Markov chain after a start token (task `bigram_backcopy`): after a trigger comes
-    the symbol before it again, which a head must fetch. At any other symbol nothing is
-    to be fetched; the weight on the start token is measured there. One layer of one
-    head is trained without a gate and with one: a sigmoid of the query's input that
+    the symbol before it again, which a head must fetch. At any other symbol there is
+    nothing to fetch; the weight on the start token is measured there. One layer of one
+    head is trained without a gate and with a gate: a sigmoid of the query's input that
     multiplies the head's output.
 
-    In the control the gate keeps its first parameters, about half open everywhere.
+    In the control the gate keeps its initial parameters, about half open everywhere.
     """
 
     sentence = "A gate on the outputs of heads takes attention off the first token"
@@ -32,23 +32,23 @@ class GatedAttention(base.Claim):
         ),
         arxiv="2505.06708",
     )
-    control = "a gate that is not trained, half open"
-    planted = "the output projection kept from training, in place of the gate"
+    control = "an untrained gate, half open"
+    planted = "the output projection is not trained, instead of the gate"
     effect = (
-        "the start token has {0} more of the attention without a gate than with one; "
-        "with a gate the share {1} of its weight stays"
+        "the start token's share of the attention is {0} larger without a gate than "
+        "with one; a gate leaves a share of {1} of its weight"
     )
     would_change = (
-        "A model in which most of the weight on the start token stays with a gate that "
-        "has learnt. The paper measures language models; next would be one, trained "
+        "A model in which most of the weight on the start token remains with a trained "
+        "gate. The paper measures language models; the next step would be one, trained "
         "with and without a gate."
     )
     before = base.Before(
         verdict="reproduced",
         why=(
-            "It was of the seeds on which the design was made, 0 to 5. Design and "
-            "bounds are the same; the seeds are others, and the control has a planted "
-            "failure."
+            "It was measured on the seeds on which the design was made, 0 to 5. Design "
+            "and bounds are the same; the seeds are others, and the control has a "
+            "planted failure."
         ),
     )
     seeds = 6
@@ -63,14 +63,14 @@ class GatedAttention(base.Claim):
     )
     criteria = (
         base.Criterion(
-            "weight on the start token, without a gate less with one",
+            "weight on the start token, without a gate minus with a gate",
             lambda x: x["start, no gate"] - x["start, gate"],
             at_least=0.2,
             bound_from=base.HALF,
             published={"figure 2": 0.419},
         ),
         base.Criterion(
-            "share of it that stays with a gate",
+            "share of this weight that remains with a gate",
             lambda x: x["start, gate"] / x["start, no gate"],
             at_most=0.5,
             null=1.0,
@@ -80,7 +80,7 @@ class GatedAttention(base.Claim):
     )
     curves = (
         base.Curve(
-            title="Attention where nothing is to be fetched",
+            title="Attention where there is nothing to fetch",
             across="position of the query",
             up="weight on the start token",
             points=_POSITIONS,
@@ -131,7 +131,9 @@ def backcopy():
 def measured(model, params, example):
     """Returns weights on the start and the own token, `[L, B, T]`, and losses."""
     output = model.apply(params, None, **example.model_inputs(), is_training=False)
-    weights = jnp.stack([each.weights()[:, 0] for each in output.maps])
+    weights = jnp.stack(
+        [attention_map.weights()[:, 0] for attention_map in output.maps]
+    )
     losses = optax.softmax_cross_entropy_with_integer_labels(
         output.logits, example.targets
     )

@@ -1,4 +1,4 @@
-"""A head can attend in every way only if it is as large as the input is long."""
+"""A head smaller than the input cannot represent every attention matrix."""
 
 import jax
 import jax.numpy as jnp
@@ -14,26 +14,26 @@ _MATRICES = 8
 _FEW = 4  # the head size that made the control's matrices
 _FITTED = 1e-3  # the largest error of a weight
 _RATE, _FEWEST_STEPS, _MOST_STEPS = 0.03, 1000, 16_000
-_STILL = 0.01  # how far doubling the steps may move an error
+_STILL = 0.01  # by how much doubling the steps may change an error
 _KINDS = ("width = head size", f"width {_WIDTH}")
 
 
 class HeadSizes(base.Claim):
-    """A single head is fitted to random matrices of attention weights by gradients.
+    """A single head is fitted to random matrices of attention weights.
 
     The input has 16 positions, whose vectors are linearly independent where the width
-    allows it. Each of eight matrices has positive rows that sum to 1, with independent
-    normal scores. For each head size from 1 to 24 the two projections to queries and
-    keys are trained by Adam, from the same start, to give the matrix as softmax of
-    scaled dot products. The number of steps is doubled until no error moves by more
-    than 0.01. A head size fits if no weight of the eight matrices is off by more than
-    0.001. This is done twice: with vectors as wide as the head is large, as in the
-    theorem, and with vectors of width 24 for all head sizes, as in a model of many
-    heads. In the control the matrices come from a random head of size 4. The planted
-    failure gives the control one matrix in eight that no small head has made.
+    allows it. Eight matrices have positive rows that sum to 1, the softmax of
+    independent normal scores. For every head size from 1 to 24 the projections to
+    queries and keys are trained by Adam, from the same start, until the softmax of
+    scaled dot products gives the matrix. The number of steps is doubled until no error
+    changes by more than 0.01. A head size fits if no weight of the eight matrices is
+    off by more than 0.001. This is done twice: with vectors as wide as the head, as in
+    the theorem, and with vectors of width 24 for all head sizes, as in a model of many
+    heads. In the control the matrices come from a random head of size 4. In the planted
+    failure one of the control's eight matrices does not.
     """
 
-    sentence = "A head can attend in every way only if it is as large as the input"
+    sentence = "A head smaller than the input cannot represent every attention matrix"
     source = base.Source(
         paper="Bhojanapalli et al. 2020",
         place="theorem 1",
@@ -44,34 +44,34 @@ class HeadSizes(base.Claim):
         ),
         arxiv="2002.07028",
     )
-    control = f"matrices that a head of size {_FEW} has made"
-    planted = "one matrix in eight is a random one, which no small head has made"
+    control = f"matrices made by a head of size {_FEW}"
+    planted = "one matrix in eight is random, not made by a small head"
     effect = (
-        "the theorem holds at a share of {0} of the head sizes from 1 to 24; in a "
-        "model of width 24, {1} of the 15 head sizes below the length fail to fit a "
-        "matrix"
+        "share of the head sizes from 1 to 24 for which the theorem holds: {0}; head "
+        "sizes below the length that fail to fit a matrix, in a model of width 24: {1} "
+        "of 15"
     )
     would_change = (
         "A head smaller than the input that fits random matrices, or one as large as "
-        "the input that does not. The theorem is of what a head can represent, and not "
-        "of what a trained model needs: trained models were not compared here."
+        "the input that does not. The theorem is about what a head can represent, not "
+        "about what a trained model needs; trained models were not compared here."
     )
     version = 2
     before = base.Before(
         "partly",
-        "It compared the loss of sorting after 300 steps, which is a measure of speed, "
-        "and counted operations, which is arithmetic; its control was one model four "
+        "It compared the loss of sorting after 300 steps, which measures speed, and "
+        "counted operations, which is arithmetic; its control was one model four "
         "times. Now the theorem itself is measured.",
     )
     tried = (
-        "In a model that is wider than the heads are large, heads of size n - 1 fit "
-        "all matrices: softmax ignores a constant in each row of scores, so that rank "
-        "n - 1 is enough. Heads of size n - 1 fall short where the width of the model "
-        "is n - 1 as well, as in the proof of the theorem."
+        "In a model that is wider than its heads, heads of size n - 1 fit all "
+        "matrices: softmax ignores a constant in a row of scores, so rank n - 1 is "
+        "enough. Heads of size n - 1 fail if the width of the model is n - 1 as well, "
+        "as in the proof of the theorem."
     )
     criteria = (
         base.Criterion(
-            "share of head sizes at which the theorem is right, width = head size",
+            "share of head sizes for which the theorem holds, width = head size",
             lambda x: np.mean(
                 [_fits(x, _KINDS[0], size) == (size >= _LENGTH) for size in _SIZES]
             ),
@@ -158,14 +158,14 @@ def scores_of(projections, inputs):
     Returns:
       `[kind, size, matrix, n, n]`.
     """
-    query, key = (inputs @ each for each in projections)
+    query, key = (inputs @ projection for projection in projections)
     query = query * head_channels()[None, :, None, None]
     sizes = np.array(_SIZES, np.float32)[None, :, None, None, None]
     return query @ key.mT / jnp.sqrt(sizes)
 
 
 def _fit(start, inputs, weights, steps):
-    """Returns `[kind, size]`, the largest error of a weight after so many steps."""
+    """Returns `[kind, size]`, the largest error of a weight after some steps."""
 
     def loss(projections):
         logs = jax.nn.log_softmax(scores_of(projections, inputs))

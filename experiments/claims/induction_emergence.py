@@ -24,19 +24,19 @@ class InductionEmergence(base.Claim):
 
     An example has 6, 12 or 24 pairs of an item and a label, and then one of the items
     again: a context of 13, 25 or 49 tokens. Items are 32 tokens, all different in an
-    example; labels are 4 tokens, drawn anew in each example. The model is attention
-    alone: tokens and positions are one-hot vectors, each layer has one matrix of scores
-    for pairs of positions, and what a layer attends to is appended to its input and not
-    added to it, so that no layer overwrites another. A last matrix gives the logits.
+    example; labels are 4 tokens, drawn anew in each example. The model has only
+    attention: tokens and positions are one-hot vectors, a layer has one matrix of
+    scores for pairs of positions, and its output is appended to its input, not added,
+    so that no layer overwrites another. A last matrix gives the logits.
     All matrices start from normal numbers of standard deviation 0.01 and are trained by
     plain gradient descent, with the same learning rate and batch size for all contexts.
 
     The induction head counts as emerged when the second layer gives half of its weight
     to the right label, as a running mean over steps. The exponent is the slope of log
     steps on log context length. A context in which no head emerges within 40,000 steps
-    counts as an exponent of 0. In the control the first layer attends to the token
-    before from the start, so that it has nothing to learn. The planted failure is a
-    control whose first layer has to be learnt.
+    counts as an exponent of 0. In the control the first layer attends to the previous
+    token from the start, so that it has nothing to learn. The planted failure is a
+    control whose first layer has to be learned.
     """
 
     sentence = "The time until induction emerges grows with the square of the context"
@@ -49,12 +49,15 @@ class InductionEmergence(base.Claim):
         ),
         arxiv="2511.01033",
     )
-    control = "a first layer that attends to the token before from the start"
-    planted = "a first layer that has to be learnt"
-    effect = "the steps until it emerges grow as the context to the power of {0}"
+    control = "a first layer that attends to the previous token from the start"
+    planted = "a first layer that has to be learned"
+    effect = (
+        "the steps until the head emerges grow as the context length to the power of "
+        "{0}"
+    )
     would_change = (
-        "Contexts long enough to tell a power of 2 from one slightly off it; "
-        "Adam in the place of gradient descent, which the theorem is not of."
+        "Contexts long enough to tell a power of 2 from one slightly off it; Adam "
+        "instead of gradient descent, to which the theorem does not apply."
     )
     criteria = (
         base.Criterion(

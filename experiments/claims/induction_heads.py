@@ -8,7 +8,7 @@ from experiments.claims import base
 from mha_haiku.lab import heads
 
 _STEPS, _MOST_STEPS = 800, 1600
-_LEARNT = 0.95
+_LEARNED = 0.95
 _POINTS = 40  # of a curve
 _WINDOW = _POINTS // 10  # points within which a rise is a jump
 _SHOWN = tuple(range(1, _POINTS + 1))
@@ -19,20 +19,19 @@ class InductionHeads(base.Claim):
     """Eight random tokens, then the same ones from another place on.
 
     Three models of width 32 with two heads a layer are trained: two layers; one layer
-    with as many parameters, which it has in a larger feed-forward part; and one layer
-    whose keys are mixed with the key before them ("smeared"), so that a key contains
-    the token before its own. A model has induction heads if the best of its heads gives
-    at least half of its weight to the token after the last occurrence of the current
-    one, as in `heads.roles`. Training of 800 steps is done anew with 1,600 where the
-    accuracy has not reached 0.95.
+    with as many parameters, by a larger feed-forward part; and one layer whose keys are
+    mixed with the previous key ("smeared"), so that a key contains the previous token.
+    A model has induction heads if its best head gives at least half of its weight to
+    the token after the last occurrence of the current one, as in `heads.roles`. Models
+    are trained for 800 steps, and anew for 1,600 if their accuracy is below 0.95.
 
     The jump of a model is the steepest rise of its accuracy within a tenth of the
-    training, less the rise in the first tenth: it is 0 for a model that learns fastest
-    at first. For contrast two layers learn a smooth task, a chain whose next token is
+    training, minus the rise in the first tenth: it is 0 for a model that learns fastest
+    at first. For comparison two layers learn a smooth task, a chain whose next token is
     drawn by a table that is the same in all examples.
 
-    The control has one plain layer in the place of two layers, and in the place of the
-    smeared one. The planted failure gives that layer smeared keys.
+    The control has one plain layer instead of two layers, and instead of the smeared
+    one. The planted failure gives that layer smeared keys.
     """
 
     sentence = "Induction needs two layers, or smeared keys, and comes in a jump"
@@ -45,11 +44,11 @@ class InductionHeads(base.Claim):
         ),
         arxiv="2209.11895",
     )
-    control = "one plain layer in the place of two, and of the smeared one"
+    control = "one plain layer instead of two, and instead of the smeared one"
     planted = "smeared keys in that layer"
     effect = (
-        "the share of seeds in which two layers have induction heads and one layer as "
-        "large has none is {0}, in which smeared keys give them to one layer {1}; "
+        "share of seeds in which two layers have induction heads and one layer of the "
+        "same size has none: {0}; in which smeared keys give them to one layer: {1}; "
         "accuracy jumps by {2} more with two layers than with one, or on a smooth task"
     )
     would_change = (
@@ -60,16 +59,15 @@ class InductionHeads(base.Claim):
     before = base.Before(
         "reproduced",
         "The control was one model three times, so that its differences were 0 by "
-        "identity, the one layer had half of the parameters, and any model that learns "
+        "identity; the one layer had half of the parameters; and any model that learns "
         "fast rose steeply at some time. Now one layer is as large as two, and the "
-        "jump is compared with that on a smooth task.",
+        "jump is compared with the jump on a smooth task.",
     )
     tried = (
         "The best head has a score of 0.84 to 0.86 in two layers, 0.13 in one, and "
-        "0.53 to 0.57 with smeared keys, which is not far above 0.5. In "
-        "the control the jump is undecided, and has to be: plain layers do not differ "
-        "but for chance, and the paper says only that there is a bump, so that the "
-        "bound is 0."
+        "0.53 to 0.57 with smeared keys, which is not far above 0.5. In the control "
+        "the jump is undecided, and must be: plain layers differ only by chance, and "
+        "the paper says only that there is a bump, so the bound is 0."
     )
     criteria = (
         base.Criterion(
@@ -98,7 +96,7 @@ class InductionHeads(base.Claim):
     )
     curves = (
         base.Curve(
-            title="Accuracy while they learn",
+            title="Accuracy during training",
             across=f"{_POINTS}ths of the training",
             up="accuracy of training batches",
             points=_SHOWN,
@@ -155,7 +153,7 @@ class InductionHeads(base.Claim):
             trained, _ = desk.train_until(
                 configs[name],
                 seed,
-                lambda x: x.held_out["accuracy"] >= _LEARNT,
+                lambda x: x.held_out["accuracy"] >= _LEARNED,
                 most=_MOST_STEPS,
             )
             numbers |= self.of_trained(desk, trained, name, arm)
@@ -186,7 +184,7 @@ def _has(numbers, name):
 
 
 def jump(values: Sequence[float]) -> float:
-    """Returns the steepest rise in a tenth of a curve, less that in its first tenth."""
+    """Returns the steepest rise in a tenth of a curve minus its first tenth's rise."""
     values = np.asarray(values)
     rises = values[_WINDOW:] - values[:-_WINDOW]
     return float(rises.max() - (values[_WINDOW - 1] - values[0]))

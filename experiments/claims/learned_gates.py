@@ -1,4 +1,4 @@
-"""Heads that learned gates leave do better than as many from scratch."""
+"""Heads selected by learned gates do better than as many trained from scratch."""
 
 from typing import Any, NamedTuple
 
@@ -24,25 +24,25 @@ _KINDS = ("encoder", "decoder", "cross")
 
 
 class LearnedGates(base.Claim):
-    """Words are pronounced, letters to phonemes, by 24 heads of three kinds.
+    """A model with 24 heads of three kinds pronounces words, letters to phonemes.
 
-    The task (CMU Pronouncing Dictionary, words and pronunciations of at most eight) is
-    one that the model is far from solving. A model is trained until 86 % of the
-    held-out phonemes are right, or for 6,000 steps, and then counts as failed: what
-    stays of it is as good as a guess. Gates with a penalty on open heads are learned
-    with it for 800 steps, and the heads that they leave are trained for 1,000 more.
-    They are compared with two rivals of as many heads: the most important heads of the
-    trained model (the mean absolute gradient of the loss with respect to a head's
-    gate, divided by the norm of its layer), and the gates' heads alone from the first
-    step. All see the same examples at the same learning rates for as many steps. The
-    rate falls to zero over the last 1,000.
+    The model is far from solving the task (CMU Pronouncing Dictionary, words and
+    pronunciations of at most eight). It is trained until 86 % of the held-out phonemes
+    are right. A model that is not there after 6,000 steps counts as failed, with the
+    loss of a guess. Gates with a penalty on open heads are trained with it for 800
+    steps, and the heads that they leave are trained for 1,000 more. They are compared
+    with two rivals of as many heads: the most important heads of the trained model (the
+    mean absolute gradient of the loss with respect to a head's gate, divided by the
+    norm of its layer), and a model trained from scratch with only the gates' heads. All
+    see the same examples at the same learning rates for as many steps. The rate falls
+    to zero over the last 1,000.
 
-    The control keeps heads of the trained model at random, and its rival from scratch
-    has those. In the planted failure they are not random, but the ones that the gates
+    The control keeps random heads of the trained model, and its rival from scratch has
+    the same heads. In the planted failure the control keeps the heads that the gates
     leave, and the rivals have a quarter of the steps.
     """
 
-    sentence = "Heads that learned gates leave beat as many from scratch"
+    sentence = "Heads selected by learned gates beat as many trained from scratch"
     source = base.Source(
         paper="Voita et al. 2019",
         place="table 2 and section 6.3",
@@ -52,12 +52,12 @@ class LearnedGates(base.Claim):
         ),
         arxiv="1905.09418",
     )
-    control = "as many heads at random"
+    control = "as many random heads"
     planted = "the gates' heads, and a quarter of the steps for their rivals"
     effect = (
-        "from scratch the held-out loss is higher by {0} nats, and with the most "
-        "important heads by {1}; of cross-attention's heads the share that stays is "
-        "larger than of the encoder's by {2}"
+        "held-out loss minus the loss with the gates' heads: {0} nats from scratch, "
+        "{1} nats with the most important heads; share of heads that stay, "
+        "cross-attention minus encoder: {2}"
     )
     would_change = (
         "A larger model, trained until it no longer improves before its heads are "
@@ -67,11 +67,11 @@ class LearnedGates(base.Claim):
     before = base.Before(
         verdict="partly",
         why=(
-            "It was of numbers in words, a task that both models solved (97 % of "
-            "answers right), so that little was left to gain; and its second bound was "
-            "ours. Pronunciations leave more to gain, so few heads stay that it "
-            "matters which, all models are trained alike, and there is a second "
-            "rival, the heads that gradients call important."
+            "The task was numbers in words, which both models solved (97 % of answers "
+            "right), so that little was left to gain; and its second bound was ours. "
+            "Pronunciations leave more to gain, so few heads stay that it matters "
+            "which, all models are trained in the same way, and there is a second "
+            "rival, the most important heads by gradients."
         ),
     )
     tried = (
@@ -144,7 +144,7 @@ class LearnedGates(base.Claim):
         numbers = {
             "loss before": whole.loss,
             "steps before": whole.steps,
-            "loss of those that stay": stays if whole.has_learnt else lab.guess,
+            "loss of those that stay": stays if whole.has_learned else lab.guess,
             "loss of the most important": once(
                 ("important", share), lambda: lab.kept(whole, seed, important, share)
             ),
@@ -156,7 +156,7 @@ class LearnedGates(base.Claim):
             "gates' among the most important": (important & (gates > 0)).sum(),
         }
         for kind in _KINDS:
-            rows = [i for i, each in enumerate(lab.kinds) if each == kind]
+            rows = [i for i, head_kind in enumerate(lab.kinds) if head_kind == kind]
             numbers[f"{kind} stays"] = chosen[rows].mean()
         return numbers
 
@@ -190,7 +190,7 @@ class _Whole(NamedTuple):
     state: Any
     steps: int
     loss: float
-    has_learnt: bool
+    has_learned: bool
     importance: np.ndarray
 
 
@@ -259,7 +259,7 @@ class _Laboratory:
         return self._loss(state, seed, gates)
 
     def from_scratch(self, whole, seed, chosen, share=1) -> float:
-        """Returns the loss with some heads alone, for as many steps in all."""
+        """Returns the loss of training only some heads, for as many steps in all."""
         now = rates(whole.steps + _GATE_STEPS + _DECAY_STEPS, share)
         gates, state = np.float32(chosen), self._start(np.uint32(seed))
         state = self._trained(state, seed, 0, now, gates)

@@ -1,4 +1,4 @@
-"""Which positions let a model answer inputs longer than its training inputs."""
+"""Without positions, models answer inputs longer than their training inputs better."""
 
 import math
 
@@ -17,7 +17,7 @@ _FARTHEST = _PLACES - 2 * LONGEST - 4  # offset of an example
 _WIDTH, _HIDDEN, _HEADS, _LAYERS = 32, 64, 4, 2
 _BATCH, _RATE, _WARM_UP = 32, 3e-3, 100
 _PART, _MOST_PARTS = 500, 8  # steps between evaluations, and how many at most
-_LEARNT, _EXAMPLES = 0.99, 512
+_LEARNED, _EXAMPLES = 0.99, 512
 _OTHER_SEED = 1000  # added to the seed, in the control
 _LENGTHS = (8, 10, 12, 14, 16)
 _KINDS = {"none": "no positions", "alibi": "ALiBi", "learned": "learned"}
@@ -30,11 +30,11 @@ class LengthExtrapolation(base.Claim):
     order and an end token; lengths are drawn from 1 to 8. Models have two layers of
     four heads and a width of 32, and no positions, ALiBi or learned positions, of which
     the later ones are never trained. Training ends when 99 % of the held-out answers of
-    all lengths from 1 to 8 are right as a whole, or after 4,000 steps, and then counts
-    as failed: no answer is right. What counts is the share of whole answers that are
-    right at twice the length. In the control the other two models have no positions
-    either, but another start and other examples. The planted failure gives them learned
-    positions.
+    all lengths from 1 to 8 are right as a whole. A model that is not there after 4,000
+    steps counts as failed, with no right answer. The criteria compare the share of
+    whole answers that are right at twice the length. In the control the other two
+    models have no positions either, but another start and other examples. The planted
+    failure gives them learned positions.
     """
 
     sentence = "Without positions models answer longer inputs better than with them"
@@ -47,11 +47,11 @@ class LengthExtrapolation(base.Claim):
         ),
         arxiv="2305.19466",
     )
-    control = "other seeds of models without positions in place of ALiBi and learned"
+    control = "models without positions, of other seeds, instead of ALiBi and learned"
     planted = "the other seeds have learned positions"
     effect = (
-        "at twice the length of training no positions are right more often than "
-        "learned ones by {0}, and than ALiBi by {1}"
+        "share of answers right at twice the training length, without positions minus "
+        "with them: {0} for learned positions, {1} for ALiBi"
     )
     would_change = (
         "Other tasks: the order of the input does not matter for sorting, and in "
@@ -65,13 +65,13 @@ class LengthExtrapolation(base.Claim):
         "Inputs had no start token and one length, the model without positions was not "
         "trained to the end (0.91 right), and the bound of 0.2 was ours. Now there is "
         "a start token, lengths are drawn, training ends at 99 % of whole answers, and "
-        "the bound is the paper's word that no positions are better.",
+        "the bound is the paper's statement that no positions are better.",
     )
     tried = (
         "Copying different tokens, one pilot seed: without positions 86 % of the "
         "answers up to 8 tokens are right after 4,000 steps, ALiBi and learned "
-        "positions get to 99 %, and none of the three is right at 12 tokens once in "
-        "512 answers."
+        "positions get to 99 %, and none of the three gets any of 512 answers right at "
+        "12 tokens."
     )
     criteria = (
         base.Criterion(
@@ -100,17 +100,17 @@ class LengthExtrapolation(base.Claim):
     def measure(self, desk, seed, arm):
         numbers = {}
         for i, (kind, name) in enumerate(_KINDS.items()):
-            own = seed
+            model_seed = seed
             if arm != "claim" and kind != "none":
-                own += i * _OTHER_SEED
+                model_seed += i * _OTHER_SEED
                 kind = "learned" if arm == base.PLANTED else "none"
-            params, has_learnt = trained(desk, own, sort, kind)
-            numbers[f"{name}, learnt"] = has_learnt
+            params, has_learned = trained(desk, model_seed, sort, kind)
+            numbers[f"{name}, learnt"] = has_learned
             for length in _LENGTHS:
                 right = share_right(desk, params, seed, sort, kind, length)
                 numbers[f"{name} at {length}"] = right
             longer = numbers[f"{name} at {LONGEST}"]
-            numbers[f"{name}, longer"] = longer if has_learnt else 0.0
+            numbers[f"{name}, longer"] = longer if has_learned else 0.0
         return numbers
 
 
@@ -146,7 +146,7 @@ def rows(generator, task, lengths):
 
 
 def trained(desk, seed, task, kind):
-    """Returns parameters, and whether they have learnt; trained once for all arms."""
+    """Returns parameters, and whether they have learned; trained once for all arms."""
 
     def train():
         generator = np.random.default_rng([seed, *task.__name__.encode()])
@@ -164,9 +164,9 @@ def trained(desk, seed, task, kind):
             rate = _RATE * (1 - i / _MOST_PARTS)
             state = part(state, *data, offsets, np.float32(rate), i * _PART)
             found = _right(desk, state[0], kind, *held_out).mean()
-            if found >= _LEARNT:
+            if found >= _LEARNED:
                 break
-        return jax.device_get(state[0]), float(found >= _LEARNT)
+        return jax.device_get(state[0]), float(found >= _LEARNED)
 
     return desk.once(("trained", seed, task.__name__, kind), train)
 
@@ -181,8 +181,8 @@ def share_right(desk, params, seed, task, kind, length):
 def _right(desk, params, kind, tokens, asked):
     """Returns whether each answer is right as a whole, `[B]`.
 
-    The model sees the right answer so far; so it is right as a whole exactly where the
-    model would write it token by token.
+    The model sees the right answer so far, so a whole answer is right if and only if
+    the model would write it token by token.
     """
 
     def right(params, tokens, asked):

@@ -16,7 +16,7 @@ _STATES, _LENGTH, _BATCH = 3, 32, 64
 _RATE, _SPREAD = 0.01, 0.01
 _EVERY = 10  # steps between two looks
 _MOST_STEPS = 2000
-_LEARNT = 0.04  # nats above the best possible
+_LEARNED = 0.04  # nats above the best possible
 _LOOKED_AT = 512  # examples
 _BALANCED = 30  # rounds of dividing by sums of rows and of columns
 _OTHER_SEEDS = 10_000  # added to the seed of the second model
@@ -26,22 +26,22 @@ _SHOWN = tuple(range(0, 241, 2 * _EVERY))
 class MarkovChains(base.Claim):
     """Two layers of one head learn to continue chains that differ in each example.
 
-    The model is attention alone: tokens are one-hot vectors, each layer has a matrix of
-    scores and a score for each distance, what it attends to is appended to its input,
-    and a last matrix gives the logits. It is trained by Adam at a constant rate, from
-    normal numbers of standard deviation 0.01. One model is trained on chains of three
-    states whose transition matrices have independent uniform rows, a second one on
-    doubly stochastic chains (as many rows, divided in turn by the sums of rows and of
+    The model has only attention: tokens are one-hot vectors, a layer has a matrix of
+    scores and a score for each distance, its output is appended to its input, and a
+    last matrix gives the logits. It is trained by Adam at a constant rate, from normal
+    numbers of standard deviation 0.01. One model is trained on chains of three states
+    whose transition matrices have independent uniform rows, a second one on doubly
+    stochastic chains (such matrices, divided alternately by the sums of rows and of
     columns), in which all states are equally frequent, so that unigrams do not help.
 
-    Every 10 steps the divergence (KL, nats) of the predictions from three strategies is
-    measured: all states alike, their frequency so far, and what followed the current
-    state so far, which is the best there is. Bigrams are learned where the loss is
-    half-way from the best strategy without them to bigrams. Unigrams count as a phase
-    if they are nearest at any step before. Training ends when they are learned and the
-    loss is within 0.04 nats of the best, or after 2,000 steps; where the half has not
-    been reached by then, bigrams count as learned at the last step, and there is no
-    phase.
+    Every 10 steps we measure the divergence (KL, nats) of the predictions from three
+    strategies: all states equally likely; the frequency of states so far (unigrams);
+    and the frequency of states after the current one so far (bigrams), the best
+    strategy. Bigrams are learned at the step at which the loss is half-way from the
+    best strategy without bigrams to bigrams. There is a unigram phase if unigrams are
+    nearest at any step before. Training ends when bigrams are learned and the loss is
+    within 0.04 nats of the best, or after 2,000 steps; if bigrams are not learned by
+    then, they count as learned at the last step, and there is no phase.
 
     In the control both models are trained on doubly stochastic chains. The planted
     failure is a control whose first model has ordinary chains.
@@ -58,32 +58,32 @@ class MarkovChains(base.Claim):
         ),
         arxiv="2402.11004",
     )
-    control = "doubly stochastic chains in the place of ordinary ones"
+    control = "doubly stochastic chains instead of ordinary ones"
     planted = "ordinary chains in the control"
     effect = (
-        "the share of models that pass through a unigram phase is {0}; bigrams of "
-        "ordinary chains take 2 to the power of {1} times as many steps as bigrams of "
-        "doubly stochastic chains"
+        "share of models that pass through a unigram phase: {0}; bigrams of ordinary "
+        "chains take 2 to the power of {1} times as many steps as bigrams of doubly "
+        "stochastic chains"
     )
     would_change = (
-        "Other distributions of chains: the two compared here differ in more than how "
-        "much unigrams help."
+        "Other distributions of chains: the two that are compared here differ in more "
+        "than the usefulness of unigrams."
     )
     version = 4
     before = base.Before(
         "reproduced",
-        "The verdict hung on three seeds (one of three others had not learned bigrams "
-        "after 1,000 steps), and predictions are uniform at step 0 in any model. Now "
-        "training ends by a criterion, and chains without informative unigrams are "
-        "the contrast.",
+        "The verdict depended on three seeds (one of three others had not learned "
+        "bigrams after 1,000 steps), and predictions are uniform at step 0 in any "
+        "model. Now training ends by a criterion, and chains without informative "
+        "unigrams are the contrast.",
     )
     tried = (
-        "In the control the second criterion is undecided, and has to be: both models "
-        "learn chains of one kind, so that the difference is 0 but for chance, and the "
-        "paper says no more than sooner, so that the bound is 0 as well. A transformer "
-        "with rotary positions and a feed-forward part (two seeds) took 180 steps in "
-        "one case and 2,020 in the other for doubly stochastic chains, which no three "
-        "seeds can compare with 360 for ordinary ones."
+        "In the control the second criterion is undecided, and must be: both models "
+        "learn chains of one kind, so the difference is 0 up to chance, and the paper "
+        'says only "sooner", so the bound is 0 as well. A transformer with rotary '
+        "positions and a feed-forward part (two seeds) took 180 steps in one case and "
+        "2,020 in the other for doubly stochastic chains, which no three seeds can "
+        "compare with 360 for ordinary ones."
     )
     criteria = (
         base.Criterion(
@@ -128,7 +128,7 @@ class MarkovChains(base.Claim):
         return numbers
 
     def _looks(self, desk, seed, *, is_doubly):
-        """Trains a model, and returns what it looked like every few steps."""
+        """Trains a model, and returns measurements every few steps."""
         train = desk.once(
             ("train", is_doubly),
             lambda: jax.jit(functools.partial(_train, is_doubly=is_doubly)),
@@ -142,7 +142,7 @@ class MarkovChains(base.Claim):
         for step in range(0, _MOST_STEPS + 1, _EVERY):
             found = jax.device_get(look(state[0], held_out))
             looks.append({"step": step, **{x: float(y) for x, y in found.items()}})
-            if _excess(looks[-1]) <= _LEARNT and _left(looks[-1]) <= 0.5:
+            if _excess(looks[-1]) <= _LEARNED and _left(looks[-1]) <= 0.5:
                 break
             state = train(state, for_data, step)
         return looks
@@ -258,17 +258,17 @@ def predictions(tokens: jax.Array, num_tokens: int) -> dict[str, jax.Array]:
 
 def divergences(params, examples):
     """Returns the divergence from each strategy, and losses; all in nats."""
-    own = predicted(params, examples.inputs)
-    given = predictions(examples.inputs, own.shape[-1])
-    losses = {"model": own, **given}
+    log_probabilities = predicted(params, examples.inputs)
+    strategies = predictions(examples.inputs, log_probabilities.shape[-1])
+    losses = {"model": log_probabilities, **strategies}
     found = {
         f"loss, {name}": -jnp.mean(
             jnp.take_along_axis(x, examples.targets[..., None], axis=-1)
         )
         for name, x in losses.items()
     }
-    for name, log_probability in given.items():
-        difference = jnp.exp(log_probability) * (log_probability - own)
+    for name, log_probability in strategies.items():
+        difference = jnp.exp(log_probability) * (log_probability - log_probabilities)
         found[name] = jnp.mean(jnp.sum(difference, axis=-1))
     return found
 
@@ -280,8 +280,8 @@ def _excess(line):
 def steps_to_bigrams(looks: Sequence[dict[str, float]]) -> float:
     """Returns the step at which the loss is half-way to the bigram loss.
 
-    The way is from the better of the other two strategies; between two looks the loss
-    is a line. It is the last step where the loss does not get there.
+    Half-way is between the better of the other two strategies and bigrams; between two
+    looks the loss is interpolated. It is the last step if the loss does not get there.
     """
     before = None
     for line in looks:

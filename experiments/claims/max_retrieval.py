@@ -16,7 +16,7 @@ _LARGEST, _OTHERS = 0.95, 0.9  # priorities where one item stands out
 _EXAMPLES, _BATCH = 128, 32
 _MEASURED = ("weight", "accuracy", "accuracy with temperature")
 _KEYS = "encoder/layer_0/attention/key"
-_LEARNT, _MOST_STEPS = 0.95, 8000
+_LEARNED, _MOST_STEPS = 0.95, 8000
 # The inverse temperature by the entropy of a row (nats), figure 4 of the paper.
 _POLYNOMIAL = (-0.037, 0.481, -2.3, 4.917, -1.791)
 _LOWEST_ENTROPY = 0.5
@@ -26,21 +26,21 @@ class MaxRetrieval(base.Claim):
     """A query finds the class of the item with the largest priority, by one head.
 
     The model is trained on 8 to 16 items until it names 95 % of the classes. The number
-    of steps is doubled until it does, up to 8,000 steps; a model that has not learnt it
-    by then counts as one whose weight does not fall. The trained model is then given 16
-    to 1,024 items, of which one has priority 0.95 and all others 0.9. The slope of the
-    log of the largest weight on the log of the number of items is fitted from 64 items
-    on: it is -1 where the weight is spread over all items, and 0 where it stays.
+    of steps is doubled until it does, up to 8,000 steps; a model that has not learned
+    it by then counts as one whose weight does not fall. The trained model is then given
+    16 to 1,024 items, of which one has priority 0.95 and all others 0.9. The slope of
+    the log of the largest weight on the log of the number of items is fitted from 64
+    items on: -1 where the weight is spread over all items, and 0 where it stays.
 
     The control is the same trained model with its scores multiplied by log n / log 16
     for n items, as in scalable softmax (Nakanishi 2025,
     https://arxiv.org/abs/2501.19399), which must not disperse: with 16 items nothing
-    changes. The planted failure puts log 16 in the place of log n.
+    changes. The planted failure has log 16 instead of log n.
 
     The figure also shows the accuracy on items with uniform priorities, without and
     with the paper's adaptive temperature, which multiplies the scores of a query by a
     polynomial of the entropy of its attention. It decides nothing here, since the paper
-    gives the gain only in a table that was not seen.
+    gives the gain only in a table that we have not seen.
     """
 
     sentence = "The largest weight of softmax falls with the number of items"
@@ -54,20 +54,20 @@ class MaxRetrieval(base.Claim):
         arxiv="2410.01104",
     )
     control = "the same model, its scores times log n / log 16"
-    planted = "log 16 in the place of log n"
-    effect = "the largest weight falls as the number of items to the power of {0}"
+    planted = "log 16 instead of log n"
+    effect = "the largest weight scales as the number of items to the power of {0}"
     would_change = (
         "A trained head whose largest weight does not fall from 64 to 1,024 items. The "
-        "lemma is of the limit of many items: with larger gaps of priority the fall "
+        "lemma is about the limit of many items: with larger gaps of priority the fall "
         "begins at more items."
     )
     version = 2
     before = base.Before(
         "reproduced",
         "Bounded scores disperse by theorem, and the control only had fewer items, so "
-        "that nothing could fail. Now the slope is measured, and the control is "
+        "that nothing could fail. Now the slope is measured, and the control has "
         "scores that need not disperse. The gain by adaptive temperature, whose bound "
-        "was ours, is shown and does not decide.",
+        "was ours, is shown but does not decide.",
     )
     criteria = (
         base.Criterion(
@@ -121,7 +121,7 @@ class MaxRetrieval(base.Claim):
         trained, is_enough = desk.train_until(
             config,
             seed,
-            lambda x: x.held_out["accuracy"] >= _LEARNT,
+            lambda x: x.held_out["accuracy"] >= _LEARNED,
             most=_MOST_STEPS,
         )
         numbers = {}
@@ -138,8 +138,10 @@ class MaxRetrieval(base.Claim):
                 )
                 for i in range(0, _EXAMPLES, _BATCH)
             ]
-            for each, value in zip(_MEASURED, np.mean(found, axis=(0, 2)), strict=True):
-                numbers[f"{each} at {size}"] = value
+            for quantity, value in zip(
+                _MEASURED, np.mean(found, axis=(0, 2)), strict=True
+            ):
+                numbers[f"{quantity} at {size}"] = value
         slope = slope_of(_LARGER, [numbers[f"weight at {size}"] for size in _LARGER])
         numbers["slope"] = slope if is_enough else 0.0
         numbers["accuracy after training"] = trained.held_out["accuracy"]
@@ -147,7 +149,7 @@ class MaxRetrieval(base.Claim):
 
 
 def factor_of(arm: str, size: int) -> float:
-    """Returns what the scores of an arm are multiplied by, for so many items."""
+    """Returns the factor of the scores of an arm, for a number of items."""
     known = {"claim": _TRAINED, "control": size, base.PLANTED: _TRAINED}[arm]
     return math.log(known) / math.log(_TRAINED)
 
@@ -158,7 +160,7 @@ def slope_of(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def inverse_temperature(entropy: jax.Array) -> jax.Array:
-    """Returns what scores are multiplied by, at least 1.
+    """Returns the factor of scores, at least 1.
 
     Args:
       entropy: Of rows of attention, nats, any shape.

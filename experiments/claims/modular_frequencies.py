@@ -34,22 +34,21 @@ class ModularFrequencies(base.Claim):
     The model reads two numbers and an equals sign, and has no layer norm, as in the
     paper; it is half as wide (64, with four heads and 256 units). It is trained on 30 %
     of the 12,769 sums, on all of them in each step, by AdamW with weight decay of 1 and
-    a learning rate of 0.005, five times the paper's, which is how it takes minutes.
-    Training ends when the loss on the other sums has fallen to 0.001 nats; a model that
-    has not learnt them after 3,000 steps counts as it is.
+    a learning rate of 0.005, five times the paper's, so that it takes minutes. Training
+    ends when the loss on the other sums has fallen to 0.001 nats; a model that has not
+    learned them after 3,000 steps is measured as it is.
 
-    The Fourier transform of the embedding says which frequencies of numbers around a
-    circle have the most power: the five largest are the key frequencies. The logits of
-    all sums are split into waves over a + b - c with these frequencies and the rest.
-    It is measured how much of the logits' variance the waves have, and what the loss on
-    the training sums is without them (the paper's excluded loss). The figure shows the
-    held-out loss with the waves alone, too (its restricted loss): as in the paper it
-    falls before the held-out loss does, so that it is low in the control as well and
-    decides nothing.
+    In the Fourier transform of the embedding, over numbers on a circle, the five
+    frequencies of the most power are the key frequencies. The logits of all sums are
+    split into waves over a + b - c with these frequencies and the rest. We measure the
+    waves' share of the logits' variance, and the loss on the training sums without the
+    waves (the paper's excluded loss). The figure also shows the held-out loss with only
+    the waves (the paper's restricted loss): as in the paper it falls before the
+    held-out loss does, so that it is low in the control as well and decides nothing.
 
     The control takes the same model earlier: when it first has all training sums right,
-    which it has learnt by heart. In the planted failure, that model was trained on 80 %
-    of the sums, of which the paper says that it generalizes at once.
+    which it has memorized. In the planted failure that model was trained on 80 % of the
+    sums, which by the paper generalizes at once.
     """
 
     sentence = "A few Fourier frequencies carry modular addition"
@@ -62,33 +61,33 @@ class ModularFrequencies(base.Claim):
         ),
         arxiv="2301.05217",
     )
-    control = "when it has learnt the training sums by heart"
-    planted = "80 % of the sums to learn by heart, in place of 30 %"
+    control = "the model when it has memorized the training sums"
+    planted = "80 % of the sums to train on, instead of 30 %"
     effect = (
-        "five of 56 frequencies have the share {0} of the logits' variance; without "
+        "five of 56 frequencies have a share of {0} of the logits' variance; without "
         "them the loss on the training sums is {1} nats (chance: 4.73)"
     )
     would_change = (
-        "A model that has learnt the sums, and whose logits are spread over many "
-        "frequencies. Dropout in place of weight decay would be one, says the paper's "
-        "appendix."
+        "A model that has learned the sums, and whose logits are spread over many "
+        "frequencies. By the paper's appendix, dropout instead of weight decay gives "
+        "one."
     )
     before = base.Before(
         verdict="partly",
         why=(
-            "It was of a + b mod 47, in small batches, and stopped before the clean-up "
-            "of the embedding, whose share of power at the key frequencies was taken "
-            "for a criterion. Now it is the paper's task, in full batches, until the "
-            "held-out loss has fallen, and its excluded loss decides."
+            "The task was a + b mod 47, in small batches, and training stopped before "
+            "the clean-up of the embedding, whose share of power at the key "
+            "frequencies was a criterion. Now it is the paper's task, in full batches, "
+            "until the held-out loss has fallen, and the excluded loss decides."
         ),
     )
     version = 2
     tried = (
         "Other learning rates, on seed 0: with 0.003 the held-out loss falls after "
         "2,500 steps, with 0.01 after 600, where the waves have 0.16 of the variance "
-        "when the sums have been learnt by heart. With the paper's width and its "
-        "learning rate of 0.001 it had not fallen after 1,200 steps, which took as "
-        "long as all of a run here. A pilot's seed had 0.07 nats after 5,000 steps."
+        "when the sums have been memorized. With the paper's width and its learning "
+        "rate of 0.001 it had not fallen after 1,200 steps, which took as long as a "
+        "whole run here. A pilot seed had 0.07 nats after 5,000 steps."
     )
     criteria = (
         base.Criterion(
@@ -110,14 +109,14 @@ class ModularFrequencies(base.Claim):
     )
     curves = (
         base.Curve(
-            title="Losses in training (one that has ended keeps its last number)",
+            title="Losses in training (an ended run keeps its last number)",
             across="steps",
             up="nats",
             points=_LOOKS,
             lines={
                 "training sums": "loss at {}",
                 "held-out sums": "loss held out at {}",
-                "held-out sums, key frequencies alone": "loss restricted at {}",
+                "held-out sums, only key frequencies": "loss restricted at {}",
                 "training sums, without them": "loss excluded at {}",
             },
             logarithmic=True,
@@ -125,7 +124,7 @@ class ModularFrequencies(base.Claim):
             level_name="chance",
         ),
         base.Curve(
-            title="How much the few frequencies stand out",
+            title="Concentration on few frequencies",
             across="steps",
             up="share",
             points=_LOOKS,
@@ -227,7 +226,7 @@ def numbers(
       embedding: `[p, D]`, of the numbers.
       logits: `[p, p, p]`, of a, b and the answer c.
       is_training: `[p, p]`, which sums were trained on.
-      keys: The key frequencies; None: the embedding's.
+      keys: The key frequencies. Default to the embedding's.
     """
     p = len(embedding)
     keys = key_frequencies(embedding) if keys is None else keys
@@ -283,8 +282,8 @@ def _initial(key):
 def _logits(params, sums):
     """Returns the logits of `[2, N]` sums at the equals sign, `[N, p]`.
 
-    A key or value depends on the number and its place alone, so that there are only p
-    of each place; the query of the equals sign is the same for all sums.
+    A key or value depends only on the number and its place, so there are only p per
+    place; the query of the equals sign is the same for all sums.
     """
     tokens, places = params["embedding"], params["positions"]
     last = tokens[_MODULUS] + places[2]

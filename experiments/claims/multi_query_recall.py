@@ -25,18 +25,18 @@ class MultiQueryRecall(base.Claim):
 
     Keys are 64 tokens, all different in an example, values are 16 tokens; eight keys of
     the example are then queried. The head has vectors for the keys, for the queried
-    keys and for the values, and a matrix to logits; a value stands with its key, as
-    after a layer that attends to the token before. All that linear attention (features
-    elu + 1) keeps of the pairs is a sum of products of key and value: a state of size
-    squared numbers. Models of five head sizes from 2 to 32 are trained by Adam. The
-    number of steps is doubled from 500 on until no accuracy moves by more than 0.02, up
-    to 4,000 steps.
+    keys and for the values, and a matrix to logits; a value is paired with its key, as
+    after a layer that attends to the previous token. Linear attention (features
+    elu + 1) keeps only a sum of products of key and value: a state of as many numbers
+    as the square of the head size. Models of five head sizes from 2 to 32 are trained
+    by Adam. The number of steps is doubled from 500 on until no accuracy changes by
+    more than 0.02, up to 4,000 steps.
 
     The size that a number of pairs needs is the one at which the held-out accuracy
     reaches 0.9, interpolated between the logs of two sizes; a number of pairs for which
     32 is too small counts as needing 64. The exponent is the slope of the log of the
-    state on the log of the number of pairs. The control has softmax attention in the
-    place of linear attention. The planted failure is linear attention in the control.
+    state on the log of the number of pairs. The control has softmax attention instead
+    of linear attention. The planted failure is linear attention in the control.
     """
 
     sentence = "The state of linear attention must grow with the pairs to recall"
@@ -61,19 +61,19 @@ class MultiQueryRecall(base.Claim):
     )
     would_change = (
         "A way to train linear attention that packs more pairs into a state; gated "
-        "convolutions, which the paper measured, in its place."
+        "convolutions, which the paper measured, instead of linear attention."
     )
     version = 2
     before = base.Before(
         "reproduced",
-        "A window of 2 in two layers sees 4 of 24 answers, so that it was wrong in 78 "
-        "% by construction, and the control asked for the values of another example. "
-        "Now the state of linear attention is measured by the number of pairs.",
+        "A window of 2 in two layers sees 4 of 24 answers, so it was wrong in 78 % by "
+        "construction, and the control asked for the values of another example. Now "
+        "the state that linear attention needs is measured by the number of pairs.",
     )
     tried = (
         "With linear attention all accuracies had settled by 4,000 steps. With softmax "
         "attention head size 2 had not settled, and still rose by up to 0.1, so the "
-        "control may need even smaller heads than was measured."
+        "control may need even smaller heads than we measured."
     )
     criteria = (
         base.Criterion(
@@ -189,7 +189,7 @@ def recall(
 
 
 def _accuracies(seed, steps, *, is_linear):
-    """Returns the held-out accuracy after so many steps, `[pairs, size]`."""
+    """Returns the held-out accuracy after some steps, `[pairs, size]`."""
     for_start, for_data, for_test = jax.random.split(jax.random.key(seed), 3)
     channels = jnp.arange(_SIZES[-1]) < jnp.array(_SIZES)[:, None]
     channels = channels.astype(jnp.float32)

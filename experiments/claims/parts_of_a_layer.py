@@ -15,7 +15,7 @@ _LENGTH, _TOKENS = 8, 10
 _WIDTH = 32
 _BATCH, _WARM_UP, _HELD_OUT = 32, 50, 512
 _PART = 10  # steps between two evaluations
-_LEARNT, _MOST_STEPS = 0.99, 200
+_LEARNED, _MOST_STEPS = 0.99, 200
 
 
 class PartsOfALayer(base.Claim):
@@ -25,10 +25,10 @@ class PartsOfALayer(base.Claim):
     part; it writes 8 tokens of 10 in reverse order, which takes attention. Scaled and
     unscaled models start from the same parameters and see the same examples, each with
     three learning rates, of which the best one counts. The two are compared at the step
-    at which the scaled model is first right at 99 % of the held-out positions; where it
-    is not within 200 steps, nothing counts as lost. In the control dot products are
-    half the scaled ones, and not unscaled, whatever d_k is. The planted failure in it
-    leaves them unscaled.
+    at which the scaled model is first right at 99 % of the held-out positions; if it
+    never is within 200 steps, the lag counts as 0. In the control dot products are half
+    the scaled ones, whatever d_k is, instead of unscaled. The planted failure leaves
+    them unscaled.
     """
 
     sentence = "Without scaling attention learns more slowly the larger its heads are"
@@ -45,11 +45,11 @@ class PartsOfALayer(base.Claim):
     control = "dot products are half the scaled ones"
     planted = "dot products are left unscaled"
     effect = (
-        "when the scaled model has learnt, the unscaled one is behind by {0} more of "
-        "accuracy with each fourfold d_k from 4 to 256"
+        "when the scaled model has learned, the lag in accuracy of the unscaled one "
+        "grows by {0} with each fourfold d_k from 4 to 256"
     )
     would_change = (
-        "Learning rates, warm-up or an initialisation that let unscaled heads of 256 "
+        "Learning rates, warm-up or an initialization that let unscaled heads of 256 "
         "channels learn as well as scaled ones."
     )
     version = 2
@@ -63,13 +63,13 @@ class PartsOfALayer(base.Claim):
     tried = (
         "The gap is one of speed: on the pilot seeds 11 of 12 unscaled models are "
         "right at 99 % of the positions after 200 steps, where scaled ones take 30 to "
-        "80. Dot products twice the scaled ones, in place of half, were to be the "
-        "control; they are slightly behind for large d_k, too, by 0.004, 0.000 and "
-        "0.019 per fourfold d_k on the pilot seeds."
+        "80. The control was first planned with twice the scaled dot products instead "
+        "of half; these lag slightly for large d_k, too, by 0.004, 0.000 and 0.019 per "
+        "fourfold d_k on the pilot seeds."
     )
     criteria = (
         base.Criterion(
-            "accuracy without scaling behind that with it, per fourfold d_k",
+            "lag in accuracy without scaling, per fourfold d_k",
             lambda x: slope([x[f"lost at {size}"] for size in _SIZES]),
             at_least=0.0,
             bound_from=base.PAPER,
@@ -77,7 +77,7 @@ class PartsOfALayer(base.Claim):
     )
     curves = (
         base.Curve(
-            title=f"Reversing {_LENGTH} tokens, when the scaled model has learnt",
+            title=f"Reversing {_LENGTH} tokens, when the scaled model has learned",
             across="d_k",
             up="held-out accuracy",
             points=_SIZES,
@@ -88,7 +88,7 @@ class PartsOfALayer(base.Claim):
             logarithmic=True,
         ),
         base.Curve(
-            title="How far softmax lets gradients through at first",
+            title="Slope of softmax at the start",
             across="d_k",
             up="mean sum of p (1 - p) of a row",
             points=_SIZES,
@@ -126,19 +126,19 @@ def slope(values):
 
 
 def compared(scaled, other):
-    """Returns two accuracies when the scaled model has learnt, and at which step.
+    """Returns two accuracies when the scaled model has learned, and at which step.
 
     Args:
       scaled: `[rates, evaluations]`, accuracies of the scaled model.
-      other: The same of the other one.
+      other: The same for the other model.
 
     Returns:
-      Of each the best of the learning rates, and the step; 0: it has not learnt, and
-      accuracies are the last ones.
+      The best accuracies over the learning rates, and the step; 0 if the scaled model
+      has not learned, and accuracies are the last ones.
     """
     scaled, other = scaled.max(0), other.max(0)
-    learnt = np.flatnonzero(scaled >= _LEARNT)
-    first = learnt[0] if learnt.size else -1
+    learned = np.flatnonzero(scaled >= _LEARNED)
+    first = learned[0] if learned.size else -1
     return scaled[first], other[first], _PART * (first + 1)
 
 

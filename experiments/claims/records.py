@@ -1,4 +1,4 @@
-"""What has been measured, as lines of JSON: one per claim, arm and seed."""
+"""Measurements as lines of JSON: one per claim, arm and seed."""
 
 import platform
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ class Record(NamedTuple):
     """One measurement.
 
     Attributes:
-      claim: Its name.
+      claim: The claim's name.
       arm: "claim", "control" or "planted".
       seed: The seed.
-      numbers: What was measured, by name.
-      seconds: How long that took, training included.
-      key: Of what was measured; see `key_of`.
-      versions: Of Python, jax and haiku.
+      numbers: The measured numbers by name.
+      seconds: Duration, training included.
+      key: Key of the claim's design; see `key_of`.
+      versions: Versions of Python, jax and haiku.
     """
 
     claim: str
@@ -36,9 +36,9 @@ class Record(NamedTuple):
 
 
 def key_of(claim: base.Claim, arm: str) -> str:
-    """Returns what tells whether a measurement is of the claim as it is now.
+    """Computes a key that shows whether a measurement is of the current design.
 
-    It changes with the claim's version and with what its configs differ in from the
+    It changes with the claim's version and with the differences of its configs from the
     defaults.
     """
     configs = {name: essence(config) for name, config in claim.configs(arm).items()}
@@ -60,7 +60,7 @@ def path_of(folder: Path, name: str) -> Path:
 
 
 def read(path: Path) -> list[Record]:
-    """Returns the measurements in a file, in order; none where there is no file."""
+    """Returns the measurements in a file, in order, or none without a file."""
     return [
         Record(**{name: line[name] for name in Record._fields})
         for line in files.read_lines(path)
@@ -84,7 +84,7 @@ def write(path: Path, records: Iterable[Record]) -> None:
 def current(
     claim: base.Claim, records: Iterable[Record]
 ) -> dict[str, dict[int, Record]]:
-    """Returns by arm and seed the newest measurement of the claim as it is now."""
+    """Returns the newest measurements of the current design by arm and seed."""
     arms = (*base.ARMS, base.PLANTED)
     keys = {arm: key_of(claim, arm) for arm in arms}
     found: dict[str, dict[int, Record]] = {arm: {} for arm in arms}

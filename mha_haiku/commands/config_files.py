@@ -1,12 +1,12 @@
 """Config files: list, load, override from the command line, and describe them.
 
-A config file is executed. It has a function `get_config()` that starts from
-`runs.default_config()` and sets what differs.
+A config file is executed. Its function `get_config()` starts from
+`runs.default_config()` and replaces fields.
 
-No library parses the fields. As they come, tyro and simple-parsing refuse
-`--config.model.num_layers=3`, and chz wants it without dashes; simple-parsing takes a
-misspelt `--num_layer=3` as an abbreviation; and flags of ml_collections answer a
-misspelt field with tracebacks. `override` does the part that is needed: it sets a field
+No library parses the fields. By default, tyro and simple-parsing refuse
+`--config.model.num_layers=3`, and chz requires it without dashes; simple-parsing takes
+a misspelled `--num_layer=3` as an abbreviation; and flags of ml_collections raise
+tracebacks for a misspelled field. `override` does only what is needed: it sets a field
 from text, by the annotation of the field.
 """
 
@@ -24,7 +24,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.fields import Field, Section
 from mha_haiku.training.runs import RunConfig, configuration
 
-# Has the project's configs: by a link in a checkout, as files in the wheel.
+# The project's configs: a link in a checkout, files in the wheel.
 _FILES = pathlib.Path(__file__).with_name("files")
 
 _WANTED = {
@@ -74,7 +74,7 @@ def load(path: str) -> RunConfig:
     except dataclasses.FrozenInstanceError as error:
         raise ConfigError(
             f"{path}: {error}; a config is frozen.\n"
-            "Return config.replace(training=dict(steps=100)) in place of setting it."
+            "Return config.replace(training=dict(steps=100)) instead of setting it."
         ) from error
     except KeyboardInterrupt:
         raise
@@ -91,7 +91,7 @@ def load(path: str) -> RunConfig:
 
 
 def override(config: RunConfig, overrides: Iterable[tuple[str, str]]) -> RunConfig:
-    """Returns a config with fields that are set from text.
+    """Returns a config with fields set from text.
 
     If the task changes, options that both tasks have keep their values, and the others
     get their defaults.
@@ -102,7 +102,7 @@ def override(config: RunConfig, overrides: Iterable[tuple[str, str]]) -> RunConf
         the text to parse by its annotation.
 
     Raises:
-      ConfigError: If there is no such field, or it does not take the value.
+      ConfigError: If there is no such field, or the value is invalid.
     """
     overrides = dict(overrides)
     task = overrides.get("config.task.name", config.task.name)
@@ -136,7 +136,7 @@ def describe(path: str) -> list[str]:
 
 
 def _parsed(name: str, text: str, declared: Field, value: Any) -> Any:
-    """Returns the value that a text stands for."""
+    """Returns the value that a text encodes."""
     kinds = declared.kinds
     # "none" may also be a choice, as of config.model.embedding.positions.
     if text.lower() == "none" and declared.may_be_none:

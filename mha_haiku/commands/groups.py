@@ -32,7 +32,7 @@ class Group:
     flags_title = ""  # over these flags in `--help`
 
     def ready(self) -> AbstractContextManager[None] | None:
-        """Does what comes before the command; returns what is entered while it runs."""
+        """Prepares the command; returns a context to enter while it runs, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Run(Group):
     trust_code: bool = False
 
     def ready(self) -> AbstractContextManager[None]:
-        """Allows to execute the file of the task, if it is trusted."""
+        """Permits executing the file of the task, if it is trusted."""
         return tasks.trusting_runs(self.trust_code)
 
     def subject(self) -> Subject:
@@ -107,7 +107,7 @@ class Config(Group):
 
 @dataclasses.dataclass(frozen=True)
 class Pictures(Group):
-    """How pictures are drawn.
+    """Flags of pictures.
 
     Args:
       format: Formats of pictures, as png,svg,pdf.
@@ -126,7 +126,7 @@ class Pictures(Group):
 
 @dataclasses.dataclass(frozen=True)
 class Cache(Group):
-    """Where compiled programs are kept.
+    """Flags of the cache of compiled programs.
 
     Args:
       compilation_cache: Folder that keeps compiled programs for the next start; empty
@@ -175,6 +175,6 @@ class Processes(Group):
 
     def ready(self) -> None:
         """Connects to the other processes."""
-        given = self.coordinator, self.num_processes, self.process_id
-        if self.distributed or any(x is not None for x in given):
-            cluster.join(*given, timeout=self.join_seconds)
+        arguments = self.coordinator, self.num_processes, self.process_id
+        if self.distributed or any(x is not None for x in arguments):
+            cluster.join(*arguments, timeout=self.join_seconds)

@@ -31,7 +31,7 @@ _EXTRAS = {
 
 
 def ended(work: Callable[[], Any], *, debug: bool = False) -> int:
-    """Calls a function and reports how it ends.
+    """Calls a function and reports its end.
 
     Args:
       work: The function; it returns an exit status, or None for 0.
@@ -92,11 +92,11 @@ def _report(error: BaseException) -> int:
 
 @contextlib.contextmanager
 def _interruption() -> Iterator[None]:
-    """Raises KeyboardInterrupt at Ctrl-C, also where something makes it another error.
+    """Raises KeyboardInterrupt at Ctrl-C, even if other code converts the error.
 
-    An import is not left half done: compiled packages swallow KeyboardInterrupt there,
-    or abort. The process ends at once instead. Where Python ignores the exception, as
-    in callbacks of the garbage collector, the signal comes once more.
+    During an import the process ends at once instead, as compiled packages swallow
+    KeyboardInterrupt there, or abort. Where Python ignores the exception, as in
+    callbacks of the garbage collector, the signal is sent once more.
     """
     received, again = [], []
 

@@ -2,12 +2,13 @@
 
 A parameter gives the flag of its name: its type and default are the annotation's and
 the signature's, its help is the parameter's entry under `Args:`. A parameter whose
-annotation is a dataclass stands for a flag per field, so that commands share them.
-`**options` stand for the options of `options_of(...)`, so that a command that asks a
-verb has the verb's.
+annotation is a dataclass gives a flag per field, so that commands share them.
+`**options` give the options of `options_of(...)`, so that a command that calls a verb
+has the verb's.
 
-absl has the flags. It lacks a way from a signature to them, lists of numbers, fields of
-a config (`--config.model.num_layers=3`), and an error that names the flags there are.
+absl parses the flags. It lacks a way from a signature to flags, lists of numbers,
+fields of a config (`--config.model.num_layers=3`), and an error that names the known
+flags.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ class Option(NamedTuple):
 
 
 def options_of(asked: Callable) -> Callable[[Callable], Callable]:
-    """Gives the function below another function's options, as its `**options`."""
+    """Decorates a function to take another function's options as `**options`."""
 
     def decorate(function: Callable) -> Callable:
         function.options_of = asked
@@ -112,7 +113,7 @@ def parse(wanted: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any]:
     """Parses a command line; returns the value of each flag.
 
     Raises:
-      ConfigError: If there is no such flag, or it does not take the value.
+      ConfigError: If there is no such flag, or a value is invalid.
     """
     values = flags.FlagValues()
     values.set_gnu_getopt(True)
@@ -225,16 +226,16 @@ _PARSERS = {
 
 
 def _parameters(function) -> list[inspect.Parameter]:
-    """Lists the parameters that flags give, `**options` ahead of the last groups."""
+    """Lists the parameters with flags, `**options` before the last groups."""
     found = inspect.signature(function, eval_str=True).parameters.values()
-    own = [x for x in found if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
+    named = [x for x in found if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
     if hasattr(function, "options_of"):
         groups = itertools.takewhile(
-            lambda x: dataclasses.is_dataclass(_kind(x.annotation)), reversed(own)
+            lambda x: dataclasses.is_dataclass(_kind(x.annotation)), reversed(named)
         )
         others = next(x for x in found if x.kind is x.VAR_KEYWORD)
-        own.insert(len(own) - len(list(groups)), others)
-    return own
+        named.insert(len(named) - len(list(groups)), others)
+    return named
 
 
 def _docstring(function) -> str:
@@ -243,7 +244,7 @@ def _docstring(function) -> str:
 
 
 def _kind(annotation) -> Any:
-    """Returns the annotation, or of a union the first type that a flag has."""
+    """Returns the annotation, or the first type of a union that a flag supports."""
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         kinds = typing.get_args(annotation)
         return next((kind for kind in kinds if kind in _PARSERS), annotation)
@@ -300,7 +301,7 @@ def _parse(values: flags.FlagValues, arguments, has_fields: bool) -> None:
 
 def _nearest(name: str, values, has_fields: bool) -> str:
     first, _, field = name.partition(".")
-    if field and has_fields:  # a field; `config` is misspelt or left out
+    if field and has_fields:  # a field; `config` is misspelled or left out
         field = field if checks.nearest(first, ["config"]) else name
         return f" Did you mean '--config.{field}'?"
     # Without the dashes, which would make any two short flags alike.

@@ -1,7 +1,7 @@
-"""The table of commands, and what runs one.
+"""The table of commands, and functions to run one.
 
-A verb of `Subject` is a command without further ado. What is no question about a
-loaded run, such as training, is a function that `command` enters in the table.
+A verb of `Subject` can be a command directly. Other commands, such as training, are
+functions that `command` enters in the table.
 """
 
 import atexit
@@ -31,12 +31,12 @@ _DEBUG = re.compile("--?debug(=(true|t|1))?", re.IGNORECASE)
 
 
 class Command(NamedTuple):
-    """What has a line in `python -m mha_haiku --help`."""
+    """A command with a line in `python -m mha_haiku --help`."""
 
     description: str  # before the flags in `--help`
     options: list[Option]
-    # Runs it with the values of its flags, and what enters their groups; returns an
-    # exit status, or None.
+    # Runs it with the values of its flags, and a function that enters their groups;
+    # returns an exit status, or None.
     call: Callable[[Mapping[str, Any], Callable], int | None]
 
 
@@ -53,7 +53,7 @@ def command(function: Callable) -> Callable:
 
 
 def commands() -> dict[str, Command]:
-    """Returns every command by its names, in the order of the names.
+    """Returns the commands by name, in the order of the names.
 
     A verb with a command has two: `head_importance` is `importance` too.
     """
@@ -88,7 +88,7 @@ def choose(argv: Sequence[str]) -> None:
         names = {id(entry): [] for entry in table.values()}
         for name, entry in table.items():
             names[id(entry)].append(name)
-        lines = [(", ".join(each), table[each[0]]) for each in names.values()]
+        lines = [(", ".join(aliases), table[aliases[0]]) for aliases in names.values()]
         width = max(len(listed) for listed, _ in lines)
         for listed, entry in lines:
             print(f"  {listed:{width}}  {entry.description.splitlines()[0]}")
@@ -117,11 +117,11 @@ def run(argv: Sequence[str]) -> int:
 def program(
     function: Callable, description: str = ""
 ) -> Callable[[Sequence[str]], int]:
-    """Makes a program of a function, as of a command, which the table does not have.
+    """Makes a program of a function that is not in the table of commands.
 
     Args:
       function: The function.
-      description: What `--help` says before the flags; "": the function's docstring.
+      description: Text of `--help` before the flags. Defaults to the docstring.
 
     Returns:
       A function from the command line, with the program's name first, to the status.
@@ -133,7 +133,7 @@ def program(
 
 
 def _of_verb(verb: Verb) -> Command:
-    """Makes a command that asks a run, prints the answer and writes its files."""
+    """Makes a command that calls a verb, prints the answer and writes its files."""
     asked = functools.partial(verb.function, None)  # without the subject
     out = f"Folder to write to; default: <workdir>/{verb.folder}."
     options = [
@@ -171,13 +171,13 @@ def _run(entry: Command, arguments: Sequence[str]) -> int | None:
     if any(map(_HELP.fullmatch, arguments)):
         print(_help(entry, options, arguments), flush=True)
         return 0
-    given = signatures.parse(options, arguments)
+    values = signatures.parse(options, arguments)
     with contextlib.ExitStack() as stack:
 
         def enter(group: groups.Group) -> None:
             stack.enter_context(group.ready() or contextlib.nullcontext())
 
-        return entry.call(given, enter)
+        return entry.call(values, enter)
 
 
 def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> str:

@@ -1,1 +1,1 @@
-"""The core: what everything else of the package stands on."""
+"""The core, on which the rest of the package is built."""

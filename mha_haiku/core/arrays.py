@@ -1,7 +1,7 @@
-"""Files of arrays: safetensors, mapped into memory and read when asked for.
+"""Files of arrays: safetensors, memory-mapped and read on demand.
 
-Only formats that hold numbers and nothing else are read. A pickled file (`.bin`, `.pt`)
-runs code of its author when it is opened, and is refused.
+Only formats that hold nothing but numbers are read. A pickled file (`.bin`, `.pt`) runs
+its author's code when it is opened, and is rejected.
 """
 
 import errno
@@ -39,30 +39,30 @@ _DTYPES = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-METADATA = "__metadata__"  # a name that safetensors reserves in the header
-_MOST_BYTES = 2**27  # of a header; a larger number is damage
-# Bytes of a file for each byte outside of its holes; not asked of small files.
+METADATA = "__metadata__"  # reserved by safetensors in the header
+_MOST_BYTES = 2**27  # of a header; a larger number means damage
+# Bytes of a file per byte outside its holes; small files are not checked.
 _MOST_SPARSE, _LEAST_SPARSE = 16, 2**20
-_MOST_JSON = 2**28  # bytes of a JSON file; a larger file is damage
-# Bytes for each byte of an .npz file; not asked of what unpacks to few.
+_MOST_JSON = 2**28  # bytes of a JSON file; a larger file is damaged
+# Unpacked bytes per byte of an .npz file; small archives are not checked.
 _MOST_UNPACKED, _LEAST_UNPACKED = 100, 2**26
 
 
 class Stored(NamedTuple):
     """An array in a file."""
 
-    shape: tuple[int, ...]  # its shape
-    # Returns it, as a view of the file where the format allows.
+    shape: tuple[int, ...]
+    # Returns the array, as a view of the file where the format allows.
     read: Callable[[], np.ndarray]
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
-    """Reads the arrays of a safetensors file, by name; refuses a damaged one."""
+    """Reads the arrays of a safetensors file, by name; rejects a damaged one."""
     content = mapped(path)
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     if not 8 < start <= min(len(content), _MOST_BYTES):
         raise checks.ConfigError(
-            f"{path} is cut off or no safetensors file: its {len(content)} bytes do "
+            f"{path} is cut off or not a safetensors file: its {len(content)} bytes do "
             "not hold its header."
         )
     try:
@@ -78,7 +78,7 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     if end != len(content):
         what = "is cut off" if end > len(content) else "is too long"
         raise checks.ConfigError(
-            f"{path} {what}: its header speaks of {end} bytes, and it has "
+            f"{path} {what}: its header describes {end} bytes, but it has "
             f"{len(content)}."
         )
     return {
@@ -99,7 +99,7 @@ def read_shards(index: Path) -> dict[str, Stored]:
     for file in sorted(set(file_of.values())):
         path = index.parent / Path(file).name
         if not os.path.exists(path):
-            raise checks.ConfigError(f"{index} names {file!r}, which is not there.")
+            raise checks.ConfigError(f"{index} names {file!r}, which does not exist.")
         shard = read_safetensors(path)
         check_names_once(index, [*arrays, *shard])
         arrays |= shard
@@ -116,12 +116,12 @@ def read_npz(
 ) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file by name, without unpickling anything.
 
-    What it says of its sizes is checked before anything is unpacked: each array has the
-    bytes of its shape, and all together at most `_MOST_UNPACKED` times the file's size.
+    Sizes are checked before anything is unpacked: every array must have the bytes of
+    its shape, and all together at most `_MOST_UNPACKED` times the file's size.
 
     Args:
-      file: Its path, or the open file.
-      name: What messages call it; "": its path.
+      file: A path or an open file.
+      name: The file's name in messages. Defaults to its path.
     """
     name = name or str(file)
     try:
@@ -159,7 +159,7 @@ def read_npz(
 
 
 def _check_unpacked(file) -> None:
-    """Raises ValueError where members of an archive are not of the sizes they say."""
+    """Raises ValueError if members of an archive do not have the sizes they declare."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
@@ -194,7 +194,7 @@ def _npy_header(entry) -> tuple[tuple[int, ...], bool, np.dtype]:
 
 
 def write_safetensors(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays by their names as a file that torch's tools read too."""
+    """Writes arrays by name to a safetensors file, which torch's tools can read too."""
     import safetensors.numpy
 
     arrays = {name: np.asarray(x, order="C") for name, x in arrays.items()}
@@ -215,17 +215,17 @@ def read_json(path: Path) -> dict[str, Any]:
     except checks.ConfigError:
         raise
     except (ValueError, RecursionError) as error:
-        raise checks.ConfigError(f"{path} is damaged, and no JSON: {error}.") from None
+        raise checks.ConfigError(f"{path} is damaged, not JSON: {error}.") from None
     if not isinstance(content, dict):
         raise checks.ConfigError(f"{path} must hold a JSON object.")
     return content
 
 
 def check_names_once(path: Path, names: list[str]) -> None:
-    """Raises ConfigError where a name is there twice: readers would take the last."""
+    """Raises ConfigError if a name occurs twice: readers would use the last."""
     doubled = [name for name, count in Counter(names).items() if count > 1]
     if doubled:
-        raise checks.ConfigError(f"{path} has names twice: {checks.listed(doubled)}.")
+        raise checks.ConfigError(f"{path} repeats names: {checks.listed(doubled)}.")
 
 
 def mapped(path: Path) -> np.ndarray:
@@ -234,11 +234,11 @@ def mapped(path: Path) -> np.ndarray:
         with checks.regular_file(path).open("rb") as file:
             content = np.memmap(file, np.uint8, "r").view(np.ndarray)
             held = _bytes_held(file, len(content))
-    except ValueError:  # of size 0, which cannot be mapped
+    except ValueError:  # a file of size 0 cannot be mapped
         raise checks.ConfigError(f"{path} is empty or cut off.") from None
     except OSError as error:
         raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    # A download that was cut off, or a header that asks for more memory than there is.
+    # A truncated download, or a header that asks for more memory than there is.
     if len(content) > max(_MOST_SPARSE * held, _LEAST_SPARSE):
         raise checks.ConfigError(
             f"{path} is cut off: of its {len(content)} bytes {held} are on the disk."
@@ -247,10 +247,10 @@ def mapped(path: Path) -> np.ndarray:
 
 
 def _bytes_held(file, size) -> int:
-    """Counts the bytes of a file that are in none of its holes.
+    """Counts the bytes of a file outside its holes.
 
-    The blocks that it has are no answer: a file system may compress them, and some
-    count them only a while after they were written.
+    The number of its blocks would not do: a file system may compress them, and some
+    update the count only a while after writing.
     """
     held = place = 0
     try:
@@ -259,7 +259,7 @@ def _bytes_held(file, size) -> int:
             place = os.lseek(file.fileno(), first, os.SEEK_HOLE)
             held += place - first
     except (AttributeError, OSError) as error:
-        # ENXIO: a hole is at the end. Otherwise holes are not known here.
+        # ENXIO: a hole is at the end. Otherwise holes are not supported here.
         return held if getattr(error, "errno", 0) == errno.ENXIO else size
     return held
 
@@ -274,12 +274,12 @@ def _entry(name, dtype, shape, data_offsets) -> tuple:
 
 
 def check_apart(path, spans) -> None:
-    """Raises ConfigError where two arrays (first byte, last, name) share bytes."""
+    """Raises ConfigError if two arrays (first byte, last, name) share bytes."""
     spans = sorted(span for span in spans if span[0] < span[1])
     for (_, last, name), (first, _, other) in itertools.pairwise(spans):
         if first < last:
             raise checks.ConfigError(
-                f"{path} is damaged: {name} and {other} lie in the same bytes."
+                f"{path} is damaged: {name} and {other} share bytes."
             )
 
 
@@ -289,7 +289,7 @@ def _view(path, content, name, kind, shape, first, last) -> Stored:
     fits = count * dtype.itemsize == size if kind in _DTYPES else count <= 8 * size
     if not fits:
         raise checks.ConfigError(
-            f"{path} is damaged: {name} of {kind} {list(shape)} cannot lie in bytes "
+            f"{path} is damaged: {name} of {kind} {list(shape)} does not fit bytes "
             f"{first} to {last}."
         )
 

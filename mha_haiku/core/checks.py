@@ -1,9 +1,9 @@
-"""Checks of what a caller hands in, with messages that name it and what was wanted.
+"""Checks of arguments, with messages that name the argument and what was expected.
 
-Every check returns the value it was given, so that it can stand in an assignment, and
-raises ValueError. Where the value comes from a config, a flag or a file, the checks
-stand inside `user_mistakes()`, which makes it a ConfigError: scripts end with status 2
-then, and two lines in place of a traceback.
+Every check returns its value, so that it can be used in an assignment, and raises
+ValueError. For values from a config, a flag or a file, the checks are called inside
+`user_mistakes()`, which raises ConfigError instead: scripts then exit with status 2,
+and two lines instead of a traceback.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_LONGEST = 80  # characters of a value that a message repeats
+_LONGEST = 80  # characters of a value shown in a message
 _LONGEST_PATH = 1000
 _LARGEST = 3.4028235e38  # the largest float32, rounded up
-_LONG_WORD = 6  # characters, of which one is easily left out
-# A word, or what stands in quotes.
+_LONG_WORD = 6  # characters; in such a word one is easily omitted
+# A word, or text in quotes.
 _LONG = re.compile(
     rf"\S{{{_LONGEST + 1},}}|(?<!\w)(['\"])(?=\S)(?:(?!\1).){{{_LONGEST - 1},}}\1(?!\w)"
 )
@@ -68,14 +68,14 @@ def text_of(path: str | os.PathLike, name: str) -> str:
 
 
 def regular_file(path: str | os.PathLike) -> Path:
-    """Checks the path of a file, which may be missing; a pipe would wait for ever."""
+    """Checks the path of a file, which may be missing; a pipe would block forever."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return Path(path)
 
 
 def whole_file(path: str | os.PathLike, most: int | None = None) -> bytes:
-    """Reads a file of at most `most` bytes; None: of those that memory has."""
+    """Reads a file of at most `most` bytes, by default the memory of the machine."""
     path = regular_file(path)
     size, most = path.stat().st_size, most or memory()
     if size > most:
@@ -93,8 +93,8 @@ def memory() -> int:
 def user_mistakes() -> Iterator[None]:
     """Raises a ValueError from inside as ConfigError; also a decorator.
 
-    For checks alone: it would call a fault in any other code a mistake of the user.
-    Subclasses of ValueError (of JSON, of Unicode) pass as they are.
+    Only for checks: a fault in any other code would be reported as the user's mistake.
+    Subclasses of ValueError (of JSON, of Unicode) are not converted.
     """
     try:
         yield
@@ -107,10 +107,10 @@ def user_mistakes() -> Iterator[None]:
 def write_file(
     path: str | os.PathLike, content: str | bytes | Callable[[BinaryIO], Any]
 ) -> Path:
-    """Writes a file whole or not at all; creates its folder if it is missing.
+    """Writes a file atomically; creates its folder if it is missing.
 
-    A reader sees the old file or the new one, never a part, even after a kill: the
-    content goes to another file, which is then renamed.
+    A reader sees the old file or the new one, never a part, even if the process is
+    killed: the content goes to another file, which is then renamed.
 
     `content` is text (UTF-8), bytes, or a function that writes to the open file. A file
     that cannot be written is a ConfigError.
@@ -156,7 +156,7 @@ def choice(
 
 
 def maker(name: str, value: Any, example: Callable) -> Callable | None:
-    """Checks that `value` is None or a function of the kind of `example`."""
+    """Checks that `value` is None or a function like `example`."""
     if value is not None and not callable(value):
         raise TypeError(
             f"{name} must be None or a function, as {example.__name__} is; got "
@@ -176,7 +176,7 @@ def non_negative_integer(name: str, value: Any) -> int:
 
 
 def integer_in(name: str, value: Any, low: int, high: int | None) -> int:
-    """Checks that `value` is an integer from `low` to `high` (None: no upper end)."""
+    """Checks that `value` is an integer from `low` to `high`, which may be None."""
     wanted = f"an integer of at least {low}"
     if high is not None:
         wanted = f"an integer from {low} to {high}"
@@ -213,12 +213,12 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 
 def meant(word: str, words: Iterable[str]) -> str:
-    """Returns " Did you mean 'x'?" for the one of `words` that a slip made into `word`.
+    """Returns " Did you mean 'x'?" for the one of `words` that `word` misspells.
 
-    For words in other people's files, where a similar name is the name of something
-    else: "bart" is not a misspelt "bert". A slip omits a letter inside a long word,
-    swaps two neighbours, doubles a letter or fails to, or changes case or separators;
-    it never touches a digit.
+    For words in files of others, where a similar name may mean something else: "bart"
+    is not a misspelled "bert". A slip omits a letter inside a long word, swaps two
+    neighbors, doubles a letter or fails to, or changes case or separators; it never
+    changes a digit.
     """
     match = next((known for known in words if _is_slip(word, known)), None)
     return f" Did you mean {match!r}?" if match else ""
@@ -243,14 +243,14 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 
 
 def lacks_and_has(missing: Sequence[str], unknown: Sequence[str], most: int = 8) -> str:
-    """Returns "it lacks a, b; it also has c", or "" where there are no names."""
+    """Returns "it lacks a, b; it also has c", or "" if there are no names."""
     parts = [("lacks", missing), ("also has", unknown)]
     return "; ".join(f"it {verb} {listed(x, most)}" for verb, x in parts if x)
 
 
 def _number(name, value, wanted, accepts) -> float:
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if is_number and math.inf > abs(value) > _LARGEST:  # an integer may have any size
+    if is_number and math.inf > abs(value) > _LARGEST:  # integers are unbounded
         wanted += f" and at most {_LARGEST:.2g}, as float32 holds"
     if not is_number or not abs(value) <= _LARGEST or not accepts(value):
         raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")

@@ -1,11 +1,11 @@
-"""Short text for arrays, and the way from an object to the page that shows it.
+"""Short text for arrays, and the link from an object to the page that shows it.
 
-A class whose objects show themselves says
+A class whose objects can be shown declares
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
-Nothing here computes: an array is its dtype and shape, also while it is traced, and
-only a few numbers that are known on the host are shown themselves.
+Nothing here computes: an array is described by its dtype and shape, even while it is
+traced, and numbers are shown only if they are few and known on the host.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ _registered: dict[str, Callable] = {}
 
 
 def register(**functions: Callable) -> None:
-    """Sets what `html`, `show` and `plot` call; the package's face does."""
+    """Registers the functions that `html`, `show` and `plot` call."""
     _registered.update(functions)
 
 
@@ -55,7 +55,7 @@ def value(x: Any) -> str:
     if shape is not None and dtype is not None:
         return f"{dtype}[{','.join(map(str, shape))}]"
     if isinstance(x, tuple | list) and not hasattr(x, "_fields") and x:
-        kinds = {type(each).__name__ for each in x}
+        kinds = {type(part).__name__ for part in x}
         return f"{len(x)} of {kinds.pop()}" if len(kinds) == 1 else f"{len(x)} values"
     if isinstance(x, dict) and x:
         return f"{len(x)} by name"
@@ -72,9 +72,9 @@ def record(x: Any) -> str:
     ]
     values = {name: getattr(x, name, None) for name in names}
     shown = (
-        f"{name}={value(each)}"
-        for name, each in values.items()
-        if each is not None and not (isinstance(each, tuple) and not each)
+        f"{name}={value(part)}"
+        for name, part in values.items()
+        if part is not None and not (isinstance(part, tuple) and not part)
     )
     return f"{type(x).__name__}({', '.join(shown)})"
 
@@ -85,7 +85,7 @@ def is_traced(tree: Any) -> bool:
 
 
 def is_known(x: Any) -> bool:
-    """Returns whether the numbers of an array can be read, here and now."""
+    """Returns whether the numbers of an array can be read on this host now."""
     if not isinstance(x, jax.Array):
         return isinstance(x, np.ndarray | np.generic)
     if isinstance(x, jax.core.Tracer) or x.is_deleted():

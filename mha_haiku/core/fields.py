@@ -1,14 +1,14 @@
 """Configs: frozen dataclasses whose fields are declared once, next to their code.
 
-A section names its path in the whole config, and says of each field what it is unless
-set, what it means, and which values it takes:
+A section names its path in the whole config, and declares the default, the meaning and
+the valid values of each field:
 
     class AttentionConfig(Section, path="config.model.attention"):
         num_heads: int = field(1, "query heads of each layer", integer(0, 2**20))
         qk_norm: bool = field(False, "whether keys are normalized", boolean)
 
-From it come the defaults, the checks, what `--help` shows, and the names in
-config.json.
+The defaults, the checks, the text of `--help` and the names in config.json follow from
+it.
 """
 
 import dataclasses
@@ -30,19 +30,19 @@ Check = Callable[[str, Any], Any]
 
 
 class Field(NamedTuple):
-    """What is declared of a field."""
+    """The declaration of a field."""
 
     default: Any  # the value of the field unless a config says otherwise
-    meaning: str  # what it is, in a line
+    meaning: str  # its meaning, in a line
     # Called with the field's whole name and a value that is not None; raises
-    # ValueError. None: the annotation alone is checked.
+    # ValueError. If None, only the annotation is checked.
     check: Check | None = None
     kind: Any = object  # the annotation of its values
-    is_needed: bool = False  # whether a config must give it, as there is no default
+    is_needed: bool = False  # whether a config must set it, as there is no default
 
     @property
     def explained(self) -> str:
-        """The meaning, with the choices where there are some."""
+        """The meaning, with the choices if there are any."""
         if self.kind is not str or not isinstance(self.check, OneOf):
             return self.meaning
         *others, last = self.check.choices
@@ -60,7 +60,7 @@ class Field(NamedTuple):
         return type(None) in typing.get_args(self.kind)
 
     def checked(self, name: str, value: Any) -> Any:
-        """Checks a value; raises ValueError where the field does not take it."""
+        """Checks a value; raises ValueError if it is not valid for the field."""
         if value is None and (self.may_be_none or self.is_needed):
             return None
         if self.check is not None:
@@ -90,9 +90,9 @@ def integer(low: int, high: int) -> Check:
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """Checks that a value is one of some, which `--help` lists."""
+    """Checks that a value is one of some choices, which `--help` lists."""
 
-    choices: Collection[str]  # looked at anew each time: optional modules add to some
+    choices: Collection[str]  # read on each call: optional modules may add choices
 
     def __call__(self, name: str, value: Any) -> Any:
         return checks.choice(name, value, self.choices)
@@ -119,28 +119,28 @@ def field(
 
 def declared(cls: type) -> dict[str, Field]:
     """Returns the declarations of a dataclass's fields, without its sections."""
-    # A task of the user's own may have fields with an annotation and a default alone.
+    # A user's task may have fields with only an annotation and a default.
     if "_declared" in vars(cls):
         return vars(cls)["_declared"]
     try:
         kinds = typing.get_type_hints(cls)
-    except NameError:  # a class inside of a function, with annotations as text
+    except NameError:  # a class inside a function, with annotations as text
         kinds = {}
-    found = {}
-    for each in dataclasses.fields(cls):
-        kind = kinds.get(each.name, object)
-        if not each.init or (isinstance(kind, type) and issubclass(kind, Section)):
+    entries = {}
+    for field_ in dataclasses.fields(cls):
+        kind = kinds.get(field_.name, object)
+        if not field_.init or (isinstance(kind, type) and issubclass(kind, Section)):
             continue
-        given = each.metadata.get("declared")
-        if given is None and each.default is not dataclasses.MISSING:
-            given = Field(each.default, "")
-        elif given is None and each.default_factory is not dataclasses.MISSING:
-            given = Field(_frozen(each.default_factory()), "")
-        elif given is None:
-            given = Field(None, "must be given", is_needed=True)
-        found[each.name] = given._replace(kind=kind)
-    cls._declared = found
-    return found
+        entry = field_.metadata.get("declared")
+        if entry is None and field_.default is not dataclasses.MISSING:
+            entry = Field(field_.default, "")
+        elif entry is None and field_.default_factory is not dataclasses.MISSING:
+            entry = Field(_frozen(field_.default_factory()), "")
+        elif entry is None:
+            entry = Field(None, "must be given", is_needed=True)
+        entries[field_.name] = entry._replace(kind=kind)
+    cls._declared = entries
+    return entries
 
 
 @typing.dataclass_transform(
@@ -161,19 +161,19 @@ class Section:
 
     @checks.user_mistakes()
     def __post_init__(self):
-        for name, each in declared(type(self)).items():
+        for name, field_ in declared(type(self)).items():
             value = _frozen(getattr(self, name))
-            if value is not each.default:
-                each.checked(f"{self._path}.{name}", value)
-            if type(value) is int and each.kinds == (float,):
+            if value is not field_.default:
+                field_.checked(f"{self._path}.{name}", value)
+            if type(value) is int and field_.kinds == (float,):
                 value = float(value)
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         shown = [
-            f"{each.name}={getattr(self, each.name)!r}"
-            for each in dataclasses.fields(self)
-            if getattr(self, each.name) != each.default
+            f"{field_.name}={getattr(self, field_.name)!r}"
+            for field_ in dataclasses.fields(self)
+            if getattr(self, field_.name) != field_.default
         ]
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -189,10 +189,10 @@ class Section:
         return name in vars(self)
 
     def replace(self, **changes: Any) -> Self:
-        """Replaces values by name; of a section also by a dictionary of changes.
+        """Replaces values by name; a section also by a dictionary of changes.
 
-        As in `config.replace(model=dict(num_layers=2))`. Raises ConfigError where there
-        is no such field, or it does not take the value.
+        As in `config.replace(model=dict(num_layers=2))`. Raises ConfigError if there is
+        no such field, or the value is not valid.
         """
         for name, value in changes.items():
             if name not in self:
@@ -215,7 +215,7 @@ class Section:
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Converts the values to JSON, without sections that have no field."""
+        """Converts the values to JSON, without sections that have no fields."""
         plain = {
             name: value.to_json() if isinstance(value, Section) else value
             for name, value in vars(self).items()
@@ -225,7 +225,7 @@ class Section:
 
 
 def flat(section: Section) -> Iterator[tuple[str, Field, Any]]:
-    """Yields each field's whole name, what is declared of it, and its value."""
+    """Yields the whole name, the declaration and the value of each field."""
     fields = declared(type(section))
     for name, value in vars(section).items():
         if name in fields:
@@ -235,19 +235,19 @@ def flat(section: Section) -> Iterator[tuple[str, Field, Any]]:
 
 
 def check_needed(section: Section) -> None:
-    """Raises ConfigError where a field has no value that must be given."""
-    for name, each, value in flat(section):
-        if each.is_needed and value is None:
+    """Raises ConfigError if a required field has no value."""
+    for name, field_, value in flat(section):
+        if field_.is_needed and value is None:
             raise checks.ConfigError(f"{name} must be given.")
 
 
 def section_of(name: str, path: str, fields: Mapping[str, Field]) -> type[Section]:
-    """Makes a class of sections whose fields are known at run time only."""
+    """Makes a class of sections whose fields are known only at run time."""
     body: dict[str, Any] = {
-        key: dataclasses.field(default=each.default, metadata={"declared": each})
-        for key, each in fields.items()
+        key: dataclasses.field(default=field_.default, metadata={"declared": field_})
+        for key, field_ in fields.items()
     }
-    body["__annotations__"] = {key: each.kind for key, each in fields.items()}
+    body["__annotations__"] = {key: field_.kind for key, field_ in fields.items()}
     return type(name, (Section,), body, path=path)
 
 
@@ -268,28 +268,30 @@ def nested(flattened: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in flattened.items():
         *sections, last = name.split(".")
         section = result
-        for each in sections:
-            section = section.setdefault(each, {})
+        for part in sections:
+            section = section.setdefault(part, {})
             if not isinstance(section, dict):
-                raise checks.ConfigError(f"{each} of {name} has a value, and fields.")
+                raise checks.ConfigError(
+                    f"{part} of {name} has both a value and fields."
+                )
         if section.setdefault(last, value) is not value:
-            raise checks.ConfigError(f"{name} has a value, and fields.")
+            raise checks.ConfigError(f"{name} has both a value and fields.")
     return result
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns " Did you mean 'x'?" for the field whose whole name is like `name`."""
-    # The right field of another section is a likelier wish than a similar one of this,
-    # so last parts count before whole names.
+    """Returns " Did you mean 'x'?" for the field with the most similar whole name."""
+    # The same field of another section is more likely meant than a similar field of
+    # this one, so last parts are compared before whole names.
     names = list(names)
-    lasts = {each.rpartition(".")[-1]: each for each in reversed(names)}
+    lasts = {whole.rpartition(".")[-1]: whole for whole in reversed(names)}
     near = difflib.get_close_matches(name.rpartition(".")[-1], lasts, n=1)
     return f" Did you mean {lasts[near[0]]!r}?" if near else checks.nearest(name, names)
 
 
 @functools.cache
 def kinds_of(record: type) -> dict[str, Any]:
-    """Finds the types of a record's fields, by their names; {}: it is no record."""
+    """Finds the types of a record's fields, by name; empty if it is not a record."""
     if dataclasses.is_dataclass(record) or hasattr(record, "_fields"):
         return typing.get_type_hints(record)
     return {}
@@ -298,13 +300,13 @@ def kinds_of(record: type) -> dict[str, Any]:
 def decoded(
     kind: Any, value: Any, name: str, arrays: Mapping[str, np.ndarray] | None = None
 ) -> Any:
-    """Makes a value of a type from JSON, and checks it against the type.
+    """Decodes a value of a type from JSON, and checks it against the type.
 
     Args:
       kind: A named tuple or a dataclass, `tuple[...]`, `Mapping[str, ...]`, one of
         these or None, an array, text, a number, or Any.
-      value: The JSON, with names of arrays in place of arrays.
-      name: What messages call the value; "": the file.
+      value: The parsed JSON, with names of arrays in place of arrays.
+      name: The name of the value in messages; "" for the file.
       arrays: The arrays by name.
 
     Raises:
@@ -318,7 +320,7 @@ def decoded(
     if origin is types.UnionType:
         if value is None and types.NoneType in parts:
             return None
-        (known,) = (each for each in parts if each is not types.NoneType)
+        (known,) = (part for part in parts if part is not types.NoneType)
         return decoded(known, value, name, arrays)
     if kind is Any:
         return value
@@ -333,7 +335,7 @@ def decoded(
         if len(kinds) != len(value):
             raise ValueError(f"{name} must have {len(kinds)} parts, got {len(value)}.")
         pairs = enumerate(zip(kinds, value, strict=True))
-        return tuple(inner(each, part, str(i)) for i, (each, part) in pairs)
+        return tuple(inner(type_, part, str(i)) for i, (type_, part) in pairs)
     if origin in (Mapping, dict):
         _check_kind(name, value, dict, "a mapping")
         return {key: inner(parts[1], part, key) for key, part in value.items()}
@@ -341,10 +343,10 @@ def decoded(
         _check_kind(name, value, dict, f"a {kind.__name__}")
         for key in value:
             checks.choice(f"a field of {name or 'the file'}", key, list(kinds))
-        given = {key: inner(kinds[key], part, key) for key, part in value.items()}
+        values = {key: inner(kinds[key], part, key) for key, part in value.items()}
         try:
-            return kind(**given)
-        except TypeError as error:  # of a field without a default
+            return kind(**values)
+        except TypeError as error:  # a field without a default is missing
             raise ValueError(f"{name or 'the file'} is incomplete: {error}.") from None
     wanted = (int, float) if kind is float else kind
     is_bool = isinstance(value, bool) and kind is not bool
@@ -354,8 +356,8 @@ def decoded(
 
 def _check_kind(name, value, kind, wanted) -> None:
     if not isinstance(value, kind):
-        given = type(value).__name__
-        raise ValueError(f"{name or 'the file'} must be {wanted}, got {given}.")
+        actual = type(value).__name__
+        raise ValueError(f"{name or 'the file'} must be {wanted}, got {actual}.")
 
 
 def _frozen(value: Any) -> Any:

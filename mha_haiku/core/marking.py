@@ -1,8 +1,8 @@
-"""A site: a value worth looking at, with a name where it is computed.
+"""Sites: intermediate values of a program that have a name.
 
-A site is an equation of the traced program that passes its values on. Compiled programs
-hold nothing of it: it is lowered to its own inputs, and what nothing reads is dropped
-leaf by leaf, as if the site were not there.
+A site is an equation of the traced program that returns its inputs. It leaves nothing
+in compiled programs: it is lowered to its inputs, and leaves that nothing reads are
+dropped one by one, as if the site were not there.
 """
 
 from collections.abc import Callable
@@ -13,30 +13,30 @@ from jax.extend import core
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 SEEN = "mha_haiku_attention"
-"""Named scope around attention that is marked already, which recognition skips."""
+"""Named scope of attention that already has sites, which recognition skips."""
 
 
 site_p = core.Primitive("site")
-"""The equation that a site is in a traced program, under all transformations of JAX."""
+"""The primitive of a site, with rules for all transformations of JAX."""
 
 
 class Facet(NamedTuple):
-    """One way to look at the value of a site, and to change it."""
+    """A view of the value of a site, which can be read and perhaps changed."""
 
     name: str  # the last part of the name, such as "map" or "weights"
-    # From the value of the site to what is seen.
+    # From the value of the site to the view.
     read: Callable[[Any], Any] = lambda value: value
-    # From the value of the site and a changed view to the changed value; None where it
-    # can only be looked at.
+    # From the value of the site and a changed view to the changed value, or None if the
+    # view is read-only.
     write: Callable[[Any, Any], Any] | None = lambda value, changed: changed
-    advice: str = ""  # what to edit instead, where it can only be looked at
+    advice: str = ""  # what to edit instead, if the view is read-only
 
 
 def site(name: str, value: Any) -> Any:
-    """Names a value, which `look` and `edit` then find.
+    """Names a value, so that `look` and `edit` can find it.
 
-    In front of the name stands the path of the modules, or of the `jax.named_scope`s,
-    in which the site is: "heads" in the attention of layer 2 is
+    The full name begins with the path of the modules, or of the `jax.named_scope`s,
+    around the site: "heads" in the attention of layer 2 is
     "encoder/layer_2/attention/heads". The value is any pytree of arrays.
 
     Example:
@@ -54,10 +54,10 @@ def faceted(
     facets: tuple[Facet, ...],
     fit: Callable[[Any, Any], Any] | None = None,
 ) -> Any:
-    """Makes a value a site that can be looked at in several ways.
+    """Makes a value a site with several views.
 
-    `fit` makes of a changed value of another structure one of the value's, with which
-    the program continues; None: facets keep the structure.
+    `fit` converts a changed value of another structure to the structure of the value,
+    with which the program continues. It is not needed if facets keep the structure.
     """
     leaves, tree = jax.tree.flatten(value)
     if not leaves:
@@ -67,10 +67,10 @@ def faceted(
 
 
 def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:
-    """Makes the parameters of a site's equation, all of whose leaves are there."""
-    # `kept` says which leaves of the value are there (all, unless a transformation
-    # dropped some), `batched` where each vmap around has the axis of each leaf, from
-    # the innermost vmap out.
+    """Makes the parameters of a site's equation, with all leaves present."""
+    # `kept` lists the leaves that are present (all, unless a transformation dropped
+    # some), `batched` has the batch axes of the leaves for each enclosing vmap, from
+    # the innermost out.
     kept = tuple(range(tree.num_leaves))
     return {"facets": facets, "fit": fit, "tree": tree, "kept": kept, "batched": ()}
 

@@ -1,7 +1,7 @@
-"""How rectangles of `[B..., H, T, S]` arrays are addressed, and what they are made of.
+"""Tiles of `[B..., H, T, S]` arrays, and the base of masks, biases and scores.
 
-Masks and score biases are pytrees that give tiles of themselves: positions of rows and
-columns come in, and arrays that broadcast against `[B..., H, T, S]` go out.
+Masks and score biases are pytrees that compute tiles of themselves: they take positions
+of rows and columns, and return arrays that broadcast against `[B..., H, T, S]`.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def _static_integers(cls):
 
 @_static_integers
 class Span:
-    """Positions from `start` on, by which arrays are sliced and not gathered."""
+    """Consecutive positions from `start`, so that arrays are sliced, not gathered."""
 
     start: int | Array  # an integer, or a scalar array that may be traced
     size: int  # an integer
@@ -61,10 +61,10 @@ class Span:
 
 @_static_integers
 class Origin:
-    """Where a rectangle stands: the positions of its first query and first key."""
+    """The position of a rectangle: its first query and its first key."""
 
     query: int | Array = 0  # an integer, or a scalar array that may be traced
-    key: int | Array = 0  # as the query
+    key: int | Array = 0  # like `query`
 
     def rows(self, rows: Index | Span) -> Index | Span:
         return rows + self.query
@@ -78,17 +78,17 @@ class Origin:
         return self.rows(rows), self.columns(columns)
 
     def moved(self, by: "Origin") -> "Origin":
-        """Returns where a part stands that begins at `by` of what stands here."""
+        """Returns the origin of the part that begins at `by` in this rectangle."""
         return Origin(self.query + by.query, self.key + by.key)
 
 
 def static(default: Any = dataclasses.MISSING) -> Any:
-    """Returns a field of a `pytree` that is no leaf: programs are compiled for it."""
+    """Declares a field of a `pytree` that is static: programs are compiled for it."""
     return dataclasses.field(default=default, metadata={"static": True})
 
 
 def array(axes: str, default: Any = dataclasses.MISSING) -> Any:
-    """Returns a field of a `pytree` that is an array `[B..., *axes]`, once aligned.
+    """Declares a field of a `pytree` that is an array `[B..., *axes]`, once aligned.
 
     Axes are letters: "H" (heads), "T" (queries), "S" (keys), "." (others).
     """
@@ -96,7 +96,7 @@ def array(axes: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 def pytree(cls: type) -> type:
-    """Makes a class a frozen dataclass and a pytree, leaves all fields but `static`."""
+    """Makes a class a frozen dataclass and a pytree; `static` fields are not leaves."""
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = display.record
     cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
@@ -104,24 +104,24 @@ def pytree(cls: type) -> type:
 
 
 class Part:
-    """What masks, biases and scores share: arrays whose axes are known by letters."""
+    """The base of masks, biases and scores: arrays whose axes have letters."""
 
     def axes(self) -> Self:
-        """Returns an aligned part with letters of axes in the place of its arrays."""
+        """Returns an aligned part with the letters of axes in place of its arrays."""
         letters = {}
-        for name, own in self._own_axes().items():
-            # "B" is the first batch axis, which devices share, "b" each other.
-            batch_ndim = jnp.ndim(getattr(self, name)) - len(own)
-            letters[name] = ("B" + "b" * batch_ndim)[:batch_ndim] + own
+        for name, axes in self._own_axes().items():
+            # "B" is the first batch axis, which devices share; "b" is any other.
+            batch_ndim = jnp.ndim(getattr(self, name)) - len(axes)
+            letters[name] = ("B" + "b" * batch_ndim)[:batch_ndim] + axes
         if len(letters) != len(jax.tree.leaves(self)):
             raise TypeError(
-                f"{type(self).__name__} must say its axes() to be shared, or have "
-                "tiles.array(...) as its fields."
+                f"{type(self).__name__} must define axes() or declare its fields by "
+                "tiles.array(...) to be sharded."
             )
         return dataclasses.replace(self, **letters) if letters else self
 
     def _own_axes(self) -> dict[str, str]:
-        """Returns the axes behind B... of each array, by its field."""
+        """Returns the axes of each array after B..., by field."""
         fields = getattr(self, "__dataclass_fields__", {})
         return {
             name: field.metadata["axes"]
@@ -130,16 +130,16 @@ class Part:
         }
 
     def aligned(self, batch_ndim: int) -> Self:
-        """Aligns the part: its arrays get axes B..., of size 1 where they have none."""
+        """Aligns the part: its arrays get axes B..., of size 1 if they lack them."""
         arrays = {
-            name: lifted(getattr(self, name), batch_ndim + len(own))
-            for name, own in self._own_axes().items()
+            name: lifted(getattr(self, name), batch_ndim + len(axes))
+            for name, axes in self._own_axes().items()
         }
         return dataclasses.replace(self, **arrays) if arrays else self
 
 
 class Whole(Part):
-    """A part spelt out as an array `values`, `[B..., T, S]` or `[B..., H, T, S]`."""
+    """A part given as a whole array `values`, `[B..., T, S]` or `[B..., H, T, S]`."""
 
     name: ClassVar[str]  # in messages
     values: Array
@@ -152,7 +152,7 @@ class Whole(Part):
 
     def aligned(self, batch_ndim):
         values = jnp.asarray(self.values)
-        if values.ndim < batch_ndim + 3:  # without an axis of heads
+        if values.ndim < batch_ndim + 3:  # there is no axis of heads
             values = values[..., None, :, :]
         return dataclasses.replace(self, values=values)
 
@@ -166,7 +166,7 @@ def checked_pytree(name: str, value: Any) -> Any:
         raise TypeError(
             f"{name} must be a pytree, and {type(value).__name__} is not registered as "
             "one: put @jax.tree_util.register_dataclass on\n"
-            "@dataclasses.dataclass(frozen=True) on the class; fields that are no "
+            "@dataclasses.dataclass(frozen=True) on the class; fields that are not "
             "arrays are dataclasses.field(metadata={'static': True})."
         )
     return value
@@ -224,7 +224,7 @@ def lifted(array: Array, ndim: int) -> Array:
 
 
 def take(array: Array, index: Array | Span, axis: int) -> Array:
-    """Indexes an axis of `array`; an axis of size 1 stands for all positions."""
+    """Indexes an axis of `array`; an axis of size 1 broadcasts to all positions."""
     size = array.shape[axis]
     if size == 1:
         return jnp.repeat(array, len(index), axis=axis)
@@ -242,9 +242,9 @@ def take(array: Array, index: Array | Span, axis: int) -> Array:
 
 
 def at_batch(array: Array, index: tuple[Array, ...]) -> Array:
-    """Indexes the leading axes of `array`; size 1 stands for any."""
+    """Indexes the leading axes of `array`; axes of size 1 broadcast."""
     array = jnp.asarray(array)
-    if 0 in array.shape[: len(index)]:  # traced for an empty batch, but never run
+    if 0 in array.shape[: len(index)]:  # an empty batch is traced, but never run
         return jnp.zeros(array.shape[len(index) :], array.dtype)
     for i in index:
         array = array[0] if array.shape[0] == 1 else array[i]
@@ -252,7 +252,7 @@ def at_batch(array: Array, index: tuple[Array, ...]) -> Array:
 
 
 def add(total: Array, part: Array, start: int | Array, axis: int) -> Array:
-    """Adds `part` to `total` from position `start` of an axis on."""
+    """Adds `part` to `total`, starting at position `start` of an axis."""
     part += lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
     return lax.dynamic_update_slice_in_dim(total, part, start, axis)
 
@@ -280,7 +280,7 @@ def known(array) -> np.ndarray | None:
 
 
 def integers(name: str, value, low: int | None = 0) -> Array:
-    """Checks that `value` has integers of at least `low`, and converts to an array."""
+    """Checks that `value` holds integers of at least `low`; returns an array."""
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers, got {array.dtype}.")
@@ -291,7 +291,7 @@ def integers(name: str, value, low: int | None = 0) -> Array:
 
 
 def checked_index(name: str, index: Any, size: int) -> Any:
-    """Checks an index, which may be negative and may be traced, into `size` entries."""
+    """Checks an index into `size` entries; it may be negative or traced."""
     if isinstance(index, jax.core.Tracer):
         return index
     number = np.asarray(index)
@@ -303,7 +303,7 @@ def checked_index(name: str, index: Any, size: int) -> Any:
 
 
 def check_axes(name: str, array: Array, wanted: tuple, axes: str):
-    """Raises ValueError unless the shape is `wanted`; size 1 and None stand for any."""
+    """Raises ValueError unless the shape is `wanted`; 1 and None match any size."""
     shape = jnp.shape(array)
     fits = len(shape) == len(wanted) and all(
         full_size is None or size in (1, full_size)

@@ -1,7 +1,7 @@
 """Models and weights from elsewhere, and back.
 
-`load` reads a model that others stored, and `save` writes one that `transformers`
-opens. PyTorch modules are wrapped as they are, see `torch_modules`.
+`load` reads models of other libraries, and `save` writes models that `transformers`
+opens. PyTorch modules are wrapped, see `torch_modules`.
 """
 
 from mha_haiku.interop.families.vit import patches

@@ -1,8 +1,8 @@
-"""GGUF files, read by the package gguf, in the words of the hub.
+"""GGUF files, read by the package gguf, under the names of the hub.
 
-llama.cpp stores rotary pairs side by side for the architecture "llama", and a byte-pair
-tokenizer as lists; all else differs in its names, and in what is meant where a file
-leaves a field out.
+llama.cpp stores rotary pairs next to each other for the architecture "llama", and a
+byte-pair tokenizer as lists; everything else differs in its names, and in the defaults
+of missing fields.
 """
 
 import functools
@@ -20,7 +20,7 @@ from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
 
-# What GGUF files are read, by the `model_type` of the same, and the class of it.
+# Supported architectures of GGUF, with their `model_type` and class.
 _CLASSES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -37,7 +37,7 @@ _FIELDS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
 _OPTIONAL_FIELDS = {"rope.freq_base": "rope_theta", "vocab_size": "vocab_size"}
-# Fields that change numbers, and what they must be where they are there.
+# Fields that change numbers, and the values they must have if present.
 _SUPPORTED = {
     "attention.causal": (True,),
     "attention.scale": (),
@@ -51,7 +51,7 @@ _SUPPORTED = {
     "rope.scaling.attn_factor": (1,),
     "rope.scaling.type": ("none", "linear"),
 }
-# By how much positions are divided; the second is the older name.
+# The factor that divides positions; the second is the older name.
 _SCALES = ("rope.scaling.factor", "rope.scale_linear")
 # Fields that llama.cpp does not read for these architectures and scalings.
 _UNREAD = (
@@ -99,7 +99,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
         ) from None
 
     class Reader(gguf.GGUFReader):
-        """Refuses to read past the end of the file, where gguf finds empty values."""
+        """Refuses to read past the end of the file, where gguf returns empty values."""
 
         num_parts = 0
 
@@ -124,7 +124,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
         ValueError,
     ) as error:
         raise checks.ConfigError(
-            f"{path} is damaged, cut off or no GGUF file that can be read: {error}."
+            f"{path} is damaged, truncated or not a readable GGUF file: {error}."
         ) from None
     arrays.check_apart(
         path,
@@ -217,7 +217,7 @@ def _config(path: Path, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
     # Stored as a float32, it says 1e-5 in 17 digits.
     config["rms_norm_eps"] = float(str(np.float32(config["rms_norm_eps"])))
     scales = [(f"{path}: {prefix}{name}", own[name]) for name in _SCALES if name in own]
-    if scales and scales[0][1] != 0:  # which stands for 1
+    if scales and scales[0][1] != 0:  # 0 encodes 1
         factor = rules.at_least_one(*scales[0])
         if own.get("rope.scaling.type") != "none":  # left out, it is linear
             config["rope_parameters"] = {"rope_type": "linear", "factor": factor}
@@ -227,12 +227,12 @@ def _config(path: Path, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
 def tokenizer(
     path: Path, fields: Mapping[str, Any], rows: int | None = None
 ) -> tokenization.Pretrained | None:
-    """Reads the tokenizer of the file; None, with a warning if it is not read.
+    """Reads the tokenizer of the file, or returns None, with a warning if unsupported.
 
     `rows` are the rows of the model's embedding; by default as many as there are
     tokens.
     """
-    # What llama.cpp takes where a field is missing, and what it must be.
+    # The default of llama.cpp for a missing field, and the values that are supported.
     read = functools.partial(_tokenizer_field, path, fields)
     if (kind := read("model", None, "a text", _is_text)) is None:
         return None
@@ -300,8 +300,8 @@ def tokenizer(
 _NORMAL, _CONTROL, _USER_DEFINED = 1, 3, 4  # kinds of tokens in GGUF
 _NEEDED = object()
 
-# How a text is cut before pairs are merged, by the names of llama.cpp: by patterns in
-# turn, and what lies between their matches is a piece too.
+# How a text is cut before pairs are merged, by the names of llama.cpp: by one pattern
+# after the other; the text between their matches is a piece too.
 _GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _SPLITS = {
     "gpt-2": (_GPT_2,),

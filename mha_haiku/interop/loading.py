@@ -1,8 +1,8 @@
-"""A stored model as a config, parameters and functions of this package.
+"""Loads a stored model as a config, parameters and functions of this package.
 
-The model itself says which parameters it has, of which shapes; the table of its family
-says where in the file they are. Whatever is missing, left over or of another shape is
-an error that names it.
+The model itself declares its parameters and their shapes; the table of its family says
+where in the file they are. Missing and superfluous arrays, and wrong shapes, are errors
+that name the array.
 """
 
 import logging
@@ -39,7 +39,7 @@ class Imported(NamedTuple):
 
     config: models.ModelConfig
     params: Params
-    tokenizer: tokenization.Pretrained | None  # None: it has none
+    tokenizer: tokenization.Pretrained | None  # None if it has none
     model: models.Model  # as pure functions
 
 
@@ -64,10 +64,10 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
       source: A folder in the layout of the hub (config.json, model.safetensors or its
         shards, tokenizer.json), as `save` writes it, a `.safetensors` file in one, a
         `.gguf` file, `package:NAME` of an installed Python package that holds either,
-        or a name on the hub, `owner/name`, of which safetensors are fetched; or what
-        `sources.find` has found of these.
-      dtype: The dtype of the parameters, as "bfloat16"; None: float32. Files of float16
-        and bfloat16 load as either.
+        or a name on the hub, `owner/name`, whose safetensors are downloaded; or a
+        result of `sources.find`.
+      dtype: The dtype of the parameters, as "bfloat16". Defaults to float32. Files of
+        float16 and bfloat16 load as either.
 
     Raises:
       ConfigError: If there is no such model, its family or an option of it is not
@@ -114,8 +114,8 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         for name, x in zip(each.ours, results, strict=True):
             module, _, parameter = name.rpartition("/")
             # A copy, as the file that x may be a view of can change.
-            own = jnp.array(np.asarray(x, dtype))
-            params.setdefault(module, {})[parameter] = own
+            array = jnp.array(np.asarray(x, dtype))
+            params.setdefault(module, {})[parameter] = array
     tokenizer = None
     if sizes.num_tokens is not None:
         tokenizer = found.read_tokenizer(sizes.num_tokens)
@@ -172,9 +172,11 @@ def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
 
 
 def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
-    """Collects the arrays of a file, but for buffers, by the names that rows have."""
-    own = {name for head in family.heads for row in head.rows for name in row.theirs}
-    own |= {name for head in family.heads for name in head.copies}
+    """Collects the arrays of a file, except buffers, by the names that rows have."""
+    of_heads = {
+        name for head in family.heads for row in head.rows for name in row.theirs
+    }
+    of_heads |= {name for head in family.heads for name in head.copies}
     result: dict[str, arrays.Stored] = {}
     has_prefix = any(name.startswith(family.prefix) for name in found.arrays)
     for name, array in found.arrays.items():
@@ -182,7 +184,7 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
             continue
         for before, after in family.renamed.items():
             name = name.replace(before, after)
-        if not has_prefix and name not in own:
+        if not has_prefix and name not in of_heads:
             name = family.prefix + name
         if name in result:
             raise checks.ConfigError(f"{found.name} has {name} under two names.")
@@ -193,19 +195,19 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
 def head_of(
     family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
 ) -> tables.Head:
-    """Finds the head that config.json names, or else a head that fits the arrays."""
-    given = theirs.get("architectures")
+    """Finds the head named by config.json, or else a head that fits the arrays."""
+    architectures = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
-    if given:
-        if not isinstance(given, list):
+    if architectures:
+        if not isinstance(architectures, list):
             raise checks.ConfigError(
                 "config.json's architectures must be a list of names, got "
-                f"{checks.shown(given)}."
+                f"{checks.shown(architectures)}."
             )
         with checks.user_mistakes():
             name = "config.json's architectures"
-            checks.choice(name, given[0], heads, checks.meant)
-        return heads[given[0]]
+            checks.choice(name, architectures[0], heads, checks.meant)
+        return heads[architectures[0]]
     fitting = (head for head in family.heads if head.has in (None, *stored))
     return next(fitting, family.heads[-1])
 
@@ -227,8 +229,8 @@ def read_fields(
 ) -> tuple[models.ModelConfig, Sizes, dict[str, Any]]:
     """Reads a model's config and sizes from config.json; also returns it checked.
 
-    Where its sizes need more than the `count` of stored numbers, it is refused before
-    anything is made of these sizes, as a list for each layer.
+    If its sizes need more than the `count` of stored numbers, it is refused before
+    anything of these sizes is made, such as a list per layer.
     """
     theirs = tables.checked(family, head, theirs)
     values = {**dict.fromkeys(Sizes._fields), **family.fields, **head.fields}
@@ -260,9 +262,9 @@ def _count(arrays: Mapping[str, Any]) -> int:
 
 
 def _least_count(values: Mapping[str, Any]) -> int:
-    """Counts numbers that a model of such fields and sizes has at least.
+    """Counts the numbers that a model of these fields and sizes has at least.
 
-    They are the ones of queries, hidden units and embeddings.
+    These are the numbers of queries, hidden units and embeddings.
     """
     width, num_heads = values["model_size"], values["attention.num_heads"]
     num_layers = values["num_layers"]
@@ -300,8 +302,8 @@ def rows_of(
     config: models.ModelConfig,
     names: Collection[str],
 ) -> Iterator[tables.Row]:
-    """Yields the rows that a model with parameters of these names has, names whole."""
-    rows = [each.below("", family.prefix) for each in family.rows]
+    """Yields the rows of a model with parameters of these names, with whole names."""
+    rows = [row.below("", family.prefix) for row in family.rows]
     rows += head.rows
     for i in range(config.num_layers):
         ours, theirs = _LAYER.format(i), (family.prefix + family.layer).format(i)
@@ -326,13 +328,13 @@ def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
 
 
 def flat(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Flattens parameters to names of module and parameter together."""
+    """Flattens parameters to names that join module and parameter."""
     leaves = hk.data_structures.traverse(params)
     return {f"{module}/{name}": x for module, name, x in leaves}
 
 
 def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
-    """Reads an array of weights; raises ConfigError where it can be none."""
+    """Reads an array of weights; raises ConfigError if it cannot be one."""
     x = stored.read()
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise checks.ConfigError(
@@ -350,7 +352,7 @@ def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
 
 
 def _check_copies(found, head, needed, stored, is_tied) -> None:
-    """Removes arrays that repeat another; raises ConfigError where they differ."""
+    """Removes arrays that repeat another; raises ConfigError if they differ."""
     for copy, of in head.copies.items():
         if copy not in stored or copy in needed:
             continue
@@ -359,8 +361,8 @@ def _check_copies(found, head, needed, stored, is_tied) -> None:
         elif of in stored:
             if not np.array_equal(stored[copy].read(), stored[of].read()):
                 raise checks.ConfigError(
-                    f"{found.name} ties {copy} to {of} (tie_word_embeddings), and has "
-                    "other numbers in each."
+                    f"{found.name} ties {copy} to {of} (tie_word_embeddings), but "
+                    "their numbers differ."
                 )
             del stored[copy]
 

@@ -1,9 +1,9 @@
-"""Our models as folders that `transformers` opens, or that `load` alone reads.
+"""Saves models as folders that `transformers` opens, or that only `load` reads.
 
-A family can hold a model exactly if what its table writes into `config.json`, read
+A family can hold a model if and only if the `config.json` that its table writes, read
 again by the same table, is the model's config. So no list says which models can be
-written. Of a pruned model the whole one is written, with weights of 0 for the heads
-that are gone, since no `config.json` says that a head is missing.
+written. A pruned model is written unpruned, with weights of 0 for the pruned heads,
+since no `config.json` can say that a head is missing.
 """
 
 import json
@@ -25,7 +25,7 @@ from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
 
-# Fields that change no number of the forward pass, and which no file needs to say.
+# Fields that change no number of the forward pass, and that files need not have.
 _FREE = (
     "dropout_rate",
     "precision",
@@ -54,15 +54,15 @@ def save(
       params: The model's parameters, looped or stacked. Their dtype is kept.
       tokenizer: The model's tokenizer, if it is one of `tokenizers`.
       family: The layout: a family of `transformers`, as "llama", whose class then opens
-        it; None: the first family that can hold the model. Pruned heads are written
-        with weights of 0, and a warning. "mha_haiku" holds every model as it is, and is
-        read by `load`.
-      num_classes: C, which tied logits without a bias do not show; None: as the
-        parameters show, or as many as tokens.
+        it. Defaults to the first family that can hold the model. Pruned heads are
+        written with weights of 0, and a warning. "mha_haiku" holds every model as it
+        is, and is read by `load`.
+      num_classes: C, which tied logits without a bias do not show. Defaults to what the
+        parameters show, or to the number of tokens.
 
     Raises:
-      ConfigError: If the family cannot hold the model, or none can, and the message
-        says why; or if the folder cannot be written.
+      ConfigError: If the family cannot hold the model, or none can, with the reason; or
+        if the folder cannot be written.
 
     Example:
       >>> folder = mh.interop.save("my_model", config, params, family="mha_haiku")
@@ -139,7 +139,7 @@ def _of_a_family(config, params, sizes, name):
         one = config.replace(embedding=dict(segments=1))
         with_segment = one, {**params, "segments": zeros}
     reasons = []
-    # Those that hold the model as it is first.
+    # Families that hold the model unchanged come first.
     for family in sorted(families, key=_has_segments):
         own, arrays_of = with_segment if _has_segments(family) else (config, params)
         for head in family.heads:
@@ -163,7 +163,7 @@ def _has_segments(family) -> bool:
 def _written(family, head, config, sizes) -> tuple[dict[str, Any], dict[str, Any]]:
     """Writes the config.json that reads as this config, or raises CannotSayError.
 
-    Also returns it as it is read, with defaults.
+    Also returns the result of reading it, with defaults.
     """
     ours = _said(config, sizes)
     theirs: dict[str, Any] = {}
@@ -190,7 +190,7 @@ def _written(family, head, config, sizes) -> tuple[dict[str, Any], dict[str, Any
 
 
 def _meaning(config, sizes) -> dict[str, Any]:
-    """Brings the values of fields to one form where a file has several for them."""
+    """Normalizes the values of fields that a file can write in several forms."""
     said = _said(config, sizes)
     for name in _FREE:
         del said[name]
@@ -240,7 +240,7 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
         ours = [np.asarray(left.pop(name)) for name in row.ours]
         for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
             result[name.removeprefix(prefix)] = x
-    if not config.output.tied:  # what is tied there reads an array of its own
+    if not config.output.tied:  # tied parts read separate arrays there
         for copy, of in head.copies.items():
             if of in result:
                 result.setdefault(copy, result[of])

@@ -1,7 +1,7 @@
-"""Where models come from: folders and files, installed packages, the hub.
+"""Sources of models: folders and files, installed packages, the hub.
 
-Whatever the place, a source is the same: the fields of a `config.json`, arrays that are
-read when asked for, and a tokenizer.
+A source from any place has the fields of a `config.json`, arrays that are read on
+demand, and a tokenizer.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
-# What transformers reads too, of a family that has no table here.
+# Files that transformers reads too, for a family that has no table here.
 _OTHER_TOKENIZERS = "*token*.json", "vocab.*", "merges.txt", "*.model", "*.spm"
 
 
 class Source(NamedTuple):
-    """A model as it is stored."""
+    """A stored model."""
 
     name: str  # what to call it in messages
     config: Mapping[str, Any]  # what its `config.json` says
     arrays: Mapping[str, arrays.Stored]  # its arrays, by their names there
-    # From the rows of the model's embedding to its tokenizer; None where it has none.
+    # From the rows of the model's embedding to its tokenizer, or None.
     read_tokenizer: Callable[[int], tokenization.Pretrained | None]
     folder: Path | None = None  # in the layout of the hub, if it is one
 
@@ -118,14 +118,14 @@ def _refuse_pickled(files: list[Path]) -> None:
 
 
 def _in_package(name: str) -> Path:
-    """Finds the one model among the files of an installed package; runs none."""
+    """Finds the only model among the files of an installed package; runs no code."""
     files = _files_of_package(name)
     folders = {file.parent for file in files if file.name == _CONFIG}
     found = {file for file in files if file.suffix == ".gguf"}
     stored = {file.parent for file in files if file.name in (_WEIGHTS, _INDEX)}
     found |= stored & folders
     if not found:
-        # Pickled files without a config.json are data of another kind.
+        # Pickled files without a config.json are other data.
         _refuse_pickled([file for file in files if file.parent in folders])
         raise checks.ConfigError(
             f"The package {name!r} has no model: neither config.json next to "
@@ -147,7 +147,9 @@ def _files_of_package(name: str) -> list[Path]:
     module = name.replace("-", "_")
     spec = importlib.util.find_spec(module) if module.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        installed = {each.name for each in importlib.metadata.distributions()}
+        installed = {
+            distribution.name for distribution in importlib.metadata.distributions()
+        }
         raise checks.ConfigError(
             f"There is no installed package {name!r}."
             f"{checks.nearest(name, filter(None, installed))}"
@@ -161,8 +163,8 @@ def _from_hub(name: str) -> Path:
         import huggingface_hub
     except ImportError:
         raise checks.ConfigError(
-            f"source {name!r} is no file or folder here, and a name on the hub needs "
-            "huggingface_hub: pip install 'mha_haiku[interop]'."
+            f"source {name!r} is not a file or folder here, and a name on the hub "
+            "needs huggingface_hub: pip install 'mha_haiku[interop]'."
         ) from None
     # Not all files: many names hold the same weights in several forms.
     wanted = [_CONFIG, _TOKENIZER, _INDEX, "model*.safetensors", *_OTHER_TOKENIZERS]
@@ -171,6 +173,6 @@ def _from_hub(name: str) -> Path:
     except Exception as error:  # of httpx, of the hub, of the disk
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise checks.ConfigError(
-            f"source {name!r} is no file or folder here, and could not be fetched from "
-            f"the hub.\n{reason}"
+            f"source {name!r} is not a file or folder here, and could not be fetched "
+            f"from the hub.\n{reason}"
         ) from None

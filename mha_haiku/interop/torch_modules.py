@@ -1,7 +1,7 @@
 """PyTorch modules as functions of JAX, by torchax, with sites named after the modules.
 
-There is no table of families: a module is traced, and its attention is recognised as in
-any function of JAX. B batch, T positions.
+There is no table of families: a module is traced, and its attention is recognized like
+in any JAX function. B batch, T positions.
 """
 
 import copy
@@ -50,10 +50,11 @@ _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
 
 
 class TorchModule(NamedTuple):
-    """A PyTorch module as a function of JAX."""
+    """A PyTorch module as a JAX function."""
 
-    # Of params and inputs `[B, ...]`, by keyword `lengths`, `decoder_inputs`,
-    # `decoder_lengths` and what else the module takes; returns its first result.
+    # A function of params and inputs `[B, ...]`, by keyword `lengths`,
+    # `decoder_inputs`, `decoder_lengths` and other arguments of the module; returns its
+    # first result.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
     names: tuple[str, ...]  # of the inputs, among the keywords of the module
@@ -67,7 +68,7 @@ class TorchModule(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A PyTorch module from elsewhere, and its tokenizer, None if it has none."""
+    """A PyTorch module from elsewhere, and its tokenizer or None."""
 
     module: Any
     tokenizer: Any
@@ -80,10 +81,10 @@ def is_module(value: Any) -> bool:
 
 
 def convert(module: Any) -> TorchModule:
-    """Converts a `torch.nn.Module` to a function of JAX.
+    """Converts a `torch.nn.Module` to a JAX function.
 
-    The module stays as it is. A copy that shares its parameters is set to what can be
-    traced: evaluation, plain attention and experts, no cache.
+    The module is not changed. A copy that shares its parameters is set to options that
+    can be traced: evaluation, plain attention and experts, no cache.
 
     Raises:
       ConfigError: If torchax is missing.
@@ -141,7 +142,7 @@ def convert(module: Any) -> TorchModule:
 
 
 def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:
-    """Loads a model of transformers whose family has no table here; None: it has one.
+    """Loads a model of transformers whose family has no table here, or None.
 
     No code of the source is run.
 
@@ -191,7 +192,7 @@ _TOKENIZERS = "tokenizer.json", "tokenizer_config.json"
 
 @functools.cache
 def _environment() -> Any:
-    """Imports torchax, and makes what runs operations of torch in JAX."""
+    """Imports torchax, and makes its environment, which runs torch in JAX."""
     try:
         _define_dropped()
         import torch
@@ -203,7 +204,7 @@ def _environment() -> Any:
         ) from None
 
     class Environment(torchax.tensor.Environment):
-        """Runs operations of torch in JAX, without names of their own."""
+        """Runs operations of torch in JAX, without adding names."""
 
         def __init__(self):
             super().__init__()
@@ -238,7 +239,7 @@ def _define_dropped() -> Any:
 def _name_parts(module: Any) -> None:
     """Enters a scope in each part of a module that computes something.
 
-    A list of modules does not, so that its name is joined to its items'.
+    A list of modules does not, so its name is joined with the names of its items.
     """
     has_forward = {"": True}
     for name, part in module.named_modules():
@@ -275,7 +276,7 @@ def _as_jax(x: Any) -> Any:
 
 
 def _first(output: Any) -> Any:
-    """Takes the logits of what a module returns, or else what it returns first."""
+    """Takes the logits out of a module's result, or else its first output."""
     if isinstance(output, Mapping):
         values = {name: x for name, x in output.items() if x is not None}
         return _first(values.get("logits", next(iter(values.values()))))

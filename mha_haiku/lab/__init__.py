@@ -1,1 +1,1 @@
-"""What heads do and which of them matter, and models of which that is known."""
+"""Analysis of heads: what they do and which ones matter; models with known circuits."""

@@ -1,4 +1,4 @@
-"""What is known of heads, as records: numbers in named columns, and their files."""
+"""Records of heads: numbers in named columns, and their files."""
 
 from mha_haiku.records.heads import Column, Heads, Layer
 

@@ -1,9 +1,9 @@
-"""Records of arrays as one `.npz` file: an array per array, and JSON for the rest.
+"""Records of arrays as an `.npz` file: its arrays, and JSON for the rest.
 
 A record is a named tuple or a dataclass of text, numbers, arrays, records, and tuples
-and mappings of these. The file has each array by its place in the record
-(`examples.0.weights.1`), and everything else in the text `fields`. Nothing is pickled,
-and a field that is added with a default can be missing from a file.
+and mappings of these. In the file, arrays are named by their place in the record
+(`examples.0.weights.1`), and everything else is in the text `fields`. Nothing is
+pickled, and a field with a default may be missing from a file.
 """
 
 import json
@@ -25,7 +25,7 @@ class FormatError(checks.ConfigError):
 
 
 def save(path: str | os.PathLike[str], record: Any) -> Path:
-    """Writes a record, whole or not at all."""
+    """Writes a record to a file atomically."""
     named: dict[str, np.ndarray] = {}
     stored = {"format": FORMAT, "record": _encoded(record, "", named, {})}
     named[_FIELDS] = np.array(json.dumps(stored))
@@ -33,9 +33,9 @@ def save(path: str | os.PathLike[str], record: Any) -> Path:
 
 
 def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
-    """Loads the record of a class, and checks the type of each field.
+    """Loads a record of the class `kind`, and checks the types of its fields.
 
-    `written_by` is the command that writes such a file, for the message of an error.
+    `written_by` is the command that writes such files, for error messages.
     """
     found = arrays.read_npz(checks.as_path(path))
     try:
@@ -45,8 +45,8 @@ def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
         is_known = False
     if not is_known:
         raise FormatError(
-            f"{path} is not of format {FORMAT}, the one that this version reads. Write "
-            f"it again with\n{written_by}"
+            f"{path} is not in format {FORMAT}, which this version reads. Write it "
+            f"again with\n{written_by}"
         )
     try:
         return fields.decoded(kind, stored.get("record"), "", found)
@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
 
 def _encoded(value, name, found, names) -> Any:
     """Encodes a value as JSON; an array becomes its name."""
-    # `names` has arrays by identity: one that stands in several places is stored once.
+    # `names` has the names of arrays by id, so that a repeated array is stored once.
 
     def inner(part, key):
         return _encoded(part, f"{name}.{key}" if name else str(key), found, names)

@@ -1,4 +1,4 @@
-"""Numbers of heads in named columns: what heads do, and how much they matter.
+"""Records of heads in named columns: what heads do, and how much they matter.
 
 L layers, H heads of a layer, N examples, M columns that rank heads.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from mha_haiku.core import checks, display
 from mha_haiku.records import archive, means, ranks, tables
 
-ROLE = "role"  # the column of what heads do
+ROLE = "role"  # the column with the roles of heads
 _MOST_SAID = 3  # columns in a repr
 
 
@@ -25,12 +25,11 @@ class Layer(NamedTuple):
 
     Attributes:
       name: "layer 1", "cross 0".
-      heads: The names of its heads, which are their numbers in the model that was not
-        pruned.
-      kind: "encoder", "decoder" or "cross"; "" where all layers are of one kind.
-      index: Number of the layer in the model, counted over all kinds; None: of no
+      heads: The names of its heads, which are their numbers in the unpruned model.
+      kind: "encoder", "decoder" or "cross"; "" if all layers are of one kind.
+      index: The number of the layer in the model, over all kinds, or None without a
         model.
-      number: Number of the layer among the layers of its kind; None: of no model.
+      number: The number of the layer among its kind, or None without a model.
     """
 
     name: str
@@ -51,9 +50,10 @@ class Layer(NamedTuple):
     def of_kinds(
         cls, kinds: Sequence[str], heads: Sequence[Iterable[int]]
     ) -> tuple["Layer", ...]:
-        """Makes the layers of a model by their kinds, each counted among its kind.
+        """Makes the layers of a model, numbered among their kinds.
 
-        Without kinds all are of one. `heads` has the names of the heads of each layer.
+        Without `kinds` all are of one kind. `heads` has the names of the heads of each
+        layer.
         """
         kinds = list(kinds) or [""] * len(heads)
         return tuple(
@@ -63,23 +63,23 @@ class Layer(NamedTuple):
 
     @property
     def address(self) -> str:
-        """The layer's name in a flag: "3", or "cross.3" where there are kinds."""
+        """The layer's name in a flag: "3", or "cross.3" if there are kinds."""
         return f"{self.kind}.{self.number}" if self.kind else f"{self.number}"
 
 
 class Column(NamedTuple):
-    """A number of each head, or a name and the score that decides it.
+    """A number for each head, or a name and the score that decided it.
 
     Attributes:
-      mean: `[L, H]` over examples; NaN where there is no such number, as where a layer
-        has fewer heads.
+      mean: `[L, H]`, over examples; NaN where there is no number, as in a layer with
+        fewer heads.
       unit: The unit of the number.
-      label: What the number is, in a few words.
+      label: The meaning of the number, in a few words.
       standard_error: `[L, H]`, of the mean; None if unknown.
       ranks: `[L, H, 2]`, an interval of likely ranks, 1 for the largest number; None if
         unknown.
       names: `[L, H]` strings, in a column of names; "" where there is none.
-      per_example: `[N, L, H]`, what the mean is of; None if unknown.
+      per_example: `[N, L, H]`, the numbers of the examples; None if unknown.
 
     Example:
       >>> column = mh.heads.ablation(measured)["ablation"]
@@ -106,11 +106,11 @@ class Column(NamedTuple):
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the number says in which order heads matter."""
+        """Whether the number ranks heads by importance."""
         return self.ranks is not None or self.per_example is not None
 
     def with_ranks(self) -> "Column":
-        """Adds the intervals in which the ranks of heads are, from the examples."""
+        """Adds intervals of the ranks of heads, from the examples."""
         return self._replace(ranks=ranks.rank_intervals(self))
 
 
@@ -122,12 +122,12 @@ class Heads:
     """Numbers of the heads of a model: `heads["ablation"].mean` is `[L, H]`.
 
     Attributes:
-      title: Of which model, and how they were measured.
+      title: The model, and how the numbers were measured.
       layers: `[L]`, with the names of their heads.
-      columns: By their names.
-      step: The training step; None if it is not a moment of a training.
-      notes: What has to be said of the columns, in lines.
-      file_name: Of the files that it is saved as, without a suffix.
+      columns: The columns, by name.
+      step: The training step, or None outside of training.
+      notes: Notes on the columns, in lines.
+      file_name: The name of the files that it is saved as, without a suffix.
 
     Example:
       >>> found = mh.heads.roles(model, params, batches)
@@ -150,9 +150,9 @@ class Heads:
     def of(
         cls, title: str, columns: Columns, kinds: Sequence[str] = (), **more
     ) -> Self:
-        """Makes the record of all heads of a model, whose names are their places.
+        """Makes the record of all heads of a model, named by their indices.
 
-        `kinds` has the kind of each layer; (): all are of one.
+        `kinds` has the kind of each layer. By default all are of one kind.
         """
         num_layers, num_heads = next(iter(columns.values())).mean.shape
         layers = Layer.of_kinds(kinds, [range(num_heads)] * num_layers)
@@ -168,7 +168,7 @@ class Heads:
         unit: str = "",
         label: str = "importance",
     ) -> Self:
-        """Makes the record of one number `[N, L, H]` of each example and head."""
+        """Makes the record of a number per example and head, `[N, L, H]`."""
         title = f"{name.capitalize()} of heads, {len(per_example)} examples"
         return cls.of(
             title, {name: Column.of_examples(per_example, unit, label)}, kinds
@@ -176,7 +176,7 @@ class Heads:
 
     def __repr__(self) -> str:
         said = [f"{len(self.layers)} layers"]
-        said += [self._said(*each) for each in [*self.columns.items()][:_MOST_SAID]]
+        said += [self._said(*pair) for pair in [*self.columns.items()][:_MOST_SAID]]
         if more := [*self.columns][_MOST_SAID:]:
             said.append(f"also {', '.join(more)}")
         return f"Heads({self.title!r}: {'; '.join(said)})"
@@ -238,19 +238,21 @@ class Heads:
     @property
     def agreement(self) -> np.ndarray:
         """Spearman's rank correlation of the columns that rank heads, `[M, M]`."""
-        found = [x for x in self.columns.values() if x.is_ranked]
-        return np.array([[ranks.rank_correlation(a, b) for b in found] for a in found])
+        ranked = [x for x in self.columns.values() if x.is_ranked]
+        return np.array(
+            [[ranks.rank_correlation(a, b) for b in ranked] for a in ranked]
+        )
 
     def name_of(self, layer: int, head: int) -> str:
-        """Names a head by its place."""
-        each = self.layers[layer]
-        return f"{each.name}, head {each.heads[head] if each.heads else head}"
+        """Returns the name of a head by its indices."""
+        names = self.layers[layer].heads
+        return f"{self.layers[layer].name}, head {names[head] if names else head}"
 
     def at(self, layers: Sequence[Layer]) -> dict[str, Column]:
         """Finds the columns of the heads of some layers, of the same model.
 
-        They are NaN for heads that are not in this record, and where a layer has fewer
-        heads than another.
+        They are NaN for heads that are not in this record, and for missing heads of
+        smaller layers.
         """
         places = {
             (layer.index, head): (i, h)
@@ -265,18 +267,18 @@ class Heads:
         has_kinds = any(layer.kind for layer in self.layers)
         keys = ["kind"] * has_kinds + ["layer", "head", *self.names]
         columns = list(map(tables.Column, keys))
-        for name, each in self.numbers.items():
-            shown = tables.WITH_ERROR if each.is_ranked else "{0:.3g}"
+        for name, column in self.numbers.items():
+            shown = tables.WITH_ERROR if column.is_ranked else "{0:.3g}"
             csv = (name, f"{name}_standard_error")
-            columns.append(tables.Column(name, each.unit, shown, csv))
-            if each.ranks is not None:
+            columns.append(tables.Column(name, column.unit, shown, csv))
+            if column.ranks is not None:
                 csv = (f"{name}_rank_low", f"{name}_rank_high")
                 columns.append(tables.Column(f"{name} rank", "", tables.RANGE, csv))
         return tables.Table(columns, [*self._rows()], num_keys=len(keys))
 
     def _rows(self) -> Iterator[dict]:
         lacks = [np.asarray(x) == "" for x in self.names.values()]
-        lacks += [np.isnan(each.mean) for each in self.numbers.values()]
+        lacks += [np.isnan(column.mean) for column in self.numbers.values()]
         for i, h in np.argwhere(~np.all(lacks, 0)).tolist():
             layer = self.layers[i]
             if h >= len(layer.heads):
@@ -284,20 +286,20 @@ class Heads:
             row = {"layer": layer.number, "head": int(layer.heads[h])}
             row["kind"] = layer.kind
             row |= {name: str(values[i, h]) for name, values in self.names.items()}
-            for name, each in self.numbers.items():
-                error = each.standard_error
+            for name, column in self.numbers.items():
+                error = column.standard_error
                 error = math.nan if error is None else float(error[i, h])
-                row[name] = (float(each.mean[i, h]), error)
-                if each.ranks is not None:
-                    row[f"{name} rank"] = tuple(map(float, each.ranks[i, h]))
+                row[name] = (float(column.mean[i, h]), error)
+                if column.ranks is not None:
+                    row[f"{name} rank"] = tuple(map(float, column.ranks[i, h]))
             yield row
 
     def legend(self) -> str:
-        """Writes a line per column: what it is, and its unit."""
+        """Writes a line per column, with its meaning and its unit."""
         size = max(map(len, self.numbers), default=0)
         return "\n".join(
-            f"{name:<{size}}  {each.label}{each.unit and ', '}{each.unit}"
-            for name, each in self.numbers.items()
+            f"{name:<{size}}  {column.label}{column.unit and ', '}{column.unit}"
+            for name, column in self.numbers.items()
         )
 
     def text(self) -> str:
@@ -316,27 +318,27 @@ class Heads:
         return "\n\n".join(parts)
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the record as an `.npz` file, whole or not at all.
+        """Writes the record to an `.npz` file atomically.
 
         Raises:
-          ConfigError: If it cannot be written.
+          ConfigError: If the file cannot be written.
         """
         plain = {x.name: getattr(self, x.name) for x in dataclasses.fields(Heads)}
         return archive.save(path, Heads(**plain))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, written_by: str) -> "Heads":
-        """Loads the record in a file of `write`.
+        """Loads a record from a file of `write`.
 
-        `written_by` is the command that writes such a file, for the message of an
-        error.
+        `written_by` is the command that writes such files, for error messages.
 
         Raises:
           ConfigError: If the file is missing, damaged or of another version.
         """
-        found = archive.load(path, Heads, written_by=written_by)
-        shape = len(found.layers), max((len(x.heads) for x in found.layers), default=0)
-        for name, column in found.columns.items():
+        record = archive.load(path, Heads, written_by=written_by)
+        sizes = [len(layer.heads) for layer in record.layers]
+        shape = len(sizes), max(sizes, default=0)
+        for name, column in record.columns.items():
             for part in ("mean", "standard_error", "ranks", "names"):
                 values = getattr(column, part)
                 wanted = (*shape, 2) if part == "ranks" else shape
@@ -345,22 +347,22 @@ class Heads:
                         f"{path}: {part} of {name} must be {wanted}, for the heads of "
                         f"its layers, got {values.shape}."
                     )
-        return found
+        return record
 
 
 def columns_at(
     places: Sequence[Sequence[tuple[int, int] | None]], columns: Columns
 ) -> dict[str, Column]:
-    """Takes columns at places (layer, head), a list per layer; None has no number."""
+    """Indexes columns at (layer, head), a list per layer; None gives no number."""
     return {
-        name: each._replace(
-            mean=_at(places, each.mean),
-            standard_error=_at(places, each.standard_error),
-            ranks=_at(places, each.ranks),
-            names=_at(places, each.names, ""),
+        name: column._replace(
+            mean=_at(places, column.mean),
+            standard_error=_at(places, column.standard_error),
+            ranks=_at(places, column.ranks),
+            names=_at(places, column.names, ""),
             per_example=None,
         )
-        for name, each in columns.items()
+        for name, column in columns.items()
     }
 
 
@@ -369,9 +371,9 @@ def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
         return None
     shape = len(places), max(map(len, places), default=0), *values.shape[2:]
     dtype = object if missing == "" else np.result_type(values, np.float32)
-    found = np.full(shape, missing, dtype)
+    result = np.full(shape, missing, dtype)
     for i, row in enumerate(places):
         for h, place in enumerate(row):
             if place is not None:
-                found[i, h] = values[place]
-    return found
+                result[i, h] = values[place]
+    return result

@@ -1,4 +1,4 @@
-"""The mean over examples and its standard error, as all of the package takes them."""
+"""The mean over examples and its standard error, for the whole package."""
 
 import dataclasses
 
@@ -8,14 +8,14 @@ from mha_haiku.core import display
 
 
 def mean(values: np.ndarray) -> np.ndarray:
-    """Averages over the first axis, float64; NaN are left out unless all are NaN."""
+    """Averages over the first axis, in float64; ignores NaN unless all are NaN."""
     values = np.asarray(values, np.float64)
     count = (~np.isnan(values)).sum(0)
     return np.nansum(values, 0) / np.where(count, count, np.nan)
 
 
 def standard_error(values: np.ndarray) -> np.ndarray:
-    """Returns the standard error of `mean`; NaN of fewer than two values."""
+    """Returns the standard error of `mean`; NaN for fewer than two values."""
     values = np.asarray(values, np.float64)
     known = ~np.isnan(values)
     count = known.sum(0)
@@ -28,7 +28,7 @@ def standard_error(values: np.ndarray) -> np.ndarray:
 class PerExample:
     """Numbers of N examples, with their means."""
 
-    per_example: np.ndarray  # `[N, ...]` float64; NaN where there is no such number
+    per_example: np.ndarray  # `[N, ...]` float64; NaN where there is no number
 
     def __repr__(self) -> str:
         return display.record(self)
@@ -42,5 +42,5 @@ class PerExample:
 
     @property
     def standard_error(self) -> np.ndarray:
-        """`[...]`, of the mean, from the spread of the examples; NaN for one."""
+        """`[...]`, of the mean, from the spread of examples; NaN for one example."""
         return standard_error(self.per_example)

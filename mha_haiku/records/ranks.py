@@ -1,4 +1,4 @@
-"""Ranks of heads by a number of each: how certain they are, and how far two agree.
+"""Ranks of heads by a number: their uncertainty, and the agreement of two rankings.
 
 L layers, H heads of a layer, N examples.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Measured(Protocol):
-    """A column of heads, or a record whose first column is meant."""
+    """A column of heads, or a record, which means its first column."""
 
     @property
     def mean(self) -> np.ndarray: ...
@@ -23,7 +23,7 @@ def rank_intervals(
 ) -> np.ndarray:
     """Computes bootstrap intervals of the ranks of heads by their importance.
 
-    An interval holds the share `level` of resamples, which draw the examples with
+    An interval contains a share `level` of resamples, which draw the examples with
     replacement. The result is `[L, H, 2]`: lowest and highest rank, 1 for the most
     important head; NaN where there is no head.
 
@@ -44,7 +44,7 @@ def rank_intervals(
         raise ValueError(f"level must be in (0, 1), got {level}.")
     values = found.per_example
     if values is None:
-        raise ValueError("found must have per_example, got means alone.")
+        raise ValueError("found must have per_example, got only means.")
     generator = np.random.default_rng(seed)
     exists = ~np.isnan(values[0])
     values = values[:, exists]
@@ -58,12 +58,12 @@ def rank_intervals(
 
 
 def rank_correlation(first: Measured, second: Measured) -> float:
-    """Computes Spearman's correlation, in [-1, 1], of the means of two importances.
+    """Computes Spearman's correlation, in [-1, 1], of the means of two columns.
 
-    NaN where one is constant over the heads.
+    NaN if one is constant over the heads.
 
     Raises:
-      ValueError: If the two are not of the same heads.
+      ValueError: If the two have different heads.
 
     Example:
       >>> one = mh.heads.Heads.of_examples(np.array([[[4.0, 0.1], [3.0, 0.2]]]))
@@ -75,7 +75,7 @@ def rank_correlation(first: Measured, second: Measured) -> float:
 
     one, other = first.mean, second.mean
     if one.shape != other.shape or (np.isnan(one) != np.isnan(other)).any():
-        raise ValueError("the two must be of the same layers and heads.")
+        raise ValueError("the two must have the same layers and heads.")
     one, other = one[~np.isnan(one)], other[~np.isnan(other)]
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")

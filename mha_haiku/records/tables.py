@@ -1,4 +1,4 @@
-"""Tables: rows of named columns with units, as aligned text and as a CSV file."""
+"""Tables: rows of named columns with units, as aligned text or a CSV file."""
 
 import csv
 import io
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-# How the text shows a mean with its standard error, and the ends of an interval.
+# Formats of a mean with its standard error, and of the ends of an interval.
 WITH_ERROR = "{:.4g} ± {:.2g}"
 RANGE = "{:.0f}-{:.0f}"
 
@@ -18,8 +18,8 @@ class Column(NamedTuple):
       name: The key of its cells in a row, and its heading.
       unit: Shown below the heading.
       shown: The format of a cell in text, for `str.format`.
-      csv: The headers of its columns in a CSV file: one for each part of a cell that is
-        a tuple. None: one column with the name.
+      csv: The headers of its columns in a CSV file, one for each part of a tuple cell.
+        Defaults to its name.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Table(NamedTuple):
 
     Attributes:
       columns: The columns, in order.
-      rows: Cells by the names of columns; missing ones, None and NaN stay empty.
-      num_keys: How many of the first columns identify a row.
+      rows: Cells by the names of columns; missing cells, None and NaN are empty.
+      num_keys: The number of first columns that identify a row.
     """
 
     columns: Sequence[Column]
@@ -42,11 +42,10 @@ class Table(NamedTuple):
     num_keys: int = 1
 
     def text(self, width: int = 100) -> str:
-        """Formats lines of text with aligned columns.
+        """Formats the table as text with aligned columns.
 
-        If they do not fit next to each other in `width` characters they are put in
-        blocks, one below the other, each beginning with the columns that identify a
-        row.
+        If columns do not fit in `width` characters, they are split into blocks, one
+        below the other, which all begin with the columns that identify a row.
         """
         keys, others = self.columns[: self.num_keys], self.columns[self.num_keys :]
         keys = [self._aligned(column) for column in keys]
@@ -62,7 +61,7 @@ class Table(NamedTuple):
         return "\n\n".join(map(_joined, blocks))
 
     def csv(self) -> str:
-        """Formats a CSV file: a line of names, and a line per row."""
+        """Formats the table as CSV: a line of names, and a line per row."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         names = [column.csv or (column.name,) for column in self.columns]
@@ -87,7 +86,7 @@ class Table(NamedTuple):
 
 
 def _joined(block: Sequence[Sequence[str]]) -> str:
-    """Joins columns, with a line of units where one has any."""
+    """Joins columns, with a line of units if any has one."""
     names, units, *rows = (
         "".join(cells).rstrip() for cells in zip(*block, strict=True)
     )
@@ -98,7 +97,7 @@ def _shown(column: Column, cell: Any) -> str:
     parts = cell if isinstance(cell, tuple) else (cell,)
     if _is_nothing(parts[0]):
         return ""
-    if _is_nothing(parts[-1]):  # the error of one example's mean
+    if _is_nothing(parts[-1]):  # the standard error of a single example
         first = column.shown[: column.shown.index("}") + 1]
         return first.format(parts[0])
     return column.shown.format(*parts)

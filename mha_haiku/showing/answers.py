@@ -1,4 +1,4 @@
-"""What notebooks and papers get of importance, roles, patching, paths and circuits.
+"""Tables and figures of importance, roles, patching, paths and circuits.
 
 L layers, H heads of a layer, T positions.
 """
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 _MOST_EDGES = 64
 _MOST_ROWS = 20
 _MOST_WITH_ERRORS = 16  # heads of a layer
-_COLOURS = {"q": "C0", "k": "C1", "v": "C2", "feed_forward": "C7", "logits": "C3"}
+_COLORS = {"q": "C0", "k": "C1", "v": "C2", "feed_forward": "C7", "logits": "C3"}
 # Edges between the same two nodes are drawn side by side.
 _BENDS = {"q": -0.12, "k": 0.0, "v": 0.12, "feed_forward": 0.0, "logits": 0.0}
 _THICKEST = 4.0  # points of the strongest edge
-_SHARES = ("probability", "score")  # units with colours from 0 to 1
+_SHARES = ("probability", "score")  # units with colors from 0 to 1
 
 
 class Grid(NamedTuple):
-    """Numbers in rows and columns that have names.
+    """Numbers in named rows and columns.
 
     Attributes:
       values: The numbers; NaN where there is none.
       rows: The name of each row.
       columns: The name of each column.
       unit: The unit of the numbers.
-      title: What they are.
-      caption: The title of the table, which may say more; "": the title.
-      note: What stands below the table.
-      texts: What stands in the cells, of the shape of the numbers; None: the numbers.
-      titles: The tooltips of the cells; None: what stands in them.
-      axes: What the rows and the columns are.
+      title: A title of the numbers.
+      caption: A longer title for the table. Defaults to the title.
+      note: A note below the table.
+      texts: Texts of the cells, of the shape of the numbers. Defaults to the numbers.
+      titles: Tooltips of the cells. Defaults to their texts.
+      axes: Names of the rows and the columns.
     """
 
     values: np.ndarray
@@ -71,7 +71,7 @@ class Grid(NamedTuple):
         return markup.block(self.caption or self.title, table, note=self.note)
 
     def figure(self, title: str | None) -> "Figure":
-        """Draws the figure that `mh.plot` returns; None: with the grid's title."""
+        """Draws the figure of `mh.plot`; the title defaults to the grid's title."""
         cell = 0.4
         if self.texts is not None:
             cell = max(0.75, 0.07 * max(map(len, self.texts.flat), default=0))
@@ -82,7 +82,7 @@ class Grid(NamedTuple):
         return sheet
 
     def draw(self, axes: "Axes") -> None:
-        """Draws the cells and their colour bar."""
+        """Draws the cells and their color bar."""
         drawing.heat_map(
             axes,
             self.values,
@@ -100,13 +100,13 @@ class Grid(NamedTuple):
 
 
 def visible(text: str) -> str:
-    """Strips a token, or shows its spaces where there is nothing else."""
+    """Strips a token, or shows its spaces if there is nothing else."""
     text = str(text)
     return text.strip() or repr(text)[1:-1].replace(" ", "␣")
 
 
 def rows_table(rows: Iterable[Mapping[str, Any]], digits: int) -> markup.Html:
-    """Renders rows as a table, numbers to so many digits and texts as tokens."""
+    """Renders rows as a table, numbers rounded to digits and texts as tokens."""
     rows = list(rows)
     cells = [
         [
@@ -119,7 +119,7 @@ def rows_table(rows: Iterable[Mapping[str, Any]], digits: int) -> markup.Html:
 
 
 def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
-    """Lets objects of a class be shown and drawn as the grid of their numbers."""
+    """Registers the grid of a class's numbers, to show and draw its objects."""
     shown.fragment.register(kind, lambda value: grid(value).html())
     plotting.figure_of.register(kind, lambda value, *, title: grid(value).figure(title))
 
@@ -156,7 +156,7 @@ def _of_heads(found: records.Heads) -> Grid:
 
 @shown.fragment.register
 def _(found: records.Heads) -> markup.Html:
-    """Shows one column as cells, and all of them in a table that is folded."""
+    """Shows one column as cells, and all columns in a folded table."""
     if len(found.layers) == 1 and len(found.numbers) > 1:
         return shown.of_one_layer(found)
     cells = _of_heads(found).html()
@@ -228,7 +228,7 @@ def _(answer: heads.why.Answer) -> markup.Html:
 
 @plotting.figure_of.register(heads.why.Answer)
 def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
-    """Draws the largest terms as bars, each with what it is of."""
+    """Draws the largest terms as bars, labeled by their components."""
     rows = what.rows(_MOST_ROWS)
     terms = [row["term"] for row in rows]
     names = [
@@ -239,8 +239,8 @@ def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
         6.5, max(1.8, 0.22 * len(rows) + 1.2), title=title or what.title
     )
     axes = sheet.subplots()
-    colours = ["tab:red" if term > 0 else "tab:blue" for term in terms]
-    axes.barh(range(len(rows)), terms, color=colours)
+    colors = ["tab:red" if term > 0 else "tab:blue" for term in terms]
+    axes.barh(range(len(rows)), terms, color=colors)
     axes.set_yticks(range(len(rows)), names, parse_math=False)
     axes.invert_yaxis()
     axes.axvline(0, color="0.5", linewidth=0.8)
@@ -254,7 +254,7 @@ shows(heads.Edges, _of_edges)
 
 @plotting.figure_of.register(heads.Edges)
 def _(what: heads.Edges, *, title: str | None) -> "Figure":
-    """Draws a graph of the strongest edges, and next to it all of them as cells."""
+    """Draws a graph of the strongest edges, and next to it all edges as cells."""
     grid = _of_edges(what)
     height = max(3.0, 0.25 * len(grid.rows) + 1.5)
     width = 6 + 0.3 * len(grid.columns)
@@ -269,7 +269,7 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
 
 @plotting.figure_of.register(heads.Circuit)
 def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
-    """Draws the graph of a circuit; without a title it says how faithful that is."""
+    """Draws the graph of a circuit; by default the title has its faithfulness."""
     places = _places(what.edges, what.kept)
     across, up = np.max(list(places.values()), axis=0)
     width = max(4.5, 1.2 * across + 2)
@@ -290,7 +290,7 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
             *ends,
             arrowprops={
                 "arrowstyle": "-",
-                "color": _COLOURS[str(edges.kinds[i])],
+                "color": _COLORS[str(edges.kinds[i])],
                 "linestyle": "--" if lowers[i] else "-",
                 "linewidth": max(0.5, _THICKEST * strengths[i]),
                 "connectionstyle": f"arc3,rad={_BENDS[str(edges.kinds[i])]}",
@@ -303,8 +303,8 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
     across, up = np.max(list(places.values()), axis=0)
     axes.set_xlim(-1, across + 1)
     axes.set_ylim(-0.6, up + 0.6)
-    for kind in [x for x in _COLOURS if x in edges.kinds[kept]]:
-        axes.plot([], [], color=_COLOURS[kind], label=kind.replace("_", "-"))
+    for kind in [x for x in _COLORS if x in edges.kinds[kept]]:
+        axes.plot([], [], color=_COLORS[kind], label=kind.replace("_", "-"))
     if lowers.any():
         axes.plot([], [], "--", color="0.3", label="dashed: lowers the metric")
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncols": 2}
@@ -312,7 +312,7 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
 
 
 def _places(edges, kept) -> dict[tuple[int, int], tuple[float, float]]:
-    """Finds where the nodes are drawn: above all nodes that they read."""
+    """Places the nodes above all nodes that they read."""
     ends = [x[kept].tolist() for x in (edges.senders, edges.receivers)]
     heights: dict[tuple[int, int], int] = {}
     for sender, receiver in zip(*ends, strict=True):  # in the order of the model
@@ -330,7 +330,7 @@ def _places(edges, kept) -> dict[tuple[int, int], tuple[float, float]]:
 
 
 def headline(circuit: heads.Circuit) -> str:
-    """States how many edges a circuit has, and how faithful they are."""
+    """States the number of edges of a circuit, and its faithfulness."""
     return (
         f"{circuit.kept.sum():,} of {len(circuit.kept):,} edges: "
         f"{circuit.faithfulness:.0%} of the metric remains with these alone, "

@@ -1,7 +1,7 @@
-"""The one way from attention maps to a `MapSet`: for runs, notebooks and figures.
+"""Collects attention maps in a `MapSet`, for runs, notebooks and figures.
 
-`see` observes a map inside of a program, and `map_set` joins on the host what was seen
-of all layers with what is known of the examples.
+`see` observes a map inside a program, and `map_set` joins on the host the observations
+of all layers with the examples.
 
 B... batch axes, N examples (of all of them), L layers, H heads, T query and S key
 positions, P and Q bins of these.
@@ -27,7 +27,7 @@ Array = jax.Array
 
 
 class Seen(NamedTuple):
-    """What is seen of the heads of one layer, on each of N examples.
+    """Maps and statistics of the heads of one layer, for each of N examples.
 
     Attributes:
       numbers: Statistics and shares of alignments by name, `[N, H]`.
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
         pooled maps.
       places: The key with the largest weight of each query, `[N, H, T]`, in whole maps
         of cross-attention, for `aligned`; else None.
-      weights: `[N, H, P, Q]`; None where numbers alone are wanted.
+      weights: `[N, H, P, Q]`, or None if only numbers are wanted.
       masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
         examples start at different positions.
     """
@@ -92,15 +92,15 @@ def see(
     lengths: Array | None = None,
     has_numbers: bool = True,
 ) -> Seen:
-    """Collects what is shown of a map `[B..., H, T, S]`, inside of a program.
+    """Observes a map `[B..., H, T, S]` to show, inside a program.
 
     Args:
       attention_map: The map.
       examples: Which of the N examples.
-      bins: The largest number of rows and columns of a pooled map; None: it is whole.
+      bins: Maximum rows and columns of a pooled map; None for a whole map.
       kind: The kind of its layer, for the roles of heads, which whole maps have.
       tokens: The tokens of the queries, which some statistics and roles need.
-      lengths: Numbers of valid keys; None: all are.
+      lengths: Numbers of valid keys. Defaults to all keys.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
     """
     told = Seen({}, {})
@@ -132,9 +132,9 @@ def masked_cells(
 ) -> Array:
     """Marks cells without weight because the mask forbids it, `[B..., H, P, Q]`.
 
-    H is 1 where all heads have the same mask. Of a map that is pooled to at most so
-    many rows and columns, a cell counts as masked if it lies outside of the keys
-    between the first and the last that a query of its bin may attend to.
+    H is 1 if all heads have the same mask. If the map is pooled to at most `bins` rows
+    and columns, a cell counts as masked if it lies outside of the keys between the
+    first and the last that a query of its bin may attend to.
     """
     mask, origin = attention_map.weighting.mask, attention_map.weighting.origin
     *batch, heads, num_queries, num_keys = attention_map.shape
@@ -186,26 +186,26 @@ def map_set(
     step: int | None = None,
     dtype: DTypeLike = np.float32,
 ) -> MapSet:
-    """Joins what was seen of L layers to a set, on the host.
+    """Joins the observations of L layers to a set, on the host.
 
-    The N examples have all but their maps. Their axes may be shorter than the maps:
-    the other rows and columns are padding and left out. Weights get `dtype`.
+    The N examples have everything but their maps. Their axes may be shorter than the
+    maps: the other rows and columns are padding and left out. Weights get `dtype`.
     """
     columns = [range(len(layer.heads)) for layer in layers]
-    known = summary([each.numbers for each in seen], columns)
+    known = summary([layer_seen.numbers for layer_seen in seen], columns)
     filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
-    if all(each.evidence for each in seen):
+    if all(layer_seen.evidence for layer_seen in seen):
         known[ROLE] = roles(seen)[ROLE]
     return MapSet(name, tuple(layers), tuple(filled), step, known)
 
 
 def _filled(example, n, layers, seen, dtype) -> Example:
     weights, masked = [], []
-    for layer, each in zip(layers, seen, strict=True):
+    for layer, layer_seen in zip(layers, seen, strict=True):
         axes = example.axes(layer)
         part = np.s_[..., : axes.queries.bins, : axes.keys.bins]
-        weights.append(each.weights[n][part].astype(dtype))
-        hidden = each.masked
+        weights.append(layer_seen.weights[n][part].astype(dtype))
+        hidden = layer_seen.masked
         if hidden is not None:
             hidden = hidden[n, 0] if hidden.shape[1] == 1 else hidden[n]
             hidden = hidden[part]
@@ -218,12 +218,12 @@ def _filled(example, n, layers, seen, dtype) -> Example:
 
 def roles(of_layers: Sequence[Seen], **options: Any) -> heads.Heads:
     """Finds the roles of heads, over all examples; see `heads.roles_of_evidence`."""
-    sums = [{x: y.sum(0) for x, y in each.evidence.items()} for each in of_layers]
+    sums = [{x: y.sum(0) for x, y in seen.evidence.items()} for seen in of_layers]
     return heads.roles_of_evidence(sums, **options)
 
 
 def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
-    """Collects the numbers that are one per head, `[N, H]`, by their names.
+    """Collects the numbers that have one value per head, `[N, H]`, by name.
 
     They are NaN for an example in which every query is fully masked.
     """
@@ -242,9 +242,9 @@ def summary(
 ) -> dict[str, Column]:
     """Averages each statistic over examples, `[L, H]`, with standard errors.
 
-    For each layer there are the result of `per_head`, `[N, H]`, where H may differ and
-    a number be missing, and the column of each head in the result, such as its index in
-    the unpruned layer.
+    For each layer pass the result of `per_head`, `[N, H]`, where H may differ and a
+    number may be missing, and the column of each head in the result, such as its index
+    in the unpruned layer.
     """
     num_heads = 1 + max(max(places, default=-1) for places in columns)
 

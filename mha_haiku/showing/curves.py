@@ -62,39 +62,39 @@ def timeline(
     title: str,
     labels: Sequence[str] = (),
 ) -> "Figure":
-    """Draws a panel per score with a line per head, coloured by layer.
+    """Draws a panel per score with a line per head, colored by layer.
 
     Steps are `[P]`, and the mean of each score `[P, L, H]`, NaN where there is no head;
-    a score without a unit is a share, from 0 to 1. Where heads are of several kinds,
-    labels name each layer, as "cross 0", and each kind has colours of its own.
+    a score without a unit is a share, from 0 to 1. If heads are of several kinds,
+    labels name each layer, as "cross 0", and kinds have different colors.
     """
     from matplotlib import lines
 
     rows = -(-len(scores) // 4)
     _, num_layers, num_heads = next(iter(scores.values())).mean.shape
-    colours = _layer_colours(num_layers, labels)
+    colors = _layer_colors(num_layers, labels)
     labels = labels or [f"layer {i}" for i in range(num_layers)]
 
     sheet = drawing.sheet(13, 0.9 + 2.5 * rows, title=title, note="A line per head.")
     grid = sheet.subplots(rows, 4, squeeze=False)
-    for axes, each in zip(grid.flat, scores.values(), strict=False):
+    for axes, score in zip(grid.flat, scores.values(), strict=False):
         for i in range(num_layers):
             for h in range(num_heads):
-                values = each.mean[:, i, h]
+                values = score.mean[:, i, h]
                 if not np.isnan(values).all():
-                    axes.plot(steps, values, color=colours[i], lw=1.2, alpha=0.8)
-        _axes(axes, "training step", each.unit)
-        label = textwrap.fill(each.label, 48)
+                    axes.plot(steps, values, color=colors[i], lw=1.2, alpha=0.8)
+        _axes(axes, "training step", score.unit)
+        label = textwrap.fill(score.label, 48)
         axes.set_title(label, fontsize=8, loc="left", parse_math=False)
-        if each.unit:
-            axes.set_ylim(bottom=min(0.0, np.nanmin(each.mean)))
+        if score.unit:
+            axes.set_ylim(bottom=min(0.0, np.nanmin(score.mean)))
         else:
             axes.set_ylim(-0.02, 1.02)
     for axes in list(grid.flat)[len(scores) :]:
         axes.set_axis_off()
     legend = [
-        lines.Line2D([], [], color=colour, label=label)
-        for label, colour in zip(labels, colours, strict=True)
+        lines.Line2D([], [], color=color, label=label)
+        for label, color in zip(labels, colors, strict=True)
     ]
     sheet.legend(
         handles=legend,
@@ -116,9 +116,9 @@ def pruning(
 ) -> "Figure":
     """Draws metrics and speed of pruned models against the number of heads kept.
 
-    Metrics and speed-ups are by the names that the legend has; what follows the first
-    is there to compare with. Where heads are of several kinds, a third panel has the
-    number of each.
+    Metrics and speed-ups are by their names in the legend; those after the first are
+    for comparison. If heads are of several kinds, a third panel has the number of heads
+    of each kind.
     """
     panels = {
         metric_name: metrics,
@@ -177,17 +177,17 @@ def rollout(
     return sheet
 
 
-def _layer_colours(num_layers: int, labels: Sequence[str]) -> list:
-    """Chooses a colour per layer, the later the lighter, or per kind the darker."""
+def _layer_colors(num_layers: int, labels: Sequence[str]) -> list:
+    """Chooses a color per layer: lighter for later layers, other shades per kind."""
     import matplotlib
 
     if not labels:
         return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.9, num_layers)))
-    colours = []
+    colors = []
     for kind, group in itertools.groupby(labels, lambda label: label.split()[0]):
         shades = matplotlib.colormaps[drawing.SHADES[kind]]
-        colours += list(shades(np.linspace(0.45, 0.95, len(list(group)))))
-    return colours
+        colors += list(shades(np.linspace(0.45, 0.95, len(list(group)))))
+    return colors
 
 
 def _axes(axes: "Axes", across: str, up: str) -> None:

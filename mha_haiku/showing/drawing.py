@@ -1,4 +1,4 @@
-"""What all pictures share: figures, their files, colour scales, and readable ink.
+"""The base of all pictures: figures, their files, color scales, and readable ink.
 
 Pictures are drawn without a window and without `pyplot`. The same numbers give the same
 PNG file, whatever the version of matplotlib. In vector files text stays text.
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 DOTS_PER_INCH = 120
-# Left out of files, so that they do not change with the version or the date.
+# Left out of files, so that files do not change with the version or the date.
 _METADATA = {
     "png": {"Software": None},
     "svg": {"Creator": None, "Date": None},
     "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
 }
-# The colours of kinds of heads, where lines and bars tell them apart.
+# The colors of kinds of heads, where lines and bars tell them apart.
 KINDS = {"encoder": "C0", "decoder": "C1", "cross": "C2"}
 SHADES = {"encoder": "Blues", "decoder": "Oranges", "cross": "Greens"}  # of layers
 _MOST_NUMBERS = (24, 8)  # rows and columns, up to which cells have numbers in them
@@ -53,7 +53,7 @@ _WIDER_FONTS = (
 
 
 class Scale(NamedTuple):
-    """How numbers map to colours: from `low` to `high` on a colour map.
+    """A mapping of numbers from `low` to `high` to the colors of a color map.
 
     0 is always on the scale, so that small numbers look small next to large ones. If
     signs differ, 0 is white and in the middle.
@@ -61,7 +61,7 @@ class Scale(NamedTuple):
 
     low: float
     high: float
-    colours: str
+    colors: str
 
     @classmethod
     def of(cls, values: np.ndarray, unit: str = "nats") -> "Scale":
@@ -80,24 +80,24 @@ class Scale(NamedTuple):
         return cls(0.0, top, "viridis")
 
     def ink(self, value: float) -> str:
-        """Chooses "black" or "white", whichever contrasts more with the colour."""
+        """Chooses "black" or "white", whichever contrasts more with the color."""
         import matplotlib
 
         share = (value - self.low) / (self.high - self.low)
-        return ink(np.array(matplotlib.colormaps[self.colours](share)[:3]))
+        return ink(np.array(matplotlib.colormaps[self.colors](share)[:3]))
 
 
-def ink(colour: np.ndarray) -> str:
+def ink(color: np.ndarray) -> str:
     """Chooses "black" or "white" for more contrast with red, green and blue."""
     # Relative luminance, and the contrasts that follow from it; WCAG 2.1.
-    linear = np.where(colour <= 0.04045, colour / 12.92, (colour + 0.055) / 1.055)
-    linear = np.where(colour <= 0.04045, linear, linear**2.4)
+    linear = np.where(color <= 0.04045, color / 12.92, (color + 0.055) / 1.055)
+    linear = np.where(color <= 0.04045, linear, linear**2.4)
     luminance = linear @ [0.2126, 0.7152, 0.0722]
     return "black" if (luminance + 0.05) ** 2 > 0.05 * 1.05 else "white"
 
 
 def is_possible() -> bool:
-    """Checks whether pictures can be drawn; logs a warning where they cannot."""
+    """Checks whether pictures can be drawn; logs a warning if they cannot."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
     _logger.warning(
@@ -107,7 +107,7 @@ def is_possible() -> bool:
 
 
 def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """Checks file formats, which matplotlib can write if it is there."""
+    """Checks that matplotlib, if installed, can write these file formats."""
     formats = tuple(formats)
     if not formats:
         raise checks.ConfigError("format must name one at least, such as png.")
@@ -130,7 +130,7 @@ def content(draw: Callable[[], "Figure"], format: str = "png") -> bytes:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Sets, inside of it, the fonts of figures and how text gets into files."""
+    """Sets, while entered, the fonts of figures and how text is written to files."""
     import matplotlib
 
     settings = {
@@ -149,7 +149,7 @@ def style() -> Iterator[None]:
 
 
 def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "Figure":
-    """Makes an empty figure of that many inches with automatic layout.
+    """Makes an empty figure of a size in inches with automatic layout.
 
     The title is above all axes, on the left, and the note is a line below it.
     """
@@ -163,7 +163,7 @@ def sheet(width: float, height: float, *, title: str = "", note: str = "") -> "F
 
 
 def dark() -> None:
-    """Gives all figures from here on a dark background."""
+    """Gives all later figures a dark background."""
     from matplotlib import style
 
     ground = dict.fromkeys(
@@ -173,7 +173,7 @@ def dark() -> None:
 
 
 def absent() -> str:
-    """Returns the grey of absent cells, on the background of figures."""
+    """Returns the gray of absent cells, on the background of figures."""
     import matplotlib
     from matplotlib import colors
 
@@ -185,7 +185,7 @@ def absent() -> str:
 def figure_class() -> type["Figure"]:
     """Derives a class of matplotlib's figure that keeps our `style` in its files.
 
-    A notebook shows it by itself, although it belongs to no window.
+    A notebook displays it, although it has no window.
     """
     from matplotlib import figure
 
@@ -216,16 +216,16 @@ def heat_map(
     unit: str,
     texts: np.ndarray | None = None,
 ) -> None:
-    """Draws numbers `[R, C]` in colours, with their colour bar; NaN is grey.
+    """Draws numbers `[R, C]` in colors, with their color bar; NaN is gray.
 
-    Texts stand in the cells; None: the numbers, if there are few.
+    Cells show texts, by default the numbers if there are few.
     """
     axes.set_facecolor(absent())
     image = axes.imshow(
         np.ma.masked_invalid(values),
         vmin=scale.low,
         vmax=scale.high,
-        cmap=scale.colours,
+        cmap=scale.colors,
         aspect="auto",
     )
     bar = axes.figure.colorbar(image, ax=axes)
@@ -248,7 +248,7 @@ def heat_map(
 
 
 def rounded_up(value: float) -> float:
-    """Rounds up to two digits, where a scale may end; 1 for 0."""
+    """Rounds up to two digits, for the end of a scale; 1 for 0."""
     if not value > 0:
         return 1.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)
@@ -282,7 +282,7 @@ def fonts() -> tuple[tuple[str, ...], Callable[[str], bool]]:
 
 
 def frames(axes: "Axes", cells: np.ndarray) -> None:
-    """Draws a line around the true cells `[P, Q]` of a map, those that touch in one."""
+    """Draws lines around groups of true cells `[P, Q]` of a map that touch."""
     from matplotlib import collections
 
     rim = np.pad(cells, 1)
@@ -291,10 +291,10 @@ def frames(axes: "Axes", cells: np.ndarray) -> None:
     beside = np.argwhere(rim[1:-1, 1:] != rim[1:-1, :-1]) - 0.5
     lines = [((x, y), (x + 1, y)) for y, x in below.tolist()]
     lines += [((x, y), (x, y + 1)) for y, x in beside.tolist()]
-    for width, colour in ((3.0, "black"), (1.5, "#ff5a1f")):
+    for width, color in ((3.0, "black"), (1.5, "#ff5a1f")):
         axes.add_collection(
             collections.LineCollection(
-                lines, colors=colour, linewidths=width, capstyle="projecting"
+                lines, colors=color, linewidths=width, capstyle="projecting"
             ),
             autolim=False,
         )

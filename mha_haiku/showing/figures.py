@@ -33,9 +33,9 @@ _SIDE = 2.2  # inches of a panel
 def pictures(
     maps: MapSet, formats: Sequence[str] = ("png",)
 ) -> Iterator[tuple[str, bytes]]:
-    """Yields pictures of the layers with heads, of each format: file names and bytes.
+    """Yields file names and bytes of pictures of layers with heads, in each format.
 
-    They are of the first example, and share one colour scale; the page has the mean.
+    They show the first example, on one color scale; the page has the mean.
     """
     example = maps.examples[0]
     count = len(maps.inputs)
@@ -44,7 +44,7 @@ def pictures(
     largest = max(float(np.max(x, initial=0.0)) for x in example.weights)
     for place, layer in enumerate(maps.layers):
         axes = example.axes(layer)
-        note = "One colour scale for all layers."
+        note = "One color scale for all layers."
         if axes.alignment is not None:
             note += " Frames: where the task says that a row should look."
         draw = functools.partial(
@@ -66,7 +66,7 @@ def pictures(
 def of_example(
     maps: MapSet,
     *,
-    colours: str | None = None,
+    colors: str | None = None,
     scale: str | None = None,
     size: tuple[float, float] | None = None,
     title: str | None = None,
@@ -77,17 +77,17 @@ def of_example(
     """Draws the heads of a set of one example, whose layers have the same axes.
 
     Tokens are shown up to 64 positions. The scale is "linear", "root" (small weights
-    are seen) or "log" (very small ones too); None: "linear" up to 32 keys, else "root".
-    It ends at the `largest` weight; None: of these maps. The size is in inches; None:
-    by the number of heads and a panel's `side`. The note is a line below the title.
+    are seen) or "log" (very small ones too), by default "linear" up to 32 keys, else
+    "root". It ends at `largest`, by default the largest weight of these maps. The size
+    is in inches, by default from the number of heads and a panel's `side`. The note is
+    a line below the title.
     """
-    import matplotlib
-    from matplotlib import colors
+    import matplotlib.colors
 
     (one,) = maps.examples
     signed = any((weights < 0).any() for weights in one.weights)
-    colours = colours or ("RdBu_r" if signed else "viridis")
-    checks.choice("colours", colours, list(matplotlib.colormaps))
+    colors = colors or ("RdBu_r" if signed else "viridis")
+    checks.choice("colors", colors, list(matplotlib.colormaps))
     first, *others = maps.layers
     sides = one.axes(first)
     queries, keys, aligned = sides.queries, sides.keys, sides.aligned_cells()
@@ -114,9 +114,10 @@ def of_example(
     if signed:  # 0 is in the middle
         norm = _signed_norm(scale, top)
     elif scale == "log":
-        norm = colors.LogNorm(1e-4 * top, top, clip=True)
+        norm = matplotlib.colors.LogNorm(1e-4 * top, top, clip=True)
     else:
-        norm = colors.PowerNorm(1.0 if scale == "linear" else 0.5, vmin=0.0, vmax=top)
+        power = 1.0 if scale == "linear" else 0.5
+        norm = matplotlib.colors.PowerNorm(power, vmin=0.0, vmax=top)
 
     sheet = drawing.sheet(*size, title=_literal(title or ""), note=note)
     grid = sheet.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -127,7 +128,7 @@ def of_example(
         image = axes.imshow(
             np.ma.masked_invalid(one.drawn(i)[h].astype(np.float32)),
             norm=norm,
-            cmap=colours,
+            cmap=colors,
             interpolation="nearest",
         )
         if aligned is not None:
@@ -165,9 +166,9 @@ def _named(side: str, axis: Axis) -> str:
 
 
 def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
-    """Names the bins along one side of so many inches, as many as it has room for.
+    """Labels the bins along one side of a panel, as many as its inches have room for.
 
-    By tokens where there are few bins, else by number.
+    Labels are tokens if there are few bins, else numbers.
     """
     bins = axis.bins
     set_ticks = axes.set_xticks if which == "x" else axes.set_yticks
@@ -212,7 +213,7 @@ def _scale(num_keys: int) -> str:
 
 
 def _step(cells: int) -> int:
-    """Returns the distance of the cells that are named by position, at most nine."""
+    """Returns the distance of the cells with a label, of which there are at most 9."""
     steps = (step * 10**power for power in range(9) for step in (1, 2, 5))
     return next(step for step in steps if cells / step <= 9)
 

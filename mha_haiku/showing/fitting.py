@@ -1,4 +1,4 @@
-"""As much of a dossier as fits a number of bytes: rounded, pooled, then fewer examples.
+"""Fits a dossier into a number of bytes: rounded, pooled, then fewer examples.
 
 H heads, P query and Q key bins.
 """
@@ -11,8 +11,8 @@ import numpy as np
 
 from mha_haiku.showing.map_set import Axes, Dossier, Example, MapSet
 
-# To what multiples weights are rounded, and what share of the bytes is left then: of
-# maps of a pretrained model with 6 layers of 12 heads, 128 positions.
+# Multiples to round weights to, and the share of the bytes that remains, for maps of a
+# pretrained model with 6 layers of 12 heads, 128 positions.
 _ROUNDINGS = {0.0: 1.0, 0.004: 0.42, 0.016: 0.21}
 _BYTES_PER_CELL = 0.2  # of a page of such maps, at least, before they are rounded
 _LEGIBLE_BINS = 64  # kept as long as there are several examples
@@ -20,11 +20,11 @@ _FEWEST_BINS = 16
 
 
 class Cut(NamedTuple):
-    """How much of a dossier is shown.
+    """The part of a dossier that is shown.
 
     Attributes:
-      examples: How many examples of each set.
-      join: How many bins, along queries and keys, become one.
+      examples: Number of examples of each set.
+      join: Number of bins, along queries and keys, that become one.
       rounding: Weights are rounded to multiples of this.
       has_why: Whether the page says why heads look there.
     """
@@ -36,23 +36,23 @@ class Cut(NamedTuple):
 
     @property
     def size(self) -> float:
-        """How large the page is, about, in proportion to other cuts."""
+        """The approximate size of the page, relative to other cuts."""
         return self.examples * _ROUNDINGS[self.rounding] / self.join**2
 
 
 def fitted(
     whole: Dossier, budget: int, render: Callable[[Dossier], str]
 ) -> tuple[Dossier, str]:
-    """Returns the most of a dossier that fits, and what was rendered of it.
+    """Returns the largest cut of a dossier that fits, and its rendering.
 
     Raises:
-      ValueError: If not even the least of it fits.
+      ValueError: If not even the smallest cut fits.
     """
     cuts = list(_cuts(whole))
-    cells = sum(x.size for each in whole.sets for x in each.examples[0].weights)
+    cells = sum(x.size for maps in whole.sets for x in maps.examples[0].weights)
     bytes_per_size = _BYTES_PER_CELL * cells
     for cut in cuts:
-        # Not rendered if it cannot fit, as a part of a page has a size of its own.
+        # Not rendered if it cannot fit, as a part of a page has a fixed size.
         if cut.size * bytes_per_size > budget and cut is not cuts[-1]:
             continue
         shown = cut_to(whole, cut, budget)
@@ -87,15 +87,15 @@ def _bins(whole, join) -> int:
     """Counts the fewest bins along a side if `join` of them become one."""
     return min(
         axis.bins // join
-        for each in whole.sets
-        for example in each.examples
-        for layer in each.layers
+        for maps in whole.sets
+        for example in maps.examples
+        for layer in maps.layers
         for axis in example.axes(layer)[:2]
     )
 
 
 def _num_examples(whole) -> int:
-    return max(1, *(len(each.inputs) for each in whole.sets))
+    return max(1, *(len(maps.inputs) for maps in whole.sets))
 
 
 def cut_to(whole: Dossier, cut: Cut, budget: int) -> Dossier:
@@ -104,7 +104,7 @@ def cut_to(whole: Dossier, cut: Cut, budget: int) -> Dossier:
     if cut.examples < total:
         fit = f"fit the {budget:,} bytes of this view."
         notes = (*notes, f"Of {total} examples the first {cut.examples} {fit}")
-    sets = tuple(_cut_set(each, cut) for each in whole.sets)
+    sets = tuple(_cut_set(maps, cut) for maps in whole.sets)
     rounding = max(whole.rounding, cut.rounding)
     return whole._replace(rounding=rounding, sets=sets, notes=notes)
 

@@ -13,7 +13,7 @@ _SYMBOLS = {" ": "␣", "\n": "↵", "\r": "⇠", "\t": "⇥"}
 _CONTINUES = "##"
 _SPACES = " ▁"  # before a word; the second as SentencePiece writes it
 # Tokens around a text, and the positions of an image before its patches; not the tokens
-# that stand for a part of the text, [MASK] and [UNK].
+# that replace a part of the text, [MASK] and [UNK].
 _SPECIAL = re.compile(
     r"\[(CLS|SEP|PAD|BOS|EOS|\d)\]|</?s>|<[|｜][^<>]+[|｜]>"
     r"|<(pad|bos|eos|sos|cls|sep|start|end|start_of_turn|end_of_turn)>"
@@ -21,9 +21,9 @@ _SPECIAL = re.compile(
 
 
 def pieces(tokens: Sequence[str]) -> list[str]:
-    """Spells the tokens of a text, as `piece` where they begin with spaces.
+    """Spells the tokens of a text, by `piece` if words begin with spaces.
 
-    Otherwise, where a token is a character or a word of its own, they stay as they are.
+    Otherwise tokens are characters or whole words, and are not changed.
     """
     if not begin_with_spaces(tokens):
         return list(map(visible, tokens))
@@ -48,7 +48,7 @@ def piece(token: str, before: str) -> str:
 
 
 def is_special(token: str) -> bool:
-    """Whether a token is of no text: "[CLS]", "</s>", "<|endoftext|>"."""
+    """Whether a token is special, not text: "[CLS]", "</s>", "<|endoftext|>"."""
     return _SPECIAL.fullmatch(token.strip()) is not None
 
 

@@ -1,8 +1,8 @@
-"""What is known of attention: maps, the text or images under them, numbers of heads.
+"""Attention as data: maps, the text or images under them, numbers per head.
 
-A `MapSet` has layers with heads, numbers of these, and examples with their maps. It is
-what commands save and load, notebooks make, and pages, figures and tables show: plain
-arrays in named parts, so that anything can be shown that can be put into them.
+A `MapSet` has layers with heads, numbers per head, and examples with their maps.
+Commands save and load it, notebooks make it, and pages, figures and tables show it. It
+consists of plain arrays in named parts, so that other sources of maps can be shown too.
 
 Dimensions: L layers, H heads (of a layer), T query and S key positions, P query and Q
 key bins, which are single positions in a whole map.
@@ -31,7 +31,7 @@ class Axis(NamedTuple):
       tokens: `[T]` the text of each position, "" where it is not known.
       edges: `[P + 1]` integers that rise from 0 to T: bin `i` covers positions
         `edges[i]:edges[i + 1]`.
-      label: What the tokens are to the positions: "token predicted"; "": the inputs.
+      label: The relation of tokens to positions: "token predicted"; "" for inputs.
       notes: `[T]` a note next to the token of each position: 'reads "v"'; or ().
     """
 
@@ -58,14 +58,14 @@ class Axis(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """What stands along the maps of one kind of layers.
+    """The axes of the maps of one kind of layers.
 
     Attributes:
       queries: The rows.
       keys: The columns.
       alignment: Booleans `[T, S]` of positions (not bins): the keys that a query should
         look at, as the task knows; None where it does not.
-      has_answers: Whether these queries are those that give the example's answers.
+      has_answers: Whether these queries give the example's answers.
     """
 
     queries: Axis
@@ -75,7 +75,7 @@ class Axes(NamedTuple):
 
     @property
     def pooling(self) -> str:
-        """What a cell covers if it is more than one position, in a sentence."""
+        """A sentence on what a cell covers if maps are pooled, else ""."""
         queries, keys = (int(np.diff(x.edges).max(initial=1)) for x in self[:2])
         if max(queries, keys) == 1:
             return ""
@@ -97,7 +97,7 @@ class Why(NamedTuple):
     """Why heads look there: the largest terms of the scores of N cells.
 
     Attributes:
-      components: What queries and keys are sums of: "token", "head 0.3", with the
+      components: The components of queries and keys: "token", "head 0.3", with the
         numbers of its layer and head.
       cells: `[N, 4]` integers: layer, head, positions of query and key.
       scores: `[N]`.
@@ -113,7 +113,7 @@ class Why(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What a model says at each position.
+    """A model's answer at each position.
 
     Attributes:
       targets: `[T]`, or `[1]` for the whole input; "" where there is none.
@@ -137,11 +137,11 @@ class Example(NamedTuple):
       weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such.
       masked: For each layer booleans `[P, Q]` or `[H, P, Q]`, true where no query may
         attend to any key of the cell; None where it is not known.
-      note: What has to be said of it.
-      answers: What the model says, or None.
-      images: What the keys look like, uint8 `[S, h, w]` or `[S, h, w, 3]`, or None.
-      is_mean: Whether it is the mean of examples, and no input.
-      kinds: Axes by the kind of a layer, where they are not `queries` and `keys`.
+      note: A note on the example.
+      answers: The model's answers, or None.
+      images: Images of the keys, uint8 `[S, h, w]` or `[S, h, w, 3]`, or None.
+      is_mean: Whether it is the mean of examples, and not an input.
+      kinds: Axes by the kind of a layer, if they are not `queries` and `keys`.
       why: Why heads look there, or None.
     """
 
@@ -181,11 +181,11 @@ class MapSet:
     Attributes:
       name: "reverse, step 300", "pruned".
       layers: `[L]`.
-      examples: `[N]`; none where only numbers are known.
+      examples: `[N]`; empty if only numbers are known.
       step: The training step; None if the set is not a moment of a training.
-      columns: What is known of the heads, as in `Heads`: `[L, H]` as in `layers`, where
-        a layer that has fewer heads ends with NaN.
-      missing: Pairs of what was not computed ("importance") and the command that does.
+      columns: Numbers per head, as in `Heads`: `[L, H]` as in `layers`; layers with
+        fewer heads end with NaN.
+      missing: Pairs of a missing result ("importance") and the command to compute it.
 
     Example:
       >>> from mha_haiku.showing import map_set
@@ -225,8 +225,8 @@ class MapSet:
           written_by: The command that writes such a file, for the message of an error.
 
         Raises:
-          ConfigError: If the file is missing, damaged or of another version, or what it
-            holds does not fit together.
+          ConfigError: If the file is missing, damaged or of another version, or its
+            contents do not fit together.
         """
         found = archive.load(path, cls, written_by=written_by)
         try:
@@ -244,23 +244,23 @@ class MapSet:
 
     @property
     def heads(self) -> Heads:
-        """What is known of the heads, without the maps."""
+        """The numbers of the heads, without the maps."""
         return Heads(self.name, self.layers, self.columns, self.step)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """L and the largest H, the shape of what is known of heads."""
+        """L and the largest H, the shape of numbers per head."""
         return len(self.layers), max((len(x.heads) for x in self.layers), default=0)
 
     @property
     def inputs(self) -> tuple[Example, ...]:
         """The examples without the mean of examples."""
-        return tuple(each for each in self.examples if not each.is_mean)
+        return tuple(example for example in self.examples if not example.is_mean)
 
     @property
     def mean(self) -> Example | None:
-        """The mean of examples; None without one."""
-        return next((each for each in self.examples if each.is_mean), None)
+        """The mean of examples, or None."""
+        return next((example for example in self.examples if example.is_mean), None)
 
     def only(self, example: int, layers: Sequence[int]) -> "MapSet":
         """Takes an example's maps of some layers, and nothing else."""
@@ -273,13 +273,13 @@ class MapSet:
         return MapSet(self.name, tuple(self.layers[i] for i in layers), (one,))
 
     def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
-        """Keeps the heads at some places of each layer, in that order."""
-        pairs = [[(i, h) for h in each] for i, each in enumerate(places)]
+        """Keeps some heads of each layer by index, in that order."""
+        pairs = [[(i, h) for h in heads] for i, heads in enumerate(places)]
         layers = tuple(
-            layer._replace(heads=tuple(layer.heads[j] for j in each))
-            for layer, each in zip(self.layers, places, strict=True)
+            layer._replace(heads=tuple(layer.heads[j] for j in heads))
+            for layer, heads in zip(self.layers, places, strict=True)
         )
-        examples = tuple(_with_heads(each, places) for each in self.examples)
+        examples = tuple(_with_heads(example, places) for example in self.examples)
         columns = columns_at(pairs, self.columns)
         return dataclasses.replace(
             self, layers=layers, examples=examples, columns=columns
@@ -290,7 +290,7 @@ class MapSet:
 
         Raises:
           ValueError: If a number of positions, heads, layers, bins or pictures differs
-            from another, or a value is none that can be shown. The message names both.
+            from another, or a value cannot be shown. The message names both.
         """
         _check_set(self)
         for example in self.examples if is_finite else ():
@@ -304,12 +304,12 @@ def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
     layers = list(enumerate(map(list, places)))
     masked = [example.masked_cells(i) for i, _ in layers]
     return example._replace(
-        weights=tuple(example.weights[i][each] for i, each in layers),
+        weights=tuple(example.weights[i][heads] for i, heads in layers),
         masked=tuple(
-            own[each] if own is not None and own.ndim == 3 else own
-            for own, (_, each) in zip(masked, layers, strict=True)
+            cells[heads] if cells is not None and cells.ndim == 3 else cells
+            for cells, (_, heads) in zip(masked, layers, strict=True)
         ),
-        why=example.why and _why_of_heads(example.why, [each for _, each in layers]),
+        why=example.why and _why_of_heads(example.why, [heads for _, heads in layers]),
     )
 
 
@@ -321,14 +321,14 @@ def _why_of_heads(why: Why, places: Sequence[Sequence[int]]) -> Why:
 
 
 class Dossier(NamedTuple):
-    """All that one page shows: sets of maps that belong together.
+    """The content of one page: sets of maps that belong together.
 
     Attributes:
-      title: What it is about.
+      title: The title.
       sets: One map set or more. Sets with a step are shown one after the other, others
-        side by side.
-      notes: What has to be said of all of it.
-      rounding: Weights may be rounded to multiples of this, to need less room.
+        next to each other.
+      notes: Notes on the whole content.
+      rounding: Weights may be rounded to multiples of this, to save room.
     """
 
     title: str
@@ -339,21 +339,21 @@ class Dossier(NamedTuple):
     def check(self) -> "Dossier":
         """Checks that all sizes fit together, as `MapSet.check` does."""
         _require(self.sets, "sets", "not be empty")
-        for each in self.sets:
-            each.check()
-            _require(each.examples, f"examples of {each.name!r}", "not be empty")
+        for maps in self.sets:
+            maps.check()
+            _require(maps.examples, f"examples of {maps.name!r}", "not be empty")
         return self
 
 
 def _check_set(shown: MapSet) -> None:
     where = f"of {shown.name!r}" if shown.name else "of the maps"
     _require(shown.layers, f"layers {where}", "not be empty")
-    for name, each in shown.columns.items():
+    for name, column in shown.columns.items():
         of = f"of {name} {where}"
-        _has_shape(f"{name} {where}", each.mean, shown.shape)
-        _has_shape(f"standard errors {of}", each.standard_error, shown.shape)
-        _has_shape(f"ranks {of}", each.ranks, (*shown.shape, 2))
-        _has_shape(f"names {of}", each.names, shown.shape, kinds="UO")
+        _has_shape(f"{name} {where}", column.mean, shown.shape)
+        _has_shape(f"standard errors {of}", column.standard_error, shown.shape)
+        _has_shape(f"ranks {of}", column.ranks, (*shown.shape, 2))
+        _has_shape(f"names {of}", column.names, shown.shape, kinds="UO")
     for example in shown.examples:
         _check_example(example, shown.layers)
 
@@ -427,7 +427,7 @@ def _has_length(
 def _has_shape(
     name: str, values: np.ndarray | None, *shapes: tuple[int, ...], kinds: str = "f"
 ) -> None:
-    """Raises ValueError if an array is of no kind of NumPy's, or has no such shape."""
+    """Raises ValueError unless an array has one of NumPy's kinds and this shape."""
     if values is not None:
         values = np.asarray(values)
         _require(values.dtype.kind in kinds, name, f"be {_KINDS[kinds]}", values.dtype)

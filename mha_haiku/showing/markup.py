@@ -1,9 +1,9 @@
-"""HTML that cannot be broken by what stands in it, and numbers in colours.
+"""HTML that its content cannot break, and numbers in colors.
 
-Small pictures are made without matplotlib: numbers to colours to a PNG file.
+Small pictures are made without matplotlib: numbers to colors to a PNG file.
 
-A notebook's cleaner may strip scripts, style sheets and frames: what is made here has
-styles at its elements alone, and takes ink and paper from the page around it.
+A notebook's sanitizer may strip scripts, style sheets and frames, so this HTML has
+styles only at its elements, and inherits text color and background from the page.
 """
 
 import base64
@@ -23,7 +23,7 @@ _CELL = "padding:2px 6px;text-align:right;border:0;white-space:nowrap"
 _NAME = "padding:2px 6px;text-align:left;border:0;font-weight:normal"
 
 
-# The colours of matplotlib's maps at equal steps, with linear interpolation between.
+# The colors of matplotlib's maps at equal steps, with linear interpolation between.
 _VIRIDIS = """
 440154 482878 3e4a89 31688e 26828e 1f9e89 35b779 6ece58 b5de2b fde725
 """
@@ -41,7 +41,7 @@ _STOPS = {
     "viridis_r": _stops(_VIRIDIS)[::-1],
     "RdBu_r": _stops(_RED_BLUE),
 }
-MASKED = np.array([216, 216, 216], np.uint8)  # a grey that is on neither scale
+MASKED = np.array([216, 216, 216], np.uint8)  # a gray that is on neither scale
 PAPER = np.array([255, 255, 255], np.uint8)
 
 
@@ -52,9 +52,9 @@ class Html(str):
 
 
 def tag(name: str, *content: str, **attributes: str | int) -> Html:
-    """Makes an element, its attributes and content escaped, but for `Html`.
+    """Makes an element; attributes and content are escaped, except `Html`.
 
-    Characters that are invisible get visible symbols.
+    Invisible characters become visible symbols.
     """
     inside = "".join(x if isinstance(x, Html) else escaped(x) for x in content)
     given = "".join(
@@ -77,7 +77,7 @@ def block(title: str, *parts: str, note: str = "") -> Html:
 
 
 def preformatted(text: str) -> Html:
-    """Renders text as it is, such as a short `repr`."""
+    """Renders preformatted text, such as a short `repr`."""
     return tag("pre", text, style="margin:0;white-space:pre-wrap")
 
 
@@ -92,11 +92,12 @@ def heat_table(
     shown: np.ndarray | None = None,
     corner: str = "head",
 ) -> Html:
-    """Renders a table whose cells have the colours of their numbers `[R, H]`.
+    """Renders a table whose cells have the colors of their numbers `[R, H]`.
 
-    Columns are what `corner` says, by name or number. Tooltips have the meaning of a
-    row and the title of a cell (None: its number). `shown` is the text in the cells
-    (None: their numbers, unless columns are many); cells of NaN are empty.
+    `corner` describes the columns, which have names or numbers. Tooltips have the
+    meaning of a row and the title of a cell (by default its number). `shown` is the
+    text in the cells (by default their numbers, unless there are many columns); cells
+    of NaN are empty.
     """
     has_room = values.shape[1] <= _MOST_COLUMNS
     head = [tag("th", corner, style=_NAME)]
@@ -111,8 +112,8 @@ def heat_table(
                 cells.append(tag("td", style=_CELL))
                 continue
             text = drawing.number(number) if shown is None else str(shown[i, j])
-            colour, ink = paint(number, scales[i])
-            style = f"{_CELL};background:{colour};color:{ink}"
+            color, ink = paint(number, scales[i])
+            style = f"{_CELL};background:{color};color:{ink}"
             title = text if titles is None else str(titles[i, j])
             inside = text if has_room or shown is not None else ""
             cells.append(tag("td", inside, style=style, title=title))
@@ -142,9 +143,9 @@ def picture(image: np.ndarray, *, alt: str) -> Html:
     )
 
 
-def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
-    """Computes the colours of numbers, `[..., 3]` uint8; grey where they are NaN."""
-    stops = _STOPS[scale.colours]
+def colors(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
+    """Computes the colors of numbers, `[..., 3]` uint8; gray where they are NaN."""
+    stops = _STOPS[scale.colors]
     share = (np.asarray(values, float) - scale.low) / (scale.high - scale.low)
     at = np.clip(np.nan_to_num(share), 0, 1) * (len(stops) - 1)
     places = np.arange(len(stops))
@@ -154,8 +155,8 @@ def colours(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
 
 
 def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
-    """Computes the colour of a number and of the ink on it, as CSS names them."""
-    rgb = colours(np.array(value), scale)
+    """Computes the color of a number and of text on it, as CSS colors."""
+    rgb = colors(np.array(value), scale)
     ink = {"black": "#000", "white": "#fff"}[drawing.ink(rgb / 255.0)]
     return "#" + bytes(rgb.tolist()).hex(), ink
 
@@ -163,27 +164,27 @@ def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
 def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
     """Draws maps next to each other, on one scale with 0: `[height, width, 3]` uint8.
 
-    Of maps `[N, P, Q]` NaN is drawn grey. No side has more pixels than `side`; of
+    Maps are `[N, P, Q]`, with NaN in gray. No side has more pixels than `side`; in
     larger maps a pixel is the largest weight of its cells.
     """
     maps = np.asarray(maps, float)
     largest = drawing.rounded_up(np.nanmax(np.abs(maps), initial=0.0))
     low = -largest if (maps < 0).any() else 0.0
-    small = [_shrunk(each, side) for each in maps]
+    small = [_shrunk(cells, side) for cells in maps]
     # Cells of small maps are squares of several pixels; a map is at least 1 x 1.
     times = max(1, side // max(small[0].shape))
-    small = [each.repeat(times, 0).repeat(times, 1) for each in small]
+    small = [cells.repeat(times, 0).repeat(times, 1) for cells in small]
     height, width = small[0].shape
     rows = -(-len(small) // columns)
     across, gap = min(columns, len(small)), _GAP
     sheet = np.empty((rows * (height + gap) - gap, across * (width + gap) - gap, 3))
     sheet[:] = PAPER
     scale = drawing.Scale(low, largest, "RdBu_r" if low else "viridis")
-    for i, each in enumerate(small):
+    for i, cells in enumerate(small):
         row, column = divmod(i, columns)
         top, left = row * (height + gap), column * (width + gap)
         # By the square root, as many small weights are seen then.
-        drawn = colours(np.sign(each) * np.sqrt(np.abs(each) * largest), scale)
+        drawn = colors(np.sign(cells) * np.sqrt(np.abs(cells) * largest), scale)
         sheet[top : top + height, left : left + width] = drawn
     return sheet.astype(np.uint8)
 
@@ -213,7 +214,7 @@ def png(image: np.ndarray) -> bytes:
 
 
 def _shrunk(values: np.ndarray, side: int) -> np.ndarray:
-    """Shrinks a map to at most `side` cells a side, by the largest in size of cells."""
+    """Shrinks a map to `side` cells a side at most, by the largest absolute value."""
     for axis in (0, 1):
         step = -(-values.shape[axis] // side)
         starts = np.arange(0, values.shape[axis], step)

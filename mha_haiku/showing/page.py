@@ -1,4 +1,4 @@
-"""One page with everything that a dossier has: it opens without a network.
+"""One page with the whole content of a dossier, which opens without a network.
 
 The weights in it are rounded to stay small. A weight `w` of a map whose largest weight
 is `m` is stored as the code `round(levels * sqrt(w / m))`, compressed, in base64; the
@@ -7,8 +7,8 @@ the square root, closer where `w` is small. Where weights may be negative, `m` i
 largest in size, and codes go from `-m` to `m`, 0 in the middle. The code `levels + 1`
 is NaN, `levels + 2` a masked cell.
 
-Text reaches the page as JSON in which no `<`, `>` or `&` is left, and the page shows it
-as text only. The page's policy lets nothing but its own script run.
+Text reaches the page as JSON without `<`, `>` or `&`, and the page shows it only as
+text. The page's policy lets only its script run.
 """
 
 import base64
@@ -96,18 +96,17 @@ def to_json(value: Any) -> str:
 def contents(shown: Dossier) -> dict[str, Any]:
     """Converts a dossier to the JSON values of its page.
 
-    NaN is None, and what is packed is base64 of zlib.
+    NaN is None, and packed values are base64 of zlib.
 
     Returns:
       `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, whether they
       are `signed`, the `largest` weight and the `precision`, both of all maps; and
       `sets`, each with `name`, `step`, `layers`, `numbers`, `roles`, `said` (texts, and
       heads as `[text, layer, head]`), `missing` and `examples`. An example has its axes
-      `queries` and `keys` (None: the same), `layers` with packed `codes` (see `encode`)
-      and each head's `largest` weight, `answers`, `images` and `why`; where layers are
-      of several kinds they have their `kind`, and an example `kinds`: what layers of a
-      kind have in place of its axes, images and answers, and `alignment`, pairs of
-      positions.
+      `queries` and `keys` (None if the same), `layers` with packed `codes` (see
+      `encode`) and each head's `largest` weight, `answers`, `images` and `why`. Layers
+      of several kinds have a `kind`, and an example `kinds`: the axes, images and
+      answers of a kind, instead of the example's, and `alignment`, pairs of positions.
     """
     shown.check()
     examples = [example for each in shown.sets for example in each.examples]
@@ -207,13 +206,13 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
         ],
         "roles": roles,
         "said": _sentence(maps),
-        "missing": [list(map(labels.one_line, each)) for each in maps.missing],
+        "missing": [list(map(labels.one_line, pair)) for pair in maps.missing],
         "examples": [_example(example, pack) for example in maps.examples],
     }
 
 
 def _sentence(maps: MapSet) -> list[str | list]:
-    """Says of a set what its heads do, and which of them to look at first."""
+    """Describes in sentences what the heads of a set do, and which to look at first."""
     said = _of_roles(maps) if ROLE in maps.columns else []
     measured = (x for x in maps.columns.values() if x.ranks is not None)
     if (number := next(measured, None)) is not None:
@@ -223,7 +222,7 @@ def _sentence(maps: MapSet) -> list[str | list]:
             [_head(maps, *place), f" {values[place]:.3g} {unit}"]
             for place in _largest(values)
         ]
-        parts = [part for each in heads for part in (*each, "; ")][:-1]
+        parts = [part for head in heads for part in (*head, "; ")][:-1]
         said += [f"Most important ({labels.one_line(number.label)}): ", *parts, "."]
     return said
 
@@ -246,9 +245,9 @@ def _of_roles(maps: MapSet) -> list[str | list]:
     # The clearest head of each role, and of these the clearest ones.
     best = np.full(names.shape, -np.inf)
     for name in does.keys() - _VAGUE:
-        own = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
-        place = np.unravel_index(np.argmax(own), names.shape)
-        best[place] = own[place]
+        of_role = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
+        place = np.unravel_index(np.argmax(of_role), names.shape)
+        best[place] = of_role[place]
     for place in _largest(best):
         does_it = does[str(names[place])]
         said += [_head(maps, *place), f" attends {does_it} with {best[place]:.2f}. "]
@@ -264,8 +263,8 @@ def _largest(values: np.ndarray) -> list[tuple[int, ...]]:
 
 def _head(maps: MapSet, layer: int, head: int) -> list[str | int]:
     """Names a head, with its place."""
-    each = maps.layers[layer]
-    name = labels.one_line(f"{each.name}, head {each.heads[head]}")
+    shown_layer = maps.layers[layer]
+    name = labels.one_line(f"{shown_layer.name}, head {shown_layer.heads[head]}")
     return [name, int(layer), int(head)]
 
 
@@ -282,7 +281,7 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
         "note": labels.one_line(example.note),
         "is_mean": example.is_mean,
         **_sides(example),
-        "layers": [pack(each, example.masked_cells(i)) for i, each in weights],
+        "layers": [pack(layer, example.masked_cells(i)) for i, layer in weights],
         "answers": _answers(example),
         "images": _images(example.images),
         "why": None if example.why is None else _why(example.why),
@@ -290,11 +289,11 @@ def _example(example: Example, pack: Pack) -> dict[str, Any]:
 
 
 def _kind(axes: Axes) -> dict[str, Any]:
-    """Collects the fields that a kind of layer has in place of its example's."""
-    own = _sides(axes)
+    """Collects the fields of a kind of layer that override its example's fields."""
+    sides = _sides(axes)
     if axes.alignment is not None:
-        own["alignment"] = np.argwhere(axes.alignment).tolist()
-    return own | {"images": None} | ({} if axes.has_answers else {"answers": None})
+        sides["alignment"] = np.argwhere(axes.alignment).tolist()
+    return sides | {"images": None} | ({} if axes.has_answers else {"answers": None})
 
 
 def _sides(axes: Axes | Example) -> dict[str, Any]:
@@ -369,7 +368,7 @@ def _answers(example: Example) -> dict[str, Any] | None:
     ]
     return {
         "whole": whole,
-        "right": sum(given == target for given, target in counted),
+        "right": sum(answer == target for answer, target in counted),
         "counted": len(counted),
         "total": len(shown),
         "shown": shown[:_MOST_ANSWERS],
@@ -401,8 +400,8 @@ def _why(why: map_set.Why) -> dict[str, Any]:
 
 
 def _notes(shown: Dossier) -> list[str]:
-    """Says how to read pooled maps and a decoder's maps, and which have NaN."""
-    layers = [layer for each in shown.sets for layer in each.layers]
+    """Explains pooled maps and a decoder's maps, and names maps with NaN."""
+    layers = [layer for maps in shown.sets for layer in maps.layers]
     first = shown.sets[0].examples[0]
     pooling = dict.fromkeys(first.axes(layer).pooling for layer in layers)
     notes = [*shown.notes, *filter(None, pooling)]
@@ -413,15 +412,15 @@ def _notes(shown: Dossier) -> list[str]:
             "is named by the token that it reads, in cross maps by the one that it "
             "should predict."
         )
-    for each in shown.sets:
+    for maps in shown.sets:
         places = [
             f"{example.name}, {layer.name}, head {layer.heads[head]}"
-            for example in each.examples
-            for layer, weights in zip(each.layers, example.weights, strict=True)
+            for example in maps.examples
+            for layer, weights in zip(maps.layers, example.weights, strict=True)
             for head in np.flatnonzero(np.isnan(weights).any((1, 2))).tolist()
         ]
         if places:
-            of = f" of {each.name}" if len(shown.sets) > 1 else ""
+            of = f" of {maps.name}" if len(shown.sets) > 1 else ""
             count = "One map" if len(places) == 1 else f"{len(places)} maps"
             notes.append(f"{count}{of} with weights that are NaN, first: {places[0]}.")
     return notes

@@ -1,4 +1,4 @@
-"""Figures of numbers per head: what heads do, how much they matter.
+"""Figures of numbers per head: statistics and importance.
 
 L layers, H heads. Each number comes with its name, label and unit, so that any number
 can be drawn.
@@ -25,10 +25,10 @@ _MOST_NAMES = 40  # heads, up to which each has its name below its bar
 
 
 def picture(found: Heads, *, title: str | None = None) -> "Figure":
-    """Draws the columns of a record; None: with its own title.
+    """Draws the columns of a record; the title defaults to the record's title.
 
-    Columns that rank heads have a row each, heads by layer and in order; of others
-    there is a heat map each.
+    A column that ranks heads has a row with the heads by layer and in order; any other
+    column is a heat map.
     """
     title = title or found.title
     ranked = {name: x for name, x in found.columns.items() if x.is_ranked}
@@ -49,11 +49,11 @@ def _by_layer(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure"
         columns * across,
         0.7 + rows * down,
         title=title,
-        note=f"A cell is a head: the mean over its queries.{_grey(numbers, layers)}",
+        note=f"A cell is a head: the mean over its queries.{_gray(numbers, layers)}",
     )
     grid = list(sheet.subplots(rows, columns, squeeze=False).flat)
-    for axes, each in zip(grid, numbers.values(), strict=False):
-        _draw_cells(axes, each, layers, title=each.label)
+    for axes, column in zip(grid, numbers.values(), strict=False):
+        _draw_cells(axes, column, layers, title=column.label)
     for axes in grid[len(numbers) :]:
         axes.set_axis_off()
     return sheet
@@ -69,14 +69,14 @@ def _in_order(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure"
         0.9 + len(numbers) * max(2.2, 0.3 * num_layers + 1),
         title=title,
         note="Left: a cell is a head, with its name. Right: the most important "
-        f"head first, mean and standard error.{_grey(numbers, layers)}",
+        f"head first, mean and standard error.{_gray(numbers, layers)}",
     )
     grid = sheet.subplots(
         len(numbers), 2, squeeze=False, gridspec_kw={"width_ratios": across}
     )
-    for (cells, bars), (name, each) in zip(grid, numbers.items(), strict=True):
-        _draw_cells(cells, each, layers, title=name, has_names=True)
-        _draw_bars(bars, name, each, layers)
+    for (cells, bars), (name, column) in zip(grid, numbers.items(), strict=True):
+        _draw_cells(cells, column, layers, title=name, has_names=True)
+        _draw_bars(bars, name, column, layers)
     return sheet
 
 
@@ -132,10 +132,10 @@ def _draw_bars(
     places = tuple(order.T)
     errors = numbers.standard_error
     kinds = list(dict.fromkeys(layer.kind for layer in layers if layer.kind))
-    colours = [drawing.KINDS.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
+    colors = [drawing.KINDS.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
     spread = None if errors is None else np.nan_to_num(errors[places])
     heights = numbers.mean[places]
-    axes.bar(range(len(order)), heights, yerr=spread, color=colours, capsize=2)
+    axes.bar(range(len(order)), heights, yerr=spread, color=colors, capsize=2)
     if kinds:
         legend = [patches.Patch(color=drawing.KINDS[x], label=x) for x in kinds]
         axes.legend(handles=legend, fontsize=7)
@@ -149,8 +149,8 @@ def _draw_bars(
     axes.set_xticks(range(len(names)), names, fontsize=6, rotation=90)
 
 
-def _grey(numbers: Columns, layers: Sequence[Layer]) -> str:
-    lacks = any(np.isnan(each.mean).any() for each in numbers.values())
+def _gray(numbers: Columns, layers: Sequence[Layer]) -> str:
+    lacks = any(np.isnan(column.mean).any() for column in numbers.values())
     has_kinds = any(layer.kind for layer in layers)
     what = "head, or the number is not of its kind" if has_kinds else "head"
-    return f" Grey: there is no such {what}." if lacks else ""
+    return f" Gray: there is no such {what}." if lacks else ""

@@ -1,4 +1,4 @@
-"""`plot`: one figure of maps, statistics, importance, or of what a run has written.
+"""`plot`: one figure of maps, statistics, importance, or of a run's files.
 
 L layers, H heads of a layer.
 """
@@ -31,39 +31,39 @@ def plot(
     example: int = 0,
     tokens: Any = None,
     key_tokens: Any = None,
-    colours: str | None = None,
+    colors: str | None = None,
     scale: str | None = None,
     size: tuple[float, float] | None = None,
     title: str | None = None,
 ) -> "Figure":
-    """Draws a figure fit for a paper, which belongs to no window.
+    """Draws a figure fit for a paper, without a window.
 
-    `figure.savefig("map.pdf")` writes it, in vectors with text as text where the format
-    has them; a notebook shows it by itself.
+    `figure.savefig("map.pdf")` writes it, in vectors with text as text if the format
+    has them; a notebook displays it.
 
     Args:
-      what: Attention maps, a `MapSet`, a subject, or a run or its folder, of which
-        these are on held-out examples, as of `show`; statistics, importance or roles;
-        the result of a verb (`subject.importance()`, ...); or the path of
-        what a run has written: `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or
-        `maps.npz`.
-      head: Head of the maps, or a list of heads; None: all of them in a grid.
-      layer: Layer of the maps, from 0; None: all, a row each. Of an
-        encoder-decoder also "cross.0", or "cross" for all of a kind; None: all "cross".
+      what: Attention maps, a `MapSet`, or a subject, a run or its folder, whose maps
+        are of held-out examples, as in `show`; statistics, importance or roles; the
+        result of a verb (`subject.importance()`, ...); or the path of a run's file:
+        `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or `maps.npz`.
+      head: Head of the maps, or a list of heads. Defaults to all, in a grid.
+      layer: Layer of the maps, from 0. Defaults to all layers, one row per layer. For
+        an encoder-decoder also "cross.0", or "cross" for all of a kind, which is the
+        default.
       example: Example of the maps, counted over all batch axes.
-      tokens: Labels of the maps: the text of each query, `[T]`, or `[N, T]` of
-        several examples.
-      key_tokens: The text of each key; None: as the queries, where T is S.
-      colours: Name of matplotlib's colour map for maps.
-      scale: Colour scale of maps: "linear", "root" or "log"; None: by the number of
-        keys.
-      size: Width and height in inches; None: by what there is to show.
-      title: Above the figure; None: what it is.
+      tokens: Labels of the maps: the text of each query, `[T]`, or `[N, T]` for several
+        examples.
+      key_tokens: The text of each key. Defaults to `tokens` if T is S.
+      colors: Name of matplotlib's color map for maps.
+      scale: Color scale of maps: "linear", "root" or "log". The default
+        depends on the number of keys.
+      size: Width and height in inches. The default depends on the content.
+      title: Title of the figure. Defaults to a description of it.
 
     Raises:
       TypeError: If there is no figure of `what`.
-      ValueError: If there is no such head, layer, example, colour map or scale, tokens
-        do not fit, or an argument is not for this figure.
+      ValueError: If there is no such head, layer, example, color map or scale, tokens
+        do not fit, or an argument does not apply to this figure.
       ModuleNotFoundError: If matplotlib is not installed.
 
     Example:
@@ -95,7 +95,7 @@ def plot(
             checks.integer_in("example", example, 0, len(whole.examples) - 1)
             whole = whole.only(example, _chosen_layers(whole.layers, layer))
         else:
-            of_maps = dict(head=head, layer=layer, colours=colours, scale=scale)
+            of_maps = dict(head=head, layer=layer, colors=colors, scale=scale)
             of_maps |= {**texts, "example": example or None}
             for name, value in of_maps.items():
                 if value is not None:
@@ -116,7 +116,7 @@ def plot(
                 f"got {count}."
             )
         return figures.of_example(
-            whole, colours=colours, scale=scale, size=size, title=title
+            whole, colors=colors, scale=scale, size=size, title=title
         )
 
 
@@ -145,7 +145,7 @@ def _is_saved(what: Any) -> bool:
 
 @functools.singledispatch
 def figure_of(what: Any, *, title: str | None) -> "Figure":
-    """Draws what is no map."""
+    """Draws objects that are not maps."""
     if isinstance(picture := getattr(what, "picture", None), functools.partial):
         return drawn(picture, title)
     raise TypeError(
@@ -162,5 +162,5 @@ def _(what: attention.Statistics, *, title: str | None) -> "Figure":
 
 
 def drawn(picture: functools.partial, title: str | None) -> "Figure":
-    """Draws a picture, with another title than its own if there is one."""
+    """Draws a picture, with `title` instead of its title if there is one."""
     return picture() if title is None else picture(title=title)

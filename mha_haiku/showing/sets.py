@@ -1,6 +1,6 @@
-"""From anything that has attention maps to the `MapSet`s of a page.
+"""Converts objects with attention maps to the `MapSet`s of a page.
 
-Whoever has maps says here how they become a set: `map_set_of.register(Class)`. Weights
+A class with maps registers how they become a set: `map_set_of.register(Class)`. Weights
 of maps in memory are whole up to `WHOLE` positions and pooled beyond.
 
 N examples (all of the batch axes), H heads, T query and S key positions.
@@ -29,13 +29,13 @@ _MOST_EXAMPLES = 16
 
 
 class Given(NamedTuple):
-    """Maps, and what is known of their sides.
+    """Maps, with texts and images along their sides.
 
     Attributes:
-      maps: Maps as `mh.show` takes them; or anything else, where there are no maps.
-      texts: `tokens`, `key_tokens` and `images` as `mh.show` takes them, where known.
+      maps: Maps as `mh.show` takes them, or an object without maps.
+      texts: `tokens`, `key_tokens` and `images` as `mh.show` takes them, if known.
       why: Why heads look there, `heads.why.Cells` of one example.
-      name: Of the model; "": it is not known.
+      name: Name of the model, or "" if unknown.
     """
 
     maps: Any
@@ -46,7 +46,7 @@ class Given(NamedTuple):
 
 @functools.singledispatch
 def maps_of(value: Any) -> Given:
-    """Finds the maps in a value; a value without any is returned itself.
+    """Finds the maps in a value; a value without maps is returned itself.
 
     Plain arrays of weights `[B, H, T, S]`, such as `outputs.attentions` of
     transformers, become maps.
@@ -57,20 +57,20 @@ def maps_of(value: Any) -> Given:
         are_shares = (weights >= 0).all() and (np.isclose(sums, 1) | (sums == 0)).all()
         return Given(sited.map_of_weights(weights, are_shares=bool(are_shares)))
     if isinstance(value, list | tuple) and value and all(map(_is_weights, value)):
-        return Given([maps_of(each).maps for each in value])
+        return Given([maps_of(item).maps for item in value])
     return Given(value)
 
 
 def given(value: Any, **texts: Any) -> Given:
-    """Finds the maps in a value; texts that are not None replace its own."""
+    """Finds the maps in a value; texts that are not None replace its texts."""
     found = maps_of(value)
-    texts = {name: each for name, each in texts.items() if each is not None}
+    texts = {name: text for name, text in texts.items() if text is not None}
     return found._replace(texts={**found.texts, **texts})
 
 
 @functools.singledispatch
 def map_set_of(value: Any) -> MapSet:
-    """Collects the maps that something has by itself: a run, on held-out examples."""
+    """Collects the maps of an object without inputs: a run, on held-out examples."""
     raise TypeError(f"compare must be a run or its folder, got {type(value).__name__}.")
 
 
@@ -81,9 +81,9 @@ def _(value: MapSet) -> MapSet:
 
 @functools.singledispatch
 def dossier_of(value: Any, compare: Any = None) -> Dossier:
-    """Makes the dossier of something that has maps by itself.
+    """Makes the dossier of an object that has maps without inputs.
 
-    `compare` is another such thing, or a dict of one by its name; None: nothing.
+    `compare` is another such object, or a dict of one by its name, or None.
     """
     return joined(value, compare)
 
@@ -100,11 +100,11 @@ def joined(value: Any, compare: Any = None) -> Dossier:
             names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
     pairs = zip(sets, names, strict=True)
     shown = tuple(dataclasses.replace(x, name=n, step=None) for x, n in pairs)
-    return Dossier(" and ".join(each.name for each in sets), shown)
+    return Dossier(" and ".join(maps.name for maps in sets), shown)
 
 
 def has_own(value: Any) -> bool:
-    """Checks whether something has maps by itself."""
+    """Checks whether an object has maps without inputs."""
     return map_set_of.dispatch(type(value)) is not map_set_of.dispatch(object)
 
 
@@ -122,7 +122,7 @@ def with_heads(maps: MapSet, heads: Any) -> MapSet:
 
 
 def named(value: Any) -> tuple[str, Any]:
-    """Splits a shown value into its given name, "" for none, and the value itself."""
+    """Splits a shown value into its name, or "", and the value itself."""
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, value),) = value.items()
         return str(name), value
@@ -163,21 +163,24 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
     names = (
         _short(list(map(str, value)), kinds)
         if named
-        else [each.name for each in Layer.of_kinds(kinds, [()] * len(kinds))]
+        else [layer.name for layer in Layer.of_kinds(kinds, [()] * len(kinds))]
     )
     value = value.values() if named else value
     found = {}
-    for name, kind, each in zip(names, kinds, value, strict=True):
-        if not isinstance(each, attention.AttentionMap):
+    for name, kind, attention_map in zip(names, kinds, value, strict=True):
+        if not isinstance(attention_map, attention.AttentionMap):
             raise TypeError(
-                f"maps must be AttentionMaps, got {type(each).__name__} for {name!r}."
+                f"maps must be AttentionMaps, got {type(attention_map).__name__} for "
+                f"{name!r}."
             )
-        if display.is_traced(each):
+        if display.is_traced(attention_map):
             raise ValueError(
-                f"maps must be known to be shown, got one that is traced: {each!r}; "
-                "return it from the compiled function."
+                "maps must be known to be shown, got one that is traced: "
+                f"{attention_map!r}; return it from the compiled function."
             )
-        found[Layer(name, tuple(map(str, range(each.shape[-3]))), kind)] = each
+        found[Layer(name, tuple(map(str, range(attention_map.shape[-3]))), kind)] = (
+            attention_map
+        )
     if len({layer.name for layer in found}) != len(kinds):
         names = ", ".join(layer.name for layer in found)
         raise ValueError(f"names of maps must differ, got {names}.")
@@ -197,12 +200,12 @@ def map_set(
     name: str = "",
     has_numbers: bool = True,
 ) -> MapSet:
-    """Reads what maps hold, in one pass over each.
+    """Reads maps, in one pass over each.
 
-    Texts are as of `Given`; where there are several kinds of layers, they belong to
-    cross maps. `layers` are the places of the layers that are read, and `only` is the
-    index of one example; None: all layers, the first examples. Without `has_numbers`
-    there are no statistics of the heads, which take a second to compile.
+    Texts are as in `Given`; if there are several kinds of layers, they belong to cross
+    maps. `layers` are the places of the layers that are read, and `only` is the
+    index of one example; by default all layers, the first examples. Without
+    `has_numbers` there are no statistics of the heads, which take a second to compile.
     """
     # The last: with a decoder that is a cross map, which has both texts.
     *batch_shape, _, num_queries, num_keys = list(maps.values())[-1].shape
@@ -216,11 +219,11 @@ def map_set(
     pairs = list(maps.items())
     pairs = [pairs[i] for i in (range(len(pairs)) if layers is None else layers)]
     shown = list(range(min(count, _MOST_EXAMPLES))) if only is None else [only]
-    is_whole = all(max(each.shape[-2:]) <= WHOLE for _, each in pairs)
+    is_whole = all(max(attention_map.shape[-2:]) <= WHOLE for _, attention_map in pairs)
     seen, edges = [], {}
-    for layer, each in pairs:
+    for layer, attention_map in pairs:
         found = collecting.see_alone(
-            each,
+            attention_map,
             examples=np.array(shown),
             bins=None if is_whole else _BINS,
             kind=layer.kind,
@@ -230,7 +233,7 @@ def map_set(
         seen.append(jax.device_get(found))
         edges[layer.kind] = [
             attention.bin_edges(size, size if is_whole else _BINS)
-            for size in each.shape[-2:]
+            for size in attention_map.shape[-2:]
         ]
     places = np.transpose(np.unravel_index(shown, batch_shape or (1,))).tolist()
     sides = {"encoder": (keys, keys), "decoder": (queries, queries)}
@@ -248,7 +251,7 @@ def map_set(
                 main.keys,
                 (),
                 images=images[example] if images else None,
-                kinds={kind: each for kind, each in axes.items() if kind},
+                kinds={kind: sides for kind, sides in axes.items() if kind},
             )
         )
     return collecting.map_set(name, [layer for layer, _ in pairs], seen, examples)
@@ -297,11 +300,11 @@ def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:
             f"maps must have examples, queries and keys, got shape {one.shape}, which "
             "is (B..., H, T, S)."
         )
-    for name, each in others:
-        if (each.shape[:-3], each.shape[-2:]) != (one.shape[:-3], one.shape[-2:]):
+    for name, other in others:
+        if (other.shape[:-3], other.shape[-2:]) != (one.shape[:-3], one.shape[-2:]):
             raise ValueError(
                 "maps in one view must have the same batch axes, T and S, got "
-                f"{one.shape} for {first!r} and {each.shape} for {name!r}, which are "
+                f"{one.shape} for {first!r} and {other.shape} for {name!r}, which are "
                 "(B..., H, T, S)."
             )
 
@@ -322,7 +325,7 @@ def _token_ids(tokens, batch_shape) -> np.ndarray:
 
 
 def _short(names: list[str], kinds: Sequence[str]) -> list[str]:
-    """Leaves out the modules that all paths of a kind begin or end with."""
+    """Leaves out the modules with which all paths of a kind begin or end."""
     short = []
     for name, kind in zip(names, kinds, strict=True):
         alike = [x.split("/") for x, y in zip(names, kinds, strict=True) if y == kind]
@@ -380,7 +383,7 @@ def _all_images(images: Any, count: int) -> tuple:
 
 
 def _images(images: Any) -> np.ndarray:
-    """Converts pixels to bytes; their shape is checked with all else of a set."""
+    """Converts pixels to bytes; their shape is checked with the set."""
     pixels = np.asarray(images)
     wanted = "be integers from 0 to 255, or floats from 0 to 1"
     if pixels.dtype.kind not in "fiub":

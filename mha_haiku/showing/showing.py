@@ -1,4 +1,4 @@
-"""`show`: maps, runs and what is known of heads as one view for notebooks and files."""
+"""`show`: maps, runs and numbers of heads as one view for notebooks and files."""
 
 import re
 from collections.abc import Sequence
@@ -30,34 +30,34 @@ def show(
     compare: Any = None,
     budget: int = BUDGET,
 ) -> View:
-    """Shows attention maps, a run, or what is known of heads.
+    """Shows attention maps, a run, or numbers of heads.
 
-    Maps become an interactive page: whole up to 512 positions and pooled beyond. What
-    does not fit the budget is left out or pooled, and the page says so. One pass over
-    each map; nothing is fetched from anywhere.
+    Maps become an interactive page, whole up to 512 positions and pooled beyond. If it
+    exceeds the budget, parts are left out or pooled, and the page says so. A map is
+    read in one pass; nothing is downloaded.
 
     Args:
       maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
-        (as of `look`), or a model's output with its maps; a subject or an answer of
-        one; a `MapSet`; a run, or the path of its folder; statistics,
-        importance, roles, a mask, or a model's parameters.
+        (as from `look`), or a model's output with its maps; a subject or one of its
+        answers; a `MapSet`; a run, or the path of its folder; statistics, importance,
+        roles, a mask, or a model's parameters.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
-        string has one for each character. N counts all batch axes. Of an
-        encoder-decoder these are what the decoder reads.
-      key_tokens: Text (or numbers) of the keys; None: as the queries, where T is S. Of
-        an encoder-decoder these are the source's.
+        string has one for each character. N counts all batch axes. For an
+        encoder-decoder these are the tokens that the decoder reads.
+      key_tokens: Text (or numbers) of the keys. Defaults to `tokens` if T is S. For an
+        encoder-decoder these are the tokens of the source.
       images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
         or `[S, h, w, 3]`, or a list of N of these.
-      heads: Heads of each layer to show; None: all.
-      compare: Something else of the same kind and sizes, such as maps after training;
-        or a dict of one such thing by its name.
-      budget: The largest number of bytes.
+      heads: Heads to show of each layer. Defaults to all.
+      compare: Another object of the same kind and sizes, such as maps after training;
+        or a dict of one such object by its name.
+      budget: Maximum number of bytes.
 
     Raises:
-      TypeError: If it is nothing that can be shown.
+      TypeError: If the object cannot be shown.
       ValueError: If tokens or images do not fit the maps, maps in one view differ in
         size or are being traced, there are no heads, queries or keys, or the budget is
-        below what an empty page takes.
+        below the size of an empty page.
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
@@ -79,13 +79,13 @@ def show(
     else:
         for name in texts:
             raise ValueError(
-                f"{name} must be None for a run, which has examples of its own; "
+                f"{name} must be None for a run, which has its own examples; "
                 "show(run.maps(text), tokens=...) shows others."
             )
         whole = sets.dossier_of(value, compare)
     if heads is not None:
-        own = tuple(sets.with_heads(each, heads) for each in whole.sets)
-        whole = whole._replace(sets=own)
+        chosen = tuple(sets.with_heads(maps, heads) for maps in whole.sets)
+        whole = whole._replace(sets=chosen)
     return of_dossier(whole, budget=budget)
 
 
@@ -120,7 +120,7 @@ def _of_maps(value, texts, compare, name) -> map_set.Dossier:
 
 
 def _title(name: str, own: map_set.MapSet, maps) -> str:
-    """Names the model and its first text; where neither is known, the sizes."""
+    """Names the model and its first text, or the sizes if neither is known."""
     tokens = own.examples[0].keys.tokens
     words = [x for x in tokens if x and not _SPECIAL.fullmatch(x.strip())]
     is_spelled = all(len(x) == 1 for x in words) and any(map(str.isalpha, words))
@@ -144,7 +144,7 @@ def _inline(whole: map_set.Dossier, html: str) -> str:
     """Embeds a page: a frame above a picture, which is seen without frames."""
     # The frame has its document inside, so that it is alive after the notebook was
     # saved and opened again, and no rights of the page around it. Picture and frame
-    # are in one place of a grid: whoever strips frames leaves the picture.
+    # are in one place of a grid: software that strips frames leaves the picture.
     escaped = html.replace("&", "&amp;").replace("'", "&#39;")
     title = markup.escaped(whole.title)
     frame = (
@@ -158,7 +158,7 @@ def _inline(whole: map_set.Dossier, html: str) -> str:
 
 
 def _thumbnails(whole: map_set.Dossier) -> markup.Html:
-    """Draws small maps of the first example; where there are kinds, of the last."""
+    """Draws small maps of the first example, of the last kind of layers."""
     example = whole.sets[0].examples[0]
     kind = whole.sets[0].layers[-1].kind
     maps, layers = [], []

@@ -1,7 +1,7 @@
-"""What a notebook shows of each kind of object, and `show` of what is no map.
+"""Notebook displays of each kind of object; `show` for everything but maps.
 
 L layers, H heads of a layer; other letters as in `modules.anatomy`. Tables have styles
-at their elements alone and no script.
+only at their elements, and no script.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ _MOST_MASKS = 8
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class View:
-    """Something to look at: in a notebook by itself, in a browser once saved.
+    """A view that a notebook displays, and a browser once it is saved.
 
     Attributes:
-      title: What it is.
-      html: A whole HTML document, which asks for no other file.
-      inline: What a notebook shows, as HTML.
+      title: The title.
+      html: A complete HTML document, which needs no other file.
+      inline: The HTML that a notebook displays.
     """
 
     title: str
@@ -56,9 +56,9 @@ class View:
 
 
 def html(value: Any) -> str:
-    """Renders an object for a notebook; its short `repr` where it is traced.
+    """Renders an object for a notebook, or its short `repr` if it is traced.
 
-    A map's page, or a table. What cannot be shown has a sentence that says why.
+    This is a map's page, or a table, or a sentence that says why it cannot be shown.
     """
     if display.is_traced(value):
         return markup.preformatted(repr(value))
@@ -72,7 +72,7 @@ def html(value: Any) -> str:
 
 
 def view(value: Any, **given: Any) -> View:
-    """Shows what has no attention maps; arguments as of `show`."""
+    """Shows objects without attention maps; arguments as in `show`."""
     given = {name: each for name, each in given.items() if each is not None}
     if _is_parameters(value):
         content, title = of_parameters(value), "Parameters"
@@ -116,18 +116,18 @@ def _(statistics: attention.Statistics) -> markup.Html:
 def of_one_layer(found: Heads) -> markup.Html:
     """Renders a row per number of the heads of one layer."""
     numbers = found.numbers
-    values = np.concatenate([each.mean for each in numbers.values()])
+    values = np.concatenate([column.mean for column in numbers.values()])
     unknown = np.full_like(found.mean, np.nan)
     errors = [x.standard_error for x in numbers.values()]
     errors = np.concatenate([unknown if x is None else x for x in errors])
     table = markup.heat_table(
         values,
-        rows=[f"{name}, {each.unit}" for name, each in numbers.items()],
-        meanings=[each.label for each in numbers.values()],
+        rows=[f"{name}, {column.unit}" for name, column in numbers.items()],
+        meanings=[column.label for column in numbers.values()],
         scales=[drawing.Scale.of(x.mean, x.unit) for x in numbers.values()],
         titles=with_errors(values, errors),
     )
-    notes = "; ".join([*found.notes, "each row has its own colour scale."])
+    notes = "; ".join([*found.notes, "each row has its own color scale."])
     return markup.block(found.title, table, note=notes[0].upper() + notes[1:])
 
 
@@ -144,7 +144,7 @@ def _(mask: masks.Mask) -> markup.Html:
         repr(mask),
         markup.picture(image, alt=repr(mask)),
         note=f"Queries down, keys across, the first {sizes[0]} x {sizes[1]}; yellow "
-        f"may attend, grey is masked.{more}",
+        f"may attend, gray is masked.{more}",
     )
 
 
@@ -155,14 +155,16 @@ def heads_of(statistics: attention.Statistics) -> Heads:
         raise ValueError(f"there are no examples or no heads: {statistics!r}.")
     means = {}
     for name in attention.STATISTICS:
-        each = getattr(statistics, name)
+        values = getattr(statistics, name)
         # Of statistics per query the mean; they are 0 where the query is masked.
-        if each is not None and np.ndim(each) > count.ndim:
-            means[name] = np.asarray(each).sum(-1) / np.maximum(count, 1)
+        if values is not None and np.ndim(values) > count.ndim:
+            means[name] = np.asarray(values).sum(-1) / np.maximum(count, 1)
     means = dataclasses.replace(statistics, values=statistics.values | means)
     found = collecting.per_head(means) | {"num_queries": count}
     num_heads = count.shape[-1]
-    layer = {name: np.reshape(each, (-1, num_heads)) for name, each in found.items()}
+    layer = {
+        name: np.reshape(values, (-1, num_heads)) for name, values in found.items()
+    }
     examples = math.prod(count.shape[:-1])
     over = "" if examples == 1 else f", means over {examples} examples"
     return Heads.of(
@@ -185,9 +187,9 @@ def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
 def _is_parameters(value: Any) -> bool:
     """Checks whether a value looks like Haiku's parameters: arrays by two names."""
     modules = list(value.values()) if isinstance(value, Mapping) else []
-    if not modules or not all(isinstance(each, Mapping) for each in modules):
+    if not modules or not all(isinstance(module, Mapping) for module in modules):
         return False
-    return all(hasattr(x, "dtype") for each in modules for x in each.values())
+    return all(hasattr(x, "dtype") for module in modules for x in module.values())
 
 
 def of_parameters(params: Mapping[str, Mapping[str, Any]]) -> markup.Html:

@@ -1,6 +1,6 @@
-"""One object for every model: a run, pretrained weights or anybody's function.
+"""One object for every model: a run, pretrained weights or any function.
 
-`load`, `train` and `wrap` make a `Subject`; what can be asked of a model is a verb.
+`load`, `train` and `wrap` make a `Subject`; the questions about a model are its verbs.
 """
 
 from mha_haiku.subjects import pictures as _pictures  # noqa: F401  (shows itself)

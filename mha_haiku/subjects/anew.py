@@ -1,4 +1,4 @@
-"""Texts of a model without a cache: each token takes a run over the whole text.
+"""Text generation without a cache: each token takes a run over the whole text.
 
 T tokens, C classes.
 """
@@ -18,14 +18,14 @@ _TOLERANCE = 1e-3  # of logits at a position, whatever comes after it
 def continued(
     subject: Subject, prompt: str, strategy: decoding.Strategy, tokens: int, seed: int
 ) -> str:
-    """Continues a prompt by at most so many tokens, until the tokenizer's end token."""
+    """Continues a prompt by at most `tokens`, until the tokenizer's end token."""
     if isinstance(strategy, decoding.Beam):
         refuse(subject, "a beam search", "keeps no cache of what it has read")
     if not isinstance(prompt, str):
         raise TypeError(f"prompt must be a text, got {type(prompt).__name__}.")
     written = np.asarray(subject.codec.prompt(prompt), np.int32).tolist()
     if not written:
-        raise ValueError("prompt must have a token at least, got none.")
+        raise ValueError("prompt must have at least one token, got none.")
     start, key = len(written), jax.random.key(seed)
     room = start + tokens if _is_causal(subject, written) else None
     for i in range(tokens):
@@ -38,7 +38,7 @@ def continued(
 
 
 def _is_causal(subject, tokens) -> bool:
-    """Checks that a token behind a text changes no logit of the text."""
+    """Checks that a token after a text changes no logit of the text."""
     alone, followed = (_logits(subject, tokens, len(tokens) + i) for i in range(2))
     size = 1 + jnp.abs(alone).max()
     return bool(jnp.abs(alone - followed).max() < _TOLERANCE * size)

@@ -1,4 +1,4 @@
-"""What a subject answers, with its labels: each shows itself in a notebook.
+"""Answers of a subject with their labels; they display themselves in a notebook.
 
 B batch, T positions, S keys, L layers, N examples.
 """
@@ -16,7 +16,7 @@ from mha_haiku.showing.answers import Grid, rows_table, shows, visible
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TextMaps(Sequence):
-    """Attention maps, one for each layer, with the tokens along their sides.
+    """Attention maps, one per layer, with the tokens along their sides.
 
     `maps[2].weights()[0, 3]` is the map of head 3 in layer 2, `[T, S]`.
 
@@ -29,8 +29,8 @@ class TextMaps(Sequence):
     """
 
     maps: Any  # `models.Output.maps`, or by name of a function without known layers
-    tokens: tuple[tuple[str, ...], ...] = ()  # the T queries of each; () of features
-    key_tokens: tuple[tuple[str, ...], ...] = ()  # the S keys; (): as the queries
+    tokens: tuple[tuple[str, ...], ...] = ()  # T queries per example; () for features
+    key_tokens: tuple[tuple[str, ...], ...] = ()  # S keys per example; () if the same
     why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
     images: np.ndarray | None = None  # `[B, S, h, w, 3]` in [0, 1], the patches at keys
     name: str = ""  # of the model, for the title of a page
@@ -62,7 +62,7 @@ class TextMaps(Sequence):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Lens:
-    """What each layer would answer, were it the last: the logit lens of one text.
+    """The logit lens of one text: the model's answer if a layer were the last one.
 
     Example:
       >>> subject.lens(tokens[0])
@@ -73,8 +73,8 @@ class Lens:
     """
 
     tokens: tuple[str, ...]  # the text of the T tokens that are read
-    # `[L + 1, T]`, the likeliest token after each position: of what enters layer 0, 1,
-    # ..., L - 1, and of what leaves the last one.
+    # `[L + 1, T]`, the likeliest token after each position: from the inputs of layers
+    # 0, 1, ..., L - 1, and from the output of the last one.
     texts: np.ndarray
     probabilities: np.ndarray  # `[L + 1, T]`
     logits: np.ndarray  # `[L + 1, T, C]`
@@ -98,7 +98,7 @@ class Lens:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Circuits:
-    """How much each head reads of each other one, from weights alone.
+    """How much each head reads from every other head, from weights only.
 
     Example:
       >>> circuits = subject.circuits("k")
@@ -108,7 +108,7 @@ class Circuits:
 
     kind: str  # through which a head reads: "q", "k" or "v"
     # `[L, H, L, H]`, the writing head first, in [0, 1]; NaN where a head cannot read
-    # another.
+    # the other.
     scores: np.ndarray
 
     _repr_html_, show, plot = display.html, display.show, display.plot
@@ -131,7 +131,7 @@ class Circuits:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Strongest:
-    """Where a head attends most in the examples of a data set.
+    """The places where a head attends most in the examples of a data set.
 
     Example:
       >>> found = subject.strongest(layer=0, head=0, count=2)
@@ -176,7 +176,7 @@ class Strongest:
 @sets.maps_of.register
 def _(answer: TextMaps) -> sets.Given:
     texts = {"tokens": answer.tokens, "key_tokens": answer.key_tokens}
-    texts = {name: each for name, each in texts.items() if each}
+    texts = {name: text for name, text in texts.items() if text}
     if answer.images is not None:
         texts["images"] = list(answer.images)
     return sets.Given(answer.maps, texts, answer.why, answer.name)
@@ -190,7 +190,7 @@ def _of_lens(lens: Lens) -> Grid:
         "probability",
         title="Logit lens",
         caption="Logit lens: the likeliest next token after each layer",
-        note="The colour is the probability. Columns are the tokens that are read.",
+        note="The color is the probability. Columns are the tokens that are read.",
         texts=np.vectorize(visible, otypes=[str])(lens.texts),
     )
 
@@ -201,7 +201,7 @@ def _of_circuits(circuits: Circuits) -> Grid:
         np.argwhere(known.any(others)).tolist() for others in ((2, 3), (0, 1))
     )
     if not senders:
-        raise ValueError("there are no two layers of which one reads the other.")
+        raise ValueError("there is no layer that reads another one.")
     values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
     names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
     kind = circuits.kind.upper()

@@ -1,7 +1,7 @@
-"""Runs of other people's models: config, tokenizer and a checkpoint of parameters.
+"""Runs of pretrained models: config, tokenizer and a checkpoint of parameters.
 
-Every study takes such a run as it takes one that was trained here. Its task follows
-from what the model gives:
+Every study accepts such a run like one that was trained here. Its task follows from
+the model's outputs:
 
   logits of the next token     language_model: loss and accuracy, can be trained on
   logits of hidden tokens      masked_language_model: the same
@@ -19,7 +19,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders
 
-# Of the examples, where the model allows as many; studies take time with the length.
+# Lengths of examples, if the model has room; studies take longer on longer ones.
 _LENGTHS = {"language_model": 128, "masked_language_model": 128, "sentences": 64}
 _TOKENIZER = "tokenizer.json"  # in the run's folder
 _IN_PYTHON = "mh.interop.load reads it in Python."
@@ -37,8 +37,8 @@ def write(
     Args:
       source: The model; see `interop.load`.
       workdir: Folder of the run.
-      sequence_length: T of the task's examples; None: 128 (of sentences 64), or fewer
-        if the model has fewer positions.
+      sequence_length: T of the task's examples. Defaults to 128 (64 for sentences), or
+        fewer if the model has fewer positions.
       path: The text that examples are from, see `config.data.path`.
     """
     folders.check_free(workdir)  # before the work
@@ -67,12 +67,12 @@ def in_memory(
 
 
 def is_imported(config: configuration.RunConfig) -> bool:
-    """Checks whether a run's config is of a model that had learned elsewhere."""
+    """Checks whether a run's config is of a pretrained model."""
     return getattr(config.data, "tokenizer", None) == _TOKENIZER
 
 
 def most_positions(config: configuration.RunConfig) -> int | None:
-    """Finds the number of positions of a run's model; None: any number."""
+    """Finds the number of positions of a run's model, or None if unlimited."""
     if is_imported(config):
         return config.model.embedding.max_length
     return models.max_length(config.model)
@@ -96,7 +96,7 @@ def _task_name(imported: interop.Imported, source) -> str:
     if config.output.pool or sizes.num_classes != sizes.num_tokens:
         raise ConfigError(
             f"{source} gives {sizes.num_classes} classes: there is no task for it, as "
-            f"what they stand for is unknown.\n{_IN_PYTHON}"
+            f"their meaning is unknown.\n{_IN_PYTHON}"
         )
     if config.family == "causal":
         return "language_model"

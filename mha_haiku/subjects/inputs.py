@@ -1,4 +1,4 @@
-"""From what a user has to a batch, and back to texts.
+"""Converts a user's inputs to batches, and tokens back to texts.
 
 B batch, T positions, D width of features.
 """
@@ -37,9 +37,9 @@ _MOST_MARKS = 5  # positions of an image that are no patches: of its class, regi
 
 
 class Reads(NamedTuple):
-    """What a wrapped model reads."""
+    """The inputs of a wrapped model."""
 
-    # Keywords that stand for the inputs in a mapping; the first that is there counts.
+    # Keywords of the inputs in a mapping; the first one present counts.
     names: tuple[str, ...] = ("inputs",)
     has_decoder: bool = False
     start: int | None = None  # the token in front of what a decoder writes
@@ -47,7 +47,7 @@ class Reads(NamedTuple):
 
 
 class Codec(NamedTuple):
-    """Text to tokens and back; without a tokenizer there are arrays alone."""
+    """Text to tokens and back; without a tokenizer there are only arrays."""
 
     encode: Callable[[str], Any] = _no_encode  # to `[T]` integers
     decode: Callable[[Sequence[int]], str] = _no_decode
@@ -105,7 +105,7 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
 
     def encode(text):
         around = tokenizer.before, tokenizer.encode(text), tokenizer.after
-        return np.concatenate([np.array(each, np.int32) for each in around])
+        return np.concatenate([np.array(part, np.int32) for part in around])
 
     def decode(tokens):
         return tokenizer.decode(tokens).removeprefix(" ")
@@ -118,12 +118,12 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
 
     They are a text or a list of texts, token ids `[T]` or `[B, T]`, features
     `[B, T, D]`, pixels `[B, C, H, W]`, a mapping of a wrapped function's keywords, a
-    pair of source and target for one with a decoder, or a batch of examples, which
-    stays as it is.
+    pair of source and target for a model with a decoder, or a batch of examples, which
+    is not changed.
 
     Raises:
-      TypeError: If they are anything else.
-      ValueError: If the model has no row for a token, or reads a target too.
+      TypeError: If the inputs are anything else.
+      ValueError: If the model has no row for a token, or also needs a target.
     """
     needs_target = subject.task is not None and subject.task.target_length is not None
     if needs_target and not isinstance(given, tasks.Example):
@@ -137,10 +137,10 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
 
 
 def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Example]:
-    """Makes batches of inputs, with the next tokens as targets if these are wanted.
+    """Makes batches of inputs, with the next tokens as targets if `targets`.
 
-    Examples stay as they are. Padding is left to models that know lengths: a function
-    gets a text at a time, where these differ.
+    Batches of examples are not changed. Only models that know lengths get padding:
+    another function gets one text at a time if lengths differ.
     """
     batch, _ = batch_of(subject, given)
     if isinstance(given, tasks.Example):
@@ -168,7 +168,7 @@ def _with_next_tokens(subject, batch) -> tasks.Example:
             "does not predict the next token."
         )
     if min(ends) < 2:
-        raise ValueError("examples must have two tokens at least, the next to predict.")
+        raise ValueError("examples must have at least two tokens, to predict the next.")
     weights = np.arange(tokens.shape[1]) < np.array(ends)[:, None] - 1
     next_tokens = np.roll(tokens, -1, 1)
     return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))
@@ -194,9 +194,9 @@ def one(subject: "Subject", given: Any) -> tasks.Example:
 def labels(
     subject: "Subject", batch: tasks.Example, kind: str = ""
 ) -> tuple[tuple, tuple]:
-    """Lists the texts at queries and keys of maps of a kind; (): unknown.
+    """Lists the texts at queries and keys of maps of a kind, () if unknown.
 
-    In an encoder-decoder texts of cross-attention are of both sides.
+    In an encoder-decoder, cross-attention has the texts of both sides.
     """
     task, label = subject.task, subject.codec.label
     if batch.decoder_inputs is None or task is None:
@@ -221,11 +221,11 @@ def labels(
 def places(
     subject: "Subject", batch: tasks.Example, size: int
 ) -> tuple[tuple[str, ...], np.ndarray | None]:
-    """Labels S = `size` positions of pixels or of sound, and takes what is there.
+    """Labels S = `size` positions of pixels or of sound, and cuts out their pictures.
 
-    Positions of pixels are patches, row by row, behind up to `_MOST_MARKS` others, such
-    as the one of the class: "2,3", and pictures `[B, S, h, w, 3]`. Of log-mel features,
-    frames 10 ms apart, they are times.
+    Positions of pixels are patches, row by row, after up to `_MOST_MARKS` others, such
+    as the position of the class. Their labels are "2,3", with pictures
+    `[B, S, h, w, 3]`. Positions of log-mel features, frames 10 ms apart, are times.
     """
     features = np.asarray(batch.inputs)
     if features.ndim == 3 and subject.codec.reads.names[0] == _SOUND:
@@ -257,7 +257,7 @@ def places(
 
 
 def kind_of(subject: "Subject", layer: int) -> str:
-    """Returns the kind of an attention part; "" where there is one kind."""
+    """Returns the kind of an attention part, or "" if there is only one kind."""
     kinds = running.kinds_of(subject.model)
     return kinds[layer] if kinds else ""
 
@@ -273,7 +273,7 @@ def _read(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
 
 
 def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
-    """Makes a batch of a function's keywords, with what it knows of them."""
+    """Makes a batch of a function's keywords, with lengths if it knows them."""
     others = {name: np.asarray(x) for name, x in given.items()}
     name = next((name for name in codec.reads.names if name in others), None)
     if name is None:
@@ -288,7 +288,7 @@ def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
 
 
 def _lengths(others: dict[str, np.ndarray], name: str) -> np.ndarray | None:
-    """Takes a mask of padding at the end out of a mapping, as lengths."""
+    """Takes a mask of padding at the end out of a mapping, and returns lengths."""
     mask = others.get(name)
     if mask is None or mask.ndim != 2:
         return None
@@ -300,7 +300,7 @@ def _lengths(others: dict[str, np.ndarray], name: str) -> np.ndarray | None:
 
 
 def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
-    """Makes a batch of a source and the target that a decoder is to write."""
+    """Makes a batch of a source and the target that a decoder should write."""
     if not isinstance(given, tuple) or len(given) != 2 or codec.reads.start is None:
         raise ValueError(
             "inputs must be a tuple of source and target, or a mapping with "
@@ -371,7 +371,7 @@ def lengths(batch: tasks.Example) -> list[int]:
 
 
 def one_token(codec: Codec, token: Any) -> int:
-    """Reads a token, given by its number or by a text of one token."""
+    """Reads a token from its number or from a text of one token."""
     if not isinstance(token, str):
         return checks.non_negative_integer("an answer", token)
     tokens = np.asarray(codec.prompt(token)).tolist()
@@ -390,7 +390,7 @@ def rows_of(batch: tasks.Example) -> list[tasks.Example]:
 
 
 def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
-    """Takes the first examples of batches; all of them if there are fewer."""
+    """Takes the first examples of batches, or all if there are fewer."""
     ends = np.cumsum([len(batch.inputs) for batch in batches])
     last = min(int(np.searchsorted(ends, count)), len(batches) - 1)
     surplus = max(0, int(ends[last]) - count)

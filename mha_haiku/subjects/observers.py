@@ -1,4 +1,4 @@
-"""What is recorded of a run while it trains, and how it learned, as pictures.
+"""Records of a run while it trains, and pictures of how it learned.
 
 `Timeline` follows the heads, `Snapshots` their maps, `Samples` what the model writes.
 
@@ -36,12 +36,12 @@ from mha_haiku.training.runs import (
 _EXAMPLES = 64
 _POSITIONS = 2**13  # of all examples
 _GRADIENT = heads.MEASURES["gradient"]
-_TOKENS = 48  # of a prompt, and of what is written behind it, at most
+_TOKENS = 48  # of a prompt, and of its continuation, at most
 _SHOWN = 60  # characters of each
 
 
 class _Study(loop.Observer):
-    """Studies a run while it trains; `look` has the parameters."""
+    """A base class of observers that study a run while it trains."""
 
     _start: Callable[[int], None]  # prepares looks, from a step on
 
@@ -71,7 +71,7 @@ class _Study(loop.Observer):
 
 
 class _Log(_Study):
-    """Appends lines at each look to the file that the folder of a run calls `file`."""
+    """Appends lines at each look to the file `file` of the run's folder."""
 
     file: str
     _lines: Callable[[int, Any], Iterator[dict[str, Any]]]  # of a step and parameters
@@ -98,9 +98,9 @@ class _Log(_Study):
 class Timeline(_Log):
     """Appends to `timeline.jsonl` in a run's folder of heads.
 
-    A line has `step`, the `roles` of all heads, and `scores`: of roles by their names,
-    and the `gradient` importance. Each is a list of L lists, with None where a layer
-    has fewer heads. With several kinds of heads `layers` has labels such as "cross 0".
+    A line has `step`, the `roles` of all heads, and `scores`: scores of roles by name,
+    and the `gradient` importance, as lists of L lists, with None where a layer has
+    fewer heads. With several kinds of heads `layers` has labels such as "cross 0".
     """
 
     file = "timeline"
@@ -137,7 +137,7 @@ class Samples(_Log):
     file = "samples"
 
     def __init__(self, training: configuration.TrainingConfig, kind: str | None):
-        """Takes what `generation.given` says of the run."""
+        """Takes the result of `generation.given` for the run."""
         is_on = training.samples and kind
         super().__init__(training, training.evaluate_every if is_on else 0)
         self._kind = kind
@@ -179,8 +179,8 @@ class Samples(_Log):
 class Snapshots(_Study):
     """Writes `attention/snapshots/<step>/maps.npz` at some of a run's reports.
 
-    There are `count` of them, spread evenly in the logarithm of the step, from the
-    first report to the end: maps of the same examples.
+    The `count` snapshots are spread evenly in the logarithm of the step, from the first
+    report to the end, with maps of the same examples.
     """
 
     def __init__(self, training: configuration.TrainingConfig, count: int):
@@ -244,7 +244,7 @@ class _Line(NamedTuple):
 
 
 def timeline(path: Path) -> functools.partial | None:
-    """Draws a timeline.jsonl; None: it has no lines.
+    """Draws a timeline.jsonl; returns None if it has no lines.
 
     Its arguments are the steps `[P]`, and scores `[P, L, H]`, NaN where there is no
     head.
@@ -275,7 +275,7 @@ def timeline(path: Path) -> functools.partial | None:
 
 
 def learning_curve(path: Path) -> functools.partial | None:
-    """Draws a metrics.jsonl; None: it has no reports.
+    """Draws a metrics.jsonl; returns None if it has no reports.
 
     The baselines come from the summary in the same folder.
     """
@@ -298,7 +298,7 @@ def learning_curve(path: Path) -> functools.partial | None:
 
 
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Writes the pictures that a run has something for, in its folder.
+    """Writes the pictures that a run has data for, in its folder.
 
     These are `attention/learning_curve.png` and `heads/timeline.png`.
     """

@@ -27,17 +27,17 @@ def load(
     dtype: Any = None,
     trust_code: bool = False,
 ) -> Subject:
-    """Loads a trained model, wherever it is from.
+    """Loads a trained model from a run, a file, a package or the hub.
 
     Args:
       source: The folder of a run; or, as in `interop.load`, a folder in the layout of
         the hub, a `.safetensors` or `.gguf` file, `package:NAME` of an installed
         package that holds either, or a name on the hub, `owner/name`. A family that
-        has no table here is read by transformers, and wrapped.
-      step: Checkpoint of a run; None: the newest.
-      dtype: Dtype of pretrained parameters; None: float32.
+        has no table here is loaded by transformers, and wrapped.
+      step: Checkpoint of a run. Defaults to the newest.
+      dtype: Dtype of pretrained parameters. Defaults to float32.
       trust_code: Whether the Python file that a run names as its task may be executed;
-        afterwards `show` and others take the folder, too. No other file has code.
+        `show` and others then accept the folder, too. No other file has code.
 
     Raises:
       ConfigError: If there is no such model, or it cannot be read, or it needs
@@ -58,7 +58,7 @@ def load(
             raise ValueError(f"dtype must be None for a run, got {dtype!r}.")
         return Subject.of_folder(path, step, trust_code=trust_code)
     if step is not None:
-        raise ValueError(f"step must be None: {name} is no run, got {step!r}.")
+        raise ValueError(f"step must be None: {name} is not a run, got {step!r}.")
     found = sources.find(source)
     loaded = torch_modules.load(found, dtype=dtype)
     if loaded is not None:
@@ -87,10 +87,10 @@ def train(
     page. After an interrupt there are no maps; the same call resumes.
 
     Args:
-      what: A task, such as `tasks.from_arrays` returns; or a whole config, such as
-        `runs.default_config(task)`, which a task alone stands for.
+      what: A task, such as `tasks.from_arrays` returns; or a whole config. A task means
+        `runs.default_config(task)`.
       workdir: The run's folder.
-      task: The task, in place of the one that a config describes.
+      task: The task, instead of the one that a config describes.
       steps: Number of steps, instead of `config.training.steps`.
       override_config: Whether to resume even if the config differs from the run's.
 
@@ -151,22 +151,22 @@ def wrap(
 ) -> Subject:
     """Wraps any JAX function, or any PyTorch module, as a subject.
 
-    A PyTorch module runs in JAX by torchax; its sites are named after its parts. Its
-    inputs are what goes into it first, a mapping of its keywords or, for an
+    A PyTorch module runs in JAX by torchax; its sites are named after its submodules.
+    Its inputs are its first argument, a mapping of its keywords or, for an
     encoder-decoder of transformers, a pair of source and target.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by
         keyword `lengths`, where examples have lengths. Without dropout. Or a
-        `torch.nn.Module`, which stays as it is.
+        `torch.nn.Module`, which is not changed.
       params: Parameters of the function; a module has them itself.
-      tokenizer: What has `encode(text)` and `decode(tokens)`, such as the tokenizer of
-        `interop.load` or of transformers; None: inputs are arrays.
+      tokenizer: An object with `encode(text)` and `decode(tokens)`, such as the
+        tokenizer of `interop.load` or of transformers; None if inputs are arrays.
       metric: A function from logits and examples to a number per example, the lower the
-        better; None: the loss of the targets.
-      examples: What importance and roles are measured on: batches of examples, texts,
+        better. Defaults to the loss of the targets.
+      examples: Examples to measure importance and roles on: batches of examples, texts,
         whose next tokens are the targets, or a list of other inputs.
-      name: Name of the subject; "": the function's name.
+      name: Name of the subject. Defaults to the function's name.
 
     Raises:
       ConfigError: If function is a PyTorch module, and torchax is missing.
@@ -237,7 +237,7 @@ def _batches(subject, given) -> list[tasks.Example]:
 def _takes_lengths(function) -> bool:
     """Checks whether a function can be told the lengths of padded inputs."""
     try:
-        given = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have none
         return True
-    return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in given)
+    return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in parameters)

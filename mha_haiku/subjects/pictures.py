@@ -1,4 +1,4 @@
-"""What `mh.show` and `mh.plot` give of subjects, runs and their files."""
+"""`mh.show` and `mh.plot` for subjects, runs and their files."""
 
 import dataclasses
 import functools
@@ -55,7 +55,7 @@ def _(path: Any) -> MapSet:
 
 @sets.dossier_of.register(str | os.PathLike)
 def _(path: Any, compare: Any = None) -> Dossier:
-    """Collects all that lies in a folder where its maps were saved."""
+    """Collects the maps and snapshots that were saved in a folder."""
     folder = folders.Folder(checks.as_path(path)).attention
     if not (folder / "maps.npz").exists():
         return sets.joined(path, compare)
@@ -107,7 +107,7 @@ def _(what: Any, *, title: str | None) -> "Figure":
     return plotting.drawn(picture, title)
 
 
-# The pictures of what a run has written, but for its maps.
+# The pictures of the files of a run, except its maps.
 _FILES = {
     "metrics.jsonl": observers.learning_curve,
     "timeline.jsonl": observers.timeline,

@@ -1,4 +1,4 @@
-"""What verbs share: programs, batches of held-out examples, devices and metrics.
+"""Shared by verbs: programs, batches of held-out examples, devices and metrics.
 
 Each function takes the `Subject` that it works for. B batch, N examples, T positions.
 """
@@ -29,7 +29,7 @@ _MOST_EXAMPLES = 2**31 - 1  # an index is an int32
 
 
 def silent(iterable: Any, **_: Any) -> Any:
-    """Returns an iterable as it is: the progress that shows none."""
+    """Returns an iterable unchanged: the progress that shows none."""
     return iterable
 
 
@@ -51,11 +51,11 @@ def placed(
     *,
     length: int | None = None,
 ) -> Subject:
-    """Spreads model and parameters over devices; None: over all.
+    """Spreads model and parameters over devices, by default over all.
 
     Heads and positions are split as the config says, if the number of devices allows;
-    else each device has the whole model and a part of the examples. These have
-    `length` positions; None: as the task says. A subject without a config stays.
+    else each device has the whole model and a part of the examples. Examples have
+    `length` positions, by default the task's. A subject without a config is unchanged.
     """
     available = list(available or jax.devices())
     if len(available) == 1 or subject.config is None:
@@ -64,8 +64,8 @@ def placed(
     wanted = subject.config.replace(devices=dict(data=None))
     split = {x: getattr(wanted.devices, x) for x in ("heads", "sequence")}
     try:
-        given = wanted.devices, wanted.model, wanted.training
-        configuration.check_devices(*given, len(available))
+        sections = wanted.devices, wanted.model, wanted.training
+        configuration.check_devices(*sections, len(available))
         configuration.check_sequence(wanted.devices, length)
     except ConfigError:
         split = {"heads": 1, "sequence": 1}
@@ -94,7 +94,7 @@ def program(subject: Subject, function: Callable) -> Callable:
 
 
 def whole_batch(subject: Subject, count: int) -> int:
-    """Rounds `count` up, so that devices can split as many examples."""
+    """Rounds `count` up to a number of examples that devices can split."""
     placement = subject.placement
     parts = 1 if placement is None else placement.mesh.shape["data"]
     return -(-count // parts) * parts
@@ -115,7 +115,7 @@ def observed(
 ) -> tuple[models.Output, list[Any]]:
     """Computes the output on a batch, and a function of the maps of some parts.
 
-    Inside a program. The function, of a map and the kind of its layer, runs where
+    Call it inside a program. The function of a map and the kind of its layer runs where
     the map is made, so that no map outlives its layer.
     """
     at = {f"{x.path}/map": functools.partial(function, kind=x.kind) for x in parts}
@@ -149,7 +149,7 @@ def held_out(subject: Subject, indices: Sequence[int]) -> tasks.Example:
 def batch_size(
     subject: Subject, examples: int, positions: int = _BATCH_POSITIONS
 ) -> int:
-    """Finds how many of `examples` fit a batch of at most so many positions."""
+    """Finds how many of `examples` fit a batch of at most `positions`."""
     with checks.user_mistakes():
         checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
     task = subject.task
@@ -165,12 +165,11 @@ def batches_of(subject: Subject, examples: int, *, name: str = "") -> "Batches":
 def batches_given(
     subject: Subject, examples: Any, *, targets: bool = True
 ) -> Sequence[tasks.Example] | None:
-    """Makes batches of the examples; None: they are held-out examples of a task.
+    """Makes batches of the examples, or None for held-out examples of a task.
 
-    They are inputs, such as texts, or a number: of the task's held-out examples, or of
-    those that a wrapped function has, which are taken in their order, all of them if
-    there are no more. With `targets`, inputs get the next tokens as targets, which the
-    loss needs.
+    `examples` are inputs, such as texts, or a number: of the task's held-out examples,
+    or of a wrapped function's examples, which are taken in order, or all if there are
+    fewer. With `targets`, inputs get the next tokens as targets, which the loss needs.
     """
     if not isinstance(examples, numbers.Number):
         is_of_loss = subject.metric in (None, heads.metrics.loss)
@@ -188,14 +187,14 @@ def batches_given(
 def measured(
     subject: Subject, examples: Any, *, metric: str | None = None, name: str = ""
 ) -> heads.Measured:
-    """Makes what measures of `mh.heads` take.
+    """Makes the argument of the measures of `mh.heads`.
 
     Args:
       subject: The model. A wrapped function has its own metric.
-      examples: The number of examples, of held-out ones rounded up to whole batches;
-        or inputs, such as texts, whose targets are the next tokens.
-      metric: A name, see `metric_name`; None: the first of the task.
-      name: Name of the progress bar; "": no bar.
+      examples: The number of examples (held-out examples are rounded up to whole
+        batches); or inputs, such as texts, whose targets are the next tokens.
+      metric: A name, see `metric_name`. Defaults to the task's first metric.
+      name: Name of the progress bar, or "" for no bar.
     """
     model, params = subject.model, subject.params
     batches = batches_given(subject, examples)
@@ -219,10 +218,10 @@ def measured(
 
 
 def metric_name(subject: Subject, name: str | None = None) -> str | None:
-    """Finds the name of a metric that the task has; None: the task's first.
+    """Finds the name of a metric that the task has, by default the task's first.
 
-    It is "loss", "accuracy" for the share of wrong answers, "exact_match" for the
-    share of examples with any, or "drift". A model without a task has none.
+    It is "loss", "accuracy" for the share of wrong answers, "exact_match" for the share
+    of examples with a wrong answer, or "drift". A model without a task has none.
     """
     if subject.task is None:
         if name is not None:
@@ -270,7 +269,7 @@ def observations(
       batch_size: The size of all batches: the last is filled up by repeating its
         last example, and the repetitions are dropped from the result.
       name: Name of the progress bar.
-      examples_at: A function from indices to a batch; None: `held_out`.
+      examples_at: A function from indices to a batch. Defaults to `held_out`.
     """
     examples_at = examples_at or functools.partial(held_out, subject)
     starts = range(0, len(indices), batch_size)

@@ -1,4 +1,4 @@
-"""What a verb returns that has a table and a picture: shown as text, and written."""
+"""Results of verbs with a table and a picture: shown as text, and written."""
 
 import abc
 import dataclasses
@@ -46,7 +46,7 @@ class Result(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class HeadResult(Heads, Result):
-    """Numbers of heads that a verb has measured."""
+    """Numbers per head that a verb has measured."""
 
     @property
     def picture(self) -> functools.partial:
@@ -74,7 +74,7 @@ def write_pictures(
 
 
 def command(script: str, root: str | os.PathLike) -> str:
-    """Writes the command line of a script for the run in a folder, for a message."""
+    """Formats the command line of a script for a run's folder, for a message."""
     root = Path(root)
     if root.is_relative_to(Path.cwd()):
         root = root.relative_to(Path.cwd())

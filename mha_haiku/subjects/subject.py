@@ -1,4 +1,4 @@
-"""The `Subject`: a model with its inputs, which its verbs ask about its heads.
+"""The `Subject`: a model with its inputs, and verbs that study its heads.
 
 B batch, T positions.
 """
@@ -25,11 +25,12 @@ EXAMPLES = 64  # held-out examples, unless a verb says otherwise
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Subject:
-    """A model with its parameters and inputs, which can be asked about its heads.
+    """A model with its parameters and inputs, and methods that study its heads.
 
     `mh.load`, `mh.train` and `mh.wrap` make one; edits are a field of its model. The
     functions of `mh.subjects.verbs` are its methods. Inputs are texts, lists of texts,
-    token ids, arrays or a batch of examples. `measured` is what `mh.heads` takes.
+    token ids, arrays or a batch of examples. `measured` makes the argument of functions
+    of `mh.heads`.
 
     Example:
       >>> def f(params, tokens):  # to logits [B, T, C]
@@ -45,15 +46,15 @@ class Subject:
     params: Any
     name: str
     codec: inputs.Codec = inputs.Codec()  # what encodes texts
-    metric: heads.Metric | None = None  # of a wrapped function; None: the task's own
-    # Examples that a wrapped function is measured on; None: the task's held-out ones.
+    metric: heads.Metric | None = None  # of a wrapped function; defaults to the task's
+    # Examples to measure a wrapped function on; default to the task's held-out ones.
     batches: Sequence[tasks.Example] | None = None
     # Of runs, and of pretrained weights that have a tokenizer:
     config: configuration.RunConfig | None = None
     task: tasks.Task | None = None
     step: int = 0
     folder: folders.Folder | None = None  # of a run on disk
-    placement: devices.Sharded | None = None  # None: one device
+    placement: devices.Sharded | None = None  # None for one device
     progress: Callable[..., Iterator] = progress.over  # wraps an iterable
     # What `programs.once` has made; subjects made of one another share it.
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
@@ -120,9 +121,9 @@ class Subject:
         return self.codec.decode(np.asarray(tokens).tolist())
 
     def examples(self, count: int = EXAMPLES) -> tasks.Example:
-        """Makes a batch of the first held-out examples, or of a wrapped function's own.
+        """Makes a batch of the first held-out or, for a function, wrapped examples.
 
-        It has B = `count` examples; fewer if a wrapped function has no more.
+        It has B = `count` examples, or fewer if a wrapped function has fewer.
         """
         checks.positive_integer("count", count)
         if self.batches:
@@ -153,7 +154,7 @@ class Subject:
 
 
 def refuse(subject: Subject, verb: str, why: str) -> None:
-    """Raises ValueError: the verb is not for the subject, and why."""
+    """Raises ValueError with the reason why the subject does not support the verb."""
     raise ValueError(f"{verb} is not for {subject.name!r}, which {why}.")
 
 
@@ -167,14 +168,14 @@ def check_task(subject: Subject, verb: str) -> None:
 def check_parameters(subject: Subject, verb: str) -> None:
     """Raises ValueError if the model is more than its parameters."""
     if subject.model.edits:
-        refuse(subject, verb, "has edits, which are no parameters")
+        refuse(subject, verb, "has edits, which are not parameters")
 
 
 class Part(NamedTuple):
     """An attention part, and its heads."""
 
     path: str  # of its sites
-    kind: str  # one of `models.KINDS`; "" where there is one kind
+    kind: str  # one of `models.KINDS`; "" if there is only one kind
     layer: int  # which layer of its kind
     names: tuple[int, ...]  # of its heads, as in the unpruned layer
 
@@ -185,9 +186,9 @@ class Part(NamedTuple):
 
 
 def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]:
-    """Lists the attention parts; a function is traced for them.
+    """Lists the attention parts of a model; a function is traced to find them.
 
-    It is traced on a batch; None: on one of its own, else on eight tokens.
+    It is traced on a batch, by default on one of its batches or on eight tokens.
     """
     model = subject.model
     if model.config is not None:
@@ -195,16 +196,20 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         return [Part(x.path, x.kind, x.layer, x.names) for x in known]
     if batch is None and subject.batches is not None:
         batch = subject.batches[0]
-    given = subject.model, subject.params, batch or inputs.some_tokens(subject.codec)
+    arguments = (
+        subject.model,
+        subject.params,
+        batch or inputs.some_tokens(subject.codec),
+    )
     try:
-        counts = running.parts(*given)
+        counts = running.parts(*arguments)
     except Exception as error:
         if batch is not None:
             raise
         reason = " ".join(str(error).split())
         why = f"cannot be traced on tokens ({reason}).\nPass examples to mh.wrap"
         refuse(subject, "counting heads", why)
-    kinds = running.kinds_of(*given) or [""] * len(counts)
+    kinds = running.kinds_of(*arguments) or [""] * len(counts)
     return [
         Part(path, kind, i - kinds.index(kind), tuple(range(count)))
         for i, (kind, (path, count)) in enumerate(
@@ -214,17 +219,17 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
 
 
 def part_with(parts: Sequence[Part], layer: int, head: int) -> str:
-    """Finds the path of the attention part that has such a head."""
+    """Finds the path of the attention part that has this head."""
     checks.integer_in("layer", layer, 0, len(parts) - 1)
     checks.integer_in("head", head, 0, len(parts[layer].names) - 1)
     return parts[layer].path
 
 
 class Verb(NamedTuple):
-    """A question that can be asked of every subject."""
+    """A question about a subject."""
 
     function: Callable[..., Any]  # of a subject and keyword options
-    # Of a command, `python -m mha_haiku COMMAND`; "": there is none.
+    # Name of the command, `python -m mha_haiku COMMAND`, or "".
     command: str = ""
     folder: str = ""  # in the run's folder, for the files of the result
 
@@ -235,11 +240,11 @@ VERBS: dict[str, Verb] = {}  # by name
 def verb(
     function: Callable[..., Any] | None = None, *, command: str = "", folder: str = ""
 ) -> Callable[..., Any]:
-    """Makes the function below a method of every subject, and a command.
+    """Decorates a function to make it a method of every subject, and a command.
 
     The first parameter is the subject. Flags of the command are the keyword options,
-    and its help is the docstring. What the function returns has `text` and `save`, as a
-    `results.Result` has.
+    and its help is the docstring. The result of a command has `text` and `save`, like a
+    `results.Result`.
 
     Example:
       >>> @mh.verb

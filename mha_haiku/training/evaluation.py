@@ -14,7 +14,7 @@ from mha_haiku.training import devices, losses, stepping, tasks
 def held_out_batch(
     task: tasks.Task, seed: int | jax.Array, data: Any, indices: jax.Array
 ) -> tasks.Example:
-    """Makes held-out examples, of which index i is the same in every evaluation."""
+    """Makes held-out examples; index i is the same example in every evaluation."""
     key = stepping.stream(seed, "held_out")
     return tasks.batch(task, key, data, indices)
 

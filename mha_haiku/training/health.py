@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import Array
 
 WINDOW = 128
-# A loss has jumped where it is above the window's mean by both. The first alone would
+# A loss has jumped where it exceeds the window's mean by both. The first only would
 # warn of healthy runs: near a loss of 0 a single hard example is tens of deviations up,
-# and nothing of what the model has learnt is lost.
+# and nothing of what the model has learned is lost.
 SPIKE = 6.0  # standard deviations of the window
 LEAST_RISE = 0.1  # of the loss of the task's baseline
 
@@ -33,10 +33,10 @@ def initial() -> Health:
 
 
 def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array, Array]:
-    """Updates the health after a step; also returns how far its loss is above the rest.
+    """Updates the health after a step; also returns the rise of its loss.
 
-    In nats and in standard deviations of the window, both `[]` float32; 0 while the
-    window is not full, and for a step that is not `finite`.
+    The rise is in nats and in standard deviations of the window, both `[]` float32; 0
+    while the window is not full, and for a step that is not `finite`.
     """
     is_full = jnp.isfinite(health.losses[0])  # the oldest
     window = jnp.where(is_full, health.losses, 0)

@@ -21,7 +21,7 @@ class Sums(NamedTuple):
 
 
 def zeros(shape: tuple[int, ...] = (), *, counts_exact: bool = False) -> Sums:
-    """Makes sums over no example, `shape` of each."""
+    """Makes sums over no example, arrays of a `shape`."""
     return Sums(*[jnp.zeros(shape, jnp.float32)] * (5 if counts_exact else 3))
 
 
@@ -31,7 +31,7 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     `logits` are `[..., C]`, `targets` `[...]` integers; the result is `[...]`.
 
     Raises:
-      ValueError: If `logits` have not the shape of `targets` and one axis after it.
+      ValueError: If the shape of `logits` is not `targets.shape` and one more axis.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(

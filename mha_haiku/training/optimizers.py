@@ -1,4 +1,4 @@
-"""The optimizer by its name, with warm-up, cosine decay and clipping by global norm.
+"""Optimizers with warm-up, cosine decay and clipping by global norm.
 
 `steps` are the steps of the whole run.
 """
@@ -19,15 +19,13 @@ OPTIMIZERS = ("adamw", "sgd", "muon")
 class OptimizerConfig(Section, path="config.optimizer"):
     """The optimizer and its schedule."""
 
-    name: str = field(
-        "adamw", "what makes a step of a gradient", fields.OneOf(OPTIMIZERS)
-    )
+    name: str = field("adamw", "the optimizer", fields.OneOf(OPTIMIZERS))
     learning_rate: float = field(
         1e-2, "largest learning rate, reached after warm-up", checks.positive_number
     )
     warmup_steps: int = field(
         50,
-        "steps in which the learning rate rises from 0; at most all",
+        "steps in which the learning rate rises from 0",
         fields.integer(0, 2**31 - 1),
     )
     final_learning_rate_fraction: float = field(
@@ -38,8 +36,8 @@ class OptimizerConfig(Section, path="config.optimizer"):
     )
     weight_decay: float = field(
         0.0,
-        "share of parameters, times the learning rate, that a step takes off them: of "
-        "all but biases and norms; with muon of the matrices of layers alone",
+        "weight decay: share of the parameters, times the learning rate, that a step "
+        "subtracts; not from biases and norms; with muon only from matrices of layers",
         checks.non_negative_number,
     )
     momentum: float = field(
@@ -51,7 +49,7 @@ class OptimizerConfig(Section, path="config.optimizer"):
     )
     clip_norm: float | None = field(
         1.0,
-        "gradients of a larger global norm are scaled to this; None: no clipping",
+        "gradients of a larger global norm are scaled to this; None for no clipping",
         checks.positive_number,
     )
     frozen: str = field(
@@ -62,7 +60,7 @@ class OptimizerConfig(Section, path="config.optimizer"):
 
 
 def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
-    """Returns the learning rate by the steps before: a linear rise, then half a cosine.
+    """Returns the schedule of the learning rate: a linear rise, then half a cosine.
 
     The rise ends after `warmup_steps`, or `steps` if these are fewer; the cosine ends
     with the last step, whose rate is `learning_rate * final_learning_rate_fraction`.
@@ -84,10 +82,10 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
     """Makes the optimizer that the config describes.
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
-    nor to the scales and offsets of norms. Frozen parameters stay as they are, and no
-    moments are kept of them. Muon makes the steps of the matrices of layers, as long as
-    Adam's would be (`consistent_rms`), so that one learning rate does for both; those
-    of embeddings, logits, biases and norms are Adam's with Nesterov momentum.
+    nor to the scales and offsets of norms. Frozen parameters do not change and have no
+    moments. Muon updates the matrices of layers, with steps as long as Adam's
+    (`consistent_rms`), so that one learning rate suits both; embeddings, logits, biases
+    and norms are updated by Adam with Nesterov momentum.
 
     Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; muon:
     Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, and the length of
@@ -167,7 +165,7 @@ def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model
 def are_frozen(config: OptimizerConfig, params: Any) -> Any:
     """Makes a tree like `params`, True where `config.frozen` names the module.
 
-    ConfigError if a name is of no module, or no parameter is left to train.
+    ConfigError if a name is not a module, or no parameter is left to train.
     """
     names = [name.strip().strip("/") for name in config.frozen.split(",")]
 
@@ -187,7 +185,7 @@ def are_frozen(config: OptimizerConfig, params: Any) -> Any:
     if all(frozen.values()):
         raise checks.ConfigError(
             "config.optimizer.frozen must leave parameters to train, got "
-            f"{config.frozen!r}, which are all."
+            f"{config.frozen!r}, which freezes all."
         )
     return {
         module: jax.tree.map(lambda _, own=frozen[module]: own, leaves)

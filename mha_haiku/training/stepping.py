@@ -2,7 +2,7 @@
 
 One dispatch runs any number of steps in one compiled program. Everything
 random is derived from (seed, step, index of the example), so resuming needs no state
-besides `TrainState`, and the global batch is the same on any number of devices. A step
+except `TrainState`, and the global batch is the same on any number of devices. A step
 whose loss or gradient is not finite counts, but changes no parameter.
 
 Dimensions: N steps in one dispatch.
@@ -24,7 +24,7 @@ _STREAMS = ("init", "data", "dropout", "held_out")
 
 
 class TrainState(NamedTuple):
-    """What a checkpoint of a run in training holds."""
+    """The content of a checkpoint of a run in training."""
 
     step: Array  # [] int32, steps taken
     params: Any
@@ -33,24 +33,24 @@ class TrainState(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """What a checkpoint of parameters alone holds: the first fields of `TrainState`."""
+    """The content of a checkpoint without training state; a prefix of `TrainState`."""
 
     step: Array
     params: Any
 
 
 class Report(NamedTuple):
-    """Numbers of each step of a dispatch; 0 and True for steps that it did not take."""
+    """Numbers per step of a dispatch; 0 and True for steps that were not taken."""
 
     sums: losses.Sums  # [N] each, over the step's examples
     gradient_norm: Array  # [N] float32, before clipping
-    finite: Array  # [N] bool, whether loss and gradient were; if not, none is applied
+    finite: Array  # [N] bool, of loss and gradient; if not, the step is skipped
     rise: Array  # [N] float32, nats; see `health.observe`
     deviations: Array  # [N] float32, the same in standard deviations
 
 
 def stream(seed: int | Array, name: str) -> Array:
-    """Makes the PRNG key of a stream, one of `_STREAMS`, which are independent."""
+    """Makes the PRNG key of one of the independent `_STREAMS`."""
     key = jax.random.key(jnp.asarray(seed, jnp.uint32))
     return jax.random.fold_in(key, _STREAMS.index(name))
 
@@ -198,5 +198,5 @@ def make_dispatch(
 
 
 def _is_schedule(node) -> bool:
-    """Checks for the count of a schedule, which goes by all steps that were taken."""
+    """Checks for the count of a schedule, which counts all steps that were taken."""
     return isinstance(node, optax.ScaleByScheduleState)

@@ -3,12 +3,12 @@
 Run: python scripts/benchmarks/attention.py --case=module_512
      python scripts/benchmarks/attention.py --case=core_8192 --rounds=3
 
-On the CPU in float32. "module" is multi-head attention with its projections, next to
-Haiku, Flax, Equinox, jax.nn and PyTorch; "core" is attention of [B, T, H, K] arrays,
-next to PyTorch. All run in turn in processes of their own; ratios are of times, so that
-below 1 is faster than the base, and memory is its peak above what the process held
-before. Needs pip install -e '.[bench]'; who is missing is skipped and named. On a
-machine that does other work no promise about time is judged.
+On the CPU in float32. "module" is multi-head attention with its projections, compared
+with Haiku, Flax, Equinox, jax.nn and PyTorch; "core" is attention of [B, T, H, K]
+arrays, compared with PyTorch. All take turns in separate processes; ratios are of
+times, so that below 1 is faster than the base, and memory is the peak above the memory
+before. Needs pip install -e '.[bench]'; missing libraries are skipped and named. On a
+machine with other load no promise about time is judged.
 """
 
 import pathlib
@@ -35,7 +35,7 @@ _CORE = {"ours": "core_attention", "torch": "torch_core"}
 _SCALING_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
 _COMPILED_LENGTHS = (2048, 8192, 32768, 131072)
 _WINDOW = 512
-_QUICK = 64  # what a quick run divides long lengths by
+_QUICK = 64  # divisor of long lengths in a quick run
 
 _PEAK = "peak MiB"
 
@@ -91,7 +91,7 @@ _FULL = {"is_causal": False}
 
 
 class _Core(NamedTuple):
-    """A case of attention alone."""
+    """A case of attention without projections."""
 
     size: sizes.CoreSize
     calls: int  # in a sample
@@ -168,10 +168,10 @@ def _core(case, is_quick) -> list[command.Duel]:
 
 
 def _statistics(case, is_quick) -> list[command.Duel]:
-    num_heads, calls, has_materialised = _STATISTICS[case]
+    num_heads, calls, has_materialized = _STATISTICS[case]
     core = sizes.CoreSize(_length(case, is_quick), num_heads)
     calls = 1 if is_quick else calls
-    uses = ["forward", "statistics"] + ["materialised"] * has_materialised
+    uses = ["forward", "statistics"] + ["materialized"] * has_materialized
     contenders = tuple(
         command.contender(
             use, "map_statistics", use=use, size=calls, core=core._asdict()
@@ -179,13 +179,13 @@ def _statistics(case, is_quick) -> list[command.Duel]:
         for use in uses
     )
     promises = [results.Promise("statistics", 1.6, "forward")]
-    if has_materialised:
+    if has_materialized:
         promises += [
-            results.Promise("statistics", 1 / 5, "materialised", aim=1 / 10),
+            results.Promise("statistics", 1 / 5, "materialized", aim=1 / 10),
         ]
     if case == "statistics_8192":
         promises += [
-            results.Promise("statistics", 1 / 50, "materialised", _PEAK),
+            results.Promise("statistics", 1 / 50, "materialized", _PEAK),
         ]
     title = (
         f"{case}: attention with all statistics of its map and 32 x 32 of its cells, "

@@ -1,7 +1,7 @@
 """The command line that the benchmarks share: their flags, tables and samples.
 
-A benchmark is a docstring for `--help` and named cases: functions from the case's name
-and whether the run is a quick one to its duels.
+A benchmark is a docstring for `--help` and named cases: functions of the case's name,
+and of whether the run is quick, that return its duels.
 """
 
 import dataclasses
@@ -44,8 +44,8 @@ class Flags(groups.Group):
     Args:
       case: One of the named cases; all if left out.
       rounds: Samples of each contender.
-      contenders: Who takes part, with commas between; else all.
-      quick: Tiny samples, 2 rounds: does it run? Times are void.
+      contenders: Names of contenders, with commas between; all if left out.
+      quick: Tiny samples, 2 rounds, to test that it runs. Times are void.
       memory: Always measure the peak of memory.
       json: File for all samples.
     """
@@ -65,7 +65,7 @@ def command(cases: Cases, description: str) -> Callable[[Sequence[str]], int]:
     """Makes a benchmark's `run`, which takes argv and returns the exit status.
 
     Args:
-      cases: What it measures, by name.
+      cases: Its cases, by name.
       description: The docstring of the script.
     """
     return commands.program(functools.partial(_main, cases), description)
@@ -93,7 +93,7 @@ def _main(cases: Cases, values: Flags) -> int:
         base = next((name for name in (*chosen.bases, *there) if name in there), "")
         lines = results.table(ended, base if chosen.bases else "", chosen.unit)
         if not values.quick:
-            lines += [results.verdict(each, ended) for each in chosen.promises]
+            lines += [results.verdict(promise, ended) for promise in chosen.promises]
         lines += results.troubles(ended, "-e '.[bench]'")
         print("\n".join(["", chosen.title, *lines]), flush=True)
         is_faulty |= any(result.fault and not result.missing for result in ended)

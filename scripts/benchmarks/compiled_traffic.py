@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read from its text."""
+"""The traffic of a compiled program between devices, read from its text."""
 
 import math
 import re
@@ -18,7 +18,7 @@ _CALLED = re.compile(
 
 
 class Traffic(NamedTuple):
-    """What one device sends in a call, in bytes, by the kind of collective."""
+    """The bytes that one device sends in a call, by the kind of collective."""
 
     by_kind: dict[str, float]
 
@@ -29,9 +29,9 @@ class Traffic(NamedTuple):
 
 
 def of_program(text: str) -> Traffic:
-    """Returns what a device sends on average, in rings of the devices that take part.
+    """Returns the average traffic of a device, in rings of the participating devices.
 
-    A loop counts as often as XLA knows that it runs; else once.
+    A loop counts as often as it runs if XLA knows that, else once.
 
     Args:
       text: A compiled program's, as `compiled.as_text()` gives it.

@@ -4,9 +4,9 @@ Run: python scripts/benchmarks/decoding.py --case=small_1
 
 Greedy decoding of 1 or 16 texts, with room for 512 tokens, by the model of
 configs/text_lm.py (small) and one of GPT-2's size (large), in float32 with random
-weights. Beside it: the sum of all parameters, which is as fast as they can be read, and
-`generate` of transformers on PyTorch with either of its caches. A step is a token of
-each text; late ones are the last that there is room for. Needs
+weights. It is compared with the sum of all parameters, the fastest way to read them,
+and with `generate` of transformers on PyTorch with either of its caches. A step is one
+token per text; late tokens are the last that there is room for. Needs
 pip install -e '.[bench,parity]'.
 """
 

@@ -1,10 +1,10 @@
-"""Measures programs against each other on a machine that others may be using too.
+"""Compares programs on a machine that others may be using too.
 
-Every contender is a process of its own, and they take turns: in each round each runs
-once, in an order that turns round every time, so that what drifts over minutes meets
-all alike. A sample during which others kept the machine busy is taken again, up to a
-limit, and of the tries the one with the least foreign load is kept, never the fastest.
-See `worker.py` for the other side and `results.py` for the statistics.
+Every contender is a separate process, and they take turns: in each round each runs
+once, in an order that is reversed every time, so that drifts over minutes affect all
+equally. A sample with much foreign load is repeated, up to a limit; of the tries the
+one with the least foreign load is kept, never the fastest. See `worker.py` for the
+other side and `results.py` for the statistics.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from scripts.benchmarks import worker
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
-# These would give a contender other devices, ranks or threads than it asks for.
+# These would give a contender other devices, ranks or threads than it requests.
 _UNWANTED = ("JAX_NUM_CPU_DEVICES", "JAX_NUMPY_RANK_PROMOTION", "OMP_NUM_THREADS")
 
 _SERVE = "import sys; from scripts.benchmarks import worker; worker.serve(sys.argv[1])"
@@ -36,7 +36,7 @@ _FEWEST_ROUNDS = 3
 
 
 class Contender(NamedTuple):
-    """One who takes part."""
+    """A program to compare."""
 
     name: str
     module: str  # with a `prepare`; see `worker.py`
@@ -47,18 +47,18 @@ class Sample(NamedTuple):
     """One turn of one contender."""
 
     seconds: float  # per unit of work
-    foreign: float | None  # processors that others kept busy; None: unknown
+    foreign: float | None  # processors that others kept busy, if known
     processor_seconds: float = 0.0  # of all its threads, per unit of work
 
     @property
     def is_quiet(self) -> bool:
-        """Whether others left the machine alone, as far as is known."""
+        """Whether the machine had little foreign load, as far as is known."""
         return (self.foreign or 0.0) <= _QUIET_SHARE * (os.cpu_count() or 1)
 
 
 @dataclasses.dataclass
 class Result:
-    """How a contender did."""
+    """The samples of a contender."""
 
     name: str
     samples: list[Sample] = dataclasses.field(default_factory=list)  # one per round
@@ -80,14 +80,14 @@ def duel(
     """Lets contenders take turns.
 
     Args:
-      contenders: Who takes part; all are prepared before the first round.
-      rounds: Turns of each.
-      retries: How often a sample that was not quiet is taken again.
-      longest: Seconds of rounds after which no sample is taken again, and no round
-        begins that is not one of the first three.
-      with_memory: Whether each runs once more, at the end, for the fact "peak MiB":
-        how far its memory rises above what it held before.
-      say: Called with lines that tell how far it is.
+      contenders: The contenders; all are prepared before the first round.
+      rounds: Number of turns of each.
+      retries: Maximum number of repetitions of a sample that was not quiet.
+      longest: Seconds of rounds after which no sample is repeated, and no round begins,
+        except the first three.
+      with_memory: Whether each runs once more, at the end, for the fact "peak MiB": the
+        rise of its memory above the memory before.
+      say: Called with lines of progress.
 
     Returns:
       A result for each contender; one with `fault` has fewer samples, or none.

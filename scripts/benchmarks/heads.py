@@ -1,9 +1,9 @@
-"""Measures the heads laboratory: sweeps of ablations, gradients, and pruned models.
+"""Measures studies of heads: sweeps of ablations, gradients, and pruned models.
 
 Run: python scripts/benchmarks/heads.py
 
-Everything that is compared runs alternately in one process; printed are medians of the
-ratios with their quartiles, and the limits that the project promises.
+Compared programs run alternately in one process. It prints medians of the ratios with
+their quartiles, and the limits that the project promises.
 """
 
 import functools
@@ -97,7 +97,7 @@ def _pruned(model, params, config, example, rounds):
     gates = jnp.stack(heads.open_gates(config, keep))
     gated = model._replace(apply=sites.edit(model.apply, heads.edits.gate(gates)))
     whole, pruned, masked = (
-        _forward(each, example) for each in (model, small_model, gated)
+        _forward(one, example) for one in (model, small_model, gated)
     )
     operations = [
         each.lower(p).compile().cost_analysis()["flops"]

@@ -1,9 +1,9 @@
-"""Measures the page of maps in a real browser: size, time to draw, time to answer.
+"""Measures the page of maps in a real browser: size, time to draw, time to respond.
 
 Run: python scripts/benchmarks/pages.py
 
-It needs a Chromium and `pip install -e '.[browser]'`. An answer is timed from the event
-to the end of the next frame; what was promised of each is printed beneath.
+It needs a Chromium and `pip install -e '.[browser]'`. A response is timed from the
+event to the end of the next frame; the promised limits are printed below.
 """
 
 import importlib.util
@@ -120,10 +120,10 @@ def main(*, rounds: int = 7) -> int:
 
 
 def of_size(num_layers, num_heads, length, num_examples=1) -> map_set.Dossier:
-    """Returns causal maps of heads that are alike to trained ones.
+    """Returns causal maps of heads that resemble trained ones.
 
     They look back at the previous position, the first one, near ones, or, by content,
-    at a few of any.
+    at a few others.
     """
     generator = np.random.default_rng(0)
     back = np.arange(length)[:, None] - np.arange(length)
@@ -229,7 +229,7 @@ def _of_long_map(browser, folder, rounds) -> Iterator:
 
 
 def _of_import(rounds) -> tuple:
-    """Returns the seconds of the import, and what of it goes into showing maps."""
+    """Returns the seconds of the import, and its part for showing maps."""
     result = duel.Result("import mha_haiku")
     python = [sys.executable, "-X", "importtime", "-c", "import mha_haiku"]
     shown = []
@@ -277,7 +277,7 @@ class _Window:
 
 
 def _foreign_load(interval: float = 0.1) -> float | None:
-    """Returns how many processors others keep busy, seen while this process rests."""
+    """Returns how many processors others keep busy, measured while idle."""
     busy, before = worker.busy_seconds(), time.perf_counter()
     time.sleep(interval)
     if busy is None:

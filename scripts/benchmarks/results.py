@@ -1,12 +1,12 @@
-"""The statistics of a duel, a plain table of them, and what was promised of them.
+"""The statistics of a duel, a plain table of them, and promises about them.
 
-A ratio is taken within each round, where both contenders met much the same machine; the
-ratio of the whole is the median over rounds. Rounds with a foreign load are left out
-where enough quiet ones remain; where not, all count, and the table says so.
+A ratio is taken within each round, where both contenders had similar conditions; the
+total ratio is the median over rounds. Rounds with a foreign load are left out if enough
+quiet ones remain; otherwise all count, and the table says so.
 
-A promise knows who must have come to the end for it (`contenders`), how it reads
-(`said`), and what was measured of it (`measured`): a spread and words that belong to
-it, or None where that cannot be told.
+A promise knows which contenders must have finished (`contenders`), its text (`said`),
+and its measurement (`measured`): a spread and words that describe it, or None if it
+cannot be determined.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from scripts.benchmarks import duel
 
-# Seconds from which on a table is in seconds, not milliseconds.
+# From this many seconds on a table is in seconds, not milliseconds.
 _LONG = 5.0
 
 
@@ -66,17 +66,17 @@ def spread(values: Sequence[float], is_quiet: Sequence[bool]) -> Spread:
 
 
 def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
-    """Returns the lines of a table with a row per contender that came to the end.
+    """Returns the lines of a table with a row per contender that finished.
 
     Args:
       results: Results of a duel.
       base: The contender that the others are compared with; "" for none.
-      unit: What a unit of work is called: "step".
+      unit: Name of a unit of work: "step".
     """
     by_name = {result.name: result for result in results}
     shown = [result for result in results if result.samples and not result.fault]
     if not shown:
-        return ["(nobody came to the end)"]
+        return ["(no contender finished)"]
     is_long = max(seconds(result).median for result in shown) >= _LONG
     scale, prefix = (1, "") if is_long else (1e3, "m")
     facts = list(dict.fromkeys(name for result in shown for name in result.facts))
@@ -106,11 +106,11 @@ def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
 
 
 def troubles(results: Sequence[duel.Result], extra: str) -> list[str]:
-    """Returns a line for each contender that did not come to the end.
+    """Returns a line for each contender that did not finish.
 
     Args:
       results: Results of a duel.
-      extra: What to install where a package is missing.
+      extra: The extra to install if a package is missing.
     """
     lines = []
     for result in results:
@@ -125,7 +125,7 @@ def troubles(results: Sequence[duel.Result], extra: str) -> list[str]:
 
 
 class Promise(NamedTuple):
-    """Of one contender: that a quantity is at most so much, or such a share."""
+    """A limit of a contender's quantity, as a number or as a share of another's."""
 
     contender: str
     limit: float  # of `quantity`: at most this share of the base's, or this much
@@ -172,7 +172,7 @@ class Promise(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Of contenders that do the same at several sizes: `seconds ~ size ** exponent`."""
+    """A limit of the exponent over contenders' sizes: `seconds ~ size ** exponent`."""
 
     sizes: Mapping[str, float]  # of each contender
     limit: float  # of the exponent, fitted to the logarithms within each round
@@ -198,10 +198,10 @@ class Growth(NamedTuple):
 
 
 def verdict(promise: Promise | Growth, results: Sequence[duel.Result]) -> str:
-    """Returns a line that says what was promised, what was measured, and the outcome.
+    """Returns a line with the promise, the measurement and the outcome.
 
-    Kept and broken are said where all between the quartiles is on one side, and, of
-    times, where enough rounds were quiet.
+    A promise is kept or broken if both quartiles are on one side and, for times, if
+    enough rounds were quiet.
     """
     by_name = {result.name: result for result in results if result.samples}
     there = set(promise.contenders) <= set(by_name)

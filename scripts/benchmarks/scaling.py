@@ -2,12 +2,12 @@
 
 Run: python scripts/benchmarks/scaling.py
 
-Work: virtual devices share this machine's cores, so no speed-up can be seen here.
-Measured is the processor time of a whole step of the same batch on 1, 2 and 4 of them:
-what sharing adds in all (work done twice, copies, waiting) is what it rises by.
+Work: virtual devices share this machine's cores, so no speed-up can be seen here. We
+measure the processor time of a whole step of the same batch on 1, 2 and 4 devices: it
+rises by the total cost of sharing (duplicate work, copies, waiting).
 
-Traffic: the training program is compiled for 8, 64 and 512 devices, without running it,
-and what a device sends in a step is read from it.
+Traffic: the training program is compiled for 8, 64 and 512 devices, without running it;
+from its text we read how much a device sends in a step.
 
 Estimate: on paper, from both: the operations of a step over a device's rate, and the
 bytes that it sends over its bandwidth, one after the other as if nothing overlapped.
@@ -46,7 +46,7 @@ _COUNTS = (8, 64, 512)
 
 
 class _Program(NamedTuple):
-    """A compiled training program and what it is called with."""
+    """A compiled training program and its arguments."""
 
     compiled: jax.stages.Compiled
     state: stepping.TrainState | None

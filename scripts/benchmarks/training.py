@@ -3,10 +3,10 @@
 Run: python scripts/benchmarks/training.py --case=reverse
      python scripts/benchmarks/training.py --case=attention --contenders=ours,haiku
 
-All contenders build the same model, of as many parameters, and run in turn in processes
-of their own; ratios are of times, so that below 1 is faster than the base. Needs
-pip install -e '.[bench]'; who is missing is skipped and named. On a machine that does
-other work no promise about time is judged.
+All contenders build the same model, with as many parameters, and take turns in separate
+processes; ratios are of times, so that below 1 is faster than the base. Needs
+pip install -e '.[bench]'; missing libraries are skipped and named. On a machine with
+other load no promise about time is judged.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""The worker's side of a duel: a process that runs one contender when it is told to.
+"""The worker's side of a duel: a process that runs one contender on request.
 
 A contender is a module with a function `prepare`, which makes a `Program` from the
 contender's options. The two sides exchange one line of JSON at a time over the worker's
@@ -30,10 +30,10 @@ _NO_FACTS: Mapping[str, Any] = types.MappingProxyType({})
 
 
 class Program(NamedTuple):
-    """What a contender does, ready to run."""
+    """The program of a contender, ready to run."""
 
     # Does all the work of one sample and waits for its end. Returns the seconds that
-    # count where that is not the time that it took, else None.
+    # count if they are not the elapsed time, else None.
     run: Callable[[], float | None]
     reset: Callable[[], None] = lambda: None  # called before each run, not timed
     units: int = 1  # of work in a run: steps, calls
@@ -101,12 +101,11 @@ def measured(program: Program) -> dict[str, float | None]:
 
 
 def peak_bytes(program: Program) -> int | None:
-    """Runs a program twice; returns how far the second raised memory above its start.
+    """Runs a program twice; returns by how much the second run raised the memory.
 
-    None where the system does not tell. What the process holds but does not use is
-    given back first: else the run would seem to need nothing. What its threads keep for
-    themselves they give back in the first run. All this makes runs slow, from here on,
-    so no time is measured after it.
+    None if the system does not tell. Unused memory of the process is given back first:
+    otherwise the run would seem to need nothing. Threads give back their memory in the
+    first run. All this makes later runs slow, so no time is measured after it.
     """
     status, marks = pathlib.Path("/proc/self/status"), "/proc/self/clear_refs"
     if not os.access(marks, os.W_OK):
@@ -127,8 +126,8 @@ def peak_bytes(program: Program) -> int | None:
 def busy_seconds() -> float | None:
     """Returns the processor seconds that the whole machine has worked since its start.
 
-    What another guest of the same host took from this one counts as work. None where
-    there is no /proc/stat.
+    Time that another guest of the same host took counts as work. None without
+    /proc/stat.
     """
     try:
         with open("/proc/stat") as file:
@@ -141,7 +140,7 @@ def busy_seconds() -> float | None:
 
 
 def _c_library(name: str, *arguments: int) -> None:
-    """Calls a function of the C library, where that has it."""
+    """Calls a function of the C library, if it exists."""
     with contextlib.suppress(OSError, AttributeError):
         getattr(ctypes.CDLL(None), name)(*arguments)
 

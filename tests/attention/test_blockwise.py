@@ -33,7 +33,7 @@ def normal(*shape):
     return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 
 
-# Options of `attend`; what needs a gradient of its own is in "bias" or "score".
+# Options of `attend`; arrays that need a gradient are in "bias" or "score".
 CASES = {
     "nothing": {},
     "causal": {"mask": masks.causal()},
@@ -265,7 +265,7 @@ def test_map_has_its_queries_still_when_values_have_their_size(implementation):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimized")
 def test_nothing_of_the_size_of_a_matrix_is_held():
     size = 4096
     shape = jax.ShapeDtypeStruct((1, size, 2, 8), jnp.float32)

@@ -112,7 +112,7 @@ def test_nan_that_a_window_has_left_behind_is_gone():
     *_, cache = _prefilled(mask, 2)
     bad = np.where(np.arange(S)[:, None, None] == 5, np.float32(np.nan), VALUE)
     one = jax.tree.map(lambda x: x[1:2], cache)
-    for t in range(5, S):  # of example 1 alone, whose prompt has 5 tokens
+    for t in range(5, S):  # only of example 1, whose prompt has 5 tokens
         values, _, _, one = _step(
             one, QUERY[1:2], KEY[1:2], bad[1:2], jnp.array([t]), mask, {}, None
         )

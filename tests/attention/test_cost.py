@@ -1,4 +1,4 @@
-"""A map that nobody reads costs nothing: compiled operations and memory.
+"""An unused map costs nothing: compiled operations and memory.
 
 B batch, T positions, H heads, K size per head.
 """
@@ -18,7 +18,7 @@ ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)
 MASKS = {"full": masks.full(), "causal": masks.causal()}
 
 
-pytestmark = pytest.mark.usefixtures("optimised")
+pytestmark = pytest.mark.usefixtures("optimized")
 
 
 def cost(function, with_gradient):

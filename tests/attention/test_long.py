@@ -9,7 +9,7 @@ import pytest
 
 LENGTH, HEADS, SIZE = 65_536, 4, 64
 
-# In a process of its own, so that its peak memory does not include other tests.
+# In a separate process, so that its peak memory does not include other tests.
 PROGRAM = f"""
 import resource
 import jax, jax.numpy as jnp, numpy as np
@@ -48,7 +48,7 @@ assert (np.asarray(statistics.entropy) < np.log({LENGTH})).all()
 
 @pytest.mark.slow
 def test_long_context_fits_and_equals_dense_rows():
-    # Optimised, as users have it: this runs for long, and its memory is measured.
+    # Optimized, as users have it: this runs for long, and its memory is measured.
     as_users = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": ""}
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM],

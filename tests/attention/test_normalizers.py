@@ -51,7 +51,7 @@ IMPLEMENTATIONS = {
     "blockwise": attention.Blockwise(3, 2, 2),
     "formula": "formula",
 }
-# The last query sees nothing, and nobody the last key, which is NaN.
+# The last query sees nothing, and no query sees the last key, which is NaN.
 ALLOWED = np.arange(S) <= np.minimum(np.arange(T)[:, None] + 1, S - 2)
 ALLOWED[-1] = False
 

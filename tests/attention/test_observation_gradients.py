@@ -192,7 +192,7 @@ def stated(found, numbers):
 
 
 def total(results, names):
-    """Returns the sum of all results, each weighted by numbers of its own."""
+    """Returns the sum of all results, weighted by different numbers."""
     draw = np.random.default_rng(2)
     weighted = [
         (results[name] * draw.normal(size=results[name].shape)).sum() for name in names
@@ -311,15 +311,13 @@ def test_second_derivative_is_refused_with_the_way_out():
         found = attend(query, arrays["key"], arrays["value"])[1]
         return found.statistics().entropy.sum()
 
-    with pytest.raises(
-        ValueError, match=r"weights\(\), of attention by implementation"
-    ):
+    with pytest.raises(ValueError, match=r"weights\(\), with implementation"):
         twice = jax.grad(lambda q: (jax.grad(entropy)(q) ** 2).sum())
         jax.eval_shape(twice, arrays["query"])
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize(
     "observe",
     [

@@ -1,4 +1,4 @@
-"""What other implementations of attention get wrong, with a test for each mistake.
+"""Mistakes of other implementations of attention, with a test for each.
 
 Fully masked rows are attended to uniformly or become NaN; NaN in a masked key reaches
 valid outputs and gradients; float masks are silently inverted; masks `[B, S]` are read
@@ -51,7 +51,7 @@ def chosen():
     return np.random.default_rng(4).normal(size=[B, T, H, V]).astype(np.float32)
 
 
-# Without jit each operation compiles by itself, so of one dtype alone.
+# Without jit each operation compiles by itself, so only one dtype.
 everywhere = pytest.mark.parametrize(
     ("dtype", "run"),
     [
@@ -161,7 +161,7 @@ def test_float_mask_is_refused_and_pointed_to_bias(dtype, arrays):
     additive = jnp.where(np.tri(T, S, dtype=bool), 0, -jnp.inf).astype(dtype)
     mask = jnp.broadcast_to(additive, (B, T, S))
     for call in (attend, jax.jit(attend)):
-        with pytest.raises(ValueError, match=r"mask must be boolean.*goes in bias="):
+        with pytest.raises(ValueError, match=r"mask must be boolean.*as bias="):
             call(*inputs, mask=mask)
 
 

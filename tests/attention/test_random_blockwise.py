@@ -97,7 +97,7 @@ def added_bias(kind, bias, num_heads):
 
 @functools.cache
 def compiled(seed, implementation):
-    """Returns a function of numbers alone for one structure, compiled."""
+    """Returns a compiled function of only numbers for one structure."""
     (((batch, T, S, H, G, K, V), tiles), kinds, bias_kind, score_kind) = structure_of(
         seed
     )
@@ -167,7 +167,7 @@ def unseen_keys(mask, num_queries, num_keys, batch):
 
 
 def poisoned(seed, case, rng):
-    """Puts NaN into a key and value that nobody sees; returns whether there was one."""
+    """Puts NaN into an unseen key and value; returns whether there was one."""
     (((batch, T, S, *_), _), kinds, *_) = structure_of(seed)
     inputs, numbers, *rest = case
     mask = mask_of(kinds, numbers)

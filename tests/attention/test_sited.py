@@ -1,4 +1,4 @@
-"""What look and edit find of an attention, against the same by hand."""
+"""look and edit of an attention, against the same by hand."""
 
 import haiku as hk
 import jax
@@ -175,7 +175,7 @@ def test_a_map_of_signed_weights_measures_them_as_they_are():
     for name in (*names, "num_queries"):
         own = getattr(statistics, name)
         np.testing.assert_allclose(own, expected[name], atol=1e-6, err_msg=name)
-    # What is defined of probabilities alone is not made up of other weights.
+    # Statistics that are defined only for probabilities are not computed otherwise.
     assert np.isnan(statistics.entropy).all() and np.isnan(divergence).all()
     assert np.isnan(statistics.received_gini).all()
     counted = (weights != 0).any(-1, keepdims=True)
@@ -196,7 +196,7 @@ def test_gradients_of_observations_reach_signed_weights_of_any_size():
     np.testing.assert_allclose(slopes, np.where(counts, wanted, 1), atol=1e-5)
 
 
-def test_recognised_heads_that_are_mixed_have_the_map_of_their_weights():
+def test_recognized_heads_that_are_mixed_have_the_map_of_their_weights():
     mix = jax.random.normal(_KEYS[3], (H, H))
 
     def talking(query):

@@ -77,19 +77,19 @@ def drawn(open_page):
 
 
 @pytest.fixture
-def colours() -> Callable:
+def colors() -> Callable:
     """A function from an element to its picture, `[height, width, 3]` in [0, 1]."""
     image = pytest.importorskip("matplotlib.image")
 
-    def colours(element) -> np.ndarray:
+    def colors(element) -> np.ndarray:
         return image.imread(io.BytesIO(element.screenshot()))[..., :3]
 
-    return colours
+    return colors
 
 
 @pytest.fixture
-def cells(colours) -> Callable:
-    """A function from a drawn map to the colours of its cells' centres, `[P, Q, 3]`."""
+def cells(colors) -> Callable:
+    """A function from a drawn map to the colors of its cells' centers, `[P, Q, 3]`."""
 
     def cells(opened, shape, index: int = 0) -> np.ndarray:
         opened.mouse.move(0, 0)  # pointing would lighten a row and a column
@@ -105,7 +105,7 @@ def cells(colours) -> Callable:
             }"""
         )
         left, top, width, height = at
-        picture = colours(drawing)
+        picture = colors(drawing)
         rows, columns = (
             (start + size * (np.arange(count) + 0.5) / count).astype(int)
             for start, size, count in ((top, height, shape[0]), (left, width, shape[1]))
@@ -117,6 +117,6 @@ def cells(colours) -> Callable:
 
 @pytest.fixture(scope="session")
 def viridis() -> Callable:
-    """Matplotlib's colours of shares, `[..., 3]`."""
+    """Matplotlib's colors of shares, `[..., 3]`."""
     matplotlib = pytest.importorskip("matplotlib")
     return lambda shares: matplotlib.colormaps["viridis"](shares)[..., :3]

@@ -146,7 +146,7 @@ def of_size(num_layers, num_heads, length, num_examples=1) -> map_set.Dossier:
     examples = []
     for i in range(num_examples):
         scores = generator.standard_normal((num_layers, num_heads, length, length))
-        # Heads prefer distances, as trained ones do: noise alone cannot be compressed.
+        # Heads prefer distances, as trained ones do: pure noise cannot be compressed.
         reach = np.exp(generator.uniform(0, 4, (num_layers, num_heads, 1, 1)))
         distance = np.arange(length)[:, None] - np.arange(length)
         exponents = scores - np.abs(distance) / reach

@@ -1,4 +1,4 @@
-"""What the overview says of heads: roles in full, what a number is, orders, steps."""
+"""The overview of heads: full roles, meanings of numbers, orders, steps."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The page as a browser shows it: colours, keys, the mouse, texts that want to run."""
+"""The page as a browser shows it: colors, keys, the mouse, texts that want to run."""
 
 import re
 
@@ -8,7 +8,7 @@ import pytest
 from tests.browser import samples
 
 T, S = samples.T, samples.S
-# Ten stops of the page's colour map against matplotlib's 256.
+# Ten stops of the page's color map against matplotlib's 256.
 CLOSE = 0.08
 
 
@@ -20,7 +20,7 @@ def _title(opened) -> str:
     return opened.locator("#detail-title").inner_text()
 
 
-def test_cells_have_the_colours_of_their_weights(drawn, cells, viridis):
+def test_cells_have_the_colors_of_their_weights(drawn, cells, viridis):
     shown = samples.show()
     opened = drawn(shown, address="#layer=1&head=2&range=own")
     weights = shown.sets[0].examples[0].weights[1][2]
@@ -36,7 +36,7 @@ def test_masked_cells_look_unlike_small_weights(drawn, cells, viridis):
     opened = drawn(samples.show(samples.maps(samples.example(masked=masked))))
     picture = cells(opened, (T, S))
     spread = picture.max(-1) - picture.min(-1)
-    assert (spread[masked] < 0.02).all()  # grey
+    assert (spread[masked] < 0.02).all()  # gray
     assert (spread[~masked] > 0.1).all()
     opened.locator("svg.map").focus()
     opened.keyboard.press("Home")
@@ -166,9 +166,9 @@ def test_two_maps_are_compared_side_by_side_and_as_difference(drawn, cells, viri
     assert (redder == (difference > 0))[far].all()
 
 
-def _luminance(colour: str) -> float:
+def _luminance(color: str) -> float:
     """The relative luminance of `rgb(...)` by the Web's contrast rules."""
-    parts = np.array(re.findall(r"[\d.]+", colour)[:3], float) / 255
+    parts = np.array(re.findall(r"[\d.]+", color)[:3], float) / 255
     linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])
 

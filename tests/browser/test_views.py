@@ -1,4 +1,4 @@
-"""What the views of a head say and draw, against the arrays that a page is made of."""
+"""The text and drawings of a head's views, against the page's arrays."""
 
 import dataclasses
 import re
@@ -209,7 +209,7 @@ def test_a_page_of_words_opens_with_where_they_look_in_all_heads(drawn):
     np.testing.assert_allclose(_shares(opened), 0.9 * row / row.max(), atol=5e-3)
 
 
-def test_without_special_tokens_the_colours_follow_what_is_left(drawn, cells, viridis):
+def test_without_special_tokens_the_colors_follow_what_is_left(drawn, cells, viridis):
     maps = [x.copy() for x in _of_words().weights]
     for each in maps:
         each[:, :, 0] += 5

@@ -1,4 +1,4 @@
-"""What the arithmetic of the claim on the emergence of induction says, in NumPy."""
+"""The arithmetic of the claim on the emergence of induction, in NumPy."""
 
 import jax
 import numpy as np

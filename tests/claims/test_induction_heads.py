@@ -1,4 +1,4 @@
-"""What the arithmetic of the claim on induction heads says, by hand."""
+"""The arithmetic of the claim on induction heads, by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What scores of induction are, and which heads are ablated for comparison."""
+"""Induction scores, and the heads that are ablated for comparison."""
 
 import numpy as np
 

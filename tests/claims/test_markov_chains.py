@@ -1,4 +1,4 @@
-"""What the arithmetic of the claim on Markov chains says, by hand."""
+"""The arithmetic of the claim on Markov chains, by hand."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the arithmetic of the claim on the largest weight says, by hand."""
+"""The arithmetic of the claim on the largest weight, by hand."""
 
 import jax.numpy as jnp
 import numpy as np

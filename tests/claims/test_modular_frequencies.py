@@ -1,4 +1,4 @@
-"""What is measured of modular addition is right where waves are put in by hand."""
+"""Measurements of modular addition are right for waves made by hand."""
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ def _waves(keys, at):
     return np.cos(turns), np.sin(turns)
 
 
-def test_waves_are_told_from_what_is_learnt_by_heart():
+def test_waves_are_told_from_what_is_learned_by_heart():
     numbers = np.arange(P)
     embedding = np.concatenate(
         [*_waves(KEYS, numbers), 0.5 * _waves([4], numbers)[0]]

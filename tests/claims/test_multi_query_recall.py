@@ -1,4 +1,4 @@
-"""What the arithmetic of the claim on recall says, in float64 NumPy and by hand."""
+"""The arithmetic of the claim on recall, in float64 NumPy and by hand."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Unscaled attention is compared when the scaled one has learnt."""
+"""Unscaled attention is compared when the scaled one has learned."""
 
 import jax
 import numpy as np
@@ -6,7 +6,7 @@ import numpy as np
 from experiments.claims import parts_of_a_layer as claim
 
 
-def test_models_are_compared_at_the_step_at_which_the_scaled_one_has_learnt():
+def test_models_are_compared_at_the_step_at_which_the_scaled_one_has_learned():
     scaled = np.array([[0.1, 0.2, 0.3, 1.0], [0.3, 0.5, 0.995, 0.9]])
     other = np.array([[0.1, 0.6, 0.7, 0.9], [0.2, 0.3, 0.4, 0.5]])
     assert claim.compared(scaled, other) == (0.995, 0.7, 3 * claim._PART)

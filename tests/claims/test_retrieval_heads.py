@@ -1,4 +1,4 @@
-"""What a question sees, and what the retrieval score of a head counts."""
+"""The mask of questions, and the retrieval score of a head."""
 
 import numpy as np
 

@@ -33,7 +33,7 @@ def test_equal_numbers_leave_a_point():
     [
         ((1.1, 1.2, 1.3), (0.3, 0.3, 0.3), "holds holds", "reproduced"),
         ((1.0, 1.0, 1.0), (0.5, 0.5, 0.5), "holds holds", "reproduced"),  # on the bound
-        # The mean alone does not do.
+        # The mean is not enough.
         ((0.9, 1.3, 1.7), (0.3, 0.3, 0.3), "undecided holds", "inconclusive"),
         ((1.1, 1.2, 1.3), (0.4, 0.5, 0.7), "holds undecided", "inconclusive"),
         ((0.9, 1.3, 1.7), (0.4, 0.5, 0.7), "undecided undecided", "inconclusive"),

@@ -1,4 +1,4 @@
-"""What a device of a mesh holds, and that programs leave it there."""
+"""The part of arrays on each device of a mesh, which programs keep there."""
 
 import functools
 
@@ -138,7 +138,7 @@ def test_examples_are_shared_by_batch_and_position():
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (1, 2, 2), (2, 1, 2)], ids=str)
-def test_neighbours_share_heads(sizes):
+def test_neighbors_share_heads(sizes):
     data, heads, sequence = sizes
     mesh = devices.make_mesh(
         jax.local_devices()[:4], data=data, heads=heads, sequence=sequence

@@ -18,7 +18,7 @@ NEEDS = {
     "9_any_pytorch_model": "torchax",
 }
 # These compute for longer than they compile.
-OPTIMISED = {
+OPTIMIZED = {
     "5_long",
     "6_any_jax_model",
     "7_patching_and_circuits",
@@ -45,9 +45,9 @@ def test_notebook_runs(name):
     if package and importlib.util.find_spec(package) is None:
         pytest.skip(f"{name} needs the package {package}: see the notebook")
     environment = dict(os.environ)
-    if name in OPTIMISED:
+    if name in OPTIMIZED:
         del environment["JAX_DISABLE_MOST_OPTIMIZATIONS"]
-    # A process of its own: an event loop, sockets, and a kernel that it starts.
+    # A separate process: an event loop, sockets, and a kernel that it starts.
     done = subprocess.run(
         [sys.executable, notebooks.__file__, "--check", f"--only={name}"],
         capture_output=True,

@@ -149,7 +149,7 @@ def test_circuits_are_their_definitions():
         circuits.composition("o", before, one)
     with pytest.raises(ValueError, match="kind must be one of q, k, v"):
         circuits.compositions(model, params, "o")
-    with pytest.raises(ValueError, match="of the same tokens"):
+    with pytest.raises(ValueError, match="must have the same tokens"):
         circuits.copying_score(one, embedding, unembedding[:, :-1])
 
 

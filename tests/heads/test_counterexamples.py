@@ -1,4 +1,4 @@
-"""What each method misses, on the smallest compiled model on which it does.
+"""Failures of each method, on the smallest compiled model that shows them.
 
 Models of kinds in `rasp.KINDS`, of one layer of four heads, or of two where edges
 between heads are asked.
@@ -127,7 +127,7 @@ def test_path_patching_misses_edges_of_the_backup():
         for receiver in receivers:
             kind = "logits" if receiver == heads.patching.LOGITS else "q"
             assert abs(found[second, receiver, kind]) < SMALL
-            # The edge to a backup head says nothing either: nobody reads that.
+            # The edge to a backup head has no effect either: that head is not read.
             tells = receiver != places[3]
             assert (found[first, receiver, kind] > LARGE) == tells
 
@@ -215,7 +215,7 @@ def test_measures_of_edges_miss_the_backup(measure):
 
 
 def test_patching_a_whole_head_misses_one_whose_values_are_compared():
-    """Renamed tokens keep what is equal, which queries or keys alone do not."""
+    """Renamed tokens keep equalities, but only queries or only keys do not."""
     known, place, reader, subject, corrupted = _compared()
     assert {(place, reader, kind) for kind in "qk"} == known.edges
     found = heads.activation_patching(subject, corrupted)

@@ -76,5 +76,5 @@ def test_shares_of_the_drift_add_up_though_it_has_no_slope(sentences):
         lambda: heads.gradient(of),
         lambda: heads.unit_gradient(of),
     ):
-        with pytest.raises(ValueError, match="drift is least there"):
+        with pytest.raises(ValueError, match="where drift is smallest"):
             refused()

@@ -185,7 +185,7 @@ _WITH_EVERY_SITE = [
 
 @pytest.mark.parametrize("fields", everyday.some(_WITH_EVERY_SITE, 2))
 def test_positions_are_an_axis_of_every_site(fields):
-    """The first of a size that positions alone have: rows of weights are queries."""
+    """The first of a size that only positions have: rows of weights are queries."""
     of = config(**{"num_layers": 1} | fields)
     given, model = inputs_of(of), build(of)
     params = jax.eval_shape(lambda key: model.init(key, **given), jax.random.key(0))

@@ -64,7 +64,7 @@ def test_two_layers_by_hand():
     found = flow(test_rollout.of_weights(first, second), 2)[0, 0]
     # Pipes from 2: 0.125, 0.125 and 0.75. Below, input 0 takes all of the first two, as
     # 1 and 0.25 are wide enough; input 1 the second, and 0.25 of the third; input 2 is
-    # below the third alone, which takes 0.75 there.
+    # only below the third, which takes 0.75 there.
     np.testing.assert_allclose(found, [0.25, 0.375, 0.75], atol=1e-6)
 
 

@@ -236,7 +236,7 @@ def test_all_gates_run_in_one_program(subject):
     assert len(calls) <= 2 * (L + 1)
 
 
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimized")
 def test_layers_below_the_ablated_head_do_not_run_again(subject):
     """Compares operations of the sweep with operations of as many whole models."""
     given = {"metric": loss, "ablation_value": heads.ablation_values.zero}

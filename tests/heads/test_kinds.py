@@ -17,7 +17,7 @@ B, T, S, H, K, D, F = 3, 4, 6, 4, 2, 10, 11
 SOURCES, TARGETS = 13, 7
 LAYERS, DECODER_LAYERS = 1, 2
 PARTS = LAYERS + 2 * DECODER_LAYERS
-EMPTY = 1  # the example whose source is padding alone
+EMPTY = 1  # the example whose source is only padding
 
 CONFIG = model_config(
     family="encoder_decoder",
@@ -65,7 +65,7 @@ def of():
 
 @pytest.fixture(scope="module")
 def clean(of):
-    """What the model returns for the batch."""
+    """The model's output for the batch."""
     (example,) = of.batches
     return jax.jit(functools.partial(running.run, of.model))(of.params, example)
 

@@ -251,7 +251,7 @@ def test_what_does_not_pair_is_refused():
     clean, corrupted = _pair()
     subject = heads.Measured(build(of), heads.metrics.loss, random_params(of), [clean])
     shorter = corrupted._replace(inputs=corrupted.inputs[:, :4])
-    with pytest.raises(ValueError, match="corrupted must have inputs of the shapes"):
+    with pytest.raises(ValueError, match="corrupted must have inputs with the shapes"):
         heads.path_patching(subject, [shorter])
     with pytest.raises(TypeError, match="batches must be a list"):
         heads.activation_patching(subject, iter([corrupted]))

@@ -262,7 +262,7 @@ def test_one_cell_splits_heads_by_source_and_adds_up_to_the_score():
         m = 2 + (H + 1) + 2  # head 1.2 among all every
         own = found.terms.take(split, axis).sum()
         np.testing.assert_allclose(own, terms.take(m, axis).sum(), atol=bound)
-        # By hand: what head 1.2 writes for one source position alone.
+        # By hand: the output of head 1.2 for only one source position.
         written = values["encoder/layer_1/attention/weights"][2, [T - 1, 2][axis]]
         value = qkv[1][2].sum(0)[:, 2]
         z = written[:, None] * value
@@ -314,7 +314,7 @@ def test_removing_a_pair_from_query_and_key_changes_the_score_by_its_term():
         (capped,) = capped.values()
         return 2 * np.arctanh(np.float64(capped[0, 2, 4, 3]) / 2)  # soft_cap = 2
 
-    # Of a product, what is lost with both but with neither alone.
+    # Of a product, the loss with both but with neither by itself.
     whole = score(0, 0)
     bound = 1e-5 * np.abs(found.terms).max()
     np.testing.assert_allclose([found.terms.sum(), found.total], whole, atol=bound)

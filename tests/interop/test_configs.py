@@ -151,7 +151,7 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
             },
             "high_freq_factor must be above low_freq_factor = 1.0, got 1.0",
         ),
-        ("gpt_neox", {"rotary_pct": 0.4, "rope_parameters": None}, "turns 3 of the 8"),
+        ("gpt_neox", {"rotary_pct": 0.4, "rope_parameters": None}, "rotates 3 of"),
         # Options that change numbers there and are not supported.
         *(
             (case, {"is_causal": False}, "is_causal = False is not supported")

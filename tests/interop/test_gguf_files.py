@@ -93,7 +93,7 @@ def test_halves_are_read_and_damage_is_refused(folder, tmp_path):
     whole = file.read_bytes()
     for size in (3, 40, 700, len(whole) - 40):
         file.write_bytes(whole[:size])
-        with pytest.raises(checks.ConfigError, match="cut off or no GGUF"):
+        with pytest.raises(checks.ConfigError, match="truncated or not a readable"):
             interop.load(file)
 
 
@@ -125,7 +125,7 @@ def _value(kind, *values):
         ([_value("F")], [], "is not a valid"),
         ([_value("4I", 32)] * 2, [], "Duplicate general.alignment"),
         ([], [_floats(b"a", 0, 5), _floats(b"a", 32, 5)], "duplicated"),
-        ([], [_floats(b"a", 0, 9), _floats(b"b", 32, 5)], "a and b lie in the same"),
+        ([], [_floats(b"a", 0, 9), _floats(b"b", 32, 5)], "a and b share bytes"),
         ([], [_floats(b"a", 0, 5), _floats(b"b", 64, 5)], "buffer"),
         ([], [_floats(b"a", 2**64 - 32, 5)], "overflow|buffer"),
         ([], [_floats(b"a", 0, 2**32, 2**32)], "cannot reshape"),

@@ -1,4 +1,4 @@
-"""What is saved opens elsewhere and comes back as it was."""
+"""Saved models open elsewhere and come back unchanged."""
 
 import json
 

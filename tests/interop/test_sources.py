@@ -68,7 +68,7 @@ def test_folder_file_shards_and_package_give_the_same(folder, tmp_path, monkeypa
     index.write_text(json.dumps({"weight_map": file_of}))
     _same(interop.load(folder), wanted)
     (folder / "part-1.safetensors").unlink()
-    _refused(folder, r"names 'part-1.safetensors', which is not there")
+    _refused(folder, r"names 'part-1.safetensors', which does not exist")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -150,7 +150,7 @@ def test_copies_of_tied_arrays_must_be_copies(folder):
     _same(interop.load(folder), wanted)
     _rewrite(folder, lambda found: found["lm_head.weight"].fill(1))
     _refused(folder, "ties lm_head.weight to transformer.wte.weight")
-    # Untied, it is an array of its own.
+    # Untied, it is a separate array.
     _set(folder, tie_word_embeddings=False)
     untied = interop.load(folder)
     np.testing.assert_array_equal(untied.params["logits"]["w"], np.ones((24, 31)))
@@ -260,8 +260,8 @@ def test_sizes_of_our_own_layout_are_checked_first(folder, tmp_path):
         ({"model": {**model, "num_layers": 10_000}}, "need at least"),
         ({"model": {**model, "attention.key_size": 2**20}}, "need at least"),
         ({"model": {**model, "norm.epsilon": 10**400}}, "epsilon must be a finite num"),
-        ({"model": {"a": 1, "a.b": 2}}, "a of a.b has a value, and fields"),
-        ({"model": {"a.b": 2, "a": 1}}, "a has a value, and fields"),
+        ({"model": {"a": 1, "a.b": 2}}, "a of a.b has both a value and fields"),
+        ({"model": {"a.b": 2, "a": 1}}, "a has both a value and fields"),
         ({"model": 5}, "model must be an object of fields, got 5"),
         ({"sizes": None}, "sizes must be an object of fields, got None"),
         ({"sizes": {"num_tokens": 31}}, "sizes must be num_classes and num_tok"),
@@ -296,7 +296,7 @@ def test_bytes_that_are_not_on_the_disk_are_no_numbers(folder):
     header["transformer.wte.weight"]["shape"] = [10**9, 10**9]
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(end))
-    _refused(folder, "transformer.wte.weight of F2 .* cannot lie in bytes")
+    _refused(folder, "transformer.wte.weight of F2 .* does not fit bytes")
 
 
 def test_damaged_files_are_told_apart(folder, tmp_path):
@@ -317,7 +317,7 @@ def test_damaged_files_are_told_apart(folder, tmp_path):
     name = "transformer.wpe.weight"
     twice = json.dumps(header)[:-1] + f', "{name}": {json.dumps(header[name])}}}'
     write(twice.encode())
-    _refused(folder, f"names twice: {name}")
+    _refused(folder, f"repeats names: {name}")
     write({**header, name: {**header[name], "shape": [14, 25]}})
     _refused(folder, f"damaged: {name}")
     write({**header, name: {**header[name], "dtype": "F4"}})
@@ -365,7 +365,7 @@ def test_arrays_in_the_same_bytes_and_integers_are_damage(folder):
 
     whole = (folder / "model.safetensors").read_bytes()
     _change_header(folder, share)
-    _refused(folder, f"damaged: {names[0]} and {names[1]} lie in the same bytes")
+    _refused(folder, f"damaged: {names[0]} and {names[1]} share bytes")
     (folder / "model.safetensors").write_bytes(whole)
     _change_header(folder, lambda header: header[names[0]].update(dtype="I32"))
     _refused(folder, f"damaged: {names[0]} must be of floats, got int32")
@@ -432,7 +432,7 @@ def test_places_without_a_model_are_refused(folder, tmp_path, monkeypatch):
     _refused(folder / "pytorch_model.bin", "pickled weights are not read")
     (folder / "config.json").write_text("{")
     (folder / "pytorch_model.bin").rename(folder / "model.safetensors")
-    _refused(folder, "cut off or no safetensors file")
+    _refused(folder, "cut off or not a safetensors file")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     _refused("somebody/model", "needs huggingface_hub: pip install")
 

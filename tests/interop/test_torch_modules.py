@@ -33,7 +33,7 @@ HEAD = 1
 
 
 def by_torch(model, given, **options):
-    """What torch computes: logits or hidden states, and all that it returns."""
+    """Torch's results: logits or hidden states, and its whole output."""
     tensors = {name: torch.as_tensor(x) for name, x in given.items()}
     if "use_cache" in inspect.signature(model.forward).parameters:
         options["use_cache"] = False
@@ -90,7 +90,7 @@ def _squares(x):
 
 
 class Layer(torch.nn.Module):
-    """Attention by torch alone, with options that a copy must not share."""
+    """Attention only by torch, with options that a copy must not share."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +159,7 @@ def test_a_module_stays_as_it_is():
         assert vars(part) == before[name]
     # In evaluation, whatever mode the module itself is in.
     close(subject.logits(x), module.eval()(torch.as_tensor(x)).detach())
-    # Options of transformers are set in the copy alone.
+    # Options of transformers are set only in the copy.
     module = torch_families.make(CASES["mixtral"])
     module.set_attn_implementation("sdpa")
     before = module.config.to_dict(), module.config._attn_implementation
@@ -205,7 +205,7 @@ def test_mask_of_padding_at_the_end_becomes_lengths():
 
 
 class Words:
-    """What is asked of a tokenizer."""
+    """A minimal tokenizer."""
 
     words = ("<s>", "</s>", *"abcdefgh")
 

@@ -53,7 +53,7 @@ def described(sizes: tuple, mask: masks.Mask, allows: Callable) -> Described:
 
 @st.composite
 def relative_masks(draw, num_keys):
-    """Returns a mask of positions alone and its statement `(b, h, t, s)`."""
+    """Returns a mask of only positions and its statement `(b, h, t, s)`."""
     kind = draw(st.sampled_from(["full", "causal", "window", "dilated", "global"]))
     if kind == "full":
         return masks.full(), lambda b, h, t, s: True

@@ -35,7 +35,7 @@ def test_composition_is_boolean_algebra(random_masks, data):
 def test_array_has_a_head_axis_just_where_heads_may_differ(random_masks, data):
     mask, expected = data.draw(random_masks)
     batch_ndim = mask.batch_ndim()
-    # A mask alone cannot tell some ranks apart; attention tells it its batch axes.
+    # A mask by itself cannot tell some ranks apart; attention knows the batch axes.
     hypothesis.assume(mask.batch_ranks() is None or batch_ndim == expected.ndim - 3)
     array = mask.array(*expected.shape[-2:])
     if not mask.aligned(batch_ndim).has_heads():

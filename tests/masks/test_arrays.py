@@ -1,4 +1,4 @@
-"""Masks made of arrays: lengths, segment ids, and masks spelt out."""
+"""Masks made of arrays: lengths, segment ids, and masks spelled out."""
 
 import jax
 import jax.numpy as jnp
@@ -160,7 +160,7 @@ def test_as_mask_takes_masks_arrays_and_nothing():
     [
         (np.full([T, S], 2), r"0/1 integers, got other integers.*masks.padding"),
         (np.full([T, S], -1), r"0/1 integers, got other integers"),
-        (np.ones([S], bool), r"got shape \(5,\); lengths become a mask by .*padding"),
+        (np.ones([S], bool), r"got shape \(5,\); for lengths use .*padding"),
         (np.ones([], bool), r"got shape \(\)"),
         (np.full([T, S], "x"), r"must be boolean or 0/1 integers"),
     ],

@@ -1,4 +1,4 @@
-"""What a mask leaves out of a rectangle anywhere, and which masks are lopsided."""
+"""The part of a rectangle that a mask leaves out, and which masks are lopsided."""
 
 import jax
 import jax.numpy as jnp

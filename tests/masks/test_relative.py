@@ -1,4 +1,4 @@
-"""Masks of positions alone, against statements about pairs of positions."""
+"""Masks of only positions, against statements about pairs of positions."""
 
 import numpy as np
 import pytest

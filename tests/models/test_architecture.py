@@ -1,4 +1,4 @@
-"""What `models.check` refuses of a config, and how it says so."""
+"""Refusals of configs by `models.check`, and their messages."""
 
 import math
 
@@ -113,7 +113,7 @@ _REFUSALS = [
     ),
     (
         {"attention__window": [1, None], "num_layers": 2, "scan_layers": True},
-        "scan_layers must be False with attention.window: scanned layers must be alike",
+        "scan_layers must be False with attention.window: scanned layers may differ",
     ),
     (
         {"embedding__frequencies": [0.1]},

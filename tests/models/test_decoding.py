@@ -252,7 +252,7 @@ def test_drawn_tokens_follow_the_probabilities():
         # Shares at temperature 1: 0.45, 0.28, 0.17, 0.06, 0.02.
         ((1.0, None, 0.7), wanted(1, [1, 4])),
         ((1.0, None, 0.75), wanted(1, [1, 4, 0])),
-        # Of the two likeliest alone the first has 0.62.
+        # Of only the two likeliest the first has 0.62.
         ((1.0, 2, 0.6), wanted(1, [1])),
         ((1.0, None, 1.0), wanted(1, everything)),
         ((0.0,), wanted(1, [1])),

@@ -1,4 +1,4 @@
-"""Models of two stacks: their formula, and what each half is when it stands alone."""
+"""Models of two stacks: their formula, and each half as a separate model."""
 
 import functools
 import math

@@ -20,7 +20,7 @@ def random_parameters(normal):
     """A function that makes random parameters, biases and scales too, of a module.
 
     It takes a transformed function and its arguments, and leaves the module's own
-    initialisers unused: what they give may hide a mistake (a bias of 0, a scale of 1).
+    initializers unused: what they give may hide a mistake (a bias of 0, a scale of 1).
     """
 
     def make(transformed, *args, **kwargs):

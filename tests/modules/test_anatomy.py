@@ -1,4 +1,4 @@
-"""What is known of parameters by their names holds of the parameters that there are."""
+"""The properties of parameters by name hold for all existing parameters."""
 
 import haiku as hk
 import jax

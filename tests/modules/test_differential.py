@@ -68,7 +68,7 @@ def test_one_map_of_two_cannot_be_removed_nor_read_alone():
     params = model.init(jax.random.key(0), tokens)
     with pytest.raises(ValueError, match="differential = True: two maps share"):
         heads.prune(params, config, [[0, 1]] * config.num_layers)
-    with pytest.raises(ValueError, match="no weights of their own with differential"):
+    with pytest.raises(ValueError, match="no separate weights with differential"):
         heads.weights(model, params, 0)
 
 
@@ -92,5 +92,5 @@ def test_what_does_not_go_with_differences_is_refused(changes, message):
 def test_module_refuses_an_odd_number_of_maps():
     x = jnp.zeros((B, T, D))
     model = hk.transform(lambda x: modules.DifferentialAttention(3, K)(x, x, x))
-    with pytest.raises(ValueError, match="an even num_heads, two maps a head"):
+    with pytest.raises(ValueError, match="an even num_heads, two maps per head"):
         model.init(jax.random.key(0), x)

@@ -57,10 +57,12 @@ def test_each_layer_may_have_a_mask_of_its_own(normal, random_parameters):
     _, weights = model.apply(params, None, x, own)
     for mask, found in zip(own, weights, strict=True):
         assert_equal(found[0, 0] > 0, mask.array(T, T))
-    with pytest.raises(ValueError, match="mask must be .* L = 3 of them, got 2"):
+    with pytest.raises(ValueError, match="mask must be .* L = 3, got 2"):
         jax.eval_shape(model.apply, params, None, x, own[:2])
     scanned = _encoder(stack=modules.scanned)
-    with pytest.raises(ValueError, match="scanned layers must be alike, got something"):
+    with pytest.raises(
+        ValueError, match="scanned layers must be alike, got an argument"
+    ):
         jax.eval_shape(scanned.init, jax.random.key(0), x, own)
     alike = [masks.padding(np.array([5, 3]))] * L
     jax.eval_shape(scanned.init, jax.random.key(0), x, alike)
@@ -177,7 +179,7 @@ def test_is_training_has_no_default(module, normal):
         (lambda: modules.EncoderLayer(num_heads=1), "hidden_size or make_feed_forward"),
         (
             lambda: modules.EncoderLayer(lambda: None, num_heads=1, hidden_size=1),
-            "num_heads must be left out where make_attention is given, got 1",
+            "num_heads must be omitted where make_attention is given, got 1",
         ),
         (
             lambda: modules.EncoderLayer(num_heads=-1, hidden_size=1),
@@ -193,7 +195,7 @@ def test_is_training_has_no_default(module, normal):
         ),
         (
             lambda: modules.Encoder(1, _layer, num_heads=2),
-            "make_layer must be left out .* both it and num_heads",
+            "make_layer must be omitted .* both it and num_heads",
         ),
         (
             lambda: modules.Encoder(1, num_heads=3, hidden_size=1)(

@@ -37,7 +37,7 @@ def test_dropout_of_hidden_units_keeps_the_mean(normal, random_parameters):
 
 
 @pytest.mark.slow
-def test_weights_come_from_the_initialiser(normal):
+def test_weights_come_from_the_initializer(normal):
     model = _model(F, w_init=hk.initializers.Constant(2.0))
     params = model.init(jax.random.key(0), normal(T, D))
     assert all(

@@ -104,7 +104,7 @@ def test_initial_parameters_are_equal(variant, normal):
     chex.assert_trees_all_equal(ours, theirs)
 
 
-def test_weight_initialisers_that_contradict_are_refused(inputs):
+def test_weight_initializers_that_contradict_are_refused(inputs):
     model = _ours(w_init=W_INIT, w_init_scale=2.0)
     with pytest.raises(ValueError, match="w_init or w_init_scale, not both"):
         jax.eval_shape(model.init, jax.random.key(0), *inputs)

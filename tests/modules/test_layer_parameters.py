@@ -98,7 +98,7 @@ def _without(module):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"norm": {"scale": np.ones(2)}}, "there is no layer_0 .* which are of norm"),
+        ({"norm": {"scale": np.ones(2)}}, "there is no layer_0 .* parameters of norm"),
         ({}, "there is no layer_0 .* of no module"),
         (
             {"layer_0": {"b": np.ones(2)}, "layer_2": {"b": np.ones(2)}},

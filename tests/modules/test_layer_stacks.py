@@ -147,7 +147,7 @@ def _temporary_bytes(stack):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimized")
 def test_scanned_layers_computed_again_need_a_third_of_the_memory():
     again = _temporary_bytes(modules.rematerialized(modules.scanned))
     assert again < _temporary_bytes(modules.scanned) / 3
@@ -160,7 +160,7 @@ def test_scanned_layers_computed_again_need_a_third_of_the_memory():
             [np.ones((1, n, T, T)) for n in (7, 1, 7)],
             r"bias.* of different shapes: \(1, 7, 5, 5\), \(1, 1, 5, 5\)",
         ),
-        ([None, *np.ones((2, 1, 1, T, T))], "something for some of them alone"),
+        ([None, *np.ones((2, 1, 1, T, T))], "an argument for only some of them"),
         (
             None,
             r"'attention/score' of float32\[7, 4\] in layer 0 .*\[3, 4\] in layer 2",

@@ -1,4 +1,4 @@
-"""What `MultiHeadAttention` can that Haiku's cannot."""
+"""Features of `MultiHeadAttention` that Haiku's module lacks."""
 
 import functools
 
@@ -27,7 +27,7 @@ def _model(num_heads=H, key_size=K, **kwargs):
     return hk.transform(forward)
 
 
-def _initialise(model, *args, **kwargs):
+def _initialize(model, *args, **kwargs):
     return jax.eval_shape(
         lambda key: model.init(key, *args, **kwargs), jax.random.key(0)
     )
@@ -138,7 +138,7 @@ def test_a_query_that_sees_nothing_gets_the_bias_alone(inputs, random_parameters
 def test_refusals(constructor, call, message, inputs):
     model = _model(**constructor)
     with pytest.raises(ValueError, match=message):
-        _initialise(model, *inputs, **call)
+        _initialize(model, *inputs, **call)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_refusals(constructor, call, message, inputs):
 )
 def test_what_is_no_function_is_refused(constructor, message, inputs):
     with pytest.raises(TypeError, match=message):
-        _initialise(_model(**constructor), *inputs)
+        _initialize(_model(**constructor), *inputs)
 
 
 @pytest.mark.parametrize(
@@ -185,5 +185,5 @@ def test_step_has_no_dropout(make, options, normal):
     x = normal(B, T, 8)
     prompt = attention.Prompt(np.full(B, T), T)
     step = hk.transform(lambda x: make().step(x, x, x, cache=prompt, **options))
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be left out"):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be omitted"):
         step.init(jax.random.key(0), x)

@@ -90,7 +90,7 @@ def test_norms_over_all_heads_cannot_lose_a_head():
 
 
 @tiles.pytree
-class Favourite(attention.Score):
+class Favorite(attention.Score):
     """Dot products, and a learned bonus for keys whose first channel is positive."""
 
     bonus: jax.Array  # [H]
@@ -103,22 +103,22 @@ class Favourite(attention.Score):
 
 def test_a_score_with_a_parameter_is_a_class_and_a_call(monkeypatch):
     monkeypatch.setattr(anatomy, "_AXES", dict(anatomy._AXES))
-    monkeypatch.setitem(modules.SCORES, "favourite", None)  # taken away afterwards
+    monkeypatch.setitem(modules.SCORES, "favorite", None)  # taken away afterwards
 
     def make(num_heads, key_size, *, temperature):
         import haiku as hk
 
         assert (num_heads, key_size, temperature) == (H, K, 1)
-        return Favourite(hk.get_parameter("bonus", (num_heads,), init=jnp.ones))
+        return Favorite(hk.get_parameter("bonus", (num_heads,), init=jnp.ones))
 
     pattern.register(
         modules.SCORES,
-        "favourite",
+        "favorite",
         make,
         fields=("temperature",),
         axes={"bonus": anatomy.Axis(anatomy.HEADS, -1)},
     )
-    config = _config().replace(attention=dict(score="favourite"))
+    config = _config().replace(attention=dict(score="favorite"))
     output, params = _output(config)
     changed = {**params}
     changed["encoder/layer_0/attention"] = {"bonus": jnp.full(H, 5.0)}

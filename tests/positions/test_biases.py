@@ -1,4 +1,4 @@
-"""Score biases spelt out as arrays.
+"""Score biases spelled out as arrays.
 
 B batch, T queries, S keys, H heads.
 """
@@ -29,7 +29,7 @@ def test_dense_bias_is_the_array(shape):
 
 @pytest.mark.parametrize("dtype", [bool, np.int32])
 def test_bias_of_no_floats_is_refused_and_pointed_to_mask(dtype):
-    with pytest.raises(ValueError, match=r"bias must be of floats, got .* in mask="):
+    with pytest.raises(ValueError, match=r"bias must be floating.* as mask="):
         positions.as_bias(np.ones([T, S], dtype))
 
 

@@ -146,10 +146,10 @@ def test_relative_tables_without_buckets_are_refused(
 
 
 def test_biases_of_other_heads_are_refused():
-    with pytest.raises(ValueError, match="ALiBi bias is of 3 heads, attention of 2"):
+    with pytest.raises(ValueError, match="ALiBi bias has 3 heads, but attention has 2"):
         positions.alibi(3).check((), 2, T, S)
     table = positions.relative_bias(jnp.zeros([8, 3]), bidirectional=True)
-    with pytest.raises(ValueError, match="relative bias is of 3 heads, .* of 2"):
+    with pytest.raises(ValueError, match="relative bias has 3 heads, .* has 2"):
         table.check((), 2, T, S)
 
 

@@ -70,7 +70,7 @@ def test_edges_are_those_along_which_weights_meet(name):
         return weights[own] if kind == "linear" else weights[:, own]
 
     def written(place, stop):
-        """What is made of a head's output below layer `stop`, by hidden units too."""
+        """The effect of a head's output below layer `stop`, also through units."""
         result = part(place, "linear").any(0)
         for layer in range(place[0], stop):
             scope = f"encoder/layer_{layer}/feed_forward"
@@ -174,17 +174,19 @@ def test_programs_are_refused_that_say_too_little_or_too_much():
     number = mean(every, tokens, name="mean")
     with pytest.raises(ValueError, match="inputs must be one sequence, or two"):
         map(operator.add, number, tokens)
-    with pytest.raises(ValueError, match="keys and queries must be no means"):
+    with pytest.raises(ValueError, match="keys and queries must not be means"):
         select(number, tokens, operator.eq)
-    with pytest.raises(ValueError, match="values must be no means"):
+    with pytest.raises(ValueError, match="values must not be means"):
         aggregate(every, number, name="x")
     with pytest.raises(ValueError, match="selector must have no order"):
         rasp.selector_width(every.last(), name="x")
-    with pytest.raises(ValueError, match="orders must be no means"):
+    with pytest.raises(ValueError, match="orders must not be means"):
         every.best(number)
     for output in (number, map(operator.neg, tokens)):
         program = rasp.Program("own", output, (1, 2), 2, False, None)
-        with pytest.raises(ValueError, match="made by a head, and is no mean.*'own'"):
+        with pytest.raises(
+            ValueError, match="computed by a head, and is not a mean.*'own'"
+        ):
             rasp.compile(program)
     output = aggregate(every, tokens, name="any")
     program = rasp.Program("own", output, ("a", "b"), 2, False, None)
@@ -204,5 +206,5 @@ def test_auroc_is_the_share_of_pairs_in_order():
     # Of 2 x 3 pairs five are in order or tied: 3 > 2, 2, 1; 2 = 2, 2 and 2 > 1.
     assert rasp.auroc(found, real) == pytest.approx((3 + 0.5 + 0.5 + 1) / 6)
     assert rasp.auroc(-found, real) == pytest.approx(1 / 6)
-    with pytest.raises(ValueError, match="must have real ones and others"):
+    with pytest.raises(ValueError, match="must have both True and False"):
         rasp.auroc(found, np.zeros_like(real))

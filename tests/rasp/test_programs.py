@@ -20,7 +20,7 @@ def _only(x, i):
 
 
 def _last(keys, x, at):
-    """What stands so far from the last of the keys."""
+    """The value at a distance from the last of the keys."""
     return x[max(keys) + at] if keys else None
 
 

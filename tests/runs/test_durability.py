@@ -1,4 +1,4 @@
-"""What faults do to a run; `scripts/check_reliability.py` injects them from outside."""
+"""Faults during a run; `scripts/check_reliability.py` injects them from outside."""
 
 import json
 import shutil

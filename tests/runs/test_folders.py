@@ -172,7 +172,7 @@ def test_every_flipped_bit_of_a_config_is_a_mistake_of_two_lines(tmp_path, make_
     folder = folders.Folder(tmp_path)
     folders.write_config(folder, make_config(), jax.local_devices()[:1])
     content, refused, count = folder.config.read_bytes(), 0, 0
-    for bit in range(0, 8 * len(content), 7):  # 7: each place of a byte in turn
+    for bit in range(0, 8 * len(content), 7):  # 7: all places of a byte
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         folder.config.write_bytes(flipped)

@@ -1,4 +1,4 @@
-"""One process trains in a folder; a lock that nobody holds any more is free."""
+"""One process trains in a folder; an abandoned lock is free."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What is written and shown during a run."""
+"""The files and output of a run during training."""
 
 import io
 import json

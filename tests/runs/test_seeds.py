@@ -1,4 +1,4 @@
-"""Several seeds in one program: each model is the one that its run alone has."""
+"""Several seeds in one program: each model equals the model of a separate run."""
 
 import collections
 import json

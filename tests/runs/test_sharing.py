@@ -73,7 +73,7 @@ def test_losses_are_those_of_one_device(losses, fields):
 def test_run_goes_on_with_devices_that_share_it_otherwise(
     losses, make_config, run_folders
 ):
-    """What is changed in `config.devices` changes no result."""
+    """Changes of `config.devices` change no result."""
     whole = losses(count=1)
     folder = run_folders / "moved"
     fields = _FIELDS | {"training__checkpoint_every": 8}

@@ -86,7 +86,7 @@ def test_text_that_changed_is_refused_where_it_is_needed(trained, path, tmp_path
     path.write_text(CHANGED)
     run = runs.load(trained[0])
     _maps(run)
-    with pytest.raises(ConfigError, match="has learnt from other data") as refusal:
+    with pytest.raises(ConfigError, match="has learned from other data") as refusal:
         run.examples(2)
     assert len(str(refusal.value).splitlines()) == 2 and path.name in str(refusal.value)
 
@@ -97,7 +97,7 @@ def test_resuming_with_another_text_is_refused_unless_told(trained, path, tmp_pa
     folder, config = folders.Folder(workdir), runs.load(workdir).config
     before = folder.tokenizer.read_bytes()
     path.write_text("THE " + CHANGED)  # letters that the run does not know
-    with pytest.raises(ConfigError, match="has learnt from other data"):
+    with pytest.raises(ConfigError, match="has learned from other data"):
         _train(config, workdir)
     assert _train(config, workdir, override_config=True).resumed_from == 2
     assert folder.tokenizer.read_bytes() == before  # in the same tokens

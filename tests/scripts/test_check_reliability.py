@@ -10,7 +10,7 @@ from scripts import check_reliability
 
 @pytest.mark.slow
 def test_runs_survive_kills_and_signals():
-    """What needs processes of its own; of the other faults there are tests in one."""
+    """Faults that need separate processes; others have tests in one process."""
     # In one go, as both begin with the same undisturbed runs.
     done = subprocess.run(
         [sys.executable, check_reliability.__file__, "--quick", "--only=kills,signals"],

@@ -39,7 +39,7 @@ def test_the_site_has_every_public_name_and_its_links_lead_somewhere(tmp_path):
             target = link.partition("#")[0]
             if target and "://" not in target and not target.startswith("data:"):
                 to = page.parent / target
-                # Code stands in the repository alone.
+                # Only the repository has code.
                 is_code = target.endswith("/") or to.suffix not in (".html", ".png")
                 assert is_code or to.exists(), f"{page} leads to {link}"
 

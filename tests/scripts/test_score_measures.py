@@ -1,4 +1,4 @@
-"""What the measures say of compiled models, whose heads are known."""
+"""Scores of the measures on compiled models, whose heads are known."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a program reads of a map: masked cells, against the whole mask in NumPy."""
+"""Reading a map in a program: masked cells, against the whole mask in NumPy."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Scales of colour that hide nothing, and ink that can be read on them."""
+"""Scales of color that hide nothing, and ink that can be read on them."""
 
 import importlib.util
 
@@ -21,7 +21,7 @@ def test_where_signs_differ_nothing_is_in_the_middle_and_white(values):
     scale = drawing.Scale.of(np.array(values))
     assert scale.low == -scale.high
     assert scale.high >= np.abs(values).max()
-    middle = matplotlib.colormaps[scale.colours](0.5)
+    middle = matplotlib.colormaps[scale.colors](0.5)
     assert min(middle) > 0.95
 
 
@@ -43,13 +43,13 @@ def test_every_scale_has_a_width(values):
 
 
 @pytest.mark.parametrize("values", [[0.0, 1.0], [-1.0, 1.0], [-1.0, -0.1]])
-def test_ink_has_a_contrast_of_at_least_4_5_on_every_colour(values):
+def test_ink_has_a_contrast_of_at_least_4_5_on_every_color(values):
     import matplotlib
 
     scale = drawing.Scale.of(np.array(values))
     for value in np.linspace(scale.low, scale.high, 101):
         share = (value - scale.low) / (scale.high - scale.low)
-        rgb = np.array(matplotlib.colormaps[scale.colours](share)[:3])
+        rgb = np.array(matplotlib.colormaps[scale.colors](share)[:3])
         linear = [
             x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb
         ]

@@ -1,4 +1,4 @@
-"""What is left of a dossier in little room: rounded, fewer, coarser, and said so."""
+"""Dossiers fitted to little room: rounded, fewer, coarser, with a note."""
 
 import dataclasses
 

@@ -34,7 +34,7 @@ def test_a_title_stays_on_one_line_and_keeps_its_spaces():
     assert labels.one_line("a b\u2028c\n") == "a bU+2028c↵"
 
 
-def test_what_no_font_has_is_spelt_and_what_is_long_is_cut():
+def test_what_no_font_has_is_spelled_and_what_is_long_is_cut():
     assert labels.drawable("a\u4e2d", str.isascii, 5) == "aU+4E2D"
     assert labels.drawable("abcdef", lambda character: True, 5) == "abcd…"
 

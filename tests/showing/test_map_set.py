@@ -95,9 +95,9 @@ _EXAMPLE = ("record", "examples", 0)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_puts("format", 1), "is not of format 3.*again with\n.*dump_attention"),
-        (lambda arrays, _: arrays.pop("fields"), "is not of format 3"),
-        (_array("fields", np.array("{")), "is not of format 3"),
+        (_puts("format", 1), "is not in format 3.*again with\n.*dump_attention"),
+        (lambda arrays, _: arrays.pop("fields"), "is not in format 3"),
+        (_array("fields", np.array("{")), "is not in format 3"),
         (lambda arrays, _: arrays.pop("examples.0.weights.1"), "no array 'examples.0"),
         (_puts("record", None), "the file must be a MapSet, got NoneType"),
         (_puts("record", "layer", []), "a field of the file must be.*mean 'layers'"),

@@ -94,9 +94,9 @@ def test_each_number_has_a_panel_with_its_title_and_unit():
     bars = {axes.get_ylabel() for axes in sheet.axes}
     assert {each.unit for each in numbers.values()} <= bars
     assert sheet.get_suptitle().startswith("$title_\n")
-    assert "Grey" not in sheet.get_suptitle()
+    assert "Gray" not in sheet.get_suptitle()
     numbers["entropy"].mean[0, 0] = np.nan
-    assert "Grey" in _sheet(numbers).get_suptitle()
+    assert "Gray" in _sheet(numbers).get_suptitle()
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 8), (12, 12), (40, 2), (2, 40)])

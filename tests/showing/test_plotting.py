@@ -37,7 +37,7 @@ def test_a_grid_has_a_panel_for_each_head(attention_map):
 
 
 def test_one_head_of_one_example_with_masked_cells(attention_map):
-    figure = mh.plot(attention_map, head=3, example=1, colours="magma", size=(4, 3))
+    figure = mh.plot(attention_map, head=3, example=1, colors="magma", size=(4, 3))
     (axes,) = panels_of(figure)
     drawn = axes.images[0].get_array()
     assert drawn.mask[:, 3:].all() and not drawn.mask[:, :3].any()
@@ -137,7 +137,7 @@ def test_a_curve_of_pruning_is_read_from_its_table(tmp_path):
     np.testing.assert_allclose(left.lines[1].get_ydata(), [0.9, 0.3])
     np.testing.assert_allclose(right.lines[1].get_ydata(), [1, 2.5])
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="is no curve of pruning"):
+    with pytest.raises(ValueError, match="is not a pruning curve"):
         mh.plot(path)
 
 
@@ -149,7 +149,7 @@ def test_a_curve_of_pruning_is_read_from_its_table(tmp_path):
         ({"layer": 1}, "layer must be an integer from 0 to 0, got 1"),
         ({"example": 2}, "example must be an integer from 0 to 1, got 2"),
         ({"tokens": "abc"}, "tokens must be 4"),
-        ({"colours": "viridsi"}, "colours must be one of .*Did you mean 'viridis'"),
+        ({"colors": "viridsi"}, "colors must be one of .*Did you mean 'viridis'"),
         ({"scale": "cubic"}, "scale must be one of linear, root, log; got 'cubic'"),
         ({"size": (1,)}, "size must be"),
         ({"size": (1, -1)}, "size must be a finite number above 0"),

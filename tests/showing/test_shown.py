@@ -1,4 +1,4 @@
-"""What notebooks show of objects that are no maps: tables, escaped, and small."""
+"""Notebook displays of objects that are not maps: tables, escaped, and small."""
 
 import html.parser
 import io
@@ -139,7 +139,7 @@ def test_arrays_of_signed_weights_are_shown_and_drawn():
         assert image.norm(0.0) == pytest.approx(0.5)
 
 
-def test_masked_cells_are_grey_and_the_largest_weight_is_yellow():
+def test_masked_cells_are_gray_and_the_largest_weight_is_yellow():
     maps = np.array([[[0.0, 1.0], [np.nan, 0.25]]])
     image = markup.thumbnails(maps, columns=1, side=2)
     assert image[0, 1].tolist() == [253, 231, 37]

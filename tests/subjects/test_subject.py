@@ -254,7 +254,7 @@ def test_the_strongest_places_are_those_of_the_maps(llama):
     best = []
     for text in texts:
         weights = np.array(llama.maps(text)[1].weights())[0, 2]
-        weights[0] = 0  # the first query sees itself alone, so its weight is 1
+        weights[0] = 0  # the first query sees only itself, so its weight is 1
         best.append(weights.max(-1))
     order = np.argsort([-x.max() for x in best])[:2]
     np.testing.assert_array_equal(found.examples, order)
@@ -366,7 +366,7 @@ def test_what_is_no_number_of_examples_is_refused(llama, foreign, name, count):
     ("case", "least"), [("bert_classes", False), ("distilbert_tokens", True)]
 )
 def test_a_classifier_reads_texts_with_its_own_tokenizer(case, least, tmp_path):
-    """There is no task, as what the classes stand for is unknown."""
+    """There is no task, as the meaning of the classes is unknown."""
     tokenizer = pretrained.words()
     if least:  # a token that the model has no row for refuses no other text
         tokenizer.add_tokens([f"more{i}" for i in range(31)])
@@ -422,7 +422,7 @@ _REFUSALS = {
 
 @pytest.mark.slow
 def test_a_roll_out_of_texts_asks_for_their_next_tokens(llama):
-    """As a task's examples do, and whoever wrote the model."""
+    """As a task's examples do, and the author of the model."""
     options = dict(flow_examples=1, draws=2)
     texts = [TEXT, "the mat sat on the cat"]
     found = llama.rollout(texts, **options)

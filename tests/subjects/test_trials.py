@@ -1,4 +1,4 @@
-"""What a researcher wants, in at most three lines after the imports and a subject."""
+"""A researcher's tasks, in at most three lines after the imports and a subject."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What a subject says of why its heads look there, where that is known."""
+"""A subject's explanations of attention, where they are known."""
 
 import importlib.util
 

@@ -35,7 +35,7 @@ OPTIONS = {
     },
     "language_model": {"sequence_length": 19, "tokenizer": "bpe", **DATA},
 }
-# Tasks with targets; `sentences` has tests of its own.
+# Tasks with targets; `sentences` has separate tests.
 every_task = pytest.mark.parametrize("name", list(OPTIONS))
 sampled_tasks = pytest.mark.parametrize("name", list(OPTIONS)[:10])
 

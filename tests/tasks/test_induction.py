@@ -10,7 +10,7 @@ def make(**changes):
 
 
 def check_rule(inputs, targets, weights):
-    """What counts is what an induction head would say; it never errs there."""
+    """Targets count where an induction head predicts, which is always right there."""
     tokens = inputs.tolist()
     half = len(tokens) // 2
     first, second = tokens[:half], tokens[half:]

@@ -84,7 +84,7 @@ def test_run_keeps_labels_and_needs_no_file(make, tmp_path):
     assert [again.class_label(c) for c in range(2)] == ["one", "zero"]
     np.testing.assert_array_equal(again.encode("7 is"), task.encode("7 is"))
     write(tmp_path / "rows.csv", "text,label\na,zero\nb,one\nc,one\nd,one\n")
-    with pytest.raises(ConfigError, match="has learnt from other data"):
+    with pytest.raises(ConfigError, match="has learned from other data"):
         _ = again.train_data
 
 

@@ -175,7 +175,7 @@ def test_labels_of_texts_keep_their_names():
         ([("a", 1)], "at least 2 pairs, got 1"),
         ([("a", 1), ("b",)], r"got \('b',\) as number 1"),
         ([("a", 1), ("b", 2.5)], "a text or an integer, got 2.5 in number 1"),
-        ([("a", 1), ("b", 1)], "at least 2 labels, got 1 alone"),
+        ([("a", 1), ("b", 1)], "at least 2 labels, got only 1"),
     ],
 )
 def test_what_is_no_pair_is_told_by_its_number(examples, message):
@@ -315,8 +315,8 @@ _PAIRS = tasks.from_examples(
 @pytest.mark.parametrize(
     ("task", "name", "change", "message"),
     [
-        (_ARRAYS, "targets", None, "data must have targets"),
-        (_ARRAYS, "places", None, "data must have places"),
+        (_ARRAYS, "targets", None, "data lacks targets"),
+        (_ARRAYS, "places", None, "data lacks places"),
         (_ARRAYS, "places", lambda x: x + 1, r"places must be numbers \[N\] in"),
         (_ARRAYS, "places", lambda x: x * np.nan, "places must be numbers"),
         (_ARRAYS, "places", lambda x: x[:0], "places must be numbers"),

@@ -29,8 +29,8 @@ N, T, H = 2, 6, 2
 def trained(trained, tmp_path_factory):
     """A copy of the folder of a short run of two layers and two heads."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    analysed = shutil.ignore_patterns("attention", "heads")
-    return shutil.copytree(trained(), folder, ignore=analysed)
+    analyzed = shutil.ignore_patterns("attention", "heads")
+    return shutil.copytree(trained(), folder, ignore=analyzed)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a run's folder has of its heads, joined."""
+"""The maps, statistics and importance in a run's folder, joined."""
 
 import dataclasses
 import shutil
@@ -97,7 +97,7 @@ def test_files_of_earlier_versions_are_left_out(trained, monkeypatch, tmp_path, 
         archive.save(tmp_path / "attention" / "snapshots" / "1" / "maps.npz", maps)
     (shown,) = dumping.dossier(tmp_path / "attention").sets
     assert shown.missing[0][0] == "importance"
-    assert "snapshots/1/maps.npz is not of format 3" in caplog.text
+    assert "snapshots/1/maps.npz is not in format 3" in caplog.text
 
 
 def test_numbers_go_by_the_names_of_layers_and_heads():

@@ -31,7 +31,7 @@ def _speed_is_measured_briefly():
 
 @pytest.fixture(scope="module")
 def learned(trained, tmp_path_factory):
-    """What learning gates of a run returned, and the folder that it left."""
+    """The result of learning gates of a run, and its folder."""
     folder = tmp_path_factory.mktemp("learned") / "gates"
     subject = Subject.of_folder(trained())
     return gate_learning.learn_gates(subject, folder, **OPTIONS), folder
@@ -147,14 +147,14 @@ def test_gates_ablate_heads_of_a_run(trained, learned, tmp_path):
     assert "pruned and tuned" in found.text()
     subject = Subject.of_folder(folder)
     for name, changes, message in (
-        ("gates", {"penalty": 0.3}, "penalty; give a folder without it"),
+        ("gates", {"penalty": 0.3}, "penalty; choose another folder"),
         ("gates", {"penalty": 0.3, "steps": 1}, "penalty and steps; give a folder"),
         ("none", {"penalty": 1e3, "steps": 40}, "ablates all heads; give a smaller"),
     ):
         with pytest.raises(ConfigError, match=message):
             gate_learning.learn_gates(subject, tmp_path / name, **OPTIONS | changes)
     (tmp_path / "gates" / "gated" / "config.json").unlink()
-    with pytest.raises(ConfigError, match="pruned is there; give a folder without it"):
+    with pytest.raises(ConfigError, match="pruned exists; choose another folder"):
         gate_learning.learn_gates(
             subject, tmp_path / "gates", **OPTIONS | {"penalty": 0.3}
         )

@@ -73,7 +73,7 @@ def test_a_stream_never_shows_half_a_character(writer, monkeypatch):
     parts = list(stream)
     assert len(parts) == len(tokens) + 1 and parts.count("") > 3
     assert "".join(parts) == stream.text().text == text
-    assert set("".join(parts)) == set(text)  # nothing stands for a part
+    assert set("".join(parts)) == set(text)  # no part is replaced
     # A text that ends inside of a character says so.
     monkeypatch.setattr(decoding, "stream", lambda *_, **__: iter(tokens[:3, None]))
     stream = generation.Stream(_job(subject, "ab"))
@@ -122,8 +122,8 @@ def test_tokens_past_the_training_see_as_many_as_it_had(writer):
     assert models.windows(subject.config.model) == (None,)
     narrow = writer(model__attention__window=2)
     assert models.windows(_job(narrow, "a").subject.config.model) == (2,)
-    # The last token's scores depend on the T before it alone, in a model that has
-    # learnt one layer's worth of distances.
+    # The last token's scores depend only on the T before it, in a model that has
+    # learned one layer's worth of distances.
     (text,) = generation.write(far._replace(tokens=8))
     last = np.concatenate([text.given_tokens, text.tokens])[-T - 1 : -1]
     run = subject
@@ -171,11 +171,11 @@ def test_a_model_answers_without_any_of_its_heads(answerer, part):
     assert answers[0] == answers[1]
     name = {"encoder/layer_0/attention/hands": lambda x: x}
     run = answerer
-    misspelt = answerer.replace(model=run.model.edited(name))
+    misspelled = answerer.replace(model=run.model.edited(name))
     with pytest.raises(ValueError, match="hands' names no site"):
         list(
             generation.write(
-                generation.job(misspelt, "source", ["1 2"], decoding.Greedy())
+                generation.job(misspelled, "source", ["1 2"], decoding.Greedy())
             )
         )
 

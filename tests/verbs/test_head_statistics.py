@@ -1,4 +1,4 @@
-"""What heads do over held-out examples, against whole matrices in NumPy."""
+"""Statistics of heads over held-out examples, against whole matrices in NumPy."""
 
 import csv
 import dataclasses

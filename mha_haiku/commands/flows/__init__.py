@@ -1,4 +1,4 @@
-"""Commands that are more than one question about a run."""
+"""Commands that do more than answer one question about a run."""
 
 from mha_haiku.commands.flows import (  # noqa: F401  (each enters its commands)
     dumping,

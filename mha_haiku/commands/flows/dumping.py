@@ -31,10 +31,10 @@ def dump_attention(
 
     Run: python -m mha_haiku dump_attention --workdir=runs/reverse --layers=0 --heads=0
 
-    Maps of long inputs are pooled, unless --weights is given. They are written to
-    maps.npz with statistics of each head over the same examples, which
-    mha_haiku.MapSet.load reads. Maps of your own --text, --text_file or --tokens go
-    into a folder next to the maps of held-out examples.
+    Maps of long inputs are pooled, unless --weights is set. They are written to
+    maps.npz with statistics of each head over the same examples, for
+    mha_haiku.MapSet.load. Maps of your own --text, --text_file or --tokens go into a
+    folder next to the maps of held-out examples.
 
     Args:
       layers: Layers, as 0,2 or, of an encoder-decoder, cross.0,decoder; default: all.
@@ -49,10 +49,10 @@ def dump_attention(
     """
     if examples is not None and indices is not None:
         raise ConfigError("Give --examples or --indices, not both.")
-    own = {"--text": text, "--text_file": text_file, "--tokens": tokens}
-    given = [flag for flag, value in own.items() if value is not None]
-    if len(given) > 1:
-        raise ConfigError(f"Give {' or '.join(given)}, not both.")
+    sources = {"--text": text, "--text_file": text_file, "--tokens": tokens}
+    flags = [flag for flag, value in sources.items() if value is not None]
+    if len(flags) > 1:
+        raise ConfigError(f"Give {' or '.join(flags)}, not both.")
     if text_file is not None:
         text = checks.text_of(text_file, f"--text_file={text_file}")
     elif text is not None and os.path.isfile(os.path.expanduser(text)):

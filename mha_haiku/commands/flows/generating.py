@@ -37,15 +37,15 @@ def generate(
 
     Run: python -m mha_haiku generate --workdir=runs/text_lm --prompt="The "
 
-    A causal model of a text takes prompts, an encoder-decoder sources. A single text is
-    printed as it comes. All texts are kept in generated.jsonl in the run's folder, and
-    with --attention their maps in attention/generated there.
+    A causal model takes prompts, an encoder-decoder takes sources. A single text is
+    printed as a stream. All texts are stored in generated.jsonl in the run's folder,
+    and with --attention their maps in attention/generated there.
 
     Args:
       prompt: Text that a causal model continues.
-      prompts: File of prompts, a line each.
+      prompts: File with one prompt per line.
       source: Text that an encoder-decoder answers.
-      sources: File of sources, a line each.
+      sources: File with one source per line.
       examples: Number of held-out examples to answer and score.
       tokens: Maximum length; default: 200 after a prompt, the task's longest target
         after a source.
@@ -73,8 +73,10 @@ def generate(
                 log.append(job.record(text))
         print(result.text(), end="\n\n")
     else:
-        each = [text for text in texts for _ in range(samples)]
-        job = generation.job(subject, kind, each, strategy, tokens=tokens, seed=seed)
+        repeated = [text for text in texts for _ in range(samples)]
+        job = generation.job(
+            subject, kind, repeated, strategy, tokens=tokens, seed=seed
+        )
         is_alone = job.kind == "prompt" and len(job.given) == 1
         is_alone &= not isinstance(strategy, decoding.Beam)  # whose end is awaited
         with files.LineWriter(subject.folder.generated) as log:
@@ -86,7 +88,7 @@ def generate(
 
 
 def _given(**flags: str | int | None) -> tuple[str, Sequence[str]]:
-    """Returns what texts are written from, "prompt" or "source", and these."""
+    """Returns the kind of the inputs, "prompt" or "source", and the inputs."""
     names = [name for name, value in flags.items() if value is not None]
     if len(names) != 1:
         wanted = ", ".join(f"--{name}" for name in flags)
@@ -105,14 +107,14 @@ def _lines(flag: str, path: str) -> list[str]:
     if not lines[-1]:
         lines.pop()
     if not lines:
-        raise ConfigError(f"--{flag}={path} is empty: it must have a line each.")
+        raise ConfigError(f"--{flag}={path} is empty: it must have a text per line.")
     if "" in lines:
         raise ConfigError(f"--{flag}={path} has an empty line, {lines.index('') + 1}.")
     return lines
 
 
 def _write(job, log) -> list:
-    """Writes, prints and keeps the texts of a job; returns them."""
+    """Writes, prints and stores the texts of a job; returns them."""
     texts, times = [], [time.perf_counter()]
     for text in generation.write(job, name="texts"):
         times.append(time.perf_counter())
@@ -134,7 +136,7 @@ def _write(job, log) -> list:
 
 
 def _write_one(job, log):
-    """Writes, prints and keeps a text as it comes; returns it."""
+    """Writes, prints and stores a text as a stream; returns it."""
     stream, times = generation.Stream(job), [time.perf_counter()]
     parts = iter(stream)
     try:

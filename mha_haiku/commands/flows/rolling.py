@@ -24,10 +24,10 @@ def rollout(
 
     Run: python -m mha_haiku rollout --workdir=runs/rollout --train
 
-    With --train it first trains configs/papers/rollout.py in that folder, unless it has
-    been. It prints the correlations, and writes rollout.csv and rollout.png; for that
-    run next to the correlations of Abnar and Zuidema (2020). It takes any run with
-    tokens as inputs and an answer at each position.
+    With --train it first trains configs/papers/rollout.py in that folder, unless the
+    run exists. It prints the correlations, and writes rollout.csv and rollout.png; for
+    that run it also shows the correlations of Abnar and Zuidema (2020). It accepts any
+    run with tokens as inputs and an answer at each position.
 
     Args:
       train: Train configs/papers/rollout.py there first.

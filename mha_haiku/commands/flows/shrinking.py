@@ -30,11 +30,11 @@ def prune_heads(
          python -m mha_haiku prune_heads --workdir=runs/sort --keep=0.5 --out=runs/small
          python -m mha_haiku prune_heads --workdir=runs/sort --metric_drop=0.01
 
-    --keep keeps that share of the heads, and --metric_drop the fewest heads whose
-    held-out accuracy (exact match, where answers are sequences) falls by at most that.
-    The pruned model is saved as a new run, which --steps trains further.
+    --keep keeps that share of the heads; --metric_drop keeps as few heads as possible
+    without a larger fall of the held-out accuracy (exact match, where answers are
+    sequences). The pruned model is saved as a new run, which --steps trains further.
     --keep_units=0.5 prunes each layer's hidden units too, before the heads. --sweep
-    prints and draws the whole curve, or with one of the two the curve to there.
+    prints and draws the whole curve, or the curve up to --keep or --metric_drop.
 
     Args:
       sweep: Measure models of decreasing size without saving any.
@@ -48,7 +48,7 @@ def prune_heads(
         raise ConfigError("--sizes needs --sweep; without it one model is pruned.")
     if sweep and (steps or out is not None):
         name = "--steps" if steps else "--out"
-        raise ConfigError(f"{name} is not for --sweep, which saves no pruned model.")
+        raise ConfigError(f"{name} does not fit --sweep, which saves no pruned model.")
     folder = pathlib.Path(out or run.workdir.rstrip("/") + "_pruned")
     if not sweep:
         saving.check_free(folder, steps=steps)  # before the work
@@ -75,7 +75,7 @@ def learn_gates(*, run: Run, **options: Any) -> None:
     model, with a penalty per open gate. Heads whose gates are shut are pruned, and the
     rest is tuned. Then the same architecture is trained from scratch for as many steps.
     All three are saved as new runs: gated, pruned and scratch. The same command resumes
-    where one was interrupted.
+    after an interruption.
     """
     result = run.subject().learn_gates(**options)
     print(result.text())

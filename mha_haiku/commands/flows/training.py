@@ -29,11 +29,11 @@ def train(
          python -m mha_haiku train --config=configs/sort.py --config.training.seeds=5
 
     The same command on a folder with a run resumes that run. The second command trains
-    an imported or pruned run on; --config.optimizer.learning_rate and others set how.
-    The third starts a new run from the embeddings and layers of another;
-    --config.optimizer.frozen=embedding,encoder/layer_0 leaves some of them as they are.
-    The fourth trains five models together, which differ in their seeds; the folders
-    seed_0 to seed_4 are runs like any other.
+    an imported or pruned run further, with --config.optimizer.learning_rate and others.
+    The third starts a new run from the embeddings and layers of another run;
+    --config.optimizer.frozen=embedding,encoder/layer_0 freezes some of them. The fourth
+    trains five models together, which differ in their seeds; the folders seed_0 to
+    seed_4 are runs like any other.
 
     Args:
       init_from: Folder of a run whose embeddings and layers this run starts from:

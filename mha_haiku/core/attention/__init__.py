@@ -1,4 +1,4 @@
-"""Attention as pure functions of arrays, and the map that it leaves behind."""
+"""Attention as pure functions of arrays, and the attention map they return."""
 
 import importlib
 from typing import Any

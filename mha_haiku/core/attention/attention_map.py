@@ -1,9 +1,9 @@
-"""The attention map, kept factored: any part of it is exact on demand.
+"""The attention map in factored form; any part of it is computed exactly on demand.
 
 From queries, keys and the logsumexp of each row of scores, which are O(T + S) numbers,
-any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`; what rounding took from
-the logsumexp is kept with it, so that weights are right for scores of any size. Where
-another normalizer than softmax was used, its log denominator stands in its place.
+any weight is `p[t, s] = exp(score(q_t, k_s) - logsumexp[t])`; the rounding error of the
+logsumexp is kept with it, so that weights are accurate for scores of any size. With a
+normalizer other than softmax, its log denominator replaces the logsumexp.
 """
 
 from collections.abc import Callable
@@ -26,20 +26,21 @@ Array = jax.Array
 class AttentionMap:
     """The weights `[B..., H, T, S]` of an attention, as a pytree of O(T + S) numbers.
 
-    A row sums to 1, or to 0 where every key is masked; with another normalizer than
-    softmax to what `row_sums()` returns. Weights are those before dropout. `attend` of
-    what a map keeps gives its values once more. Maps pass through jit, vmap, pmap and
-    scan; stacking maps adds batch axes (where `first_query` was an integer).
+    A row sums to 1, or to 0 where every key is masked; with a normalizer other than
+    softmax it sums to what `row_sums()` returns. Weights are taken before dropout.
+    Calling `attend` on the arrays of a map reproduces its values. Maps pass through
+    jit, vmap, pmap and scan; stacking maps adds batch axes (where `first_query` was an
+    integer).
 
     Attributes:
-      query: The queries as they are compared, normalised and rotated.
+      query: The queries as the score gets them: normalized and rotated.
       key: The keys, in the same form.
-      log_sum: The log in nats of what weights are over, and what rounding took from
-        it; see `logsumexp`.
+      log_sum: The log denominator of the weights, in nats, and its rounding error; see
+        `logsumexp`.
       weighting: Mask, bias, score, normalizer, gates and origin, aligned.
-      value: What the weights average; None where that is not known.
-      fold: What walks over the tiles of a map that devices share, as `tiled.fold` does
-        on one device; None: one device has the whole map.
+      value: The values that the weights average, or None if they are not known.
+      fold: The walk over the tiles of a map that is sharded over devices, in place of
+        `tiled.fold`; None if one device holds the whole map.
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
@@ -84,12 +85,12 @@ class AttentionMap:
 
     @property
     def logsumexp(self) -> Float[Array, "*B H T"]:
-        """The log in nats of what weights are over, -inf where every key is masked."""
+        """The log denominator of the weights, in nats; -inf where fully masked."""
         return self.log_sum.logsumexp
 
     @property
     def sees(self) -> Bool[Array, "*B H T"]:
-        """The queries that see any key; also where what they see is NaN."""
+        """Marks the queries that see any key, even one that is NaN."""
         return self.weighting.score.sees(self)
 
     @property
@@ -120,14 +121,14 @@ class AttentionMap:
     def scores(self) -> Float[Array, "*B H T S"]:
         """Computes the scores, with bias, -inf where masked; O(T S) memory."""
         num_queries, num_keys = self.shape[-2:]
-        found = self._scores(np.arange(num_queries), np.arange(num_keys))
-        return self.weighting.score.log_weights(found)
+        scores = self._scores(np.arange(num_queries), np.arange(num_keys))
+        return self.weighting.score.log_weights(scores)
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Float[Array, "*B H R C"]:
         """Computes the weights of some queries on some keys; O(R C) memory.
 
-        Rows and columns are R and C positions, each a slice, a range or an array of
-        integers; negative ones count from the end where they are known.
+        Rows and columns are R and C positions: a slice, a range or an array of
+        integers. Negative integers count from the end, unless they are traced.
         """
         num_queries, num_keys = self.shape[-2:]
         rows = tiles.positions(rows, num_queries)
@@ -136,7 +137,7 @@ class AttentionMap:
         logsumexp, remainder = (
             tiles.take(x, rows, axis=-1)[..., None] for x in self.log_sum
         )
-        # A row of NaN is like a fully masked one until the end; see `inputs`.
+        # A row of NaN is treated like a fully masked one until the end; see `inputs`.
         is_nan = jnp.isnan(logsumexp)
         has_none = is_nan | (logsumexp == -jnp.inf)
         tile = jnp.where(has_none, -jnp.inf, tile) - jnp.where(has_none, 0, logsumexp)
@@ -158,8 +159,8 @@ class AttentionMap:
         """
         if len(example) != self.ndim - 3:
             raise ValueError(
-                f"head() takes an index of a head and {self.ndim - 3} of batch axes "
-                f"for a map of shape {self.shape}, got {len(example)} of these."
+                f"head() takes a head and {self.ndim - 3} indices of batch axes for a "
+                f"map of shape {self.shape}, got {len(example)} indices."
             )
         head = tiles.checked_index("head", head, self.shape[-3])
         example = tuple(
@@ -180,9 +181,9 @@ class AttentionMap:
         )
 
     def row_sums(self) -> Float[Array, "*B H T"]:
-        """Returns what the weights of each query sum to: 1, or 0 if it is fully masked.
+        """Returns the sum of each query's weights: 1, or 0 if it is fully masked.
 
-        What is missing from 1 with a sink is what the sink takes.
+        With a sink, the rest up to 1 is the sink's share.
         """
         ones = jnp.ones((*self.shape[:-3], self.shape[-1], 1, 1), self.dtype)
         return jnp.moveaxis(self.apply(ones)[..., 0], -1, -2)
@@ -197,27 +198,28 @@ class AttentionMap:
         key_tokens: Array | None = None,
         per_query: bool = False,
     ) -> statistics.Statistics:
-        """Measures what each head does, in one pass over the tiles.
+        """Computes the statistics of each head, in one pass over the tiles.
 
-        Queries that see nothing (padding) do not count. One that counts and sees NaN
-        makes its head NaN. Weights are taken as they are: where rows sum to less than 1
+        Queries that see nothing (padding) do not count. A counted query that sees NaN
+        makes its head NaN. Weights are not renormalized: where rows sum to less than 1,
         so do shares of attention, and entropy is `-sum w log w` of these weights.
 
         Args:
-          pooled: (P, Q): also the map pooled to that many bins, from the same pass.
-          counted: `[B..., T]` booleans: the queries that count; None: all that see.
-          positions: `[B..., S]` booleans: positions (separators, say) whose mass is
-            asked for.
-          tokens: `[B..., T]` integers, of the queries: for the mass on equal tokens and
-            the induction score.
-          key_tokens: `[B..., S]`, the tokens of the keys; None: the same as `tokens`.
-          per_query: Whether queries are kept apart, `[B..., H, T]`.
+          pooled: (P, Q), to also pool the map to this number of bins, in the same pass.
+          counted: `[B..., T]` booleans: the queries that count. Defaults to all that
+            see a key.
+          positions: `[B..., S]` booleans: positions (separators, say) whose mass to
+            measure.
+          tokens: `[B..., T]` integers, the tokens of the queries, for the mass on equal
+            tokens and the induction score.
+          key_tokens: `[B..., S]`, the tokens of the keys. Defaults to `tokens`.
+          per_query: Return a number per query, `[B..., H, T]`, instead of the average.
 
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
-        given = counted, positions, tokens, key_tokens
-        return engine.statistics(self, pooled, per_query, *given)
+        arrays = counted, positions, tokens, key_tokens
+        return engine.statistics(self, pooled, per_query, *arrays)
 
     def pooled(
         self,
@@ -232,13 +234,13 @@ class AttentionMap:
         Args:
           rows: The largest number of bins of queries.
           columns: The largest number of bins of keys.
-          queries: The consecutive queries to pool; so a viewer zooms in.
+          queries: The consecutive queries to pool, as when a viewer zooms in.
           keys: The consecutive keys to pool.
 
         Returns:
-          The mean, over the queries of a bin that see anything, of their weight on the
-          keys of a bin. With all keys a row sums to what rows of the map do, or to 0 if
-          no query sees.
+          The mean, over the queries of a bin that see any key, of their weight on the
+          keys of a bin. With all keys a row has the same sum as a row of the map, or 0
+          if no query sees a key.
 
         Raises:
           ValueError: If a number of bins is below 1, or positions are not
@@ -267,9 +269,7 @@ class AttentionMap:
         """
         value, (*batch, num_heads, length, _) = self.value, self.shape
         if value is None:
-            raise ValueError(
-                "the map has no value, and a head's output is weights times values."
-            )
+            raise ValueError("the map has no values, which the outputs of heads need.")
         if not num_heads:
             return jnp.zeros((*batch, length, 0, value.shape[-1]), value.dtype)
         value = value.repeat(num_heads // value.shape[-2], axis=-2)
@@ -286,10 +286,10 @@ class AttentionMap:
     def divergence(
         self, other: "AttentionMap | None" = None
     ) -> Float[Array, "*B H H2"]:
-        """Measures how differently heads attend: Jensen-Shannon divergences.
+        """Computes the Jensen-Shannon divergences between heads.
 
-        In nats, 0 (the same) to log 2: the mean over queries that see anything in both
-        maps; None compares the heads of this map with each other.
+        In nats, from 0 (identical) to log 2; the mean over queries that see a key in
+        both maps. Without `other`, the heads of this map are compared with each other.
 
         Raises:
           ValueError: If the maps disagree on batch axes, T or S.
@@ -303,7 +303,7 @@ class AttentionMap:
         observed: observation.Observation,
         given: observation.Given = observation.NOTHING_GIVEN,
     ) -> observation.Sums:
-        """Runs an observation over the tiles: sums of `[B..., H, T, ...]` and so on."""
+        """Runs an observation over the tiles; sums get leading axes `[B..., H]`."""
         return engine.observe(self, observed, given)
 
     def checked_origin(self) -> tiles.Origin:
@@ -313,7 +313,7 @@ class AttentionMap:
             raise ValueError(
                 "an attention map has one first_query, got an array of shape "
                 f"{jnp.shape(origin.query)}: maps were stacked whose first_query "
-                "was an array. Ask each of them under jax.vmap, or stack maps whose "
+                "was an array. Use the maps under jax.vmap, or stack maps whose "
                 "first_query is one integer."
             )
         return origin

@@ -1,11 +1,11 @@
-"""Keys and values kept from step to step, so that a new query costs one row of the map.
+"""The key/value cache, with which a new query costs one row of the map.
 
 P positions of a prompt, W slots.
 
-`Prompt` computes attention as usual and leaves a `Cache`; `Cache` takes one new query
-at a time. Both have the same two methods, so that a module calls either in the place of
+`Prompt` computes attention as usual and returns a `Cache`; `Cache` takes one new query
+at a time. Both have the same two methods, so that a module can call either in place of
 `attend`. A slot is an absolute position; where a window lets no query see further back
-than W - 1 positions, W slots form a ring buffer: position p stands in slot p mod W.
+than W - 1 positions, W slots form a ring buffer: position p is in slot p mod W.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
-_FEWEST_SLOTS = 128  # of which a part is worth a program of its own
+_FEWEST_SLOTS = 128  # with fewer, reading only a part of them is not worthwhile
 
 
 @tiles.pytree
 class Cache:
-    """What attention keeps of the tokens so far, as matrix products read it.
+    """The keys and values of the tokens so far, laid out for matrix products.
 
     Example:
-      >>> def f(x, cache):  # the fourth token, of which the cache has three
+      >>> def f(x, cache):  # the fourth token; the cache holds the first three
       ...     attention = mh.MultiHeadAttention(2, 4)
       ...     mask = mh.masks.causal()
       ...     return attention.step(x, x, x, mask=mask, cache=cache, first_query=3)
@@ -49,20 +49,20 @@ class Cache:
       (1, 1, 8)
     """
 
-    key: Array  # `[B..., G, K, W]`, zeros in slots that nothing was written to
-    value: Array  # `[B..., G, W, V]`, zeros in slots that nothing was written to
-    # `[B..., 1, G, K]`, the last key before it was mixed with the one before it, of
-    # modules that mix keys; else None.
+    key: Array  # `[B..., G, K, W]`, zeros in slots not written yet
+    value: Array  # `[B..., G, W, V]`, zeros in slots not written yet
+    # `[B..., 1, G, K]`, the last key before mixing, in modules that mix a key with the
+    # one before it; else None.
     before: Array | None = None
     is_ring: bool = tiles.static(False)  # whether slots are used as a ring buffer
-    # Whether keys and values belong to a source, all there from the beginning: `[B...,
-    # G, K, S]` and `[B..., G, S, V]`.
+    # Whether keys and values are those of a source, complete from the start:
+    # `[B..., G, K, S]` and `[B..., G, S, V]`.
     is_source: bool = tiles.static(False)
 
     def mixed(
         self, key: Float[Array, "*B 1 G K"], mix: Callable[[Array], Array]
     ) -> tuple[Float[Array, "*B 1 G K"], "Cache"]:
-        """Mixes the new key with the one before it; also returns the cache after it."""
+        """Mixes the new key with the one before it; also returns the updated cache."""
         both = jnp.concatenate([self.before, key], axis=-3)
         return mix(both)[..., 1:, :, :], dataclasses.replace(self, before=key)
 
@@ -75,29 +75,29 @@ class Cache:
         *,
         implementation: str | Callable = "auto",
     ) -> tuple[Float[Array, "*B 1 H V"], attention_map.AttentionMap, "Cache"]:
-        """Attends from one new query to all keys so far, its own included.
+        """Attends from one new query to all keys so far, including the new one.
 
         The new key, None with a source, is added to the cache first. Without a source
-        the mask must hide later positions than the query's, as causal masks do: their
-        slots may hold anything finite. `first_query` is at most one after the last that
-        was written; examples whose positions differ are for `jax.vmap`. Any
-        `implementation` is left unasked: one row of scores is always held whole.
+        the mask must hide positions later than the query's, as causal masks do: their
+        slots may hold any finite number. `first_query` is at most one after the last
+        position written; use `jax.vmap` for examples at different positions.
+        `implementation` is ignored: one row of scores is always computed whole.
 
         Returns:
           Values, the map of shape `(B..., H, 1, W)` (of a source `(B..., H, 1, S)`),
-          whose keys stand in the order of their positions, and the cache.
+          whose keys are in the order of their positions, and the cache.
         """
         del implementation
         if query.shape[-3] != 1:
             raise ValueError(
-                f"a cache takes one query at a time, got {query.shape[-3]} of them."
+                f"a cache takes one query at a time, got {query.shape[-3]} queries."
             )
         num_slots, value_size = self.key.shape[-1], self.value.shape[-1]
         weighting = weighting.aligned(query, num_slots, value_size)
         position = weighting.origin.query
         rows, slots, first = tiles.Span(position, 1), tiles.Span(0, num_slots), 0
         if self.is_ring:
-            first = jnp.maximum(position - num_slots + 1, 0)  # that has a slot
+            first = jnp.maximum(position - num_slots + 1, 0)  # the first with a slot
             slots = _positions_of_slots(num_slots, first)
         tile = self._by_reached(
             lambda size: self._scores_of(size, query, weighting.score), position
@@ -110,7 +110,7 @@ class Cache:
         def mixed(weights):
             def of_first(size):
                 _, values = self._positions_first(size)
-                if self.is_ring:  # whose slot may hold NaN of long ago
+                if self.is_ring:  # the slot may hold NaN of a position out of reach
                     values = jnp.where(is_own[:, None, None], 0, values)
                 return products.mix(weights[..., :size], values)
 
@@ -119,13 +119,14 @@ class Cache:
         if self.is_source:
             attended, log_sum = _attended([(tile, mixed)])
         else:
-            # The new key is not read from the cache, which is written after it is read:
-            # so XLA writes in place, where it else copies the whole for each reader.
-            own = weighting.scores(query, key, rows, rows)
+            # The new key is not read from the cache: the cache is written after all
+            # reads, so that XLA writes in place. Otherwise it copies the whole for each
+            # reader.
+            new_scores = weighting.scores(query, key, rows, rows)
             tile = jnp.where(is_own, -jnp.inf, tile)
-            of_own = functools.partial(products.mix, value=value)
-            attended, log_sum = _attended([(tile, mixed), (own, of_own)])
-            # Adds 0, which XLA cannot know: the write has to wait for all reads.
+            mixed_new = functools.partial(products.mix, value=value)
+            attended, log_sum = _attended([(tile, mixed), (new_scores, mixed_new)])
+            # Adds 0, but XLA cannot tell, so that the write waits for all reads.
             slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
             cache = dataclasses.replace(
                 self,
@@ -148,12 +149,12 @@ class Cache:
 
     def _by_reached(self, function, position) -> Array:
         # Calls `function(size)` with the fewest slots that hold all keys so far: only a
-        # quarter of the slots is read where no text is longer.
+        # quarter of the slots is read while no text is longer.
         num_slots = self.key.shape[-1]
         if self.is_ring or self.is_source or num_slots < _FEWEST_SLOTS:
             return function(num_slots)
-        # A part of the slots is copied for its product: so these two are faster than a
-        # loop over blocks of slots.
+        # A product with a part of the slots copies that part, so that two branches are
+        # faster than a loop over blocks of slots.
         return lax.cond(
             _latest(jnp.asarray(position)) <= num_slots // 4,
             lambda: function(num_slots // 4),
@@ -161,7 +162,7 @@ class Cache:
         )
 
     def _scores_of(self, size, query, score) -> Array:
-        """Computes scores `[B..., H, 1, W]`, hidden beyond the first slots."""
+        """Computes scores `[B..., H, 1, W]`, -inf beyond the first `size` slots."""
         tile = score(query, self._positions_first(size)[0])
         pad = [(0, 0)] * (tile.ndim - 1) + [(0, self.key.shape[-1] - size)]
         return jnp.pad(tile, pad, constant_values=-jnp.inf)
@@ -174,7 +175,7 @@ class Cache:
 
 @tiles.pytree
 class Prompt:
-    """Attention among the tokens of prompts, which leaves a cache behind.
+    """Attention among the tokens of prompts; also returns their cache.
 
     Example:
       >>> def f(x, prompt):
@@ -188,10 +189,10 @@ class Prompt:
       (1, 2, 4, 10)
     """
 
-    # `[B...]`, at least 1: tokens of each prompt, whose other positions are padding.
+    # `[B...]`, at least 1: the lengths of the prompts; later positions are padding.
     lengths: Array
     size: int = tiles.static()  # the positions that the text may grow to
-    # How many positions before its own a query sees; None: all.
+    # How many earlier positions a query sees; None if all.
     window: int | None = tiles.static(None)
     # Whether the prompts attend to a source, see `Cache`.
     is_source: bool = tiles.static(False)
@@ -250,8 +251,8 @@ class Prompt:
 
 @jax.custom_batching.custom_vmap
 def _latest(position: Array) -> Array:
-    # The largest position of all texts, also of those that `vmap` maps over: one
-    # number, so that what is left out beyond it is left out for all.
+    # The largest position of all texts, including those that `vmap` maps over: a single
+    # number, so that slots beyond it can be skipped for all of them.
     return position
 
 
@@ -262,23 +263,23 @@ def _latest_of_all(axis_size, is_mapped, position):
 
 
 def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], LogSum]:
-    """Merges parts with some keys each: their scores, and what mixes their values."""
+    """Merges disjoint sets of keys: their scores, and a function that mixes values."""
     largest = functools.reduce(
         jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]
     )
     largest = jnp.where(largest == -jnp.inf, 0, largest)
     weights = [jnp.exp(tile - largest) for tile, _ in parts]
-    total = sum(each.sum(-1, keepdims=True) for each in weights)
+    total = sum(part.sum(-1, keepdims=True) for part in weights)
     log_sum = LogSum.of(largest[..., 0], total[..., 0])
     total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
-    mixed = [mix(each) for each, (_, mix) in zip(weights, parts, strict=True)]
+    mixed = [mix(part) for part, (_, mix) in zip(weights, parts, strict=True)]
     return sum(mixed) / total, log_sum
 
 
 def _positions_of_slots(slots: int, first: Array) -> Array:
-    """Finds which of the positions first..first + W - 1 each of W slots holds."""
-    own = jnp.arange(slots).reshape(*(1,) * (jnp.ndim(first) - 1), -1)
-    return first + (own - first) % slots
+    """Finds which of the positions first..first + W - 1 is in each of W slots."""
+    indices = jnp.arange(slots).reshape(*(1,) * (jnp.ndim(first) - 1), -1)
+    return first + (indices - first) % slots
 
 
 def _written(x: Array, new: Array, slot: int | Array, axis: int) -> Array:

@@ -1,9 +1,10 @@
-"""Functions with a gradient of their own, which refuse forward mode in plain words.
+"""Functions with a custom gradient, which reject forward mode with a clear message.
 
 JAX cannot push tangents through a `custom_vjp`. It raises a `TypeError` that names no
-alternative, under jit as late as lowering. Here inputs pass through an identity whose
-tangent passes through a primitive that can be transposed, but not run, batched or
-compiled. Reverse mode transposes it, to nothing; forward mode meets it, and is refused.
+alternative, and under jit only when lowering. Here inputs pass through an identity
+whose tangent passes through a primitive that can be transposed, but not run, batched or
+compiled. Reverse mode transposes the primitive away; forward mode runs into it and gets
+the error.
 """
 
 from collections.abc import Callable
@@ -19,16 +20,17 @@ from jax.interpreters import ad, batching, mlir
 def differentiable(run: Callable, pull_back: Callable, refusal: str) -> Callable:
     """Gives a function the gradient `pull_back`, in reverse mode only.
 
-    `run(*arguments)` returns the outputs and what else the gradient needs.
+    `run(*arguments)` returns the outputs and the residuals that the gradient needs.
     `pull_back(arguments, saved, is_wanted, cotangents)` returns the gradients of the
-    arguments. `is_wanted` is like the arguments, with None for each array that is not
-    differentiated; a cotangent of zeros is None. Forward mode raises `refusal`.
+    arguments. `is_wanted` has the structure of the arguments, with None for each array
+    that is not differentiated; a cotangent of zeros is None. Forward mode raises a
+    ValueError with the message `refusal`.
     """
 
     # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
-    # which outputs came to nothing (`SymbolicZero`), so that neither costs anything.
-    # Residuals are a pytree, in which a bool would be traced. None is structure, and so
-    # says "no" while the program is made.
+    # which cotangents are zero (`SymbolicZero`), so that neither costs anything.
+    # Residuals are a pytree, in which a bool would be traced. None is structure, so it
+    # can say "no" at trace time.
     def forward_rule(*primals):
         is_wanted = jax.tree.map(lambda x: x.perturbed or None, primals)
         arguments = jax.tree.map(lambda x: x.value, primals)
@@ -50,7 +52,7 @@ def _reverse_only(tree: Any, message: str) -> Any:
     """Marks a pytree as differentiable in reverse mode only."""
 
     # It costs nothing in compiled programs. Floats are guarded one by one, so that
-    # those that nothing differentiates stay so.
+    # arrays that are not differentiated remain so.
     def guarded(x):
         can_be_differentiated = isinstance(x, jax.core.Tracer) and jnp.issubdtype(
             x.dtype, jnp.floating
@@ -64,8 +66,8 @@ def _refuse(*_, message):
     raise ValueError(message)
 
 
-# The identity is a primitive and no `jax.custom_jvp`, whose rule would be batched as a
-# whole: then the gradient of a vmap could not be told from `jax.jacfwd`, a vmap of jvp.
+# The identity is a primitive, not a `jax.custom_jvp`, whose rule would be batched as a
+# whole: then the gradient of a vmap would look the same as `jax.jacfwd`, a vmap of jvp.
 _guarded = Primitive("reverse_only")
 _guarded.def_impl(lambda x, *, message: x)
 _guarded.def_abstract_eval(lambda x, *, message: x)

@@ -1,10 +1,11 @@
 """The hand-written gradient that the implementations of attention share.
 
-With weights `P = exp(scores - logsumexp)` the gradient of a score is `dS = P (dO V' -
-shift)`, where a row's `shift` is the product of its values and their cotangent, less
-the cotangent of its logsumexp: so tiles of P can be computed again from the scores, and
-rows need no second pass. What rounding took from the logsumexp is a factor of the row's
-weights: dO and the shift are multiplied by it, which costs nothing per score.
+With weights `P = exp(scores - logsumexp)` the gradient of a score is
+`dS = P (dO V' - shift)`, where a row's `shift` is the product of its values and their
+cotangent, less the cotangent of its logsumexp: so tiles of P can be recomputed from the
+scores, and rows need no second pass. The rounding error of the logsumexp becomes a
+factor of the row's weights: dO and the shift are multiplied by it, which costs nothing
+per score.
 
 Source: Dao et al. 2022 (FlashAttention), appendix B.2,
 https://arxiv.org/abs/2205.14135.
@@ -24,16 +25,16 @@ from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 _FORWARD_MODE = (
-    "attention is differentiated in reverse mode (jax.grad, jax.vjp) by a gradient of "
-    "its own; for forward mode (jax.jvp, jax.jacfwd, jax.linearize) take "
+    "attention is differentiated in reverse mode (jax.grad, jax.vjp) by a custom "
+    "gradient; for forward mode (jax.jvp, jax.jacfwd, jax.linearize) use "
     "implementation='formula'."
 )
 
 
 class RowGradients(NamedTuple):
-    """What the gradient needs of each query."""
+    """The quantities of each query that the gradient needs."""
 
-    # The cotangent of the values, and what is subtracted from the gradient of each
+    # The cotangent of the values, and the number subtracted from the gradient of each
     # weight; both times exp(-remainder), see `LogSum`.
     values: Float[Array, "*B T H V"]
     shift: Float[Array, "*B H T"]
@@ -52,7 +53,7 @@ def tile_gradients(
 ) -> tuple[Array, Array, Array, scores.Score, Array]:
     """Computes gradients of query, key, value, score and the tile, in this order.
 
-    `kept` has the factors of dropout; None: 1.
+    `kept` has the factors of dropout, or is None without dropout.
     """
     weights = jnp.exp(tile - rows.logsumexp[..., None])
     weights_grad = products.pair(rows.values, value)
@@ -90,13 +91,13 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
             rows = _row_gradients(
                 inputs, values, logsumexp, values_grad, logsumexp_grad
             )
-            # Where the bias is not differentiated, its gradient, which may be as large
-            # as the map, is never made.
+            # The gradient of the bias may be as large as the map, so it is computed
+            # only where the bias is differentiated.
             wants_bias = bool(jax.tree.leaves(wanted.weighting.bias))
             *arrays, bias, score = backward(inputs, saved, rows, wants_bias, options)
             pairs = zip(arrays, inputs[:3], strict=True)
             arrays = (gradient.astype(x.dtype) for gradient, x in pairs)
-            # None: all else has no gradient.
+            # The parts that are None have no gradient.
             weighting = Weighting(None, bias, score, origin=None)
             return (Inputs(*arrays, weighting),)
 
@@ -108,13 +109,13 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 def _row_gradients(inputs, values, log_sum: LogSum, values_grad, logsumexp_grad):
     logsumexp, remainder = log_sum
     has_gradient = jnp.isfinite(logsumexp)
-    if inputs.nonfinite is None:  # then NaN is passed on
+    if inputs.nonfinite is None:  # then NaN propagates
         has_gradient |= jnp.isnan(logsumexp)
     lost, dtype = jnp.exp(-remainder), logsumexp.dtype
     if values_grad is None:
         values_grad = jnp.zeros_like(values)
-    # From here on the cotangent has the factor, and so has what follows from it: a
-    # second array of rows would be kept for it.
+    # The cotangent is multiplied by the factor here, once: keeping both would need a
+    # second array of rows.
     is_row, factor = (jnp.moveaxis(x, -2, -1)[..., None] for x in (has_gradient, lost))
     values_grad = jnp.where(is_row, values_grad * factor.astype(values_grad.dtype), 0)
     shift = values_grad.astype(dtype) * values.astype(dtype)

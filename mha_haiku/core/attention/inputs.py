@@ -1,24 +1,24 @@
-"""What attention is computed from, and how masks hide: -inf, HIDDEN and NaN.
+"""The inputs of attention, and how masks hide keys: -inf, HIDDEN and NaN.
 
-Three numbers say "not this one", and each has its place:
+Three special numbers have three purposes:
 
 - `-inf` is the score of a masked pair, and the logsumexp of a fully masked query (one
-  that may attend to no key, as padding may not). Any finite score is of a key that is
-  seen, down to the lowest float. So the running maximum of a tile begins at the lowest
-  float and not at -inf: exp(-inf - -inf) would be NaN, while exp(-inf - lowest) is 0. A
-  fully masked query is one whose exponentials sum to 0.
-- `HIDDEN`, very low but finite, is the log of a weight of 0 in tiles that observations
-  get: `weight * log(weight)` is 0 there, where -inf would make it NaN.
-- `NaN` says that something was not finite. A matrix product would spread a masked
-  NaN, as 0 x NaN is NaN, forward and backward. So products get finite arrays, in which
-  `Nonfinite` vectors are zeros, and NaN is put back into those scores alone that the
-  mask allows: it reaches just the queries that may attend to such a vector, as their
-  values and their logsumexp. All that follows goes by the logsumexp: where it is NaN,
-  weights are NaN, and there is no gradient (inf in its place makes all weights 0). A
-  masked number that is finite but overflows in a product stays in the arrays: gradients
-  of scores are set to 0 where weights are 0, as 0 x inf is NaN too. NaN of another
-  origin, a bias or a product that overflows, is not taken out of scores that the mask
-  allows, and may spread to gradients.
+  that may attend to no key, as padding may not). Any finite score, down to the lowest
+  float, is the score of a visible key. So the running maximum of a tile starts at the
+  lowest float and not at -inf: exp(-inf - -inf) would be NaN, while exp(-inf - lowest)
+  is 0. A fully masked query is one whose exponentials sum to 0.
+- `HIDDEN`, very low but finite, is the log of a weight of 0 in the tiles passed to
+  observations: `weight * log(weight)` is 0 there, where -inf would make it NaN.
+- `NaN` marks results of an input that was not finite. A matrix product would spread a
+  masked NaN, as 0 x NaN is NaN, forward and backward. So products get finite arrays, in
+  which `Nonfinite` vectors are zeros, and NaN is put back only into scores that the
+  mask allows: it reaches only the queries that may attend to such a vector, in their
+  values and their logsumexp. Everything after that depends on the logsumexp: where it
+  is NaN, weights are NaN, and there is no gradient (inf in its place makes all weights
+  0). A masked number that is finite but overflows in a product stays in the arrays:
+  gradients of scores are set to 0 where weights are 0, as 0 x inf is NaN too. NaN from
+  another source, a bias or a product that overflows, is not removed from scores that
+  the mask allows, and may spread to gradients.
 
 Without a mask (`masks.Full`) none of this is done: NaN spreads by itself.
 """
@@ -37,7 +37,7 @@ HIDDEN = -1e30  # exp(HIDDEN) is 0, and 0 x HIDDEN is 0 and not NaN
 
 
 class Nonfinite(NamedTuple):
-    """Which queries are not finite, and which keys, or their values."""
+    """Marks queries that are not finite, and keys that, or whose values, are not."""
 
     queries: Bool[Array, "*B T H"]
     keys: Bool[Array, "*B S G"]
@@ -64,16 +64,16 @@ class Nonfinite(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What attention is computed from."""
+    """The inputs of attention."""
 
     query: Float[Array, "*B T H K"]
     key: Float[Array, "*B S G K"]
     value: Float[Array, "*B S G V"]
-    # Mask, bias and score, aligned; implementations know softmax alone.
+    # Mask, bias and score, aligned; implementations support only softmax.
     weighting: Weighting
-    # Which of the vectors are not finite; None: not known, without a mask.
+    # Which vectors are not finite; None without a mask, where it is not needed.
     nonfinite: Nonfinite | None = None
-    rng: Array | None = None  # the key of the dropout; None: no dropout
+    rng: Array | None = None  # the random key of dropout, or None without dropout
 
     def zeroed(self) -> "Inputs":
         """Replaces nonfinite queries, keys and values by zeros."""

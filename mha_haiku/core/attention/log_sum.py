@@ -1,4 +1,4 @@
-"""The log of a sum of exponentials, exact next to scores of any size."""
+"""The log of a sum of exponentials, accurate for scores of any size."""
 
 from typing import NamedTuple
 
@@ -10,18 +10,18 @@ Array = jax.Array
 
 
 class LogSum(NamedTuple):
-    """The log of a sum of exponentials, as a float and what rounding took from it.
+    """The log of a sum of exponentials, as a float and its rounding error.
 
-    Next to a largest score of 1e6 the log of the number of keys is below the spacing of
-    float32: `exp(score - logsumexp)` alone would be off by the whole of it.
+    With a largest score of 1e6 the log of the number of keys is below the spacing of
+    float32, and `exp(score - logsumexp)` by itself would lose it entirely.
     """
 
     logsumexp: Float[Array, "..."]  # rounded; -inf for an empty sum
-    remainder: Float[Array, "..."]  # what is to be added to it
+    remainder: Float[Array, "..."]  # to be added to `logsumexp`
 
     @classmethod
     def rounded(cls, logsumexp: "LogSum | Array") -> "LogSum":
-        """Takes an array for a log sum of which nothing else is known."""
+        """Converts an array to a log sum whose rounding error is unknown."""
         if isinstance(logsumexp, LogSum):
             return logsumexp
         return cls(logsumexp, jnp.zeros_like(logsumexp))
@@ -42,11 +42,11 @@ class LogSum(NamedTuple):
         return cls(logsumexp, jax.lax.stop_gradient(remainder))
 
     def nan_where(self, is_nan: Bool[Array, "..."]) -> "LogSum":
-        """Makes some of the sums NaN."""
+        """Sets some of the sums to NaN."""
         return self._replace(logsumexp=jnp.where(is_nan, jnp.nan, self.logsumexp))
 
     def over(self, whole: "LogSum") -> Float[Array, "..."]:
-        """Computes the share of this sum in a whole one, 0 where that is empty."""
+        """Computes this sum as a share of a whole sum, 0 where that is empty."""
         is_empty = whole.logsumexp == -jnp.inf
         largest = jnp.where(is_empty, 0, whole.logsumexp)
         return jnp.exp((self.logsumexp - largest) + (self.remainder - whole.remainder))

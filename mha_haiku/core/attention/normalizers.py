@@ -1,10 +1,10 @@
-"""What weights are exponentials of scores over: another denominator than softmax's.
+"""Normalizers: denominators of the weights other than softmax's.
 
-Implementations of attention know softmax alone: they return values and the logsumexp of
-each row of scores, the log of softmax's denominator. A normalizer puts another in its
-place, behind any of them: values are multiplied by the one over the other, and the
-weights of the map are `exp(score - log denominator)` as before. JAX differentiates it
-by itself.
+Implementations of attention support only softmax: they return values and the logsumexp
+of each row of scores, the log of softmax's denominator. A normalizer is applied to the
+result of any implementation: values are multiplied by the ratio of the two
+denominators, and the weights of the map are `exp(score - log denominator)` as before.
+JAX differentiates it automatically.
 """
 
 import abc
@@ -29,7 +29,7 @@ class Normalizer(abc.ABC):
       True
     """
 
-    rows_sum_to: ClassVar[str]  # what the weights of a row sum to, in words
+    rows_sum_to: ClassVar[str]  # the sum of the weights of a row, in words
 
     @abc.abstractmethod
     def log_denominator(
@@ -38,7 +38,7 @@ class Normalizer(abc.ABC):
         """Computes the log of the denominators in nats, from a finite logsumexp."""
 
     def log_denominator_of(self, log_sum: LogSum) -> LogSum:
-        """Computes `log_denominator` with what rounding takes, to first order."""
+        """Computes `log_denominator` with its rounding error, to first order."""
         logsumexp, remainder = jax.jvp(self.log_denominator, *zip(log_sum))
         return LogSum(logsumexp, jax.lax.stop_gradient(remainder))
 
@@ -47,7 +47,7 @@ class Normalizer(abc.ABC):
     ) -> tuple[Float[Array, "*B T H V"], LogSum]:
         """Turns softmax's values and log denominators into this normalizer's.
 
-        Rows without weights and rows of NaN stay as they are: they have no gradient.
+        Rows without weights and rows of NaN are unchanged: they have no gradient.
         """
         is_row = jnp.isfinite(log_sum.logsumexp)
         known = log_sum._replace(logsumexp=jnp.where(is_row, log_sum.logsumexp, 0))
@@ -61,7 +61,7 @@ class Normalizer(abc.ABC):
         )
 
     def check(self, num_heads: int):
-        """Raises ValueError where it does not fit attention of H heads."""
+        """Raises ValueError if the normalizer does not fit attention of H heads."""
 
     def aligned(self, batch_ndim: int, num_heads: int) -> "Normalizer":
         """Shapes the normalizer's arrays as `[B..., H]`, B... of size 1, for maps."""
@@ -70,7 +70,7 @@ class Normalizer(abc.ABC):
 
 
 def as_normalizer(value: Normalizer | None) -> Normalizer | None:
-    """Converts to a normalizer; None stands for softmax."""
+    """Converts to a normalizer; None means softmax."""
     if value is None or isinstance(value, Normalizer):
         return value
     names = "sink", "unnormalized"
@@ -82,9 +82,9 @@ def as_normalizer(value: Normalizer | None) -> Normalizer | None:
 
 
 def sink(logits: Array | float) -> Normalizer:
-    """Makes a softmax with one more score per head in the denominator, of no key.
+    """Makes a softmax with an extra score per head in the denominator, of no key.
 
-    What the sink takes of a row goes nowhere: values and weights are multiplied by
+    The sink's share of a row goes to no value: values and weights are multiplied by
     `sigmoid(logsumexp - logit)`.
 
     Args:
@@ -114,9 +114,9 @@ def sink(logits: Array | float) -> Normalizer:
 
 
 def unnormalized() -> Normalizer:
-    """Leaves out normalization: weights are the exponentials of the scores.
+    """Omits normalization: weights are the exponentials of the scores.
 
-    It is meant for scores that are logs of positive kernels, `scores.sigmoid` and
+    Use it with scores that are logs of positive kernels, `scores.sigmoid` and
     `scores.linear`; exponentials of plain dot products soon overflow.
 
     Example:
@@ -140,8 +140,8 @@ class Sink(Normalizer):
 
     def log_denominator_of(self, log_sum):
         dtype, (*_, num_heads, _) = log_sum.logsumexp.dtype, log_sum.logsumexp.shape
-        own = self.aligned(log_sum.logsumexp.ndim - 2, num_heads)
-        return log_sum.plus(LogSum.rounded(own.logits.astype(dtype)[..., None]))
+        aligned = self.aligned(log_sum.logsumexp.ndim - 2, num_heads)
+        return log_sum.plus(LogSum.rounded(aligned.logits.astype(dtype)[..., None]))
 
     def aligned(self, batch_ndim, num_heads):
         if self.logits.ndim == batch_ndim + 1:
@@ -159,7 +159,7 @@ class Sink(Normalizer):
 
 @tiles.pytree
 class Unnormalized(Normalizer):
-    """No denominator, that is 1."""
+    """A denominator of 1."""
 
     rows_sum_to = "any amount"
 

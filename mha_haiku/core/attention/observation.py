@@ -1,7 +1,7 @@
-"""What can be asked of a map tile by tile, so that no `[T, S]` array is ever held.
+"""Observations of a map, computed tile by tile without any `[T, S]` array.
 
-An observation says what it carries and what a tile adds; `tiled` has the walk that runs
-it, and its gradient.
+An observation defines its initial sums and what a tile adds to them; `tiled` has the
+walk that runs it, and its gradient.
 """
 
 import abc
@@ -17,7 +17,7 @@ Tree = Any  # a pytree of arrays
 
 
 class Sums(NamedTuple):
-    """What an observation adds up; pytrees of arrays, each of which may be empty."""
+    """The sums of an observation; pytrees of arrays, any of which may be empty."""
 
     # `[T, ...]`, `[R, ...]` in a block: for each query, over the keys.
     queries: Tree = ()
@@ -28,8 +28,8 @@ class Sums(NamedTuple):
 class Given(NamedTuple):
     """Arrays that an observation needs; pytrees."""
 
-    # `[B..., T, H, ...]`; axes of B... and H may have size 1, for what is the same in
-    # all. In a tile `[R, ...]`.
+    # `[B..., T, H, ...]`, where B... and H may have size 1 to broadcast. In a tile
+    # `[R, ...]`.
     queries: Tree = ()
     keys: Tree = ()  # `[B..., S, H, ...]`, as for queries; `[C, ...]` in a tile
 
@@ -40,33 +40,33 @@ NOTHING_GIVEN = Given()
 class Tile(NamedTuple):
     """A tile of one head of one example."""
 
-    # `[R, C]`. Queries that an earlier block has counted have weights of 0.
+    # `[R, C]`. Queries already counted by an earlier block have weights of 0.
     weights: Array
-    log_weights: Array  # their logarithms, finite and very low where they are 0
+    log_weights: Array  # their logarithms, finite and very low where weights are 0
     rows: tiles.Span  # the queries, as positions in the map
     columns: tiles.Span  # the keys, as positions in the map
-    given: Given  # of these queries and keys
+    given: Given  # the arrays of these queries and keys
     # Scores less the log sum of their row, -inf where masked; they rise with weights.
     relative_scores: Array
 
 
 class Observation(abc.ABC):
-    """What can be asked of a map: a frozen dataclass of what is static."""
+    """A measurement of a map; a frozen dataclass whose fields are static."""
 
     @abc.abstractmethod
     def nothing(
         self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype
     ) -> Sums:
-        """Makes the sums of R queries, S keys and a head before any tile."""
+        """Makes the initial sums of R queries, S keys and a head."""
 
     @abc.abstractmethod
     def add(self, tile: Tile, sums: Sums) -> Sums:
         """Adds a tile to the sums of its queries, its keys and the head.
 
-        What it adds must be 0 where weights are 0: tiles that the mask rules out are
-        skipped, and tiles may repeat rows and columns, which then weigh nothing.
-        To be differentiated it has to add to the sums; what it does otherwise (the
-        largest so far) has to be of `lax.stop_gradient(tile.weights)`.
+        It must add 0 where weights are 0: tiles that the mask rules out are skipped,
+        and tiles may repeat rows and columns, then with weights of 0. Only additions to
+        the sums are differentiated; any other update (the largest so far) must use
+        `lax.stop_gradient(tile.weights)`.
         """
 
     def merge(self, first: Tree, second: Tree) -> Tree:
@@ -77,8 +77,8 @@ class Observation(abc.ABC):
 class Top(NamedTuple):
     """The largest weights of each row."""
 
-    # `[B..., H, T, k]`, falling; 0 where a row sees fewer keys, NaN where it is NaN,
-    # without positions.
+    # `[B..., H, T, k]`, in decreasing order; 0 where a row sees fewer keys; NaN,
+    # without positions, where it is NaN.
     weights: Array
     # `[B..., H, T, k]` integers, their keys; -1 where a row sees fewer.
     positions: Array

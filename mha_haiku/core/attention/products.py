@@ -1,7 +1,7 @@
 """The three products that attention and its gradient consist of.
 
-Axes are moved before the products, and sums over queries have the small operand first,
-as XLA's own choices are slower on the CPU.
+Axes are moved before the products, and sums over queries take the small operand first:
+what XLA chooses by itself is slower on the CPU.
 """
 
 import jax
@@ -27,7 +27,7 @@ def pair(
 def mix(
     weights: Float[Array, "*B H T S"], value: Float[Array, "*B S G V"]
 ) -> Float[Array, "*B T H V"]:
-    """Averages values, to whose dtype weights are rounded; float32 or float64."""
+    """Averages values, float32 or float64; weights are rounded to the values' dtype."""
     mixed = jnp.einsum(
         "...grts,...gsv->...grtv",
         _grouped_weights(weights.astype(value.dtype), value.shape[-2]),

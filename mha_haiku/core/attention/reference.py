@@ -1,9 +1,9 @@
-"""Attention and its map, as the definition has them: read this file first.
+"""Attention and its map, by the definition; read this file first.
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key/value heads
 (G divides H), K query/key size and V value size per head. All implementations give
-these numbers for finite inputs, at another cost, and are tested against them; what they
-do with NaN in masked places is in `inputs.py`.
+these numbers for finite inputs, at a different cost, and are tested against them;
+`inputs.py` describes how they treat NaN in masked places.
 """
 
 import jax
@@ -22,9 +22,9 @@ def attention(
 ) -> tuple[Float[Array, "*B T H V"], Float[Array, "*B H T S"], Float[Array, "*B H T"]]:
     """Computes `softmax(query key / sqrt(K) + bias) value`, weights and logsumexp.
 
-    Each key/value head serves H / G query heads that follow each other. The logsumexp
-    is in nats. A query that may attend to nothing has values and weights of 0, and a
-    logsumexp of -inf.
+    Each key/value head serves H / G consecutive query heads. The logsumexp is in nats.
+    A query that may attend to nothing has values and weights of 0, and a logsumexp of
+    -inf.
 
     Args:
       allowed: Broadcasts to `[B..., H, T, S]`; True means "may attend".

@@ -1,4 +1,4 @@
-"""How well a query and a key match: dot products, and any function of both.
+"""Scores of a query and a key: dot products, or any function of both.
 
 A score is a callable pytree from `[B..., R, H, K]` and `[B..., C, G, K]` to `[B..., H,
 R, C]`, float32 or, for float64 inputs, float64.
@@ -25,10 +25,10 @@ Array = jax.Array
 class Score(tiles.Part, abc.ABC):
     """Scores of all pairs of R queries and C keys; a pytree.
 
-    Its arrays have the axes of `aligned`: `[B..., H, ...]`, where an axis of
-    size 1 stands for any. A score of your own is a function, where it has nothing to
-    train, or a class such as this one, of minus the squared distances of queries and
-    keys, at a rate for each head; it is differentiated with respect to the rates, too:
+    Its arrays have the axes of `aligned`: `[B..., H, ...]`, where an axis of size 1
+    broadcasts. A custom score is a function if it has no parameters, or a class such as
+    the following: minus the squared distances of queries and keys, with a rate per
+    head. It is also differentiated with respect to the rates.
 
         from mha_haiku.core import tiles
         from mha_haiku.core.attention import Score, attend
@@ -74,7 +74,7 @@ class Score(tiles.Part, abc.ABC):
         return pullback(cotangent)
 
     def check(self, num_heads: int, key_size: int):
-        """Raises ValueError where the score does not fit attention of these sizes."""
+        """Raises ValueError if the score does not fit attention of these sizes."""
 
     def sees(self, whole: "AttentionMap") -> Bool[Array, "*B H T"]:
         """Finds the queries of a map with this score that see any key."""
@@ -96,8 +96,8 @@ def as_score(value: Score | ScoreFunction | None) -> Score:
     """Converts a score, a function, or None to a score.
 
     The function gets the queries `[R, K]` and keys `[C, K]` of one head, and returns
-    `[R, C]`. Arrays that it closes over are constants; those to train are fields of a
-    class, see `Score`.
+    `[R, C]`. Arrays that it closes over are constants; parameters to train are fields
+    of a class, see `Score`.
     """
     if value is None:
         return dot_product()
@@ -120,7 +120,8 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
 
     Args:
       scale: Scale of the scores, at least 0; None means 1 / sqrt(K).
-      soft_cap: The score becomes `soft_cap * tanh(score / soft_cap)`; None: no cap.
+      soft_cap: The score becomes `soft_cap * tanh(score / soft_cap)`. Defaults to no
+        cap.
 
     Raises:
       ValueError: If `scale` is negative, or `soft_cap` not above 0.
@@ -161,7 +162,7 @@ def additive(weight: Float[Array, "H K"]) -> Score:
 
 
 def cosine(scale: Float[Array, " H"] | float = 10.0) -> Score:
-    """Makes the score `scale * cos(query, key)`, which no vector length changes.
+    """Makes the score `scale * cos(query, key)`, independent of vector lengths.
 
     Source: Henry et al. 2020, eq. 4, https://arxiv.org/abs/2010.04245; a scale per
     head: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
@@ -183,12 +184,13 @@ def cosine(scale: Float[Array, " H"] | float = 10.0) -> Score:
 def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
     """Makes the score `log(sigmoid(scale * query . key + offset))`.
 
-    With `normalizers.unnormalized()` the weights are these sigmoids themselves, each by
-    itself: sigmoid attention.
+    With `normalizers.unnormalized()` the weights are these sigmoids, independent of
+    each other: sigmoid attention.
 
     Args:
       scale: Scale of the scores, at least 0; None means 1 / sqrt(K).
-      offset: -log(S) lets the weights of a row sum to about 1 at the start.
+      offset: Added to the scaled scores; with -log(S) the weights of a row sum to about
+        1 at initialization.
 
     Source: Ramapuram et al. 2024, section 3, https://arxiv.org/abs/2409.04431.
 
@@ -207,8 +209,9 @@ def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
 def linear() -> Score:
     """Makes the score `log(feature(query) . feature(key))`, `feature = elu + 1`.
 
-    Weights are then these products, over their sum or, with
-    `normalizers.unnormalized()`, as they are: linear attention, computed pair by pair.
+    Weights are these products divided by their sum or, with
+    `normalizers.unnormalized()`, the products themselves: linear attention, computed
+    pair by pair.
 
     Source: Katharopoulos et al. 2020, section 3.2, https://arxiv.org/abs/2006.16236.
 
@@ -230,7 +233,7 @@ class DotProduct(Score):
     def __call__(self, query, key):
         scale = self.scale_of(query.shape[-1])
         if query.dtype == products.accumulation_dtype(query.dtype):
-            # T K products in place of T S; lower precisions would lose digits by it.
+            # T K products instead of T S; at lower precisions this would lose digits.
             query, scale = query * scale, 1
         scores = products.pair(query, key)
         scores = scores * scale if scale != 1 else scores
@@ -315,21 +318,23 @@ class Sigmoid(Score):
 
 @tiles.pytree
 class Linear(Score):
-    """`log feature(query) . feature(key)`, features of which are `elu(x) + 1`."""
+    """`log feature(query) . feature(key)`, with features `elu(x) + 1`."""
 
     def __call__(self, query, key):
         return jnp.log(self._kernel(_features(query), _features(key)))
 
     def gradients(self, query, key, cotangent):
         # The slope of a feature, 1 above 0 and exp(x) below, is min(feature, 1).
-        own, its = _features(query), _features(key)
-        cotangent = cotangent / self._kernel(own, its)
-        query_grad = products.mix(cotangent, its) * jnp.minimum(own, 1)
-        key_grad = products.gather(cotangent, own, key.shape[-2]) * jnp.minimum(its, 1)
+        query_features, key_features = _features(query), _features(key)
+        cotangent = cotangent / self._kernel(query_features, key_features)
+        query_grad = products.mix(cotangent, key_features)
+        query_grad *= jnp.minimum(query_features, 1)
+        key_grad = products.gather(cotangent, query_features, key.shape[-2])
+        key_grad *= jnp.minimum(key_features, 1)
         return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
 
     def _kernel(self, query, key):
-        """Computes products `[B..., H, R, C]`, none too small to divide by."""
+        """Computes products `[B..., H, R, C]`, bounded away from 0."""
         kernel = products.pair(query, key)
         limits = jnp.finfo(kernel.dtype)
         return jnp.maximum(kernel, limits.tiny / limits.eps)
@@ -342,7 +347,7 @@ def _features(x: Array) -> Array:
 
 @tiles.pytree
 class OfFunction(Score):
-    """What a function of the queries and keys of one head says."""
+    """A score defined by a function of the queries and keys of one head."""
 
     function: ScoreFunction = tiles.static()
 
@@ -374,5 +379,5 @@ def repeat_heads(
 
 
 def chained(cotangent: Array, slope: Array) -> Array:
-    """Multiplies cotangents by slopes, 0 for masked pairs even of NaN scores."""
+    """Multiplies cotangents by slopes; 0 for masked pairs, even with NaN scores."""
     return jnp.where(cotangent == 0, 0, cotangent * slope)

@@ -1,4 +1,4 @@
-"""What `look` and `edit` find of an attention: its scores, map, weights and heads."""
+"""The sites of attention for `look` and `edit`: scores, map, weights and heads."""
 
 import dataclasses
 
@@ -22,10 +22,10 @@ def sited(
 ) -> tuple[Float[Array, "*B T H V"], AttentionMap]:
     """Marks values and their map as sites of the program.
 
-    An edit of "scores", "weights" or the "map" computes the values anew: weights, with
-    dropout where there is some, times values, times gates. They are the site "heads".
-    The map that the program then continues with is NaN where its queries and keys do
-    not give the edited weights; `look` shows the edited one.
+    An edit of "scores", "weights" or the "map" recomputes the values: weights, with any
+    dropout, times values, times gates. They are the site "heads". The map that the
+    program then continues with is NaN where its queries and keys do not give the edited
+    weights; `look` shows the edited map.
     """
     map_, values, _ = marking.faceted(
         (map_, values, dropout), _FACETS, _without_weights
@@ -42,10 +42,10 @@ def map_of_weights(
     gates: Float[Array, "*B T H #V"] | None = None,
     are_shares: bool = True,
 ) -> AttentionMap:
-    """Builds a map from weights that are already known, which it holds whole.
+    """Builds a map that holds the whole array of known weights.
 
-    They may have any sign; the query and the key are for show. `are_shares` says
-    whether a row sums to 1, or to 0 where every key is masked.
+    Weights may have any sign; the query and the key are only for display. `are_shares`
+    says whether a row sums to 1, or to 0 where every key is masked.
     """
     weights = jnp.asarray(weights)
     weights = weights.astype(products.accumulation_dtype(weights.dtype))
@@ -58,9 +58,9 @@ def map_of_weights(
 
 @tiles.pytree
 class Known(scores.DotProduct):
-    """The score of a map whose weights are known: its bias has them as they are.
+    """The score of a map whose weights are known: they are its bias.
 
-    For who looks at queries and keys it is a product of them, of no scale.
+    As a score of queries and keys it is a dot product with scale 0.
     """
 
     def __call__(self, query, key):
@@ -80,12 +80,12 @@ class Known(scores.DotProduct):
 
     def log_weights(self, relative):
         weights = self.weights(relative)
-        logs = jnp.log(jnp.where(weights == 0, 1, weights))  # NaN of negative ones
+        logs = jnp.log(jnp.where(weights == 0, 1, weights))  # NaN if negative
         return jnp.where(weights == 0, -jnp.inf, logs)
 
 
 def _map_of(scores_, log_sum, score, normalizer, known) -> AttentionMap:
-    """Builds the map of scores, which it holds whole as its bias."""
+    """Builds a map that holds the whole array of scores, as its bias."""
     *batch, num_heads, num_queries, num_keys = scores_.shape
     query, key = known["query"], known["key"]
     if query is None or key is None:
@@ -97,7 +97,7 @@ def _map_of(scores_, log_sum, score, normalizer, known) -> AttentionMap:
 
 
 def _heads(weights, map_, values, dropout) -> Array:
-    """Computes what heads return: weights, with dropout, times values, times gates."""
+    """Computes the heads: weights, with dropout, times values, times gates."""
     if dropout is not None:
         weights = weights * dropout.factors(weights.shape)
     heads = products.mix(weights, map_.value).astype(values.dtype)

@@ -1,4 +1,4 @@
-"""The statistics of what a head does, one entry each; add another here."""
+"""The registry of head statistics; add new entries here."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def gini(
     rank = jnp.cumsum(jnp.ones_like(ordered), -1) - left_out.sum(-1, keepdims=True)
     total = ordered.sum(-1)
     weighted = (jnp.maximum(rank, 0) * ordered).sum(-1)
-    has_some = total != 0  # so that NaN is passed on
+    has_some = total != 0  # true for NaN, so that it propagates
     count = jnp.maximum(counted, 1)
     unequal = 2 * weighted / (count * jnp.where(has_some, total, 1))
     unequal -= (count + 1) / count
@@ -39,7 +39,7 @@ def _ones(tile):
 
 
 def _inward(tile):
-    """Measures how far each key is from the tile edge nearest to the queries."""
+    """Computes the distance of each key from the tile edge nearest to the queries."""
     at = tile.columns.array()
     return jnp.where(
         _is_left(tile), tile.columns.stop - 1 - at, at - tile.columns.start
@@ -55,10 +55,10 @@ def _is_left(tile):
 
 
 def _moments(tile, mass, first, second):
-    # The sums of weight times |t - s| and (t - s)^2. In a tile aside of the diagonal
-    # |t - s| is the distance from the query to the nearest edge and from there to the
-    # key: both follow from products with powers of the latter, which are exact in
-    # float32 where powers of positions would not be.
+    # The sums of weight times |t - s| and (t - s)^2. In a tile off the diagonal |t - s|
+    # is the distance from the query to the nearest edge plus the distance from there to
+    # the key: both sums follow from products with powers of the latter, which are exact
+    # in float32 where powers of positions would not be.
     at_rows, columns = tile.given.queries["position"], tile.columns
 
     def aside():
@@ -72,8 +72,8 @@ def _moments(tile, mass, first, second):
     def on_the_diagonal():
         distance = jnp.abs(at_rows[:, None] - columns.array()[None, :])
         distance = distance.astype(mass.dtype)
-        # The choice of 0 for 0 keeps XLA from a form of sums of products with what is
-        # the same for all heads that takes five times as long on the CPU (jax 0.10).
+        # Replacing 0 by 0 keeps XLA from fusing these sums with factors shared by all
+        # heads into a form that takes five times as long on the CPU (jax 0.10).
         first, second = tile.weights * distance, tile.weights * distance**2
         first, second = (jnp.where(tile.weights == 0, 0, x) for x in (first, second))
         return first.sum(-1), second.sum(-1)
@@ -93,14 +93,15 @@ def _at_offsets(tile):
 
 
 def _same_token(tile):
-    own, tokens = tile.given.queries["tokens"], tile.given.keys["tokens"]
-    return jnp.where(own[:, None] == tokens[None, :], tile.weights, 0).sum(-1)
+    query_tokens, key_tokens = tile.given.queries["tokens"], tile.given.keys["tokens"]
+    is_same = query_tokens[:, None] == key_tokens[None, :]
+    return jnp.where(is_same, tile.weights, 0).sum(-1)
 
 
 def _induction(tile):
-    own, before = tile.given.queries["tokens"], tile.given.keys["preceding"]
+    tokens, before = tile.given.queries["tokens"], tile.given.keys["preceding"]
     at_rows, at_columns = tile.given.queries["position"], tile.columns.array()
-    followed = (own[:, None] == before[None, :]) & (at_columns > 0)[None, :]
+    followed = (tokens[:, None] == before[None, :]) & (at_columns > 0)[None, :]
     followed &= at_columns[None, :] <= at_rows[:, None]
     return jnp.where(followed, tile.weights, 0).sum(-1)
 
@@ -115,7 +116,7 @@ ENTROPY = RowSum(lambda tile: -(tile.weights * tile.log_weights).sum(-1))
 LARGEST = RowSum(lambda tile: lax.stop_gradient(tile.weights).max(-1), is_largest=True)
 MOMENTS = RowSum(_moments, (_ones, _inward, _inward_squared), size=2)
 AT_OFFSETS = RowSum(_at_offsets, size=3)
-_NEAR = {  # what `_at_offsets` looks at, in its order
+_NEAR = {  # the positions that `_at_offsets` reads, in its order
     "previous": "the previous position",
     "own": "the query's own position",
     "next": "the next position",
@@ -190,7 +191,7 @@ STATISTICS: dict[str, Statistic] = {
                 "share of queries",
                 f"largest weight on {position}",
                 (AT_OFFSETS, LARGEST),
-                # Both are of the same numbers, behind the barrier: equal to the last
+                # Both come from the same numbers, after the barrier: equal to the last
                 # bit.
                 lambda at, largest, i=i: at[i] >= largest,
                 source="a head for which it is 0.9 or more is positional: Voita et al. "
@@ -238,17 +239,17 @@ STATISTICS: dict[str, Statistic] = {
 
 @tiles.pytree
 class Statistics:
-    """What a head does, averaged over the queries that see a key.
+    """The statistics of a head, averaged over the queries that see a key.
 
-    Each of `STATISTICS`, which says its unit and meaning, is an attribute: `[B..., H]`,
-    or `[B..., H, T]` per query on request (0 where it is fully masked); None where it
-    needs an argument that was not given. A query that counts and sees NaN makes its
-    head NaN. Positions, distances and tokens refer to the inputs.
+    Each entry of `STATISTICS`, which has its unit and meaning, is an attribute:
+    `[B..., H]`, or `[B..., H, T]` with `per_query` (0 where the query is fully masked);
+    None if an argument that it needs is missing. A counted query that sees NaN makes
+    its head NaN. Positions, distances and tokens refer to the inputs.
 
 
-    `values` has those that are not None, by name; `received`, `[B..., H, S]`, is the
-    mass that each key receives from all queries; `pooled`, `[B..., H, P, Q]`, the map
-    at a coarse grain.
+    `values` maps names to the statistics that are not None; `received`, `[B..., H, S]`,
+    is the mass that each key receives from all queries; `pooled`, `[B..., H, P, Q]`, is
+    the map at a coarse grain.
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))

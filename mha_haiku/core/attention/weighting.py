@@ -1,4 +1,4 @@
-"""How scores become weights: what attention is told besides queries, keys, values."""
+"""The arguments of attention besides queries, keys and values."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ Array = jax.Array
 
 
 class Weighting(NamedTuple):
-    """Which key a query sees, how much it weighs, and what its values are gated by.
+    """How scores become weights: mask, bias, score, normalizer, and gates of values.
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
@@ -24,13 +24,13 @@ class Weighting(NamedTuple):
     """
 
     mask: masks.Mask = masks.full()  # which query may attend to which key
-    # What is added to the scores, or None; see `attend`.
+    # Added to the scores, or None; see `attend`.
     bias: positions.ScoreBias | Array | None = None
-    # The score; None: scaled dot product.
+    # The score. Defaults to the scaled dot product.
     score: scores.Score | scores.ScoreFunction | None = None
-    # What weights are over; None: softmax.
+    # The denominator of the weights. Defaults to softmax.
     normalizer: normalizers.Normalizer | None = None
-    # What values are multiplied by in the end; None: by nothing.
+    # Multiply the resulting values, or None.
     gates: Float[Array, "*B T H #V"] | None = None
     # The positions of the first query and the first key.
     origin: tiles.Origin = tiles.Origin()
@@ -38,7 +38,7 @@ class Weighting(NamedTuple):
     def aligned(
         self, query: Float[Array, "*B T H K"], num_keys: int, value_size: int
     ) -> "Weighting":
-        """Aligns its parts with the batch axes once; refuses one that does not fit."""
+        """Aligns its parts with the batch axes; raises ValueError on a bad shape."""
         *batch_shape, num_queries, num_heads, key_size = query.shape
         batch_ndim, first_query = len(batch_shape), self.origin.query
         score = scores.as_score(self.score)
@@ -72,7 +72,7 @@ class Weighting(NamedTuple):
         return self._replace(normalizer=None, gates=None)
 
     def moved(self, by: tiles.Origin) -> "Weighting":
-        """Moves the origin to a part of the map that begins at `by`."""
+        """Moves the origin to the part of the map that begins at `by`."""
         return self._replace(origin=self.origin.moved(by))
 
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
@@ -103,7 +103,7 @@ class Weighting(NamedTuple):
         rows: tiles.Index | tiles.Span,
         columns: tiles.Index | tiles.Span,
     ) -> Float[Array, "*B H R C"]:
-        """Adds the bias to scores, and puts -inf where the mask forbids."""
+        """Adds the bias to scores and sets them to -inf where the mask forbids."""
         if self.bias is not None:
             bias = tiles.lifted(self.bias.aligned_tile(rows, columns), tile.ndim)
             tile = tile + bias.astype(tile.dtype)

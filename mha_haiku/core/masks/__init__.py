@@ -1,7 +1,7 @@
 """Masks as an algebra: `masks.causal() & masks.padding(lengths) | ~...`.
 
-A mask says which query may attend to which key (True: may attend), lazily: it gives any
-rectangle of itself without holding the whole.
+A mask says which query may attend to which key (True: may attend). It is lazy: it
+computes any rectangle of itself without storing the whole.
 """
 
 from mha_haiku.core.masks.algebra import Full, Mask

@@ -1,10 +1,10 @@
-"""What every mask can be asked, and the algebra of masks.
+"""The interface of masks, and their algebra.
 
-A mask never holds a T x S array unless it was made from one, but gives any rectangle of
-itself. It is asked at absolute positions of queries and keys: tiles, the parts of a
-device and decoding steps differ only in which positions they ask about, and arrays
-inside a mask are indexed by them. The ranks of these arrays decide their meaning:
-lengths are `[B...]`, segment ids `[B..., S]`, and so on.
+A mask never stores a T x S array unless it was made from one, but computes any
+rectangle of itself. Its arguments are absolute positions of queries and keys: tiles,
+the parts of a device and decoding steps differ only in these positions, which also
+index the arrays inside a mask. The ranks of these arrays decide their meaning: lengths
+are `[B...]`, segment ids `[B..., S]`, and so on.
 """
 
 import abc
@@ -20,25 +20,25 @@ from mha_haiku.core import display, tiles
 
 Array = jax.Array
 Range = tuple[int | Array, int | Array]  # (start, stop)
-_BLOCK = 1024  # queries that are looked at together where a whole mask is
+_BLOCK = 1024  # queries per block when a whole mask is evaluated
 
 
 def overlap(first: Range, second: Range) -> Range:
-    """Returns what both ranges hold; if nothing, an empty range within the second."""
+    """Returns the overlap of two ranges; if empty, an empty range inside the second."""
     start = tiles.smallest(tiles.largest(first[0], second[0]), second[1])
     return start, tiles.largest(tiles.smallest(first[1], second[1]), start)
 
 
 class Mask(tiles.Part, abc.ABC):
-    """Which query may attend to which key; True means "may attend".
+    """A mask: which query may attend to which key; True means "may attend".
 
     Masks are pytrees whose lengths and ids are leaves and whose structure is static, so
-    they pass through jit, vmap, pmap and scan. `&`, `|` and `~` combine them. They are
-    shown as the expression that makes them.
+    they pass through jit, vmap, pmap and scan. `&`, `|` and `~` combine them. Their
+    `repr` is the expression that makes them.
 
-    A mask of your own is a function of positions, see `where`, or a class such as this
-    one, of keys that have the color of their query; `tiles` takes positions out of
-    arrays:
+    A custom mask is a function of positions, see `where`, or a class such as the
+    following, in which a query sees the keys of its color; `tiles` indexes arrays by
+    positions:
 
         from mha_haiku import attend
         from mha_haiku.core import tiles
@@ -55,10 +55,10 @@ class Mask(tiles.Part, abc.ABC):
 
         attend(query, key, value, mask=causal() & SameColor(colors))
 
-    `aligned_tile` is all that a mask must have; arrays are checked against the axes
-    that their fields declare. What else is worth writing: `key_range`, so that tiles
-    are skipped; `unseen_keys` and `fully_masked`, which each call of
-    `MultiHeadAttention` asks, and which otherwise look at all T x S positions.
+    Only `aligned_tile` is required; arrays are checked against the axes that their
+    fields declare. Also worth implementing: `key_range`, so that tiles are skipped;
+    `unseen_keys` and `fully_masked`, which every call of `MultiHeadAttention` uses, and
+    whose defaults evaluate all T x S positions.
 
     Example:
       >>> mask = mh.masks.causal() & ~mh.masks.window(0, 0)  # before the query
@@ -91,7 +91,7 @@ class Mask(tiles.Part, abc.ABC):
         return self.tile(range(num_queries), range(num_keys))
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Array:
-        """Computes a rectangle, by slices with an end, ranges or arrays of integers."""
+        """Computes a rectangle, at slices with an end, ranges or arrays of integers."""
         rows, columns = tiles.positions(rows), tiles.positions(columns)
         batch_ndim = self.batch_ndim()
         aligned = self.aligned(batch_ndim)
@@ -101,15 +101,15 @@ class Mask(tiles.Part, abc.ABC):
         return tile if aligned.has_heads() else tile.squeeze(batch_ndim)
 
     def key_range(self, rows: Range, keys: Range) -> Range:
-        """Returns (start, stop) of the `keys` that the queries `rows` can see at all.
+        """Returns (start, stop) of the `keys` that the queries `rows` may see.
 
-        They are Python integers where the mask and the ranges are static.
+        They are Python integers if the mask and the ranges are static.
         """
         del rows
         return keys
 
     def open_range(self, rows: Range, keys: Range) -> Range:
-        """Finds (start, stop) of keys that surely all of the queries can see."""
+        """Finds (start, stop) of keys that all of the queries are known to see."""
         del rows
         return keys[0], keys[0]
 
@@ -121,10 +121,10 @@ class Mask(tiles.Part, abc.ABC):
     def check(
         self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
     ):
-        """Raises ValueError where the mask does not fit attention of these sizes.
+        """Raises ValueError if the mask does not fit attention of these sizes.
 
-        `num_queries` is the position after the last query, which is T where the first
-        stands at 0; None: not known.
+        `num_queries` is the position after the last query, which is T if the first is
+        at 0, or None if it is not known.
         """
         self.check_shape(batch_shape, num_heads, num_queries, num_keys)
         self.check_lengths(num_keys)
@@ -143,7 +143,7 @@ class Mask(tiles.Part, abc.ABC):
         return ranks[0]
 
     # Methods for subclasses to implement. Arrays of an aligned mask have all batch axes
-    # in front, of size 1 where they do not vary; aligning twice changes nothing. An
+    # in front, of size 1 if they do not vary; aligning twice changes nothing. An
     # aligned mask returns arrays that broadcast to `[B..., H, ...]`.
 
     @abc.abstractmethod
@@ -152,7 +152,7 @@ class Mask(tiles.Part, abc.ABC):
     ) -> Bool[Array, "..."]:
         """Computes an aligned mask at R x C positions; it fits `[B..., H, R, C]`.
 
-        `tiles.on_rows`, `on_columns`, `take` and `as_array` know arrays and spans.
+        `tiles.on_rows`, `on_columns`, `take` and `as_array` accept arrays and spans.
         """
 
     def aligned(self, batch_ndim: int) -> Self:
@@ -161,7 +161,7 @@ class Mask(tiles.Part, abc.ABC):
         return self
 
     def batch_ranks(self) -> tuple[int, ...] | None:
-        """Lists the possible numbers of batch axes, likeliest first; None: any."""
+        """Lists the possible numbers of batch axes, likeliest first, or None if any."""
         for name, axes in self._own_axes().items():
             return (jnp.ndim(getattr(self, name)) - len(axes),)
         return None
@@ -171,23 +171,23 @@ class Mask(tiles.Part, abc.ABC):
         return False
 
     def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
-        """Raises ValueError where an array lacks the axes that its field declares."""
+        """Raises ValueError if an array lacks the axes that its field declares."""
         sizes = {"H": num_heads, "T": num_queries, "S": num_keys}
-        for name, own in self._own_axes().items():
-            wanted = (*batch_shape, *map(sizes.get, own))
-            described = f"[{', '.join(('B...', *own))}]"
+        for name, axes in self._own_axes().items():
+            wanted = (*batch_shape, *map(sizes.get, axes))
+            described = f"[{', '.join(('B...', *axes))}]"
             tiles.check_axes(name, getattr(self, name), wanted, described)
 
     def check_lengths(self, num_keys: int):
-        """Raises ValueError where a length, as far as known, exceeds `num_keys`."""
+        """Raises ValueError if a known length exceeds `num_keys`."""
 
     def unseen_keys(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
         """Finds the keys that no query sees; call it on an aligned mask.
 
-        They are booleans that broadcast to `[B..., H, S]`, or None where every key is
-        known to be seen. Queries stand at positions from `first_query` on.
+        They are booleans that broadcast to `[B..., H, S]`, or None if every key is
+        known to be seen. The positions of queries start at `first_query`.
         """
         at = tiles.Origin(first_query)
         seen = self._by_block(num_queries, num_keys, at, lambda x: x.any(-2))
@@ -196,14 +196,14 @@ class Mask(tiles.Part, abc.ABC):
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | None:
-        """Returns the queries that see no key, as `unseen_keys`, `[B..., H, T]`."""
+        """Finds the queries that see no key, `[B..., H, T]`, like `unseen_keys`."""
         at = tiles.Origin(first_query)
         return ~self._by_query(num_queries, num_keys, at, lambda x: x.any(-1))
 
     def key_counts(
         self, num_queries: int, num_keys: int, origin: tiles.Origin
     ) -> Array:
-        """Counts the keys that each query sees, `[B..., H, T]`, of an aligned mask."""
+        """Counts the keys that each query sees, `[B..., H, T]`; for an aligned mask."""
         return self._by_query(num_queries, num_keys, origin, lambda x: x.sum(-1))
 
     def _by_block(self, num_queries, num_keys, origin, function) -> Array:
@@ -232,7 +232,7 @@ class Mask(tiles.Part, abc.ABC):
 
 @tiles.pytree
 class Full(Mask):
-    """Everything may attend to everything.
+    """The mask by which every query may attend to every key.
 
     Example:
       >>> mh.masks.full() & mh.masks.causal()
@@ -256,12 +256,12 @@ class Full(Mask):
 
 
 class _Compound(Mask):
-    """A mask made of others; all but its tiles and ranges is asked of these."""
+    """A mask made of other masks, which answer all but its tiles and ranges."""
 
     def batch_ranks(self):
         ranks = [part.batch_ranks() for part in self._parts().values()]
-        first, *others = [each for each in ranks if each is not None] or [None]
-        return first and tuple(n for n in first if all(n in each for each in others))
+        first, *others = [known for known in ranks if known is not None] or [None]
+        return first and tuple(n for n in first if all(n in other for other in others))
 
     def has_heads(self):
         return any(part.has_heads() for part in self._parts().values())
@@ -298,7 +298,7 @@ class _Compound(Mask):
 
 @tiles.pytree
 class Intersection(_Compound):
-    """What both masks allow."""
+    """The pairs that both masks allow."""
 
     left: Mask
     right: Mask
@@ -319,7 +319,7 @@ class Intersection(_Compound):
 
 @tiles.pytree
 class Union(_Compound):
-    """What either mask allows."""
+    """The pairs that either mask allows."""
 
     left: Mask
     right: Mask
@@ -347,7 +347,7 @@ class Union(_Compound):
 
 @tiles.pytree
 class Complement(_Compound):
-    """What the mask forbids."""
+    """The pairs that the mask forbids."""
 
     mask: Mask
 
@@ -367,9 +367,9 @@ def _combine(kind, left: Mask, right: Mask) -> Mask:
     if not isinstance(right, Mask):
         raise TypeError(
             f"a mask combines with masks only, got {type(right).__name__}; "
-            "an array becomes one by masks.dense(array)."
+            "masks.dense(array) makes a mask of an array."
         )
-    if kind is Intersection:  # without Full, so that what is known of the other stays
+    if kind is Intersection:  # drops Full, to keep what is known of the other mask
         if isinstance(left, Full):
             return right
         if isinstance(right, Full):

@@ -19,11 +19,11 @@ def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
 
     Args:
       lengths: `[B...]` integers in 0..S.
-      query_lengths: `[B...]` integers of at least 0; later queries see nothing. None:
-        all queries see.
+      query_lengths: `[B...]` integers of at least 0; later queries see nothing.
+        Defaults to all queries.
 
     Raises:
-      ValueError: If lengths are no integers of at least 0, or disagree on batch axes.
+      ValueError: If lengths are not integers of at least 0, or disagree on batch axes.
 
     Example:
       >>> mask = mh.masks.padding([2, 4])  # lengths of two examples
@@ -69,10 +69,10 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
 
     Args:
       query_ids: `[B..., T]` integers.
-      key_ids: `[B..., S]` integers; None: the ids of the queries.
+      key_ids: `[B..., S]` integers. Defaults to the ids of the queries.
 
     Raises:
-      ValueError: If ids are no integers, or disagree on the number of axes.
+      ValueError: If ids are not integers, or disagree on the number of axes.
 
     Example:
       >>> mask = mh.masks.segments(np.array([0, 0, 1]))  # packed texts
@@ -110,18 +110,18 @@ def dense(array: Array) -> Mask:
         if known is not None and not np.isin(known, (0, 1)).all():
             raise ValueError(
                 "mask must be boolean or 0/1 integers, got other integers; "
-                "lengths become a mask by masks.padding(lengths)."
+                "for lengths use masks.padding(lengths)."
             )
         array = array != 0
     if array.dtype != bool:
         raise ValueError(
             f"mask must be boolean or 0/1 integers, got {array.dtype}; "
-            "an additive score goes in bias=."
+            "pass an additive score as bias=."
         )
     if array.ndim < 2:
         raise ValueError(
             f"mask must be [B..., T, S] or [B..., H, T, S], got shape {array.shape}; "
-            "lengths become a mask by masks.padding(lengths)."
+            "for lengths use masks.padding(lengths)."
         )
     return Dense(array)
 
@@ -204,7 +204,8 @@ class Padding(_Lengths):
     def fully_masked(self, num_queries, num_keys, first_query=0):
         queries = first_query + jnp.arange(num_queries)
         queries = tiles.lifted(queries, jnp.ndim(self.lengths) + 2)
-        # Always true, `queries >= first_query` gives the axis of queries its size.
+        # `queries >= first_query` is always true; it gives the axis of queries its
+        # size.
         masked = (self.lengths <= 0)[..., None, None] & (queries >= first_query)
         if self.query_lengths is None:
             return masked
@@ -241,7 +242,7 @@ class ValidLens(_Lengths):
 
 @tiles.pytree
 class Segments(Mask):
-    """Keys of the query's own segment."""
+    """The keys in the query's segment."""
 
     query_ids: Array = tiles.array("T")
     key_ids: Array = tiles.array("S")
@@ -258,7 +259,8 @@ class Segments(Mask):
         return query_ids[..., None, :, None] == key_ids[..., None, None, :]
 
     def key_range(self, rows, keys):
-        # Ids from the smallest to the largest: too many keys where ids do not rise.
+        # Ids from the smallest to the largest: more keys than needed if ids do not
+        # rise.
         smallest, largest = self._ids_of(rows)
         seen = (self.key_ids >= smallest) & (self.key_ids <= largest)
         return _within(_hull(seen), keys)
@@ -266,7 +268,7 @@ class Segments(Mask):
     def open_range(self, rows, keys):
         if jnp.ndim(self.key_ids) > 1:
             return keys[0], keys[0]
-        # Open where all these queries are of one segment, whose keys have no gap.
+        # Open if all these queries are in one segment, whose keys have no gap.
         smallest, largest = self._ids_of(rows)
         seen = self.key_ids == smallest
         hull = _hull(seen)
@@ -288,7 +290,7 @@ class Segments(Mask):
 
 @tiles.pytree
 class Dense(tiles.Whole, Mask):
-    """A mask spelt out as an array."""
+    """A mask given as a whole array."""
 
     name: ClassVar[str] = "mask"
     values: Array = tiles.array("HTS")
@@ -309,7 +311,7 @@ class Dense(tiles.Whole, Mask):
 
 def _hull(seen: Array) -> tuple[Array, Array] | None:
     """Finds (start, stop) of the keys `[B..., S]` that are seen in any example."""
-    # None where it is not known, as one entry stands for all keys.
+    # None if it is not known, as one entry broadcasts to all keys.
     num_keys = seen.shape[-1]
     if num_keys == 1:
         return None

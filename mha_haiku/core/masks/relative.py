@@ -1,4 +1,4 @@
-"""Masks that depend on positions alone."""
+"""Masks that depend only on positions."""
 
 import abc
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ def causal() -> Mask:
 
 
 def window(left: int | None, right: int | None) -> Mask:
-    """Makes the mask of positions from t - `left` to t + `right`; None: no end.
+    """Makes the mask of positions t - `left` to t + `right`; None is unbounded.
 
     Example:
       >>> np.array(mh.masks.window(1, 0).tile(range(3), range(3)), int)
@@ -83,11 +83,11 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
     """Makes a mask from a function of positions: `where(lambda t, s: s % 4 <= t)`.
 
     The function gets int32 positions of queries `[R, 1]` and of keys `[1, C]`, and
-    returns booleans of them together: whether the query may see the key. It is called
-    for tiles anywhere, so it must be pure and accept any positions.
+    returns booleans `[R, C]`: whether the query may see the key. It is called for
+    arbitrary tiles, so it must be pure and accept any positions.
 
     Raises:
-      TypeError: If `function` is no function.
+      TypeError: If `function` is not a function.
 
     Example:
       >>> mask = mh.masks.where(lambda t, s: s % 2 == t % 2)
@@ -96,7 +96,7 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
     """
     if not callable(function):
         raise TypeError(
-            f"function must be one of positions, got {checks.shown(function)}."
+            f"function must be a function of positions, got {checks.shown(function)}."
         )
     return Where(function)
 
@@ -152,7 +152,7 @@ class Band(_Relative):
 
 @tiles.pytree
 class Dilated(_Relative):
-    """Keys at a multiple of `rate` positions."""
+    """Keys at a distance that is a multiple of `rate`."""
 
     rate: int = tiles.static()
 
@@ -167,8 +167,8 @@ class Dilated(_Relative):
 class GlobalTokens(_Relative):
     """Positions that see all and are seen by all.
 
-    They may be anywhere, so that its `key_range` is all keys: a union with it, as
-    `window | global_tokens`, skips no tile.
+    They may be anywhere, so `key_range` is all keys: a union such as
+    `window | global_tokens` skips no tile.
     """
 
     global_positions: tuple[int, ...] = tiles.static()
@@ -183,7 +183,7 @@ class GlobalTokens(_Relative):
 
 @tiles.pytree
 class Where(_Relative):
-    """Keys for which a function says so."""
+    """Keys for which a function of positions is true."""
 
     function: Callable[[Array, Array], Array] = tiles.static()
 
@@ -194,8 +194,8 @@ class Where(_Relative):
         allowed = jnp.asarray(self.function(rows, columns))
         wanted = jnp.broadcast_shapes(rows.shape, columns.shape)
         is_short = allowed.ndim <= len(wanted) and all(
-            size in (1, its)
-            for size, its in zip(allowed.shape[::-1], wanted[::-1], strict=False)
+            size in (1, full_size)
+            for size, full_size in zip(allowed.shape[::-1], wanted[::-1], strict=False)
         )
         if allowed.dtype != bool or not is_short:
             raise ValueError(
@@ -207,11 +207,11 @@ class Where(_Relative):
 
 
 def _alone(positions, first, count, back, ahead) -> Array | np.ndarray | None:
-    """Finds positions that reach none of `count` positions from `first` on."""
+    """Finds positions that reach none of the `count` positions from `first`."""
     alone = np.full(len(positions), count == 0)
     if back is not None:
         alone = alone | (positions - back > first + count - 1)
     if ahead is not None:
         alone = alone | (positions + ahead < first)
-    # None where it is known that there are no such positions.
+    # None if it is known that there are no such positions.
     return None if isinstance(alone, np.ndarray) and not alone.any() else alone

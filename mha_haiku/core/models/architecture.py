@@ -1,4 +1,4 @@
-"""The fields of a model's config: default, meaning, check; what values stand for."""
+"""The fields of a model's config, with defaults, meanings and checks."""
 
 import functools
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from mha_haiku.core.modules import norms
 
 
 class Activation(NamedTuple):
-    """What hidden units go through."""
+    """An activation of hidden units."""
 
     # Applied to the hidden units, or to the gate.
     activation: Callable[[jax.Array], jax.Array]
-    # Whether the hidden units are multiplied by a gate, a linear map of its own.
+    # Whether the hidden units are multiplied by a gate, a separate linear map.
     gated: bool = False
 
 
-# The values that fields may have, and what they stand for.
+# The valid values of fields, and what they mean.
 _GELU_TANH = functools.partial(jax.nn.gelu, approximate=True)
 ACTIVATIONS = {
     "gelu": Activation(modules.gelu),
@@ -45,7 +45,7 @@ PRECISIONS = {
 FAMILIES = ("encoder", "causal", "set_classifier", "encoder_decoder")
 KINDS = ("encoder", "decoder", "cross")  # of attention, in an encoder-decoder
 NORM_PLACES = norms.PLACES
-# What queries and keys are normalized over: what makes their norms of any norm.
+# The axes over which queries and keys are normalized: functions of a norm.
 QK_NORMS = {"head": lambda make_norm: make_norm, "layer": modules.over_all_heads}
 POOLS = ("first", "mean")
 
@@ -59,13 +59,13 @@ def a_list(name: str, value: Any) -> Any:
 
 def _window(name: str, value: Any) -> Any:
     by_layer = (
-        {f"{name}[{i}]": each for i, each in enumerate(value)}
+        {f"{name}[{i}]": size for i, size in enumerate(value)}
         if isinstance(value, tuple)
         else {name: value}
     )
-    for each, size in by_layer.items():
+    for key, size in by_layer.items():
         if size is not None:
-            checks.integer_in(each, size, 0, 2**31 - 1)
+            checks.integer_in(key, size, 0, 2**31 - 1)
     return value
 
 
@@ -90,8 +90,8 @@ def _frequencies(name: str, value: Any) -> Any:
     by_layer = any(isinstance(row, tuple) for row in a_list(name, value))
     for i, row in enumerate(value if by_layer else [value]):
         row_name = f"{name}[{i}]" if by_layer else name
-        for j, each in enumerate(a_list(row_name, row)):
-            checks.non_negative_number(f"{row_name}[{j}]", each)
+        for j, number in enumerate(a_list(row_name, row)):
+            checks.non_negative_number(f"{row_name}[{j}]", number)
     return value
 
 
@@ -104,8 +104,8 @@ class DecoderConfig(Section, path="config.model.decoder"):
 
     num_layers: int | None = field(
         None,
-        "layers of an encoder_decoder's decoder, each with cross-attention too; "
-        "None: num_layers",
+        "layers of an encoder_decoder's decoder, all with cross-attention too; "
+        "defaults to num_layers",
         fields.integer(1, 10_000),
     )
 
@@ -113,22 +113,20 @@ class DecoderConfig(Section, path="config.model.decoder"):
 class EmbeddingConfig(Section, path="config.model.embedding"):
     """Embeddings of tokens and positions."""
 
-    positions: str = field(
-        "learned", "how the order of positions enters the model", OneOf(POSITIONS)
-    )
+    positions: str = field("learned", "how positions are encoded", OneOf(POSITIONS))
     max_length: int = field(
         16,
-        "number of learned positions, the longest input they allow",
+        "number of learned positions, which is the longest possible input",
         fields.integer(1, 2**24),
     )
     scale: float = field(
         1.0,
-        "factor of embeddings, before positions are added; not of tied logits",
+        "factor of embeddings, before positions are added; not used for tied logits",
         checks.positive_number,
     )
     segments: int = field(
         0,
-        "kinds of segments, each with an embedding; 0: none",
+        "kinds of segments, which have an embedding each; 0 for none",
         fields.integer(0, 2**20),
     )
     norm: bool = field(False, "whether the sum of all embeddings is normalized")
@@ -140,13 +138,13 @@ class EmbeddingConfig(Section, path="config.model.embedding"):
     frequencies: tuple | None = field(
         None,
         "radians per position of rotary pairs, a list of key_size / 2, or a list "
-        "of such lists for each layer; None: from rotary_period",
+        "of such lists for each layer; by default rotary_period determines them",
         _frequencies,
     )
     image: tuple[int, ...] | None = field(
         None,
-        "images that the inputs are patches of: a list of channels, height, width and "
-        "patch size; None: inputs are not patches",
+        "if the inputs are patches of images: a list of channels, height, width and "
+        "patch size",
         _image,
     )
 
@@ -155,52 +153,54 @@ class AttentionConfig(Section, path="config.model.attention"):
     """The attention of each layer."""
 
     num_heads: int = field(
-        1, "query heads of each layer; 0: no attention part", _SIZE_OR_NONE
+        1, "query heads of each layer; 0 for no attention part", _SIZE_OR_NONE
     )
     num_key_value_heads: int | None = field(
         None,
-        "key/value heads of each layer, a divisor of num_heads; None: num_heads",
+        "key/value heads of each layer, a divisor of num_heads; defaults to num_heads",
         _SIZE,
     )
     key_size: int | None = field(
-        None, "query, key and value size of a head; None: model_size / num_heads", _SIZE
+        None,
+        "query, key and value size of a head; defaults to model_size / num_heads",
+        _SIZE,
     )
     score: str = field(
         "dot_product",
-        "how a query and a key give a score",
+        "the function of a query and a key that gives a score",
         OneOf(modules.CHOICES["score"]),
     )
     scale: float | None = field(
         None,
-        "factor of the dot products; None: 1 / sqrt(key_size)",
+        "factor of the dot products; defaults to 1 / sqrt(key_size)",
         checks.positive_number,
     )
     soft_cap: float | None = field(
         None,
-        "bounds scores s to soft_cap * tanh(s / soft_cap); None: no bound",
+        "bounds scores s to soft_cap * tanh(s / soft_cap); unbounded by default",
         checks.positive_number,
     )
     temperature: float = field(
         1.0,
-        "scores are divided by it, before biases of positions are added: below 1 "
-        "attention is sharper",
+        "divides the scores, before biases of positions are added; attention is "
+        "sharper below 1",
         checks.positive_number,
     )
     offset: float = field(
         0.0,
         "added to the dot products inside the sigmoid of score sigmoid; -log of "
-        "the length makes rows sum to about 1 at first",
+        "the length makes rows sum to about 1 at initialization",
         checks.number,
     )
     normalizer: str = field(
         "softmax",
-        "whether weights are divided by their sum, or not (scores sigmoid and linear)",
+        "whether weights are divided by their sum (none: with score sigmoid or linear)",
         OneOf(modules.CHOICES["normalizer"]),
     )
     sinks: float | str | None = field(
         None,
-        "logit of a sink that each head may leave attention at, learned or a "
-        "number; None: no sink",
+        "logit of a sink that takes attention from each head, learned or a number; "
+        "no sink by default",
         _sinks,
     )
     gate: str = field(
@@ -211,8 +211,8 @@ class AttentionConfig(Section, path="config.model.attention"):
     )
     window: int | tuple[int | None, ...] | None = field(
         None,
-        "how many positions to either side a query sees (a causal model or a "
-        "decoder: before it); None: all; or a list of these, one for each layer; "
+        "positions that a query sees to either side (in a causal model or a decoder: "
+        "before it), or a list of one number or None per layer; defaults to all; "
         "cross-attention sees all",
         _window,
     )
@@ -221,25 +221,25 @@ class AttentionConfig(Section, path="config.model.attention"):
     qk_norm: bool = field(False, "whether queries and keys are normalized")
     qk_norm_over: str = field(
         "head",
-        "what qk_norm takes the mean square over: each head, or all of the layer",
+        "the features in the mean square of qk_norm: of each head, or of all heads",
         OneOf(QK_NORMS),
     )
     differential: bool = field(
-        False, "whether heads are differences of two maps, of which num_heads has both"
+        False, "whether heads are differences of two maps; num_heads counts the maps"
     )
     smear_keys: bool = field(
-        False, "whether each key is mixed with the one before it, by a learned share"
+        False, "whether each key is mixed with the one before it, in a learned ratio"
     )
     residual: bool = field(True, "whether attention adds its output to its input")
     implementation: str = field(
         "auto",
-        "how attention is computed, auto by length and device",
+        "how attention is computed; auto chooses by length and device",
         OneOf(attention.IMPLEMENTATIONS),
     )
     kept_heads: tuple[tuple[int, ...], ...] | None = field(
         None,
-        "pruned models: a list of the heads left in each layer (encoder, decoder, "
-        "cross-attention in turn); None: all",
+        "in pruned models: a list of the remaining heads of each layer (encoder, then "
+        "decoder, then cross-attention); defaults to all",
         a_list,
     )
 
@@ -249,7 +249,7 @@ class FeedForwardConfig(Section, path="config.model.feed_forward"):
 
     hidden_size: int = field(
         64,
-        "hidden units of the feed-forward part; 0: no such part",
+        "hidden units of the feed-forward part; 0 for no such part",
         fields.integer(0, 2**22),
     )
     activation: str = field(
@@ -260,11 +260,11 @@ class FeedForwardConfig(Section, path="config.model.feed_forward"):
     with_bias: bool = field(True, "whether both projections have a bias")
     residual: bool = field(True, "whether this part adds its output to its input")
     parallel: bool = field(
-        False, "whether this part reads what attention reads, and both are added to it"
+        False, "whether this part reads the same input as attention, and both are added"
     )
     hidden_sizes: tuple[int, ...] | None = field(
         None,
-        "pruned models: a list of the hidden units of each layer; None: all",
+        "in pruned models: a list of the hidden units of each layer; defaults to all",
         a_list,
     )
 
@@ -275,33 +275,33 @@ class NormConfig(Section, path="config.model.norm"):
     kind: str = field("layer_norm", "how activations are normalized", OneOf(NORMS))
     epsilon: float = field(
         1e-5,
-        "added to the variance, so that no division is by 0",
+        "added to the variance, to avoid division by 0",
         checks.positive_number,
     )
     position: str = field(
         "pre",
-        "where norms stand: before the parts of a layer (pre), after the sum "
+        "where norms are: before the parts of a layer (pre), after the sum "
         "(post), before and after a part (both), after a part (reordered)",
         OneOf(NORM_PLACES),
     )
 
 
 class OutputConfig(Section, path="config.model.output"):
-    """What stands between the last layer and the logits."""
+    """The modules between the last layer and the logits."""
 
     pool: str | None = field(
         None,
-        "what the logits read: each position (None), the first one (first), or the "
-        "mean of the valid ones (mean)",
+        "what the logits read: every position (None), the first (first), or the "
+        "mean of the valid positions (mean)",
         OneOf(POOLS),
     )
     hidden: str | None = field(
         None,
-        "activation function of one more layer before the logits, of gelu, tanh "
-        "and relu; None: no such layer",
+        "activation function of an extra layer before the logits: gelu, tanh or "
+        "relu; no such layer by default",
         OneOf(OUTPUT_ACTIVATIONS),
     )
-    norm: bool = field(False, "whether what the logits read is normalized last")
+    norm: bool = field(False, "whether there is a norm just before the logits")
     logits: bool = field(True, "whether there are logits; a trained model needs them")
     tied: bool = field(
         False, "whether logits are dot products with the embeddings of tokens"
@@ -309,13 +309,13 @@ class OutputConfig(Section, path="config.model.output"):
     with_bias: bool = field(True, "whether the logits have a bias")
     soft_cap: float | None = field(
         None,
-        "bounds logits x to soft_cap * tanh(x / soft_cap); None: no bound",
+        "bounds logits x to soft_cap * tanh(x / soft_cap); unbounded by default",
         checks.positive_number,
     )
 
 
 class ModelConfig(Section, path="config.model"):
-    """A model, as `models.build` makes it.
+    """The architecture of a model that `models.build` makes.
 
     Example:
       >>> config = mh.models.ModelConfig(num_layers=4, model_size=64)
@@ -326,14 +326,14 @@ class ModelConfig(Section, path="config.model"):
 
     family: str = field(
         "encoder",
-        "what it predicts: a class per position, the same from earlier positions only, "
-        "an element of a set, or another sequence, from which a decoder looks at it",
+        "what the model predicts: a class per position, the same from earlier "
+        "positions only, an element of a set, or another sequence by a decoder",
         OneOf(FAMILIES),
     )
     num_layers: int = field(
         1,
-        "layers, each of attention and a feed-forward part; the encoder's layers "
-        "where the family is encoder_decoder",
+        "layers of attention and a feed-forward part; in an encoder_decoder, layers "
+        "of the encoder",
         fields.integer(1, 10_000),
     )
     decoder: DecoderConfig = DecoderConfig()
@@ -342,7 +342,7 @@ class ModelConfig(Section, path="config.model"):
     )
     dropout_rate: float = field(
         0.0,
-        "share of activations that dropout sets to 0 in training, in [0, 1)",
+        "share of activations set to 0 in training, in [0, 1)",
         checks.fraction,
     )
     precision: str = field(
@@ -351,7 +351,7 @@ class ModelConfig(Section, path="config.model"):
         OneOf(PRECISIONS),
     )
     rematerialize: bool = field(
-        False, "whether to compute layers again for the gradient, which saves memory"
+        False, "whether to recompute layers for the gradient, which saves memory"
     )
     scan_layers: bool = field(
         False,
@@ -366,5 +366,5 @@ class ModelConfig(Section, path="config.model"):
 
 
 def make_norm(config: ModelConfig) -> Callable[..., Callable[[jax.Array], jax.Array]]:
-    """Returns the function that makes the norms of a model from their `name`."""
+    """Returns a function that makes the norms of a model from their `name`."""
     return functools.partial(NORMS[config.norm.kind], config.norm.epsilon)

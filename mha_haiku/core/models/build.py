@@ -1,10 +1,10 @@
-"""Whole models as pure functions, built from a config; also token by token.
+"""Whole models as pure functions, built from a config, also token by token.
 
 Families differ in their targets: `encoder` classifies each position, `causal` the same
 but from earlier positions only, `set_classifier` chooses one element of a set,
 independent of the order, and `encoder_decoder` predicts another sequence.
 
-P positions of prompts, S_max positions that a text may grow to.
+P positions of prompts, S_max the largest length of a text.
 """
 
 import dataclasses
@@ -27,22 +27,22 @@ Array = jax.Array
 
 @tiles.pytree
 class DecodingCache:
-    """What a model keeps of the tokens so far, as a pytree of arrays `[B, ...]`."""
+    """The caches of a model's layers, as a pytree of arrays `[B, ...]`."""
 
-    # A cache per layer, of an encoder-decoder a pair: of self-attention and of
-    # cross-attention, which has the keys and values of the source. Of attention without
-    # heads the `attention.Prompt`.
+    # A cache per layer; for an encoder-decoder a pair, of self-attention and of
+    # cross-attention, which has the keys and values of the source. Attention without
+    # heads keeps the `attention.Prompt`.
     layers: tuple
-    positions: Array  # `[B]`, where the next token of each example stands
-    # `[B]`, valid positions of the source; None: all, or no source.
+    positions: Array  # `[B]`, the position of the next token of each example
+    # `[B]`, valid positions of the source, or None if all are or there is no source.
     source_lengths: Array | None
     size: int = tiles.static()  # S_max
 
 
 class Decoding(NamedTuple):
-    """A model token by token, as pure functions.
+    """The functions that run a model token by token.
 
-    Logits and maps with a cache equal the logits and maps of whole texts without it.
+    Logits and maps with a cache equal those of whole texts without it.
 
     Attributes:
       prefill: `prefill(params, prompts, lengths, *, max_length, source=None,
@@ -52,15 +52,15 @@ class Decoding(NamedTuple):
         if prompts, source or `max_length` do not fit.
       step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
         put at the cache's positions; ValueError if it is full. The maps, one per layer,
-        are `(B, H, 1, S_max)`, or as many keys as a window lets anybody see; an
-        encoder's are left out.
-        Examples stand at positions of their own, so that a map is one of many:
-        `jax.vmap(lambda row: row.weights())(maps[0])`; sites have one example's value.
-      prepare: Converts the parameters to what both of the above read faster. Converting
+        are `(B, H, 1, S_max)`, or only have the keys within a window; maps of an
+        encoder are omitted. Examples may be at different positions, so a map is batched
+        by vmap: `jax.vmap(lambda row: row.weights())(maps[0])`; sites have the value of
+        one example.
+      prepare: Converts the parameters to a form that is faster for both. Converting
         them twice changes nothing.
       num_tokens: The vocabulary.
-      max_length: The longest text that the model has positions for; None: any.
-      has_source: Whether a source must be given.
+      max_length: The longest text that the model has positions for, or None if any.
+      has_source: Whether the model reads a source.
     """
 
     prefill: Callable[..., tuple[Array, DecodingCache]]
@@ -78,22 +78,22 @@ class Model(NamedTuple):
       init: `init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None)
         -> params`.
       apply: `apply(params, rng, inputs, *, lengths=None, segments=None,
-        decoder_inputs=None, decoder_lengths=None, is_training) -> Output`. Inputs
-        are tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` count valid
-        positions; an encoder-decoder takes `[B, S]` of these, and what the decoder
-        reads, tokens `[B, T]` from the start token on; segments are `[B, T]` integers
-        (None: all 0). `rng` is for dropout, and may be None without it. Tokens and
-        segments that the model has no row for raise ValueError, but for padding; under
-        tracing values cannot be validated, and are clipped to the valid range.
+        decoder_inputs=None, decoder_lengths=None, is_training) -> Output`. Inputs are
+        tokens `[B, T]` or features `[B, T, D]`; lengths `[B]` count valid positions; an
+        encoder-decoder takes `[B, S]` of these, and what the decoder reads, tokens
+        `[B, T]` from the start token on; segments are `[B, T]` integers, by default 0.
+        `rng` is for dropout, and may be None without it. Tokens and segments that the
+        model has no row for raise ValueError, except in padding; under tracing values
+        cannot be validated, and are clipped to the valid range.
       scanned: The same model with scanned layers, whose parameters `modules.stacked`
-        makes, for programs that compile one layer instead of L; None where layers
-        differ, or are scanned already. Replace it along with `apply`.
-      description: What it is, in a few words.
-      decoding: The same model token by token, for `models.generate`; None where no
-        token follows from those before it.
-      config: What it was built from; None of a model that `build` did not make.
-      edits: The changes that `edited` has made, in their order.
-      num_classes: C, as it was built; None of a model that `build` did not make.
+        makes, for programs that compile one layer instead of L; None if layers differ,
+        or are already scanned. Replace it along with `apply`.
+      description: A description in a few words.
+      decoding: The same model token by token, for `models.generate`; None if the model
+        does not predict the next token.
+      config: The config it was built from; None if `build` did not make it.
+      edits: The changes made by `edited`, in order.
+      num_classes: C, as it was built; None if `build` did not make it.
 
     Example:
       >>> model
@@ -118,20 +118,20 @@ class Model(NamedTuple):
     def edited(self, *edits: Mapping[str, Callable]) -> "Model":
         """Changes values at sites, also token by token; see `mh.edit`."""
         model = self
-        for each in edits:
+        for edit in edits:
             decoding = model.decoding
             if decoding is not None:
                 decoding = decoding._replace(
-                    prefill=sites.edit(decoding.prefill, each),
-                    # What an encoder computes, the prefill has changed.
-                    step=sites.edit(decoding.step, each, strict=False),
+                    prefill=sites.edit(decoding.prefill, edit),
+                    # The prefill has already edited sites of an encoder.
+                    step=sites.edit(decoding.step, edit, strict=False),
                 )
             model = model._replace(
-                apply=sites.edit(model.apply, each),
+                apply=sites.edit(model.apply, edit),
                 scanned=None,
                 decoding=decoding,
                 description=f"{self.description.removesuffix(_EDITED)}{_EDITED}",
-                edits=(*model.edits, _Edits(each)),
+                edits=(*model.edits, _Edits(edit)),
             )
         return model
 
@@ -140,7 +140,7 @@ _EDITED = ", edited"
 
 
 class _Edits(dict):
-    """Edits by the patterns of sites, hashable whatever their functions are."""
+    """Edits by the patterns of sites; hashed by identity."""
 
     __hash__, __eq__ = object.__hash__, object.__eq__
 
@@ -157,15 +157,16 @@ def build(
 
     Args:
       config: The section `config.model`.
-      num_tokens: Vocabulary of the inputs; None where they are features.
-      feature_size: Width of the input features; None where they are tokens.
-      num_classes: C, of an encoder-decoder also the vocabulary of what the decoder
-        reads; else with tied logits at most `num_tokens`.
-      implementation: Implementation of attention, as in `attend`; None: the config's.
+      num_tokens: The vocabulary of the inputs, or None if they are features.
+      feature_size: The width of the input features, or None if they are tokens.
+      num_classes: C; in an encoder-decoder also the vocabulary that the decoder reads.
+        In other models with tied logits at most `num_tokens`.
+      implementation: The implementation of attention, as in `attend`. Defaults to the
+        config's.
 
     Raises:
-      ConfigError: If fields do not go together, tied logits have no token for each
-        class, or patches of images another number of features.
+      ConfigError: If fields do not fit each other, tied logits lack a token for a
+        class, or patches of images have another number of features.
 
     Example:
       >>> config = mh.models.ModelConfig(family="causal", num_layers=2)
@@ -206,9 +207,9 @@ def build(
 def of_function(function: Callable[[Any, Array], Array]) -> Model:
     """Wraps any function as a `Model`.
 
-    Its attention is what `mh.sites` finds in it; all of `heads` that asks for no config
-    measures it. The function goes from parameters and inputs `[B, T, ...]` to logits,
-    without dropout; where examples have lengths it takes `lengths` by keyword.
+    Its attention is what `mh.sites` finds in it; everything in `heads` that needs no
+    config works with it. The function goes from parameters and inputs `[B, T, ...]` to
+    logits, without dropout; if examples have lengths, it takes `lengths` by keyword.
 
     Example:
       >>> def attend(params, inputs):
@@ -220,14 +221,14 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
       (2, 5, 3)
     """
 
-    def apply(params, rng, inputs, *, is_training=False, **given):
+    def apply(params, rng, inputs, *, is_training=False, **options):
         if rng is not None or is_training:
             raise ValueError(
-                "rng and is_training must be left out: the model is a function without "
+                "rng and is_training must be omitted: the model is a function without "
                 "dropout."
             )
-        given = {name: x for name, x in given.items() if x is not None}
-        return Output(function(params, inputs, **given), ())
+        options = {name: x for name, x in options.items() if x is not None}
+        return Output(function(params, inputs, **options), ())
 
     return Model(None, apply, description=getattr(function, "__name__", "a function"))
 
@@ -248,14 +249,14 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         stack = modules.rematerialized(stack)
     has_decoder = config.family == "encoder_decoder"
     transformed = hk.transform(
-        lambda *given, **more: run(*given, **more, stack=stack)[0]
+        lambda *arrays, **options: run(*arrays, **options, stack=stack)[0]
     )
 
     def init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None):
         _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
-        given = policy.cast_to_param(inputs), lengths, None
-        given = *given, decoder_inputs, decoder_lengths
-        return transformed.init(rng, *given, is_training=False)
+        arrays = policy.cast_to_param(inputs), lengths, None
+        arrays = *arrays, decoder_inputs, decoder_lengths
+        return transformed.init(rng, *arrays, is_training=False)
 
     def apply(
         params,
@@ -277,8 +278,8 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         if has_decoder:
             check_rows("decoder_inputs", decoder_inputs, num_classes, decoder_lengths)
         params, inputs = policy.cast_to_compute((params, inputs))
-        given = inputs, lengths, segments, decoder_inputs, decoder_lengths
-        return transformed.apply(params, rng, *given, is_training=is_training)
+        arrays = inputs, lengths, segments, decoder_inputs, decoder_lengths
+        return transformed.apply(params, rng, *arrays, is_training=is_training)
 
     vocabulary = num_classes if has_decoder else num_tokens
     return Model(
@@ -292,8 +293,8 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
 
 
 def _decoding(config, run, num_tokens, policy) -> Decoding | None:
-    """Makes a model run token by token; None where no token follows from others."""
-    # Steps of scanned layers, too, are looped.
+    """Makes a model run token by token; None if it does not predict the next token."""
+    # Steps loop over layers, even if the model scans them.
     has_source = config.family == "encoder_decoder"
     has_logits = config.output.logits and config.output.pool is None
     is_causal = config.family in ("causal", "encoder_decoder")
@@ -305,12 +306,12 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
     )
 
     def advance(params, tokens, source, source_lengths, **more):
-        """Reads one token: its logits, the maps and the changed caches."""
-        given = {"inputs": tokens}
+        """Reads one token: returns its logits, the maps and the updated caches."""
+        arrays = {"inputs": tokens}
         if has_source:
-            given = {"inputs": source, "lengths": source_lengths}
-            given["decoder_inputs"] = tokens
-        output, caches = transformed.apply(params, None, **given, **more)
+            arrays = {"inputs": source, "lengths": source_lengths}
+            arrays["decoder_inputs"] = tokens
+        output, caches = transformed.apply(params, None, **arrays, **more)
         return output.logits[..., 0, :], output.maps, caches
 
     def prepare(params):
@@ -341,7 +342,7 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
         caches = [attention.Prompt(lengths, max_length, window) for window in windows]
         if has_source:
             of_source = attention.Prompt(lengths, max_length, is_source=True)
-            caches = [(own, of_source) for own in caches]
+            caches = [(of_target, of_source) for of_target in caches]
             source = policy.cast_to_compute(jnp.asarray(source))
         logits, _, caches = advance(
             prepare(params),
@@ -357,7 +358,7 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
         known = tiles.known(cache.positions)
         if known is not None and (known >= cache.size).any():
             raise ValueError(
-                f"the cache has room for max_length = {cache.size} tokens, and is full."
+                f"the cache is full: it has room for max_length = {cache.size} tokens."
             )
         params = prepare(params)
 
@@ -385,7 +386,7 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
 
 
 def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
-    """Raises ValueError unless there is a source where one is read, and only there."""
+    """Raises ValueError if a source is missing, or the model does not read one."""
     if has_source and source is None:
         raise ValueError("source must be given: the model is an encoder-decoder.")
     if not has_source and (source is not None or source_lengths is not None):
@@ -400,10 +401,10 @@ def _check_decoder_inputs(has_decoder, inputs, lengths):
             jnp.result_type(inputs), jnp.integer
         )
         if not is_integer or jnp.ndim(inputs) != 2:
-            given = "None" if inputs is None else display.value(inputs)
+            actual = "None" if inputs is None else display.value(inputs)
             raise ValueError(
                 "decoder_inputs must be the tokens [B, T] that the decoder reads, from "
-                f"the start token on, got {given}."
+                f"the start token on, got {actual}."
             )
     elif inputs is not None or lengths is not None:
         raise ValueError(
@@ -426,7 +427,7 @@ def _check_segments(config, inputs, segments):
 
 
 def check_rows(name: str, ids: Any, count: int, lengths: Any) -> None:
-    """Raises ValueError where valid ids, if they are known, name no row of a table.
+    """Raises ValueError if valid ids, as far as known, are out of a table's range.
 
     Example:
       >>> ids = np.array([[3, 7, 7]])
@@ -438,7 +439,7 @@ def check_rows(name: str, ids: Any, count: int, lengths: Any) -> None:
     """
     if not _is_known(ids) or not _is_known(lengths):
         return
-    # In NumPy: what jax computes while something else is traced is traced too.
+    # In NumPy, as jax would trace the computation if called inside a trace.
     ids = np.asarray(ids)
     is_outside = (ids < 0) | (ids >= count)
     if lengths is not None:
@@ -451,6 +452,6 @@ def check_rows(name: str, ids: Any, count: int, lengths: Any) -> None:
 
 
 def _is_known(x):
-    """Checks whether this process can look at the numbers of an array."""
+    """Checks whether this process can read the numbers of an array."""
     is_traced = isinstance(x, jax.core.Tracer)
     return not is_traced and getattr(x, "is_fully_addressable", True)

@@ -1,4 +1,4 @@
-"""Checks of a model's config: of fields that must go together."""
+"""Checks of a model's config: fields that must fit each other."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from mha_haiku.core.models.architecture import (
 
 @checks.user_mistakes()
 def check(config: ModelConfig) -> None:
-    """Raises `checks.ConfigError` where fields of a model do not go together.
+    """Raises `checks.ConfigError` if fields of a model do not fit each other.
 
     Example:
       >>> mh.models.check(config)  # nothing is wrong
@@ -22,20 +22,28 @@ def check(config: ModelConfig) -> None:
         ...
       mha_haiku.core.checks.ConfigError: config.model.decoder.num_layers must be None...
     """
-    for of in (_sizes, _pattern, _positions, _by_layer, _parts, _output, _decoder):
-        for mistake in of(config):  # the first counts: what follows relies on it
+    for check_of in (
+        _sizes,
+        _pattern,
+        _positions,
+        _by_layer,
+        _parts,
+        _output,
+        _decoder,
+    ):
+        for mistake in check_of(config):  # only the first: later checks rely on it
             raise checks.ConfigError(f"config.model.{mistake}")
 
 
 def _sizes(config) -> Iterator[str]:
-    own, model_size = config.attention, config.model_size
-    num_heads, num_groups = own.num_heads, own.num_key_value_heads
+    section, model_size = config.attention, config.model_size
+    num_heads, num_groups = section.num_heads, section.num_key_value_heads
     if not num_heads and not config.feed_forward.hidden_size:
         yield (
             "attention.num_heads or feed_forward.hidden_size must be above 0, got 0 "
             "for both."
         )
-    if num_heads and own.key_size is None and model_size % num_heads:
+    if num_heads and section.key_size is None and model_size % num_heads:
         yield (
             f"attention.num_heads must divide model_size = {model_size} where key_size "
             f"is not given, got {num_heads}; the nearest that does is "
@@ -55,13 +63,13 @@ def _nearest_divisor(number, wanted):
 
 
 def _pattern(config) -> Iterator[str]:
-    own = config.attention
+    section = config.attention
     for chosen, choices in modules.CHOICES.items():
         read = dict.fromkeys(x for choice in choices.values() for x in choice.fields)
         for field in read:
             known_by = [x for x, choice in choices.items() if field in choice.fields]
-            default, value = getattr(AttentionConfig(), field), getattr(own, field)
-            kind = getattr(own, chosen)
+            default, value = getattr(AttentionConfig(), field), getattr(section, field)
+            kind = getattr(section, chosen)
             if kind not in known_by and value != default:
                 yield (
                     f"attention.{field} is only for {chosen} = "
@@ -69,36 +77,36 @@ def _pattern(config) -> Iterator[str]:
                     f"{kind!r}, got {value}."
                 )
     scores = modules.CHOICES["score"]
-    if own.normalizer == "none" and not scores[own.score].stays_small:
+    if section.normalizer == "none" and not scores[section.score].stays_small:
         small = [x for x, choice in scores.items() if choice.stays_small]
         yield (
             f"attention.normalizer = 'none' needs score = {' or '.join(small)}, whose "
-            f"exponentials stay small, got {own.score!r}."
+            f"exponentials stay small, got {section.score!r}."
         )
-    if not own.differential:
+    if not section.differential:
         return
-    if own.num_heads % 2:
+    if section.num_heads % 2:
         yield (
-            "attention.differential needs an even num_heads, two maps a head, got "
-            f"{own.num_heads}."
+            "attention.differential needs an even num_heads, two maps per head, got "
+            f"{section.num_heads}."
         )
-    if own.num_key_value_heads not in (None, own.num_heads):
+    if section.num_key_value_heads not in (None, section.num_heads):
         yield (
             "attention.differential needs num_key_value_heads = None, as two maps "
-            f"share their values, got {own.num_key_value_heads}."
+            f"share their values, got {section.num_key_value_heads}."
         )
-    if own.gate == "channel":
+    if section.gate == "channel":
         yield "attention.differential needs gate = 'none' or 'head'."
 
 
 def _positions(config) -> Iterator[str]:
     schemes, kind = modules.POSITION_SCHEMES, config.embedding.positions
     name = f"embedding.positions = {kind!r}"
-    in_attention = [x for x, each in schemes.items() if each.rotate or each.bias]
+    in_attention = [x for x, y in schemes.items() if y.rotate or y.bias]
     if not config.attention.num_heads and kind in in_attention:
         others = ", ".join(x for x in schemes if x not in in_attention)
         yield (
-            f"{name} works through attention, of which there is none with "
+            f"{name} works through attention, and there is none with "
             f"attention.num_heads = 0; choose one of {others}."
         )
     what, size = "model_size", config.model_size
@@ -113,7 +121,7 @@ def _by_layer(config) -> Iterator[str]:
     window, turns = config.attention.window, config.embedding.frequencies
     are_by_layer = any(isinstance(row, tuple) for row in turns or ())
     num_layers = parts.num_all_layers(config)
-    for field, given, count, is_alike in (
+    for field, value, count, is_alike in (
         ("attention.kept_heads", kept, len(parts.places(config)), False),
         ("feed_forward.hidden_sizes", sizes, num_layers, False),
         ("attention.window", window, num_layers, len(set(parts.windows(config))) == 1),
@@ -124,19 +132,19 @@ def _by_layer(config) -> Iterator[str]:
             len(set(parts.frequencies(config))) == 1,
         ),
     ):
-        if not isinstance(given, tuple):
+        if not isinstance(value, tuple):
             continue
-        if len(given) != count:
+        if len(value) != count:
             of = "attention parts (encoder, decoder, cross)"
             of = "layers" if count == num_layers else of
             yield (
                 f"{field} must have an entry for each of the {count} {of}, got "
-                f"{len(given)}."
+                f"{len(value)}."
             )
         if config.scan_layers and not is_alike:
             yield (
-                f"scan_layers must be False with {field}: scanned layers must be alike "
-                "in all but the values of their parameters."
+                f"scan_layers must be False with {field}: scanned layers may differ "
+                "only in the values of their parameters."
             )
     for i, heads in enumerate(kept or ()):
         name = f"attention.kept_heads[{i}]"
@@ -152,17 +160,17 @@ def _by_layer(config) -> Iterator[str]:
         return
     schemes, kind = modules.POSITION_SCHEMES, config.embedding.positions
     if not schemes[kind].rotate:
-        rotating = " or ".join(x for x, each in schemes.items() if each.rotate)
+        rotating = " or ".join(x for x, scheme in schemes.items() if scheme.rotate)
         yield (
             f"embedding.frequencies is only for {rotating} positions, and must be None "
             f"with positions = {kind!r}."
         )
     pairs = parts.key_size(config) // 2
-    for i, each in enumerate(parts.frequencies(config)):
-        if len(each) != pairs:
+    for i, of_layer in enumerate(parts.frequencies(config)):
+        if len(of_layer) != pairs:
             yield (
                 "embedding.frequencies must have a number for each of the key_size / 2 "
-                f"= {pairs} pairs of features, got {len(each)} for layer {i}."
+                f"= {pairs} pairs of features, got {len(of_layer)} for layer {i}."
             )
 
 
@@ -171,7 +179,7 @@ def _parts(config) -> Iterator[str]:
     if is_parallel and not (config.attention.residual and config.feed_forward.residual):
         yield (
             "feed_forward.parallel needs attention.residual = True and "
-            "feed_forward.residual = True: both parts are added to what they read."
+            "feed_forward.residual = True: both parts are added to their input."
         )
     if is_parallel and places[config.norm.position].end:
         known = ", ".join(x for x, place in places.items() if not place.end)
@@ -188,19 +196,19 @@ def _parts(config) -> Iterator[str]:
 
 
 def _output(config) -> Iterator[str]:
-    own, default = config.output, OutputConfig()
+    section, default = config.output, OutputConfig()
     is_set = config.family == "set_classifier"
     for field in ("pool", "tied"):
-        if is_set and getattr(own, field):
+        if is_set and getattr(section, field):
             yield (
                 f"output.{field} must be {getattr(default, field)} for a "
                 "set_classifier, which has a logit for each element."
             )
-    if is_set and not own.logits:
+    if is_set and not section.logits:
         yield "output.logits must be True for a set_classifier."
     for field in ("hidden", "norm", "tied", "soft_cap"):
-        value = getattr(own, field)
-        if not own.logits and value:
+        value = getattr(section, field)
+        if not section.logits and value:
             yield (
                 f"output.{field} must be {getattr(default, field)} with logits = "
                 f"False: it is part of the logits, got {value!r}."

@@ -1,8 +1,8 @@
-"""Generating text: prompts in, what the model writes after them out.
+"""Text generation: continues prompts with the tokens that a model predicts.
 
 P positions of the prompts, N = max_length, W width of a beam. `generate` returns whole
-texts, `stream` gives tokens as they come. How the next token is chosen is a static
-value: a program is compiled for each `Strategy`.
+texts, `stream` yields tokens as they are computed. The `Strategy` that chooses the next
+token is static: a program is compiled for each.
 """
 
 import dataclasses
@@ -21,20 +21,20 @@ __all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "stream"]
 
 Array = jax.Array
 _NO_TOKEN = -1
-_SHORTEST = 16  # positions of padded prompts; then times 4
+_SHORTEST = 16  # the shortest padded length of prompts; then 64, 256, ...
 
 
 class Strategy:
-    """How texts are continued.
+    """The rule that continues texts.
 
-    `choose(logits, keys)` gives a token `[B]` for logits `[B, C]` and PRNG keys `[B]`,
-    unless it is a `Beam`, whose choice is not final.
+    `choose(logits, keys)` returns tokens `[B]` for logits `[B, C]` and PRNG keys `[B]`;
+    a `Beam`, whose choices are not final, has no such method.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Greedy(Strategy):
-    """The likeliest token, the first of those that are alike."""
+    """Chooses the likeliest token; the first one in a tie."""
 
     def choose(self, logits: Array, keys: Array) -> Array:
         del keys
@@ -43,7 +43,7 @@ class Greedy(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class Sampled(Strategy):
-    """A random token, by the model's probabilities.
+    """Samples a token from the model's probabilities.
 
     Raises:
       ValueError: If a field is out of its range.
@@ -51,12 +51,12 @@ class Sampled(Strategy):
     Source: Holtzman et al. 2020, section 3.1, https://arxiv.org/abs/1904.09751.
     """
 
-    # Logits are divided by it; 0 leaves the likeliest token alone.
+    # Divides the logits; 0 chooses the likeliest token.
     temperature: float = 1.0
-    # Only so many of the likeliest tokens are drawn from; None: all.
+    # Samples only from this number of the likeliest tokens. Defaults to all.
     top_k: int | None = None
-    # Only the likeliest tokens are drawn from that have this share of the probability
-    # together, in (0, 1]; None: all. After temperature and `top_k`.
+    # Samples only from the likeliest tokens that together have this share of the
+    # probability, in (0, 1], after temperature and `top_k`. Defaults to all.
     top_p: float | None = None
 
     def __post_init__(self):
@@ -72,7 +72,7 @@ class Sampled(Strategy):
         logits = logits / self.temperature
         if self.top_k is None and self.top_p is None:
             return jax.vmap(jax.random.categorical)(keys, logits)
-        # Tokens by falling probability, so that those left out are the last.
+        # Tokens in order of decreasing probability, so that excluded ones are last.
         size = logits.shape[-1]
         kept = size if self.top_k is None else min(self.top_k, size)
         logits, tokens = jax.lax.top_k(logits, kept)
@@ -86,16 +86,16 @@ class Sampled(Strategy):
 
 @dataclasses.dataclass(frozen=True)
 class Beam(Strategy):
-    """The best text of those that a beam of partial texts leads to.
+    """Searches for the likeliest text with a beam of partial texts.
 
-    Texts are compared by their log probability over `((5 + n) / 6) ** length_penalty`,
-    n tokens long. A text that has ended keeps its place in the beam until better ones
-    push it out. With a width of 1 this is `Greedy`.
+    Texts of n tokens are compared by their log probability over
+    `((5 + n) / 6) ** length_penalty`. A text that has ended stays in the beam until
+    better ones replace it. With a width of 1 this is `Greedy`.
 
     Source: Wu et al. 2016, section 7, https://arxiv.org/abs/1609.08144.
     """
 
-    width: int  # how many texts are kept
+    width: int  # the number of texts in the beam
     length_penalty: float = 0.0  # above 0 longer texts are preferred
 
     def __post_init__(self):
@@ -103,18 +103,18 @@ class Beam(Strategy):
         checks.non_negative_number("length_penalty", self.length_penalty)
 
     def penalty(self, count: Array) -> Array:
-        """Computes the divisor of log probabilities of so many tokens."""
+        """Computes the divisor of log probabilities of texts of `count` tokens."""
         return ((5 + count) / 6) ** self.length_penalty
 
 
 class Generated(NamedTuple):
-    """Texts, each a prompt and what was written after it.
+    """Texts: prompts and their continuations.
 
     Attributes:
-      tokens: `[B, N]` int32; after the end of a text `end_token`.
-      lengths: `[B]`, tokens of each text, its end token included.
-      log_probability: `[B]` float32 in nats, of what was written, by the model's own
-        probabilities (of temperature 1).
+      tokens: `[B, N]` int32, filled with `end_token` after the end of a text.
+      lengths: `[B]`, the number of tokens of a text, including its end token.
+      log_probability: `[B]` float32 in nats, of the continuation, by the model's
+        probabilities at temperature 1.
     """
 
     tokens: Array
@@ -123,7 +123,7 @@ class Generated(NamedTuple):
 
 
 class _Writer(NamedTuple):
-    """What a program is compiled for."""
+    """The static arguments of compiled programs."""
 
     decoding: build.Decoding
     strategy: Strategy
@@ -159,33 +159,33 @@ def generate(
     source: Array | None = None,
     source_lengths: Array | None = None,
 ) -> Generated:
-    """Generates tokens after prompts.
+    """Generates continuations of prompts.
 
     A program is compiled for each batch size, `max_length` and strategy, and a smaller
-    one that reads prompts for some sizes of these (16, 64, 256, ... positions).
+    one that reads prompts for each of some padded lengths (16, 64, 256, ... positions).
 
     Args:
-      model: A causal model of tokens or an encoder-decoder, as `models.build` makes it.
+      model: A causal model of tokens or an encoder-decoder, from `models.build`.
       params: Parameters of the model.
-      prompts: `[B, P]` tokens; of an encoder-decoder what the decoder reads first, the
-        start token.
-      lengths: `[B]`, tokens of each prompt, at least 1; what comes after is not read.
-        None: all P.
-      strategy: Rule that chooses the next token.
-      max_length: Tokens that a text has at most, prompt included; one more than the
-        model has positions for, as the last one is not read.
-      end_token: A text ends with this token; None: at `max_length`.
-      key: PRNG key, needed by random strategies. What is drawn for a text depends on
-        the key, its place in the batch and what stands before.
-      source: `[B, S]` tokens or `[B, S, ...]` features, of an encoder-decoder.
-      source_lengths: `[B]`, valid positions of each source; None: all S.
+      prompts: `[B, P]` tokens; for an encoder-decoder what the decoder reads first,
+        such as the start token.
+      lengths: `[B]`, the number of tokens of each prompt, at least 1; later tokens are
+        not read. Defaults to P.
+      strategy: The rule that chooses the next token.
+      max_length: The largest number of tokens of a text, including its prompt; at most
+        one more than the model has positions for, as the last token is not read.
+      end_token: The token that ends a text. By default texts end at `max_length`.
+      key: PRNG key, needed by random strategies. A random token depends on the key, the
+        text's place in the batch and the tokens before it.
+      source: `[B, S]` tokens or `[B, S, ...]` features, for an encoder-decoder.
+      source_lengths: `[B]`, valid positions of each source. Defaults to S.
 
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
-      TypeError: If `strategy` is no `Strategy`.
+      TypeError: If `strategy` is not a `Strategy`.
     """
-    given = prompts, lengths, source, source_lengths
-    writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
+    arrays = prompts, lengths, source, source_lengths
+    writer, given, end = _checked(model, arrays, strategy, max_length, end_token, key)
     params = writer.decoding.prepare(params)
     if isinstance(strategy, Beam):
         return _beam(writer, params, given, end)
@@ -212,16 +212,16 @@ def stream(
     """Yields the next token of each text, `[B]` integers, until all have ended.
 
     Tokens and arguments are as in `generate`, except that the strategy must not be a
-    beam: its tokens are not final before its end. A text that has ended continues with
-    `end_token`, or -1 where there is none. `chunk` tokens are computed at a time; the
-    first comes alone.
+    beam, whose tokens are not final before its end. A text that has ended continues
+    with `end_token`, or -1 if there is none. After the first token, `chunk` tokens are
+    computed at a time.
 
     Raises:
       ValueError: If `strategy` is a beam, `chunk` is below 1, or as in `generate`.
-      TypeError: If `strategy` is no `Strategy`.
+      TypeError: If `strategy` is not a `Strategy`.
     """
-    given = prompts, lengths, source, source_lengths
-    writer, given, end = _checked(model, given, strategy, max_length, end_token, key)
+    arrays = prompts, lengths, source, source_lengths
+    writer, given, end = _checked(model, arrays, strategy, max_length, end_token, key)
     checks.positive_integer("chunk", chunk)
     if isinstance(strategy, Beam):
         raise ValueError(
@@ -230,28 +230,28 @@ def stream(
         )
 
     def tokens():
-        own = writer.decoding.prepare(params)
+        prepared = writer.decoding.prepare(params)
         first = jax.random.key(0) if key is None else key
-        texts, cache, keys = _begun(writer, own, given, end, first)
-        told = given.lengths
+        texts, cache, keys = _begun(writer, prepared, given, end, first)
+        yielded = given.lengths
         while True:
-            # Copies, as the next call writes into the memory of what it is given.
+            # Copies, as the next call overwrites the memory of its arguments.
             written, now, is_done = map(np.array, texts[:3])
-            for i in range((now - told).max()):
-                at = np.minimum(told + i, max_length - 1)[:, None]
+            for i in range((now - yielded).max()):
+                at = np.minimum(yielded + i, max_length - 1)[:, None]
                 new = np.take_along_axis(written, at, axis=1)[:, 0]
-                yield np.where(told + i < now, new, np.asarray(end))
+                yield np.where(yielded + i < now, new, np.asarray(end))
             if is_done.all():
                 return
-            told = now
-            texts, cache = _advanced(writer, own, texts, cache, keys, end, chunk)
+            yielded = now
+            texts, cache = _advanced(writer, prepared, texts, cache, keys, end, chunk)
 
     return tokens()
 
 
 @functools.partial(jax.jit, static_argnames=("writer",))
 def _begun(writer, params, given, end, key):
-    """Writes each text's first token; also returns the cache and a key per text."""
+    """Writes the first token of each text; also returns the cache and keys `[B]`."""
     logits, cache = _prefilled(writer, params, given)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(given.lengths)))
     texts = _prompted(given, writer.max_length, end)
@@ -264,7 +264,7 @@ def _begun(writer, params, given, end, key):
 def _advanced(writer, params, texts, cache, keys, end, steps):
     """Writes up to `steps` more tokens; also returns the cache."""
 
-    def goes_on(state):
+    def continues(state):
         i, texts, _ = state
         return (i < steps) & ~texts.is_done.all()
 
@@ -273,7 +273,7 @@ def _advanced(writer, params, texts, cache, keys, end, steps):
         logits, cache = _stepped(writer, params, texts, cache)
         return i + 1, _appended(writer.strategy, texts, logits, keys, end), cache
 
-    _, texts, cache = jax.lax.while_loop(goes_on, step, (0, texts, cache))
+    _, texts, cache = jax.lax.while_loop(continues, step, (0, texts, cache))
     return texts, cache
 
 
@@ -286,41 +286,42 @@ def _beam(writer, params, given, end):
     logits, cache = in_beam(logits), jax.tree.map(in_beam, cache)
     texts = _prompted(given, max_length, end)
     texts = jax.tree.map(lambda x: in_beam(x).reshape(size, width, *x.shape[1:]), texts)
-    # All texts of a beam are alike at first: one counts.
+    # All texts of a beam are the same at first: only one counts.
     only_first = jnp.where(jnp.arange(width) == 0, 0.0, -jnp.inf)
     texts = texts._replace(
         log_probability=jnp.broadcast_to(only_first, (size, width)).astype(logits.dtype)
     )
     starts = given.lengths[:, None]
 
-    def standing(texts, lengths):
+    def ranking(texts, lengths):
         return texts.log_probability / strategy.penalty(lengths - starts)
 
     def extended(texts, logits):
-        """Extends beams by a token; also returns which text each comes from."""
+        """Extends beams by a token; also returns the index of each text's parent."""
         logits = jax.nn.log_softmax(logits).reshape(size, width, -1)
         longer = texts.log_probability[..., None] + logits
         longer = jnp.where(texts.is_done[..., None], -jnp.inf, longer)
-        # One more column: a text that has ended stays as it is.
-        as_it_is = jnp.where(texts.is_done, texts.log_probability, -jnp.inf)
-        all_of_them = jnp.concatenate([longer, as_it_is[..., None]], axis=-1)
+        # An extra column: a text that has ended is not changed.
+        unchanged = jnp.where(texts.is_done, texts.log_probability, -jnp.inf)
+        candidates = jnp.concatenate([longer, unchanged[..., None]], axis=-1)
         count = texts.lengths - starts + ~texts.is_done
-        ranked = (all_of_them / strategy.penalty(count)[..., None]).reshape(size, -1)
+        ranked = (candidates / strategy.penalty(count)[..., None]).reshape(size, -1)
         _, best = jax.lax.top_k(ranked, width)
         parents, tokens = best // (logits.shape[-1] + 1), best % (logits.shape[-1] + 1)
-        own = jax.tree.map(
+        of_parents = jax.tree.map(
             lambda x: jax.vmap(lambda x, parents: x[parents])(x, parents), texts
         )
-        score = jnp.take_along_axis(all_of_them.reshape(size, -1), best, axis=1)
-        return _with_tokens(own, tokens, end)._replace(log_probability=score), parents
+        score = jnp.take_along_axis(candidates.reshape(size, -1), best, axis=1)
+        texts = _with_tokens(of_parents, tokens, end)
+        return texts._replace(log_probability=score), parents
 
-    def goes_on(state):
+    def continues(state):
         texts, *_ = state
         longest = jnp.full_like(texts.lengths, max_length)
-        # A text never gains probability: this is the best that it can come to.
-        hoped = jnp.where(texts.is_done, -jnp.inf, standing(texts, longest)).max(1)
-        done = jnp.where(texts.is_done, standing(texts, texts.lengths), -jnp.inf).max(1)
-        return ((hoped > done) & ~texts.is_done.all(1)).any()
+        # A text never gains probability, so this is an upper bound.
+        possible = jnp.where(texts.is_done, -jnp.inf, ranking(texts, longest)).max(1)
+        done = jnp.where(texts.is_done, ranking(texts, texts.lengths), -jnp.inf).max(1)
+        return ((possible > done) & ~texts.is_done.all(1)).any()
 
     def step(state):
         texts, parents, cache = state
@@ -331,8 +332,8 @@ def _beam(writer, params, given, end):
         return *extended(texts, logits), cache
 
     texts, parents = extended(texts, logits)
-    texts, *_ = jax.lax.while_loop(goes_on, step, (texts, parents, cache))
-    best = standing(texts, texts.lengths).argmax(1)
+    texts, *_ = jax.lax.while_loop(continues, step, (texts, parents, cache))
+    best = ranking(texts, texts.lengths).argmax(1)
     best = jax.tree.map(lambda x: jax.vmap(lambda x, i: x[i])(x, best), texts)
     return _generated(best, end)
 
@@ -343,7 +344,7 @@ def _generated(texts, end) -> Generated:
 
 
 def _prefilled(writer, params, given):
-    """Reads the prompts: logits `[B, C]` after them, and a cache for whole texts."""
+    """Reads the prompts: returns logits `[B, C]` after them, and a cache."""
     # The last token of a text is written, but never read.
     decoding, _, max_length = writer
     size = min(max_length, decoding.max_length or max_length)
@@ -359,7 +360,7 @@ def _prefilled(writer, params, given):
 
 def _stepped(writer, params, texts, cache):
     """Computes the logits `[B, C]` after each text's last token, and the cache."""
-    # A text that has ended has its last token put in its place once more.
+    # For a text that has ended, the last token is written again at its position.
     positions = jnp.minimum(texts.lengths, cache.size) - 1
     last = jnp.take_along_axis(texts.tokens, positions[:, None], axis=1)[:, 0]
     cache = dataclasses.replace(cache, positions=positions)
@@ -369,16 +370,16 @@ def _stepped(writer, params, texts, cache):
 
 def _appended(strategy, texts, logits, keys, end):
     """Appends a token to each text, chosen by logits `[B, C]`."""
-    # The length stands for how many choices there were before.
+    # The length tells apart the random choices of a text.
     tokens = strategy.choose(logits, jax.vmap(jax.random.fold_in)(keys, texts.lengths))
-    own = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
-    gain = jnp.where(texts.is_done, 0, own - jax.nn.logsumexp(logits, axis=-1))
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0]
+    gain = jnp.where(texts.is_done, 0, chosen - jax.nn.logsumexp(logits, axis=-1))
     texts = texts._replace(log_probability=texts.log_probability + gain)
     return _with_tokens(texts, tokens, end)
 
 
 def _with_tokens(texts, tokens, end):
-    """Appends one token each, `[...]`, to the texts that have not ended."""
+    """Appends a token, `[...]`, to each unfinished text."""
     at, max_length = texts.lengths, texts.tokens.shape[-1]
     places = jnp.arange(max_length).reshape(*(1,) * at.ndim, -1)
     is_new = (places == at[..., None]) & ~texts.is_done[..., None]
@@ -399,15 +400,15 @@ def _prompted(given, max_length, end):
 
 
 def _ended(tokens, lengths, end):
-    """Fills all places after a text's end with the end token."""
+    """Fills all positions after the end of a text with the end token."""
     is_after = jnp.arange(tokens.shape[1])[None] >= lengths[:, None]
     return jnp.where(is_after, end, tokens)
 
 
-def _checked(model, given, strategy, max_length, end_token, key):
-    """Returns the writer, what is given with prompts of a common size, and the end."""
+def _checked(model, arrays, strategy, max_length, end_token, key):
+    """Returns the static arguments, the padded arrays, and the end token."""
     decoding = model.decoding
-    prompts, lengths, source, source_lengths = given
+    prompts, lengths, source, source_lengths = arrays
     if decoding is None:
         raise ValueError(
             "model must predict the next token of a text, as causal models of tokens "
@@ -419,7 +420,7 @@ def _checked(model, given, strategy, max_length, end_token, key):
             f"strategy must be Greedy(), Sampled(...) or Beam(...), got {strategy!r}."
         )
     if isinstance(strategy, Sampled) and strategy.temperature and key is None:
-        raise ValueError("key must be given where tokens are drawn at random.")
+        raise ValueError("key must be given where tokens are sampled.")
     longest = None if decoding.max_length is None else decoding.max_length + 1
     checks.integer_in("max_length", max_length, 1, longest)
     build.check_source(decoding.has_source, source, source_lengths)
@@ -462,7 +463,7 @@ def _checked(model, given, strategy, max_length, end_token, key):
 
 
 def _checked_lengths(name, lengths, size, shortest, letter, longest) -> np.ndarray:
-    """Checks lengths `[B]`; None stands for the longest."""
+    """Checks lengths `[B]`; None means the longest."""
     lengths = np.full(size, longest) if lengths is None else np.asarray(lengths)
     is_integer = np.issubdtype(lengths.dtype, np.integer)
     wrong = lengths[(lengths < shortest) | (lengths > longest)][:1]

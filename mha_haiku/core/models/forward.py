@@ -1,4 +1,4 @@
-"""The forward pass of a model: of whole inputs, of prompts, of one token at a time."""
+"""The forward pass of a model, for whole inputs, prompts, or one token at a time."""
 
 import functools
 import operator
@@ -18,12 +18,12 @@ from mha_haiku.core.modules import layer_stacks
 Array = jax.Array
 
 OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
-"""Names of the modules behind the last layer: what a model predicts is theirs."""
+"""Names of the modules after the last layer, which make the predictions."""
 
 
 @jax.tree_util.register_pytree_node_class
 class Maps(tuple):
-    """The attention maps of an encoder-decoder: a tuple that knows their kinds.
+    """The attention maps of an encoder-decoder: a tuple with a view of each kind.
 
     Example:
       >>> config = mh.models.ModelConfig(family="encoder_decoder")
@@ -46,17 +46,17 @@ class Maps(tuple):
 
     @property
     def encoder(self) -> tuple:
-        """The maps of the encoder's layers, `(B, H, S, S)` each."""
+        """The maps of the encoder's layers, all `(B, H, S, S)`."""
         return tuple(self[: self.kinds[0]])
 
     @property
     def decoder(self) -> tuple:
-        """The maps of the decoder's self-attention, `(B, H, T, T)` each."""
+        """The maps of the decoder's self-attention, all `(B, H, T, T)`."""
         return tuple(self[self.kinds[0] : sum(self.kinds[:2])])
 
     @property
     def cross(self) -> tuple:
-        """The maps of the decoder's positions on the encoder's, `(B, H, T, S)` each."""
+        """The maps of the decoder's cross-attention, all `(B, H, T, S)`."""
         return tuple(self[sum(self.kinds[:2]) :])
 
     def tree_flatten(self) -> tuple[tuple, tuple[int, int, int]]:
@@ -70,7 +70,7 @@ class Maps(tuple):
 
 
 class Output(NamedTuple):
-    """What a model returns.
+    """The output of a model.
 
     Example:
       >>> output = model.apply(params, None, tokens, is_training=False)
@@ -78,13 +78,13 @@ class Output(NamedTuple):
       ((8, 9, 13), [(8, 2, 9, 9), (8, 2, 9, 9)])
     """
 
-    # `[B, T, C]` float32; `[B, C]` where the config pools positions; of a set
-    # classifier `[B, T]`, one per element; None where the config wants none.
+    # `[B, T, C]` float32; `[B, C]` if the config pools positions; for a set classifier
+    # `[B, T]`, one per element; None if the config has no logits.
     logits: Array | None
-    # One attention map of shape `(B, H, T, T)` per layer; of an encoder-decoder `Maps`,
-    # the maps of all its attention parts.
+    # One attention map of shape `(B, H, T, T)` per layer; for an encoder-decoder
+    # `Maps`, the maps of all its attention parts.
     maps: tuple[attention.AttentionMap, ...]
-    # What the last norm returns, `[B, T, D]` float32, before any pooling; of an
+    # The output of the last norm, `[B, T, D]` float32, before any pooling; for an
     # encoder-decoder the output of the decoder.
     output: Array | None = None
 
@@ -109,44 +109,46 @@ def forward(
     policy: jmp.Policy,
     stack: layer_stacks.LayerStack,
 ) -> tuple[Output, Any]:
-    """Runs the model under Haiku: the output, and the changed caches or None.
+    """Runs the model under Haiku; returns the output, and the updated caches or None.
 
-    Inputs and sizes are as in `build.Model.apply` and `build.build`; inputs are None
-    where the caches of an encoder-decoder have the keys and values of its source.
-    `caches` are what each layer keeps of earlier tokens; the first token is at `first`,
-    and `last`, `[B]`, is the one token of each text whose logits are wanted.
+    Inputs and sizes are as in `build.Model.apply` and `build.build`; inputs are None if
+    the caches of an encoder-decoder have the keys and values of its source. `caches`
+    has the cache of each layer; the first token is at position `first`, and `last`,
+    `[B]`, selects the only token of each text whose logits are computed.
     """
     has_decoder = config.family == "encoder_decoder"
 
-    def run(decoder, num_tokens, inputs, lengths, segments, *encoded, **given):
-        """Runs a stack: its embedding, valid positions, output, maps and caches."""
+    def run(decoder, num_tokens, inputs, lengths, segments, *encoded, **options):
+        """Runs a stack; returns embedding, valid positions, output, maps, caches."""
         is_last = decoder == has_decoder
         embedding = _make_embedding(config, num_tokens, decoder)
         valid = _valid(inputs, lengths)
         start = first if is_last else 0
         x = _zeroed(inputs, valid)
         x = _embedded(config, embedding, x, segments, decoder, start)
-        given["mask"] = _masks(config, lengths, decoder)
-        given["bias"] = _bias(config, decoder)
+        options["mask"] = _masks(config, lengths, decoder)
+        options["bias"] = _bias(config, decoder)
         layers = _make_stack(config, implementation, stack, decoder)
         if is_last and caches is not None:
-            results = layers.step(x, *encoded, cache=caches, first_query=first, **given)
+            options |= {"cache": caches, "first_query": first}
+            results = layers.step(x, *encoded, **options)
         else:
-            results = *layers(x, *encoded, is_training=is_training, **given), None
+            results = *layers(x, *encoded, is_training=is_training, **options), None
         return embedding, valid, *results
 
     x, maps = None, ()
     if inputs is not None:
-        given = num_tokens, inputs, lengths, segments
-        embedding, valid, x, maps, kept = run(False, *given)
+        arguments = num_tokens, inputs, lengths, segments
+        embedding, valid, x, maps, kept = run(False, *arguments)
     if has_decoder:
-        given = num_classes, decoder_inputs, decoder_lengths, None
+        arguments = num_classes, decoder_inputs, decoder_lengths, None
         cross_mask = _cross_mask(inputs, lengths, decoder_lengths)
         embedding, valid, x, decoder_maps, kept = run(
-            True, *given, x, cross_mask=cross_mask
+            True, *arguments, x, cross_mask=cross_mask
         )
-        own, cross = zip(*decoder_maps, strict=True)
-        maps = Maps((*maps, *own, *cross), (len(maps), len(own), len(cross)))
+        of_decoder, cross = zip(*decoder_maps, strict=True)
+        sizes = len(maps), len(of_decoder), len(cross)
+        maps = Maps((*maps, *of_decoder, *cross), sizes)
     logits = None
     if config.output.logits:
         read = x
@@ -165,23 +167,23 @@ def _make_embedding(config, num_tokens, decoder) -> hk.Module:
 
 def _embedded(config, embedding, inputs, segments, decoder, first) -> Array:
     """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`."""
-    own, prefix = config.embedding, _prefix(decoder)
+    section, prefix = config.embedding, _prefix(decoder)
     x = embedding(inputs)
-    if own.scale != 1:
-        x = x * own.scale
+    if section.scale != 1:
+        x = x * section.scale
     x = marking.site(prefix + "token_embedding", x)
-    with_positions = modules.PositionScheme.of(own).embed
+    with_positions = modules.PositionScheme.of(section).embed
     if with_positions is not None:
         x = with_positions(x, first, prefix)
-    if own.segments and not decoder:
+    if section.segments and not decoder:
         table = modules.TokenEmbedding(
-            own.segments,
+            section.segments,
             config.model_size,
             name="segments",
             w_init=hk.initializers.RandomNormal(0.02),
         )
         x = x + table(jnp.zeros(x.shape[:-1], int) if segments is None else segments)
-    x = _normed(config, own.norm, prefix + "embedding_norm", x)
+    x = _normed(config, section.norm, prefix + "embedding_norm", x)
     return marking.site(prefix + "embedding", x)
 
 
@@ -190,7 +192,7 @@ def _prefix(decoder: bool) -> str:
 
 
 def _valid(inputs: Array, lengths: Array | None) -> Array | None:
-    """Returns the valid positions `[B, T]` of inputs `[B, T, ...]`; None: all are."""
+    """Marks the valid positions `[B, T]` of inputs `[B, T, ...]`; None if all are."""
     if lengths is None:
         return None
     return jnp.arange(inputs.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
@@ -205,21 +207,22 @@ def _zeroed(inputs: Array, valid: Array | None) -> Array:
 
 def _logits(config, embedding, x, valid, num_classes, policy) -> Array:
     """Computes logits `[B, T, C]`, pooled `[B, C]`, of a set classifier `[B, T]`."""
-    own, is_set = config.output, config.family == "set_classifier"
-    x = _pooled(own.pool, x, valid)
-    if own.hidden is not None:
+    section, is_set = config.output, config.family == "set_classifier"
+    x = _pooled(section.pool, x, valid)
+    if section.hidden is not None:
         hidden = hk.Linear(config.model_size, name="output_hidden")(x)
-        x = architecture.OUTPUT_ACTIVATIONS[own.hidden](hidden)
-    x = _normed(config, own.norm, "output_norm", x)
-    if own.tied:
+        x = architecture.OUTPUT_ACTIVATIONS[section.hidden](hidden)
+    x = _normed(config, section.norm, "output_norm", x)
+    with_bias = section.with_bias
+    if section.tied:
         x = embedding.logits(x, num_classes)
-        x = modules.Bias(name="logits")(x) if own.with_bias else x
+        x = modules.Bias(name="logits")(x) if with_bias else x
     else:
-        x = hk.Linear(1 if is_set else num_classes, own.with_bias, name="logits")(x)
+        x = hk.Linear(1 if is_set else num_classes, with_bias, name="logits")(x)
     x = policy.cast_to_output(x[..., 0] if is_set else x)
-    if own.soft_cap is not None:
+    if section.soft_cap is not None:
         x = marking.site("uncapped_logits", x)
-        x = own.soft_cap * jnp.tanh(x / own.soft_cap)
+        x = section.soft_cap * jnp.tanh(x / section.soft_cap)
     x = jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
     return marking.site("logits", x)
 
@@ -239,7 +242,7 @@ def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
     return x
 
 
-# --- The layers: what they are made of, their masks and biases
+# --- The layers: their parts, masks and biases
 
 
 def _make_stack(config, implementation, stack, decoder):
@@ -257,16 +260,16 @@ def _make_stack(config, implementation, stack, decoder):
 
 
 def _masks(config, lengths, decoder) -> masks.Mask | list[masks.Mask]:
-    """Makes the mask of all layers, or a list of one per layer where they differ."""
+    """Makes the mask of all layers, or a list of one per layer if they differ."""
     windows = parts.windows(config)
     windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
     is_causal = decoder or config.family == "causal"
-    own = [_mask(window, lengths, is_causal) for window in windows]
-    return own if len(set(windows)) > 1 else own[0]
+    by_layer = [_mask(window, lengths, is_causal) for window in windows]
+    return by_layer if len(set(windows)) > 1 else by_layer[0]
 
 
 def _cross_mask(source, lengths, decoder_lengths) -> masks.Mask | None:
-    """Makes the mask of cross-attention; lengths of None: all positions are valid."""
+    """Makes the mask of cross-attention; without lengths all positions are valid."""
     if lengths is None and decoder_lengths is None:
         return None
     if lengths is None:
@@ -304,7 +307,7 @@ def _mask(window, lengths, is_causal) -> masks.Mask:
 
 def _make_layer(config, implementation, decoder, i):
     """Makes layer i of the decoder, or of the encoder."""
-    own = config.feed_forward
+    section = config.feed_forward
     place = config.num_layers + i if decoder else i  # among all layers
     hidden_size = parts.hidden_sizes(config)[place]
     rotate = modules.PositionScheme.of(config.embedding).rotate
@@ -315,8 +318,8 @@ def _make_layer(config, implementation, decoder, i):
     def make_feed_forward():
         return modules.FeedForward(
             hidden_size,
-            **architecture.ACTIVATIONS[own.activation]._asdict(),
-            with_bias=own.with_bias,
+            **architecture.ACTIVATIONS[section.activation]._asdict(),
+            with_bias=section.with_bias,
             name="feed_forward",
         )
 
@@ -326,7 +329,7 @@ def _make_layer(config, implementation, decoder, i):
         "make_norm": architecture.make_norm(config),
         "norm_position": config.norm.position,
         "attention_residual": config.attention.residual,
-        "feed_forward_residual": own.residual,
+        "feed_forward_residual": section.residual,
         "dropout_rate": config.dropout_rate,
         "name": f"layer_{i}",
     }
@@ -342,44 +345,44 @@ def _make_layer(config, implementation, decoder, i):
     return modules.EncoderLayer(
         attend if config.attention.num_heads else None,
         num_heads=None if config.attention.num_heads else 0,
-        parallel=own.parallel,
+        parallel=section.parallel,
         **options,
     )
 
 
 def _make_attention(config, implementation, heads, name, *, rotary=None):
-    # Only self-attention uses positions, smeared keys included: the distance of a
-    # target's position to a source's means nothing.
-    own = config.attention
-    # Norms of heads take the root mean square, whatever norms the stream has.
+    # Only self-attention uses positions, and so smeared keys: the distance of a
+    # target's position to a source's has no meaning.
+    section = config.attention
+    # Heads are normalized by the root mean square, whatever norms the stream has.
     head_norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
-    qk_norms = architecture.QK_NORMS[own.qk_norm_over]
+    qk_norms = architecture.QK_NORMS[section.qk_norm_over]
     if hk.running_init():  # makes parameters from one example, on one device
-        implementation = own.implementation
-    smears = own.smear_keys and name == "attention"
+        implementation = section.implementation
+    smears = section.smear_keys and name == "attention"
 
     def make():
         if not heads.names:  # all are pruned
             return modules.NoAttention(
-                config.model_size, with_bias=own.output_bias, name=name
+                config.model_size, with_bias=section.output_bias, name=name
             )
         kind = modules.MultiHeadAttention
-        if own.differential:
+        if section.differential:
             kind = modules.DifferentialAttention
         return kind(
             len(heads.names),
             parts.key_size(config),
             model_size=config.model_size,
-            with_bias=own.with_bias,
-            output_bias=own.output_bias,
+            with_bias=section.with_bias,
+            output_bias=section.output_bias,
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
             transforms=modules.HeadTransforms(
-                own.qk_norm and qk_norms(head_norm),
+                section.qk_norm and qk_norms(head_norm),
                 modules.smeared_keys if smears else None,
                 rotary,
             ),
-            pattern=modules.Pattern.of(own),
+            pattern=modules.Pattern.of(section),
             implementation=implementation,
             name=name,
         )

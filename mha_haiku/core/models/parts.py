@@ -1,11 +1,10 @@
-"""What a model's config says of its layers: their heads, hidden units, windows.
+"""The layers that a config describes: their heads, hidden units and windows.
 
-The heads of a model stand in one list of its P attention parts: each layer of an
-encoder has one, and in an encoder-decoder the encoder's parts come first, then the
-self-attention of each layer of the decoder, then the cross-attention of each. All that
-is said "per layer" of heads (`kept_heads`, gates, importance, attention maps) follows
-this list. Hidden units and windows follow the layers: the encoder's first, then the
-decoder's.
+The heads of a model are listed by its P attention parts: every layer of an encoder has
+one, and in an encoder-decoder the encoder's parts come first, then the self-attention
+of the decoder's layers, then their cross-attention. Everything "per layer" about heads
+(`kept_heads`, gates, importance, attention maps) is in this order. Hidden units and
+windows follow the layers: the encoder's first, then the decoder's.
 """
 
 from collections import Counter
@@ -26,23 +25,23 @@ class LayerHeads(NamedTuple):
     """
 
     names: tuple[int, ...]  # the indices of the heads in the unpruned layer, ascending
-    num_key_value_heads: int  # how many key/value heads they read
-    # The key/value head that each head reads; None where each key/value head serves the
+    num_key_value_heads: int  # the number of key/value heads they read
+    # The key/value head that each head reads; None if all key/value heads serve the
     # same number of heads, in order.
     groups: tuple[int, ...] | None
     # The indices of the key/value heads in the unpruned layer.
     key_value_names: tuple[int, ...]
-    kind: str = ""  # one of `architecture.KINDS`; "" in models that have one kind only
-    layer: int = 0  # which layer of its kind
+    kind: str = ""  # one of `architecture.KINDS`; "" in models with only one kind
+    layer: int = 0  # the index of the layer among its kind
 
     @property
     def label(self) -> str:
-        """The name to show: "layer 3", or "cross 3" where there are kinds."""
+        """The name to show: "layer 3", or "cross 3" if there are kinds."""
         return f"{self.kind or 'layer'} {self.layer}"
 
     @property
     def address(self) -> str:
-        """The name in a user's flag: "3", or "cross.3" where there are kinds."""
+        """The name in a user's flag: "3", or "cross.3" if there are kinds."""
         return f"{self.kind}.{self.layer}" if self.kind else f"{self.layer}"
 
     @property
@@ -61,22 +60,22 @@ def heads_of_layers(config: ModelConfig) -> tuple[LayerHeads, ...]:
       >>> [(layer.label, layer.names) for layer in mh.models.heads_of_layers(pruned)]
       [('layer 0', (0, 1)), ('layer 1', (0,))]
     """
-    kept, own = config.attention.kept_heads, places(config)
+    kept, parts = config.attention.kept_heads, places(config)
     if kept is None:
-        kept = [range(config.attention.num_heads)] * len(own)
+        kept = [range(config.attention.num_heads)] * len(parts)
     return tuple(
         _layer_heads(config.attention, sorted(names))._replace(kind=kind, layer=layer)
-        for names, (kind, layer) in zip(kept, own, strict=True)
+        for names, (kind, layer) in zip(kept, parts, strict=True)
     )
 
 
 def places(config: ModelConfig) -> list[tuple[str, int]]:
-    """Lists the kind and the layer of each attention part, in their order."""
-    own = range(config.num_layers)
+    """Lists the kind and the layer of each attention part, in order."""
+    encoder = range(config.num_layers)
     decoder = range(num_decoder_layers(config))
     if not decoder:
-        return [("", i) for i in own]
-    layers = zip(architecture.KINDS, (own, decoder, decoder), strict=True)
+        return [("", i) for i in encoder]
+    layers = zip(architecture.KINDS, (encoder, decoder, decoder), strict=True)
     return [(kind, i) for kind, indices in layers for i in indices]
 
 
@@ -100,7 +99,7 @@ def part_of(config: ModelConfig, module: str) -> int | slice | None:
 
 
 def layer_of(config: ModelConfig, module: str) -> int | slice | None:
-    """Finds which of all layers a module, by its name, is in; as `part_of` does.
+    """Finds the index of a module's layer among all layers, like `part_of`.
 
     Example:
       >>> mh.models.layer_of(config, "encoder/layer_1/feed_forward/hidden")
@@ -114,7 +113,7 @@ def layer_of(config: ModelConfig, module: str) -> int | slice | None:
 
 
 def _among(layer, sizes, place) -> int | slice:
-    """Finds the place of a layer in a list of several stacks of these sizes."""
+    """Finds the index of a layer in a list of several stacks of these sizes."""
     before = sum(sizes[:place])
     if layer.index is None:
         return slice(before, before + sizes[place])
@@ -122,7 +121,7 @@ def _among(layer, sizes, place) -> int | slice:
 
 
 def num_decoder_layers(config: ModelConfig) -> int:
-    """Counts the layers of the decoder; 0: there is none.
+    """Counts the layers of the decoder, 0 if there is none.
 
     Example:
       >>> mh.models.num_decoder_layers(config)
@@ -141,7 +140,7 @@ def num_all_layers(config: ModelConfig) -> int:
 
 
 def max_length(config: ModelConfig) -> int | None:
-    """Returns the number of positions that the model has; None: any number.
+    """Returns the number of positions that the model has, or None if unlimited.
 
     Example:
       >>> mh.models.max_length(config)
@@ -150,9 +149,9 @@ def max_length(config: ModelConfig) -> int | None:
       >>> print(mh.models.max_length(rotary))
       None
     """
-    own = config.embedding
-    is_limited = "max_length" in POSITION_SCHEMES[own.positions].fields
-    return own.max_length if is_limited else None
+    section = config.embedding
+    is_limited = "max_length" in POSITION_SCHEMES[section.positions].fields
+    return section.max_length if is_limited else None
 
 
 def description(config: ModelConfig) -> str:
@@ -178,12 +177,12 @@ def hidden_sizes(config: ModelConfig) -> tuple[int, ...]:
       >>> mh.models.hidden_sizes(config)
       (64, 64, 64)
     """
-    own = config.feed_forward
-    return own.hidden_sizes or (own.hidden_size,) * num_all_layers(config)
+    section = config.feed_forward
+    return section.hidden_sizes or (section.hidden_size,) * num_all_layers(config)
 
 
 def windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """Lists the window of each of the L layers, None for one that sees everything.
+    """Lists the windows of the L layers, None for a layer that sees everything.
 
     Example:
       >>> mh.models.windows(config)
@@ -191,12 +190,12 @@ def windows(config: ModelConfig) -> tuple[int | None, ...]:
       >>> mh.models.windows(config.replace(attention=dict(window=[4, None])))
       (4, None)
     """
-    given = config.attention.window
-    return given if isinstance(given, tuple) else (given,) * num_all_layers(config)
+    window = config.attention.window
+    return window if isinstance(window, tuple) else (window,) * num_all_layers(config)
 
 
 def frequencies(config: ModelConfig) -> tuple[tuple[float, ...] | None, ...]:
-    """Returns the rotary frequencies `[K / 2]` of each layer; None: the default.
+    """Returns the rotary frequencies `[K / 2]` of each layer, or None by default.
 
     Example:
       >>> rotary = dict(positions="rotary", frequencies=[1.0, 0.1])
@@ -204,16 +203,16 @@ def frequencies(config: ModelConfig) -> tuple[tuple[float, ...] | None, ...]:
       >>> mh.models.frequencies(config)
       ((1.0, 0.1), (1.0, 0.1))
     """
-    given = config.embedding.frequencies
-    is_by_layer = any(isinstance(each, tuple) for each in given or ())
-    return given if is_by_layer else (given,) * num_all_layers(config)
+    declared = config.embedding.frequencies
+    is_by_layer = any(isinstance(row, tuple) for row in declared or ())
+    return declared if is_by_layer else (declared,) * num_all_layers(config)
 
 
 def are_alike(config: ModelConfig) -> bool:
-    """Checks whether layers differ in the values of their parameters alone."""
+    """Checks whether layers differ only in the values of their parameters."""
     is_pruned = config.attention.kept_heads is not None
     is_pruned |= config.feed_forward.hidden_sizes is not None
-    differ = max(len(set(each(config))) for each in (windows, frequencies)) > 1
+    differ = max(len(set(of(config))) for of in (windows, frequencies)) > 1
     return not is_pruned and not differ
 
 
@@ -225,8 +224,8 @@ def key_size(config: ModelConfig) -> int:
       >>> mh.models.key_size(config.replace(attention=dict(num_heads=4)))
       8
     """
-    given = config.attention.key_size
-    return given or config.model_size // max(1, config.attention.num_heads)
+    section = config.attention
+    return section.key_size or config.model_size // max(1, section.num_heads)
 
 
 def _layer_heads(config, names) -> LayerHeads:
@@ -245,7 +244,7 @@ def _layer_heads(config, names) -> LayerHeads:
 
 
 def shared_by_heads(config: ModelConfig) -> str | None:
-    """Describes what heads share so that none can be removed; None: nothing.
+    """Describes what heads share so that none can be removed, or returns None.
 
     Example:
       >>> print(mh.models.shared_by_heads(config))
@@ -253,12 +252,12 @@ def shared_by_heads(config: ModelConfig) -> str | None:
       >>> mh.models.shared_by_heads(config.replace(attention=dict(differential=True)))
       'differential = True: two maps share their values and are one head'
     """
-    own = config.attention
-    if own.qk_norm and own.qk_norm_over != "head":
+    section = config.attention
+    if section.qk_norm and section.qk_norm_over != "head":
         return (
-            f"qk_norm_over = {own.qk_norm_over!r}: the norm of queries and keys "
+            f"qk_norm_over = {section.qk_norm_over!r}: the norm of queries and keys "
             "changes when a head is removed"
         )
-    if own.differential:
+    if section.differential:
         return "differential = True: two maps share their values and are one head"
     return None

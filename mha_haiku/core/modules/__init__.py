@@ -1,4 +1,4 @@
-"""Haiku modules; they own parameters, and leave the numbers to pure functions."""
+"""Haiku modules: they hold the parameters, and pure functions compute with them."""
 
 from mha_haiku.core.modules.anatomy import is_stacked
 from mha_haiku.core.modules.differential import DifferentialAttention

@@ -1,7 +1,7 @@
-"""Which axis of which parameter holds heads, hidden units or layers.
+"""The axes of parameters that hold heads, hidden units or layers.
 
-Pruning, sharding and the stacking of layers ask here, by the names of a module and of
-its parameter, and know no names themselves.
+Pruning, sharding and the stacking of layers look up axes here, by the names of a module
+and of its parameter.
 """
 
 import re
@@ -15,23 +15,23 @@ KEY_VALUE_HEADS = "key/value heads"
 HEAD_FEATURES = "features of a head"  # shared by the heads
 UNITS = "hidden units"
 
-STACKED_SCOPE = "layers"  # what the parameters of scanned layers are named below
+STACKED_SCOPE = "layers"  # the scope of the parameters of scanned layers
 
 
 class Axis(NamedTuple):
     """An axis of a parameter."""
 
-    # One of the constants above; each has an equal part of the axis, in order.
+    # One of the constants above; the axis is divided equally among them, in order.
     holds: str
-    place: int  # which axis, counted from the last, so that a leading L changes nothing
-    # Whether the parameter multiplies the outputs of the heads or units; if not, it is
-    # part of what makes them.
+    place: int  # negative, so that a leading axis L changes nothing
+    # Whether the parameter reads the outputs of heads or units; if not, it helps to
+    # compute them.
     is_read: bool = False
 
 
-# By the last part of the module's name and the parameter's name; by the latter alone
-# where the module is the attention itself. What is not listed belongs to no head and no
-# hidden unit: norms, and the biases of the maps back to the width D.
+# By the last part of the module's name and the parameter's name; by the latter only if
+# the module is the attention itself. Parameters not listed belong to no head and no
+# hidden unit: norms, and the biases of the projections back to the width D.
 _AXES = {
     "query/w": Axis(HEADS, -1),  # [D, H K]
     "query/b": Axis(HEADS, -1),
@@ -64,13 +64,13 @@ _LAYER = re.compile(
 
 
 class LayerName(NamedTuple):
-    """A module's name, taken apart."""
+    """A module's name, in parts."""
 
-    # What stands before the layer, with its slash, as `encoder/`; may be empty.
+    # The part before the layer, with its slash, as `encoder/`; may be empty.
     scope: str
-    # Which layer; None of scanned layers, whose arrays have a leading axis L.
+    # The layer; None for scanned layers, whose arrays have a leading axis L.
     index: int | None
-    part: str  # what stands behind, with its slash, as `/attention/query`; may be empty
+    part: str  # the part after it, with its slash, as `/attention/query`; may be empty
 
     def __str__(self) -> str:
         stacked = f"{STACKED_SCOPE}/layer_0"
@@ -79,7 +79,7 @@ class LayerName(NamedTuple):
 
 
 def layer_of(module: str) -> LayerName | None:
-    """Finds the layer to which a module, by its name, belongs; None: to none."""
+    """Finds the layer that a module belongs to by its name, or None."""
     match = _LAYER.fullmatch(module)
     if match is None:
         return None
@@ -99,7 +99,7 @@ def is_stacked(module: str) -> bool:
 
 
 def register(axes: Mapping[str, Axis]) -> None:
-    """Adds parameters of attention, by name: for example, the weight of a score."""
+    """Adds parameters of attention, by name; for example, the weight of a score."""
     _AXES.update(axes)
 
 
@@ -117,7 +117,7 @@ def taken(array: Any, axis: Axis, count: int, kept: Sequence[int]) -> np.ndarray
 
 
 def spread(array: Any, axis: Axis, names: Sequence[int], count: int) -> np.ndarray:
-    """Undoes `taken`: puts heads or units at `names` of `count` places, 0 elsewhere."""
+    """Inverts `taken`: heads or units at `names` of `count` places, 0 elsewhere."""
     array = np.asarray(array)
     size = _size_of_each(array, axis, len(names))
     shape = list(array.shape)

@@ -1,4 +1,4 @@
-"""Differential attention: two maps a head, whose difference weighs the values."""
+"""Differential attention: two maps per head, whose difference weighs the values."""
 
 import haiku as hk
 import jax
@@ -7,21 +7,21 @@ import jax.numpy as jnp
 from mha_haiku.core.modules import multi_head_attention, norms
 
 Array = jax.Array
-_START = 0.8  # what lambda starts about, in layers of any depth
+_START = 0.8  # lambda at initialization, about; the same at every depth
 _EPSILON = 1e-5
 
 
 class DifferentialAttention(multi_head_attention.MultiHeadAttention):
     """Attention whose heads are differences of two maps that share their values.
 
-    `num_heads` counts maps, of which two that follow each other are a head: so that the
+    `num_heads` counts maps, and two consecutive maps are a head, so that the
     projections have the sizes of plain attention. A head's output is the first map's
-    less lambda times the second's, normalised by its root mean square, times 1 - 0.8.
-    Lambda is `exp(q1 . k1) - exp(q2 . k2) + 0.8`, of learned vectors `[K]`. Maps,
-    weights and the site "heads" (`[B..., T, H, 2 V]`) are those before the difference.
+    values less lambda times the second map's, normalized by the root mean square, times
+    1 - 0.8. Lambda is `exp(q1 . k1) - exp(q2 . k2) + 0.8`, with learned vectors `[K]`.
+    Maps, weights and the site "heads" (`[B..., T, H, 2 V]`) are before the difference.
 
-    Source: Ye et al. 2024, section 2.1, https://arxiv.org/abs/2410.05258; 0.8 in every
-    layer is one of its ablations, its default grows to it with depth.
+    Source: Ye et al. 2024, section 2.1, https://arxiv.org/abs/2410.05258; the paper's
+    default grows to 0.8 with depth; 0.8 in every layer is one of its ablations.
 
     Example:
       >>> x = jnp.ones((2, 5, 8))
@@ -37,13 +37,13 @@ class DifferentialAttention(multi_head_attention.MultiHeadAttention):
         is_grouped = self.num_key_value_heads != num_heads or self.groups is not None
         if num_heads % 2 or is_grouped:
             raise ValueError(
-                "differential attention needs an even num_heads, two maps a head, and "
-                f"as many key/value heads, got {num_heads} and "
+                "differential attention needs an even num_heads, two maps per head, "
+                f"and as many key/value heads, got {num_heads} and "
                 f"{self.num_key_value_heads}."
             )
 
     def _shared(self, value: Array) -> Array:
-        """Joins the values of each head's two maps, for both: `[B..., S, H, 2 V]`."""
+        """Joins the values of the two maps of each head: `[B..., S, H, 2 V]`."""
         *shape, num_maps, size = value.shape
         pairs = value.reshape(*shape, num_maps // 2, 2 * size)
         return jnp.repeat(pairs, 2, axis=-2)

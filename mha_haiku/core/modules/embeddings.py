@@ -1,6 +1,6 @@
-"""How tokens enter a model, and the order of positions: schemes, by their names.
+"""Embeddings of tokens, and schemes of positions by name.
 
-Another scheme is added here: what it does, and a line in `POSITION_SCHEMES`.
+To add a scheme, write its function and add a line to `POSITION_SCHEMES`.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(eq=False, repr=False)
 class TokenEmbedding(hk.Module):
-    """A learned vector per token, which may serve for logits as well.
+    """A learned vector per token, which can also be used for logits.
 
     Example:
       >>> x = jnp.array([[1, 2, 3]])
@@ -35,7 +35,7 @@ class TokenEmbedding(hk.Module):
     size: int
     name: str | None = None
     _: dataclasses.KW_ONLY
-    w_init: hk.initializers.Initializer | None = None  # None: of deviation 1
+    w_init: hk.initializers.Initializer | None = None  # standard normal by default
 
     def __call__(self, tokens: Array) -> Array:
         """Embeds tokens `[...]`, clipped to 0..C - 1, as `[..., D]`."""
@@ -56,9 +56,9 @@ class TokenEmbedding(hk.Module):
 
 
 class PositionScheme(NamedTuple):
-    """Where positions enter a model; a place where they do not is None.
+    """The places where positions enter a model; None where they do not.
 
-    The functions take the config's `fields` by keyword, and make their parameters.
+    The functions take the config's `fields` by keyword, and create their parameters.
 
     Example:
       >>> scheme = mh.modules.PositionScheme(rotate=mh.positions.rotary, has_pairs=True)
@@ -66,8 +66,8 @@ class PositionScheme(NamedTuple):
       True
     """
 
-    # A function from embeddings `[..., T, D]`, the position of the first and the prefix
-    # of module names ("decoder_" in a decoder) to embeddings with positions.
+    # A function from embeddings `[..., T, D]`, the position of the first one and the
+    # prefix of module names ("decoder_" in a decoder) to embeddings with positions.
     embed: Callable[..., Array] | None = None
     # A function from queries or keys `[B..., T, H, K]`, their positions `[T]` and
     # `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
@@ -77,17 +77,17 @@ class PositionScheme(NamedTuple):
     bias: Callable[..., positions.ScoreBias] | None = None
     # The fields of `config.model.embedding` that the functions read.
     fields: tuple[str, ...] = ()
-    # Whether features count in pairs, so that their number must be even: K of a scheme
+    # Whether features come in pairs, so that their number must be even: K in a scheme
     # that rotates, else D.
     has_pairs: bool = False
 
     @classmethod
     def of(cls, config: Section) -> "PositionScheme":
-        """Builds the scheme of `config.model.embedding`, which has its fields."""
+        """Builds the scheme that `config.model.embedding` names, with its fields."""
         scheme = POSITION_SCHEMES[config.positions]
-        given = {name: getattr(config, name) for name in scheme.fields}
+        options = {name: getattr(config, name) for name in scheme.fields}
         embed, rotate, bias = (
-            make and functools.partial(make, **given) for make in scheme[:3]
+            make and functools.partial(make, **options) for make in scheme[:3]
         )
         return scheme._replace(embed=embed, rotate=rotate, bias=bias)
 
@@ -111,7 +111,7 @@ class LearnedPositions(hk.Module):
     name: str | None = None
 
     def __call__(self, x: Array, first: int | Array = 0) -> Array:
-        """Adds the encodings of positions from `first` on to `x` `[..., T, D]`.
+        """Adds to `x` `[..., T, D]` the vectors of the positions that start at `first`.
 
         Raises:
           ValueError: If there are more tokens than positions.
@@ -119,16 +119,16 @@ class LearnedPositions(hk.Module):
         length, size = x.shape[-2:]
         if length > self.max_length:
             raise ValueError(
-                f"there are learned positions for {self.max_length} tokens, got "
+                f"there are only learned positions for {self.max_length} tokens, got "
                 f"{length}."
             )
         init = hk.initializers.RandomNormal(0.02)
         table = hk.get_parameter("positions", (self.max_length, size), x.dtype, init)
         if isinstance(first, int):
-            own = table[first : first + length]
+            vectors = table[first : first + length]
         else:
-            own = jax.lax.dynamic_slice_in_dim(table, first, length)
-        return x + own.reshape((1,) * (x.ndim - 2) + (length, size))
+            vectors = jax.lax.dynamic_slice_in_dim(table, first, length)
+        return x + vectors.reshape((1,) * (x.ndim - 2) + (length, size))
 
 
 @dataclasses.dataclass(eq=False, repr=False)

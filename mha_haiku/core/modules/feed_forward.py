@@ -36,19 +36,19 @@ class FeedForward(hk.Module):
         w_init: hk.initializers.Initializer | None = None,
         name: str | None = None,
     ):
-        """Initialises the module.
+        """Initializes the module.
 
         Args:
           hidden_size: F.
-          activation: Applied to the hidden units, or to the gate; `gelu` if left out.
+          activation: Applied to the hidden units, or to the gate. Defaults to `gelu`.
           gated: Whether hidden units are multiplied by `activation` of a second linear
             map; with `jax.nn.silu` this is SwiGLU.
           with_bias: Whether the linear maps have biases.
-          w_init: Initialiser of the weights; variance scaling if left out.
+          w_init: The initializer of the weights. Defaults to variance scaling.
           name: The module's name.
 
         Raises:
-          ValueError: If `hidden_size` is no positive integer.
+          ValueError: If `hidden_size` is not a positive integer.
         """
         super().__init__(name=name)
         self.hidden_size = checks.positive_integer("hidden_size", hidden_size)

@@ -1,4 +1,4 @@
-"""What happens to queries and keys after projection: norms, smearing, rotation."""
+"""Transforms of queries and keys after projection: norms, smearing, rotation."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ Array = jax.Array
 
 
 class HeadTransforms(NamedTuple):
-    """What happens to queries and keys between projection and comparison, in order.
+    """Transforms of queries and keys between projection and scores, in order.
 
     Example:
       >>> transforms = mh.modules.HeadTransforms(rotary=mh.positions.rotary)
@@ -25,24 +25,24 @@ class HeadTransforms(NamedTuple):
       (1, 5, 8)
     """
 
-    # Whether both are normalised by their root mean square, with learned scales
-    # (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442); or what makes these
-    # norms from a `name`, as `functools.partial(modules.RMSNorm, 1e-6)` does.
+    # Whether both are normalized by their root mean square, with learned scales
+    # (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442); or a function that makes
+    # these norms from a `name`, such as `functools.partial(modules.RMSNorm, 1e-6)`.
     qk_norm: bool | Callable[..., Callable[[Array], Array]] = False
     # Mixes keys `[B..., S, G, K]` along S, as `modules.smeared_keys` does.
     smear: Callable[[Array], Array] | None = None
-    # Turns `[B..., T, H, K]` queries and keys by their positions `[T]`, as
+    # Rotates `[B..., T, H, K]` queries and keys by their positions `[T]`, as
     # `positions.rotary` does.
     rotary: Callable[[Array, Array], Array] | None = None
 
     def checked(self) -> "HeadTransforms":
-        """Returns itself; raises ValueError where a field is not what it should be."""
+        """Checks the fields and returns itself; raises TypeError for an invalid one."""
         checks.maker("transforms.smear", self.smear, smeared_keys)
         checks.maker("transforms.rotary", self.rotary, positions.rotary)
         return self
 
     def of_query(self, query: Array, first: int | Array) -> Array:
-        """Transforms queries `[B..., T, H, K]`, of which the first is at `first`."""
+        """Transforms queries `[B..., T, H, K]`, the first at position `first`."""
         query = self._norm("query_norm")(query)
         if self.rotary is None:
             return query
@@ -70,7 +70,7 @@ class HeadTransforms(NamedTuple):
 def smeared_keys(key: Array) -> Array:
     """Mixes each key `[B..., S, G, K]` with the one before it.
 
-    Position s gets `a k[s] + (1 - a) k[s - 1]`, the first keeps its own; `a` is the
+    Position s gets `a k[s] + (1 - a) k[s - 1]`, and the first is unchanged; `a` is the
     sigmoid of a parameter "smear" `[G]`, which starts at 0.
 
     Source: Olsson et al. 2022, argument 2, https://arxiv.org/abs/2209.11895.
@@ -83,6 +83,6 @@ def smeared_keys(key: Array) -> Array:
       (1, 5, 2, 4)
     """
     logits = hk.get_parameter("smear", key.shape[-2:-1], key.dtype, init=jnp.zeros)
-    own = jax.nn.sigmoid(logits).reshape(*(1,) * (key.ndim - 2), -1, 1)
+    share = jax.nn.sigmoid(logits).reshape(*(1,) * (key.ndim - 2), -1, 1)
     before = jnp.concatenate([key[..., :1, :, :], key[..., :-1, :, :]], axis=-3)
-    return own * key + (1 - own) * before
+    return share * key + (1 - share) * before

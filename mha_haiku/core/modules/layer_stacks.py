@@ -1,7 +1,7 @@
-"""How layers run: one by one, as one compiled loop, or again for the gradients.
+"""Ways to run layers: one by one, as a compiled loop, or with rematerialization.
 
-A stack strategy is a function that `Encoder` takes: it gets the call of a layer, and
-returns what the last one returns, and the attention maps of all.
+A stack strategy is a function passed to `Encoder`: it takes the call of a layer, and
+returns the output of the last layer and the attention maps of all.
 
 Looped layers have parameters `encoder/layer_0/attention/query`, `encoder/layer_1/
 attention/query` and so on; scanned layers have one `encoder/layers/layer_0/attention/
@@ -22,16 +22,16 @@ from mha_haiku.core.modules import anatomy
 Array = jax.Array
 Params = Mapping[str, Mapping[str, Any]]
 
-# Calls layer i: from (i, x [..., T, D], what it is given) to (x [..., T, D], its map or
+# Calls layer i: from (i, x [..., T, D], its arguments) to (x [..., T, D], its map or
 # maps).
 CallLayer = Callable[[int, Array, Any], tuple[Array, Any]]
-# From (the call, x [..., T, D], L trees of arrays given to the layers, such as their
-# masks) to (x, the L layers' maps).
+# From (the call, x [..., T, D], the arguments of L layers, such as their masks) to (x,
+# the maps of the L layers).
 LayerStack = Callable[[CallLayer, Array, Sequence], tuple[Array, tuple]]
 
 
 def looped(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tuple]:
-    """Calls the layers one by one: each is compiled by itself, and they may differ.
+    """Calls the layers one by one: they are compiled separately, and may differ.
 
     Example:
       >>> def f(x):
@@ -44,22 +44,22 @@ def looped(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tup
       ['encoder/layer_0/attention/query', 'encoder/layer_1/attention/query']
     """
     maps = []
-    for i, own in enumerate(given):
-        x, attention_map = call_layer(i, x, own)
+    for i, options in enumerate(given):
+        x, attention_map = call_layer(i, x, options)
         maps.append(attention_map)
     return x, tuple(maps)
 
 
 def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tuple]:
-    """Calls the layers as one `lax.scan`: what is compiled does not grow with L.
+    """Calls the layers in a `lax.scan`: the size of the program is independent of L.
 
-    Layer 0 is compiled and stands for all, so that layers may differ in the values of
-    their parameters alone, which are `stacked`. What layers share, such as a mask spelt
-    out as an array, is held L times by maps that leave the compiled function.
+    Only layer 0 is compiled, so that layers may differ only in the values of their
+    parameters, which are `stacked`. What layers share, such as a mask given as an
+    array, is stored L times in maps that leave the compiled function.
 
-    The call must do the same for every layer, and return x's dtype. Seen at
-    initialisation are parameters of other names, shapes or dtypes, which raise
-    ValueError; not, say, another activation.
+    The call must do the same for every layer, and return x's dtype. At initialization,
+    parameters of different names, shapes or dtypes raise ValueError; other differences,
+    such as another activation, are not detected.
 
     Example:
       >>> def f(x):
@@ -88,12 +88,12 @@ def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tu
 
 
 def rematerialized(stack: LayerStack) -> LayerStack:
-    """Rematerializes: layers are computed again when gradients need them.
+    """Rematerializes layers: they are recomputed when gradients need them.
 
-    Of each layer only its input is kept for the backward pass, in place of all that is
-    computed inside, at the price of one more forward pass. Values stay the same. On
-    the CPU only scanned layers need less memory so: in looped ones XLA lets nothing
-    wait for the backward pass.
+    Only the inputs of layers are kept for the backward pass, instead of everything
+    computed inside, at the cost of one more forward pass. Values stay the same. On the
+    CPU this saves memory only with scanned layers: with looped ones XLA does not delay
+    the recomputation until the backward pass.
 
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
 
@@ -110,8 +110,8 @@ def rematerialized(stack: LayerStack) -> LayerStack:
 
     @functools.wraps(stack)
     def stack_again(call_layer, x, given):
-        def call_layer_again(i, x, own):
-            return hk.remat(functools.partial(call_layer, i))(x, own)
+        def call_layer_again(i, x, options):
+            return hk.remat(functools.partial(call_layer, i))(x, options)
 
         return stack(call_layer_again, x, given)
 
@@ -121,12 +121,12 @@ def rematerialized(stack: LayerStack) -> LayerStack:
 def stacked(params: Params) -> dict[str, dict[str, Any]]:
     """Stacks the parameters of looped layers for scanned ones.
 
-    Trees like the parameters, such as their gradients, convert too. The arrays of
-    `layer_0`, ..., `layer_{L - 1}` become `layers/layer_0` with a leading axis L; what
-    belongs to no layer stays. NumPy arrays stay such.
+    Trees like the parameters, such as their gradients, can be stacked too. The arrays
+    of `layer_0`, ..., `layer_{L - 1}` become `layers/layer_0` with a leading axis L;
+    parameters of no layer are unchanged. NumPy arrays remain NumPy arrays.
 
     Raises:
-      ValueError: If there are no looped layers, or they are not alike.
+      ValueError: If there are no looped layers, or their parameters differ.
 
     Example:
       >>> layers = {f"encoder/layer_{i}/norm": {"w": np.ones(4)} for i in range(2)}
@@ -143,7 +143,7 @@ def stacked(params: Params) -> dict[str, dict[str, Any]]:
             layers.setdefault(layer.index, {})[layer.part] = leaves
     if not scopes:
         raise ValueError(
-            f"there is no layer_0 among the parameters, which are of {_listed(params)}."
+            f"there is no layer_0 among the parameters of {_listed(params)}."
         )
     for scope, layers in scopes.items():
         _check_numbered(scope, layers)
@@ -156,7 +156,7 @@ def stacked(params: Params) -> dict[str, dict[str, Any]]:
 
 
 def unstacked(params: Params) -> dict[str, dict[str, Any]]:
-    """Unstacks the parameters of scanned layers for looped ones: undoes `stacked`.
+    """Unstacks the parameters of scanned layers for looped ones; inverts `stacked`.
 
     Raises:
       ValueError: If there are no scanned layers, or their arrays disagree on L.
@@ -182,24 +182,24 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
                 )
         for i in range(sizes.get(layer.scope, 0)):
             result[str(layer._replace(index=i))] = {
-                # `...` keeps NumPy's arrays without axes arrays.
+                # `...` keeps NumPy scalars as arrays.
                 name: leaf[i, ...]
                 for name, leaf in leaves.items()
             }
     if not sizes:
         raise ValueError(
-            f"there is no {anatomy.STACKED_SCOPE}/layer_0 among the parameters, which "
-            f"are of {_listed(params)}."
+            f"there is no {anatomy.STACKED_SCOPE}/layer_0 among the parameters of "
+            f"{_listed(params)}."
         )
     return result
 
 
 def _stacked(given: Sequence) -> Any:
     """Stacks trees of arrays `[...]`, one per layer, to one of `[L, ...]`."""
-    if len({jax.tree.structure(each) for each in given}) > 1:
+    if len({jax.tree.structure(tree) for tree in given}) > 1:
         raise ValueError(
-            "scanned layers must be alike, got something for some of them alone, or of "
-            "another kind."
+            "scanned layers must be alike, got an argument for only some of them, or "
+            "of different kinds."
         )
 
     def stack(path, *leaves):
@@ -216,13 +216,13 @@ def _stacked(given: Sequence) -> Any:
 
 
 def _check_alike(call_layer, num_layers, x, given) -> None:
-    """Raises ValueError where parameters of layers differ in name, shape or dtype."""
+    """Raises ValueError if parameters of layers differ in name, shape or dtype."""
 
     def described(i):
         layer = hk.transform_with_state(functools.partial(call_layer, i))
         params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, given)
         return {
-            # Without the layer's own name, which contains i.
+            # Without the name of the layer, which contains i.
             f"{module.partition('/')[2]}/{name}".strip("/"): (
                 f"{leaf.dtype}{list(leaf.shape)}"
             )
@@ -239,7 +239,7 @@ def _check_alike(call_layer, num_layers, x, given) -> None:
 
 
 def _stack(leaves: list) -> Any:
-    # jnp.stack may make float32 of float64.
+    # jnp.stack may convert float64 to float32.
     on_host = all(isinstance(leaf, np.ndarray) for leaf in leaves)
     return np.stack(leaves) if on_host else jnp.stack(leaves)
 
@@ -267,7 +267,7 @@ def _check_numbered(scope: str, layers: Mapping[int, Params]) -> None:
 
 
 def _differences(described: Iterable[Mapping]) -> Iterator[tuple]:
-    """Yields what differs from layer 0: its name, what it is there, i, and here."""
+    """Yields differences from layer 0: a name, its value there, i, its value in i."""
     first, *others = described
     for i, other in enumerate(others, 1):
         for name in first | other:

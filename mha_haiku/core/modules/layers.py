@@ -1,7 +1,7 @@
 """Transformer layers and their stacks: encoders, and decoders that read an encoder.
 
-Sizes make the parts of a layer; a function that makes a part replaces them, so that any
-module of the same call fits, and layers may differ.
+The parts of a layer are made from sizes, or by functions, so that any module with the
+same signature can be used, and layers may differ.
 """
 
 import functools
@@ -30,11 +30,11 @@ _NORMS = {"attention": "norm_1", "cross_attention": "norm_2"}  # of attention, b
 
 
 class Layer(multi_head_attention.CachedModule):
-    """What encoder and decoder layers share: their parts, residuals, norms, dropout.
+    """The base of encoder and decoder layers: parts, residuals, norms, dropout.
 
-    The residual stream `[B..., T, D]` is the site "stream" where it enters a layer, and
+    The residual stream `[B..., T, D]` is the site "stream" at the start of a layer, and
     "stream_after_attention", "stream_after_cross_attention" and
-    "stream_after_feed_forward" where it leaves a part.
+    "stream_after_feed_forward" after its parts.
     """
 
     has_training = True
@@ -54,24 +54,26 @@ class Layer(multi_head_attention.CachedModule):
         dropout_rate: float = 0.0,
         name: str | None = None,
     ):
-        """Initialises the module.
+        """Initializes the module.
 
         Args:
-          make_attention: Makes the attention, in place of `num_heads` and `key_size`;
+          make_attention: Makes the attention, instead of `num_heads` and `key_size`;
             its `model_size` must be D.
-          make_feed_forward: Makes the feed-forward part, in place of `hidden_size`.
-          num_heads: H; 0: there is no attention.
-          key_size: K; D / H if left out.
-          hidden_size: F; 0: there is no feed-forward part.
+          make_feed_forward: Makes the feed-forward part, instead of `hidden_size`.
+          num_heads: H; 0 for no attention.
+          key_size: K. Defaults to D / H.
+          hidden_size: F; 0 for no feed-forward part.
           make_norm: Makes a norm from its `name`, as `norms.LayerNorm` does.
-          norm_position: A name in `norms.PLACES`, which says what each means.
+          norm_position: A name in `norms.PLACES`.
           attention_residual: Whether the attention's input is added to its output.
-          feed_forward_residual: The same of the feed-forward part.
-          dropout_rate: Of attention weights, hidden units and all outputs, in [0, 1).
+          feed_forward_residual: Whether the feed-forward part's input is added to its
+            output.
+          dropout_rate: Dropout rate of attention weights, hidden units and all outputs,
+            in [0, 1).
           name: The module's name.
 
         Raises:
-          ValueError: If a part has neither a size nor a maker, or both.
+          ValueError: If a part has neither a size nor a function, or both.
         """
         super().__init__(name=name)
         checks.choice("norm_position", norm_position, norms.PLACES)
@@ -180,10 +182,10 @@ class EncoderLayer(Layer):
         parallel: bool = False,
         **options,
     ):
-        """Initialises the module; other arguments as in `Layer`.
+        """Initializes the module; other arguments as in `Layer`.
 
-        Parallel parts both read what enters the layer, with norms of their own, and
-        both are added to it (Wang and Komatsuzaki 2021, GPT-J,
+        Parallel parts both read the layer's input, with separate norms, and both are
+        added to it (Wang and Komatsuzaki 2021, GPT-J,
         https://github.com/kingoflolz/mesh-transformer-jax).
 
         Raises:
@@ -209,14 +211,14 @@ class EncoderLayer(Layer):
     ) -> tuple[Array, attention.AttentionMap, *tuple[Any, ...]]:
         """Applies the layer: output and attention map; see `MultiHeadAttention`."""
         rate = self.dropout_rate if is_training else 0.0
-        # Where a part is missing, the other alone is the sequence of both.
+        # If a part is missing, the sequence of both is just the other part.
         has_attention = self.makers["attention"] or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
         x = marking.site("stream", x)
-        given = {"bias": bias, "rate": rate, "step": step}
+        options = {"bias": bias, "rate": rate, "step": step}
         attended, *seen = self._attended(
-            "attention", x, None, mask, is_added=not is_parallel, **given
+            "attention", x, None, mask, is_added=not is_parallel, **options
         )
         fed_forward = functools.partial(self._fed_forward, norm="norm_2", rate=rate)
         if is_parallel:
@@ -229,15 +231,15 @@ class EncoderLayer(Layer):
 class DecoderMaps(NamedTuple):
     """The attention maps of a decoder layer."""
 
-    own: attention.AttentionMap  # `(B..., H, T, T)`, of the decoder's positions
+    own: attention.AttentionMap  # `(B..., H, T, T)`, among the decoder's positions
     cross: attention.AttentionMap  # `(B..., H, T, S)`, to the encoder's positions
 
 
 class DecoderLayer(Layer):
     """Causal self-attention, cross-attention, then a feed-forward part.
 
-    `DecoderLayer(num_heads=4, key_size=16, hidden_size=128)` is one; both attentions
-    have these sizes.
+    For example `DecoderLayer(num_heads=4, key_size=16, hidden_size=128)`, where both
+    attentions have these sizes.
 
     Source: Vaswani et al. 2017, section 3.1, https://arxiv.org/abs/1706.03762.
 
@@ -280,17 +282,17 @@ class DecoderLayer(Layer):
     ) -> tuple[Array, DecoderMaps, *tuple[Any, ...]]:
         """Applies the layer: output `[B..., T, D]` and attention maps.
 
-        Takes the arguments of `EncoderLayer`, and what the encoder returned. The mask,
-        besides causality, and the bias are of the decoder's own positions.
+        Takes the arguments of `EncoderLayer`, and the output of the encoder. The mask
+        (causality is added) and the bias apply to the decoder's self-attention.
         """
         rate = self.dropout_rate if is_training else 0.0
-        own_mask = masks.causal() & masks.as_mask(mask)
-        own_step = cross_step = None
+        self_mask = masks.causal() & masks.as_mask(mask)
+        self_step = cross_step = None
         if step is not None:
-            own_step, cross_step = (step._replace(cache=each) for each in step.cache)
+            self_step, cross_step = (step._replace(cache=part) for part in step.cache)
         x = marking.site("stream", x)
-        x, own, *own_cache = self._attended(
-            "attention", x, None, own_mask, rate=rate, bias=bias, step=own_step
+        x, self_map, *self_cache = self._attended(
+            "attention", x, None, self_mask, rate=rate, bias=bias, step=self_step
         )
         x = marking.site("stream_after_attention", x)
         x, cross, *cross_cache = self._attended(
@@ -299,14 +301,14 @@ class DecoderLayer(Layer):
         x = marking.site("stream_after_cross_attention", x)
         x = self._fed_forward(x, norm="norm_3", rate=rate)
         x = marking.site("stream_after_feed_forward", x)
-        caches = () if step is None else ((*own_cache, *cross_cache),)
-        return x, DecoderMaps(own, cross), *caches
+        caches = () if step is None else ((*self_cache, *cross_cache),)
+        return x, DecoderMaps(self_map, cross), *caches
 
 
 class Stack(multi_head_attention.CachedModule):
     """Layers, then a norm that reads the site "stream": encoders and decoders."""
 
-    make_sized_layer: type[Layer]  # of a layer from sizes
+    make_sized_layer: type[Layer]  # makes a layer from sizes
     has_training = True
 
     def __init__(
@@ -319,22 +321,24 @@ class Stack(multi_head_attention.CachedModule):
         name: str | None = None,
         **layer,
     ):
-        """Initialises the module.
+        """Initializes the module.
 
         Args:
           num_layers: L.
-          make_layer: Makes layer i, named, say, `f"layer_{i}"`; the same layer for
-            every i where they are scanned. If left out, `layer` says what all are.
-          make_norm: Makes a norm of the last layer's output, from its `name`; None: no
-            norm. Stacks of pre-norm layers need one. Without `make_layer` it makes
-            the norms of the layers as well, and None is `norms.LayerNorm`.
-          stack: How the layers run: `modules.looped`, `modules.scanned`, or either as
-            `modules.rematerialized` returns it. Scanned layers have stacked parameters.
+          make_layer: Makes layer i, named, say, `f"layer_{i}"`; if scanned, the same
+            layer for every i. By default all layers are made from `layer`.
+          make_norm: Makes a norm of the last layer's output, from its `name`. Stacks of
+            pre-norm layers need one. With `make_layer` it defaults to no norm;
+            otherwise it also makes the norms of the layers, and defaults to
+            `norms.LayerNorm`.
+          stack: How the layers run: `modules.looped`, `modules.scanned`, or
+            `modules.rematerialized` of either. Scanned layers have stacked parameters.
           name: The module's name.
-          **layer: Arguments of the layers, as `num_heads`, in place of `make_layer`.
+          **layer: Arguments of the layers, such as `num_heads`, instead of
+            `make_layer`.
 
         Raises:
-          ValueError: If arguments of layers are given next to `make_layer`.
+          ValueError: If both `make_layer` and arguments of layers are given.
         """
         super().__init__(name=name)
         self.num_layers = checks.positive_integer("num_layers", num_layers)
@@ -346,10 +350,10 @@ class Stack(multi_head_attention.CachedModule):
                 return self.make_sized_layer(**layer, name=f"layer_{i}")
 
             if norms.PLACES[layer.get("norm_position", "pre")].end:
-                make_norm = None  # the last layer ends in one
+                make_norm = None  # the last layer ends in a norm
         elif layer:
             raise ValueError(
-                "make_layer must be left out where arguments of layers are given, got "
+                "make_layer must be omitted where arguments of layers are given, got "
                 f"both it and {', '.join(layer)}."
             )
         self.make_layer = make_layer
@@ -358,29 +362,29 @@ class Stack(multi_head_attention.CachedModule):
 
     @hk.transparent
     def _run(self, x, *args, step, mask, bias, **shared):
-        """Runs the layers: output, maps, and in a step caches."""
-        # What has an entry for each layer, and what all layers share.
+        """Runs the layers; returns the output, the maps, and in a step the caches."""
+        # Arguments with an entry per layer; all others are shared.
         per_layer = {}
         if step is not None:
-            per_layer["step"] = [step._replace(cache=each) for each in step.cache]
+            per_layer["step"] = [step._replace(cache=cache) for cache in step.cache]
         for name, value in (("mask", mask), ("bias", bias)):
             if not isinstance(value, list | tuple):
                 shared[name] = value
                 continue
             if len(value) != self.num_layers:
                 raise ValueError(
-                    f"{name} must be of all layers, or a sequence of L = "
-                    f"{self.num_layers} of them, got {len(value)}."
+                    f"{name} must be one for all layers, or a sequence of L = "
+                    f"{self.num_layers}, got {len(value)}."
                 )
             per_layer[name] = value
 
-        def call_layer(i, x, own):
-            output, *seen = self.make_layer(i)(x, *args, **shared, **own)
+        def call_layer(i, x, options):
+            output, *seen = self.make_layer(i)(x, *args, **shared, **options)
             return output, tuple(seen)
 
         layers = range(self.num_layers)
-        own = [{name: x[i] for name, x in per_layer.items()} for i in layers]
-        x, results = self.stack(call_layer, x, own)
+        options = [{name: x[i] for name, x in per_layer.items()} for i in layers]
+        x, results = self.stack(call_layer, x, options)
         x = marking.site("stream", x)
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
@@ -388,7 +392,7 @@ class Stack(multi_head_attention.CachedModule):
 
 
 class Encoder(Stack):
-    """A stack of encoder layers: `Encoder(2, num_heads=4, hidden_size=128)` is one.
+    """A stack of encoder layers, as `Encoder(2, num_heads=4, hidden_size=128)`.
 
     Example:
       >>> def f(x):
@@ -415,18 +419,18 @@ class Encoder(Stack):
     ) -> tuple[Array, tuple[attention.AttentionMap, ...], *tuple[Any, ...]]:
         """Applies all layers: output `[B..., T, D]`, and one attention map per layer.
 
-        Takes the arguments of `EncoderLayer`. Mask and bias are of all layers, or
-        sequences of L of them, which must be alike where layers are scanned.
+        Takes the arguments of `EncoderLayer`. Mask and bias apply to all layers, or are
+        sequences of L, whose shapes and kinds must be the same if layers are scanned.
 
         Raises:
-          ValueError: If a sequence is not of L, or scanned layers are not alike.
+          ValueError: If a sequence does not have L entries, or scanned layers differ.
         """
-        given = {"mask": mask, "bias": bias, "is_training": is_training}
-        return self._run(x, step=step, **given)
+        options = {"mask": mask, "bias": bias, "is_training": is_training}
+        return self._run(x, step=step, **options)
 
 
 class Decoder(Stack):
-    """A stack of decoder layers: `Decoder(2, num_heads=4, hidden_size=128)` is one.
+    """A stack of decoder layers, as `Decoder(2, num_heads=4, hidden_size=128)`.
 
     Example:
       >>> def f(x, encoded):
@@ -453,9 +457,9 @@ class Decoder(Stack):
         bias: positions.ScoreBias | Array | Sequence | None = None,
         step: multi_head_attention.Step | None = None,
     ) -> tuple[Array, tuple[DecoderMaps, ...], *tuple[Any, ...]]:
-        """Applies all layers; takes what `DecoderLayer` does, masks as `Encoder`."""
-        given = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
-        return self._run(x, encoded, step=step, is_training=is_training, **given)
+        """Applies all layers; takes arguments as `DecoderLayer`, masks as `Encoder`."""
+        options = {"mask": mask, "cross_mask": cross_mask, "bias": bias}
+        return self._run(x, encoded, step=step, is_training=is_training, **options)
 
 
 def dropout(x: Array, rate: float) -> Array:
@@ -467,8 +471,6 @@ def _check_given_once(maker: str, make: Callable | None, size: str, value: Any) 
     if make is None and value is None:
         raise ValueError(f"{size} or {maker} must be given.")
     if make is not None and value is not None:
-        raise ValueError(
-            f"{size} must be left out where {maker} is given, got {value}."
-        )
+        raise ValueError(f"{size} must be omitted where {maker} is given, got {value}.")
     if make is None:
         checks.non_negative_integer(size, value)

@@ -1,7 +1,8 @@
 """Multi-head attention as a Haiku module, a drop-in for `hk.MultiHeadAttention`.
 
-Two objects say what is special about an attention: `pattern.py` has what makes scores,
-weights and gates, `head_transforms.py` what happens to heads after their projection.
+Two objects define variants of attention: a `Pattern` (`pattern.py`) makes scores,
+weights and gates, and `HeadTransforms` (`head_transforms.py`) change heads after their
+projection.
 """
 
 import functools
@@ -25,29 +26,29 @@ Initializer = hk.initializers.Initializer
 
 
 class Step(NamedTuple):
-    """What makes a call a step; see `CachedModule.step`."""
+    """The arguments that make a call a step; see `CachedModule.step`."""
 
     cache: Any
     first_query: int | Array = 0
 
 
 class CachedModule(hk.Module):
-    """A module whose call returns a cache too where it is given a `Step`."""
+    """A module whose call also returns a cache if it gets a `Step`."""
 
     has_training: ClassVar[bool] = False  # whether a call takes `is_training`
 
     # Haiku puts the name of a method into the names of parameters and scopes, and so of
-    # sites, unless it is `__call__` or transparent.
+    # sites, unless the method is `__call__` or transparent.
     @hk.transparent
     def step(self, *args, cache: Any, first_query: int | Array = 0, **options):
-        """Runs one step: the output, and the cache of the next step; no dropout.
+        """Runs one step without dropout; returns the output and the next cache.
 
         `cache` computes attention, and keeps keys and values: an `attention.Prompt` for
-        the tokens of prompts, then the `attention.Cache` that is returned for one new
-        token at a time. Of a decoder layer it is a pair, of self-attention and
-        cross-attention; of a stack one for each layer. Where it has the keys of a
-        source, what they are made of is not read. The first token is at `first_query`.
-        Other arguments and sites are as in a call; masks go by name.
+        the tokens of prompts, then the returned `attention.Cache` for one new token at
+        a time. A decoder layer takes a pair, for self-attention and cross-attention; a
+        stack takes one per layer. Once the cache has the keys of a source, the source
+        is not read. The first token is at `first_query`. Other arguments and sites are
+        as in a call; masks are passed by keyword.
 
         Raises:
           ValueError: If `is_training` or a `dropout_rate` is given.
@@ -55,7 +56,7 @@ class CachedModule(hk.Module):
         for name in ("is_training", "dropout_rate"):
             if options.get(name):
                 raise ValueError(
-                    f"{name} must be left out of step, which has no dropout, got "
+                    f"{name} must be omitted in a step, which has no dropout, got "
                     f"{options[name]!r}."
                 )
         if self.has_training:
@@ -66,12 +67,12 @@ class CachedModule(hk.Module):
 class MultiHeadAttention(CachedModule):
     """Multi-head attention that also returns its attention map.
 
-    It projects queries, keys and values to heads, normalises and rotates the first two,
-    attends (`attention/reference.py` has that in a few lines), and projects the heads'
-    values, side by side, to the output.
+    It projects queries, keys and values to heads, normalizes and rotates the first two,
+    attends (`attention/reference.py` shows this in a few lines), and projects the
+    heads' concatenated values to the output.
 
     The constructor and the parameters (`query`, `key`, `value`, `linear`) match
-    `hk.MultiHeadAttention`, so its checkpoints load and give the same numbers.
+    `hk.MultiHeadAttention`: its checkpoints load and give the same numbers.
 
     Source: Vaswani et al. 2017, section 3.2.2, https://arxiv.org/abs/1706.03762.
 
@@ -105,31 +106,33 @@ class MultiHeadAttention(CachedModule):
         implementation: str | Callable = "auto",
         name: str | None = None,
     ):
-        """Initialises the module.
+        """Initializes the module.
 
         Args:
           num_heads: H.
           key_size: K.
-          w_init_scale: Scale of the variance-scaling initialiser; 1 if left out.
-          w_init: Initialiser of all weights, in place of `w_init_scale`.
-          with_bias: Whether the maps of queries, keys and values have biases.
-          output_bias: Whether the last map has one; as `with_bias` if left out.
-          b_init: Initialiser of the biases; zeros if left out.
-          value_size: V; K if left out.
-          model_size: Width of the output; H K if left out.
-          num_key_value_heads: G, which divides H; H if left out.
-          groups: `[H]`, the key/value head that each query head reads, where they do
-            not all serve equally many, as after pruning; then G need not divide H.
+          w_init_scale: Scale of the variance-scaling initializer. Defaults to 1.
+          w_init: Initializer of all weights, instead of `w_init_scale`.
+          with_bias: Whether the projections of queries, keys and values have biases.
+          output_bias: Whether the output projection has a bias. Defaults to
+            `with_bias`.
+          b_init: Initializer of the biases. Defaults to zeros.
+          value_size: V. Defaults to K.
+          model_size: Width of the output. Defaults to H K.
+          num_key_value_heads: G, which divides H. Defaults to H.
+          groups: `[H]`, the key/value head that each query head reads, if key/value
+            heads serve different numbers of heads, as after pruning; then G need not
+            divide H.
           transforms: Norms, smearing and rotation of projected queries and keys.
-          pattern: What makes the score, the normalizer and the gates; scaled dot
-            products, softmax and no gates if left out.
+          pattern: Makes the score, the normalizer and the gates. Defaults to scaled dot
+            products, softmax and no gates.
           implementation: The implementation of `attend`.
           name: The module's name.
 
         Raises:
-          ValueError: If a size is not positive, G does not divide H, `groups` do not
-            name each key/value head, or both `w_init` and `w_init_scale` are given.
-          TypeError: If a part of `transforms` or `pattern` is no function.
+          ValueError: If a size is not positive, G does not divide H, `groups` omits a
+            key/value head, or both `w_init` and `w_init_scale` are given.
+          TypeError: If a part of `transforms` or `pattern` is not a function.
         """
         super().__init__(name=name)
         if w_init is not None and w_init_scale is not None:
@@ -147,8 +150,8 @@ class MultiHeadAttention(CachedModule):
             of_all = set(range(self.num_key_value_heads))
             if self.groups.shape != (num_heads,) or set(self.groups) != of_all:
                 raise ValueError(
-                    f"groups must name, for each of the {num_heads} heads, one of the "
-                    f"{len(of_all)} key/value heads, and leave none out, got "
+                    f"groups must list, for each of the {num_heads} heads, one of the "
+                    f"{len(of_all)} key/value heads, and omit none, got "
                     f"{self.groups.tolist()}."
                 )
         elif num_heads % self.num_key_value_heads:
@@ -178,29 +181,29 @@ class MultiHeadAttention(CachedModule):
         dropout_rate: float = 0.0,
         step: Step | None = None,
     ) -> tuple[Array, attention.AttentionMap, *tuple[Any, ...]]:
-        """Attends: the output `[B..., T, D]`, and the attention map `(B..., H, T, S)`.
+        """Returns the output `[B..., T, D]` and the attention map `(B..., H, T, S)`.
 
-        Its sites are "query", "key" and "value" (projected, normalised and rotated, as
-        they are compared), "gates" where there are any, "map", "weights", "heads"
-        (`[B..., T, H, V]`, before the last linear map) and "output".
+        Its sites are "query", "key" and "value" (projected, normalized and rotated, as
+        the score gets them), "gates" if there are any, "map", "weights", "heads"
+        (`[B..., T, H, V]`, before the output projection) and "output".
 
-        What no query may see (padding) is blanked before it is projected, so that NaN
-        there reaches neither results nor gradients.
+        Positions that no query may see (padding) are set to zero before projection, so
+        that NaN there reaches neither results nor gradients.
 
         Args:
-          mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or
-            `[B..., H, T, S]` (axes may have size 1); None: everything is seen.
-          bias: Terms added to the scores; see `attend`.
+          mask: A mask; or booleans or 0/1 integers, `[B..., T, S]` or `[B..., H, T, S]`
+            (axes may have size 1). By default everything is seen.
+          bias: Added to the scores; see `attend`.
           first_query: The position of the first query, for rotation, mask and bias.
           dropout_rate: Dropout rate of the weights, in [0, 1); needs an rng.
-          step: What the method `step` gives; the next cache is returned too.
+          step: Set by the method `step`; the next cache is then returned too.
 
         Raises:
           ValueError: If query, key, value, mask and bias do not fit each other.
         """
         cache, first_query = step or (None, first_query)
         mask, first_query = masks.as_mask(mask), tiles.checked_first(first_query)
-        # A cache knows the source's keys after the first step.
+        # After the first step, a cache has the keys of the source.
         has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
         if cache is None or (has_keys and cache.is_source):
             query, key, value = self._with_unseen_blanked(
@@ -228,7 +231,7 @@ class MultiHeadAttention(CachedModule):
 
     @hk.transparent
     def _gates(self, query) -> Array | None:
-        """Makes what values are multiplied by, of queries before they are projected."""
+        """Computes the gates of values, from queries before they are projected."""
         if self.pattern.gates is None:
             return None
         gates = self.pattern.gates(query, self.num_heads, self.value_size)
@@ -253,19 +256,19 @@ class MultiHeadAttention(CachedModule):
 
     @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:
-        """Makes the keys and values that attention reads, and updates the cache."""
+        """Computes the keys and values of attention, and updates the cache."""
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")
-        first_key = 0 if cache is None else first_query  # a whole text stands from 0 on
+        first_key = 0 if cache is None else first_query  # a whole text starts at 0
         key, cache = self.transforms.of_key(key, first_key, cache)
         key, value = marking.site("key", key), marking.site("value", value)
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
         return key, self._shared(value), cache
 
-    # What another kind of attention changes, see `differential.py`: values
-    # `[B..., S, G, V]` before they are attended to, and `[B..., T, H, V]` after it.
+    # Overridden by other kinds of attention, see `differential.py`: changes values
+    # `[B..., S, G, V]` before attention, and `[B..., T, H, V]` after it.
 
     def _shared(self, value: Array) -> Array:
         return value
@@ -283,7 +286,7 @@ class MultiHeadAttention(CachedModule):
         return hk.Linear(size, with_bias, self.w_init, self.b_init, name)
 
     def _with_unseen_blanked(self, query, key, value, mask, first_query):
-        """Puts zeros where no query sees a key, or a query sees no key."""
+        """Sets keys that no query sees, and queries that see no key, to zero."""
         if not query.ndim == key.ndim == value.ndim >= 2:
             raise ValueError(
                 "query, key and value must be [B..., T, D] and [B..., S, D], got "
@@ -305,7 +308,7 @@ def _size(name: str, value: int | None, default: int) -> int:
 
 
 def _blanked(x: Array, blank: Array | None) -> Array:
-    """Zeroes `[B..., T, D]` where `[B..., H, T]` is true of all heads."""
+    """Zeroes `[B..., T, D]` where `[B..., H, T]` is true for all heads."""
     if blank is None:
         return x
     blank = tiles.lifted(blank, x.ndim).all(-2)[..., None]

@@ -1,4 +1,4 @@
-"""What is left of attention whose heads are all pruned."""
+"""Attention whose heads are all pruned."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ Array = jax.Array
 
 
 class NoAttention(multi_head_attention.CachedModule):
-    """Attention whose heads are all pruned: the bias of its last linear map is left.
+    """Attention whose heads are all pruned: only the output bias remains.
 
     Example:
       >>> x = jnp.ones((2, 5, 8))
@@ -30,7 +30,7 @@ class NoAttention(multi_head_attention.CachedModule):
     def __init__(
         self, model_size: int, *, with_bias: bool = True, name: str | None = None
     ):
-        """Initialises the module for width D; without a bias the output is zero."""
+        """Initializes the module for width D; without a bias the output is zero."""
         super().__init__(name=name)
         self.model_size = model_size
         self.with_bias = with_bias
@@ -55,7 +55,7 @@ class NoAttention(multi_head_attention.CachedModule):
 
 
 class Bias(hk.Module):
-    """The bias "b" of a linear map whose weights are elsewhere, or nowhere.
+    """A bias "b" without weights.
 
     Example:
       >>> x = jnp.ones((2, 5, 8))

@@ -1,6 +1,6 @@
-"""Normalisation of features: layer norm and root-mean-square norm.
+"""Normalization of features: layer norm and root-mean-square norm.
 
-Moments are float32 at least; the output has the dtype of the input. Parameters are
+Moments are at least float32; the output has the dtype of the input. Parameters are
 named as in Haiku.
 """
 
@@ -18,11 +18,11 @@ Array = jax.Array
 
 
 class Places(NamedTuple):
-    """Where norms stand around a part of a layer."""
+    """The places of norms around a part of a layer."""
 
-    before: bool = False  # on what the part reads
-    after: bool = False  # on what it returns, before that is added to the stream
-    end: bool = False  # on the stream, once it was added
+    before: bool = False  # on the input of the part
+    after: bool = False  # on its output, before it is added to the stream
+    end: bool = False  # on the stream, after the sum
 
 
 # By name: `x + part(norm(x))` (Xiong et al. 2020, figure 1b,
@@ -39,7 +39,7 @@ PLACES = {
 
 
 class LayerNorm(hk.Module):
-    """Features less their mean, over their standard deviation, scaled and shifted.
+    """Layer norm: features less their mean, over their standard deviation, scaled.
 
     Source: Ba et al. 2016, https://arxiv.org/abs/1607.06450.
 
@@ -56,7 +56,7 @@ class LayerNorm(hk.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """Normalises `[..., D]`."""
+        """Normalizes `[..., D]`."""
         size = x.shape[-1:]
         scale = hk.get_parameter("scale", size, x.dtype, jnp.ones)
         offset = hk.get_parameter("offset", size, x.dtype, jnp.zeros)
@@ -81,13 +81,13 @@ class RMSNorm(hk.Module):
         self.epsilon = epsilon
 
     def __call__(self, x: Array) -> Array:
-        """Normalises `[..., D]`."""
+        """Normalizes `[..., D]`."""
         scale = hk.get_parameter("scale", x.shape[-1:], x.dtype, jnp.ones)
         return rms_norm(x, scale, epsilon=self.epsilon)
 
 
 def no_norm(epsilon: float = 0.0, name: str | None = None) -> Callable:
-    """Makes, from a norm's arguments, a function that leaves features as they are.
+    """Takes a norm's arguments, and returns the identity function.
 
     Example:
       >>> mh.modules.no_norm()(jnp.ones(3))
@@ -122,59 +122,59 @@ def over_all_heads(
 def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Array:
     """Computes `(x - mean) / sqrt(variance + epsilon) * scale + offset`, `[..., D]`."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    normalised = _standardised(x.astype(dtype), epsilon)
-    shifted = normalised * _last(scale, x, dtype) + _last(offset, x, dtype)
+    normalized = _standardized(x.astype(dtype), epsilon)
+    shifted = normalized * _last(scale, x, dtype) + _last(offset, x, dtype)
     return shifted.astype(x.dtype)
 
 
 def rms_norm(x: Array, scale: Array, *, epsilon: float) -> Array:
     """Computes `x / sqrt(mean(x^2) + epsilon) * scale` for `[..., D]` and `[D]`."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    normalised = _of_unit_size(x.astype(dtype), epsilon)
-    return (normalised * _last(scale, x, dtype)).astype(x.dtype)
+    normalized = _of_unit_size(x.astype(dtype), epsilon)
+    return (normalized * _last(scale, x, dtype)).astype(x.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _standardised(x: Array, epsilon: float) -> Array:
-    """Standardizes `[..., D]` to mean 0 and variance 1 over D, but for `epsilon`."""
-    return _standardised_by(x, epsilon)[0]
+def _standardized(x: Array, epsilon: float) -> Array:
+    """Standardizes `[..., D]` to mean 0 and variance 1 over D, up to `epsilon`."""
+    return _standardized_by(x, epsilon)[0]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _of_unit_size(x: Array, epsilon: float) -> Array:
-    """Scales `[..., D]` to mean square 1 over D, but for `epsilon`."""
+    """Scales `[..., D]` to mean square 1 over D, up to `epsilon`."""
     return _of_unit_size_by(x, epsilon)[0]
 
 
-# The derivatives, in fewer passes over the data than JAX's own. Both are symmetric, so
-# that their transposes are as short.
+# Derivatives in fewer passes over the data than JAX's. Both are symmetric, so that
+# their transposes are as short.
 
 
-@_standardised.defjvp
-def _standardised_jvp(epsilon, primals, tangents):
-    normalised, factor = _standardised_by(*primals, epsilon)
+@_standardized.defjvp
+def _standardized_jvp(epsilon, primals, tangents):
+    normalized, factor = _standardized_by(*primals, epsilon)
     (change,) = tangents
-    along = (change * normalised).mean(-1, keepdims=True)
-    change = change - change.mean(-1, keepdims=True) - normalised * along
-    return normalised, factor * change
+    along = (change * normalized).mean(-1, keepdims=True)
+    change = change - change.mean(-1, keepdims=True) - normalized * along
+    return normalized, factor * change
 
 
 @_of_unit_size.defjvp
 def _of_unit_size_jvp(epsilon, primals, tangents):
-    normalised, factor = _of_unit_size_by(*primals, epsilon)
+    normalized, factor = _of_unit_size_by(*primals, epsilon)
     (change,) = tangents
-    along = (change * normalised).mean(-1, keepdims=True)
-    return normalised, factor * (change - normalised * along)
+    along = (change * normalized).mean(-1, keepdims=True)
+    return normalized, factor * (change - normalized * along)
 
 
-def _standardised_by(x, epsilon):
+def _standardized_by(x, epsilon):
     """Standardizes the features; also returns the factor that scaled them."""
     return _of_unit_size_by(x - x.mean(-1, keepdims=True), epsilon)
 
 
 def _of_unit_size_by(x, epsilon):
     factor = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
-    factor = marking.site("factor", factor)  # with it held, a norm is linear
+    factor = marking.site("factor", factor)  # with a constant factor, a norm is linear
     return x * factor, factor
 
 

@@ -1,7 +1,7 @@
-"""What makes the pattern of attention: a score, a normalizer and gates, by their names.
+"""Patterns of attention: scores, normalizers and gates, by name.
 
-Another one is added here: what makes it, and its name in `SCORES`, `NORMALIZERS` or
-`GATES`; its parameters in `anatomy.py`. From elsewhere, `register` does both.
+To add one, write its function, name it in `SCORES`, `NORMALIZERS` or `GATES`, and add
+its parameters to `anatomy.py`. From elsewhere, `register` does the latter two.
 """
 
 import functools
@@ -21,7 +21,7 @@ Array = jax.Array
 
 
 class Pattern(NamedTuple):
-    """What makes how heads weigh, with the parameters that it learns.
+    """Functions that make the score, normalizer and gates, with learned parameters.
 
     Example:
       >>> pattern = mh.modules.Pattern(gates=mh.modules.head_gates)
@@ -32,13 +32,12 @@ class Pattern(NamedTuple):
       (1, 5, 8)
     """
 
-    # A function from H and K to the score; None: scaled dot product.
+    # A function from H and K to the score. Defaults to the scaled dot product.
     score: Callable[[int, int], attention.Score] | None = None
-    # A function from H to what weights are over, or None; None: softmax.
+    # A function from H to a normalizer, or to None for softmax. Defaults to softmax.
     normalizer: Callable[[int], attention.Normalizer | None] | None = None
-    # A function from the query's input `[B..., T, D]`, H and V to what the heads'
-    # outputs are multiplied by, `[B..., T, H, V]` or `[B..., T, H, 1]`; None: by
-    # nothing.
+    # A function from the query's input `[B..., T, D]`, H and V to gates that multiply
+    # the heads' outputs, `[B..., T, H, V]` or `[B..., T, H, 1]`. Defaults to no gates.
     gates: Callable[[Array, int, int], Array] | None = None
 
     @classmethod
@@ -47,24 +46,24 @@ class Pattern(NamedTuple):
         made = []
         for field, choices in CHOICES.items():
             make, fields, _ = choices[getattr(config, field)]
-            given = {each: getattr(config, each) for each in fields}
-            made.append(make and functools.partial(make, **given))
+            options = {name: getattr(config, name) for name in fields}
+            made.append(make and functools.partial(make, **options))
         return cls(*made)
 
     def checked(self) -> "Pattern":
-        """Returns itself; raises ValueError where a field is not what it should be."""
+        """Checks the fields and returns itself; raises TypeError for an invalid one."""
         for name, value in zip(self._fields, self, strict=True):
             checks.maker(f"pattern.{name}", value, _EXAMPLES[name])
         return self
 
 
 class Choice(NamedTuple):
-    """A score, a normalizer or gates, as `config.model.attention` names it."""
+    """A score, a normalizer or gates that `config.model.attention` can name."""
 
-    # See `Pattern`; takes the fields by keyword. Makes its parameters.
+    # See `Pattern`; takes the fields by keyword, and creates its parameters.
     make: Callable[..., Any] | None
     fields: tuple[str, ...] = ()  # the fields of `config.model.attention` that it reads
-    # Of a score: whether its exponentials stay small, so that weights need not be
+    # For a score: whether its exponentials stay small, so that weights need not be
     # divided by their sum.
     stays_small: bool = False
 
@@ -78,10 +77,10 @@ def register(
     axes: Mapping[str, anatomy.Axis] | None = None,
     stays_small: bool = False,
 ) -> None:
-    """Makes a choice known to configs, and its parameters to all that asks for heads.
+    """Registers a choice for configs, and the axes of its parameters.
 
-    `choices` are `SCORES`, `NORMALIZERS` or `GATES`; `axes` say which axis of which of
-    its parameters belongs to heads; for the others see `Choice`.
+    `choices` are `SCORES`, `NORMALIZERS` or `GATES`; `axes` maps its parameters to the
+    axis that belongs to heads; for the others see `Choice`.
     """
     choices[name] = Choice(make, fields, stays_small)
     anatomy.register(axes or {})
@@ -90,7 +89,7 @@ def register(
 def additive_score(
     num_heads: int, key_size: int, *, temperature: float = 1.0
 ) -> attention.Score:
-    """Makes an additive score over a temperature, with a learned "score" `[H, K]`.
+    """Makes an additive score with a learned "score" `[H, K]`, over a temperature.
 
     Example:
       >>> pattern = mh.modules.Pattern(score=mh.modules.additive_score)
@@ -126,7 +125,7 @@ def cosine_score(
 
 def _dot_product(_, key_size, *, scale, soft_cap, temperature):
     if soft_cap is not None:
-        soft_cap /= temperature  # of the scores, which are divided too
+        soft_cap /= temperature  # as the scores are
     return attention.dot_product(_over(scale, key_size, temperature), soft_cap)
 
 
@@ -135,7 +134,7 @@ def _sigmoid(_, key_size, *, scale, temperature, offset):
 
 
 def _over(scale, key_size, temperature) -> float | None:
-    """Divides the scale by a temperature; None stands for 1 / sqrt(K)."""
+    """Divides the scale, which defaults to 1 / sqrt(K), by a temperature."""
     if temperature == 1:
         return scale
     return (1 / math.sqrt(key_size) if scale is None else scale) / temperature

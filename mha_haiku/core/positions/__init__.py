@@ -1,4 +1,4 @@
-"""Where a token stands: sinusoidal and rotary encodings, ALiBi and T5 score biases."""
+"""Positions of tokens: sinusoidal and rotary encodings, ALiBi and T5 score biases."""
 
 from mha_haiku.core.positions.biases import (
     ScoreBias,

@@ -1,7 +1,7 @@
-"""What is added to the scores: of the distance (ALiBi, T5's), or whole arrays.
+"""Score biases: functions of the distance (ALiBi, T5's), or whole arrays.
 
-A score bias is lazy like a mask: it gives tiles of itself, `[B..., H, R, C]`, to be
-added to the scores of R queries and C keys, and is asked at absolute positions.
+A score bias is lazy like a mask: it computes tiles of itself, `[B..., H, R, C]`, at
+absolute positions, to be added to the scores of R queries and C keys.
 """
 
 import abc
@@ -34,14 +34,14 @@ def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
     value = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(
-            f"bias must be of floats, got {value.dtype}; what may be attended to goes "
-            "in mask=."
+            f"bias must be floating point, got {value.dtype}; pass a mask of what may "
+            "be attended to as mask=."
         )
     return DenseBias(value)
 
 
 class ScoreBias(tiles.Part, abc.ABC):
-    """What is added to the scores; a pytree.
+    """A bias that is added to the scores; a pytree.
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 5, 2, 4))
@@ -65,12 +65,12 @@ class ScoreBias(tiles.Part, abc.ABC):
         num_queries: int | None,
         num_keys: int,
     ):
-        """Raises ValueError where it does not fit these sizes; see `Mask.check`."""
+        """Raises ValueError if the bias does not fit these sizes; see `Mask.check`."""
 
     def add_gradient(
         self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
     ) -> "ScoreBias":
-        """Adds the gradients of a tile to `total`, the gradients of an aligned bias."""
+        """Adds the gradient of a tile to `total`, the gradient of an aligned bias."""
 
         def tile(bias):
             values = tiles.lifted(bias.aligned_tile(rows, columns), cotangent.ndim)
@@ -82,7 +82,7 @@ class ScoreBias(tiles.Part, abc.ABC):
 
 @tiles.pytree
 class DenseBias(tiles.Whole, ScoreBias):
-    """A bias spelt out as an array, `[B..., T, S]` or `[B..., H, T, S]`."""
+    """A bias given as a whole array, `[B..., T, S]` or `[B..., H, T, S]`."""
 
     name: ClassVar[str] = "bias"
     values: Array = tiles.array("HTS")
@@ -92,7 +92,7 @@ class DenseBias(tiles.Whole, ScoreBias):
     def add_gradient(self, total, cotangent, rows, columns):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
             return super().add_gradient(total, cotangent, rows, columns)
-        # An axis of size 1 stands for any, so that its gradient is a sum over it.
+        # An axis of size 1 broadcasts, so that its gradient is a sum over it.
         at = [0] * total.values.ndim
         for axis, span in ((-2, rows), (-1, columns)):
             at[axis] = span.start if total.values.shape[axis] > 1 else 0
@@ -106,10 +106,10 @@ class DenseBias(tiles.Whole, ScoreBias):
 
 
 def alibi(num_heads: int) -> ScoreBias:
-    """Makes the bias `-slope_h |t - s|`, slopes a geometric series over heads.
+    """Makes the bias `-slope_h |t - s|`, with slopes in a geometric series over heads.
 
     Source: Press et al. 2022, section 3, https://arxiv.org/abs/2108.12409; numbers of
-    heads that are no power of two as in the authors' code.
+    heads that are not powers of two follow the authors' code.
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 5, 2, 4))
@@ -130,11 +130,11 @@ def relative_bias(
     """Makes a learned bias per head and bucket of the distance.
 
     Args:
-      table: `[buckets, H]`. Half of a direction's buckets stand for one distance each;
-        the others for ranges that grow geometrically up to `max_distance`.
-      bidirectional: Whether keys after the query have buckets of their own; if not,
-        they share bucket 0 (for causal masks).
-      max_distance: Distances from here on share the last bucket, in positions.
+      table: `[buckets, H]`. Half of a direction's buckets cover a single distance; the
+        others cover ranges that grow geometrically up to `max_distance`.
+      bidirectional: Whether keys after the query have separate buckets; if not, they
+        share bucket 0 (for causal masks).
+      max_distance: The distance, in positions, from which all share the last bucket.
 
     Raises:
       ValueError: If `table` is not `[buckets, H]` or has too few buckets, or
@@ -163,7 +163,7 @@ def relative_bias(
 
 
 class _DistanceBias(ScoreBias):
-    """A bias of the distance alone, with an array of parameters for each head."""
+    """A bias that depends only on the distance, with parameters for each head."""
 
     kind: ClassVar[str]
 
@@ -177,13 +177,13 @@ class _DistanceBias(ScoreBias):
         _, axis, array = self._of_heads()
         if array.shape[axis] != num_heads:
             raise ValueError(
-                f"the {self.kind} bias is of {array.shape[axis]} heads, attention of "
-                f"{num_heads}."
+                f"the {self.kind} bias has {array.shape[axis]} heads, but attention "
+                f"has {num_heads}."
             )
 
     def _of_heads(self) -> tuple[str, int, Array]:
-        ((name, own),) = self._own_axes().items()
-        return name, own.index("H") - len(own), getattr(self, name)
+        ((name, axes),) = self._own_axes().items()
+        return name, axes.index("H") - len(axes), getattr(self, name)
 
 
 @tiles.pytree
@@ -210,7 +210,7 @@ class RelativeBias(_DistanceBias):
 
     def aligned_tile(self, rows, columns):
         if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):
-            # One lookup per diagonal in place of one per pair.
+            # One lookup per diagonal instead of one per pair.
             values = jnp.take(
                 self.table, self._diagonal_buckets(rows, columns), axis=-1
             )
@@ -222,10 +222,10 @@ class RelativeBias(_DistanceBias):
     def add_gradient(self, total, cotangent, rows, columns):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
             return super().add_gradient(total, cotangent, rows, columns)
-        # A sum along diagonals without a gather: rows are flipped and padded with R
-        # zeros to R + C, and the same numbers read again in rows of R + C - 1. So each
-        # row starts one further to the right than the one before: the cells of a
-        # diagonal stand in one column, and one sum over the rows does for all.
+        # A sum along diagonals without a gather: rows are flipped, padded with R zeros
+        # to R + C, and the same numbers are reread in rows of R + C - 1. So each row is
+        # shifted one further to the right than the one before: the cells of a diagonal
+        # are in one column, and a single sum over rows adds up all diagonals.
         heads, diagonals = cotangent.shape[:-2], rows.size + columns.size - 1
         wide = jnp.flip(cotangent, -2)
         wide = jnp.pad(wide, [(0, 0)] * (wide.ndim - 1) + [(0, rows.size)])

@@ -1,4 +1,4 @@
-"""Encodings of where a token stands: sinusoidal and rotary."""
+"""Encodings of positions: sinusoidal and rotary."""
 
 from collections.abc import Sequence
 
@@ -45,15 +45,16 @@ def rotary(
 ) -> Float[Array, "*B T H K"]:
     """Rotates the feature pairs of queries or keys by their position.
 
-    Dot products of turned queries and keys depend on the distance of their positions.
+    Dot products of rotated queries and keys depend on the distance of their positions.
     Feature i is paired with feature i + K / 2 (the layout of GPT-NeoX and LLaMA), K
     even.
 
     Args:
       positions: `[T]` or `[..., T]`.
-      max_period: The slowest pair turns by about 1 / `max_period` radians a position.
-      frequencies: `[K / 2]`, radians per position of each pair, in place of
-        `max_period`; pairs of 0 do not turn.
+      max_period: The slowest pair rotates by about 1 / `max_period` radians per
+        position.
+      frequencies: `[K / 2]`, radians per position of each pair, instead of
+        `max_period`; a pair of frequency 0 does not rotate.
 
     Raises:
       ValueError: If K is odd, or `positions` or `frequencies` do not fit.
@@ -74,7 +75,7 @@ def rotary(
         frequencies = frequencies_of(size, max_period)
     elif np.shape(frequencies) != (size // 2,):
         raise ValueError(
-            f"frequencies must be of the K / 2 = {size // 2} pairs of features, got "
+            f"frequencies must be for the K / 2 = {size // 2} pairs of features, got "
             f"shape {np.shape(frequencies)}."
         )
     dtype = jnp.promote_types(x.dtype, jnp.float32)

@@ -1,8 +1,8 @@
-"""Sites: one way to look into a function of JAX, and one way to change it.
+"""Sites: named values of a JAX function that can be read and edited.
 
-A value worth looking at has a name where it is computed, `site("heads", x)`. `look`
-returns the values by name, and `edit` changes them, in any function that JAX can trace,
-under jit, vmap, grad and scan.
+A value gets a name where it is computed, `site("heads", x)`. `look` returns the values
+by name, and `edit` changes them, in any function that JAX can trace, under jit, vmap,
+grad and scan.
 """
 
 from mha_haiku.core.marking import SEEN, Facet, faceted, site

@@ -1,8 +1,8 @@
 """Axes of values, followed from equation to equation.
 
-An axis is a tuple of factors of its size, numbers that are known to `Axes`. A reshape
-from `[B, T, H * V]` to `[B, T, H, V]` splits a factor in two, for all who hold it. Axes
-of size 1 have no factors: they may come and go.
+An axis is a tuple of factors of its size, which are numbers that `Axes` keeps. A
+reshape from `[B, T, H * V]` to `[B, T, H, V]` splits a factor in two, in all axes that
+contain it. Axes of size 1 have no factors: they may come and go.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from mha_haiku.core.sites.graph import Equation, Value
 
 Axis = tuple[int, ...]
 
-# How many values a walk may pass; between a softmax and its products lie a few.
+# The largest number of values on a walk; a softmax is a few values from its products.
 FARTHEST = 100
 
 # An axis of the output may be longer or shorter than the input's.
@@ -27,7 +27,7 @@ class Step(NamedTuple):
 
     value: Value
     axes: list[Axis]
-    # Axes that the walk must not lose: the axis of keys, say.
+    # Axes that the walk must not lose, such as the axis of keys.
     marks: tuple[Axis, ...] = ()
 
 
@@ -56,7 +56,7 @@ class Axes:
         return math.prod(self._sizes[x] for x in self.of(axis))
 
     def start(self, value: Value, *marked: int) -> Step:
-        """Makes a step to begin with, some of whose axes are marked."""
+        """Makes the first step of a walk, with some axes marked."""
         axes = [self.new(size) for size in value.shape]
         return Step(value, axes, tuple(axes[i] for i in marked))
 
@@ -105,20 +105,20 @@ class Axes:
         goal: Callable[[Equation, Step], Any],
         seen: set[Value] | None = None,
     ) -> tuple[list[Step], Any] | None:
-        """Walks back to a goal, depth first: the steps, and what the goal gives.
+        """Walks back to a goal, depth first; returns the steps and the goal's result.
 
-        `passing` goes from an equation and its output to the inputs that may be passed;
-        `goal` from an equation and the step that is its output to what is sought, or
-        None. Values in `seen` were passed before.
+        `passing` maps an equation and its output to the inputs that the walk may take;
+        `goal` maps an equation and the step at its output to a result, or None. Values
+        in `seen` were visited before.
         """
         seen = set() if seen is None else seen
         equation = step and step.value.maker
         if equation is None or step.value in seen or len(seen) > FARTHEST:
             return None
         seen.add(step.value)
-        found = goal(equation, step)
-        if found is not None:
-            return [step], found
+        result = goal(equation, step)
+        if result is not None:
+            return [step], result
         for position in passing(equation, step.value):
             before = self.back(equation, position, step)
             walk = self.walk(before, passing, goal, seen)
@@ -131,7 +131,7 @@ class Axes:
     ) -> Step | None:
         """Walks back to the first value with the same numbers.
 
-        If `fits` is passed, walks back to the last one that fits, None if none does.
+        With `fits`, walks back to the first value met that fits; None if none does.
         """
         while fits is None or not fits(step.value):
             maker = step.value.maker
@@ -149,29 +149,30 @@ class Axes:
             axis = []
             while size > 1:
                 factor = rest.pop(0)
-                own = self._sizes[factor]
-                if own > size and own % size == 0:
-                    self._parts[factor] = self.new(size) + self.new(own // size)
-                    (factor, inner), own = self._parts[factor], size
+                factor_size = self._sizes[factor]
+                if factor_size > size and factor_size % size == 0:
+                    parts = self.new(size) + self.new(factor_size // size)
+                    self._parts[factor] = parts
+                    (factor, inner), factor_size = parts, size
                     rest.insert(0, inner)
-                if size % own:
+                if size % factor_size:
                     return None
                 axis.append(factor)
-                size //= own
+                size //= factor_size
             result.append(tuple(axis))
         return result
 
 
 def links(equation, position, output) -> list[int | None] | None:
-    """Returns which axis of an input each of an output is, None for a new one."""
-    # None for the whole where that cannot be said. An axis of size 1 may be stretched.
+    """Returns the axis of an input for each axis of an output, None for a new one."""
+    # Returns None if that is not known. An axis of size 1 may be broadcast.
     params, name = equation.params, equation.name
     shape = equation.inputs[position].shape
     if name == "dot_general":
         result = list(equation.shared(position))
         for side in (0, 1):
-            own = equation.free(side)
-            result += own if side == position else [None] * len(own)
+            free = equation.free(side)
+            result += free if side == position else [None] * len(free)
         return result
     if name == "transpose":
         return list(params["permutation"])
@@ -190,7 +191,7 @@ def links(equation, position, output) -> list[int | None] | None:
     if len(shape) != len(output.shape):
         return None
     sizes = zip(shape, output.shape, strict=True)
-    if name in _RESIZING or all(own in (1, size) for own, size in sizes):
+    if name in _RESIZING or all(n in (1, size) for n, size in sizes):
         return list(range(len(shape)))
     return None
 
@@ -200,7 +201,7 @@ def before_reshape(equation: Equation, axis: int) -> int | None:
     value, (output,) = equation.inputs[0], equation.outputs
 
     def places(shape):
-        # How many elements stand before an axis; how many axes of size 1 do there.
+        # The number of elements before an axis, and of axes of size 1 there.
         sizes, counts = [1, *itertools.accumulate(shape, int.__mul__)], {}
         for size, count in zip(shape, sizes, strict=False):
             nth = counts.setdefault(count, 0)
@@ -208,9 +209,9 @@ def before_reshape(equation: Equation, axis: int) -> int | None:
             yield count, nth
 
     count, nth = list(places(output.shape))[axis]
-    for i, (start, its) in enumerate(places(value.shape)):
+    for i, (start, index) in enumerate(places(value.shape)):
         size = value.shape[i]
-        if output.shape[axis] == 1 and (size, start, its) == (1, count, nth):
+        if output.shape[axis] == 1 and (size, start, index) == (1, count, nth):
             return i
         if output.shape[axis] > 1 and start <= count < start * size:
             return i

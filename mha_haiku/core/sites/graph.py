@@ -1,8 +1,9 @@
-"""What recognition reads: a level of a program as a graph of values and equations.
+"""A level of a program as a graph of values and equations, for recognition.
 
-Calls are spelled out: `jnp.where` is one, and a softmax or a product may be. What is
-computed inside of a call has a variable of the level only where the call returns it.
-Equations of the same primitive, parameters and inputs have outputs of the same number.
+Calls are inlined: `jnp.where` is a call, and a softmax or a product may be. A value
+computed inside a call has a variable of the level only if the call returns it.
+Equations with the same primitive, parameters and inputs have outputs with the same
+number.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from jax.extend import core
 from mha_haiku.core.sites import jaxprs
 
 _CALLS = {*jaxprs.CALLS, *jaxprs.CUSTOM, *jaxprs.REMAT}
-# What returns the same numbers, in another form.
+# Primitives that return the same numbers, in another form.
 NEUTRAL = {
     *("convert_element_type", "reduce_precision", "copy", "copy_p", "stop_gradient"),
     *("transpose", "reshape", "broadcast_in_dim", "squeeze", "sharding_constraint"),
@@ -27,21 +28,21 @@ NEUTRAL = {
 }
 _PRODUCTS = {"dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general"}
 EXPONENTIALS = {"exp", "exp2"}
-# What attention begins and ends with, and what holds it.
+# Primitives that attention begins and ends with, or that contain it.
 _TELLING = {"dot_general", *EXPONENTIALS, *_CALLS}
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """What a variable or a literal stands for."""
+    """The value of a variable or a literal."""
 
     aval: Any  # its shape and dtype
-    number: int  # the same for values that are equal since they are computed alike
+    number: int  # the same for values that are equal by the same computation
     # The equation that computes it; None for inputs and literals.
     maker: "Equation | None" = None
-    # Whether it comes out of a product or a loop: it is no mere parameter.
+    # Whether it is computed by a product or a loop, and so is not just a parameter.
     is_made: bool = False
-    is_random: bool = False  # whether random bits made it
+    is_random: bool = False  # whether it is computed from random bits
     # The equations that read it.
     users: list["Equation"] = dataclasses.field(default_factory=list)
     # The variable of the level that holds it, if one does.
@@ -51,7 +52,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape; () for what is no array, such as a token."""
+        """Its shape; () if it is not an array, such as a token."""
         return getattr(self.aval, "shape", ())
 
     @property
@@ -65,13 +66,13 @@ class Equation:
 
     eqn: core.JaxprEqn
     name: str  # the name of its primitive
-    index: int  # its place in the level, or the place of the call
+    index: int  # its index in the level, or the index of the call
     calls: tuple[int, ...]  # a number for each call around it, from the outermost
-    inputs: list[Value]  # what it reads
-    # Whether it is of an attention that has its own sites; of products, exponentials
-    # and what is in calls.
+    inputs: list[Value]  # the values it reads
+    # Whether it is in an attention that already has sites; only known for products,
+    # exponentials and equations in calls.
     is_marked: bool
-    outputs: list[Value] = dataclasses.field(default_factory=list)  # what it computes
+    outputs: list[Value] = dataclasses.field(default_factory=list)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -96,13 +97,13 @@ class Equation:
         return [i for i in range(len(self.inputs[side].shape)) if i not in taken]
 
     def neutral(self, output: Value) -> list[int]:
-        """Finds the input that has the same numbers as an output, in another form."""
+        """Finds the input with the same numbers as an output, in another form."""
         if self.name not in NEUTRAL:
             return []
         return [self.outputs.index(output) if len(self.outputs) > 1 else 0]
 
     def made(self, output: Value) -> list[int]:
-        """Lists the inputs out of products or loops from which an output comes."""
+        """Lists the inputs of an output that are computed by products or loops."""
         if len(self.outputs) > 1:
             return self.neutral(output)
         return [i for i, x in enumerate(self.inputs) if x.is_made]
@@ -116,7 +117,7 @@ def origin(value: Value) -> Value:
 
 
 def forms(value: Value) -> Iterator[Value]:
-    """Yields a value, and all that has the same numbers later."""
+    """Yields a value, and all later values with the same numbers."""
     yield value
     for user in dict.fromkeys(value.users):
         for output in user.outputs:
@@ -150,9 +151,9 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
             if name in _CALLS:
                 spelled = inner[0].jaxpr, inputs
             if spelled:
-                called, given = spelled
+                called, arguments = spelled
                 within = {x: Value(x.aval, number(x)) for x in called.constvars}
-                within.update(zip(called.invars, given, strict=True))
+                within.update(zip(called.invars, arguments, strict=True))
                 around = (*calls, next(count)) if name in _CALLS else calls
                 enter(called, within, place, around, marked)
                 outputs = [value_of(x, within) for x in called.outvars]
@@ -191,9 +192,9 @@ def _is_random(name: str) -> bool:
 
 
 def _joined(name, params, pieces) -> tuple[core.Jaxpr, list[Value]] | None:
-    """Spells a concatenation of all pieces of a value as reshapes of the value."""
-    # Pieces of a split, or slices, that were maybe reshaped alike: heads that are taken
-    # apart, and put together along another axis.
+    """Rewrites a concatenation of all pieces of a value as reshapes of the value."""
+    # The pieces come from a split, or are slices, perhaps all reshaped in the same way:
+    # heads that are split and stacked along another axis.
     if name not in ("concatenate", "stack") or len(pieces) < 2:
         return None
     chain: list[Equation] = []

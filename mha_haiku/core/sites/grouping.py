@@ -1,4 +1,4 @@
-"""Finds which axes of weights are batches, heads and queries, as `recognition` says."""
+"""Finds which axes of weights are batches, heads and queries; see `recognition`."""
 
 from typing import NamedTuple
 
@@ -11,14 +11,14 @@ class Mixing(NamedTuple):
     """The product of weights and values."""
 
     product: Equation
-    side: int  # of the weights among its operands
+    side: int  # the index of the weights among its operands
     weights: Step
     values: Step
-    heads: Step  # what it returns
+    heads: Step  # the result
 
     @property
     def shared(self) -> dict[int, int]:
-        """The axes of weights that values have too, with their places in values."""
+        """The axes that weights share with values, mapped to those of values."""
         sides = map(self.product.shared, (self.side, 1 - self.side))
         return dict(zip(*sides, strict=True))
 
@@ -42,7 +42,7 @@ class Groups(NamedTuple):
 
 
 def made_with_size(axes: Axes, query: Step) -> Axis:
-    """Finds what comes along with the size of queries, in their projection."""
+    """Finds the factors that a projection of queries makes along with their size."""
 
     def projection(equation, step):
         del step
@@ -56,84 +56,85 @@ def made_with_size(axes: Axes, query: Step) -> Axis:
         (*_, query), product = walk
         query = query._replace(marks=())
         operands = [axes.back(product, i, query) for i in (0, 1)]
-        sources = [each.axes for each in operands if each is not None]
+        sources = [operand.axes for operand in operands if operand is not None]
     factors = [axes.of(*source) for source in sources]
     size = set(axes.of(size))
-    for own in factors:
-        others = {x for each in factors if each is not own for x in each}
-        if size and size <= set(own) - others:
-            return tuple(x for x in own if x not in size | others)
+    for operand in factors:
+        others = {x for other in factors if other is not operand for x in other}
+        if size and size <= set(operand) - others:
+            return tuple(x for x in operand if x not in size | others)
     return ()
 
 
 def groups(axes: Axes, mixing: Mixing, of_query: Axis) -> Groups:
-    """Finds the groups of weights, from what queries are made with and all else."""
+    """Finds the groups of the axes of weights; `of_query` is from `made_with_size`."""
     shared, free = sorted(mixing.shared), mixing.free
 
     def split():
         return [axes.of(axis) for axis in mixing.weights.axes]
 
     def leaves_queries(heads):
-        # Besides heads, one of the free axes must hold the queries.
-        return any(not own[i] or set(own[i]) - set(heads) for i in free)
+        # Apart from heads, one of the free axes must hold the queries.
+        return any(not factors[i] or set(factors[i]) - set(heads) for i in free)
 
-    own = split()
-    order = dict.fromkeys((*of_query, *(x for i in (*shared, *free) for x in own[i])))
+    factors = split()
+    both = (*shared, *free)
+    order = dict.fromkeys((*of_query, *(x for i in both for x in factors[i])))
     heads, merged = _by_use(
         axes,
         mixing.heads,
-        {x for i in shared for x in own[i]},
-        [own[i] for i in free],
+        {x for i in shared for x in factors[i]},
+        [factors[i] for i in free],
         tuple(order),
     )
-    own = split()  # what was met on the way may have split factors
-    known = {x for i in (*shared, *free) for x in own[i]}
+    factors = split()  # the walk may have split factors
+    known = {x for i in both for x in factors[i]}
     of_query = tuple(x for x in axes.of(of_query) if x in known)
     if of_query and leaves_queries(of_query) and set(heads or ()) != set(of_query):
         heads = of_query
     is_shown, chosen = bool(heads), None
-    if not heads and len(shared) > 1 and (heads is None or not own[shared[-1]]):
-        chosen = shared[-1]  # [B, H, T, S], without more to tell
-        heads = own[chosen]
+    if not heads and len(shared) > 1 and (heads is None or not factors[shared[-1]]):
+        chosen = shared[-1]  # assumes [B, H, T, S]
+        heads = factors[chosen]
     heads = heads or ()
-    for each in merged:  # grouped heads, from [B, T, G, H / G, V] to [B, T, H, V]
-        is_known = set(each) <= {*heads, *axes.of(*(own[i] for i in free))}
-        if set(heads) < set(each) and is_known and leaves_queries(each):
-            heads = each
-    rest = [i for i in free if not own[i] or set(own[i]) - set(heads)]
-    queries = ([i for i in rest if own[i]] or rest)[-1]
+    for axis in merged:  # grouped heads, from [B, T, G, H / G, V] to [B, T, H, V]
+        is_known = set(axis) <= {*heads, *axes.of(*(factors[i] for i in free))}
+        if set(heads) < set(axis) and is_known and leaves_queries(axis):
+            heads = axis
+    rest = [i for i in free if not factors[i] or set(factors[i]) - set(heads)]
+    queries = ([i for i in rest if factors[i]] or rest)[-1]
     batch = {
         i: ()
         for i in shared
-        if not own[i] and i != chosen
+        if not factors[i] and i != chosen
         if not (heads and _is_of_head(mixing, mixing.shared[i]))
     }
     for i in (*shared, *rest):
-        others = tuple(x for x in own[i] if x not in heads)
+        others = tuple(x for x in factors[i] if x not in heads)
         if i == queries or not others:
             continue
         if i in free and not is_shown and shared and i > shared[0]:
             heads = (*heads, *others)  # [B, H, T, S] with values [B, S, V]
         else:
             batch[i] = others
-    left = tuple(x for x in own[queries] if x not in heads)
+    left = tuple(x for x in factors[queries] if x not in heads)
     return Groups([batch[i] for i in sorted(batch)], heads, left)
 
 
 def _by_use(axes, heads, shared, free, order) -> tuple[Axis | None, list[Axis]]:
-    """Finds the factors of heads by what becomes of them, and all merged axes.
+    """Finds the factors of heads by their later use, and all merged axes.
 
-    Heads are what the program merges or contracts with the size of values, or sums:
-    () if it contracts the size alone, None if nothing shows. Weights share factors
-    `shared` with values, and one of the `free` axes holds the queries. What is
-    contracted has no order but the one given.
+    Heads are what the program merges or contracts with the size of values, or sums: ()
+    if it contracts only the size, None if neither is found. Weights share factors
+    `shared` with values, and one of the `free` axes holds the queries. Contracted
+    factors are returned in the given `order`.
     """
-    own, merged, waiting, seen = None, [], [heads], set()
+    result, merged, waiting, seen = None, [], [heads], set()
     whole = [axes.of([x]) for axis in free for x in axis]
 
     def is_cut(factors):
-        # Queries that are cut in two by what comes after the product are no heads.
-        parts = [set(axes.of(each)) for each in whole]
+        # Parts of queries that are split after the product are not heads.
+        parts = [set(axes.of(factor)) for factor in whole]
         return any(part & set(factors) and part - set(factors) for part in parts)
 
     while waiting and len(seen) < all_axes.FARTHEST:
@@ -155,20 +156,20 @@ def _by_use(axes, heads, shared, free, order) -> tuple[Axis | None, list[Axis]]:
                 if size & set(gone):
                     continue
             for factors in (gone, *map(axes.of, after.axes)):
-                found = tuple(x for x in factors if x not in size)
-                is_left = any(not x or set(axes.of(x)) - set(found) for x in free)
-                if found and found != factors and is_left and not is_cut(found):
-                    return found, merged
+                others = tuple(x for x in factors if x not in size)
+                is_left = any(not x or set(axes.of(x)) - set(others) for x in free)
+                if others and others != factors and is_left and not is_cut(others):
+                    return others, merged
             if size & set(gone) and not set(gone) - size:
-                own = ()
+                result = ()
             more = [axes.of(axis) for axis in after.axes if len(axis) > 1]
-            merged += [each for each in more if not is_cut(each)]
+            merged += [factors for factors in more if not is_cut(factors)]
             waiting.append(after)
-    return own, merged
+    return result, merged
 
 
 def _contracted(axes, equation, position, step, order) -> Axis:
-    """Returns the factors over which an equation sums, in an order."""
+    """Returns the factors over which an equation sums, in the given order."""
     summed = ()
     if equation.name == "dot_general":
         summed = sorted(equation.contracted(position))
@@ -181,9 +182,9 @@ def _contracted(axes, equation, position, step, order) -> Axis:
 
 
 def _is_of_head(mixing: Mixing, axis: int) -> bool:
-    """Checks whether an axis of values of size 1 is of heads: made by a projection."""
-    # Such an axis has no factors to be followed by; `length` is the axis of positions,
-    # which the data have, and parameters have not.
+    """Checks whether an axis of values of size 1 is of heads, from a projection."""
+    # Such an axis has no factors to follow; `length` is the axis of positions, which
+    # the data have and parameters lack.
     value: Value = mixing.values.value
     length = mixing.length
     while value.maker is not None:

@@ -1,4 +1,4 @@
-"""Equations and sites of a traced program: what they hold, and where they are."""
+"""Equations and sites of a traced program: their contents and their places."""
 
 import functools
 import itertools
@@ -21,14 +21,14 @@ REMAT = ("checkpoint", "remat", "remat2")
 class Site(NamedTuple):
     """A site of a level of a program."""
 
-    index: int  # the equation in front of which it stands, or that it is
+    index: int  # the equation that it comes before, or that it is
     inputs: list[core.Var]  # the variables of its leaves
-    outputs: list[core.Var]  # the variables that take what it returns
-    params: dict[str, Any]  # of a site's equation
+    outputs: list[core.Var]  # the variables of its results
+    params: dict[str, Any]  # the parameters of a site's equation
 
     @classmethod
     def of(cls, index: int, variables: Any, facet: Facet) -> "Site":
-        """Makes a site of variables, a pytree, in front of an equation."""
+        """Makes a site of variables, a pytree, before an equation."""
         leaves, tree = jax.tree.flatten(variables)
         return cls(index, leaves, leaves, marking.parameters(tree, (facet,)))
 
@@ -37,14 +37,15 @@ def under_vmaps(
     function: Callable, batched: tuple[tuple, ...], *, own_axes: bool
 ) -> Callable:
     """Puts a function of a site's leaves under the vmaps around the site."""
-    # With `own_axes` results have the axes of vmaps where leaves do; else in front.
+    # With `own_axes` results have the axes of vmaps where leaves have them, else in
+    # front.
     for axes in batched:
         function = jax.vmap(function, axes, list(axes) if own_axes else 0)
     return function
 
 
 def inner(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr]:
-    """Lists the jaxprs inside of an equation, in the order of its parameters."""
+    """Lists the jaxprs inside an equation, in the order of its parameters."""
     params, name = eqn.params, eqn.primitive.name
     if not eqn.primitive.multiple_results:
         return []  # every call, loop and branch may return several values
@@ -56,30 +57,31 @@ def inner(eqn: core.JaxprEqn) -> list[core.ClosedJaxpr]:
         held = []
         for value in params.values():
             held += value if isinstance(value, tuple | list) else [value]
-    # Of an open one that has constants (of a kernel) only the equations are read.
+    # Only the equations of an open jaxpr with constants (of a kernel) are read.
     return [
-        each
-        if isinstance(each, core.ClosedJaxpr)  # from jax 0.12 on all are
-        else core.ClosedJaxpr(each, (None,) * len(each.constvars))
-        for each in held
-        if isinstance(each, core.ClosedJaxpr | core.Jaxpr)
+        value
+        if isinstance(value, core.ClosedJaxpr)  # from jax 0.12 on all are
+        else core.ClosedJaxpr(value, (None,) * len(value.constvars))
+        for value in held
+        if isinstance(value, core.ClosedJaxpr | core.Jaxpr)
     ]
 
 
 def walk(
     jaxpr: core.Jaxpr, enters: Callable[[core.JaxprEqn], bool] = lambda eqn: True
 ) -> Iterator[core.JaxprEqn]:
-    """Yields all equations, each before what is inside of it, if the walk enters it."""
+    """Yields all equations, and after an equation the equations inside, if entered."""
     for eqn in jaxpr.eqns:
         yield eqn
-        for each in inner(eqn) if enters(eqn) else ():
-            yield from walk(each.jaxpr, enters)
+        for closed in inner(eqn) if enters(eqn) else ():
+            yield from walk(closed.jaxpr, enters)
 
 
 def carried(eqn: core.JaxprEqn) -> tuple[int, int]:
     """Counts the constants and the carried values of a scan."""
-    # By their ranks, since the parameters that tell constants, carry and scanned inputs
-    # apart differ between versions: a scanned one has an axis more outside than inside.
+    # Compares ranks, since the parameters that tell constants, carry and scanned inputs
+    # apart differ between versions: a scanned input has one more axis outside than
+    # inside.
     (body,) = inner(eqn)
 
     def count(outside, inside):
@@ -91,12 +93,12 @@ def carried(eqn: core.JaxprEqn) -> tuple[int, int]:
 
 
 def bound(call: core.ClosedJaxpr, inputs: Sequence) -> list:
-    """Binds a jaxpr's equations to the program being traced: its outputs."""
+    """Binds a jaxpr's equations to the program being traced; returns the outputs."""
     staged = [isinstance(x, partial_eval.DynamicJaxprTracer) for x in inputs]
     if not staged or not all(staged):
         return core.jaxpr_as_fun(call)(*inputs)
-    # JAX copies an inlined call equation by equation. jaxpr_as_fun would bind each
-    # primitive anew, shape rules and all, which takes more than twice as long.
+    # JAX copies an inlined call equation by equation. jaxpr_as_fun would bind every
+    # primitive again, with shape rules, which takes more than twice as long.
     primitive, params = _inlined_call(jax.sharding.get_abstract_mesh())
     counts = {"in": len(inputs), "donated": len(inputs), "out": len(call.out_avals)}
     sized = {
@@ -110,7 +112,7 @@ def bound(call: core.ClosedJaxpr, inputs: Sequence) -> list:
 @functools.lru_cache(16)
 def _inlined_call(mesh) -> tuple[core.Primitive, dict]:
     """Finds the primitive of an inlined call, and its parameters for one input."""
-    del mesh  # the key, since the parameters depend on it
+    del mesh  # part of the cache key, since the parameters depend on it
     (eqn,) = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns
     is_flag = isinstance(eqn.params["inline"], bool)  # before jax 0.12
     inline = True if is_flag else jax.Inline.JAX_EARLY
@@ -118,16 +120,16 @@ def _inlined_call(mesh) -> tuple[core.Primitive, dict]:
 
 
 def path(eqn: core.JaxprEqn) -> str:
-    """Returns a path; of `transpose(jvp(encoder))/layer_0` it is `encoder/layer_0`.
+    """Returns the path of modules, `encoder/layer_0` for `jvp(encoder)/layer_0`.
 
-    Names of C++, as `aten::softmax`, are operations of other libraries and no modules:
-    they end a path.
+    Names of C++, such as `aten::softmax`, are operations of other libraries, not
+    modules: they end a path.
     """
     return _path(str(eqn.source_info.name_stack))
 
 
 def is_marked(eqn: core.JaxprEqn) -> bool:
-    """Checks whether an equation is of an attention that has its own sites."""
+    """Checks whether an equation is in an attention that already has sites."""
     return marking.SEEN in path(eqn)
 
 

@@ -1,4 +1,4 @@
-"""Shows values of any axes in canonical ones: batch axes, heads, positions, sizes."""
+"""Converts values to canonical axes: batch axes, heads, positions, sizes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,13 +15,13 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a value of any axes is shown in canonical ones."""
+    """The conversion of a value's axes to canonical axes."""
 
     shape: tuple[int, ...]  # its shape in the program
     factors: tuple[int, ...]  # the sizes into which its axes are split
     order: tuple[int, ...]  # these factors in the order of canonical axes
-    canonical: tuple[int, ...]  # the shape that is shown
-    is_aligned: bool  # whether consecutive heads of queries share a head of this
+    canonical: tuple[int, ...]  # the canonical shape
+    is_aligned: bool  # whether consecutive query heads share a head of this value
 
     @classmethod
     def of(
@@ -31,14 +31,14 @@ class Layout:
         groups: tuple[Axis | None, ...],
         heads: Axis,
     ) -> "Layout | None":
-        """Finds the layout of a value; None where it has other axes than these.
+        """Finds the layout of a value; None if it has axes other than these.
 
-        `groups` are the canonical axes; None among them: all that is left. A group of
-        which the value has nothing is an axis of size 1.
+        `groups` are the canonical axes; None among them is the rest of the axes. A
+        group that the value lacks becomes an axis of size 1.
         """
         factors, heads = axes.of(*step.axes), axes.of(heads)
-        given = axes.of(*(group for group in groups if group is not None))
-        rest = [x for x in dict.fromkeys((*heads, *factors)) if x not in given]
+        grouped = axes.of(*(group for group in groups if group is not None))
+        rest = [x for x in dict.fromkeys((*heads, *factors)) if x not in grouped]
         rest = [x for x in rest if x in factors]
         shown = [
             rest if group is None else [x for x in axes.of(group) if x in factors]
@@ -66,7 +66,7 @@ class Layout:
 
 
 def _reordered(value, factors, order, shape) -> Array:
-    """Gives a value other axes; no step is traced that changes nothing."""
+    """Reorders the axes of a value; steps that change nothing are not traced."""
     if value.shape != factors:
         value = jax.lax.reshape(value, factors)
     if order != tuple(range(len(order))):
@@ -75,7 +75,7 @@ def _reordered(value, factors, order, shape) -> Array:
 
 
 def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
-    """Picks the layouts of weights and of the operands that may make them."""
+    """Picks the layouts of weights and of the operands whose shapes fit them."""
     *_, num_heads, num_queries, num_keys = layouts["weights"].canonical
     result = {"weights": layouts["weights"]}
     lengths = {"query": num_queries, "key": num_keys, "value": num_keys}
@@ -90,7 +90,7 @@ def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
 
 
 def map_of(layouts: dict[str, Layout], make_map: Callable, values: dict) -> Any:
-    """Makes the map of weights, and of what else is known by name."""
+    """Makes the map from weights and from other values that are known, by name."""
     shown = {name: layouts[name].shown(x) for name, x in values.items()}
     weights = shown.pop("weights")
     *batch, num_heads, _, _ = weights.shape

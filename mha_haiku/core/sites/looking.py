@@ -1,4 +1,4 @@
-"""Look at values inside of a function, and change them, by the names of their sites."""
+"""Functions that read and edit values inside a function, by the names of sites."""
 
 import collections
 import difflib
@@ -26,26 +26,26 @@ def look(
     *,
     strict: bool = True,
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """Makes a function also return the values at some of its sites.
+    """Returns a function that also returns the values at some of its sites.
 
     Args:
-      function: Any function of JAX; arrays are the arguments that may be traced.
+      function: Any JAX function; its array arguments are traced.
       at: Patterns of names, such as `"*/heads"` or `"layer_3/stream"`: a pattern may
-        begin at any part of a path, and `*` stands for anything. Or functions by
-        pattern, of the value, or of the value and the layer: what they return is
-        returned in its place, so that nothing large outlives its layer. Where several
-        patterns name a site the first counts.
-      strict: Whether a pattern that names no site is an error.
+        begin at any part of a path, and `*` matches anything. Or a dict from patterns
+        to functions of the value, or of the value and the layer, whose results are
+        returned instead of the values, so that nothing large outlives its layer. If
+        several patterns match a site, the first counts.
+      strict: Whether a pattern that matches no site is an error.
 
     Returns:
-      A function of the same arguments that gives `(output, found)`, with the values by
-      full name. Values under `jax.vmap` have its axis in front, under `shard_map` and
-      `jax.pmap` one of the devices; a scan's are one for each turn. A value in the
-      branch of a `cond` that was not taken is NaN, or 0.
+      A function of the same arguments that returns `(output, found)`, with the values
+      by full name. Values under `jax.vmap` have its axis in front, under `shard_map`
+      and `jax.pmap` an axis of the devices; in a scan there is one value per turn. A
+      value in the branch of a `cond` that was not taken is NaN, or 0.
 
     Raises:
-      ValueError: From the returned function, if a pattern names no site, or one of
-        which the value cannot be returned.
+      ValueError: From the returned function, if a pattern matches no site, or a site
+        whose value cannot be returned.
 
     Example:
       >>> def f(x):
@@ -66,24 +66,24 @@ def look(
 def edit(
     function: Callable, edits: Mapping[str, Change], *, strict: bool = True
 ) -> Callable:
-    """Changes the values at some of a function's sites.
+    """Returns a function with changed values at some of its sites.
 
     Args:
       function: A JAX function, as for `look`.
       edits: Changes by pattern, as for `look`: a change is a function of the value, or
-        of the value and the number of its layer, the first in its name (of scanned
-        layers it is traced), and returns a value of the same shape. All patterns that
-        name a site change it, in their order.
-      strict: Whether a pattern that names no site is an error.
+        of the value and the number of its layer (the first number in the name; traced
+        if layers are scanned), and returns a value of the same shape. All patterns that
+        match a site change it, in order.
+      strict: Whether a pattern that matches no site is an error.
 
     Returns:
-      A function of the same arguments that gives the changed output. To differentiate
-      the changed function, take `jax.grad(edit(f, ...))`; `edit(jax.grad(f), ...)`
-      changes values and leaves the derivatives as they were.
+      A function of the same arguments that returns the changed output. To differentiate
+      the changed function, use `jax.grad(edit(f, ...))`; `edit(jax.grad(f), ...)`
+      changes values but not the derivatives.
 
     Raises:
-      ValueError: From the returned function, if a pattern names no site, one that can
-        only be looked at, or a change returns another shape.
+      ValueError: From the returned function, if a pattern matches no site or a
+        read-only site, or a change returns another shape.
 
     Example:
       >>> def f(x):
@@ -103,11 +103,11 @@ def edit(
 
 
 def show_stream(function: Callable) -> Callable:
-    """Gives a function the sites of its residual stream, where its program shows them.
+    """Returns a function with sites of its residual stream, if it can be recognized.
 
-    These are "embedding", "stream", "feed_forward/output" and, of norms, "factor"; see
-    `help(mha_haiku.core.sites.residual)`. A function whose attention has sites of its
-    own stays as it is.
+    These are "embedding", "stream", "feed_forward/output" and, for norms, "factor"; see
+    `help(mha_haiku.core.sites.residual)`. A function whose attention already has sites
+    is unchanged.
     """
     walked = _walked(function, {}, {}, strict=True, shows_stream=True)
 
@@ -119,7 +119,7 @@ def show_stream(function: Callable) -> Callable:
 
 
 class Sites(dict):
-    """What can be looked at, by name; printed, it is a line for each."""
+    """The sites of a function, by name; they print one per line."""
 
     advice: str = ""  # what else may be attention, and why it has no sites
 
@@ -150,14 +150,15 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
 
 
 def _walked(function, *how, **options) -> Callable:
-    """Wraps a function to return its output, changed, and the values seen."""
+    """Wraps a function to return its edited output and the values read."""
 
     @functools.wraps(function)
     def walked(*args, **kwargs):
         if not haiku_base.inside_transform():
             return _walk(function, args, kwargs, *how, **options)
 
-        # Haiku's parameters and keys are arguments and results of what is traced.
+        # Haiku's parameters and keys become arguments and results of the traced
+        # function.
         def threaded(inner):
             def run(*args, **kwargs):
                 (output, state), found = _walk(inner, args, kwargs, *how, **options)
@@ -175,7 +176,7 @@ def _walk(function, args, kwargs, reads, edits, strict, shows_stream=False):
     survey, leaves, outputs_of = _surveyed(function, args, kwargs, shows_stream)
     _match(survey, reads, edits, strict)
     outputs, seen = program.run(survey.top, leaves)
-    # Of all dicts, JAX keeps the order of this one alone.
+    # JAX keeps the order of no other dict.
     found = collections.OrderedDict()
     for _, names in survey.names():
         for name in names:
@@ -186,8 +187,8 @@ def _walk(function, args, kwargs, reads, edits, strict, shows_stream=False):
 
 
 def _surveyed(function, args, kwargs, shows_stream=False):
-    """Traces a function: its survey, its arrays, and what makes its output."""
-    # What is no array, such as a flag or the activation of an Equinox module, stays.
+    """Traces a function; returns its survey, its arrays, and how to make its output."""
+    # Other leaves, such as a flag or the activation of an Equinox module, are static.
     arrays, arguments_of = _parted((args, kwargs))
     outputs_of = None
 
@@ -203,7 +204,7 @@ def _surveyed(function, args, kwargs, shows_stream=False):
 
 
 def _parted(tree) -> tuple[list, Callable]:
-    """Splits a tree: its arrays, and a function to put others in their places."""
+    """Splits a tree into its arrays and a function that replaces them."""
     leaves, structure = jax.tree.flatten(tree)
     is_array = [_is_array(x) for x in leaves]
     arrays = list(itertools.compress(leaves, is_array))
@@ -221,7 +222,7 @@ def _parted(tree) -> tuple[list, Callable]:
 
 
 def _is_array(x) -> bool:
-    # A scalar of NumPy is a number as Python's are, on which a program may branch.
+    # A NumPy scalar is treated like a Python number, on which a program may branch.
     if isinstance(x, np.generic) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
         return False
     is_numpy = isinstance(x, np.ndarray)
@@ -230,7 +231,7 @@ def _is_array(x) -> bool:
 
 
 def _match(survey, reads, edits, strict) -> None:
-    """Enters in the stops what is to be done there; refuses what cannot be."""
+    """Enters reads and edits in the stops; raises ValueError for impossible ones."""
     used, names_of_all, groups = set(), [], set()
     stops = list(survey.top.all_stops())
     for stop in stops:
@@ -238,11 +239,11 @@ def _match(survey, reads, edits, strict) -> None:
         names_of_all += [name for _, names in turns for name in names]
         for i, facet in enumerate(stop.site.params["facets"]):
             wanted = {_first(reads, names[i]) for _, names in turns}
-            for pattern in [each for each in reads if each in wanted]:
+            for pattern in [pattern for pattern in reads if pattern in wanted]:
                 if stop.around.in_while:
                     raise ValueError(
-                        f"{stop.names[i]!r} is inside of a while loop, whose values "
-                        "turn by turn cannot be returned: use jax.lax.scan, or look at "
+                        f"{stop.names[i]!r} is inside a while loop, whose values at "
+                        "each turn cannot be returned: use jax.lax.scan, or look at "
                         "the function that the loop calls."
                     )
                 used.add(pattern)
@@ -255,8 +256,7 @@ def _match(survey, reads, edits, strict) -> None:
                     continue
                 if facet.write is None:
                     raise ValueError(
-                        f"{stop.names[i]!r} can be looked at, not edited: "
-                        f"{facet.advice}."
+                        f"{stop.names[i]!r} can be read, not edited: {facet.advice}."
                     )
                 used.add(pattern)
                 stop.edits.append((i, change, chosen))
@@ -270,7 +270,7 @@ def _match(survey, reads, edits, strict) -> None:
 
 
 def _first(patterns, name) -> str | None:
-    return next((each for each in patterns if naming.matches(each, name)), None)
+    return next((x for x in patterns if naming.matches(x, name)), None)
 
 
 def _refuse(pattern, names, survey) -> None:

@@ -1,7 +1,7 @@
-"""Names of sites: paths of modules, in which a scan's turn stands for a layer's number.
+"""Names of sites: paths of modules, in which a scan's turn is a layer's number.
 
-While a program is surveyed, a path holds a mark where the turn of a scan will stand,
-which only the run knows.
+While a program is surveyed, a path has a placeholder for the turn of a scan, which is
+only known when the program runs.
 """
 
 import fnmatch
@@ -15,29 +15,29 @@ from mha_haiku.core.sites import jaxprs
 
 Array = jax.Array
 
-# Stands in a name for the turn of a scan.
+# The placeholder of a scan's turn in a name.
 TURN = "\0"
-# Ends a path behind which the number of the next part is the turn.
+# Ends a path if the number of the next part is the turn.
 _NUMBERED = "\1"
 
-# The number of a layer: a part of a name, or what ends one.
+# The number of a layer: a part of a name, or the end of one.
 _LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Checks whether a pattern, in which `*` stands for anything, names a site.
+    """Checks whether a pattern, in which `*` matches anything, names a site.
 
-    It may begin at any part of the path; if it begins with `/`, at the first alone. A
-    site that is passed more than once has a number there, `path#1/heads`, which a
-    pattern may leave out.
+    It may begin at any part of the path; if it begins with `/`, only at the first. A
+    site that is passed more than once has a number, `path#1/heads`, which a pattern may
+    omit.
     """
     names = {f"/{name}", re.sub(r"#\d+", "", f"/{name}")}
     pattern = pattern if pattern.startswith("/") else f"*/{pattern}"
-    return any(fnmatch.fnmatchcase(each, pattern) for each in names)
+    return any(fnmatch.fnmatchcase(x, pattern) for x in names)
 
 
 def numbered_by_layer(name: str) -> tuple[str, int | None]:
-    """Returns a name with `*` for its first number, the layer's, and the number."""
+    """Replaces the number of the layer, the first in a name, by `*`; returns both."""
     found = _LAYER.search(name)
     if not found:
         return name, None
@@ -54,14 +54,14 @@ def layer(name: str, turns: Sequence) -> int | Array | None:
 
 
 def at_turn(name: str, turn: Sequence[int]) -> str:
-    """Puts the turns of the scans around a site into their places in its name."""
-    for each in turn:
-        name = name.replace(TURN, str(each), 1)
+    """Puts the turns of the enclosing scans into a site's name."""
+    for index in turn:
+        name = name.replace(TURN, str(index), 1)
     return name
 
 
 def of_call(name: str, count: int) -> str:
-    """Makes the name of a site whose path is passed for the n-th time."""
+    """Makes the name of a site whose path is passed for the `count`-th time."""
     parent, _, last = name.rpartition("/")
     return f"{parent}#{count}/{last}"
 
@@ -72,12 +72,12 @@ def of_facet(path: str, name: str) -> str:
 
 
 def is_empty(path: str) -> bool:
-    """Checks whether a path says no more than the turns of scans."""
+    """Checks whether a path has nothing but the turns of scans."""
     return not path.strip(f"{TURN}{_NUMBERED}/")
 
 
 def joined(path: str, local: str) -> str:
-    """Joins two paths; `inside_scan` says what may end the first."""
+    """Joins two paths; the first may end as `inside_scan` describes."""
     path, is_inside_scan, head = path.partition(_NUMBERED)
     if is_inside_scan and local:
         _, _, rest = local.partition("/")
@@ -88,10 +88,10 @@ def joined(path: str, local: str) -> str:
 
 
 def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
-    """Makes the path for the inside of a scan, with a place for the turn."""
-    # Where all that is inside is in one module whose name ends in 0, the turn is to
-    # take the place of the 0, once that module is reached: layer 3 has the same name in
-    # a loop of Python and in a scan.
+    """Makes the path for the inside of a scan, with a placeholder of the turn."""
+    # If everything inside is in one module whose name ends in 0, the turn replaces the
+    # 0 once that module is reached: layer 3 has the same name in a Python loop and in a
+    # scan.
     paths = map(jaxprs.path, jaxprs.walk(jaxpr, lambda eqn: not jaxprs.path(eqn)))
     heads = {path.partition("/")[0] for path in paths if path}
     (head,) = heads if len(heads) == 1 else ("",)

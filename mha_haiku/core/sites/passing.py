@@ -1,4 +1,4 @@
-"""What happens at a site of a program that runs: facets are changed and looked at.
+"""Edits and reads the facets of a site while a program runs.
 
 A change is a function of the value and the number of its layer.
 """
@@ -22,13 +22,13 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """An edit of what enters a layer: from which layer on to run, and with what.
+    """An edit that starts a run at a layer, with a given input.
 
     Scanned layers before it are skipped; looped ones are dead code, which XLA drops.
     """
 
     layer: int | Array  # the first layer that runs; may be traced
-    value: Any  # what enters it, like the value of the site
+    value: Any  # its input, with the structure of the site's value
 
     def __call__(self, value: Any, layer: int | Array | None) -> Any:
         if isinstance(layer, int) and isinstance(self.layer, int):
@@ -39,18 +39,18 @@ class Resume:
 
 
 def with_layer(change: Callable) -> Callable:
-    """Adapts a change to take the value and the layer, even if it takes less."""
+    """Adapts a change that takes only the value to also take the layer."""
     if isinstance(change, Resume):
         return change
     try:
-        given = inspect.signature(change).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have none
+        parameters = inspect.signature(change).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return lambda value, layer: change(value)
     required = [
-        each
-        for each in given
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-        and each.default is each.empty
+        x
+        for x in parameters
+        if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+        and x.default is x.empty
     ]
     if len(required) > 1:
         return change
@@ -63,7 +63,7 @@ def passed(
     turns: tuple,
     seen: dict[tuple[str, str], Any],
 ) -> list:
-    """Edits the leaves of a site, and adds what is looked at to `seen`."""
+    """Edits the leaves of a site, and adds the values read to `seen`."""
     original, params = leaves, stop.site.params
     layer = naming.layer(stop.names[0], turns)
     for i, change, chosen in stop.edits:
@@ -82,7 +82,7 @@ def passed(
     if params["tree"] == stop.site.params["tree"]:
         return leaves
 
-    # The program continues with a value of the form that it knows.
+    # The program continues with a value of the structure that it expects.
     def fitted(original, *leaves):
         value = jax.tree.unflatten(stop.site.params["tree"], original)
         changed = jax.tree.unflatten(params["tree"], leaves)
@@ -94,7 +94,7 @@ def passed(
 
 
 def _chosen(change, chosen, turns, layer, name, view):
-    """Changes a view at the turns of the scans that are meant."""
+    """Changes a view at the chosen turns of the scans."""
     if chosen.all():
         changed = change(view, layer)
         _check(name, view, changed)
@@ -136,13 +136,13 @@ def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
 def _check(name, before, after) -> None:
     if _form(before) != _form(after):
         raise ValueError(
-            f"the edit of {name!r} must return what it is given, changed: "
+            f"the edit of {name!r} must return a value like its argument: "
             f"{display.value(before)}, got {display.value(after)}."
         )
 
 
 def _form(view) -> tuple:
-    """Returns what an edit must keep: the shape of a map, of others the whole tree."""
+    """Returns what an edit must keep: the shape of a map, the structure of a tree."""
     structure, leaves = jax.tree.structure(view), jax.tree.leaves(view)
     if hasattr(view, "shape") and not jax.tree_util.treedef_is_leaf(structure):
         return type(view), view.shape

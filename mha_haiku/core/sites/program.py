@@ -1,7 +1,7 @@
-"""Runs a traced program again, with what happens at its sites.
+"""Runs a traced program again, with reads and edits at its sites.
 
-A level in which nothing is looked at or changed is run by JAX as it is, custom
-gradients and all; in the others the equations between two sites are.
+JAX runs a level without reads and edits unchanged, with its custom gradients; in the
+other levels JAX runs the equations between two sites.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from mha_haiku.core.sites import jaxprs, naming, passing, surveying
 def run(
     level: surveying.Level, args: Sequence, turns: tuple = ()
 ) -> tuple[list, dict[tuple[str, str], Any]]:
-    """Runs a level: its outputs, and what was seen, by name and pattern."""
-    # `turns` has the turn of each scan around, from the outermost.
+    """Runs a level; returns its outputs, and the values read, by name and pattern."""
+    # `turns` has the turns of the enclosing scans, from the outermost.
     jaxpr, seen = level.closed.jaxpr, {}
     values = dict(zip(jaxpr.constvars, level.closed.consts, strict=True))
     values |= zip(jaxpr.invars, args, strict=True)
@@ -30,7 +30,7 @@ def run(
     inner = {
         index: levels
         for index, levels in level.inner.items()
-        if any(each.is_active() for each in levels)
+        if any(nested.is_active() for nested in levels)
     }
     last_use = _last_uses(jaxpr, stops)
     begin = 0
@@ -40,7 +40,8 @@ def run(
         _run_plain(jaxpr, begin, index, last_use, values)
         begin = index
         for stop in (stop for stop in stops if stop.site.index == index):
-            # Also what an edit computes belongs to the layer, where one looks again.
+            # Computations of an edit belong to the layer, too, in case of a second
+            # look.
             with jax.named_scope(stop.scope or "/"):
                 inputs = [read(x) for x in stop.site.inputs]
                 leaves = passing.passed(stop, inputs, turns, seen)
@@ -54,15 +55,15 @@ def run(
                 )
             seen |= inside
             if eqn.primitive.name in jaxprs.CUSTOM and not inner[index][0].has_edits():
-                continue  # it runs as it is, and keeps the gradient that it was given
+                continue  # it runs unchanged, and keeps its custom gradient
             values.update(zip(eqn.outvars, outputs, strict=True))
             begin = index + 1
     return [read(x) for x in jaxpr.outvars], seen
 
 
 def _run_plain(jaxpr, begin, end, last_use, values) -> None:
-    # Equations in which nothing happens are run by JAX itself, which keeps their rules:
-    # to bind primitives one by one differs between versions of JAX.
+    # JAX itself runs equations without reads and edits, which keeps their rules: how to
+    # bind primitives one by one differs between versions of JAX.
     eqns = jaxpr.eqns[begin:end]
     if not eqns:
         return
@@ -98,14 +99,14 @@ def _last_uses(jaxpr, stops) -> dict:
 
 
 def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
-    """Runs an equation that holds levels: its outputs, and what was seen."""
+    """Runs an equation that holds levels; returns its outputs and the values read."""
     name, params = eqn.primitive.name, eqn.params
     if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
         body = lambda *inputs: run(levels[0], inputs, turns)  # noqa: E731
         if name in ("jit", "pjit"):
-            given = params["in_shardings"]
-            is_given = all(isinstance(x, jax.sharding.Sharding) for x in given)
-            body = jax.jit(body, **({"in_shardings": given} if is_given else {}))
+            shardings = params["in_shardings"]
+            is_given = all(isinstance(x, jax.sharding.Sharding) for x in shardings)
+            body = jax.jit(body, **({"in_shardings": shardings} if is_given else {}))
         return body(*inputs)
     if name in jaxprs.REMAT:
         again = jax.checkpoint(
@@ -124,8 +125,8 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
         return _sharded(eqn, levels[0], inputs, turns)
     inside = [stop.names[0] for level in levels for stop in level.all_stops()]
     raise ValueError(
-        f"the site {inside[0]!r} is inside of {name}, which cannot be run again with "
-        "changes; call look or edit on the function inside of it."
+        f"the site {inside[0]!r} is inside {name}, which cannot be run again with "
+        "changes; call look or edit on the function inside it."
     )
 
 
@@ -145,8 +146,7 @@ def _scanned(eqn, level, inputs, turns):
         turn, x = x
 
         def whole(carry):
-            own = (*turns, turn)
-            outputs, seen = run(level, [*fixed, *carry, *x], own)
+            outputs, seen = run(level, [*fixed, *carry, *x], (*turns, turn))
             return outputs[:num_carry], (outputs[num_carry:], seen)
 
         if not resumed:
@@ -181,16 +181,16 @@ def _branched(levels, inputs, turns):
     whole = [lambda *x, level=level: run(level, x, turns) for level in levels]
     seen = [jax.eval_shape(branch, *inputs)[1] for branch in whole]
 
-    def unseen(x):  # stands for a value of a branch that was not taken
+    def unseen(x):  # the value in a branch that was not taken
         is_float = jnp.issubdtype(x.dtype, jnp.inexact)
         return jnp.full(x.shape, jnp.nan if is_float else 0, x.dtype)
 
     def branch(i):
         def taken(*x):
-            outputs, own = whole[i](*x)
+            outputs, values = whole[i](*x)
             for other in seen[:i] + seen[i + 1 :]:
-                own = own | jax.tree.map(unseen, other)
-            return outputs, own
+                values = values | jax.tree.map(unseen, other)
+            return outputs, values
 
         return taken
 
@@ -209,7 +209,7 @@ def _repeated(eqn, levels, inputs, turns):
 
 
 def _sharded(eqn, level, inputs, turns):
-    """Runs a shard_map; what is seen has an axis of the devices in front."""
+    """Runs a shard_map; values read have an axis of the devices in front."""
     params = eqn.params
     mesh = params["mesh"]
     axes = tuple(params.get("newly_manual_axes") or params.get("manual_axes"))

@@ -1,45 +1,47 @@
-"""Recognizes attention in programs that were written without sites.
+"""Recognizes attention in programs without sites.
 
 Attention is a softmax over the products of queries and keys that reaches a product with
-values. What is found has the sites of our own attention, in canonical axes: "query"
+values. Recognized attention gets the sites of our attention, in canonical axes: "query"
 `[B..., T, H, K]`, "key" `[B..., S, G, K]`, "value" `[B..., S, G, V]`, "weights"
 `[B..., H, T, S]`, "map", and "heads" `[B..., T, H, V]`, the product of weights and
-values. A site is left out where the program has no variable that shows it.
+values. A site is omitted if no variable of the program holds it.
 
 Recognized are
 
-*   exponentials over their own sum, `exp(x - logsumexp(x))`, and sigmoids; what two
-    equations compute alike counts as one number;
-*   with any scale, bias, mask, `where=` or soft cap of the scores, and with anything
-    added to the sum or to the scores as a column (attention sinks);
-*   weights that are cast, masked, normalized anew, dropped out, mixed between heads, or
-    scaled and shifted by parameters before they meet the values; those shown are all
-    that, but not dropped out. Dropout is what random bits decide, or zeros next to a
-    scale, as in `where(kept, weights / 0.8, 0)`;
-*   one head, several, grouped heads, a key head for all, and all that under `vmap`. The
-    axis of heads is what the projection of the queries makes along with their size. If
-    queries have no projection, it is what the program merges or contracts with the size
-    of values, or sums; where nothing shows, the axes of weights are `[B, H, T, S]`, or
-    `[B, T, S]`. Heads may be stacked along the batch by `concatenate(split(x))`;
-*   in each level of a program: the body of a scan, a jitted or a remat function.
+* exponentials over their sum, `exp(x - logsumexp(x))`, and sigmoids; values that two
+  equations compute in the same way count as one;
+* with any scale, bias, mask, `where=` or soft cap of the scores, and with anything
+  added to the sum or to the scores as a column (attention sinks);
+* weights that are cast, masked, renormalized, dropped out, mixed between heads, or
+  scaled and shifted by parameters before they meet the values; the site "weights" is
+  after all of these except dropout. Dropout is a choice by random bits, or zeros
+  together with a scale, as in `where(kept, weights / 0.8, 0)`;
+* one head, several, grouped heads, a key head for all, and all of these under `vmap`.
+  The axis of heads is what the projection of the queries makes along with their size.
+  If queries have no projection, it is what the program merges or contracts with the
+  size of values, or sums; otherwise the axes of weights are assumed to be
+  `[B, H, T, S]`, or `[B, T, S]`. Heads may be stacked along the batch by
+  `concatenate(split(x))`;
+* attention at any level of a program: in the body of a scan, a jitted or a remat
+  function.
 
 Not recognized are
 
-*   scores that are no product of queries and keys (additive attention), a query without
-    an axis (pooling), several axes of keys, and a softmax over queries;
-*   differences of two softmaxes (differential attention), and weights that anything
-    else computed from the data is added to, or multiplies;
-*   weights between which and the values stands another function (a power, a
-    threshold), and exponentials over a sum of others;
-*   values that are divided by the sum only after the product (and so tiles that carry
-    it), and kernels.
+* scores that are not products of queries and keys (additive attention), a query without
+  an axis (pooling), several axes of keys, and a softmax over queries;
+* differences of two softmaxes (differential attention), and weights that are added to
+  or multiplied by anything else computed from the data;
+* weights with another function (a power, a threshold) between them and the values, and
+  exponentials over a sum of others;
+* values that are divided by the sum only after the product (as in tiled attention), and
+  kernels.
 
-Where a function has a softmax of such a form, `sites`, and a pattern of `look` and
-`edit` that names nothing, say so. A softmax over anything else is no attention: keys
-and values must come from the same data, or queries, keys and values must all be inputs
-of the level. This leaves out routers, codebooks and soft labels, and also keys and
-values that a level is given ready-made while it computes its queries. Where it is given
-all three, nothing tells them from parameters.
+If a function has a softmax of such a form, `sites` reports it, and so does the error of
+`look` and `edit` for a pattern that matches nothing. A softmax over anything else is
+not attention: keys and values must come from the same data, or queries, keys and values
+must all be inputs of the level. This excludes routers, codebooks and soft labels, and
+also precomputed keys and values in a level that computes its queries. If all three are
+inputs, they cannot be told from parameters.
 """
 
 import functools
@@ -58,22 +60,22 @@ from mha_haiku.core.sites.layouts import Layout
 
 _WEIGHING = {*graph.EXPONENTIALS, "logistic"}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
-_READ_ELSEWHERE = 'the program reads it elsewhere, too; edit "weights" or "heads"'
+_READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads"'
 
 
 def attentions(jaxpr: core.Jaxpr) -> list[tuple[core.JaxprEqn, list[Site]]]:
     """Finds the attentions of a level, without those inside of its calls.
 
-    Each is the equation whose stack of names gives it a name, and its sites.
+    An attention is returned as the equation whose name stack names it, and its sites.
     """
-    found = _found(_equations(jaxpr))
-    return [(jaxpr.eqns[x.maker.index], sites) for x, sites in found.items()]
+    sites_of = _found(_equations(jaxpr))
+    return [(jaxpr.eqns[x.maker.index], sites) for x, sites in sites_of.items()]
 
 
 def has_others(jaxpr: core.Jaxpr) -> bool:
-    """Checks whether a level has exponentials over a sum that are no attention's.
+    """Checks whether a level has exponentials over a sum outside recognized attention.
 
-    They come from a product and reach another one, as in attention of other forms.
+    They come from a product and reach another, as in other forms of attention.
     """
     equations = _equations(jaxpr)
     found = [value.maker for value in _found(equations)]
@@ -106,19 +108,19 @@ def _equations(jaxpr) -> list[Equation]:
 
 def _found(equations) -> dict[Value, list[Site]]:
     """Finds the sites of attentions, by the output of the softmax."""
-    found = {}
+    sites_of = {}
     for product in equations:
         for side in (0, 1) if product.name == "dot_general" else ():
             softmax, sites = _Search(product, side).attention()
             # The same weights in a second product belong to a derivative.
-            if sites and softmax not in found:
-                found[softmax] = sites
+            if sites and softmax not in sites_of:
+                sites_of[softmax] = sites
                 break
-    return found
+    return sites_of
 
 
 class _Scores(NamedTuple):
-    """The product of queries and keys, each with its size marked."""
+    """The product of queries and keys, whose sizes are marked."""
 
     product: Equation
     query: Step
@@ -134,7 +136,7 @@ class _Search:
         self.of = self.axes.of
 
     def attention(self) -> tuple[Value | None, list[Site]]:
-        """Finds the softmax's output, and the sites; none if it is no attention."""
+        """Finds the output of the softmax, and the sites; none without attention."""
         nothing = None, []
         if not self.may_mix():
             return nothing
@@ -145,7 +147,7 @@ class _Search:
         if walk is None:
             return nothing
         steps, softmax = walk
-        # What is wholly inside of a call is found when the call is searched.
+        # Attention entirely inside a call is found when the call is searched.
         output, calls = steps[-1].value, self.product.calls
         if calls and calls[:1] == output.maker.calls[:1]:
             return nothing
@@ -177,7 +179,7 @@ class _Search:
         return has_queries and is_computed and not is_empty
 
     def mixing(self, weights: Step) -> grouping.Mixing:
-        """Follows axes of weights to the values and to what the product returns."""
+        """Follows axes of weights to the values and to the result of the product."""
         product, side = self.product, self.side
         values = self.axes.start(product.inputs[1 - side], *product.free(1 - side))
         size = self.of(*values.marks)
@@ -207,7 +209,7 @@ class _Search:
             for step in steps
             if step.value.maker.name == "squeeze"
         ]
-        count = sum(len(each) for each in dropped if each == tuple(range(len(each))))
+        count = sum(len(axes) for axes in dropped if axes == tuple(range(len(axes))))
         count -= count > 1 and not groups.heads  # the last is the axis of one head
         return groups._replace(batch=[()] * count + groups.batch)
 
@@ -223,14 +225,14 @@ class _Search:
                 self.axes.back(equation, i, step._replace(marks=()))
                 for i in (side, 1 - side)
             )
-            of_query, of_key = (set(self.of(*each.axes)) for each in (query, key))
+            of_query, of_key = (set(self.of(*x.axes)) for x in (query, key))
             known = [set(self.of(x)) for x in free if self.of(x)]
             has_queries = not known or any(x <= of_query - of_key for x in known)
             if not has_queries or not set(self.of(keys)) <= of_key - of_query:
                 continue
             sizes = [
-                self.of(*(each.axes[i] for i in equation.contracted(j)))
-                for each, j in ((query, side), (key, 1 - side))
+                self.of(*(x.axes[i] for i in equation.contracted(j)))
+                for x, j in ((query, side), (key, 1 - side))
             ]
             query = query._replace(marks=(sizes[0],))
             key = key._replace(marks=(keys, sizes[1]))
@@ -239,7 +241,7 @@ class _Search:
         return None
 
     def belong_together(self, query, key, value, is_sigmoid) -> bool:
-        """Checks whether keys and values are of the same data, as in attention."""
+        """Checks whether keys and values come from the same data, as in attention."""
         are_made = [x.is_made for x in (query.value, key.value, value)]
         if any(are_made) or is_sigmoid:
             if all(are_made[1:]):
@@ -247,8 +249,8 @@ class _Search:
             if is_sigmoid or not any(are_made[1:]):
                 return False
             return _have_common_source(query.value, key.value, value)
-        # All are inputs. Keys that are the values themselves are a codebook, and keys
-        # [K, S], as a product of matrices has them, the parameters of a layer.
+        # All are inputs. If keys are the values, they are a codebook, and keys [K, S],
+        # as in a product of matrices, are the parameters of a layer.
         of_query, of_key, of_value = map(graph.origin, (query.value, key.value, value))
         if of_key is of_value and of_value is not of_query:
             return False
@@ -256,9 +258,9 @@ class _Search:
         return len(axes) != 2 or self.of(axes[-1]) == self.of(size)
 
     def is_once(self, softmax, product) -> bool:
-        """Checks whether the sum has the same product of queries and keys.
+        """Checks whether the sum uses the same product of queries and keys.
 
-        An edit of queries would not reach a product that is computed once more.
+        An edit of queries would not affect a product that is computed a second time.
         """
         if softmax.argument is None:
             return True
@@ -267,7 +269,7 @@ class _Search:
         walk = self.axes.walk(begin, Equation.made, goal)
         return walk is None or walk[1] is product
 
-    # --- What is shown
+    # --- The values shown
 
     def weights(self, steps, masks, groups) -> tuple[Step, list[Step]] | None:
         """Finds the weights to show, and the steps to them from the softmax."""
@@ -282,7 +284,8 @@ class _Search:
 
     def undropped(self, steps, masks) -> int:
         """Finds the step at which weights are mixed and masked, but not dropped out."""
-        # Dropout is random, or zeros next to a scale: `where(kept, weights / 0.8, 0)`.
+        # Dropout is random, or zeros together with a scale:
+        # `where(kept, weights / 0.8, 0)`.
         changes = softmaxes.changes(self.axes, steps)
         mixed = [i for i, x in enumerate(changes) if x and x.name in _MIXING]
         changes = changes[: min(mixed, default=len(changes))]
@@ -297,7 +300,7 @@ class _Search:
         return best
 
     def held(self, step: Step) -> Step | None:
-        """Finds the first variable of the level with the numbers of a step."""
+        """Finds the first variable of the level that has the numbers of a step."""
         while step.value.variable is None:
             users = step.value.users
             if len(users) != 1 or users[0].name not in graph.NEUTRAL:
@@ -308,15 +311,15 @@ class _Search:
         return step
 
     def sites(self, steps, softmax, scores, masks, mixing, groups) -> list[Site]:
-        """Lists the sites of an attention that variables of the level show."""
+        """Lists the sites of an attention whose values are variables of the level."""
         weights, made = self.weights(steps, masks, groups) or (None, [])
         heads = self.held(mixing.heads)
         if weights is None or heads is None:
             return []
         (query_size,), (scored, key_size) = scores.query.marks, scores.key.marks
         keys, size = mixing.values.marks
-        # In front of which equation a value stands, and its axes behind the batch
-        # axes; None stands for the axes of heads: all that is left.
+        # The equation that a site comes before, and the value's axes after the batch
+        # axes; None is the axes of heads, which are the rest.
         wanted = {
             "query": (scores.product, scores.query, groups.queries, None, query_size),
             "key": (scores.product, scores.key, scored, None, key_size),
@@ -334,12 +337,12 @@ class _Search:
             if layout is None:
                 continue
             variables[name], shown[name] = step.value.variable, layout
-            # An edit of a variable is an edit for all that read it from there on.
+            # An edit of a variable affects everything that reads it from there on.
             readers = [x for x in step.value.users if x.index >= place.index]
-            is_own = len(readers) == 1 and not step.value.is_output
-            is_own = is_own and (name == "value" or is_once)
+            is_exclusive = len(readers) == 1 and not step.value.is_output
+            is_exclusive = is_exclusive and (name == "value" or is_once)
             is_result = name in ("weights", "heads")
-            write = layout.hidden if is_result or is_own else None
+            write = layout.hidden if is_result or is_exclusive else None
             facet = Facet(name, layout.shown, write, _READ_ELSEWHERE)
             sites.append(Site.of(place.index, variables[name], facet))
         if not {"weights", "heads"} <= shown.keys():
@@ -360,7 +363,7 @@ def _is_readable(index, value) -> bool:
 
 
 def _have_common_source(*values: graph.Value) -> bool:
-    # All go back at the same pace: attention's common source is near, and all is far.
+    # Breadth first for all values: the common source in attention is near.
     seen = [{value} for value in values]
     fronts = list(seen)
     while any(fronts):

@@ -1,16 +1,16 @@
 """Recognizes the residual stream and the factors of norms in programs without sites.
 
-A term of the stream is added to what it was computed from: `x + f(x)`, where there is a
-product in f, or `(x + f(x)) + g(x)`. What a chain of such sums begins with is the site
-"embedding" (of a second stack "decoder_embedding"), a term without attention
-"feed_forward/output", as its bias is a part of it. In an unbroken chain what enters a
-layer, and what leaves the last one, is "stream"; a norm of the sum breaks the chain.
-The inverse root of a sum of squares is the "factor" of a norm.
+A term of the stream is added to what it was computed from: `x + f(x)`, with a product
+in f, or `(x + f(x)) + g(x)`. The start of a chain of such sums is the site "embedding"
+(in a second stack "decoder_embedding"), and a term without attention, including its
+bias, is "feed_forward/output". In an unbroken chain the input of a layer, and the
+output of the last one, is "stream"; a norm of the sum breaks the chain. The inverse
+root of a sum of squares is the "factor" of a norm.
 
 The stream may be the carry of a scan, and its layers may be calls. Not recognized are
-sums with weights that depend on the data (highways), and a nonlinearity behind
-attention within one term: code that takes the sites for a sum must check that they add
-up. Attention that `recognition` does not find counts as a feed-forward part.
+sums with weights that depend on the data (highways), and a nonlinearity after attention
+within one term: code that assumes that the sites add up must check it. Attention that
+`recognition` does not find counts as a feed-forward part.
 """
 
 import functools
@@ -26,34 +26,34 @@ from mha_haiku.core.sites import graph
 from mha_haiku.core.sites.jaxprs import Site
 
 _ROOTS = {"rsqrt", "sqrt", "pow"}
-# What stands between a sum of squares and its root.
+# Primitives between a sum of squares and its root.
 _BEFORE_ROOTS = {"add", "sub", "mul", "div", "max", "select_n", "square", "integer_pow"}
 _MOST_BEFORE_ROOTS = 12
 
 
 class Named(NamedTuple):
-    """A site, and where its name comes from."""
+    """A site, and the source of its name."""
 
-    site: Site | None  # None where no variable of the level holds the value
-    eqn: core.JaxprEqn | None  # of the modules it belongs to; None: of the level
-    kind: str = ""  # what these are called where there are none, with a number
+    site: Site | None  # None if no variable of the level holds the value
+    eqn: core.JaxprEqn | None  # an equation of its modules; None for the level itself
+    kind: str = ""  # the name to number if there are no modules
 
 
 class Stream(NamedTuple):
-    """What is found in a level."""
+    """The sites found in a level."""
 
     sites: list[Named]
-    begin: core.Var | None  # the input of the level with which its chain begins
+    begin: core.Var | None  # the input of the level that its chain starts with
 
 
 class _Sum(NamedTuple):
-    """A term, and the stream that it is added to; of a scan there is no term."""
+    """A term, and the stream that it is added to; a scan has no term."""
 
     equation: graph.Equation
     before: graph.Value
     term: graph.Value | None
     after: graph.Value
-    anchors: int  # the bits of what the stream has been before
+    anchors: int  # the bits of earlier values of the stream
 
 
 def stream(
@@ -67,22 +67,23 @@ def stream(
 
     Args:
       jaxpr: The level.
-      heads: The variables of the heads of attention, here and inside.
-      carries: Of scans whose carry is a stream, by the id of the equation: the places
+      heads: The variables of the heads of attention, in the level and inside.
+      carries: For scans whose carry is a stream, by the id of the equation, the indices
         of the carry among its inputs and outputs.
       is_top: Whether the level is the whole program.
     """
     equations = graph.equations(jaxpr)
-    found = _Search(equations, heads, carries, is_top).found()
-    sites = [*_factors(equations), *found.sites]
-    return Stream([x for x in sites if x.site is not None], found.begin)
+    of_level = _Search(equations, heads, carries, is_top).found()
+    sites = [*_factors(equations), *of_level.sites]
+    return Stream([x for x in sites if x.site is not None], of_level.begin)
 
 
 class _Ancestry:
-    """What the values of a level are made of."""
+    """The values from which the values of a level are computed."""
 
-    # Sets of values are the bits of integers: a program has thousands, each made of
-    # nearly all before. A value has the bit of its equation, or one of its own.
+    # Sets of values are bits of integers: a program has thousands of values, which
+    # depend on nearly all earlier ones. A value has the bit of its equation, or its own
+    # bit.
 
     def __init__(self, equations):
         self._of: dict[graph.Value, int] = {}
@@ -96,16 +97,16 @@ class _Ancestry:
                 self._by_product[x] = behind if equation.is_product else products
 
     def own(self, value: graph.Value) -> int:
-        """Returns the set of a value alone."""
+        """Returns the set of only this value."""
         key = value if value.maker is None else value.maker
         return self._bits.setdefault(key, 1 << len(self._bits))
 
     def of(self, value: graph.Value) -> int:
-        """Returns the set of a value and all that it is made of."""
+        """Returns the set of a value and all values it depends on."""
         return self._of[value] if value in self._of else self.own(value)
 
     def by_product(self, value: graph.Value) -> int:
-        """Returns the set of what a value is made of by a product."""
+        """Returns the set of values that a value depends on through a product."""
         return self._by_product.get(value, 0)
 
 
@@ -123,7 +124,7 @@ class _Search:
         )
 
     def found(self) -> Stream:
-        """Finds sums, and where their sites stand."""
+        """Finds sums and their sites."""
         sums = self._sums()
         starts = self._starts(sums)
         sites = [*self._written(sums)]
@@ -139,24 +140,24 @@ class _Search:
 
     def _written(self, sums):
         """Yields the sites of terms that no head writes."""
-        for each in sums:
-            # What is in a call is found in the level inside.
-            is_here = not each.equation.calls
-            for x in self._terms(each.before, each.term) if is_here else ():
-                if not self._attends(each.before, x):
+        for sum_ in sums:
+            # Terms in a call are found in the level inside.
+            is_here = not sum_.equation.calls
+            for x in self._terms(sum_.before, sum_.term) if is_here else ():
+                if not self._attends(sum_.before, x):
                     site = _site(x, Facet("feed_forward/output"))
-                    yield Named(site, each.equation.eqn, "layer")
+                    yield Named(site, sum_.equation.eqn, "layer")
 
     def _streams(self, sums):
-        """Yields the sites of what enters layers, and of what leaves the last."""
+        """Yields the sites of the inputs of layers, and of the output of the last."""
         entered = set()
-        for each in sums:
-            if each.term is None or each.equation.calls or each.before in entered:
+        for sum_ in sums:
+            if sum_.term is None or sum_.equation.calls or sum_.before in entered:
                 continue
-            if self._attends(each.before, each.term):
-                entered.add(each.before)
-                site = _site(each.before, Facet("stream"))
-                yield Named(site, each.equation.eqn, "layer")
+            if self._attends(sum_.before, sum_.term):
+                entered.add(sum_.before)
+                site = _site(sum_.before, Facet("stream"))
+                yield Named(site, sum_.equation.eqn, "layer")
         last = sums[-1]
         if self.is_top or not any(x.is_output for x in graph.forms(last.after)):
             yield Named(_site(last.after, Facet("stream")), None)
@@ -165,20 +166,20 @@ class _Search:
         sums: list[_Sum] = []
         by_after: dict[graph.Value, _Sum] = {}
         for equation in self.equations:
-            found = None
+            sum_ = None
             if id(equation.eqn) in self.carries:
                 place, number = self.carries[id(equation.eqn)]
                 before, after = equation.inputs[place], equation.outputs[number]
-                found = _Sum(equation, graph.origin(before), None, after, 0)
+                sum_ = _Sum(equation, graph.origin(before), None, after, 0)
             elif equation.name in ("add", "add_any"):
-                found = self._residual(equation, by_after)
-            if found is not None:
-                by_after[found.after] = found
-                sums.append(found)
+                sum_ = self._residual(equation, by_after)
+            if sum_ is not None:
+                by_after[sum_.after] = sum_
+                sums.append(sum_)
         kept: list[_Sum] = []
-        for each in reversed(sums):  # what is inside of a term comes before its sum
-            if not any(self._is_inside(each, x) for x in kept):
-                kept.insert(0, each)
+        for sum_ in reversed(sums):  # sums inside a term come before its sum
+            if not any(self._is_inside(sum_, x) for x in kept):
+                kept.insert(0, sum_)
         return kept
 
     def _residual(self, equation, by_after) -> _Sum | None:
@@ -189,7 +190,7 @@ class _Search:
         for before, term in (equation.inputs, equation.inputs[::-1]):
             if not before.shape == term.shape == after.shape:
                 continue
-            # What a layer reads may be scaled before it is added to.
+            # The input of a layer may be scaled before the sum.
             for root in _roots(before):
                 known = by_after.get(root)
                 anchors = self.made.own(root) | (known.anchors if known else 0)
@@ -201,20 +202,20 @@ class _Search:
         """Checks whether a sum is a part of the term of another one."""
         if outer.term is None or inner is outer:
             return False
-        own = inner.before if inner.term is None else inner.term
-        is_behind = self.made.own(outer.before) & self.made.of(own)
+        part = inner.before if inner.term is None else inner.term
+        is_behind = self.made.own(outer.before) & self.made.of(part)
         return bool(is_behind and self.made.own(inner.after) & self.made.of(outer.term))
 
     def _starts(self, sums) -> list[graph.Value]:
-        """Lists what the chains begin with."""
-        found, behind = {}, _union(self.made.own(x.after) for x in sums)
-        for each in sums:
-            if not self.made.of(each.before) & behind:
-                found[each.before] = None
-        return list(found)
+        """Lists the values at the start of the chains."""
+        starts, behind = {}, _union(self.made.own(x.after) for x in sums)
+        for sum_ in sums:
+            if not self.made.of(sum_.before) & behind:
+                starts[sum_.before] = None
+        return list(starts)
 
     def _terms(self, before, term) -> list[graph.Value]:
-        """Splits a sum of several terms that are made of the stream by products."""
+        """Splits a sum of terms that all depend on the stream through products."""
         if term is None:
             return []
         root = graph.origin(term)
@@ -227,8 +228,8 @@ class _Search:
 
     def _attends(self, before, term) -> bool:
         """Checks whether there is attention between a stream and a term."""
-        own = self.made.of(term) & ~self.made.of(before)
-        return bool(own & self.heads)
+        between = self.made.of(term) & ~self.made.of(before)
+        return bool(between & self.heads)
 
 
 def _factors(equations) -> Iterator[Named]:
@@ -248,7 +249,7 @@ def _union(sets: Iterable[int]) -> int:
 
 
 def _roots(value: graph.Value) -> Iterator[graph.Value]:
-    """Yields the root of a value, and the roots of what it is a multiple of."""
+    """Yields the root of a value, and of the values that it is a multiple of."""
     while True:
         yield (root := graph.origin(value))
         if root.maker is None or root.maker.name not in ("mul", "div"):
@@ -264,14 +265,14 @@ def _is_unbroken(sums) -> bool:
 
 
 def _is_named(name, value) -> bool:
-    """Checks whether a value has a site of a name already, in any form."""
+    """Checks whether a value, in any form, already has a site of this name."""
     users = [user for x in graph.forms(graph.origin(value)) for user in x.users]
     facets = [y for user in users for y in user.params.get("facets", ())]
     return any(facet.name == name for facet in facets)
 
 
 def _is_of_sum(value) -> bool:
-    """Checks whether a value is a sum of data, up to what norms do to it."""
+    """Checks whether a value is a sum of data, up to operations of norms."""
     waiting = [value]
     for _ in range(_MOST_BEFORE_ROOTS):
         if not waiting or (maker := waiting.pop(0).maker) is None:
@@ -285,7 +286,7 @@ def _is_of_sum(value) -> bool:
 
 
 def _site(value, facet) -> Site | None:
-    """Makes the site of a value, if the level holds it and it has none."""
+    """Makes the site of a value, if it has a variable and no such site yet."""
     if value.variable is None or _is_named(facet.name, value):
         return None
     return Site.of(value.index, value.variable, facet)

@@ -1,8 +1,8 @@
-"""Recognizes how weights are made of scores: by a softmax or a sigmoid.
+"""Recognizes the softmax or sigmoid that turns scores into weights.
 
-A softmax is exponentials over their own sum, or `exp(x - logsumexp(x))`. Weights may be
-cast, masked, mixed, scaled or normalized anew before they are read. Walks go back from
-the weights, and keep the axis of keys, which is marked.
+A softmax is exponentials over their sum, or `exp(x - logsumexp(x))`. Weights may be
+cast, masked, mixed, scaled or renormalized before they are read. Walks go back from the
+weights, and keep the axis of keys, which is marked.
 """
 
 import functools
@@ -19,11 +19,11 @@ from mha_haiku.core.sites.graph import Equation, Value
 
 
 class Change(NamedTuple):
-    """What an equation on the way of weights does to them."""
+    """The effect of an equation on weights along a walk."""
 
     name: str  # of the primitive
-    number: int | None  # of the other operand, of a selection the condition
-    place: int  # of the weights among the operands
+    number: int | None  # of the other operand, or of a selection's condition
+    place: int  # the index of the weights among the operands
     size: int = 1  # of the other operand
     is_random: bool = False
     is_of_rows: bool = False  # whether the other operand is the same for all keys
@@ -34,11 +34,11 @@ class Change(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """How weights are made of scores."""
+    """A softmax or sigmoid that turns scores into weights."""
 
     scores: Step
-    # What is divided, and what is summed up: all that changes exponentials on their
-    # way. None for a sum if there is more in it, or no sum.
+    # The changes of exponentials on their way into the numerator and into the sum. None
+    # for a sum that has other terms, or if there is no sum.
     divided: Sequence[Change | None] = ()
     summed: Sequence[Change | None] | None = None
     is_sigmoid: bool = False
@@ -46,7 +46,7 @@ class Softmax(NamedTuple):
 
     def are_shares(self, later: list[Change | None], masks: set[tuple]) -> bool:
         """Checks whether rows sum to 1, or to 0, after changes of the quotient."""
-        # Where the scores are masked, a mask of the exponentials changes nothing more.
+        # If the scores are masked, the same mask on the exponentials changes nothing.
         if self.summed is None:
             return False
         keys = {
@@ -58,7 +58,7 @@ class Softmax(NamedTuple):
 
 
 def found(axes: Axes, equation: Equation, step: Step) -> Softmax | None:
-    """Finds how weights are made, if an equation is the last of a softmax."""
+    """Finds the softmax or sigmoid of which an equation is the last step."""
     if equation.name == "logistic":
         return Softmax(axes.back(equation, 0, step), is_sigmoid=True)
     if equation.name in graph.EXPONENTIALS:
@@ -79,17 +79,17 @@ def found(axes: Axes, equation: Equation, step: Step) -> Softmax | None:
 
 
 def changes(axes: Axes, steps: list[Step]) -> list[Change | None]:
-    """Lists what happens between the steps of a walk; None for nothing."""
+    """Lists the changes between the steps of a walk; None for no change."""
     return [_change(axes, *pair) for pair in itertools.pairwise(steps)]
 
 
 def weighing(equation: Equation, value: Value) -> list[int]:
     """Lists the inputs that may be weights, if the output is weights."""
-    # What weights are multiplied by is a scalar, a parameter or random: backward passes
-    # and gated layers multiply them by products.
+    # Weights are multiplied by a scalar, a parameter or random numbers: a factor
+    # computed by products means a backward pass or a gated layer.
     name, inputs = equation.name, equation.inputs
     if any(facet.name == "weights" for facet in equation.params.get("facets", ())):
-        return []  # they are a site already
+        return []  # they already have a site
     if name in ("mul", "dot_general", "add", "sub"):
         return [i for i in (0, 1) if not inputs[1 - i].is_made]
     if name in ("slice", "dynamic_slice") or name == "div" and not inputs[1].is_made:
@@ -100,7 +100,7 @@ def weighing(equation: Equation, value: Value) -> list[int]:
 def is_computed_alike(
     wanted: Equation, equation: Equation, step: Step
 ) -> Equation | None:
-    """Returns an equation, as the goal of a walk, if it gives the wanted numbers."""
+    """Returns an equation if it computes the wanted numbers; a goal of walks."""
     del step
     is_same = equation.outputs[0].number == wanted.outputs[0].number
     return equation if is_same else None
@@ -112,7 +112,7 @@ def _exponential(equation, step) -> Equation | None:
 
 
 def _chosen(equation) -> list[int]:
-    """Lists the inputs of a selection but for the condition."""
+    """Lists the inputs of a selection except the condition."""
     return [*range(1, len(equation.inputs))] if equation.name == "select_n" else []
 
 
@@ -126,7 +126,7 @@ def _summing(equation, value) -> list[int]:
 
 
 def _of_shifted(axes, equation, step) -> Softmax | None:
-    """Finds a softmax that is written `exp(x - logsumexp(x))`."""
+    """Finds a softmax of the form `exp(x - logsumexp(x))`."""
     scores = axes.back(equation, 0, step)
     shifted = scores.value.maker
     if shifted is None or shifted.name != "sub":
@@ -138,7 +138,7 @@ def _of_shifted(axes, equation, step) -> Softmax | None:
 
 
 def _of_inverse(axes, equation, step) -> Softmax | None:
-    """Finds a sigmoid that is written `1 / (1 + exp(-x))`."""
+    """Finds a sigmoid of the form `1 / (1 + exp(-x))`."""
     total = axes.back(equation, 1, step)
     adding = total and total.value.maker
     if adding is None or adding.name != "add":
@@ -152,7 +152,7 @@ def _of_inverse(axes, equation, step) -> Softmax | None:
 
 
 def _quotient(axes, equation, step) -> tuple[Step, Step] | None:
-    """Finds what is divided, and by what; by a product, where it is a division."""
+    """Finds the numerator and denominator of a division or an equivalent product."""
     back, whole = axes.back, step._replace(marks=())
     if equation.name == "div" and equation.inputs[1].is_made:
         return back(equation, 0, step), back(equation, 1, whole)
@@ -173,7 +173,7 @@ def _is_one(atom) -> bool:
 
 
 def _masses(axes, equation, step) -> tuple[Equation, Step, bool] | None:
-    """Finds what may be divided by its sum: exponentials, or weights once more."""
+    """Finds a numerator that may be divided by its sum: exponentials, or weights."""
     if equation.name in graph.EXPONENTIALS:
         return equation, axes.back(equation, 0, step), False
     softmax = found(axes, equation, step)
@@ -181,7 +181,7 @@ def _masses(axes, equation, step) -> tuple[Equation, Step, bool] | None:
 
 
 def _is_shifted(number, equation, step) -> Equation | None:
-    """Finds an exponential of the value of a number, up to what is subtracted."""
+    """Finds an exponential of the value with this number, up to a subtraction."""
     del step
     if equation.name not in graph.EXPONENTIALS:
         return None
@@ -196,10 +196,10 @@ def _is_shifted(number, equation, step) -> Equation | None:
 
 
 def _summed(axes, step, total, goal, *, is_log=False) -> tuple | None:
-    """Checks whether a total is the sum over keys of what is in a step.
+    """Checks whether a total is the sum over keys of a step's values, or its logarithm.
 
-    The goal finds it there, or its logarithm. Returns what changes it on its way, None
-    if there is more in the sum, and the argument of the exponential there.
+    The goal finds these values there. Returns their changes on the way, None if the sum
+    has other terms, and the argument of the exponential there.
     """
     keys = set(axes.of(*step.marks))
     others = set(axes.of(*step.axes)) - keys
@@ -211,10 +211,10 @@ def _summed(axes, step, total, goal, *, is_log=False) -> tuple | None:
         return axes.walk(axes.back(equation, 0, step), weighing, goal)
 
     walk = axes.walk(total, _summing, over_keys)
-    names = [each.value.maker.name for each in walk[0]] if walk else []
+    names = [step.value.maker.name for step in walk[0]] if walk else []
     if not walk or ("log" in names) != is_log:
         return None
-    if is_log:  # what logsumexp adds to the logarithm is the maximum
+    if is_log:  # logsumexp adds the maximum to the logarithm
         names = names[names.index("log") :]
     terms, exponential = walk[1]
     summed = None if "add" in names else changes(axes, terms)
@@ -222,7 +222,7 @@ def _summed(axes, step, total, goal, *, is_log=False) -> tuple | None:
 
 
 def _change(axes, step, before) -> Change | None:
-    """Describes what the equation between two steps does; None for nothing."""
+    """Describes the change between two steps; None for no change."""
     maker = step.value.maker
     place = maker.inputs.index(before.value)
     if maker.name in graph.NEUTRAL:

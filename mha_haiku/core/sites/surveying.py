@@ -1,7 +1,7 @@
 """Finds and names the sites of a traced program, before anything runs.
 
-A program is a tree of levels: a level is a jaxpr, with the sites that are equations of
-it or that recognition adds, and the levels inside its loops, branches and calls.
+A program is a tree of levels: a level is a jaxpr, with sites that are its equations or
+are added by recognition, and the levels inside its loops, branches and calls.
 """
 
 import collections
@@ -19,7 +19,7 @@ from mha_haiku.core.marking import SEEN, site_p
 from mha_haiku.core.sites import jaxprs, naming, recognition, residual
 from mha_haiku.core.sites.jaxprs import Site, under_vmaps
 
-# What may hold the whole of an attention where nothing can be seen.
+# Primitives that may contain a whole attention without visible equations.
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
 
 
@@ -33,19 +33,19 @@ def _is_marked(eqn) -> bool:
 
 
 class _Around(NamedTuple):
-    path: str = ""  # of modules
+    path: str = ""  # the path of modules
     lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
-    in_while: bool = False  # whether a while loop is among them
-    # The equations that hold the level, with None for the turns of the scans.
+    in_while: bool = False  # whether the level is inside a while loop
+    # The equations that contain the level, with None for the turns of the scans.
     place: tuple[int | None, ...] = ()
 
     @property
     def is_marked(self) -> bool:
-        """Whether an attention with sites of its own is around."""
+        """Whether the level is inside an attention that already has sites."""
         return SEEN in self.path.split("/")
 
     def inside(self, eqn, index: int, number: int, jaxpr) -> "_Around":
-        """Describes the surroundings of a jaxpr inside an equation of the level."""
+        """Returns the surroundings of a jaxpr inside an equation of the level."""
         path = naming.joined(self.path, jaxprs.path(eqn))
         in_while = self.in_while or eqn.primitive.name == "while"
         if eqn.primitive.name != "scan":
@@ -61,19 +61,19 @@ class _Around(NamedTuple):
 
 @dataclasses.dataclass
 class Stop:
-    """A site in a level, and what happens there."""
+    """A site in a level, with its reads and edits."""
 
     site: Site
     scope: str  # the path of its equation within the level
-    names: tuple[str, ...]  # of each facet in full
+    names: tuple[str, ...]  # the full names of its facets
     around: _Around
-    # What was recognized, of which it is one; None for a site that is an
-    # equation of the program.
+    # The recognized attention that it belongs to; None for a site that is an equation
+    # of the program.
     group: int | None = None
-    # Facets that are looked at: their index, the pattern, a function.
+    # Facets that are read: their index, the pattern, a function.
     reads: list[tuple[int, str, Callable]] = dataclasses.field(default_factory=list)
-    # Facets that are changed: their index, a function, and at which turns of the scans
-    # around.
+    # Facets that are edited: their index, a function, and the turns of the enclosing
+    # scans.
     edits: list[tuple[int, Callable, np.ndarray]] = dataclasses.field(
         default_factory=list
     )
@@ -84,7 +84,7 @@ class Stop:
         return bool(self.reads or self.edits or self.is_kept)
 
     def views(self) -> list[Any]:
-        """Finds the shapes and dtypes that each facet shows at one turn."""
+        """Finds the shapes and dtypes of the facets at one turn."""
         params = self.site.params
 
         def view(*leaves):
@@ -97,19 +97,19 @@ class Stop:
         return jax.eval_shape(mapped, *shapes)
 
     def place_at(self, turn: Sequence[int]) -> tuple[int, ...]:
-        """Finds the site's place among all sites, at a turn of the scans around."""
+        """Returns the site's place among all sites, at a turn of enclosing scans."""
         turns, place = iter(turn), (*self.around.place, self.site.index)
         return tuple(next(turns) if x is None else x for x in place)
 
     def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-        """Yields the turns of the scans around, and the facets' names there."""
+        """Yields the turns of the enclosing scans, and the facets' names there."""
         for turn in itertools.product(*map(range, self.around.lengths)):
             yield turn, tuple(naming.at_turn(name, turn) for name in self.names)
 
 
 @dataclasses.dataclass
 class Level:
-    """A jaxpr and what is inside."""
+    """A jaxpr, with its sites and the levels inside."""
 
     closed: core.ClosedJaxpr
     stops: list[Stop] = dataclasses.field(default_factory=list)  # its sites, in order
@@ -130,16 +130,17 @@ class Level:
 
 
 class Survey:
-    """The sites of a program; `shows_stream` adds what `residual` finds, as edits.
+    """The sites of a program; `shows_stream` adds the sites of `residual`, as edits.
 
-    Where attention has sites of its own, so has the stream.
+    If attention already has sites, so does the stream.
     """
 
     def __init__(self, closed: core.ClosedJaxpr, *, shows_stream: bool = False):
         self.kernels: set[str] = set()
         self._counts: dict[str, int] = {}
         self._group = itertools.count().__next__
-        # An edit inside has made sites of some of these; the others keep their numbers.
+        # An inner edit may already have made sites of some; the others keep their
+        # numbers.
         walk = jaxprs.walk(closed.jaxpr)
         taken = {jaxprs.path(eqn) for eqn in walk if eqn.primitive is site_p}
         names = (f"attention_{i}" for i in itertools.count())
@@ -159,7 +160,7 @@ class Survey:
             )
 
     def advice(self) -> str:
-        """Says what may hold attention that has no sites; "" if there is nothing."""
+        """Describes what may contain attention without sites, or returns ""."""
         parts = []
         if self.kernels:
             parts.append(
@@ -178,14 +179,14 @@ class Survey:
         return "\n".join(parts)
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
-        """Returns each site and its facets' names, in the order of passing."""
-        found = [
+        """Returns the sites and the names of their facets, in the order of the run."""
+        entries = [
             (stop.place_at(turn), stop, names)
             for stop in self.top.all_stops()
             for turn, names in stop.turns()
         ]
-        found.sort(key=lambda each: each[0])
-        return [(stop, names) for _, stop, names in found]
+        entries.sort(key=lambda entry: entry[0])
+        return [(stop, names) for _, stop, names in entries]
 
     def _level(self, closed, around) -> Level:
         jaxpr, level = closed.jaxpr, Level(closed)
@@ -193,7 +194,7 @@ class Survey:
         for first, sites in () if around.is_marked else recognition.attentions(jaxpr):
             for site in sites:
                 recognized.setdefault(site.index, []).append((first, site))
-        # A site may stand behind the last equation.
+        # A site may come after the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
             for first, site in recognized.get(index, ()):
                 if id(first) not in named:
@@ -216,10 +217,10 @@ class Survey:
                 self.kernels.add(eqn.primitive.name)
                 continue
             inner = [
-                self._level(each, around.inside(eqn, index, number, each.jaxpr))
-                for number, each in enumerate(jaxprs.inner(eqn))
+                self._level(nested, around.inside(eqn, index, number, nested.jaxpr))
+                for number, nested in enumerate(jaxprs.inner(eqn))
             ]
-            if any(each.stops or each.inner for each in inner):
+            if any(nested.stops or nested.inner for nested in inner):
                 level.inner[index] = inner
             if eqn.primitive.name == "scan" and inner[0].begin is not None:
                 place = inner[0].closed.jaxpr.invars.index(inner[0].begin)
@@ -236,23 +237,23 @@ class Survey:
             if stop.site.params["facets"][0].name == "heads":
                 self._heads.update(stop.site.outputs)
         jaxpr, is_top = level.closed.jaxpr, not around.place
-        found = residual.stream(jaxpr, self._heads, self._carries, is_top=is_top)
-        for each in found.sites:
-            local = jaxprs.path(each.eqn) if each.kind else ""
-            if each.kind and naming.is_empty(naming.joined(around.path, local)):
-                name = each.site.params["facets"][0].name
-                local = f"{each.kind}_{next(self._numbers[name])}"
-            stop = self._stop(each.site, local, around, self._group())
+        stream = residual.stream(jaxpr, self._heads, self._carries, is_top=is_top)
+        for named in stream.sites:
+            local = jaxprs.path(named.eqn) if named.kind else ""
+            if named.kind and naming.is_empty(naming.joined(around.path, local)):
+                name = named.site.params["facets"][0].name
+                local = f"{named.kind}_{next(self._numbers[name])}"
+            stop = self._stop(named.site, local, around, self._group())
             stop.edits.append((0, _unchanged, np.ones(around.lengths, bool)))
             level.stops.append(stop)
-        level.begin = found.begin
+        level.begin = stream.begin
 
     def _stop(self, site, local, around, group) -> Stop:
         path = naming.joined(around.path, local)
-        given = []
+        names = []
         for facet in site.params["facets"]:
             name = naming.of_facet(path, facet.name)
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
-            given.append(naming.of_call(name, count) if count else name)
-        return Stop(site, local, tuple(given), around, group)
+            names.append(naming.of_call(name, count) if count else name)
+        return Stop(site, local, tuple(names), around, group)

@@ -1,4 +1,4 @@
-"""Families of models that other libraries store: a table of names each."""
+"""Families of models of other libraries, with a table of names per family."""
 
 from mha_haiku.interop.families import bert, gpt2, gpt_neox, llama, vit
 

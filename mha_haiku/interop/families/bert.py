@@ -1,6 +1,6 @@
 """BERT, RoBERTa and DistilBERT: encoders with norms after each part.
 
-The MiniLM and many other sentence encoders are BERT.
+MiniLM and many other sentence encoders are BERT models.
 """
 
 from mha_haiku.interop.families import changes, rules, tables
@@ -41,7 +41,7 @@ def _heads(
     unused: tuple[str, ...] = (),
 ) -> tuple[tables.Head, ...]:
     # For masked words, with arrays `hidden`, `norm`, `decoder`, `bias` and the field of
-    # `config.json` for the `activation` in between (None: it is gelu); for texts, with
+    # `config.json` for the `activation` in between (None for gelu); for texts, with
     # arrays `pooled` and `classifier`; for positions; and without logits.
     table = f"{name.lower()}.embeddings.word_embeddings.weight"
     settings = (tables.Setting("output.tied", "tie_word_embeddings", True),)
@@ -150,7 +150,7 @@ DISTILBERT = BERT._replace(
     name="distilbert",
     prefix="distilbert.",
     layer="transformer.layer.{}.",
-    # Its epsilon stands in no config.json.
+    # No config.json has its epsilon.
     fields={**_FIELDS, "norm.epsilon": 1e-12, "embedding.segments": 0},
     settings=(
         tables.Setting("num_tokens", "vocab_size", 30522),

@@ -1,4 +1,4 @@
-"""Named, invertible changes between one of our arrays and one of theirs.
+"""Named, invertible changes between our arrays and theirs.
 
 A change is a pair of functions, from their arrays to ours and back. Both take a list of
 arrays and a `Place`. Linear maps of torch are `[out, in]`, ours are `[in, out]`.
@@ -15,7 +15,7 @@ from mha_haiku.core import models
 
 
 class Place(NamedTuple):
-    """Where an array stands."""
+    """The place of an array in a model."""
 
     config: models.ModelConfig
     theirs: Mapping[str, Any]  # the contents of `config.json`, checked
@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 def _each(to_ours: Callable, to_theirs: Callable) -> Change:
-    """Makes the change that does the same with each array, wherever it stands."""
+    """Makes the change that maps every array by itself, in any place."""
     return Change(
         lambda arrays, place: [to_ours(x) for x in arrays],
         lambda arrays, place: [to_theirs(x) for x in arrays],
@@ -58,7 +58,7 @@ def chain(*changes: Change) -> Change:
 
 as_it_is = _each(lambda x: x, lambda x: x)
 transposed = _each(lambda x: x.T, lambda x: x.T)
-# Norms of Gemma store their scale less 1.
+# Norms of Gemma store their scale minus 1.
 scale_less_one = _each(
     lambda x: x.astype(np.float32) + np.float32(1),
     lambda x: x.astype(np.float32) - np.float32(1),
@@ -87,7 +87,7 @@ def _class_token_to_ours(arrays, place):
 
 
 # A class token before the patches is a patch of zeros, which the embedding turns into
-# its bias: what the token has beyond that goes into the first position.
+# its bias: the rest of the token goes into the first position.
 class_token = Change(
     _class_token_to_ours,
     lambda arrays, place: [arrays[0][None], arrays[1].reshape(1, 1, -1), arrays[1]],

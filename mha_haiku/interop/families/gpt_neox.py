@@ -7,10 +7,10 @@ from mha_haiku.interop.families import changes, rules, tables
 
 
 def _order(place: changes.Place) -> np.ndarray:
-    """Orders the features `[K]` so that pairs stand K/2 apart, as ours do.
+    """Orders the features `[K]` so that pairs are K/2 apart, as in our models.
 
-    The first `turning` features of a head turn, in pairs half of them apart. The halves
-    of the others are appended to the halves of these, and have frequency 0.
+    The first `turning` features of a head rotate, in pairs `turning / 2` apart. The
+    halves of the others are appended to the halves of these, and have frequency 0.
     """
     size = models.key_size(place.config)
     frequencies = place.config.embedding.frequencies

@@ -1,7 +1,7 @@
 """Llama and similar models: causal, rotary positions, gated feed-forward parts.
 
-Llama (SmolLM2 is one), Mistral, Qwen2, Qwen3, OLMo 2, Gemma, Gemma 2 and Gemma 3 differ
-in a few fields each; they share one table of names.
+Llama (with SmolLM2), Mistral, Qwen2, Qwen3, OLMo 2, Gemma, Gemma 2 and Gemma 3 differ
+in a few fields; they share one table of names.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Fields of `config.json` that several families share, and how they are read.
 
-Files of `transformers` 4 and of 5 say the same things in other words: rotary positions
-as `rope_theta` and `rope_scaling`, or as `rope_parameters`; windows by a pattern, or by
-`layer_types`. Both are read, and what is written opens in both.
+Files of `transformers` 4 and 5 have different keys with the same meaning: rotary
+positions are in `rope_theta` and `rope_scaling`, or in `rope_parameters`; windows in a
+pattern, or in `layer_types`. Both are read, and written files open in both.
 
 L layers, D width, H heads, F hidden units, K size of a head.
 """
@@ -52,8 +52,8 @@ SUPPORTED = {
     "pruned_heads": (None, {}),
     "use_bidirectional_attention": (None, False),
 }
-# The same of causal models, which `transformers` makes bidirectional by any other value
-# of `is_causal`.
+# The same for causal models, which `transformers` makes bidirectional by any other
+# value of `is_causal`.
 SUPPORTED_CAUSAL = {
     **{name: values for name, values in SUPPORTED.items() if name != "is_decoder"},
     "is_causal": (True,),
@@ -69,7 +69,7 @@ def at_least_one(name: str, value: Any) -> float:
     return value
 
 
-# Kinds of rotary positions, and what they read next to their base and share.
+# Kinds of rotary positions, and the keys that they read next to their base and share.
 _ROTARY_KINDS = {
     "default": {},
     "linear": {"factor": at_least_one},
@@ -86,7 +86,7 @@ _ROTARY_KEYS = (
     "rope_theta",
     "partial_rotary_factor",
     *_ROTARY_KINDS["llama3"],
-    # What other kinds read, and what nothing reads.
+    # Keys that other kinds read, and keys that nothing reads.
     *("attention_factor", "beta_fast", "beta_slow", "finetuned", "long_factor"),
     *("mrope_section", "mscale", "mscale_all_dim", "short_factor", "truncate"),
 )
@@ -136,7 +136,7 @@ def sizes(
         "intermediate_size",
     ),
 ) -> tuple[Setting, ...]:
-    """Makes the settings of L, D, H and F; without defaults all must be given."""
+    """Makes the settings of L, D, H and F; without defaults all are required."""
     ours = (
         "num_layers",
         "model_size",
@@ -146,8 +146,8 @@ def sizes(
     defaults = defaults or (tables.REQUIRED,) * 4
     least_one = fields.integer(1, 2**20)  # head, as the width is divided by them
     return tuple(
-        Setting(each, name, default, check=least_one if each == ours[2] else None)
-        for each, name, default in zip(ours, names, defaults, strict=False)
+        Setting(field, name, default, check=least_one if field == ours[2] else None)
+        for field, name, default in zip(ours, names, defaults, strict=False)
     )
 
 
@@ -196,7 +196,7 @@ def biases(default: bool) -> Rule:
 
     def write(ours):
         if ours[ours_of[0]] != ours[ours_of[1]]:
-            raise CannotSayError("biases of queries, keys and values alone")
+            raise CannotSayError("biases only of queries, keys and values")
         return {"attention_bias": ours[ours_of[0]]}
 
     return Rule(
@@ -235,11 +235,13 @@ def windows(
 
     def write(ours):
         num_layers, window = ours["num_layers"], ours["attention.window"]
-        each = _of_layers(window, num_layers)
-        sizes = {size for size in each if size is not None}
+        by_layer = _of_layers(window, num_layers)
+        sizes = {size for size in by_layer if size is not None}
         if len(sizes) > 1:
             raise CannotSayError(f"windows of {len(sizes)} sizes")
-        kinds = ["full_attention" if w is None else "sliding_attention" for w in each]
+        kinds = [
+            "full_attention" if w is None else "sliding_attention" for w in by_layer
+        ]
         used = {
             "use_sliding_window": bool(sizes),
             "max_window_layers": 0 if sizes else num_layers,
@@ -282,7 +284,7 @@ def one_window() -> Rule:
         if set(theirs["layer_types"] or [kind]) != {kind}:
             raise checks.ConfigError(
                 f"config.json's layer_types must be {kind!r} for all layers, as "
-                "sliding_window says: transformers reads that alone here."
+                "sliding_window says: transformers reads only that here."
             )
         return rule.read(theirs)
 
@@ -300,9 +302,9 @@ def rotary(theta: str = "rope_theta", share: str = "", turning: float = 1.0) -> 
 
     Args:
       theta: The key of their base outside of `rope_parameters`.
-      share: The key of the share of a head's features that turn, `turning` where it is
-        left out; "": all turn, and `transformers` reads no share where nothing is
-        scaled.
+      share: The key of the share of a head's features that rotate, `turning` if it is
+        left out. "" if all rotate, and `transformers` reads no share unless frequencies
+        are scaled.
     """
     outside = share or "partial_rotary_factor"
 
@@ -333,8 +335,8 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
     """Makes the rule of Gemma 3: layers with a window, as in `windows`, differ."""
 
     def read(theirs):
-        given = theirs["rope_parameters"] or {}
-        for name in given:
+        rope = theirs["rope_parameters"] or {}
+        for name in rope:
             checks.choice("a key of config.json's rope_parameters", name, _WINDOW_KINDS)
         ropes = {}
         for kind, theta in (
@@ -342,7 +344,7 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
             ("sliding_attention", "rope_local_base_freq"),
         ):
             name = f"rope_parameters.{kind}"
-            said = given.get(kind)
+            said = rope.get(kind)
             said = {"rope_type": "default"} if said is None else _object(name, said)
             if kind == "full_attention":
                 said = {**said, **(theirs["rope_scaling"] or {})}
@@ -380,7 +382,7 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
 
 
 def _check_all_turn(rope: Theirs) -> None:
-    """Raises CannotSayError where some features of a head do not turn."""
+    """Raises CannotSayError if some features of a head do not rotate."""
     # Most families of transformers ignore the share of those that do.
     if rope.get("partial_rotary_factor", 1) != 1:
         raise CannotSayError("rotary positions of a part of each head")
@@ -411,15 +413,15 @@ def _rotary_keys(theta: str, base: float, share: str, turning: float) -> dict:
 def _rope(
     name: str, given: Theirs, theirs: Theirs, theta: float, share: float, reads: bool
 ) -> dict[str, Any]:
-    """Describes rotary positions in the words of `transformers` 5.
+    """Describes rotary positions by the keys of `transformers` 5.
 
     Args:
-      name: The key that `given` stands at.
-      given: What the file says there, which counts before the rest.
+      name: The key of `given`.
+      given: The file's value there, which overrides the rest.
       theirs: The checked `config.json`.
-      theta: The base that the file says elsewhere.
-      share: The share of features that turn that the file says elsewhere.
-      reads: Whether the family reads the share where frequencies are not scaled.
+      theta: The base from another key of the file.
+      share: The share of rotating features from another key of the file.
+      reads: Whether the family reads the share if frequencies are not scaled.
     """
     name = f"config.json's {name}"
     for each in given:
@@ -448,8 +450,8 @@ def _rope(
         rope["partial_rotary_factor"] = 1.0
     if rope["partial_rotary_factor"] != 1 and not reads:
         raise ValueError(
-            f"{name}.partial_rotary_factor must be 1 for models that turn all features "
-            f"of a head, got {rope['partial_rotary_factor']!r}."
+            f"{name}.partial_rotary_factor must be 1 for models that rotate all "
+            f"features of a head, got {rope['partial_rotary_factor']!r}."
         )
     return {"rope_type": kind, **rope}
 
@@ -469,7 +471,7 @@ def _frequencies_field(ropes: list[dict[str, Any]], size: int) -> dict[str, Any]
 
 
 def _frequencies(rope: Theirs, size: int) -> list[float]:
-    """Computes radians per position, `[K/2]`; features that do not turn have 0.
+    """Computes radians per position, `[K/2]`; features that do not rotate have 0.
 
     Source: Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783, section 3.2, and
     Chen et al. 2023, https://arxiv.org/abs/2306.15595 (linear).
@@ -478,7 +480,7 @@ def _frequencies(rope: Theirs, size: int) -> list[float]:
     if turns % 2:
         raise checks.ConfigError(
             f"config.json's partial_rotary_factor = {rope['partial_rotary_factor']!r} "
-            f"turns {turns} of the {size} features of a head, and must turn pairs."
+            f"rotates {turns} of the {size} features of a head, but must rotate pairs."
         )
     result = encodings.frequencies_of(turns, float(rope["rope_theta"]))
     if rope["rope_type"] == "linear":
@@ -492,7 +494,7 @@ def _frequencies(rope: Theirs, size: int) -> list[float]:
 
 
 def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
-    """Describes rotary positions of given frequencies, if they have a name."""
+    """Describes rotary positions of some frequencies, if they have a name."""
     if frequencies is None:
         return {"rope_type": "default", "rope_theta": float(period)}
     given = np.array(frequencies, float)
@@ -518,9 +520,9 @@ def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
 
 
 def _scalings(ratio: np.ndarray, rounds: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Yields the kinds of rotary positions that may have scaled frequencies so.
+    """Yields the kinds of rotary positions that may have scaled frequencies like this.
 
-    They had `rounds` turns per position, and were multiplied by `ratio`.
+    Frequencies had `rounds` turns per position, and were multiplied by `ratio`.
     """
     yield {"rope_type": "default"}
     yield {"rope_type": "linear", "factor": _rounded(1 / ratio[0])}

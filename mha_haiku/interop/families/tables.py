@@ -1,12 +1,12 @@
-"""What a family of models is: a table of names, in both directions.
+"""Families of models: a table of names, in both directions.
 
-A `Family` says how the fields of a `config.json` give the fields of `config.model`,
-and which of its arrays are which of our parameters. Everything is read forwards by
-`load` and backwards by `save`; a row that does not apply (a bias that a model does not
-have) is left out, as the model itself says which parameters it has.
+A `Family` maps the fields of a `config.json` to the fields of `config.model`, and its
+arrays to our parameters. `load` reads the table forwards, `save` backwards; a row that
+does not apply (a bias that a model lacks) is left out, as the model itself declares its
+parameters.
 
-Settings and rules declare the keys that they read: `checked` is what reads a file, and
-they see its result, where every key is there, of the right type and in range.
+Settings and rules declare the keys that they read. They get the result of `checked`, in
+which every key is present, of the right type and in range.
 """
 
 import functools
@@ -33,15 +33,15 @@ def key(
     """Declares a key of `config.json`.
 
     Args:
-      default: What `transformers` takes where a file leaves it out.
-      check: Raises ValueError for values that it cannot have; None: `kind` is enough.
-      kind: Its type, as an annotation; only one with None may be null.
+      default: The default of `transformers` for a missing key.
+      check: Raises ValueError for invalid values; None if `kind` is enough.
+      kind: Its type, as an annotation; only a type with None may be null.
     """
     return fields.Field(default, "", check, kind)
 
 
 class Row(NamedTuple):
-    """One or more of our arrays and the one or more of theirs that hold the same."""
+    """One or more of our arrays, and one or more of theirs with the same content."""
 
     # Names such as `attention/query/w`, without `encoder/layer_i/`.
     ours: tuple[str, ...]
@@ -75,7 +75,7 @@ def linear(
 def norm(
     ours: str, theirs: str, change: changes.Change = changes.as_it_is
 ) -> tuple[Row, ...]:
-    """Makes the rows of a norm: scale, and offset where there is one."""
+    """Makes the rows of a norm: scale, and offset if it has one."""
     return (
         row(f"{ours}/scale", f"{theirs}.weight", change),
         row(f"{ours}/offset", f"{theirs}.bias"),
@@ -97,15 +97,15 @@ def query_key_value(
 
 
 class Setting(NamedTuple):
-    """A field of `config.model` and the one of `config.json` that says it."""
+    """A field of `config.model` and its field of `config.json`."""
 
     # Its name within `config.model`, as `feed_forward.hidden_size`; or one of the other
     # arguments of `models.build`: num_tokens, feature_size, num_classes.
     ours: str
     theirs: str  # its name there
-    # What `transformers` takes where `config.json` leaves it out.
+    # The default of `transformers` for a missing key.
     default: Any = REQUIRED
-    # Where values have other names: theirs to ours.
+    # Other names of values: theirs to ours.
     names: Mapping[Any, Any] | None = None
     # Checks its values; by default as our field does.
     check: fields.Check | None = None
@@ -140,12 +140,12 @@ class Rule(NamedTuple):
 
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
     write: Callable[[Mapping[str, Any]], dict[str, Any]]
-    # What `read` reads, other than keys of the family's settings.
+    # Keys that `read` reads, except keys of the family's settings.
     keys: Mapping[str, fields.Field] = {}
 
 
 class CannotSayError(Exception):
-    """A family has no words for what a config asks for, in `count` of its fields."""
+    """A family cannot express a config, in `count` of its fields."""
 
     def __init__(self, what: str, count: int = 100):  # large: unknown
         super().__init__(what)
@@ -153,12 +153,12 @@ class CannotSayError(Exception):
 
 
 class Head(NamedTuple):
-    """What reads the last layer."""
+    """The module that reads the last layer."""
 
     architecture: str  # its class in `transformers`, as `BertForMaskedLM`
     fields: Mapping[str, Any]  # what it sets in `config.model`
     rows: tuple[Row, ...] = ()  # its arrays, by their whole names
-    # A name that a file has if it has this head, and no head before it has.
+    # A name that a file has if it has this head, and none of the heads before it.
     has: str | None = None
     # Prefixes of arrays that the class stores and this head does not read.
     unused: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ class Family(NamedTuple):
     """A family of models."""
 
     name: str  # its `model_type` in `config.json`
-    prefix: str  # what names of the model's own arrays begin with where there is a head
+    prefix: str  # of names of the model's arrays, if it has a head
     layer: str  # what names of a layer's arrays begin with; `{}` is its number
     fields: Mapping[str, Any]  # what all its models have in `config.model`
     settings: tuple[Setting | Rule, ...]  # what `config.json` says of the rest
@@ -193,8 +193,8 @@ def keys_of(family: Family, head: Head) -> dict[str, fields.Field]:
     result: dict[str, fields.Field] = {}
     settings = (*family.settings, *head.settings)
     # A rule may read the key of a setting, whose default counts.
-    for each in sorted(settings, key=lambda each: isinstance(each, Setting)):
-        result |= each.keys
+    for setting in sorted(settings, key=lambda setting: isinstance(setting, Setting)):
+        result |= setting.keys
     return result
 
 

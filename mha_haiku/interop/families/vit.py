@@ -10,8 +10,8 @@ def patches(images: np.ndarray, size: int) -> np.ndarray:
     """Returns the inputs of a ViT, `[B, 1 + N, channels * size * size]`.
 
     They are a row of zeros, for the class, and the patches, row by row, of images `[B,
-    channels, height, width]`, normalised as the model wants it. `size` is a patch's
-    height and width.
+    channels, height, width]`, normalized as the model expects. `size` is the height and
+    width of a patch.
 
     Raises:
       ValueError: If `size` does not divide the image's height and width.

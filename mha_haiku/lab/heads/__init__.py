@@ -1,6 +1,6 @@
-"""The heads laboratory: which heads matter, what they do, and a model without the rest.
+"""Analysis of heads: which heads matter, what they do, and pruning of the others.
 
-Pure functions of parameters, data and a metric that is handed in.
+Pure functions of parameters, data and a metric.
 """
 
 from mha_haiku.lab.heads import (

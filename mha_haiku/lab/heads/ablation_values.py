@@ -1,4 +1,4 @@
-"""Ablation values, which ablated heads pass on: zero, the mean, another example's.
+"""Ablation values, which replace ablated heads: zero, mean, or another example's.
 
 B batch, T positions, P attention parts, H heads of a part, V value size per head.
 """
@@ -16,13 +16,13 @@ from mha_haiku.training import tasks
 
 Array = jax.Array
 
-# From the heads' outputs with no head ablated, P arrays `[B, T, H, V]`, to the ablation
+# From the outputs of heads without ablation, P arrays `[B, T, H, V]`, to the ablation
 # values of each part: `[H, V]` or `[B, T, H, V]`, or None for zeros.
 AblationValue = Callable[[Sequence[Array]], list[Array | None]]
 
 
 def zero(heads: Sequence[Array]) -> list[None]:
-    """Ablated heads pass on zeros.
+    """Replaces ablated heads by zeros.
 
     Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
     """
@@ -30,17 +30,17 @@ def zero(heads: Sequence[Array]) -> list[None]:
 
 
 def resample(heads: Sequence[Array]) -> list[Array]:
-    """Ablated heads pass on their output for the next example of the batch.
+    """Replaces ablated heads by their output for the next example of the batch.
 
     Source: Chan et al. 2022, https://www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN.
     """
-    return [jnp.roll(each, -1, axis=0) for each in heads]
+    return [jnp.roll(values, -1, axis=0) for values in heads]
 
 
 def mean(
     model: models.Model, params: Any, batches: Iterable[tasks.Example]
 ) -> AblationValue:
-    """Computes each head's mean over data and positions without padding.
+    """Computes the mean output of each head over data and unpadded positions.
 
     Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
     """
@@ -54,9 +54,9 @@ def mean(
 @running.compiled
 def _sums(model, params, example) -> list[tuple[Array, Array]]:
     """Sums the outputs of the heads of each part, and counts the positions."""
-    _, found = running.look(model, params, example, ["*/heads"])
+    _, heads = running.look(model, params, example, ["*/heads"])
     sums = []
-    for name, values in found.items():
+    for name, values in heads.items():
         values = running.by_example(values, len(example.inputs))
         counted = 1.0 * running.valid(values.shape[1], example, running.kind_of(name))
         sums.append((jnp.einsum("bt,bthv->hv", counted, values), counted.sum()))

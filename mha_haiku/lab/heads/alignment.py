@@ -1,4 +1,4 @@
-"""How well cross-attention keeps to an alignment that is known.
+"""The share of cross-attention that follows a known alignment.
 
 N examples, H heads, T target and S source positions.
 """
@@ -16,8 +16,9 @@ Array = jax.Array | np.ndarray
 
 UNIT = "share"
 
-# From one example, on the host, to where its target's rows should look in its source,
-# booleans `[T, S]` by name; {}: it is not known. `Task.alignments` is such.
+# From one example, on the host, to the source positions that its target rows should
+# look at, booleans `[T, S]` by name, or {} if not known; `Task.alignments`, for
+# example.
 Align = Callable[[tasks.Example], Mapping[str, np.ndarray]]
 
 
@@ -30,16 +31,16 @@ def label(name: str) -> str:
 def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
     """Finds where the rows of a batch should look, booleans `[N, T, S]` by name.
 
-    An example whose alignment is not known has no such row. The batch is on the host.
+    Rows of examples without a known alignment are False. The batch is on the host.
     """
     if example.decoder_inputs is None:
         return {}
     rows = range(len(example.inputs))
-    each = [align(jax.tree.map(operator.itemgetter(i), example)) for i in rows]
+    known = [align(jax.tree.map(operator.itemgetter(i), example)) for i in rows]
     shape = example.decoder_inputs.shape[1], example.inputs.shape[1]
-    names = dict.fromkeys(name for row in each for name in row)
-    aligned = {name: np.zeros((len(each), *shape), bool) for name in names}
-    for i, row in enumerate(each):
+    names = dict.fromkeys(name for row in known for name in row)
+    aligned = {name: np.zeros((len(known), *shape), bool) for name in names}
+    for i, row in enumerate(known):
         for name, x in row.items():  # a user's examples may be shorter than the task's
             x = x[: shape[0], : shape[1]]
             aligned[name][i, : x.shape[0], : x.shape[1]] = x
@@ -49,9 +50,9 @@ def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
 def shares(places: Array, alignment: Array) -> Array:
     """Computes the share of rows with an aligned key that look at such a key.
 
-    `places` `[N, H, T]` are the keys with the largest weight of each row, below 0 in a
-    row that sees nothing; `alignment` `[N, T, S]` is true where a row should look. The
-    result is `[N, H]` in [0, 1], NaN in an example without an aligned row.
+    `places` `[N, H, T]` are the keys with the largest weight of each row, negative for
+    a row that sees nothing; `alignment` `[N, T, S]` is true where a row should look.
+    The result is `[N, H]` in [0, 1], NaN for an example without an aligned row.
     """
     xnp = _module_of(places)
     places = xnp.asarray(places)[..., None]
@@ -63,7 +64,7 @@ def shares(places: Array, alignment: Array) -> Array:
 
 
 def evidence(found: Mapping[str, Array]) -> dict[str, Array]:
-    """Makes the part of `heads.role_evidence` on alignment, from `shares` by name."""
+    """Makes the evidence of alignment for `heads.role_evidence` from `shares`."""
     if "aligned" not in found:
         return {}
     xnp, share = _module_of(found["aligned"]), found["aligned"]

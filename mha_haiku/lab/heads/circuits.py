@@ -1,9 +1,9 @@
-"""Circuits of heads from their weights alone: where a head looks, and what it copies.
+"""QK and OV circuits of heads, from their weights.
 
 D width, H heads, K query/key and V value size per head, N tokens, C classes. Vectors
 are rows. A head's score of a query vector x and a key vector y is `x QK y^T` (times its
-scale), and it adds `y OV` to the residual stream for what it looks at: two matrices of
-low rank say what it does. Everything is float64 NumPy, and works on small factors: no
+scale), and it adds `y OV` to the residual stream for a key it looks at: two matrices of
+low rank describe the head. Everything is float64 NumPy, and works on small factors: no
 `[N, N]` array is made.
 
 Source: Elhage et al. 2021, https://transformer-circuits.pub/2021/framework/index.html.
@@ -18,33 +18,33 @@ from mha_haiku.core import checks, models
 from mha_haiku.lab.heads import head_weights
 from mha_haiku.lab.heads.head_weights import HeadWeights
 
-KINDS = ("q", "k", "v")  # through which a head reads what another has written
+KINDS = ("q", "k", "v")  # how a head reads what another wrote
 
 
 def ov(weights: HeadWeights) -> np.ndarray:
-    """Computes the OV circuit, `[D, D]`, from a vector looked at to the output."""
+    """Computes the OV circuit, `[D, D]`, from an attended vector to the output."""
     return weights.value @ weights.output
 
 
 def copying_score(
     weights: HeadWeights, embedding: np.ndarray, unembedding: np.ndarray
 ) -> np.ndarray:
-    """Divides the sum of the OV circuit's eigenvalues by the sum of their sizes.
+    """Divides the sum of the OV circuit's eigenvalues by the sum of their magnitudes.
 
-    In [-1, 1]: 1 where the head copies, -1 where it takes away what it looks at, about
-    0 for random weights. With the ends, `[N, D]` of `token_embedding` and `[D, N]` of
-    `unembedding`, it is of the circuit from tokens to logits: a positive eigenvalue is
-    a direction of tokens that makes the same tokens likelier. With weights of several
-    heads the result has their leading axis.
+    In [-1, 1]: 1 if the head copies, -1 if it subtracts what it looks at, about 0 for
+    random weights. The circuit goes from tokens to logits, through `token_embedding`
+    `[N, D]` and `unembedding` `[D, N]`: a positive eigenvalue is a direction of tokens
+    that makes the same tokens likelier. With weights of several heads the result has
+    their leading axis.
 
     Raises:
-      ValueError: If the ends are not of the same tokens.
+      ValueError: If embedding and unembedding have different tokens.
 
     Source: Elhage et al. 2021, "Detecting copying behavior".
     """
     if embedding.shape != unembedding.shape[::-1]:
         raise ValueError(
-            "embedding [N, D] and unembedding [D, N] must be of the same tokens, "
+            "embedding [N, D] and unembedding [D, N] must have the same tokens, "
             f"got shapes {embedding.shape} and {unembedding.shape}."
         )
     inner = unembedding @ embedding
@@ -61,30 +61,30 @@ def matching_score(
     """Computes `copying_score` of the QK circuit: 1 if a head seeks equal tokens.
 
     `embedding` `[N, D]` has the tokens as both sides read them. With an earlier head,
-    of a layer below, keys are made of what that head has written: 1 where the head
-    looks for positions at which the earlier head has read the query's token, which is
-    induction where that head looks one back.
+    from a lower layer, keys are computed from what that head wrote: 1 if the head looks
+    for positions at which the earlier head read the query's token, which is induction
+    if that head looks one back.
 
     Source: Elhage et al. 2021, "Checking the mechanistic theory".
     """
     inner = embedding.T @ embedding
-    if earlier is not None:  # keys are tokens, through OV of the earlier head
+    if earlier is not None:  # keys are tokens, through the OV of the earlier head
         inner = ov(earlier).mT @ inner
-    # E Q K^T (E OV)^T, and K^T OV^T E^T E Q of the same eigenvalues.
+    # E Q K^T (E OV)^T has the same eigenvalues as K^T OV^T E^T E Q.
     return _positivity(weights.key.mT @ inner @ weights.query)
 
 
 def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarray:
-    """Measures how much of a head's input another head has written, in [0, 1].
+    """Computes how much of a head's input another head wrote, in [0, 1].
 
     The Frobenius norm of the product of the two circuits over the product of their
     norms: of `OV` of the earlier head with `QK` (kind "q"), its transpose ("k"), or
     `OV` ("v") of the later head. Random weights do not give 0, but about one over the
-    root of D: compare heads with each other. The result is `[H, H']`, without an axis
-    for a single head; 0 for one that writes nothing.
+    square root of D: compare heads with each other. The result is `[H, H']`, without
+    the axis of a single head; 0 for a head that writes nothing.
 
     Raises:
-      ValueError: If there is no such kind.
+      ValueError: If `kind` is unknown.
 
     Source: Elhage et al. 2021, "Three kinds of composition".
     """
@@ -105,43 +105,42 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     )
     norms = map(np.linalg.matrix_norm, (written, taken))
     sizes = np.multiply.outer(*norms)
-    found = np.linalg.matrix_norm(both).reshape(sizes.shape)
-    return found / np.where(sizes > 0, sizes, 1)
+    products = np.linalg.matrix_norm(both).reshape(sizes.shape)
+    return products / np.where(sizes > 0, sizes, 1)
 
 
 def compositions(model: models.Model, params: Any, kind: str) -> np.ndarray:
-    """Computes `composition` of all heads with all heads that can read them.
+    """Computes the `composition` of all heads with all heads that can read them.
 
-    The result is `[P, H, P, H]` for P
-    attention parts, the earlier head first; NaN where the second does not read the
-    first without other heads in between.
+    The result is `[P, H, P, H]` for P attention parts, the earlier head first; NaN
+    where the second does not read the first directly, without other heads in between.
 
     Raises:
-      ValueError: If there is no such kind, or the model has no config.
+      ValueError: If `kind` is unknown, or the model has no config.
     """
     checks.choice("kind", kind, KINDS)
     places = models.heads_of_layers(head_weights.config_of(model))
     kinds = [place.kind for place in places]
     widest = max(len(place.names) for place in places)
     result = np.full((len(places), widest) * 2, np.nan)
-    own = {
+    weights = {
         i: head_weights.weights(model, params, i)
         for i, place in enumerate(places)
         if place.names
     }
-    for i, earlier in own.items():
-        for j, later in own.items():
+    for i, earlier in weights.items():
+        for j, later in weights.items():
             if kind in kinds_read(kinds, i, j):
-                found = composition(kind, earlier, later)
-                result[i, : found.shape[0], j, : found.shape[1]] = found
+                shares = composition(kind, earlier, later)
+                result[i, : shares.shape[0], j, : shares.shape[1]] = shares
     return result
 
 
 def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
-    """Finds through which of q, k and v heads of one part read heads of another.
+    """Returns which of q, k and v of one part's heads read the heads of another.
 
-    "" where they do not without other heads in between, as in a layer below. `kinds`
-    has the kind of every part, "" where there is one kind.
+    "" if none do directly, without other heads in between, as for a lower layer.
+    `kinds` has the kind of every part, "" if there is only one kind.
     """
     first, second = kinds[sender], kinds[receiver]
     if first == "encoder" and second == "cross":

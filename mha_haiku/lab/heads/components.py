@@ -1,9 +1,9 @@
 """A model as a linear map of what its heads and feed-forward parts write.
 
-With the factors of norms held (of queries and keys too), queries, keys and values
-are linear in the components of the residual stream. All comes from sites: the model
-runs once more on single components, with the factors as they were, and a run with all
-components at zero says whether that was enough. What is here is traced.
+With the factors of norms held constant (those of queries and keys too), queries, keys
+and values are linear in the components of the residual stream. This uses only sites:
+the model runs again on single components, with the same factors, and a run with all
+components at zero checks that this makes it linear. The functions here are traced.
 
 B batch, T query positions, S key positions, H heads of a part, K query/key and V value
 size per head, R queries, M components.
@@ -21,7 +21,7 @@ from mha_haiku.lab.heads import edits, running
 
 Array = jax.Array
 
-LINEAR = 1e-3  # how far from linear a model may be, by rounding
+LINEAR = 1e-3  # the tolerance for rounding of a linear model
 _EMBEDDINGS = ("embedding", "decoder_embedding")
 _SOURCES = (*_EMBEDDINGS, "*/heads", "*/feed_forward/output")
 
@@ -31,11 +31,11 @@ class Component(NamedTuple):
 
     Attributes:
       kind: "token", "position", "head", "feed-forward" or "biases" ("decoder token" and
-        "decoder position" where there is a decoder); in functions "embedding" as a
-        whole, or "rest", which is all that no site shows.
-      layer: The attention part of a head, the layer of a feed-forward part.
-      head: Its head.
-      source: The position that the head reads, where it is split by these.
+        "decoder position" if there is a decoder); in functions also "embedding", not
+        split, or "rest", which is everything without a site.
+      layer: The attention part of a head, or the layer of a feed-forward part.
+      head: The index of a head.
+      source: The position that the head reads, if it is split by source.
     """
 
     kind: str
@@ -51,41 +51,41 @@ class Component(NamedTuple):
 
 
 class Map(NamedTuple):
-    """What is asked of a map, with a key and a value for each query head."""
+    """The queries, keys and values of a map, with a key and a value per query head."""
 
     query: Array  # [B, T, H, K]
     key: Array  # [B, S, H, K]
-    value: Array  # [B, S, H, V]; V is 0 where values are not known
+    value: Array  # [B, S, H, V]; V is 0 if values are not known
 
     @classmethod
-    def of(cls, own: attention.AttentionMap) -> "Map":
+    def of(cls, map_: attention.AttentionMap) -> "Map":
         """Takes the queries, keys and values of all heads from an attention map."""
-        value = own.key[..., :0] if own.value is None else own.value
-        both = (scores.repeat_heads(x, own.shape[-3]) for x in (own.key, value))
-        return cls(own.query, *both)
+        value = map_.key[..., :0] if map_.value is None else map_.value
+        both = (scores.repeat_heads(x, map_.shape[-3]) for x in (map_.key, value))
+        return cls(map_.query, *both)
 
 
 class Held:
-    """A run, and its queries, keys and values as linear in components.
+    """A run, and its queries, keys and values as linear functions of components.
 
     Attributes:
-      components: M of them, and last what is left, "biases" or "rest".
+      components: M components; the last one is the remainder, "biases" or "rest".
       maps: The attention maps that have heads, by name.
-      part: The attention part of each.
-      shapes: The shapes of the maps of all parts, also of those without heads.
-      sources: What components write, by the name of the site.
-      heads: The names of what heads write, one for each part.
+      part: The attention part of each map.
+      shapes: The shapes of the maps of all parts, including those without heads.
+      sources: The outputs of components, by the name of their site.
+      heads: The names of the sites of heads, one per part.
     """
 
     def __init__(self, model, params, example, read=None):
-        """Runs the model; `read` is what is asked for, as `read_maps` does."""
+        """Runs the model; `read` reads the wanted values, like `read_maps`."""
         model = running.shown(model)
         self._given, self._read = (model, params, example), read or read_maps
         at = [*map(_tokens_of, _EMBEDDINGS), *_SOURCES, "*/factor", "*/map"]
         _, found = running.look(*self._given, at, strict=False)
         maps = [name for name in found if name.endswith("/map")]
         if not maps:
-            raise ValueError("model must show its attention: it has no site */map.")
+            raise ValueError("model must have visible attention: it has no site */map.")
         self.shapes = [found[name].shape for name in maps]
         self.part = {n: i for i, n in enumerate(maps) if found[n].shape[-3]}
         self.maps = {name: found[name] for name in self.part}
@@ -96,23 +96,23 @@ class Held:
         self.sources = {name: found[name] for name in names}
         self.heads = [name for name in names if name.endswith("/heads")]
         self._factors = {n: x for n, x in found.items() if n.endswith("/factor")}
-        self.components, self._stacks = (), {}  # components of a site: [B, T, m, X]
+        self.components, self._stacks = (), {}  # the components of a site: [B, T, m, X]
         for name, value in self.sources.items():
-            own, self._stacks[name] = self._components(name, value, found)
-            self.components += own
+            of_site, self._stacks[name] = self._components(name, value, found)
+            self.components += of_site
         is_whole = "embedding" in map(_last, names)
         self.components += (Component("biases" if is_whole else "rest"),)
 
     def linearized(self) -> "Held":
         """Linearizes the run: sets `ends` (the wanted values), `push` and `pull`."""
         self._of = jax.jit(functools.partial(self._run, read=self._read))
-        # From values of sources to what they add to `ends`.
+        # From the values of sources to their contributions to `ends`.
         self.ends, self.push = jax.linearize(self._of, self.sources)
         self._pull = jax.linear_transpose(self.push, self.sources)
         return self
 
     def curvature(self) -> Array:
-        """Measures how far the run is from linear, a share of the largest value."""
+        """Computes how far the run is from linear, relative to the largest value."""
         start = self._of(jax.tree.map(jnp.zeros_like, self.sources))
 
         def share(end, first, change):
@@ -125,46 +125,47 @@ class Held:
     def pull(self, cotangents: dict[str, Any]) -> dict[str, Array]:
         """Computes gradients by `sources` of the sum of products with cotangents.
 
-        These are fields of a `Map` by its name, or logits; what is left out is 0.
+        Cotangents are fields of a `Map` by its name, or logits; missing ones are 0.
         """
         every = jax.tree.map(jnp.zeros_like, self.ends)
-        for name, own in cotangents.items():
-            own = every[name]._replace(**own) if isinstance(own, dict) else own
-            every[name] = jax.tree.map(lambda x, y: x.astype(y.dtype), own, every[name])
+        for name, x in cotangents.items():
+            x = every[name]._replace(**x) if isinstance(x, dict) else x
+            every[name] = jax.tree.map(lambda x, y: x.astype(y.dtype), x, every[name])
         return self._pull(every)[0]
 
     def parts(self, gradients: dict[str, Array]) -> Array:
-        """Multiplies components by gradients, as `[M - 1, B, L]`.
+        """Multiplies components by gradients: terms `[M - 1, B, L]` by position.
 
-        Position l of component m has its term there; L is the most positions of any.
+        L is the largest number of positions of a component.
         """
-        found = []
+        terms = []
         for name, stack in self._stacks.items():
-            own = gradients[name]
-            own = own if name in self.heads else own[..., None, :]
-            found.append(jnp.moveaxis((stack * own).sum(-1), -1, 0))
-        longest = max(x.shape[-1] for x in found)
-        pads = ([(0, 0), (0, 0), (0, longest - x.shape[-1])] for x in found)
-        return jnp.concatenate(list(map(jnp.pad, found, pads)))
+            gradient = gradients[name]
+            gradient = gradient if name in self.heads else gradient[..., None, :]
+            terms.append(jnp.moveaxis((stack * gradient).sum(-1), -1, 0))
+        longest = max(x.shape[-1] for x in terms)
+        pads = ([(0, 0), (0, 0), (0, longest - x.shape[-1])] for x in terms)
+        return jnp.concatenate(list(map(jnp.pad, terms, pads)))
 
     def single(self, m: Array) -> dict[str, Array]:
-        """Computes the values of the sites from component m alone."""
+        """Computes the values of the sites with only component m."""
         result, first = {}, 0
         for name, stack in self._stacks.items():
             stop = first + stack.shape[-2]
-            own = stack * (jnp.arange(first, stop) == m).reshape(1, 1, -1, 1)
-            result[name] = own if name in self.heads else own.sum(-2)
+            chosen = stack * (jnp.arange(first, stop) == m).reshape(1, 1, -1, 1)
+            result[name] = chosen if name in self.heads else chosen.sum(-2)
             first = stop
         return result
 
     def _run(self, components, read):
-        """Runs the model with the values of component sites, and reads the result."""
-        own = components | self._factors
-        changes = edits.on_parts(own, own.values(), lambda _, given: given)
-        # Whole names: a norm outside of a scan may be called as one in it.
+        """Runs the model with given values of component sites, and reads the result."""
+        values = components | self._factors
+        changes = edits.on_parts(values, values.values(), lambda _, value: value)
+        # Whole names: a norm outside a scan may have the name of one inside.
         changes = {f"/{pattern}": change for pattern, change in changes.items()}
-        model, *given = self._given
-        return read(model._replace(apply=sites.edit(model.apply, changes)), *given)
+        model, *arguments = self._given
+        edited = model._replace(apply=sites.edit(model.apply, changes))
+        return read(edited, *arguments)
 
     def _components(self, name, value, found) -> tuple[tuple[Component, ...], Array]:
         """Splits a site into its components and their values."""
@@ -174,8 +175,8 @@ class Held:
         if name not in self._embeddings:
             known = *self._embeddings, *self.heads
             others = [n for n in self.sources if n not in known]
-            own = Component("feed-forward", others.index(name))
-            return (own,), value[..., None, :]
+            component = Component("feed-forward", others.index(name))
+            return (component,), value[..., None, :]
         side, tokens = (
             _last(name).removesuffix("embedding").replace("_", " "),
             _tokens_of(name),
@@ -184,12 +185,12 @@ class Held:
             return (Component(f"{side}embedding"),), value[..., None, :]
 
         def embed(tokens_):
-            read = lambda *own: running.look(*own, [name])[1][name]  # noqa: E731
+            read = lambda *given: running.look(*given, [name])[1][name]  # noqa: E731
             return self._run({tokens: tokens_}, read)
 
-        own = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]
+        of_tokens = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]
         both = Component(f"{side}token"), Component(f"{side}position")
-        return both, jnp.stack([own, value - own], -2)
+        return both, jnp.stack([of_tokens, value - of_tokens], -2)
 
 
 def _last(name: str) -> str:
@@ -207,9 +208,9 @@ def check_linear(curvature: Any) -> None:
         raise ValueError(
             "the model must be linear in what its heads and feed-forward parts write, "
             f"with the factors of norms held, but is {far:.1%} off.\nA norm, embedding "
-            'or feed-forward part has no site. Name it: mh.site("factor", x) what a '
-            'norm multiplies by, mh.site("embedding", x), mh.site("feed_forward/output"'
-            ", x)."
+            'or feed-forward part has no site. Name it: mh.site("factor", x) for the '
+            'factor of a norm, mh.site("embedding", x), '
+            'mh.site("feed_forward/output", x).'
         )
 
 
@@ -225,14 +226,14 @@ def read_logits(model, params, example) -> dict[str, Array]:
     return {"logits": found.get("uncapped_logits", output.logits)}
 
 
-def scales(own: attention.AttentionMap) -> tuple[Array, Array]:
+def scales(map_: attention.AttentionMap) -> tuple[Array, Array]:
     """Computes the factors of queries, `[B, T, H, 1]`, and of keys.
 
     Raises:
-      ValueError: If the score is no scaled product.
+      ValueError: If the score is not a scaled product.
     """
-    score, (query, key, _) = own.weighting.score, Map.of(own)
-    ones = [jnp.ones((*x.shape[:-1], 1), own.dtype) for x in (query, key)]
+    score, (query, key, _) = map_.weighting.score, Map.of(map_)
+    ones = [jnp.ones((*x.shape[:-1], 1), map_.dtype) for x in (query, key)]
     if isinstance(score, scores.Cosine):
         lengths = [jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
         scale = score.aligned(query.ndim - 3).scale[..., None, :, None]
@@ -244,27 +245,27 @@ def scales(own: attention.AttentionMap) -> tuple[Array, Array]:
             "the score must be a scaled product of queries and keys, which splits into "
             f"pairs of components, got {type(score).__name__}."
         )
-    # The scale of recognised attention, of which weights alone are known, is 0.
+    # Recognized attention, of which only weights are known, has a scale of 0.
     return ones[0] * (score.scale_of(query.shape[-1]) or 1.0), ones[1]
 
 
 class Cells(NamedTuple):
-    """Numbers of cells, `[H, R]`: R queries of an example, with a key for each head."""
+    """Numbers of cells, `[H, R]`: R queries of an example, with a key per head."""
 
     keys: Array
-    scores: Array  # before a soft cap, with `positions`; -inf where a key is not seen
-    positions: Array  # what is added for positions
-    scales: Array  # of products of queries and keys
+    scores: Array  # before a soft cap, with `positions`; -inf if the key is not seen
+    positions: Array  # the bias of positions
+    scales: Array  # factors of products of queries and keys
     weights: Array
 
     @classmethod
-    def of(cls, own: attention.AttentionMap, rows: Array, key: Array) -> "Cells":
-        """Computes the numbers at a key; -n: the key with the n-th largest weight."""
-        num_heads, num_queries, num_keys = own.shape[-3:]
+    def of(cls, map_: attention.AttentionMap, rows: Array, key: Array) -> "Cells":
+        """Computes the numbers at a key; -n is the key of the n-th largest weight."""
+        num_heads, num_queries, num_keys = map_.shape[-3:]
         shape = num_heads, len(rows), num_keys
-        weights = own.tile(rows, slice(None))[0]
+        weights = map_.tile(rows, slice(None))[0]
 
-        def without_largest(_, left):  # quicker to compile than to sort; of any sign
+        def without_largest(_, left):  # faster to compile than a sort; of any sign
             largest = left.argmax(-1)[..., None] == jnp.arange(num_keys).reshape(
                 1, 1, -1
             )
@@ -277,22 +278,22 @@ class Cells(NamedTuple):
             tile = jnp.broadcast_to(tile.reshape(-1, *tile.shape[-2:]), shape)
             return jnp.take_along_axis(tile, keys[..., None], -1)[..., 0]
 
-        mask, bias, score, *_ = own.weighting
-        places = own.checked_origin().at(rows, jnp.arange(num_keys))
+        mask, bias, score, *_ = map_.weighting
+        places = map_.checked_origin().at(rows, jnp.arange(num_keys))
         seen = at(mask.aligned_tile(*places))
         seen &= (rows < num_queries)[None] & (keys < num_keys)
         seen &= key >= -num_keys
-        is_recognised = isinstance(score, scores.DotProduct) and score.scale == 0
-        positions = jnp.zeros(keys.shape, own.dtype)
-        if bias is not None and not is_recognised:
+        is_recognized = isinstance(score, scores.DotProduct) and score.scale == 0
+        positions = jnp.zeros(keys.shape, map_.dtype)
+        if bias is not None and not is_recognized:
             positions = at(bias.aligned_tile(*places))
-        query, key, _ = Map.of(own)
+        query, key, _ = Map.of(map_)
         query, key = at_rows(query, rows), at_keys(key, keys)
-        of_queries, of_keys = scales(own)
+        of_queries, of_keys = scales(map_)
         factors = (at_rows(of_queries, rows) * at_keys(of_keys, keys))[..., 0]
-        own_scores = (query * key).sum(-1, dtype=own.dtype) * factors + positions
-        own_scores = jnp.where(seen, own_scores, -jnp.inf)
-        return cls(keys, own_scores, positions, factors, at(weights))
+        products = (query * key).sum(-1, dtype=map_.dtype) * factors + positions
+        products = jnp.where(seen, products, -jnp.inf)
+        return cls(keys, products, positions, factors, at(weights))
 
 
 def at_rows(x: Array, rows: Array) -> Array:
@@ -306,7 +307,7 @@ def at_keys(x: Array, keys: Array) -> Array:
 
 
 def one(shape: tuple[int, ...], *places: Any) -> Array:
-    """Makes an array with 1 at places on its last axes, and 0 elsewhere."""
+    """Makes an array with 1 at `places` of its last axes, and 0 elsewhere."""
     result = jnp.ones(())
     for size, place in zip(shape[-len(places) :], places, strict=True):
         result = jnp.multiply.outer(result, jnp.arange(size) == place)

@@ -1,4 +1,4 @@
-"""What reaches the logits straight from each head, and what each layer would answer.
+"""Direct logit attribution of heads, and the logit lens of layers.
 
 B batch, T positions, H heads, L layers, C classes.
 """
@@ -17,10 +17,9 @@ Array = jax.Array
 
 
 class Contributions(NamedTuple):
-    """The parts of logits; they add up to them.
+    """The parts of logits, which add up to the logits.
 
-    Arrays have no axis C where classes were chosen, and no T where the model pools
-    positions.
+    Arrays have no axis C if classes were chosen, and no T if the model pools positions.
 
     Example:
       >>> parts = mh.heads.logit_attribution(model, params, batches[0])
@@ -32,8 +31,8 @@ class Contributions(NamedTuple):
       True
     """
 
-    # `[B, T, H, C]` of each attention part; 0 in an encoder with a decoder, which the
-    # logits do not read.
+    # `[B, T, H, C]` of each attention part; 0 in the encoder of an encoder-decoder,
+    # which the logits do not read.
     heads: tuple[Array, ...]
     rest: Array  # `[B, T, C]`: embeddings, feed-forward parts, biases
 
@@ -45,22 +44,22 @@ def logit_attribution(
     *,
     classes: Array | None = None,
 ) -> Contributions:
-    """Computes direct logit attribution: the part of each head in the logits.
+    """Computes direct logit attribution: the contribution of each head to the logits.
 
-    Of a function, as far as its program shows the residual stream and norms.
+    Works for functions whose program shows the residual stream and norms.
 
-    The residual stream is a sum, of which a head's output is one term, and logits are
+    The residual stream is a sum with a term for each head's output, and logits are
     linear in it once the factors of the norms in between are held constant. Effects
     through other heads and feed-forward parts are not included. A `soft_cap` of logits
     comes after the sum.
 
-    `classes` are `[B, T]` integers (`[B]` where positions are pooled), whose logits are
-    split, such as `example.targets`; None: all.
+    `classes` are `[B, T]` integers (`[B]` if positions are pooled) whose logits are
+    split, such as `example.targets`. Defaults to all classes.
 
     Raises:
       ValueError: If there is no such class, or logits are not such a sum: norms come
-        after the parts, parts are without residuals, or a layer that is not linear
-        comes before the logits.
+        after the parts, parts have no residuals, or a nonlinear layer comes before the
+        logits.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru;
     Elhage et al. 2021, "Path expansion trick",
@@ -86,7 +85,7 @@ def _check_config(config) -> None:
     if models.NORM_PLACES[config.norm.position].end:
         raise ValueError(
             "model must have no norms of the sum (norm.position pre, both or "
-            "reordered): with them the logits are no sum over heads, got "
+            "reordered): with them the logits are not a sum over heads, got "
             f"{config.norm.position!r}."
         )
     if not (config.attention.residual and config.feed_forward.residual):
@@ -99,15 +98,15 @@ def _check_config(config) -> None:
 
 
 def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Array:
-    """Computes the logits that each layer's input would give, as if it were the last.
+    """Computes the logits of each layer's input, as if it came from the last layer.
 
-    The result is `[L + 1, B, T, C]` (`[L + 1, B, C]` where positions are pooled): of
-    what enters layer 0, 1, ..., L - 1, and the model's own logits. In a function the
-    residual stream is found by `sites.show_stream`.
+    The result is `[L + 1, B, T, C]` (`[L + 1, B, C]` if positions are pooled), for the
+    inputs of layers 0, 1, ..., L - 1, and last the model's logits. In a function
+    `sites.show_stream` finds the residual stream.
 
     Raises:
       ValueError: If the model has several stacks of layers, no logits, or is a function
-        whose program shows no residual stream from its first layer to its last.
+        without a recognizable residual stream from its first layer to its last.
 
     Source: nostalgebraist 2020, https://www.alignmentforum.org/posts/AcKRB8wDpdaN6v6ru.
 
@@ -134,9 +133,9 @@ def _lens(model, params, example):
     if len(streams) < 2 or len({x.shape for x in streams.values()}) > 1:
         raise ValueError(
             "the model must show its residual stream, one sum through all its layers: "
-            "norms of\nthe sum and several stacks of layers break it. Where it has "
-            'one, name what enters each layer, and leaves the last: mh.site("stream", '
-            "x)."
+            "norms of\nthe sum and several stacks of layers break it. If it has one, "
+            "name the input of each layer and the output of the last: "
+            'mh.site("stream", x).'
         )
     last = next(reversed(streams))
 
@@ -151,9 +150,9 @@ def _lens(model, params, example):
 def _contributions(model, params, example, classes):
     is_set = model.config is not None and model.config.family == "set_classifier"
 
-    def read(*given):
-        logits = components.read_logits(*given)["logits"]
-        if not is_set and classes is not None:  # of a set one logit of each element
+    def read(*run):
+        logits = components.read_logits(*run)["logits"]
+        if not is_set and classes is not None:  # a set has one logit per element
             logits = jnp.take_along_axis(logits, classes[..., None], -1)[..., 0]
         return {"logits": logits}
 
@@ -162,7 +161,8 @@ def _contributions(model, params, example, classes):
     numbers = [m for m, x in enumerate(held.components) if x.kind == "head"]
     numbers = np.array(numbers, int)
     if is_set or classes is not None:
-        # Backwards, once for all heads: a logit is of what is written at its position.
+        # Backward, once for all heads: a logit depends on what is written at its
+        # position.
         axis, gradients = -1, held.pull({"logits": jnp.ones_like(logits)})
         added = held.parts(gradients)[numbers]
         is_pooled = logits.ndim == 1

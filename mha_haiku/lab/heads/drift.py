@@ -1,8 +1,8 @@
-"""Drift: how far the vectors of texts turn when a model is edited.
+"""Drift: how far the vectors of texts move when a model is edited.
 
 A model without targets, such as a sentence encoder, has no loss. Instead its
-mean-pooled outputs, in the place of logits, are compared with the outputs of the whole
-model, in the place of targets: every measure takes a `measured_by_drift` as it is.
+mean-pooled outputs, in place of logits, are compared with the outputs of the unedited
+model, in place of targets: every measure accepts a `measured_by_drift`.
 
 B batch, T positions, D width.
 """
@@ -25,9 +25,9 @@ Array = jax.Array
 def measured_by_drift(
     model: models.Model, params: Any, batches: Iterable[tasks.Example]
 ) -> running.Measured:
-    """Returns the subject whose metric is `metrics.drift` from the model as it is.
+    """Returns a subject whose metric is `metrics.drift` from the unedited model.
 
-    The model's `Output` must have `output`, and targets do not matter.
+    The model's `Output` must have `output`; targets are ignored.
 
     Example:
       >>> drift = mh.heads.measured_by_drift(model, params, batches)
@@ -43,7 +43,7 @@ def measured_by_drift(
 def mean_pooled(model: models.Model) -> models.Model:
     """Replaces the logits of a model with vectors `[B, D]`.
 
-    A vector is the mean of an example's outputs, in an encoder-decoder the decoder's,
+    A vector is the mean of an example's outputs (of the decoder, in an encoder-decoder)
     over its valid positions.
 
     Example:
@@ -65,16 +65,16 @@ def mean_pooled(model: models.Model) -> models.Model:
 def vectors(
     model: models.Model, params: Any, batches: Iterable[tasks.Example]
 ) -> np.ndarray:
-    """Computes the vectors of `mean_pooled` of all examples, `[N, D]` float32."""
+    """Computes the `mean_pooled` vectors of all examples, `[N, D]` float32."""
     program = _vectors(mean_pooled(model))
     return np.concatenate(running.over(batches, lambda x: program(params, x)))
 
 
 def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
-    """Returns the share of vectors `[N, D]` whose nearest by cosine is the same."""
+    """Returns the share of vectors `[N, D]` with the same nearest vector by cosine."""
     nearest = []
-    for each in (before, after):
-        unit = each / np.linalg.norm(each, axis=-1, keepdims=True)
+    for vectors_ in (before, after):
+        unit = vectors_ / np.linalg.norm(vectors_, axis=-1, keepdims=True)
         cosines = unit @ unit.T
         np.fill_diagonal(cosines, -np.inf)
         nearest.append(cosines.argmax(-1))
@@ -82,7 +82,7 @@ def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
 
 
 class _Compared:
-    """Batches whose targets are the vectors that a model gives to their inputs."""
+    """Batches whose targets are a model's vectors of their inputs."""
 
     def __init__(self, batches, model, params):
         self._batches, self._params = batches, params

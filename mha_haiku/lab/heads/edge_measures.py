@@ -1,11 +1,11 @@
-"""Which edges carry the answer: measures of one signature, and circuits of the best.
+"""Measures of the importance of edges, and the circuits of the strongest edges.
 
-A measure is a function below `_offered`; scripts and tables find it in `EDGE_MEASURES`.
-It takes a `Measured`, which has the clean examples, and the corrupted examples of the
-pairs, and returns `Edges`: a number per edge, which ranks by `Edges.strength`, and what
-it cost. It raises TypeError if batches can be iterated over only once, and ValueError
-if they do not pair or the model is no graph. What an edge is stands in `graph.py`, what
-it carries in a run with patched edges in `edge_runs.py`.
+A measure is a function with the decorator `_offered`, which registers it in
+`EDGE_MEASURES`. It takes a `Measured`, which has the clean examples, and the corrupted
+examples of the pairs, and returns `Edges`: a number per edge, ranked by
+`Edges.strength`, and the cost. It raises TypeError if batches can be iterated over only
+once, and ValueError if they do not pair or the model is not a graph. `graph.py` defines
+edges, `edge_runs.py` what they carry in a run with patched edges.
 
 B batch, N pairs of examples, E edges, X patterns of edges.
 """
@@ -34,11 +34,11 @@ Cost, Edges = patching.Cost, patching.Edges
 EdgeMeasure = Callable[[Measured, Examples], Edges]
 
 EDGE_MEASURES: dict[str, EdgeMeasure] = {}
-"""From a name to `measure(subject, corrupted)`, which has options by keyword."""
+"""By name, the functions `measure(subject, corrupted)`, with options by keyword."""
 
 
 def _offered(function: EdgeMeasure) -> EdgeMeasure:
-    """Enters a function in `EDGE_MEASURES`."""
+    """Registers a function in `EDGE_MEASURES`."""
     EDGE_MEASURES[function.__name__] = function
     return function
 
@@ -48,11 +48,10 @@ compiled_whole = functools.partial(compiled, compacts=False)
 
 @_offered
 def edge_patching(subject: Measured, corrupted: Examples) -> Edges:
-    """Measures the change when one edge is patched, for each edge, by running all.
+    """Computes the change of the metric when one edge is patched, for each edge.
 
-    The sender's output of the corrupted run enters what the receiver reads there; all
-    that follows is computed anew. This is what `edge_attribution` estimates, at E runs
-    of the model.
+    The receiver reads the sender's output of the corrupted run; everything after it is
+    recomputed. `edge_attribution` estimates the same numbers; this takes E runs.
 
     Source: Conmy et al. 2023, section 2, https://arxiv.org/abs/2304.14997.
 
@@ -81,13 +80,13 @@ def edge_attribution(
 ) -> Edges:
     """Runs attribution patching: the change by patching an edge, at first order.
 
-    The slope of the metric by what the receiver reads, times what patching adds to it.
-    Memory grows with B T D times the number of nodes and readers.
+    It is the slope of the metric by the receiver's input, times what patching adds to
+    this input. Memory grows with B T D times the number of nodes and readers.
 
     Args:
-      steps: Slopes are means over so many inputs on the line from the corrupted
-        embeddings to the clean ones, which are the last (EAP-IG); None: of the clean
-        input alone (EAP).
+      steps: Average slopes over this number of inputs on the line from the corrupted
+        embeddings to the clean ones, which are the last (EAP-IG). By default slopes
+        are taken only at the clean input (EAP).
 
     Source: Syed et al. 2023, section 3, https://arxiv.org/abs/2310.10348; with `steps`
     Hanna et al. 2024, eq. 4, https://arxiv.org/abs/2403.17806.
@@ -98,10 +97,10 @@ def edge_attribution(
       ((29,), Cost(forward=3, backward=2))
     """
     count = 1 if steps is None else checks.positive_integer("steps", steps)
-    shares = np.float32(np.arange(1, count) / count)  # and 1, the clean input
+    shares = np.float32(np.arange(1, count) / count)  # without 1, the clean input
     program = _slopes(subject.model, metric=subject.metric)
-    found = patching.over_pairs(subject, corrupted, program, shares)
-    return _edges(subject, found, Cost(1 + 2 * count, 2 * count))
+    changes = patching.over_pairs(subject, corrupted, program, shares)
+    return _edges(subject, changes, Cost(1 + 2 * count, 2 * count))
 
 
 @_offered
@@ -133,16 +132,16 @@ def _slopes(model, params, clean, corrupted, shares, *, metric):
 
 @_offered
 def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> Edges:
-    """Measures the cost of patching an edge once later edges are decided, by ACDC.
+    """Runs ACDC: removes edges from the logits back, if the metric allows it.
 
-    From the logits back, each edge is patched for good if the mean metric rises by less
-    than the threshold. All pairs run at once, E times.
+    An edge is patched for good if the mean metric then rises by less than the
+    threshold. All pairs run at once, E times.
 
     Args:
-      threshold: Smallest rise of the metric for which an edge stays.
+      threshold: The smallest rise of the metric for which an edge is kept.
 
     Returns:
-      The edges that are `kept`, and the change of the metric by each when it was tried.
+      The edges that are `kept`, and the change of the metric when each edge was tried.
 
     Source: Conmy et al. 2023, algorithm 1, https://arxiv.org/abs/2304.14997.
 
@@ -190,19 +189,19 @@ def learned_edges(
 ) -> Edges:
     """Learns gates of edges, and returns the probability that each gate is open.
 
-    Gates of a hard concrete distribution say how much of an edge is of the clean run.
-    Adam minimises the squared change of the metric, as a share of the change by
-    patching all edges, plus the penalty times the share of gates that are open. All
-    pairs run in each step.
+    Gates of a hard concrete distribution mix the clean and the corrupted run in an
+    edge. Adam minimizes the squared change of the metric, relative to the change by
+    patching all edges, plus the penalty times the share of open gates. All pairs run in
+    each step.
 
     Args:
       steps: Steps of Adam.
-      penalty: The larger, the fewer edges.
+      penalty: The weight of open gates; a larger penalty leaves fewer edges.
       learning_rate: Learning rate of Adam.
       seed: Seed of the samples of gates.
 
     Returns:
-      These probabilities, `[1, E]`; `kept` are edges whose gate is at least half open.
+      The probabilities, `[1, E]`; `kept` are edges whose gate is at least half open.
 
     Source: Bhaskar et al. 2024, section 3, https://arxiv.org/abs/2406.16778.
 
@@ -214,8 +213,8 @@ def learned_edges(
     count = int(graphs.of_model(subject.model).exists.sum())
     program = _learned(subject.model, metric=subject.metric, count=count)
     keys = jax.random.split(jax.random.key(seed), steps)
-    given = np.float32(penalty), np.float32(learning_rate)
-    probabilities, gates, *both = _at_once(subject, corrupted, program, keys, *given)
+    rates = np.float32(penalty), np.float32(learning_rate)
+    probabilities, gates, *both = _at_once(subject, corrupted, program, keys, *rates)
     return _edges(
         subject,
         (probabilities[None], *both),
@@ -253,13 +252,13 @@ def _learned(model, params, clean, corrupted, keys, penalty, rate, *, metric, co
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Circuit:
-    """Some edges of a model, and what remains of the metric with them, or without.
+    """A subset of a model's edges, and the metric with only them, and without them.
 
     Attributes:
-      edges: All E edges, and what each is worth by the measure.
+      edges: All E edges, with their numbers by the measure.
       kept: `[E]` booleans, the edges of the circuit.
-      only: `[N]`, the metric where all other edges are patched.
-      without: `[N]`, the metric where the edges of the circuit are patched.
+      only: `[N]`, the metric when all other edges are patched.
+      without: `[N]`, the metric when the edges of the circuit are patched.
       measure: The name of the measure.
 
     Example:
@@ -280,7 +279,7 @@ class Circuit:
 
     @property
     def faithfulness(self) -> float:
-        """The share that the circuit alone keeps: 1 all, 0 as if all were patched.
+        """The share of the metric kept by the circuit: 1 with all edges, 0 with none.
 
         Source: Hanna et al. 2024, section 4, https://arxiv.org/abs/2403.17806.
         """
@@ -288,7 +287,7 @@ class Circuit:
 
     @property
     def rest(self) -> float:
-        """The share that remains without the circuit, in the same unit."""
+        """The share of the metric kept without the circuit, on the same scale."""
         return self._share(self.without)
 
     def _share(self, metric) -> float:
@@ -327,18 +326,18 @@ def circuit(
 ) -> Circuit:
     """Finds the circuit of the strongest edges.
 
-    Edges that are on no way from an embedding to the logits through other edges of the
-    circuit change nothing; they are left out, and others take their place.
+    Edges that are not on a path of the circuit from an embedding to the logits have no
+    effect; they are excluded, and others take their place.
 
     Args:
       subject: The model to measure, with the clean examples.
       corrupted: The other examples of the pairs.
-      edges: The most edges of the circuit.
-      measure: A name of `heads.EDGE_MEASURES`.
-      **options: Of the measure.
+      edges: The largest number of edges of the circuit.
+      measure: A name in `heads.EDGE_MEASURES`.
+      **options: Options of the measure.
 
     Raises:
-      ValueError: If the measure is unknown, or as the measure says.
+      ValueError: If the measure is unknown, or from the measure.
 
     Example:
       >>> mh.heads.circuit(measured, corrupted, edges=6)
@@ -347,17 +346,17 @@ def circuit(
     checks.choice("measure", measure, EDGE_MEASURES)
     checks.positive_integer("edges", edges)
     graph = graphs.of_model(subject.model)
-    found = EDGE_MEASURES[measure](subject, corrupted, **options)
-    kept = strongest(graph, found.strength, edges)
+    measured = EDGE_MEASURES[measure](subject, corrupted, **options)
+    kept = strongest(graph, measured.strength, edges)
     both = with_edges(subject, corrupted, np.stack([kept, ~kept]))
-    return Circuit(found, kept, *both.T, measure)
+    return Circuit(measured, kept, *both.T, measure)
 
 
 def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarray:
     """Chooses the edges of a circuit, `[E]` booleans, by their strength `[E]`.
 
-    From the logits back, the strongest edge into a node that is reached comes next. So
-    many are taken that at most `edges` of them are on a way from an embedding.
+    From the logits back, it adds the strongest edge into a node that is already
+    reached, as long as at most `edges` of the edges are on a path from an embedding.
 
     Source: Hanna et al. 2024, greedy search, https://arxiv.org/abs/2403.17806.
 
@@ -378,12 +377,12 @@ def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarr
     while heap:
         _, edge = heapq.heappop(heap)
         order.append(edge)
-        for each in into.pop(ends[edge][0], ()):
-            heapq.heappush(heap, each)
+        for earlier in into.pop(ends[edge][0], ()):
+            heapq.heappush(heap, earlier)
     first = {stack.start for stack in graph.stacks.values()}
 
     def used(count):
-        # Edges stand in the order in which the model computes what reads.
+        # Edges are in the order in which the model computes their readers.
         reached, result = set(first), []
         for edge in sorted(order[:count]):
             if ends[edge][0] in reached:
@@ -391,7 +390,7 @@ def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarr
                 result.append(edge)
         return result
 
-    # More edges are never fewer used.
+    # The number of used edges never falls with the number of edges.
     count = bisect.bisect_right(
         range(len(order) + 1), edges, key=lambda n: len(used(n))
     )
@@ -401,17 +400,17 @@ def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarr
 
 
 def with_edges(subject: Measured, corrupted: Examples, kept: np.ndarray) -> np.ndarray:
-    """Measures the metric with some edges kept and all others patched, `[N, X]`.
+    """Computes the metric with some edges kept and all others patched, `[N, X]`.
 
     Args:
       subject: The model to measure, with the clean examples.
       corrupted: The other examples of the pairs.
-      kept: `[X, E]`, booleans or numbers from 0 to 1; edges as `heads.graph` has them.
+      kept: `[X, E]`, booleans or numbers from 0 to 1, in the order of `heads.graph`.
 
     Raises:
       TypeError: If batches can be iterated over only once.
-      ValueError: If batches do not pair, the model is no graph, or `kept` is not of its
-        edges.
+      ValueError: If batches do not pair, the model is not a graph, or `kept` does not
+        fit its edges.
 
     Example:
       >>> kept = np.stack([np.ones(29), np.zeros(29)])  # all edges, and none

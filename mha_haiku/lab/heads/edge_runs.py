@@ -1,10 +1,9 @@
-"""Runs of a model in which every node reads what its own edges carry.
+"""Runs of a model in which every node reads a separate stream, set by its edges.
 
-In a patched run an edge carries what its sender computes in this run, or what it has
-written in the corrupted run. So each query, key and value of each head is made of a
-stream of its own: what the parts of a model compute of what they read is taken out of
-the program by its sites, which are edited where a part begins and looked at where it
-ends.
+In a patched run an edge carries what its sender computes in this run, or what it wrote
+in the corrupted run. So the queries, keys and values of each head are computed from
+separate streams. To get the parts of a model as functions of what they read, sites are
+edited where a part begins and read where it ends.
 
 B batch, T positions, S key positions, H heads of a part, G key/value heads, K query/key
 and V value size per head, D width, L layers, U nodes that write, R places that read, X
@@ -34,12 +33,12 @@ Params = Mapping[str, Mapping[str, Array]]
 class Pieces:
     """The parts of a model, as functions of parameters and of what they read.
 
-    `pieces(params, wanted, given)` computes the sites `wanted` of the sites `given`,
+    `pieces(params, wanted, given)` computes the sites `wanted` from the sites `given`,
     and nothing else.
     """
 
     def __init__(self, model: models.Model, params: Params, example: tasks.Example, of):
-        """Traces the model, with the parts `of` its layers that are wanted."""
+        """Traces the model; `of` lists the parts of its layers that are needed."""
         graph = graphs.of_model(model)
         inner = ("query", "key", "value", "gates", "heads")
         begins = {site for part in of for site in part.reads} | {graph.end}
@@ -50,7 +49,7 @@ class Pieces:
         shapes = jax.eval_shape(look, params, example)[1]
         given = {name: x for name, x in shapes.items() if name in begins}
 
-        # The look is inside of the edit, and so sees what is computed, not what is set.
+        # `look` is inside `edit`, and so sees computed values, not those that are set.
         def pieces(params, example, given):
             changes = {name: lambda _, x=x: x for name, x in given.items()}
             return [*sites.edit(look, changes)(params, example)[1].values()]
@@ -71,7 +70,7 @@ class Pieces:
             used = [name in wanted for name in self._names]
             self._programs[wanted] = partial_eval.dce_jaxpr(self._jaxpr.jaxpr, used)
         jaxpr, used = self._programs[wanted]
-        # Of layers that are alike, the parameters of one are given.
+        # Of layers with the same shapes, only the parameters of one are passed.
         leaves = [params.get(module, {}).get(name) for module, name in self._modules]
         leaves += jax.tree.leaves(self._example)
         leaves += [given.get(name) for name in self._given]
@@ -90,12 +89,12 @@ class Pair:
     """
 
     def __init__(self, model, params, clean, corrupted, metric, *, runs_clean=True):
-        """Runs the model on both; the clean one may wait for `slopes` of it."""
+        """Runs the model on both; the clean run can be left to `slopes`."""
         if running.is_scanned(model, params):
-            raise ValueError("model must have looped layers; models.unstacked helps.")
+            raise ValueError("model must have looped layers; see models.unstacked.")
         self.graph = graphs.of_model(model)
         self._compact = running.compact(model, params)
-        # Layers that are alike run as a scan of the first one.
+        # Layers with the same shapes run as a scan of the first one.
         self._is_scanned = running.is_scanned(*self._compact)
         layers = self.graph.layers[:1] if self._is_scanned else self.graph.layers
         self._params, self._example, self._metric = params, clean, metric
@@ -116,13 +115,13 @@ class Pair:
     def patched(self, kept: Array) -> Array:
         """Computes the metric `[B]` with edges kept by the shares `[E]`.
 
-        An edge carries `kept` times what its sender writes in this run, plus the rest
-        of 1 times what it has written in the corrupted run.
+        An edge carries `kept` times what its sender writes in this run, plus `1 - kept`
+        times what it wrote in the corrupted run.
         """
         graph, clean, corrupted = self.graph, self._clean, self._corrupted
         cut = jnp.zeros(graph.exists.shape).at[*graph.places.T].set(1 - kept)
-        # By stack: the stream, and what each node has written in the corrupted run,
-        # less what it writes in this one.
+        # By stack: the stream, and the differences of what nodes wrote in the corrupted
+        # run from what they write in this one.
         streams, missing = {}, {}
         update = jax.lax.dynamic_update_slice_in_dim
         for stack, rows in graph.stacks.items():
@@ -176,8 +175,9 @@ class Pair:
         """Computes the change by patching each edge, at first order, `[B, E]`.
 
         Args:
-          share: How much of the embeddings is the clean run's where slopes are taken;
-            the rest is the corrupted run's. None: they are of the clean run itself.
+          share: The share of the clean run in the embeddings at which slopes are taken;
+            the rest is from the corrupted run. By default slopes are taken in the clean
+            run itself.
         """
         graph, (slopes, streams) = self.graph, self._of_run(share)
         difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
@@ -189,8 +189,8 @@ class Pair:
                     by = read = self._head_slopes(part, params, sources, slope)
                     written = _contributions(part, params, written)
                 else:
-                    # The stream is also read by what follows, and by the heads beside a
-                    # parallel part.
+                    # The stream is also read by what follows, and by heads parallel to
+                    # the part.
                     others = read if graphs.enters(part.reads[0]) else []
                     by = [(slope - sum(x.sum(0) for x in others))[None]]
                     written = written[None]
@@ -204,8 +204,8 @@ class Pair:
             return [streams[x] for x in part.reads], slope, difference[part.written]
 
         _, results = self._over_layers(step, (), given)
-        # By stack, in the order of the graph: what each node would add, and slopes by
-        # what readers read.
+        # By stack, in the order of the graph: the differences that nodes add, and
+        # slopes by the inputs of readers.
         added = {x: [difference[_EMBEDDINGS[x]][None]] for x in graph.stacks}
         slopes_by = {x: [] for x in graph.stacks}
         for part, (written, by) in zip(graph.parts, sum(results, []), strict=True):
@@ -215,7 +215,8 @@ class Pair:
         slopes_by[graphs.stack_of(graph.end)].append(slopes[graph.end][None])
         edges = jnp.zeros((len(self.before), *graph.exists.shape))
         for stack, rows in graph.stacks.items():
-            columns = np.flatnonzero(graph.exists[rows.start])  # who read its embedding
+            # The readers of the embedding read all of the stack.
+            columns = np.flatnonzero(graph.exists[rows.start])
             arrays = map(jnp.concatenate, (added[stack], slopes_by[stack]))
             # One large product for all layers: small ones take several times as long.
             written, by = map(_rows, arrays)
@@ -234,8 +235,8 @@ class Pair:
         shifts = {self.graph.end: jnp.zeros_like(end)}
         for part in parts:
             names = [part.written] if part.groups else [part.reads[0], _left(part)]
-            own = jnp.zeros_like(self._corrupted[part.written])
-            shifts |= dict.fromkeys(names, own)
+            zeros = jnp.zeros_like(self._corrupted[part.written])
+            shifts |= dict.fromkeys(names, zeros)
         at = [*self._written, *(site for part in parts for site in part.reads)]
 
         def total(shifts):
@@ -251,92 +252,94 @@ class Pair:
             self._clean = {name: seen[name] for name in self._written}
         return slopes, seen
 
-    # --- Attention whose heads read streams of their own
+    # --- Attention whose heads read separate streams
 
     def _read(self, part, params, kind, source) -> dict[str, Array]:
-        """Computes queries (and gates), keys or values of a stream `[B, T, D]`."""
+        """Computes queries (and gates), keys or values from a stream `[B, T, D]`."""
         names = [f"{part.path}/{name}" for name in _READ[kind]]
         return self._pieces(params, names, {part.reads["qkv".index(kind)]: source})
 
     def _projected(self, part, params, kind, sources) -> dict[str, Array]:
-        """Applies `_read` to streams `[H, B, T, D]`, one a head: `[B, T, H, K]`."""
+        """Applies `_read` to the streams of heads `[H, B, T, D]`: `[B, T, H, K]`."""
 
         def of_head(source, place):
-            found = self._read(part, params, kind, source)
-            return {name: x[..., place, :] for name, x in found.items()}
+            values = self._read(part, params, kind, source)
+            return {name: x[..., place, :] for name, x in values.items()}
 
         return jax.vmap(of_head, out_axes=-2)(sources, jnp.array(_places(part, kind)))
 
     def _attended(self, part, params, read) -> Array:
         """Runs heads `[B, T, H, V]` with separate keys and values `[B, S, H, K]`.
 
-        Attention runs as often as the largest number of heads that share a key.
+        Attention runs once for each of the heads that share a key/value head.
         """
         groups = np.array(part.groups)
         rank = np.array([(groups[:i] == g).sum() for i, g in enumerate(groups)])
         shared = [np.flatnonzero(groups == g) for g in range(groups.max() + 1)]
         # `[runs, G]`: the head whose key each key/value head has in a run.
-        chosen = [[own[i % len(own)] for own in shared] for i in range(rank.max() + 1)]
+        runs = range(rank.max() + 1)
+        chosen = [[heads[i % len(heads)] for heads in shared] for i in runs]
 
-        def run(own):
-            given = read | {name: read[name][..., own, :] for name in ("key", "value")}
-            given = {f"{part.path}/{name}": x for name, x in given.items()}
+        def run(heads):
+            values = {name: read[name][..., heads, :] for name in ("key", "value")}
+            given = {f"{part.path}/{name}": x for name, x in (read | values).items()}
             return self._pieces(params, [part.written], given)["heads"]
 
-        found = jax.vmap(run)(jnp.array(chosen))
-        return jnp.moveaxis(found[rank, :, :, np.arange(len(groups))], 0, -2)
+        outputs = jax.vmap(run)(jnp.array(chosen))
+        return jnp.moveaxis(outputs[rank, :, :, np.arange(len(groups))], 0, -2)
 
     def _head_slopes(self, part, params, sources, slope) -> list[Array]:
         """Computes slopes `[H, B, T, D]` by the streams of each head's q, k and v.
 
-        `sources` are the three streams; `slope` is by the outputs, `[B, T, H, V]`.
+        `sources` are the three streams; `slope` is the slope by the outputs,
+        `[B, T, H, V]`.
         """
         read, backs = {}, []
         for kind, source in zip("qkv", sources, strict=True):
             of_stream = functools.partial(self._read, part, params, kind)
-            found, back = jax.vjp(of_stream, source)
+            values, back = jax.vjp(of_stream, source)
             place = _places(part, kind)
-            read |= {name: x[..., place, :] for name, x in found.items()}
-            backs.append((found, back))
+            read |= {name: x[..., place, :] for name, x in values.items()}
+            backs.append((values, back))
         attend = functools.partial(self._attended, part, params)
         (slopes,) = jax.vjp(attend, read)[1](slope)
         result = []
-        for kind, (found, back) in zip("qkv", backs, strict=True):
+        for kind, (values, back) in zip("qkv", backs, strict=True):
 
-            def of_head(head, place, found=found, back=back):
-                own = {
+            def of_head(head, place, values=values, back=back):
+                cotangents = {
                     name: jnp.zeros_like(x)
                     .at[..., place, :]
                     .set(slopes[name][..., head, :])
-                    for name, x in found.items()
+                    for name, x in values.items()
                 }
-                return back(own)[0]
+                return back(cotangents)[0]
 
             heads = jnp.arange(len(part.groups)), jnp.array(_places(part, kind))
             result.append(jax.vmap(of_head)(*heads))
         return result
 
     def _over_layers(self, step, carry, given) -> tuple[Any, list]:
-        """Returns the last carry of `step(parts, params, carry, trees)`, and results.
+        """Runs `step(parts, params, carry, trees)`; returns the last carry and results.
 
-        `given` makes a tree of each part; results are one for each layer.
+        `given` makes the tree of a part; there is one result per layer.
         """
         results, layers = [], self.graph.layers
         trees = [[given(part) for part in layer] for layer in layers]
         if not self._is_scanned:
-            for layer, each in zip(layers, trees, strict=True):
-                carry, result = step(layer, self._params, carry, each)
+            for layer, tree in zip(layers, trees, strict=True):
+                carry, result = step(layer, self._params, carry, tree)
                 results.append(result)
             return carry, results
-        own, rest = _parted(self._compact[1])
+        of_layers, rest = _parted(self._compact[1])
 
-        def body(carry, each):
-            return step(layers[0], rest | each[0], carry, each[1])
+        def body(carry, x):
+            return step(layers[0], rest | x[0], carry, x[1])
 
         trees = jax.tree.map(lambda *x: jnp.stack(x), *trees)
-        carry, results = jax.lax.scan(body, carry, (own, trees))
-        each = range(len(layers))
-        return carry, [jax.tree.map(lambda x, i=i: x[i], results) for i in each]
+        carry, results = jax.lax.scan(body, carry, (of_layers, trees))
+        indices = range(len(layers))
+        return carry, [jax.tree.map(lambda x, i=i: x[i], results) for i in indices]
 
 
 _EMBEDDINGS = {"encoder": "embedding", "decoder": "decoder_embedding"}
@@ -344,17 +347,17 @@ _READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
 def _patterns(names) -> list[str]:
-    """Finds patterns of sites, one for all layers: a scan then stacks no copies."""
+    """Makes patterns of sites, one for all layers, so that a scan stacks no copies."""
     return sorted({sites.numbered_by_layer(name)[0] for name in names})
 
 
 def _left(part) -> str:
-    """Names the site of the stream that a feed-forward part has written to."""
+    """Returns the site of the stream after a feed-forward part."""
     return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
 
 
 def _places(part, kind) -> tuple[int, ...]:
-    """Finds the place of each head among the queries, or keys and values."""
+    """Finds the indices of heads among the queries, or keys and values."""
     return tuple(range(len(part.groups))) if kind == "q" else part.groups
 
 
@@ -364,15 +367,15 @@ def _rows(x) -> Array:
 
 
 def _contributions(part, params, heads) -> Array:
-    """Computes the heads' terms of the stream, `[H, B, T, D]`, without biases."""
+    """Computes the terms of heads in the stream, `[H, B, T, D]`, without biases."""
     weights = params[f"{part.path}/linear"]["w"]
     weights = weights.reshape(*heads.shape[-2:], -1)
     return jnp.einsum("bthv,hvd->hbtd", heads, weights)
 
 
 def _parted(params) -> tuple[Params, Params]:
-    """Splits stacked parameters, by the names of the first layer, from the others."""
-    own = {name: x for name, x in params.items() if anatomy.is_stacked(name)}
-    rest = {name: x for name, x in params.items() if name not in own}
-    first = {name: str(anatomy.layer_of(name)._replace(index=0)) for name in own}
-    return {first[name]: x for name, x in own.items()}, rest
+    """Splits off stacked parameters, with the names of the first layer."""
+    stacked = {name: x for name, x in params.items() if anatomy.is_stacked(name)}
+    rest = {name: x for name, x in params.items() if name not in stacked}
+    first = {name: str(anatomy.layer_of(name)._replace(index=0)) for name in stacked}
+    return {first[name]: x for name, x in stacked.items()}, rest

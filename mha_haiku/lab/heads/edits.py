@@ -1,15 +1,15 @@
-"""The usual edits of a model, by name, for `mh.edit`.
+"""Common edits of a model, for `mh.edit`.
 
 `B...` batch axes, T positions, H heads of an attention, V value size per head, D width,
-F hidden units, P attention parts. An edit is a change by the pattern of a site:
+F hidden units, P attention parts. Edits map patterns of sites to changes:
 
 >>> import jax.numpy as jnp
 >>> import mha_haiku as mh
 >>> list(mh.heads.edits.ablate(2, 0) | mh.heads.edits.steer(3, jnp.ones(16)))
 ['layer_2/attention/heads', 'layer_3/stream']
 
-Heads and layers count from 0 on, and negative numbers are refused; a negative position
-counts from the end. Numbers that are traced cannot be validated.
+Heads and layers count from 0, and negative numbers raise ValueError; a negative
+position counts from the end. Traced numbers cannot be validated.
 """
 
 import re
@@ -28,11 +28,11 @@ Edits = dict[str, Callable]
 def ablate(
     at: int | str, heads: int | Sequence[int], value: Array | float = 0
 ) -> Edits:
-    """Returns the edit that ablates a head, or several.
+    """Makes an edit that ablates one or more heads.
 
     Args:
       at: The layer; or the path of the attention, such as "decoder/layer_0/attention",
-        or "attention_0" in a function whose attention was recognised.
+        or "attention_0" in a function whose attention was recognized.
       heads: Numbers of the heads.
       value: The ablation value: a number, `[V]`, or `[B..., T, X, V]` for X heads.
 
@@ -51,11 +51,11 @@ def ablate(
 
 
 def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
-    """Makes an edit that multiplies the heads of each of L layers by its gates.
+    """Makes an edit that multiplies the heads of L layers by gates.
 
     Gates are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays; `at`
     is a pattern of attention paths, whose first number is the layer. A layer without
-    gates is refused; where layers are scanned, it becomes NaN.
+    gates raises ValueError; if layers are scanned, it becomes NaN.
     """
     of_layer = _of_layers(dict(enumerate(gates)), gated)
 
@@ -70,33 +70,33 @@ def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
 def patch(
     name: str, value: Any, positions: Array | Sequence[int] | None = None
 ) -> Edits:
-    """Returns the edit that sets the sites of a pattern to a value `[B..., T, ...]`.
+    """Makes an edit that sets the sites of a pattern to a value `[B..., T, ...]`.
 
-    `positions` says which of the T positions to set; None: all. Of weights and scores
-    they are queries. With them the pattern must end in the whole name of a site, and a
-    site of your own must be `[B, T, D]` or `[T, D]`.
+    `positions` are the positions to set, by default all T; for weights and scores, the
+    queries. With positions the pattern must end in the whole name of a site, and a
+    custom site must be `[B, T, D]` or `[T, D]`.
 
     Raises:
-      ValueError: If it is not known where the site has positions; from the edited
-        function, if there is no such position.
+      ValueError: If the axis of positions is not known; from the edited function, if
+        there is no such position.
     """
     if positions is None:
         return {name: lambda _: value}
     axis, positions = _axis_of_positions(name), jnp.asarray(positions)
 
-    def change(own):
-        is_pooled = own.ndim < 3 and name.endswith(("logits", "output_norm/factor"))
-        if is_pooled or (axis is None and own.ndim > 3):
+    def change(before):
+        is_pooled = before.ndim < 3 and name.endswith(("logits", "output_norm/factor"))
+        if is_pooled or (axis is None and before.ndim > 3):
             raise ValueError(
-                f"positions must be None for {name!r}, of shape {own.shape}, where "
+                f"positions must be None for {name!r}, of shape {before.shape}, where "
                 "their axis is unknown; mh.edit takes any function of the value."
             )
-        size = own.shape[axis or -2]
+        size = before.shape[axis or -2]
         if positions.dtype != bool:
             _check("positions", positions, -size, size)
         chosen = jnp.zeros(size, bool).at[positions].set(True)
         chosen = chosen.reshape(-1, *(1,) * (-1 - (axis or -2)))
-        return jnp.where(chosen, value, own)
+        return jnp.where(chosen, value, before)
 
     return {name: change}
 
@@ -110,7 +110,7 @@ _OF_POSITIONS = re.compile(
 
 
 def _axis_of_positions(name) -> int | None:
-    """Finds the axis of positions of a site, from the end; None: it is unknown."""
+    """Finds the axis of positions of a site, from the end; None if unknown."""
     *_, parent, last = ("", *name.split("/"))
     if last == "factor":
         last = f"{parent}/factor"
@@ -124,15 +124,15 @@ def _axis_of_positions(name) -> int | None:
     return -2 if _OF_POSITIONS.fullmatch(last) else None
 
 
-def _check(name, given, low, count) -> None:
-    """Raises ValueError where numbers, if known, are not from `low` to count - 1."""
-    known = tiles.known(given)
+def _check(name, numbers, low, count) -> None:
+    """Raises ValueError if known numbers are not from `low` to count - 1."""
+    known = tiles.known(numbers)
     for number in [] if known is None else known.ravel().tolist():
         checks.integer_in(name, number, low, count - 1)
 
 
 def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
-    """Returns the edit that adds `scale` times a vector to the input of a layer.
+    """Makes an edit that adds `scale` times a vector to the input of a layer.
 
     The vector is `[D]` or `[B..., T, D]`; `layer` may be a path ("decoder/layer_0").
 
@@ -148,9 +148,10 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
 
 
 def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edits:
-    """Returns the edit that sets attention weights to a map's, or `[B..., H, T, S]`.
+    """Makes an edit that sets attention weights to those of a map, or an array.
 
-    They are applied to the values of the edited run. `at` is as in `ablate`.
+    An array is `[B..., H, T, S]`. The weights are applied to the values of the edited
+    run. `at` is as in `ablate`.
     """
     is_map = isinstance(attention_map, attention.AttentionMap)
     weights = attention_map.weights() if is_map else attention_map
@@ -162,24 +163,24 @@ def on_parts(
 ) -> Edits:
     """Makes edits of the sites `names` of P parts, such as their heads.
 
-    `change` takes the value of the site and the tree of arrays `given` for the part.
-    Layers that are alike have one edit, which a model that scans them runs as one.
+    `change` takes the value of the site and the part's tree of arrays in `given`.
+    Layers of a stack share one edit, so that a model can scan them.
     """
     stacks: dict[str, dict[int | None, Any]] = {}
-    for name, own in zip(names, given, strict=True):
+    for name, tree in zip(names, given, strict=True):
         pattern, layer = sites.numbered_by_layer(name)
-        stacks.setdefault(pattern, {})[layer] = own
-    return {pattern: _of_layers(own, change) for pattern, own in stacks.items()}
+        stacks.setdefault(pattern, {})[layer] = tree
+    return {pattern: _of_layers(trees, change) for pattern, trees in stacks.items()}
 
 
 def gated(values: Array, gates: Array, replacement: Array | None = None) -> Array:
     """Computes `gate * output + (1 - gate) * replacement` of heads.
 
     Outputs `values` are `[B..., T, H, V]`, gates `[H]`, `[B..., H]` or `[B..., T, H]`,
-    the replacement a number, `[H, V]` or `[B..., T, H, V]`; None: zeros.
+    the replacement a number, `[H, V]` or `[B..., T, H, V]`, by default zeros.
 
     Raises:
-      ValueError: If gates are of another shape.
+      ValueError: If gates have another shape.
     """
     gates = _aligned(jnp.asarray(gates), values.shape[:-1]).astype(values.dtype)
     gates = gates[..., None]
@@ -193,33 +194,33 @@ def gated(values: Array, gates: Array, replacement: Array | None = None) -> Arra
 
 def _aligned(gates, shape):
     """Gives gates all axes of `[B..., T, H]`, new ones of size 1."""
-    alone, per_example = shape[-1:], (*shape[:-2], shape[-1])
+    per_head, per_example = shape[-1:], (*shape[:-2], shape[-1])
     if gates.shape == shape:
         return gates
     if gates.shape == per_example:
         return gates[..., None, :]
-    if gates.shape == alone:
+    if gates.shape == per_head:
         return gates.reshape(*(1,) * (len(shape) - 1), -1)
     raise ValueError(
-        f"gates must be [H], [B..., H] or [B..., T, H], of shape {alone}, "
+        f"gates must be [H], [B..., H] or [B..., T, H], of shape {per_head}, "
         f"{per_example} or {shape}, got {gates.shape}."
     )
 
 
-def _of_layers(given, change):
-    """Makes an edit by the tree for each layer; a scan of layers reads a stack."""
-    shapes = [jax.tree.map(jnp.shape, own) for own in given.values()]
-    if all(each == shapes[0] for each in shapes):
-        # By layer: JAX sorts what it passes on by names, "layer_10" before "layer_2".
-        in_order = [given[layer] for layer in sorted(given)]
+def _of_layers(trees, change):
+    """Makes an edit from the trees of layers; a scan of layers reads their stack."""
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in trees.values()]
+    if all(shape == shapes[0] for shape in shapes):
+        # By layer, as JAX sorts dicts by name: "layer_10" before "layer_2".
+        in_order = [trees[layer] for layer in sorted(trees)]
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *in_order)
 
     def of_layer(value, layer):
         if isinstance(layer, jax.Array):
-            # Past the last one numbers are NaN.
+            # Numbers are NaN past the last layer.
             read = lambda x: x.at[layer].get(mode="fill")  # noqa: E731
             return change(value, jax.tree.map(read, stacked))
-        return change(value, given[layer]) if layer in given else value
+        return change(value, trees[layer]) if layer in trees else value
 
     return of_layer
 

@@ -1,14 +1,14 @@
-"""The graph of a model: which parts write to the residual stream, which read them.
+"""The graph of a model: nodes that write to the residual stream and read from it.
 
-Nodes are the embedding, each head, each feed-forward part and the logits. An edge goes
+Nodes are the embedding, the heads, the feed-forward parts and the logits. An edge goes
 from a node that writes to one that reads: to a head's queries, keys or values, to a
-feed-forward part or to the logits. What a reader reads is the sum of what all its
-senders have written, so a model is this graph exactly, as long as no norm stands on the
-stream or between a part and the stream.
+feed-forward part or to the logits. A reader's input is the sum of what all its senders
+wrote, so the graph describes a model exactly, as long as there is no norm on the stream
+or between a part and the stream.
 
-A node is a pair of integers: attention part and head; `UNITS` of a layer, counted over
-all stacks, for its feed-forward part; `EMBEDDING`, in an encoder-decoder of the encoder
-and `DECODER_EMBEDDING` of the decoder; `LOGITS`.
+A node is a pair of integers: attention part and head; layer, counted over all stacks,
+and `UNITS` for its feed-forward part; `EMBEDDING`, and `DECODER_EMBEDDING` in an
+encoder-decoder; or `LOGITS`.
 
 U nodes that write, R places that read, E edges, H heads of a part.
 """
@@ -27,7 +27,7 @@ Node = tuple[int, int]
 KINDS = ("q", "k", "v", "feed_forward", "logits")
 LOGITS = (-1, -1)
 EMBEDDING, DECODER_EMBEDDING = (-2, 0), (-2, 1)
-UNITS = -1  # in place of a head: the feed-forward part of the layer
+UNITS = -1  # in place of a head, for the feed-forward part of the layer
 
 
 class Part(NamedTuple):
@@ -35,13 +35,14 @@ class Part(NamedTuple):
 
     Attributes:
       path: Its module, such as "encoder/layer_0/attention".
-      nodes: Its heads; or itself, a feed-forward part.
-      reads: The sites of the streams that queries, keys and values are made of; one
-        site of a feed-forward part.
-      writer: The place of its first node among the U that write.
-      reader: The place of its first reader among the R: H queries, then keys, then
-        values; or itself.
-      groups: `[H]`, the key/value head that each head reads; () of a feed-forward part.
+      nodes: Its heads, or the single node of a feed-forward part.
+      reads: The sites of the streams that queries, keys and values are computed from;
+        one site for a feed-forward part.
+      writer: The index of its first node among the U writers.
+      reader: The index of its first reader among the R readers: H queries, then keys,
+        then values; or one for a feed-forward part.
+      groups: `[H]`, the key/value head that each head reads; () for a feed-forward
+        part.
     """
 
     path: str
@@ -58,14 +59,14 @@ class Part(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """What writes and what reads, in the order in which the model computes them.
+    """Writers and readers, in the order in which the model computes them.
 
     Attributes:
       layers: The parts of each layer, the encoder's first.
       writers: The U nodes that write.
-      readers: The R places that read: a node and a kind of `KINDS`.
+      readers: The R inputs: a node and a kind of `KINDS`.
       exists: `[U, R]` booleans: where there is an edge.
-      stacks: The places among the U of all that write to a stack, from its embedding
+      stacks: The slices of the U writers that write to each stack, from its embedding
         on, by the name of the stack; the logits read the last one.
     """
 
@@ -82,17 +83,17 @@ class Graph(NamedTuple):
 
     @property
     def end(self) -> str:
-        """The site of the stream that the logits are made of."""
+        """The site of the stream that the logits read."""
         return f"{list(self.stacks)[-1]}/stream"
 
     @property
     def places(self) -> np.ndarray:
-        """`[E, 2]`, writer and reader of each edge; readers in their order."""
+        """`[E, 2]`, writer and reader of each edge, ordered by reader."""
         return np.argwhere(self.exists.T)[:, ::-1]
 
     @property
     def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Senders `[E, 2]`, receivers `[E, 2]` and kinds `[E]`, as `heads.Edges`."""
+        """Senders `[E, 2]`, receivers `[E, 2]` and kinds `[E]`, as in `heads.Edges`."""
         senders, readers = self.places.T
         nodes, kinds = map(np.array, zip(*self.readers, strict=True))
         return np.array(self.writers)[senders], nodes[readers], kinds[readers]
@@ -104,12 +105,12 @@ def stack_of(site: str) -> str:
 
 
 def enters(site: str) -> bool:
-    """Checks whether a site is the stream that enters a layer."""
+    """Checks whether a site is the input of a layer."""
     return "/layer_" in site and site.endswith("/stream")
 
 
 def label(node: Node) -> str:
-    """Names a node as tables and figures do: "3.5" is a head."""
+    """Returns the name of a node in tables and figures: "3.5" for a head."""
     layer, head = map(int, node)
     name = f"feed-forward {layer}" if head == UNITS else f"{layer}.{head}"
     return _NAMES.get((layer, head), name)
@@ -127,8 +128,8 @@ def of_model(model: models.Model) -> Graph:
     """Builds the graph of a model.
 
     Raises:
-      ValueError: If the model is not of `models.build` or `interop.load`, or its stream
-        is no sum of what its nodes have written.
+      ValueError: If the model is not from `models.build` or `interop.load`, or its
+        stream is not the sum of what its nodes write.
     """
     config = head_weights.config_of(model)
     norms = models.NORM_PLACES[config.norm.position]
@@ -136,7 +137,7 @@ def of_model(model: models.Model) -> Graph:
     if norms.end or norms.after or not has_residual or config.attention.differential:
         raise ValueError(
             "model must have a stream that is the sum of what heads and feed-forward "
-            "parts write: with norms in front of parts alone (norm.position pre), "
+            "parts write: with norms only before parts (norm.position pre), "
             "residual connections and no differential attention, got "
             f"{config.norm.position!r}."
         )
@@ -149,12 +150,12 @@ def of_model(model: models.Model) -> Graph:
     layers, writers, readers, stacks = [], [], [], {}
 
     def part(path, nodes, reads, order, kinds, groups=()):
-        found = Part(path, nodes, reads, len(writers), len(readers), tuple(groups))
+        result = Part(path, nodes, reads, len(writers), len(readers), tuple(groups))
         writers.extend((node, stack_of(path), order) for node in nodes)
         for kind, site in zip(kinds, reads, strict=True):
             bound = order if "/layer_" in site else math.inf
             readers.extend((node, kind, stack_of(site), bound) for node in nodes)
-        return found
+        return result
 
     for stack, count in counts.items():
         if not count:
@@ -168,15 +169,15 @@ def of_model(model: models.Model) -> Graph:
                 if f"{path}/{name}" not in heads:
                     continue
                 index, place = heads[f"{path}/{name}"]
-                own = range(len(place.names))
-                each = max(1, len(own) // max(1, place.num_key_value_heads))
+                indices = range(len(place.names))
+                size = max(1, len(indices) // max(1, place.num_key_value_heads))
                 read, is_cross = f"{path}/{site}", name == "cross_attention"
                 reads = (read, *("encoder/stream" if is_cross else read,) * 2)
-                if own:
-                    nodes = tuple((index, head) for head in own)
-                    groups = place.groups or [head // each for head in own]
-                    of = part(f"{path}/{name}", nodes, reads, order, "qkv", groups)
-                    parts.append(of)
+                if indices:
+                    nodes = tuple((index, head) for head in indices)
+                    groups = place.groups or [head // size for head in indices]
+                    heads_ = part(f"{path}/{name}", nodes, reads, order, "qkv", groups)
+                    parts.append(heads_)
                 site, order = f"stream_after_{name}", order + 1
             if units[len(layers)]:
                 if config.feed_forward.parallel and parts:

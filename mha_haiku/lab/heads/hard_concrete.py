@@ -1,6 +1,6 @@
-"""Gates that gradients can learn although most of them are exactly 0 or 1.
+"""Gates that can be learned by gradients although most are exactly 0 or 1.
 
-A concrete (relaxed Bernoulli) variable is stretched over [LOW, HIGH] and clipped to
+A concrete (relaxed Bernoulli) variable is stretched to [LOW, HIGH] and clipped to
 [0, 1]: so a gate is exactly 0 or 1 with a probability above zero, and its logit
 `log_alpha` still has a gradient.
 
@@ -19,8 +19,8 @@ TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1
 
 
 def sample(log_alpha: Array, rng: Array) -> Array:
-    """Draws random gates in [0, 1] from their logits; eq. 10 to 12."""
-    # Drawn above 0, so that its logarithm is finite.
+    """Samples gates in [0, 1] from their logits; eq. 10 to 12."""
+    # Above 0, so that the logarithm is finite.
     tiny = jnp.finfo(log_alpha.dtype).tiny
     uniform = jax.random.uniform(rng, log_alpha.shape, log_alpha.dtype, tiny, 1.0)
     logits = jnp.log(uniform) - jnp.log1p(-uniform) + log_alpha

@@ -1,10 +1,10 @@
 """Circuits of heads, in any function in which sites find attention.
 
 An edge goes from a head to the queries, keys or values of a later head, or to the
-logits. It carries what the head has written through all that is no head: residual
-connections, norms and feed-forward parts are computed anew. What the inputs pass on
-around all heads stays as it is in the clean run. In a model whose architecture is known
-`edge_measures` knows feed-forward parts and embeddings as nodes too.
+logits. It carries what the head wrote through everything but heads: residual
+connections, norms and feed-forward parts are recomputed. The direct effect of the
+inputs, around all heads, is that of the clean run. For models of known architecture
+`edge_measures` also has feed-forward parts and embeddings as nodes.
 
 B batch, T positions, P attention parts, H heads of a part, V value size per head, S all
 heads, E edges, X patterns of edges.
@@ -32,17 +32,17 @@ def circuit_of_heads(
 ) -> edge_measures.Circuit:
     """Finds the circuit of the strongest edges between heads.
 
-    Edges are ranked by what patching one does to the receiver's output, times the slope
-    of the metric by that output. In `only` and `without` every head reads what its own
-    edges carry. The metric of `Edges.other` is that with all edges patched.
+    Edges are ranked by the change of the receiver's output when one is patched, times
+    the slope of the metric by that output. In `only` and `without` every head reads
+    what its edges carry. `Edges.other` is the metric with all edges patched.
 
-    Ranking the edges takes 4 runs of the model per head, measuring the circuit 12.
-    Memory does not grow with the number of heads.
+    Ranking the edges takes 4 runs of the model per head, testing the circuit 12. Memory
+    does not grow with the number of heads.
 
     Args:
       subject: The model to measure, with the clean examples.
       corrupted: The other examples of the pairs.
-      edges: The most edges of the circuit.
+      edges: The largest number of edges of the circuit.
 
     Raises:
       TypeError: If batches can be iterated over only once.
@@ -61,7 +61,7 @@ def circuit_of_heads(
     direct, read, before = patching.over_pairs(
         subject, corrupted, program, np.array(graph.writers)
     )
-    # `[N, S, R]`: readers stand as in the graph, by kind and then by head.
+    # `[N, S, R]`: readers are ordered as in the graph, by kind and then by head.
     worth = np.concatenate([read.reshape(*read.shape[:2], -1), direct[..., None]], -1)
     changes = worth[:, *graph.places.T]
     kept = edge_measures.strongest(graph, np.abs(changes.mean(0)), edges)
@@ -71,12 +71,12 @@ def circuit_of_heads(
     ).T
     count = len(graph.writers)
     cost = patching.Cost(3 + 4 * count, 1)
-    found = patching.Edges(changes, before, other, *graph.ends, cost=cost)
-    return edge_measures.Circuit(found, kept, only, without, "head_edge_attribution")
+    every = patching.Edges(changes, before, other, *graph.ends, cost=cost)
+    return edge_measures.Circuit(every, kept, only, without, "head_edge_attribution")
 
 
 def graph_of_heads(subject: running.Measured) -> graphs.Graph:
-    """Builds the graph of the heads of a model, of which any may read the inputs."""
+    """Builds the graph of the heads of a model; all of them may read the inputs."""
     example = next(iter(subject.batches))
     counts = running.num_heads(subject.model, subject.params, example)
     if not counts:
@@ -95,7 +95,7 @@ def graph_of_heads(subject: running.Measured) -> graphs.Graph:
 def with_head_edges(
     subject: running.Measured, corrupted: Iterable[tasks.Example], kept: np.ndarray
 ) -> np.ndarray:
-    """Measures the metric with some edges kept and all others patched, `[N, X]`.
+    """Computes the metric with some edges kept and all others patched, `[N, X]`.
 
     `kept` is `[X, E]` booleans, in the order of the edges of `graph_of_heads`.
 
@@ -116,7 +116,7 @@ def with_head_edges(
 
 
 def _order(model, params, example) -> list[int]:
-    """Lists the number of each part, in the order of the program."""
+    """Lists the indices of attention parts in the order of the program."""
     look = sites.look(functools.partial(running.run, model), ["*/heads"])
     names = jax.eval_shape(look, params, example)[1]
     known = list(running.parts(model, params, example))
@@ -140,31 +140,31 @@ class _Pair:
         self.values = {name: ours[name] for name in self.read}
 
     def with_heads(self, heads) -> tuple[Any, dict[str, Array]]:
-        """Computes the output, and what heads read, with all heads' outputs given."""
-        changed = edits.on_parts(self.parts, heads, lambda _, given: given)
+        """Computes the output, and what heads read, from given outputs of all heads."""
+        changed = edits.on_parts(self.parts, heads, lambda _, value: value)
         run = sites.edit(self._run, changed)
         return sites.look(run, list(self.read), strict=False)(self._clean)
 
     def reading(self, values, heads=None, part=None) -> list[Array]:
         """Computes heads from new queries, keys and values, of one part or of all."""
 
-        def anew(own, given):
-            at, value = given
-            return value if part is None else jnp.where(at == part, value, own)
+        def replaced(before, new):
+            at, value = new
+            return value if part is None else jnp.where(at == part, value, before)
 
-        given = [(at, values[name]) for name, (at, _) in self.read.items()]
-        changed = edits.on_parts(self.read, given, anew)
+        new = [(at, values[name]) for name, (at, _) in self.read.items()]
+        changed = edits.on_parts(self.read, new, replaced)
         if heads is not None:
-            changed |= edits.on_parts(self.parts, heads, lambda _, given: given)
-        # The look is inside of the edit, and so sees what is computed, not what is set.
+            changed |= edits.on_parts(self.parts, heads, lambda _, value: value)
+        # `look` is inside `edit`, and so sees computed values, not those that are set.
         look = sites.look(self._run, self.parts)
-        _, found = sites.edit(look, changed)(self._clean)
-        return [found[name] for name in self.parts]
+        _, seen = sites.edit(look, changed)(self._clean)
+        return [seen[name] for name in self.parts]
 
 
 @running.compiled
 def _attributed(model, params, clean, corrupted, nodes, *, metric):
-    """Returns direct changes `[B, S]`, those by kind and head `[B, S, 3, S]`, and B."""
+    """Returns direct changes `[B, S]`, changes by kind `[B, S, 3, S]`, and metrics."""
     pair = _Pair(model, params, clean, corrupted)
     before = metric(pair.output.logits, clean)
 
@@ -177,23 +177,23 @@ def _attributed(model, params, clean, corrupted, nodes, *, metric):
     )
 
     def of_node(node):
-        own = [
+        heads = [
             jnp.where(patching.is_head(node, part, x), other, x)
             for part, (x, other) in enumerate(
                 zip(pair.heads, pair.corrupted, strict=True)
             )
         ]
-        output, changed = pair.with_heads(own)
+        output, changed = pair.with_heads(heads)
 
         def of_kind(kind):
             values = {
-                name: jnp.where(kind == own_kind, changed[name], pair.values[name])
-                for name, (_, own_kind) in pair.read.items()
+                name: jnp.where(kind == kind_read, changed[name], pair.values[name])
+                for name, (_, kind_read) in pair.read.items()
             }
-            found = pair.reading(values, pair.heads)
+            new = pair.reading(values, pair.heads)
             worth = [
                 (slope * (x - whole)).sum((1, 3))
-                for slope, x, whole in zip(slopes, found, pair.heads, strict=True)
+                for slope, x, whole in zip(slopes, new, pair.heads, strict=True)
             ]
             return jnp.concatenate(worth, 1)
 
@@ -206,13 +206,13 @@ def _attributed(model, params, clean, corrupted, nodes, *, metric):
 
 @running.compiled
 def _with_edges(model, params, clean, corrupted, kept, places, *, metric):
-    """Returns the metric `[B, X]`; `places` has number, part and head of each head."""
+    """Returns the metric `[B, X]`; `places` has index, part and head of each head."""
     pair = _Pair(model, params, clean, corrupted)
     sizes = np.cumsum([x.shape[-2] for x in pair.heads])[:-1]
     count = sum(x.shape[-2] for x in pair.heads)
 
     def mixed(now, shares):
-        """Mixes heads of this run, by their shares `[S]`, with the corrupted ones."""
+        """Mixes heads of this run, with shares `[S]`, and of the corrupted run."""
         shares = jnp.split(shares[None, None, :, None], sizes, 2)
         return [
             share * x + (1 - share) * other
@@ -231,10 +231,10 @@ def _with_edges(model, params, clean, corrupted, kept, places, *, metric):
             values = {
                 name: by_kind[name][kind] for name, (_, kind) in pair.read.items()
             }
-            found = pair.reading(values, part=part)
+            new = pair.reading(values, part=part)
             return [
                 jnp.where(patching.is_head((part, head), i, x), x, before)
-                for i, (x, before) in enumerate(zip(found, now, strict=True))
+                for i, (x, before) in enumerate(zip(new, now, strict=True))
             ], None
 
         now, _ = jax.lax.scan(step, pair.heads, places)

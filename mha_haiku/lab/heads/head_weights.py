@@ -1,8 +1,8 @@
-"""The matrices of a head, and of the two ends of a model that it reads and writes for.
+"""The matrices of heads, and the embedding and unembedding of a model.
 
 D width, H heads, G key/value heads, K query/key and V value size per head, N tokens, C
-classes. Vectors are rows: a head's query is `x @ query + query_bias`, and what it
-passes on, `z` `[V]`, is written to the residual stream as `z @ output`.
+classes. Vectors are rows: a head's query is `x @ query + query_bias`, and its output
+`z` `[V]` is written to the residual stream as `z @ output`.
 """
 
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ from mha_haiku.core.modules import anatomy
 
 
 class HeadWeights(NamedTuple):
-    """The weights of a head; of all heads of a layer, with a leading axis H.
+    """The weights of a head, or of all heads of a layer with a leading axis H.
 
-    The bias of the output is the layer's, and no head's.
+    The bias of the output belongs to the layer, not to a head.
 
     Example:
       >>> of_head = mh.heads.weights(model, params, layer=1, head=0)
@@ -24,11 +24,11 @@ class HeadWeights(NamedTuple):
       ((45, 13), (13, 45))
     """
 
-    query: np.ndarray  # `[D, K]`, from what the head reads to its queries
+    query: np.ndarray  # `[D, K]`, from the head's input to its queries
     key: np.ndarray  # `[D, K]`
     value: np.ndarray  # `[D, V]`
-    output: np.ndarray  # `[V, D]`, from what it passes on to the residual stream
-    query_bias: np.ndarray  # `[K]`; zeros where the model has no biases
+    output: np.ndarray  # `[V, D]`, from its output to the residual stream
+    query_bias: np.ndarray  # `[K]`; zeros if the model has no biases
     key_bias: np.ndarray  # `[K]`
     value_bias: np.ndarray  # `[V]`
 
@@ -43,22 +43,22 @@ def weights(
 ) -> HeadWeights:
     """Extracts the four matrices of one head from the parameters, float64.
 
-    Grouped heads have the key and value of their group. What follows these maps (rotary
+    Grouped heads have the key and value of their group. Later operations (rotary
     positions, norms of queries and keys, smeared keys, the score's scale and
-    temperature, sinks and gates) is in none of them.
+    temperature, sinks and gates) are not included.
 
     Args:
-      model: A model of `models.build` or `interop.load`.
+      model: A model from `models.build` or `interop.load`.
       params: Its parameters, looped or stacked, pruned or not.
       layer: The attention part.
-      head: The head's place in the layer, as gates count them; None: all H of them.
-      folded: Whether the norm in front of the layer (for keys and values of
-        cross-attention, the norm at the encoder's end) is in the weights: its scale,
-        its offset, and layer norm's subtraction of the mean. What is left of the norm
-        is a factor per position.
+      head: The index of the head in the layer, as for gates. Defaults to all H heads.
+      folded: Whether to fold the norm before the layer (for keys and values of
+        cross-attention, the norm at the encoder's end) into the weights: its scale,
+        its offset, and layer norm's subtraction of the mean. Only a factor per position
+        remains of the norm.
 
     Raises:
-      ValueError: If there is no such layer or head, or `folded` finds no norm in front.
+      ValueError: If there is no such layer or head, or no norm to fold.
 
     Source: Elhage et al. 2021, "Virtual weights and the residual stream",
     https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix
@@ -74,7 +74,7 @@ def weights(
     place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
     if config.attention.differential:
         raise ValueError(
-            f"heads have no weights of their own with {models.shared_by_heads(config)}."
+            f"heads have no separate weights with {models.shared_by_heads(config)}."
         )
     num_heads, num_groups = len(place.names), place.num_key_value_heads
     if not num_heads:
@@ -106,7 +106,7 @@ def token_embedding(model: models.Model, params: Any) -> np.ndarray:
     """Returns token embeddings (no positions, segments or norm), `[N, D]` float64.
 
     Raises:
-      ValueError: If the model has no config, or inputs that are no tokens.
+      ValueError: If the model has no config, or its inputs are not tokens.
 
     Example:
       >>> mh.heads.token_embedding(model, params).shape
@@ -123,11 +123,11 @@ def unembedding(
 ) -> np.ndarray:
     """Builds the linear map from the residual stream to logits, `[D, C]` float64.
 
-    With `folded` the norms after the last layer are in it, as in `weights`.
+    With `folded` it includes the norms after the last layer, as in `weights`.
 
     Raises:
-      ValueError: If the model has no config, no logits, or a layer in front of them
-        that is not linear.
+      ValueError: If the model has no config, no logits, or a nonlinear layer before
+        them.
 
     Example:
       >>> mh.heads.unembedding(model, params).shape
@@ -153,7 +153,7 @@ def unembedding(
 
 
 def check_logits(config: models.ModelConfig) -> None:
-    """Raises ValueError unless logits are linear in what leaves the last layer."""
+    """Raises ValueError unless logits are linear in the last layer's output."""
     output = config.output
     if output.hidden is not None or not output.logits:
         raise ValueError(
@@ -166,18 +166,18 @@ def config_of(model: models.Model) -> Any:
     """Returns the config of a model, or raises ValueError if there is none."""
     if model.config is None:
         raise ValueError(
-            "model must be one that models.build or interop.load made, whose "
-            "architecture is known; got one without a config."
+            "model must be from models.build or interop.load, whose architecture is "
+            "known; got one without a config."
         )
     return model.config
 
 
 def _norm_in_front(config, params, place, name) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the norm that queries, keys or values of a part are read through."""
+    """Finds the norm before the queries, keys or values of a part."""
     if not models.NORM_PLACES[config.norm.position].before:
         raise ValueError(
             "folded must be False for a model whose norms come after the parts: there "
-            "is none in front to fold."
+            "is no norm before them to fold."
         )
     layer, _, attention = place.path.rpartition("/")
     is_cross = attention == "cross_attention"
@@ -187,17 +187,17 @@ def _norm_in_front(config, params, place, name) -> tuple[np.ndarray, np.ndarray]
 
 
 def _norm_of(config, params, module) -> tuple[np.ndarray, np.ndarray]:
-    """Reads what a norm does but for a factor per position: matrix and offset."""
+    """Returns a norm, up to a factor per position, as a matrix and an offset."""
     size = config.model_size
-    own = {"scale": np.ones(size), "offset": np.zeros(size)}
-    own |= _leaves_of(params, module)
+    leaves = {"scale": np.ones(size), "offset": np.zeros(size)}
+    leaves |= _leaves_of(params, module)
     # Layer norm subtracts the mean over the D features first.
     centers = np.eye(size) - (config.norm.kind == "layer_norm") / size
-    return centers * own["scale"], own["offset"]
+    return centers * leaves["scale"], leaves["offset"]
 
 
 def _leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
-    """Returns a module's arrays, float64 by name, or {}; layers may be stacked."""
+    """Returns a module's arrays by name, in float64, or {}; layers may be stacked."""
     leaves, layer = params.get(module), anatomy.layer_of(module)
     if leaves is None and layer is not None:
         stacked = params.get(str(layer._replace(index=None)), {})

@@ -1,10 +1,10 @@
-"""How much a trained model needs each of its heads: measures of one signature.
+"""Measures of the importance of heads in a trained model.
 
-A measure is a function below `_offered`; scripts, tables and pictures find it in
-`MEASURES`. It takes a `Measured` and returns `Heads` with one column, which has a
-number per example and head: the larger, the more the head matters to the metric.
-`ablation_value` is the value that ablated heads pass on. All raise TypeError if batches
-can be iterated over only once, and ValueError if there are none, or no heads.
+A measure is a function with the decorator `_offered`, which registers it in `MEASURES`.
+It takes a `Measured` and returns `Heads` with one column, which has a number per
+example and head; a larger number means that the head matters more to the metric.
+`ablation_value` replaces the output of ablated heads. All raise TypeError if batches
+can be iterated over only once, and ValueError if there are no batches or no heads.
 
 B batch, L layers (attention parts), H heads of a layer, F hidden units of a layer, N
 examples, P patterns of gates.
@@ -31,7 +31,7 @@ _logger = logging.getLogger("mha_haiku")
 
 
 class Measure(NamedTuple):
-    """A measure of the importance of heads, as scripts and pictures offer it.
+    """A measure of the importance of heads, in `MEASURES`.
 
     Example:
       >>> measure, unit, label = mh.heads.MEASURES["attribution"]
@@ -42,17 +42,17 @@ class Measure(NamedTuple):
     """
 
     measure: Callable[..., Heads]  # `measure(subject, ablation_value=...)`
-    # The unit of the importance; None: of the metric. A measure that has one is taken
-    # of the loss.
+    # The unit of the importance, or None for the unit of the metric. A measure with a
+    # unit uses the loss.
     unit: str | None
-    label: str  # in a few words; `{metric}` stands for the metric's name
+    label: str  # in a few words; `{metric}` is replaced by the metric's name
 
 
 MEASURES: dict[str, Measure] = {}
 
 
 def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
-    """Enters the function below in `MEASURES`, the source of all lists of measures."""
+    """Registers a function in `MEASURES`, the source of all lists of measures."""
 
     def offer(function):
         MEASURES[function.__name__] = Measure(function, unit, label)
@@ -65,7 +65,7 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
 def ablation(
     subject: running.Measured, *, ablation_value: AblationValue = zero
 ) -> Heads:
-    """Measures the change of the metric when one head is ablated, for each head.
+    """Computes the change of the metric when one head is ablated, for each head.
 
     Source: Michel et al. 2019, section 3.2, https://arxiv.org/abs/1905.10650.
 
@@ -74,13 +74,13 @@ def ablation(
       array([[3., 0.],
              [3., 0.]])
     """
-    known = {"metric": subject.metric, "ablation_value": ablation_value}
-    return _measured(subject, "ablation", changes, **known)
+    options = {"metric": subject.metric, "ablation_value": ablation_value}
+    return _measured(subject, "ablation", changes, **options)
 
 
 @running.compiled
 def changes(model, params, example, *, metric, ablation_value) -> Array:
-    """Measures the change of the metric when one head is ablated, `[B, L, H]`."""
+    """Computes the change of the metric when one head is ablated, `[B, L, H]`."""
     return programs.Clean.of(model, params, example, metric, ablation_value).ablated()
 
 
@@ -90,11 +90,11 @@ def gradient(
 ) -> Heads:
     """Computes the absolute derivative of the metric by each head's gate.
 
-    A metric that is at its best with all heads open has slopes of 0 but for rounding,
-    and logs a warning.
+    A metric that is best with all heads open has slopes of 0 up to rounding; a warning
+    is logged.
 
     Raises:
-      ValueError: If the metric is the drift, which is such a metric.
+      ValueError: If the metric is the drift, for which this is always so.
 
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650.
 
@@ -104,10 +104,10 @@ def gradient(
       (1, 0)
     """
     _check_slope(subject)
-    known = {"metric": subject.metric, "ablation_value": ablation_value}
-    found = _measured(subject, "gradient", _slopes, **known)
-    _warn_if_flat(found, subject, ablation_value)
-    return found
+    options = {"metric": subject.metric, "ablation_value": ablation_value}
+    slopes = _measured(subject, "gradient", _slopes, **options)
+    _warn_if_flat(slopes, subject, ablation_value)
+    return slopes
 
 
 @running.compiled
@@ -119,7 +119,7 @@ def _slopes(model, params, example, *, metric, ablation_value):
 def unit_gradient(subject: running.Measured) -> PerExample:
     """Computes the absolute derivative of the metric by each hidden unit's gate.
 
-    A gate multiplies a unit at all positions of an example, and the importance is
+    A gate multiplies a unit at all positions of an example; the importance is
     `[N, L, F]`.
 
     Raises:
@@ -143,7 +143,7 @@ def unit_gradient(subject: running.Measured) -> PerExample:
 def _unit_slopes(model, params, example, *, metric):
     _, hidden = running.look(model, params, example, ["*/hidden"])
     sizes = [x.shape[-1] for x in hidden.values()]
-    if model.config is not None:  # which knows of layers without any, too
+    if model.config is not None:  # it also has the layers without hidden units
         sizes = models.hidden_sizes(model.config)
     layers, exists = np.flatnonzero(sizes).tolist(), running.exists(sizes)
 
@@ -163,12 +163,12 @@ def _unit_slopes(model, params, example, *, metric):
 def attribution(
     subject: running.Measured, *, ablation_value: AblationValue = zero, points: int = 16
 ) -> Heads:
-    """Integrates gradients: each head's share of the cost of ablating all.
+    """Computes integrated gradients: each head's share of the cost of ablating all.
 
-    The gradients of the gates are integrated along the straight line from all gates
-    at 1 to all gates at 0, by Gauss-Legendre quadrature of `points` points. For each
+    The gradients of the gates are integrated along the straight line from all gates at
+    1 to all gates at 0, by Gauss-Legendre quadrature of `points` points. For each
     example the heads' shares add up to the change of the metric when all heads are
-    ablated, as far as the quadrature is exact.
+    ablated, up to the error of the quadrature.
 
     Raises:
       ValueError: If there are no points.
@@ -183,8 +183,8 @@ def attribution(
     """
     if points < 1:
         raise ValueError(f"points must be at least 1, got {points}.")
-    known = {"ablation_value": ablation_value, "points": points}
-    return _measured(subject, "attribution", _shares, metric=subject.metric, **known)
+    options = {"ablation_value": ablation_value, "points": points}
+    return _measured(subject, "attribution", _shares, metric=subject.metric, **options)
 
 
 @running.compiled
@@ -205,7 +205,7 @@ def _shares(model, params, example, *, metric, ablation_value, points):
 def confidence(
     subject: running.Measured, *, ablation_value: AblationValue = zero
 ) -> Heads:
-    """Measures the confidence of each head: the mean largest weight of a query.
+    """Computes the confidence of each head: the mean largest weight of a query.
 
     No head is ablated, and the metric is not used.
 
@@ -225,7 +225,7 @@ def _largest_weights(model, params, example):
     count = len(example.inputs)
 
     def largest(attention_map):
-        # A function may have several rows for an example, such as windows of an image.
+        # A function may have several rows per example, such as windows of an image.
         weights = attention_map.statistics().largest_weight
         rows = math.prod(weights.shape[:-1]) // count
         return weights.reshape(count, rows, weights.shape[-1]).mean(1)
@@ -242,12 +242,12 @@ def gated_metric(
     *,
     ablation_value: AblationValue = zero,
 ) -> np.ndarray:
-    """Measures the metric `[N, P]` of each example with each pattern of gates.
+    """Computes the metric `[N, P]` of each example with each pattern of gates.
 
-    These are `[P, L, H]`; entries beyond the heads of a layer are ignored.
+    Gates are `[P, L, H]`; entries beyond the heads of a layer are ignored.
 
     Raises:
-      ValueError: If gates are not of all layers and heads.
+      ValueError: If gates do not have all layers and heads.
 
     Example:
       >>> gates = np.ones((2, 2, 2))  # [P, L, H]
@@ -255,25 +255,25 @@ def gated_metric(
       >>> mh.heads.gated_metric(measured, gates).mean(0).round(2)
       array([0.02, 3.03])
     """
-    known = {"metric": subject.metric, "ablation_value": ablation_value}
-    return _results(subject, gated, jnp.asarray(gates, jnp.float32), **known)
+    options = {"metric": subject.metric, "ablation_value": ablation_value}
+    return _results(subject, gated, jnp.asarray(gates, jnp.float32), **options)
 
 
 @running.compiled
 def gated(model, params, example, gates, *, metric, ablation_value) -> Array:
-    """Measures the metric, `[B, P]`, under patterns of gates `[P, L, H]`."""
+    """Computes the metric, `[B, P]`, under patterns of gates `[P, L, H]`."""
     clean = programs.Clean.of(model, params, example, metric, ablation_value)
     return programs.over(clean.gated, gates, example).T
 
 
-# Slopes below are looked at more closely, and taken for rounding if ablating all heads
-# changes the metric by so much more.
+# Slopes below `_SMALL_SLOPE` are checked, and taken for rounding errors if they are
+# less than `_FLAT` times the change of the metric when all heads are ablated.
 _SMALL_SLOPE = 1e-6
 _FLAT = 1e-5
 
 
 def _warn_if_flat(found, subject, ablation_value) -> None:
-    """Warns where a metric is flat at the whole model, so that ranks are noise."""
+    """Warns if the metric is flat at the unedited model, so that ranks are noise."""
     largest = np.nanmax(found.per_example, initial=0.0)
     if largest > _SMALL_SLOPE:
         return
@@ -284,32 +284,32 @@ def _warn_if_flat(found, subject, ablation_value) -> None:
         _logger.warning(
             f"slopes of the metric by gates are at most {largest:.1g}, while ablating "
             f"all heads changes it by {change:.2g}: the metric is at its best with all "
-            "heads open, and an order by these slopes is noise; ablation or "
-            "attribution measure it."
+            "heads open, and an order by these slopes is noise; use ablation or "
+            "attribution instead."
         )
 
 
 def _check_slope(subject) -> None:
     if subject.metric is metrics.drift:
         raise ValueError(
-            "metric must have a slope at the whole model, and drift is least there: "
-            "every gradient would be rounding; ablation and attribution measure it."
+            "metric must have a slope at the unedited model, where drift is smallest: "
+            "every gradient would be rounding; use ablation or attribution instead."
         )
 
 
-def _measured(subject, name, compiled, **known) -> Heads:
-    per_example = _results(subject, compiled, **known)
-    kinds, of = running.kinds_measured(subject), MEASURES[name]
-    label = of.label.format(metric="metric")
+def _measured(subject, name, compiled, **options) -> Heads:
+    per_example = _results(subject, compiled, **options)
+    kinds, measure = running.kinds_measured(subject), MEASURES[name]
+    label = measure.label.format(metric="metric")
     return Heads.of_examples(
-        per_example, kinds, name=name, unit=of.unit or "", label=label
+        per_example, kinds, name=name, unit=measure.unit or "", label=label
     )
 
 
-def _results(subject, compiled, *arrays, **known) -> np.ndarray:
-    """Runs a program that is compiled for `known` on all N examples."""
-    program = compiled(subject.model, **known)
-    found = running.over(
+def _results(subject, compiled, *arrays, **options) -> np.ndarray:
+    """Runs a program compiled with `options` on all N examples."""
+    program = compiled(subject.model, **options)
+    results = running.over(
         subject.batches, lambda example: program(subject.params, example, *arrays)
     )
-    return np.concatenate(found).astype(np.float64)
+    return np.concatenate(results).astype(np.float64)

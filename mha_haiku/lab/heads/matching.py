@@ -1,4 +1,4 @@
-"""Which head of one model corresponds to which head of another.
+"""Matching of the heads of two models.
 
 L layers, H heads of a layer, P pairs of heads.
 """
@@ -14,13 +14,13 @@ from mha_haiku.core import display, models
 from mha_haiku.lab.heads import running
 from mha_haiku.training import tasks
 
-# In place of the divergence of heads of different kinds: more than any, so that such
-# are paired only where nothing else is left, and then dropped.
+# Replaces the divergence of heads of different kinds. It is larger than any divergence,
+# so that such heads are paired only if nothing else is left, and then dropped.
 _APART = 10.0
 
 
 class Matching(NamedTuple):
-    """Heads of two models, one to one.
+    """Pairs of heads of two models, one to one.
 
     Example:
       >>> other = mh.rasp.compile(mh.rasp.PROGRAMS["induction"](), num_heads=2, seed=3)
@@ -43,10 +43,11 @@ def match(
     second: tuple[models.Model, Any],
     batches: Iterable[tasks.Example],
 ) -> Matching:
-    """Pairs the heads of two models, such as two seeds, that attend alike.
+    """Pairs the heads of two models, such as two seeds, by similar attention.
 
-    Each model comes with its parameters, and both read the same inputs. Any layers of
-    one kind may be paired; the pairs have the least total divergence.
+    `first` and `second` are models with their parameters, and read the same inputs.
+    Heads of any layers of the same kind may be paired; the pairs minimize the total
+    divergence.
 
     Source: Kuhn 1955, "The Hungarian method for the assignment problem"; divergence of
     heads Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
@@ -81,7 +82,7 @@ def match(
     rows, columns = rows[of_one_kind], columns[of_one_kind]
     example = next(iter(batches))
     places = [
-        np.argwhere(running.exists(running.num_heads(*each, example)))
-        for each in (first, second)
+        np.argwhere(running.exists(running.num_heads(*pair, example)))
+        for pair in (first, second)
     ]
     return Matching(places[0][rows], places[1][columns], divergence[rows, columns])

@@ -1,7 +1,7 @@
-"""Metrics of a batch: a number per example, the lower the better.
+"""Metrics of a batch: a number per example; lower is better.
 
-B batch, T positions, C classes. `logits` are `[B, T, C]` with an answer per position,
-or `[B, C]` with one per example. Targets of weight 0 do not count.
+B batch, T positions, C classes. `logits` are `[B, T, C]` for an answer per position, or
+`[B, C]` for one per example. Targets of weight 0 do not count.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ Array = jax.Array
 
 def loss(logits: Array, example: tasks.Example) -> Array:
     """Computes the mean cross-entropy of each example's targets, `[B]` nats."""
-    each = losses.cross_entropy(jnp.asarray(logits), example.targets)
-    return _mean(jnp.where(example.weights > 0, each, 0), example.weights)
+    entropies = losses.cross_entropy(jnp.asarray(logits), example.targets)
+    return _mean(jnp.where(example.weights > 0, entropies, 0), example.weights)
 
 
 def mistakes(
@@ -29,8 +29,8 @@ def mistakes(
 ) -> "Metric":
     """Makes the metric that is the share of wrong answers of each example.
 
-    `correct` gives booleans like the targets from logits and batch, as a task's does;
-    None: whether the likeliest class is the target.
+    `correct` returns booleans in the shape of the targets, from logits and batch, as a
+    task's does. By default the likeliest class must be the target.
     """
     correct = correct or _likeliest
 
@@ -44,7 +44,7 @@ def mistakes(
 def failures(
     correct: Callable[[Array, tasks.Example], Array] | None = None,
 ) -> "Metric":
-    """Makes the metric that is 1 for an example with any wrong answer, else 0.
+    """Makes the metric that is 1 for an example with a wrong answer, else 0.
 
     Its mean is one minus the share of exact matches. `correct` is as in `mistakes`.
     """
@@ -61,11 +61,11 @@ def drift(logits: Array, example: tasks.Example) -> Array:
     """Computes 1 minus the cosine of two vectors of each example, `[B]` in [0, 2].
 
     `logits` are `[B, D]`, the vectors of an edited model, and the batch's targets are
-    the vectors of the whole model; see `heads.measured_by_drift`. At the whole model
-    the drift is 0, its least value, and so is its slope by any gate: a measure by the
-    gradient there says nothing.
+    the vectors of the unedited model; see `heads.measured_by_drift`. For the unedited
+    model the drift is 0, its minimum, and so is its slope by any gate: gradients there
+    are useless as a measure.
     """
-    # Half the squared distance of unit vectors: 1 - cosine, without its cancellation.
+    # Half the squared distance of unit vectors is 1 - cosine, without cancellation.
     difference = _unit(logits) - _unit(example.targets)
     return (difference**2).sum(-1) / 2
 
@@ -73,8 +73,8 @@ def drift(logits: Array, example: tasks.Example) -> Array:
 def logit_difference(logits: Array, example: tasks.Example) -> Array:
     """Subtracts the right answer's logit from the logit of a wrong answer, `[B]`.
 
-    The batch's `targets` are `[B, 2]`, the right and the wrong class. Of logits `[B, T,
-    C]` the last valid position answers.
+    The batch's `targets` are `[B, 2]`, the right and the wrong class. With logits
+    `[B, T, C]` the answer is at the last valid position.
 
     Source: Wang et al. 2022, section 3, https://arxiv.org/abs/2211.00593.
     """

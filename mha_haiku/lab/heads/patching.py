@@ -1,10 +1,10 @@
-"""Patching: what changes in the answer if a part of one run is put into another.
+"""Patching: the effect of putting a part of one run into another.
 
-The two runs read a clean and a corrupted example, which differ in what the model should
-answer by. Activation patching puts one activation into the other run; path patching
-changes what one head alone reads of another. The batches of the subject are the clean
-examples, whose targets the metric takes in all runs; `corrupted` are as many batches of
-the same shapes and lengths, and example i of both is pair i.
+The two runs read a clean and a corrupted example, which differ in what determines the
+answer. Activation patching puts one activation into the other run; path patching
+changes only what one head reads from another. The batches of the subject are the clean
+examples, whose targets the metric uses in all runs; `corrupted` has the same number of
+batches, with the same shapes and lengths, and the examples with index i are pair i.
 
 B batch, T positions, P attention parts, H heads of a part, V value size per head, L
 layers, N pairs of examples, E edges.
@@ -35,32 +35,32 @@ Array = jax.Array
 Heads = Sequence[tuple[int, int]]
 Place = tuple[int, int]
 
-KINDS = (*circuits.KINDS, "logits")  # through which an edge is read
-LOGITS = (-1, -1)  # stands for the logits among receiving heads
+KINDS = (*circuits.KINDS, "logits")  # how an edge is read
+LOGITS = (-1, -1)  # the logits, among receiving heads
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Changes(PerExample):
-    """The changes of the metric by each patched thing."""
+    """The changes of the metric by patching."""
 
-    base: np.ndarray  # `[N]`, the metric of the run that is changed
-    other: np.ndarray  # `[N]`, the metric of the run where the patches come from
+    base: np.ndarray  # `[N]`, the metric of the run that is patched
+    other: np.ndarray  # `[N]`, the metric of the run that patches come from
     unit: str = dataclasses.field(default="change of the metric", kw_only=True)
 
     @property
     def share(self) -> np.ndarray:
-        """`[...]`, the mean over the change by patching all: 0 is none, 1 all of it."""
+        """`[...]`, the mean as a share of the change by patching everything."""
         return self.mean / (self.other - self.base).mean()
 
     def _numbers(self, place: tuple[int, ...]) -> dict[str, float]:
-        """Reads the numbers of one place of the arrays, by their names."""
+        """Reads the numbers at one place of the arrays, by name."""
         names = ("mean", "standard_error", "share")
         return {name: float(getattr(self, name)[place]) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Patched(Changes):
-    """The change of the metric by patching each place.
+    """The changes of the metric by patching one place at a time.
 
     Example:
       >>> patched = mh.heads.activation_patching(measured, corrupted)
@@ -71,11 +71,11 @@ class Patched(Changes):
              [1.  , 0.  ]])
     """
 
-    # The axes of `per_example` after N: of "layer" (which part, for heads), "head" and
-    # "position".
+    # The axes of `per_example` after N, among "layer" (the attention part, for heads),
+    # "head" and "position".
     axes: tuple[str, ...]
-    kinds: tuple[str, ...] = ()  # of each part; () where there is one kind
-    tokens: tuple[str, ...] = ()  # at each position, of one pair of texts
+    kinds: tuple[str, ...] = ()  # of the parts; () if there is one kind
+    tokens: tuple[str, ...] = ()  # at the positions, for one pair of texts
 
     def rows(self) -> list[dict[str, int | float]]:
         """Lists a row for each patched place, with its `axes` and its numbers."""
@@ -86,7 +86,7 @@ class Patched(Changes):
 
 
 class Cost(NamedTuple):
-    """What a measure runs for each pair of examples, in passes through the model.
+    """The cost of a measure for a pair of examples, in passes through the model.
 
     Example:
       >>> mh.heads.edge_patching(measured, corrupted).cost  # of 29 edges
@@ -101,7 +101,7 @@ class Cost(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Edges(Changes):
-    """What each edge is worth: the change of the clean run's metric by patching it.
+    """Edges with numbers: the change of the clean run's metric by patching an edge.
 
     Example:
       >>> edges = mh.heads.path_patching(measured, corrupted, senders=[(0, 0)])
@@ -114,12 +114,12 @@ class Edges(Changes):
     receivers: np.ndarray  # `[E, 2]`, part and head that read; `LOGITS` for the logits
     kinds: np.ndarray  # `[E]`: "q", "k", "v", "feed_forward" or "logits"
     cost: Cost = dataclasses.field(default=Cost(0), kw_only=True)
-    # `[E]` booleans, of a measure that chooses edges itself
+    # `[E]` booleans, from a measure that chooses edges itself
     kept: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
 
     @property
     def strength(self) -> np.ndarray:
-        """`[E]`: the size of the mean change; the mean, if the measure chose edges."""
+        """`[E]`: the magnitude of the mean; the mean, if the measure chose edges."""
         return np.abs(self.mean) if self.kept is None else self.mean
 
     def rows(self) -> list[dict[str, int | float | str]]:
@@ -142,22 +142,22 @@ def activation_patching(
     per_position: bool = False,
     into: str = "clean",
 ) -> Patched:
-    """Measures what changes when one activation is taken from the other run.
+    """Computes the change of the metric when one activation is from the other run.
 
-    All that follows the patched activation is computed anew.
+    Everything after the patched activation is recomputed.
 
     Args:
       subject: The model to measure, with the clean examples.
       corrupted: The other examples of the pairs.
-      what: "heads" or "layers": a head's output, or the input of a layer of one stack.
-      per_position: Whether each position is patched alone; else all at once.
-      into: The run that gets activations of the other: "clean", what breaks the
-        answer, or "corrupted", what mends it.
+      what: "heads" to patch a head's output, or "layers" to patch the input of a layer.
+      per_position: Patch one position at a time instead of all at once.
+      into: The run that is patched: "clean" shows what breaks the answer, "corrupted"
+        what restores it.
 
     Raises:
       TypeError: If batches can be iterated over only once.
-      ValueError: If batches do not pair, there is no such choice, or layers are asked
-        for of a model that is not one stack of them.
+      ValueError: If batches do not pair, a choice is unknown, or `what` is "layers" and
+        the model is not a single stack of layers.
 
     Source: Meng et al. 2022, section 2.1, https://arxiv.org/abs/2202.05262; Vig et al.
     2020, https://arxiv.org/abs/2004.12265, for heads.
@@ -212,8 +212,8 @@ def _of_layers(ours, theirs, per_position) -> Array:
     """Computes changes by the streams of another run, `[B, L]` or `[B, L, T]`."""
     if not ours.streams:
         raise ValueError(
-            "what must be 'heads' for a model that has no streams of one stack of "
-            "layers, got 'layers'."
+            "what must be 'heads' for a model without the streams of a single stack "
+            "of layers, got 'layers'."
         )
     layers = [*zip(theirs.streams.values(), ours.streams.values(), strict=True)]
     places = np.arange(layers[0][0].shape[1])
@@ -240,29 +240,29 @@ def path_patching(
     receivers: Heads | None = None,
     kinds: Sequence[str] = KINDS,
 ) -> Edges:
-    """Measures what changes when one head reads another as it is in the other run.
+    """Computes the change of the metric when one head reads another's corrupted output.
 
     An edge goes from a head to the queries, keys or values of a later head, or to the
-    logits. In the clean run the sender passes on its output of the corrupted run, and
-    all other heads are held at their clean outputs: so the change reaches later streams
-    through residual connections, norms and feed-forward parts (which are computed anew)
-    alone. The receiver reads this stream for its queries, say, and the clean one for
-    the rest; its output is put into the clean run, and all that follows is computed
-    anew. For the logits the metric is taken of the held run. Gates of attention are
-    read with the queries.
+    logits. In the clean run the sender's output is replaced by that of the corrupted
+    run, and all other heads are held at their clean outputs: so the change reaches
+    later streams only through residual connections, norms and feed-forward parts, which
+    are recomputed. The receiver reads this stream for its queries, say, and the clean
+    one for the rest; its output is put into the clean run, and everything after it is
+    recomputed. For the logits the metric is that of the held run. Gates of attention
+    are read with the queries.
 
-    Each edge takes two runs of the model. Memory does not grow with their number.
+    An edge takes two runs of the model. Memory does not grow with the number of edges.
 
     Args:
       subject: The model to measure, with the clean examples.
       corrupted: The other examples of the pairs.
-      senders: Pairs of a part's index and a head; None: all.
-      receivers: Pairs like the senders; None: all.
-      kinds: Kinds of edges, of "q", "k", "v" and "logits".
+      senders: Pairs of a part's index and a head. Defaults to all heads.
+      receivers: Pairs like the senders. Defaults to all heads.
+      kinds: Kinds of edges, among "q", "k", "v" and "logits".
 
     Returns:
-      All edges that there are among these: to layers above, and from an encoder to keys
-      and values of cross-attention.
+      All edges among these: to higher layers, and from an encoder to keys and values of
+      cross-attention.
 
     Raises:
       TypeError: If batches can be iterated over only once.
@@ -299,7 +299,7 @@ def path_patching(
         edges += [(head, LOGITS, "logits") for head in direct]
     if not edges:
         raise ValueError(
-            f"senders and receivers must have edges of kinds {tuple(kinds)}, got none."
+            f"there are no edges of kinds {tuple(kinds)} from senders to receivers."
         )
     numbers = np.array(
         [(*sender, *receiver, KINDS.index(kind)) for sender, receiver, kind in edges]
@@ -313,7 +313,8 @@ def path_patching(
 @running.compiled
 def _edges(model, params, clean, corrupted, edges, *, metric):
     """Returns changes `[B, E]`, and both metrics."""
-    # An edge `[5]` is part and head of its sender and of its receiver, and the kind.
+    # An edge `[5]` is part and head of its sender, part and head of its receiver, and
+    # the kind.
     at = ["*/heads", *(f"*/{name}" for names in READ.values() for name in names)]
     pair = both(model, params, clean, corrupted, at)
     (base, ours), (other, theirs) = pair
@@ -323,13 +324,14 @@ def _edges(model, params, clean, corrupted, edges, *, metric):
     read = places_read(ours, parts)
 
     def held(sender):
-        """Returns what is read, and logits, where only the sender has changed."""
+        """Returns the output and what heads read, if only the sender changes."""
 
-        def passed(_, given):
-            part, own, other = given
-            return jnp.where(is_head(sender, part, own), other, own)
+        def replaced(_, values):
+            part, clean_heads, other = values
+            is_sender = is_head(sender, part, clean_heads)
+            return jnp.where(is_sender, other, clean_heads)
 
-        changed = edits.on_parts(parts, heads, passed)
+        changed = edits.on_parts(parts, heads, replaced)
         run = sites.edit(functools.partial(running.run, model, params), changed)
         return sites.look(run, list(read), strict=False)(clean)
 
@@ -337,20 +339,20 @@ def _edges(model, params, clean, corrupted, edges, *, metric):
         sender, receiver, kind = edge[:2], edge[2:4], edge[4]
         output, changed = held(sender)
 
-        # The whole part of the receiver reads the changed values; its other heads are
-        # then set back to their clean outputs.
-        def read_anew(own, given):
-            part, own_kind, other = given
-            return jnp.where((part == receiver[0]) & (kind == own_kind), other, own)
+        # All heads of the receiver's part read the changed values; the others are then
+        # set back to their clean outputs.
+        def reread(before, new):
+            part, kind_read, other = new
+            return jnp.where((part == receiver[0]) & (kind == kind_read), other, before)
 
-        def kept_but_one(values, given):
-            part, own, _ = given
-            is_kept = (part == receiver[0]) & ~is_head(receiver, part, own)
-            return jnp.where(is_kept, own, values)
+        def restored(values, known):
+            part, clean_heads, _ = known
+            is_other = (part == receiver[0]) & ~is_head(receiver, part, clean_heads)
+            return jnp.where(is_other, clean_heads, values)
 
-        anew = [(*place, changed[name]) for name, place in read.items()]
-        patched = edits.on_parts(read, anew, read_anew)
-        patched |= edits.on_parts(parts, heads, kept_but_one)
+        new = [(*place, changed[name]) for name, place in read.items()]
+        patched = edits.on_parts(read, new, reread)
+        patched |= edits.on_parts(parts, heads, restored)
         after = running.run_edited(model, params, clean, patched)
         is_direct = kind == KINDS.index("logits")
         logits = jnp.where(is_direct, output.logits, after.logits)
@@ -359,12 +361,12 @@ def _edges(model, params, clean, corrupted, edges, *, metric):
     return programs.over(change, edges, clean).T, before, after
 
 
-# Of which sites an edge of a kind is read; gates are made of what queries are.
+# The sites that read an edge of a kind; gates read what queries read.
 READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
 def places_read(names: Iterable[str], parts: Sequence[str]) -> dict[str, Place]:
-    """Finds the part and the number of the kind of each site that heads read."""
+    """Finds the part and the index of the kind of each site that heads read."""
     return {
         name: (parts.index(f"{path}/heads"), kind)
         for name in names
@@ -375,13 +377,13 @@ def places_read(names: Iterable[str], parts: Sequence[str]) -> dict[str, Place]:
 
 
 def is_head(head: Any, part: int, values: Array) -> Array:
-    """Marks the given head among a part's heads, booleans `[1, 1, H, 1]`."""
+    """Marks a head among the heads of a part, booleans `[1, 1, H, 1]`."""
     is_it = (part == head[0]) & (jnp.arange(values.shape[-2]) == head[1])
     return is_it[None, None, :, None]
 
 
 def _checked(name, heads, counts) -> list[tuple[int, int]]:
-    """Checks and lists the wanted heads, or lists all for None."""
+    """Checks and lists the wanted heads, by default all heads."""
     every = [(part, head) for part, size in enumerate(counts) for head in range(size)]
     if heads is None:
         return every
@@ -389,8 +391,8 @@ def _checked(name, heads, counts) -> list[tuple[int, int]]:
     for head in heads:
         if head not in every:
             raise ValueError(
-                f"{name} must be pairs of a part and one of its heads, of which there "
-                f"are {counts}, got {head}."
+                f"{name} must be pairs of a part and one of its heads; the parts have "
+                f"{counts} heads, got {head}."
             )
     return heads
 
@@ -407,10 +409,10 @@ def over_pairs(
     cleans, others = list(subject.batches), list(corrupted)
     if len(cleans) != len(others):
         raise ValueError(
-            "corrupted must have as many batches as the clean examples, "
+            "corrupted must have the number of batches of the clean examples, "
             f"{len(cleans)}, got {len(others)}."
         )
-    # A metric reads the clean targets alone, which may be other than tokens: vectors.
+    # A metric reads only the clean targets, which may be vectors instead of tokens.
     pairs = [
         (clean, other._replace(targets=clean.targets, weights=clean.weights))
         for clean, other in zip(cleans, others, strict=True)
@@ -419,7 +421,7 @@ def over_pairs(
         shapes = [jax.tree.map(np.shape, x.model_inputs()) for x in (clean, other)]
         if shapes[0] != shapes[1]:
             raise ValueError(
-                "corrupted must have inputs of the shapes of the clean examples', "
+                "corrupted must have inputs with the shapes of the clean examples, "
                 f"{shapes[0]}, got {shapes[1]}."
             )
         for name in ("lengths", "decoder_lengths"):
@@ -442,7 +444,7 @@ def both(
 ) -> list[tuple[Any, dict[str, Array]]]:
     """Applies `running.look` to two batches; the model is compiled once."""
     pair = jax.tree.map(lambda x, y: jnp.stack([x, y]), one, other)
-    found = jax.lax.map(
+    results = jax.lax.map(
         lambda example: running.look(model, params, example, at, strict=False), pair
     )
-    return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(2)]
+    return [jax.tree.map(lambda x, i=i: x[i], results) for i in range(2)]

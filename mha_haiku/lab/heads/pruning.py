@@ -1,9 +1,9 @@
-"""Pruning: a smaller model without some heads or hidden units, for good.
+"""Pruning: permanent removal of heads or hidden units from a model.
 
 L layers, H heads of a layer, F hidden units of a layer. A head is named by its index in
-the unpruned layer. In an encoder-decoder "layers" of heads are its attention parts, in
-the order of `models.heads_of_layers`. `config` is `config.model`, which describes the
-parameters; these may be stacked (scanned layers), or pruned before.
+the unpruned layer. In an encoder-decoder the "layers" of heads are its attention parts,
+in the order of `models.heads_of_layers`. `config` is `config.model`, which describes
+the parameters; these may be stacked (scanned layers), or already pruned.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,14 @@ def prune(
     The pruned model computes the same as the model with gates of 0 at these heads. A
     key/value head is removed with the last query head that reads it. A layer without
     heads keeps the bias of its output projection. Parameters that layers share (the
-    table of T5's position biases) stay whole.
+    table of T5's position biases) are unchanged.
 
-    `keep` names the heads that each of the L layers keeps, or is `[L, H]` booleans. The
-    result is the parameters, unstacked, and their config, with its
-    `attention.kept_heads`.
+    `keep` names the heads to keep in each of the L layers, or is `[L, H]` booleans. The
+    result is the parameters, unstacked, and their config, with `attention.kept_heads`.
 
     Raises:
-      ValueError: If a head is kept that is not there, or parameters have other names
-        than `modules.anatomy` knows.
+      ValueError: If a head to keep does not exist, or `modules.anatomy` does not know
+        the names of the parameters.
 
     Source: Michel et al. 2019, section 4, https://arxiv.org/abs/1905.10650.
 
@@ -57,7 +56,7 @@ def prune(
 
     def without_heads(i, axis, leaf):
         if not after[i].names:
-            return None  # nothing of the heads is left in a layer without any
+            return None  # a layer without heads has no parameters of heads
         if axis.holds == anatomy.HEAD_FEATURES:
             return leaf
         names, stay = (
@@ -75,13 +74,13 @@ def prune_units(
 ) -> tuple[dict[str, dict[str, Any]], models.ModelConfig]:
     """Removes hidden units of the feed-forward parts.
 
-    `keep` has the indices of the hidden units that each of the L layers keeps, at least
+    `keep` has the indices of the hidden units to keep in each of the L layers, at least
     one; or it is `[L, F]` booleans. The result is the parameters, unstacked, and their
-    config, with its `feed_forward.hidden_sizes`.
+    config, with `feed_forward.hidden_sizes`.
 
     Raises:
-      ValueError: If a layer has no feed-forward part, or parameters have other names
-        than `modules.anatomy` knows.
+      ValueError: If a layer has no feed-forward part, or `modules.anatomy` does not
+        know the names of the parameters.
 
     Example:
       >>> compiled = mh.rasp.compile(mh.rasp.PROGRAMS["histogram"]())
@@ -94,8 +93,8 @@ def prune_units(
     for i, (units, size) in enumerate(zip(keep, sizes, strict=True)):
         if not size:
             raise ValueError(
-                f"layer {i} has no feed-forward part, and so no hidden units to keep "
-                f"some of, got {units}."
+                f"layer {i} has no feed-forward part, and so no hidden units to keep, "
+                f"got {units}."
             )
         if not units or units != sorted(set(units) & set(range(size))):
             raise ValueError(
@@ -135,7 +134,7 @@ def scaled(
     """Multiplies gates, L arrays `[H]`, into the rows of the output projections.
 
     Raises:
-      ValueError: If gates are not of all layers and heads, or as in `prune`.
+      ValueError: If gates do not have all layers and heads, or as in `prune`.
 
     Example:
       >>> gates = mh.heads.open_gates(config, keep=[[1], [0, 1]])
@@ -147,22 +146,22 @@ def scaled(
     counts = [len(layer.names) for layer in models.heads_of_layers(config)]
     if [len(row) for row in gates] != counts:
         raise ValueError(
-            f"gates must be of {counts} heads, got {[len(row) for row in gates]}."
+            f"gates must have {counts} heads, got {[len(row) for row in gates]}."
         )
 
     def with_gates(i, axis, leaf):
         if not axis.is_read:
             return leaf
-        own = np.stack(gates[i]) if isinstance(i, slice) else gates[i]
-        return anatomy.scaled(leaf, axis, own)
+        factors = np.stack(gates[i]) if isinstance(i, slice) else gates[i]
+        return anatomy.scaled(leaf, axis, factors)
 
     return _changed(params, config, (anatomy.HEADS,), with_gates)
 
 
 def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
-    """Changes every array of the parameters that has an axis of `holders`."""
-    # `change(layer, axis, array)` returns None to remove an array; the layer of stacked
-    # layers is a slice.
+    """Changes all arrays of the parameters that have an axis of `holders`."""
+    # `change(layer, axis, array)` returns None to remove an array; the layer is a slice
+    # if layers are stacked.
     if anatomy.UNITS in holders:
         counts, place = models.hidden_sizes(config), models.layer_of
     else:
@@ -174,7 +173,7 @@ def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
         layer = place(config, module)
         is_stacked = isinstance(layer, slice)
         if layer is not None and not is_stacked and layer not in indices:
-            raise ValueError(f"params must be of {len(counts)} layers, got {module!r}.")
+            raise ValueError(f"params must have {len(counts)} layers, got {module!r}.")
         result[module] = {}
         for name, leaf in leaves.items():
             axis = None if layer is None else anatomy.axis_of(module, name)
@@ -194,7 +193,7 @@ def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
 
 
 def _looped(params, config):
-    """Unstacks the parameters, and changes the config to say so."""
+    """Unstacks the parameters, and updates the config."""
     if config.scan_layers:
         params = models.unstacked(params)
     return params, config.replace(scan_layers=False)
@@ -206,7 +205,7 @@ def _indices(row) -> list[int]:
 
 
 def _names(keep, layers) -> list[list[int]]:
-    """Lists the names of the heads that each layer keeps, and checks them."""
+    """Checks and lists the names of the heads that each layer keeps."""
     if len(keep) != len(layers):
         raise ValueError(
             f"keep must have an entry for each of the {len(layers)} layers, got "

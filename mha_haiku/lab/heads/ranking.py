@@ -1,4 +1,4 @@
-"""Orders of heads: which goes first, alone, in pairs, or one after the other.
+"""Orders of heads: by their values, in pairs, or greedily.
 
 L layers, H heads of a layer, P pairs of heads.
 """
@@ -14,7 +14,7 @@ from mha_haiku.lab.heads.ablation_values import AblationValue, zero
 
 
 def order(values: np.ndarray) -> list[tuple[int, int]]:
-    """Returns (layer, index in the layer) of values `[L, H]`, the least first.
+    """Returns (layer, index in the layer) of values `[L, H]`, the smallest first.
 
     Example:
       >>> mh.heads.order(np.array([[0.3, 0.1], [0.0, 0.2]]))
@@ -28,9 +28,9 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
 def pairs(
     subject: running.Measured, *, ablation_value: AblationValue = zero
 ) -> np.ndarray:
-    """Measures the mean change of the metric when two heads are ablated.
+    """Computes the mean change of the metric when two heads are ablated.
 
-    It is `[L, H, L, H]` float64, symmetric; on the diagonal one head is ablated.
+    It is `[L, H, L, H]` float64, symmetric; the diagonal is for single heads.
 
     Example:
       >>> change = mh.heads.pairs(measured)
@@ -54,7 +54,7 @@ def pairs(
 
 
 class Step(NamedTuple):
-    """A step of a greedy order: the head that is ablated next, and the metric then.
+    """A step of a greedy order: the head ablated next, and the metric after it.
 
     Example:
       >>> first = mh.heads.greedy_order(measured, steps=1)[0]
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     """
 
     head: tuple[int, int]  # (layer, index in the layer)
-    metric: float  # mean over the examples, with it and all before it ablated
+    metric: float  # mean over the examples, with this and all earlier heads ablated
 
 
 def greedy_order(
@@ -75,19 +75,19 @@ def greedy_order(
     tries: int | None = None,
     progress: Callable = iter,
 ) -> list[Step]:
-    """Ablates head after head, each time the one that harms the metric least.
+    """Ablates heads one after the other, always the one that harms the metric least.
 
     Unlike an order by single ablations, it keeps one of two heads that do the same.
 
     Args:
       subject: The model to measure.
-      ablation_value: Values that ablated heads pass on.
-      steps: Number of heads to ablate at most; None: all.
-      worst: The order ends before the mean metric is above this; None: it does not.
-      tries: Number of heads that a step tries at a time, first those that harmed least
-        when they were tried last. It ends where all others harmed more then than the
-        best does now: ablating more seldom makes a head harmless. None: each step tries
-        all remaining heads.
+      ablation_value: The value that replaces ablated heads.
+      steps: The largest number of heads to ablate. Defaults to all.
+      worst: End before the mean metric exceeds this value. Unlimited by default.
+      tries: The number of heads to try at a time, starting with those that harmed least
+        when last tried. A step ends when the remaining heads all harmed more when last
+        tried than the best head does now, as more ablations seldom make a head
+        harmless. By default a step tries all remaining heads.
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
 
     Raises:
@@ -103,11 +103,11 @@ def greedy_order(
             checks.positive_integer(name, value)
     exists = _existing(subject)
     gates = exists.astype(np.float32)
-    found = np.where(exists, -np.inf, np.inf)  # the metric when a head was tried last
+    latest = np.where(exists, -np.inf, np.inf)  # the metric when a head was last tried
     order = []
     for _ in progress(range(min(steps or exists.size, int(exists.sum())))):
         candidates = np.argwhere((gates > 0) & exists)
-        last = found[tuple(candidates.T)]
+        last = latest[tuple(candidates.T)]
         likeliest = np.argsort(last, kind="stable")
         least, best = np.inf, None
         for start in range(0, len(candidates), tries or len(candidates)):
@@ -116,7 +116,7 @@ def greedy_order(
                 break
             tried = candidates[np.sort(chunk)]
             metric = _one_more_ablated(subject, gates, tried, ablation_value)
-            found[tuple(tried.T)] = metric
+            latest[tuple(tried.T)] = metric
             if metric.min() < least:
                 least, best = metric.min(), tuple(tried[metric.argmin()].tolist())
         if worst is not None and least > worst:
@@ -126,27 +126,27 @@ def greedy_order(
     return order
 
 
-# Patterns of gates that a step of the greedy order measures in one call: a constant, so
-# that one compiled program serves all steps.
+# The number of patterns of gates that a step of the greedy order runs in one call:
+# constant, so that all steps use the same compiled program.
 _PATTERNS = 16
 
 
 def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
-    """Measures the mean metric `[P]` with one more of the heads `[P, 2]` ablated."""
-    found = []
+    """Computes the mean metric `[P]` with one more of the heads `[P, 2]` ablated."""
+    metrics = []
     size = min(_PATTERNS, int(np.size(gates)))
     for start in range(0, len(heads), size):
-        own = heads[start : start + size]
+        chunk = heads[start : start + size]
         patterns = np.repeat(gates[None], size, axis=0)
-        patterns[(np.arange(len(own)), *own.T)] = 0
+        patterns[(np.arange(len(chunk)), *chunk.T)] = 0
         metric = importance.gated_metric(
             subject, patterns, ablation_value=ablation_value
         )
-        found.append(metric.mean(0)[: len(own)])
-    return np.concatenate(found)
+        metrics.append(metric.mean(0)[: len(chunk)])
+    return np.concatenate(metrics)
 
 
 def _existing(subject) -> np.ndarray:
-    """Marks the heads that each layer has, `[L, H]` booleans."""
+    """Marks the heads that exist, `[L, H]` booleans."""
     example = next(iter(subject.batches))
     return running.exists(running.num_heads(subject.model, subject.params, example))

@@ -1,4 +1,4 @@
-"""What heads do: names for the attention patterns that are known.
+"""Roles of heads: names for known attention patterns.
 
 B batch, T positions, L layers, H heads of a layer.
 """
@@ -23,22 +23,22 @@ Array = jax.Array
 class Role(NamedTuple):
     """A role that a head can have."""
 
-    threshold: float  # the lowest score of the role
-    label: str  # what is scored, in [0, 1], as a mean over queries and examples
-    limit: float = float("inf")  # scores must be below
-    score: str | None = None  # the name of the score; None: the name of the role
+    threshold: float  # the smallest score of the role
+    label: str  # the score, in [0, 1], a mean over queries and examples
+    limit: float = float("inf")  # the score must be below
+    score: str | None = None  # the name of the score; defaults to the role's
 
 
 ROLES = {
-    # Of cross-attention alone, if the task says where its rows should look.
+    # Only for cross-attention, if the task says where its rows should look.
     "aligned": Role(0.5, alignment.label("aligned")),
     "previous_token": Role(0.5, "mass on the position before the query's"),
     "next_token": Role(0.5, "mass on the position after the query's"),
     "own_position": Role(0.5, "mass on the query's own position: near the identity"),
     "first_token": Role(0.5, "mass on position 0, a sink"),
     "separator": Role(0.5, "mass on the separators that are given, a sink"),
-    # `Statistics.induction` is a mean over all queries, here over those whose token has
-    # occurred before.
+    # `Statistics.induction` is a mean over all queries; this only over queries whose
+    # token has occurred before.
     "induction": Role(
         0.5,
         "mass on what followed the token before, of queries whose token has occurred",
@@ -48,7 +48,7 @@ ROLES = {
     "anti_diagonal": Role(
         0.9, "share of queries with the largest weight at one sum of both positions"
     ),
-    # Of cross-attention alone, between positions of two texts.
+    # Only for cross-attention, between positions of two texts.
     "monotonic": Role(
         0.9, "correlation, up or down, of a query's place and its largest weight's"
     ),
@@ -66,7 +66,7 @@ ROLES = {
 }
 MIXED = "mixed"
 _LONGEST = max(map(len, ROLES))
-# The largest offset, and distance from the anti-diagonal, that has a count of its own.
+# The largest offset, and distance from the anti-diagonal, that is counted separately.
 _FARTHEST = 128
 # The scores that decide the roles: name and label.
 SCORES = {role.score or name: role.label for name, role in ROLES.items()}
@@ -82,10 +82,10 @@ def roles(
 ) -> Heads:
     """Finds the role of each head on some data.
 
-    The columns are `role`, a name and the score that decides it (NaN where none does);
-    the scores by the names of `SCORES`, in [0, 1], NaN where a kind of heads has no
-    such score; and `offset`, the most frequent t - s of a query t and the key s with
-    its largest weight, up to 128 positions.
+    The columns are `role`, a name and the score that decided it (NaN if none did); the
+    scores by the names of `SCORES`, in [0, 1], NaN if a kind of heads has no such
+    score; and `offset`, the most frequent t - s of a query t and the key s with its
+    largest weight, up to 128 positions.
 
     `separators` are tokens (in an encoder-decoder, of its source), and `align` says
     where cross heads should look, as a task's `alignments` do.
@@ -106,21 +106,21 @@ def roles(
         if align is not None and example.decoder_inputs is not None:
             shape = *example.decoder_inputs.shape, example.inputs.shape[1]
             known = alignment.of_batch(align, running.fetched(example))
-            # Where nothing is known, the same program as for other batches.
+            # If nothing is known, uses the same program as for other batches.
             aligned = known.get("aligned", np.zeros(shape, bool))
         return observe(params, example, aligned)
 
-    found = [jax.tree.map(np.float64, each) for each in running.over(batches, of_batch)]
-    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), found)
+    sums = [jax.tree.map(np.float64, x) for x in running.over(batches, of_batch)]
+    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums)
     example = next(iter(batches)) if model.config is None else None
     kinds = running.kinds_of(model, params, example)
     return roles_of_evidence(total, kinds=kinds)
 
 
 def role_of(scores: Mapping[str, float]) -> str:
-    """Chooses the role whose score goes furthest from its threshold to 1.
+    """Chooses the role whose score is furthest on the way from its threshold to 1.
 
-    Scores come by the names of `SCORES`; "mixed" where none reaches its threshold.
+    Scores are by the names of `SCORES`; "mixed" if none reaches its threshold.
 
     Example:
       >>> mh.heads.role_of({"previous_token": 0.6, "first_token": 0.9})
@@ -138,7 +138,7 @@ def role_of(scores: Mapping[str, float]) -> str:
 
 @running.compiled
 def _observed(model, params, example, aligned, *, separators):
-    """Sums `role_evidence` over a batch for each map."""
+    """Sums `role_evidence` over a batch, for each map."""
     separators = jnp.array(separators, jnp.int32)
 
     def summed(attention_map, kind):
@@ -170,20 +170,20 @@ def role_evidence(
     lengths: Array | None = None,
     aligned: Array | None = None,
 ) -> dict[str, Array]:
-    """Measures what tells the roles of the heads of a map; sums over examples add up.
+    """Computes the evidence for roles of a map's heads, to be summed over examples.
 
     Args:
-      attention_map: A map of N examples in all.
+      attention_map: A map of N examples in total.
       statistics: `attention_map.statistics(tokens=..., positions=separators)`.
       kind: The kind of its layer.
-      tokens: `[B..., T]`, at the queries; None: not known.
-      lengths: `[N]`, numbers of valid keys; None: all are.
+      tokens: `[B..., T]`, at the queries, if known.
+      lengths: `[N]`, numbers of valid keys. Defaults to all keys.
       aligned: Booleans `[N, T, S]`, where rows of cross-attention should look.
 
     Returns:
-      By the names of `SCORES`: `[N, H, 2]`, the score and what to divide by, which is 0
-      for an example that does not count; or, for shares of the most frequent offset or
-      sum of positions, `[N, H, 258]` counts, the last of all others.
+      By the names of `SCORES`: `[N, H, 2]`, the score and its divisor, which is 0 for
+      an example that does not count; or, for shares of the most frequent offset or sum
+      of positions, `[N, H, 258]` counts, the last one of all others.
 
     Example:
       >>> attention_map = model.apply(params, None, tokens, is_training=False).maps[1]
@@ -235,7 +235,7 @@ def role_evidence(
 
 def _counts(values, seen) -> Array:
     """Counts -128 to 128 among seen values, and all others."""
-    # By comparisons: examples on several devices are counted where they are.
+    # By comparisons, so that examples on several devices are counted where they are.
     wanted = jnp.arange(-_FARTHEST, _FARTHEST + 1).reshape(*(1,) * values.ndim, -1)
     is_there = (values[..., None] == wanted) & seen[..., None]
     counts = is_there.sum(-2, dtype=jnp.float32)
@@ -245,8 +245,9 @@ def _counts(values, seen) -> Array:
 
 def _repeated(tokens, counted) -> Array:
     """Computes the share `[B]` of counted queries whose token has occurred before."""
-    # A stable sort puts equal tokens side by side, in the order of their positions: all
-    # but the first of each group have occurred before. A second one puts them back.
+    # A stable sort puts equal tokens next to each other, in the order of their
+    # positions: all but the first of a group have occurred before. A second sort
+    # restores the order.
     places = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, tokens.ndim - 1)
     in_order, places = jax.lax.sort((tokens, places), num_keys=1, is_stable=True)
     same = jnp.pad(in_order[:, 1:] == in_order[:, :-1], ((0, 0), (1, 0)))
@@ -257,7 +258,7 @@ def _repeated(tokens, counted) -> Array:
 def _correlations(rows, places, seen) -> Array:
     """Correlates positions of seen queries with positions of their keys, `[B, H]`.
 
-    The correlation is 0 where all keys or all queries are at one position.
+    The correlation is 0 if all keys or all queries are at one position.
     """
     count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
 
@@ -274,11 +275,11 @@ def _entropy_of_equal_weights(attention_map) -> Array:
     """Averages the entropy of equal weights on unmasked keys, `[B..., H or 1]`."""
     *batch_shape, _, num_queries, num_keys = attention_map.shape
     weighting = attention_map.weighting
-    found = weighting.mask.key_counts(num_queries, num_keys, weighting.origin)
-    found = tiles.lifted(found, len(batch_shape) + 2)
-    entropies = jnp.log(jnp.maximum(found, 1))
+    counts = weighting.mask.key_counts(num_queries, num_keys, weighting.origin)
+    counts = tiles.lifted(counts, len(batch_shape) + 2)
+    entropies = jnp.log(jnp.maximum(counts, 1))
     # Queries without a key do not count.
-    return entropies.sum(-1) / jnp.maximum((found > 0).sum(-1), 1)
+    return entropies.sum(-1) / jnp.maximum((counts > 0).sum(-1), 1)
 
 
 def roles_of_evidence(
@@ -287,9 +288,10 @@ def roles_of_evidence(
     columns: Sequence[Sequence[int]] | None = None,
     kinds: Sequence[str] = (),
 ) -> Heads:
-    """Finds roles from sums over examples of `role_evidence`, `[H, ...]` a layer.
+    """Finds roles from sums over examples of `role_evidence`, `[H, ...]` per layer.
 
-    `columns` has, for each layer, its heads' columns in the result; None: in order.
+    `columns` has, for each layer, the columns of its heads in the result. By default
+    they are in order.
 
     Example:
       >>> def evidence(each):
@@ -301,8 +303,8 @@ def roles_of_evidence(
       [['previous_token', 'mixed'], ['induction', 'mixed']]
     """
     if columns is None:
-        columns = [range(len(each["positional"])) for each in found]
-    shape = len(found), 1 + max((h for each in columns for h in each), default=-1)
+        columns = [range(len(sums["positional"])) for sums in found]
+    shape = len(found), 1 + max((h for row in columns for h in row), default=-1)
     names, deciding = np.full(shape, "", dtype=object), np.full(shape, np.nan)
     values = {name: np.full(shape, np.nan) for name in [*SCORES, "offset"]}
     for i, (sums, places) in enumerate(zip(found, columns, strict=True)):
@@ -312,10 +314,10 @@ def roles_of_evidence(
         of_offset = sums["positional"][:, :-1]
         values["offset"][i, list(places)] = of_offset.argmax(-1) - _FARTHEST
         for h, place in enumerate(places):
-            own = {name: x[h] for name, x in scores.items()}
-            names[i, place] = name = role_of(own)
+            of_head = {name: x[h] for name, x in scores.items()}
+            names[i, place] = name = role_of(of_head)
             if name != MIXED:
-                deciding[i, place] = own[ROLES[name].score or name]
+                deciding[i, place] = of_head[ROLES[name].score or name]
     known = {
         name: Column(x, "", SCORES.get(name, "most frequent offset of a query's key"))
         for name, x in values.items()
@@ -343,9 +345,9 @@ def _scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             scores[name] = x[:, 0] / np.maximum(x[:, 1], 1e-9)
         else:
             scores[name] = x[:, :-1].max(-1) / np.maximum(x.sum(-1), 1)
-    if "aligned" in scores:  # NaN where nothing is known
+    if "aligned" in scores:  # NaN if nothing is known
         known = sums["aligned"][:, 1] > 0
         scores["aligned"] = np.where(known, scores["aligned"], np.nan)
-    if "monotonic" in scores:  # downwards too, as long as all examples do
+    if "monotonic" in scores:  # or decreasing, as long as all examples are
         scores["monotonic"] = np.abs(scores["monotonic"])
     return scores

@@ -1,12 +1,12 @@
-"""Roll-out and flow: how much of each input reaches a position through all layers.
+"""Attention rollout and flow: how much of an input reaches a position.
 
 `B...` batch axes, T query positions, S = T key positions, H heads, R chosen rows, L
 layers.
 
-A layer's matrix `[B..., T, T]` says how much of what enters at each position reaches
-each position above. Row t of the product over layers is `((e_t^T A_L) ... A_2) A_1`: R
-vectors go down through the layers, tile by tile, and no `[T, T]` array is made. So
-memory is `O(H R T)` at any length.
+A layer's matrix `[B..., T, T]` says how much of its input at one position reaches its
+output at another. Row t of the product over layers is `((e_t^T A_L) ... A_2) A_1`: R
+vectors are multiplied by the layers from the top down, tile by tile, and no `[T, T]`
+array is made. So memory is `O(H R T)` at any length.
 """
 
 import functools
@@ -30,29 +30,29 @@ def rollout(
     residual: float = 0.5,
     per_layer: bool = False,
 ) -> Array:
-    """Rolls attention out: rows of the product of the layers' mean attention.
+    """Computes attention rollout: rows of the product of the layers' mean attention.
 
     A layer's matrix is `residual I + (1 - residual) A`, with A the mean of its heads;
     it is I in rows where the query is fully masked in all heads (padding), and in a
-    layer without heads (all pruned). A head where the query is fully masked is left out
-    of the mean. So rows sum to 1; where the rows of maps do not, as with sinks, A is
-    the sum over heads divided by its row sums. `rollout(maps[i : i + 1], rows,
-    residual=0)` is the mean attention of layer i, except for such rows.
+    layer without heads (all pruned). A head where the query is fully masked is excluded
+    from the mean. So rows sum to 1; if the rows of maps do not, as with sinks, A is the
+    sum over heads divided by its row sums. `rollout(maps[i : i + 1], rows, residual=0)`
+    is the mean attention of layer i, except for such rows.
 
     Args:
       maps: One per layer, of shape (B..., H, T, T); H may differ.
-      rows: Which of the T positions of the last layer: one, or R as a slice, a range or
-        integers `[R]`, or `[B..., R]`, different for each example.
-      residual: Share of the residual connection, in [0, 1).
-      per_layer: Whether to return the roll-outs up to each layer too; one pass in all.
+      rows: Positions of the last layer: one, or R as a slice, a range, integers `[R]`,
+        or `[B..., R]`, different for each example.
+      residual: The share of the residual connection, in [0, 1).
+      per_layer: Return the rollouts up to each layer, in a single pass.
 
     Returns:
-      `[B..., R, T]`, the share of each input in each row; with `per_layer` `[L, B...,
-      R, T]`, entry l being the roll-out through layers 0 to l.
+      `[B..., R, T]`, the share of each input in each row; with `per_layer`
+      `[L, B..., R, T]`, where entry l is the rollout through layers 0 to l.
 
     Raises:
-      ValueError: If maps are not of one stack of self-attention over one input, there
-        is no such row, or the residual is no share below 1.
+      ValueError: If maps are not from one stack of self-attention over one input, there
+        is no such row, or the residual is not in [0, 1).
 
     Source: Abnar and Zuidema 2020, eq. 1, https://arxiv.org/abs/2005.00928.
 
@@ -65,9 +65,9 @@ def rollout(
     checks.fraction("residual", residual)
     rows = jnp.asarray(_positions(maps, rows))
     size, dtype = maps[0].shape[-1], maps[0].dtype
-    start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column for each row
+    start = jax.nn.one_hot(rows, size, axis=-2, dtype=dtype)  # a column per row
 
-    # Going down, each layer adds its own start columns: those that began at layer l end
+    # From the top down, each layer adds start columns: those that start at layer l end
     # as the product of layers 0 to l.
     columns = start[..., :0]
     for i in reversed(range(len(maps))):
@@ -83,17 +83,17 @@ def rollout(
     return jnp.moveaxis(rows, -3, 0)[::-1]
 
 
-# scipy's maximum flow takes integer capacities; this is a capacity of 1.
+# SciPy's maximum flow takes integer capacities; this is a capacity of 1.
 _UNIT = 2**30
 
 
 def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
-    """Computes attention flow: the largest flows from positions to single inputs.
+    """Computes attention flow: the maximum flows from positions to single inputs.
 
     The graph has T nodes below each layer and T above the last. Entry (t, s) of a
     layer's matrix, as `rollout` multiplies them, is the capacity of the edge from
-    position s below the layer to position t above it. SciPy computes each flow on the
-    host, one per row and input, in a graph of L T^2 edges: for short inputs.
+    position s below the layer to position t above it. SciPy computes a flow per row and
+    input on the host, in a graph of L T^2 edges: use it for short inputs.
 
     Arguments and errors are as in `rollout`. The result is `[B..., R, T]` float64, in
     [0, 1]; rows may sum to more than 1.
@@ -147,8 +147,8 @@ def _check_maps(maps) -> None:
         raise ValueError("maps must have at least one layer, got none.")
     if isinstance(maps, models.Maps):
         raise ValueError(
-            "maps must be of one stack of layers, got the maps of an encoder-decoder; "
-            "take output.maps.encoder."
+            "maps must be from one stack of layers, got the maps of an "
+            "encoder-decoder; pass output.maps.encoder."
         )
     shapes = [(*layer.shape[:-3], *layer.shape[-2:]) for layer in maps]
     if len(set(shapes)) > 1 or shapes[0][-1] != shapes[0][-2]:
@@ -161,12 +161,12 @@ def _check_maps(maps) -> None:
 def _mixed(attention_map, residual, columns) -> Array:
     """Multiplies columns by the transposed `residual I + (1 - residual) A`.
 
-    A is the sum over heads, its rows divided by their sums; where such a sum is 0 the
-    row is taken from I.
+    A is the sum over heads, divided by its row sums; rows whose sum is 0 are taken from
+    I.
     """
     if attention_map.rows_sum_to != "1":
         totals = attention_map.row_sums().sum(-2)
-    else:  # known without a pass: a head's row sums to 1, or 0 if masked
+    else:  # known without a pass: a head's row sums to 1, or 0 if fully masked
         sees = attention_map.sees
         totals = sees.sum(-2, dtype=attention_map.dtype)
     is_empty = totals == 0

@@ -1,4 +1,4 @@
-"""What the head measures look at: a model, its data, and a number per example.
+"""The subject of head measures: a model, its data, and a metric per example.
 
 B batch, T positions, P attention parts (layers of heads), H heads of a part.
 """
@@ -20,11 +20,11 @@ from mha_haiku.training import tasks
 
 Array = jax.Array
 
-# So many layers are compiled one by one: it takes seconds, and saves the scan.
+# Models of at most this many layers are not scanned: compiling them takes seconds.
 FEW_LAYERS = 6
 
-# From the logits of a batch and the batch itself to a number per example, `[B]`, the
-# lower the better; negate an accuracy.
+# From the logits of a batch and the batch itself to a number per example, `[B]`; lower
+# is better, so negate an accuracy.
 Metric = Callable[[Array, tasks.Example], Array]
 
 
@@ -37,11 +37,11 @@ class Measured(NamedTuple):
       Heads('Ablation of heads, 8 examples': 2 layers; ablation from ...
     """
 
-    model: models.Model  # of `models.build`, or any pure functions of these arguments
-    metric: Metric  # how badly the model does; some measures differentiate it
+    model: models.Model  # from `models.build`, or any pure functions of these arguments
+    metric: Metric  # how badly the model performs; some measures differentiate it
     params: Any
-    # All of one size, and to be iterated over more than once: a list, but no generator.
-    # A `tqdm` around a list shows progress.
+    # Batches of one size that can be iterated over more than once: a list, not a
+    # generator. A `tqdm` around a list shows progress.
     batches: Iterable[tasks.Example]
 
 
@@ -58,8 +58,8 @@ def check_batches(batches: Iterable[tasks.Example]) -> None:
     """Raises TypeError if batches can be iterated over only once."""
     if iter(batches) is batches:
         raise TypeError(
-            "batches must be a list, or something else that can be gone through again, "
-            f"got {type(batches).__name__}; list(batches) makes one."
+            "batches must be a list, or something else that can be iterated over "
+            f"again, got {type(batches).__name__}; list(batches) makes one."
         )
 
 
@@ -67,23 +67,23 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
     """Makes a function of a model and keywords that returns a compiled program.
 
     The decorated function takes the model, its parameters, a batch and other arrays,
-    and by keyword what is known when compiling, such as a metric; its program takes
-    all from the parameters on. Programs are kept, so that measuring again compiles
-    nothing. Without `compacts` the function may call `compact` itself.
+    and by keyword static options, such as a metric; the program takes the parameters
+    and all later arguments. Programs are cached, so that a second run does not compile.
+    Without `compacts` the function may call `compact` itself.
     """
 
     @functools.lru_cache(maxsize=8)
     def program(model, **known):
         @jax.jit
-        def run(params, *given):
-            own = compact(model, params) if compacts else (model, params)
-            return function(*own, *given, **known)
+        def run(params, *arrays):
+            pair = compact(model, params) if compacts else (model, params)
+            return function(*pair, *arrays, **known)
 
-        def checked(params, *given):
-            for each in given:
-                if isinstance(each, tasks.Example):
-                    check_tokens(model, params, each)
-            return run(params, *given)
+        def checked(params, *arrays):
+            for array in arrays:
+                if isinstance(array, tasks.Example):
+                    check_tokens(model, params, array)
+            return run(params, *arrays)
 
         return checked
 
@@ -91,36 +91,36 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
 
 
 def shown(model: models.Model) -> models.Model:
-    """Gives a wrapped function the sites of its residual stream and norms."""
+    """Adds the sites of residual stream and norms to a wrapped function."""
     if model.config is not None:
         return model
     return model._replace(apply=sites.show_stream(model.apply))
 
 
 def check_tokens(model: models.Model, params: Any, example: tasks.Example) -> None:
-    """Raises ValueError where the model has no row for a token; see `Model.apply`.
+    """Raises ValueError if the model has no row for a token; see `Model.apply`.
 
-    In a compiled program, which does not see them, tokens are clipped.
+    A compiled program cannot check tokens, and clips them.
     """
-    given = example.model_inputs()
+    arrays = example.model_inputs()
     for side in ("", "decoder_") if model.config is not None else ():
         rows = params.get(f"{side}embedding", {}).get("embeddings")
-        if rows is not None and (tokens := given.get(f"{side}inputs")) is not None:
-            lengths = given[f"{side}lengths"]
+        if rows is not None and (tokens := arrays.get(f"{side}inputs")) is not None:
+            lengths = arrays[f"{side}lengths"]
             models.check_rows(f"{side}inputs", tokens, len(rows), lengths)
 
 
 def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
     """Computes the model's `Output` on a batch, without dropout."""
-    given = example.model_inputs()
-    inputs = given.pop("inputs")  # by place: a model's function may name it otherwise
-    return model.apply(params, None, inputs, **given, is_training=False)
+    arrays = example.model_inputs()
+    inputs = arrays.pop("inputs")  # positional: functions may name it otherwise
+    return model.apply(params, None, inputs, **arrays, is_training=False)
 
 
 def check_classes(
     name: str, model: models.Model, params: Any, example: tasks.Example, given: Any
 ) -> None:
-    """Raises ValueError where numbers are no classes of the model's logits."""
+    """Raises ValueError if numbers are not classes of the model's logits."""
     count = model.num_classes
     if count is None:
         output = jax.eval_shape(functools.partial(run, model), params, example)
@@ -135,7 +135,7 @@ def look(
     """Computes the model's `Output` on a batch, and the values at sites, by name.
 
     `at` and the options are as in `sites.look`. Sites of an encoder come first, sites
-    of cross-attention last: in this order attention parts are counted.
+    of cross-attention last; attention parts are numbered in this order.
     """
     looked = sites.look(functools.partial(run, model), at, **options)
     output, found = looked(params, example)
@@ -153,14 +153,14 @@ def run_edited(
 _ORDER = ("encoder", "", "decoder", "cross")
 
 
-# What cross-attention is called: here and in Flax, BART, T5 and torch.nn.
+# Names of cross-attention: here and in Flax, BART, T5 and torch.nn.
 _CROSS = re.compile("cross|encoder_?attn|enc_?dec|multihead_attn", re.IGNORECASE)
 
 
 def kind_of(name: str) -> str:
-    """Finds the kind of attention of a site by the modules around it, "" if unknown.
+    """Finds the kind of attention of a site by its path, "" if unknown.
 
-    A single stack of layers may be called an encoder, or a decoder, too.
+    A single stack of layers may also be called an encoder, or a decoder.
     """
     before, decoder, inside = f"/{name}".rpartition("/decoder/")
     if decoder:
@@ -169,7 +169,7 @@ def kind_of(name: str) -> str:
 
 
 def parts(model: models.Model, params: Any, example: tasks.Example) -> dict[str, int]:
-    """Counts the heads of each attention part, by its path."""
+    """Returns the number of heads of each attention part, by path."""
     if model.config is not None:
         places = models.heads_of_layers(model.config)
         return {place.path: len(place.names) for place in places}
@@ -190,7 +190,7 @@ def _parts(model, leaves, structure) -> tuple[tuple[str, int], ...]:
 
 
 def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
-    """Returns a model that scans its layers, if many are alike, and parameters."""
+    """Returns a model and parameters; the model scans its layers if they are many."""
     if model.scanned is None:
         return model, params
     is_deep = any(f"layer_{FEW_LAYERS}/" in module for module in params)
@@ -198,16 +198,16 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
 
 
 def is_scanned(model: models.Model, params: Any) -> bool:
-    """Checks whether parameters are stacked, as scanned layers have them."""
+    """Checks whether parameters are stacked, as for scanned layers."""
     return model.config is not None and any(map(anatomy.is_stacked, params))
 
 
 def kinds_of(
     model: models.Model, params: Any = None, example: tasks.Example | None = None
 ) -> list[str]:
-    """Lists the kind of each attention part; [] where there is one kind.
+    """Lists the kind of each attention part; [] if there is one kind.
 
-    Of a wrapped function, only parameters and an example tell it.
+    For a wrapped function this needs parameters and an example.
     """
     if model.config is None and getattr(example, "decoder_inputs", None) is not None:
         return list(map(kind_of, parts(model, params, example)))
@@ -217,7 +217,7 @@ def kinds_of(
 
 
 def kinds_measured(subject: Measured) -> list[str]:
-    """Lists what `kinds_of` does; makes a batch for a wrapped function alone."""
+    """Calls `kinds_of`; draws a batch only for a wrapped function."""
     model, params, batches = subject.model, subject.params, subject.batches
     example = next(iter(batches)) if model.config is None else None
     return kinds_of(model, params, example)
@@ -231,9 +231,10 @@ def label(kinds: Sequence[str], layer: int) -> str:
 
 
 def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
-    """Takes the inputs at the queries of maps of a kind, and the valid lengths.
+    """Returns the inputs at the queries of maps of a kind, and the valid lengths.
 
-    Tokens `[B, T]` or features `[B, T, D]`, and `[B]`; None: all are valid.
+    They are tokens `[B, T]` or features `[B, T, D]`, and lengths `[B]`, or None if all
+    are valid.
     """
     if kind in ("decoder", "cross") and example.decoder_inputs is not None:
         return example.decoder_inputs, example.decoder_lengths
@@ -241,17 +242,17 @@ def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
 
 
 def tokens(example: tasks.Example, kind: str) -> Array | None:
-    """Takes the tokens `[B, T]` at queries and keys of maps of a kind.
+    """Returns the tokens `[B, T]` at queries and keys of maps of a kind.
 
-    None where there are features, or where queries and keys are of different texts.
+    None for features, or if queries and keys are from different texts.
     """
-    own, _ = queries(example, kind)
-    is_tokens = jnp.issubdtype(own.dtype, jnp.integer)
-    return own if is_tokens and kind != "cross" else None
+    inputs, _ = queries(example, kind)
+    is_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
+    return inputs if is_tokens and kind != "cross" else None
 
 
 def key_lengths(example: tasks.Example, kind: str) -> Array | None:
-    """Returns the numbers `[B]` of valid keys of maps of a kind; None: all are."""
+    """Returns the numbers `[B]` of valid keys of maps of a kind; None if all are."""
     if kind == "decoder" and example.decoder_inputs is not None:
         return example.decoder_lengths
     return example.lengths
@@ -268,12 +269,12 @@ def valid(size: int, example: tasks.Example, kind: str) -> Array:
 def by_example(heads: Array, count: int) -> Array:
     """Arranges the outputs `[..., T, H, V]` of heads as `[B, T, H, V]`, B = `count`.
 
-    A function may have several rows for an example next to each other, such as the
-    shifted windows of an image: these come one after another in T. The axis of a single
-    example may be missing.
+    A function may have several consecutive rows per example, such as the shifted
+    windows of an image: these are concatenated along T. The axis of a single example
+    may be missing.
 
     Raises:
-      ValueError: If the rows are no multiple of the examples.
+      ValueError: If the number of rows is not a multiple of the number of examples.
     """
     rows = heads.shape[0] if heads.ndim > 3 else 1
     if rows % count:
@@ -286,12 +287,12 @@ def by_example(heads: Array, count: int) -> Array:
 
 
 def exists(counts: Sequence[int]) -> np.ndarray:
-    """Marks the heads that exist, `[P, H]` booleans, from the number in each part."""
+    """Marks the heads that exist, `[P, H]` booleans, from the counts of the parts."""
     return np.arange(max(counts))[None] < np.array(counts)[:, None]
 
 
 def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
-    """Counts the heads of each attention part."""
+    """Lists the number of heads of each attention part."""
     return list(parts(model, params, example).values())
 
 
@@ -301,7 +302,7 @@ def by_kind(
     params: Any = None,
     example: tasks.Example | None = None,
 ) -> dict[str, Callable]:
-    """Returns the `at` of `look` that calls `function(map, kind=...)` of each map.
+    """Returns the `at` of `look` that calls `function(map, kind=...)` for each map.
 
     The kind is one of `models.KINDS`, or "" in models of one kind; see `kinds_of`.
     """
@@ -318,7 +319,7 @@ def by_kind(
 
 
 def fetched(tree: Any) -> Any:
-    """Brings arrays to the host, gathered where several processes share them."""
+    """Copies arrays to the host, and gathers them if several processes share them."""
     if all(getattr(x, "is_fully_addressable", True) for x in jax.tree.leaves(tree)):
         return jax.device_get(tree)
     from jax.experimental import multihost_utils

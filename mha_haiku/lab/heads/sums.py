@@ -1,4 +1,4 @@
-"""Numbers of a model as sums of terms: what `why` answers, as records and their rows.
+"""Answers of `why`: numbers of a model as sums of terms, with rows of tables.
 
 M components, R queries, H heads of a part, K query/key size per head, N examples, P
 attention parts.
@@ -15,19 +15,19 @@ from mha_haiku.lab.heads.components import Component
 
 
 class Answer:
-    """What shows itself as a title and the rows of a table, the largest first."""
+    """The base of answers: a title and the rows of a table, the largest first."""
 
     title: str
     _repr_html_, show, plot = display.html, display.show, display.plot
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Lists a row for each number, by the names of its columns."""
+        """Lists a row per number, as a dict by the names of columns."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         lines = [
-            "  ".join(f"{x:10.4g}" if isinstance(x, float) else f"{x}" for x in each)
-            for each in (row.values() for row in self.rows(12))
+            "  ".join(f"{x:10.4g}" if isinstance(x, float) else f"{x}" for x in cells)
+            for cells in (row.values() for row in self.rows(12))
         ]
         return "\n".join([self.title, *lines])
 
@@ -38,10 +38,10 @@ class Terms(Answer):
 
     Attributes:
       place: The attention part, its head, and the position of the query (and the key).
-      title: What is asked, and the number.
-      labels: What the rows are of, and the columns.
+      title: The question, and the number.
+      labels: The labels of the rows and of the columns.
       terms: `[M, M']` float64.
-      total: The number itself, as the model has it.
+      total: The number in the model.
     """
 
     place: tuple[int, ...]
@@ -55,8 +55,8 @@ class Terms(Answer):
         """Lists a row for each term that is not 0, at most `count` rows."""
         rows = []
         for (i, j), x in np.ndenumerate(self.terms):
-            own = (str(self.labels[0][i]), str(self.labels[1][j]))
-            rows.append({"term": float(x)} | dict(zip(self.names, own, strict=True)))
+            labels = (str(self.labels[0][i]), str(self.labels[1][j]))
+            rows.append({"term": float(x)} | dict(zip(self.names, labels, strict=True)))
         return _largest_first(rows, count)
 
 
@@ -64,13 +64,13 @@ class Terms(Answer):
 class Pairs(Terms):
     """The score of a query and a key as a sum over pairs of components.
 
-    `total` is the score before a soft cap and softmax; without a scale where attention
-    was recognised in a function. `labels` are components of the query and of the key.
+    `total` is the score before a soft cap and softmax, without a scale if attention was
+    recognized in a function. `labels` are components of the query and of the key.
 
     Attributes:
-      parts: What they are: `[M, K]` of the query, times the score's scale, and
+      parts: The components: `[M, K]` of the query, times the score's scale, and
         `[M', K]` of the key. `terms` are their products.
-      position: What is added to the terms for the two positions (ALiBi, other biases).
+      position: The bias of the two positions (ALiBi, other biases), added to the terms.
       weight: The weight of the key, in [0, 1].
     """
 
@@ -81,25 +81,25 @@ class Pairs(Terms):
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
         """Lists the rows of `Terms.rows`, and a row for positions."""
-        own = {"term": self.position, "query": "position", "key": "of the score"}
-        return _largest_first([*super().rows(), own], count)
+        row = {"term": self.position, "query": "position", "key": "of the score"}
+        return _largest_first([*super().rows(), row], count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Cells(Answer):
     """The largest pairs of many cells of all maps; host arrays.
 
-    Arrays are by attention part, of which those without heads are not there.
+    Arrays are by attention part, without parts that have no heads.
 
     Attributes:
-      components: What queries and keys are sums of, M of them.
+      components: The M terms of queries and keys.
       queries: `[R]`, positions of the queries.
       keys: `[H, R]` by part, the position of the key of each cell.
-      scores: `[H, R]`, the model's, as in `Pairs`; -inf where no key is seen.
-      positions: `[H, R]`, what is added for the two positions.
+      scores: `[H, R]`, the model's, as in `Pairs`; -inf if no key is seen.
+      positions: `[H, R]`, the biases of the two positions.
       weights: `[H, R]`, the weight of the key, in [0, 1].
-      pairs: `[H, R, count, 2]`, places in `components`, query side first.
-      terms: `[H, R, count]`, their terms, the largest in size first.
+      pairs: `[H, R, count, 2]`, indices into `components`, query first.
+      terms: `[H, R, count]`, their terms, in decreasing order of magnitude.
     """
 
     components: tuple[Component, ...]
@@ -120,14 +120,14 @@ class Cells(Answer):
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
         """Lists a row for each cell, with its largest pair."""
         rows = []
-        for part, own in self.terms.items():
+        for part, terms in self.terms.items():
             for h, r in np.argwhere(np.isfinite(self.scores[part])).tolist():
                 query, key = (
                     str(self.components[m]) for m in self.pairs[part][h, r, 0]
                 )
                 at = f"{part}.{h}: {self.queries[r]} to {self.keys[part][h, r]}"
                 row = {
-                    "term": float(own[h, r, 0]),
+                    "term": float(terms[h, r, 0]),
                     "at": at,
                     "query": query,
                     "key": key,
@@ -138,22 +138,22 @@ class Cells(Answer):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Reads(Answer):
-    """What each head's queries, keys and values are made of, over a data set.
+    """The components that heads' queries, keys and values read, over a data set.
 
-    By queries and keys it is how much a component raises the scores of the keys that
-    are attended to over the mean of all keys that are seen, `sum_s (p_s - 1 / n)
-    score_s`, a mean over queries: the numbers of all components add up to the whole
-    score's, and constants of a row do not count. By values it is the share of the
-    head's output, `z_m . z / |z|^2`; shares add up to 1.
+    For queries and keys the number is how much a component raises the scores of
+    attended keys over the mean of all visible keys, `sum_s (p_s - 1 / n) score_s`,
+    averaged over queries: the numbers of all components add up to that of the whole
+    score, and constants of a row do not count. For values it is the share of the head's
+    output, `z_m . z / |z|^2`; shares add up to 1.
 
     Attributes:
       components: M components, the last one the biases.
-      by: For "q", "k" and "v" `[N, P, H, M]` of each example, NaN where there is no
-        such head; of values the numerators of shares.
+      by: For "q", "k" and "v" `[N, P, H, M]` per example, NaN where there is no such
+        head; for values the numerators of shares.
       norms: `[N, P, H]`, `|z|^2` summed over the queries of an example.
-      counts: `[N, P]`, its queries.
+      counts: `[N, P]`, the number of its queries.
       composition: For "q", "k" and "v" `[P, H, P, H]`, `circuits.compositions` of the
-        weights; {} of a function.
+        weights; {} for a function.
     """
 
     components: tuple[Component, ...]
@@ -172,41 +172,42 @@ class Reads(Answer):
     def mean(self, kind: str) -> np.ndarray:
         """Averages "q", "k" or "v" over all queries of all examples, `[P, H, M]`."""
         checks.choice("kind", kind, circuits.KINDS)
-        over = self.norms if kind == "v" else self.counts[..., None]
-        return self.by[kind].sum(0) / over.sum(0)[..., None]
+        divisor = self.norms if kind == "v" else self.counts[..., None]
+        return self.by[kind].sum(0) / divisor.sum(0)[..., None]
 
     def graph(self, kind: str) -> np.ndarray:
         """Returns `[P, H, P, H]`, the earlier head first, as `circuits.compositions`.
 
-        NaN where there is no such head, or the second does not come after the first.
+        NaN if there is no such head, or the second does not come after the first.
         """
         mean = self.mean(kind)
         result = np.full((*mean.shape[:2], *mean.shape[:2]), np.nan)
-        for m, each in enumerate(self.components):
-            if each.kind == "head":
-                own = mean[:, :, m]
-                result[each.layer, each.head] = np.where(own == 0, np.nan, own)
+        for m, component in enumerate(self.components):
+            if component.kind == "head":
+                by_head = np.where(mean[:, :, m] == 0, np.nan, mean[:, :, m])
+                result[component.layer, component.head] = by_head
         return result
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
-        """Lists a row for each head and component, with weights' composition.
+        """Lists a row per head and component, with the composition of weights.
 
         `count` is the largest number of rows for each of "q", "k" and "v".
         """
         rows = []
         for kind in self.by:
-            weights, own = self.composition.get(kind), []
+            weights, of_kind = self.composition.get(kind), []
             for (p, h, m), x in np.ndenumerate(self.mean(kind)):
-                each, known = self.components[m], float("nan")
-                if each.kind == "head" and weights is not None:
-                    known = float(weights[each.layer, each.head, p, h])
+                source, known = self.components[m], float("nan")
+                if source.kind == "head" and weights is not None:
+                    known = float(weights[source.layer, source.head, p, h])
                 row = {"term": float(x), "head": f"{p}.{h}", "by": kind}
-                own.append(row | {"reads": str(each), "composition of weights": known})
-            rows += _largest_first(own, count)
+                row |= {"reads": str(source), "composition of weights": known}
+                of_kind.append(row)
+            rows += _largest_first(of_kind, count)
         return rows
 
 
 def _largest_first(rows, count) -> list[dict[str, Any]]:
-    """Sorts rows by the size of their terms, largest first, without terms of 0."""
+    """Sorts rows by the magnitude of their terms, largest first, without zeros."""
     rows = [row for row in rows if abs(row["term"]) > 0]
     return sorted(rows, key=lambda row: -abs(row["term"]))[:count]

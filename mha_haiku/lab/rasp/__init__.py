@@ -1,4 +1,4 @@
-"""Models compiled from known programs, to try methods on whose answers are known.
+"""Models compiled from known programs, to test methods against known answers.
 
 >>> from mha_haiku import rasp
 >>> compiled = rasp.compile(rasp.PROGRAMS["induction"]())

@@ -1,8 +1,8 @@
-"""Programs turned into models whose heads, and the edges between them, are known.
+"""The compiler of programs into models with known heads and edges.
 
-`layout` says what the program's heads and hidden units are; here they are put into a
-model of `models.build`. The other heads are random, every second one with weights as
-sharp as the program's, and write a little everywhere.
+`layout` defines the program's heads and hidden units; here they are put into a model of
+`models.build`. The other heads are random, every second one with weights as sharp as
+the program's, and write a little noise everywhere.
 
 D width, K key and value size, F hidden units, L layers, H heads of a layer, T = n + 1
 positions.
@@ -20,7 +20,7 @@ from mha_haiku.lab.rasp import language, layout
 from mha_haiku.lab.rasp.language import Head, Program
 from mha_haiku.training import tasks
 
-_LOGIT = 12.0  # of the right answer; None has half of it
+_LOGIT = 12.0  # of the right answer; None gets half of it
 
 Place = tuple[int, int]  # layer and head
 
@@ -40,11 +40,11 @@ class Sizes(NamedTuple):
     model_size: int  # D
     key_size: int  # K
     hidden_size: int  # F
-    num_tokens: int  # the program's tokens, and the one that stands first
+    num_tokens: int  # the program's tokens, and the start token
     num_classes: int  # the program's answers, and None
 
     def __or__(self, other: "Sizes") -> "Sizes":
-        """Takes the larger sizes of both."""
+        """Returns the larger of both, size by size."""
         return Sizes(*map(max, self, other))
 
 
@@ -62,16 +62,16 @@ class Compiled:
 
     program: Program
     config: models.ModelConfig  # of the family encoder or causal
-    # Its tokens are the places in the program's vocabulary, followed by the one that
-    # stands first in each input. Its classes are the places in `answers`.
+    # Its tokens are indices into the program's vocabulary; the next index is the start
+    # token of every input. Its classes are indices into `answers`.
     model: models.Model
     params: dict[str, dict[str, np.ndarray]]
     answers: tuple[Any, ...]  # the values of the output, the last one None
-    heads: dict[Place, str]  # what the heads of the program do
-    # (sender, receiver, "q" | "k" | "v"): the sender's output is read by the receiver's
-    # queries, keys or values, through no other head.
+    heads: dict[Place, str]  # the names of the program's heads
+    # (sender, receiver, "q" | "k" | "v"): the receiver's queries, keys or values read
+    # the sender's output, through no other head.
     edges: frozenset[tuple[Place, Place, str]]
-    senders: frozenset[Place]  # whose output the logits read, through no other head
+    senders: frozenset[Place]  # heads that the logits read, through no other head
 
     def __repr__(self) -> str:
         return (
@@ -89,7 +89,7 @@ class Compiled:
     def examples(self, count: int, *, seed: int = 0) -> tasks.Example:
         """Makes a batch of `count` random inputs and the program's answers.
 
-        Targets `[B, T]` are places in `answers`; the first position does not count.
+        Targets `[B, T]` are indices into `answers`; the first position does not count.
         """
         checks.positive_integer("count", count)
         program = self.program
@@ -126,22 +126,22 @@ def compile(
 ) -> Compiled:
     """Makes a model that computes a program.
 
-    Heads stand in the first layer that can read their inputs.
+    Heads are in the first layer that can read their inputs.
 
     Args:
       program: The program.
       num_heads: H of each layer; heads that the program does not need are random.
       noise: About how much all random heads together add to an entry of the stream,
-        where codes are 0 or 1. Programs that count tolerate least, 2e-4 in `PROGRAMS`;
-        programs that copy a hundred times more.
-      sizes: The least sizes, so that what is jitted of one program serves others of the
-        same length and kind: `functools.reduce(operator.or_, map(sizes, programs))`.
-        None: no larger than the program needs.
-      seed: Seed of the random heads, and of the program's places among them.
+        where codes are 0 or 1. Programs that count tolerate the least, 2e-4 in
+        `PROGRAMS`; programs that copy tolerate a hundred times more.
+      sizes: Minimum sizes, so that programs of the same length and kind share compiled
+        functions: `functools.reduce(operator.or_, map(sizes, programs))`. Defaults to
+        the sizes that the program needs.
+      seed: The seed of the random heads, and of the program's places among them.
 
     Raises:
-      ValueError: If the output is a mean or made without a head, a layer has too few
-        heads, or the noise is below 0.
+      ValueError: If the output is a mean or needs no head, a layer has too few heads,
+        or the noise is below 0.
 
     Example:
       >>> compiled = mh.rasp.compile(mh.rasp.PROGRAMS["induction"](), num_heads=2)
@@ -153,63 +153,63 @@ def compile(
     checks.positive_integer("num_heads", num_heads)
     checks.non_negative_number("noise", noise)
     generator = np.random.default_rng(seed)
-    own = layout.Layout(program)
-    sizes = _sizes(own) if sizes is None else _sizes(own) | sizes
-    places = _places(own, num_heads, generator)
+    layout_ = layout.Layout(program)
+    sizes = _sizes(layout_) if sizes is None else _sizes(layout_) | sizes
+    places = _places(layout_, num_heads, generator)
     config = _config(program, num_heads, sizes)
     model, shapes = built(config, sizes.num_tokens, sizes.num_classes)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
-    _set_ends(params, own)
-    unused = (0, sizes.model_size - own.stream_size)
-    bearable = np.pad(own.bearable(), unused, constant_values=1)
+    _set_ends(params, layout_)
+    unused = (0, sizes.model_size - layout_.stream_size)
+    bearable = np.pad(layout_.bearable(), unused, constant_values=1)
     _set_random_heads(params, config, noise * bearable, generator)
     for head, place in places.items():
-        _set_head(params, config, place, own.head(head))
-    for layer in range(own.num_layers):
-        _set_units(params, layer, own.units(layer))
+        _set_head(params, config, place, layout_.head(head))
+    for layer in range(layout_.num_layers):
+        _set_units(params, layer, layout_.units(layer))
     edges = {
         (places[sender], places[head], kind)
-        for head in own.heads
+        for head in layout_.heads
         for kind, sequences in language.inputs_of(head).items()
-        for each in sequences
-        for sender in own.senders(each)
+        for sequence in sequences
+        for sender in layout_.senders(sequence)
     }
     return Compiled(
         program,
         config,
         model,
         params,
-        (*own.domain(program.output), None),
+        (*layout_.domain(program.output), None),
         {place: head.name for head, place in places.items()},
         frozenset(edges),
-        frozenset(places[each] for each in own.senders(program.output)),
+        frozenset(places[head] for head in layout_.senders(program.output)),
     )
 
 
-def _sizes(own: layout.Layout) -> Sizes:
-    heads = [own.head(each) for each in own.heads]
+def _sizes(layout_: layout.Layout) -> Sizes:
+    heads = [layout_.head(head) for head in layout_.heads]
     return Sizes(
-        own.num_layers,
-        own.stream_size,
-        max(max(each.query.shape[1], each.value.shape[1]) for each in heads),
-        max(len(own.units(layer).biases) for layer in range(own.num_layers)),
-        len(own.program.vocabulary) + 1,
-        len(own.domain(own.program.output)) + 1,
+        layout_.num_layers,
+        layout_.stream_size,
+        max(max(head.query.shape[1], head.value.shape[1]) for head in heads),
+        max(len(layout_.units(layer).biases) for layer in range(layout_.num_layers)),
+        len(layout_.program.vocabulary) + 1,
+        len(layout_.domain(layout_.program.output)) + 1,
     )
 
 
-def _places(own, num_heads, generator) -> dict[Head, Place]:
+def _places(layout_, num_heads, generator) -> dict[Head, Place]:
     """Draws random places for the program's heads in their layers."""
     places = {}
-    for layer in range(own.num_layers):
-        heads = [each for each in own.heads if own.layer(each) == layer]
+    for layer in range(layout_.num_layers):
+        heads = [head for head in layout_.heads if layout_.layer(head) == layer]
         if len(heads) > num_heads:
             raise ValueError(
-                f"num_heads must be at least {len(heads)}, which {own.program.name} "
-                f"has in layer {layer}, got {num_heads}."
+                f"num_heads must be at least {len(heads)}, the number that "
+                f"{layout_.program.name} has in layer {layer}, got {num_heads}."
             )
-        for each, head in zip(heads, generator.permutation(num_heads), strict=False):
-            places[each] = (layer, int(head))
+        for head, index in zip(heads, generator.permutation(num_heads), strict=False):
+            places[head] = (layer, int(index))
     return places
 
 
@@ -230,7 +230,7 @@ def built(
     config: models.ModelConfig, num_tokens: int, num_classes: int
 ) -> tuple[models.Model, Any]:
     """Builds the model and the shapes of its parameters."""
-    # Cached: what is jitted of the model is compiled once for all seeds.
+    # Cached, so that jitted functions of the model are compiled once for all seeds.
     model = models.build(
         config, num_tokens=num_tokens, feature_size=None, num_classes=num_classes
     )
@@ -238,15 +238,15 @@ def built(
     return model, jax.eval_shape(model.init, jax.random.key(0), tokens)
 
 
-def _set_ends(params, own) -> None:
-    """Sets what tokens and positions put into the stream, and what logits read."""
-    count = len(own.program.vocabulary)
+def _set_ends(params, layout_) -> None:
+    """Sets the embeddings of tokens and positions, and the weights of the logits."""
+    count = len(layout_.program.vocabulary)
     embeddings = params["embedding"]["embeddings"]
-    embeddings[:count, own.slots[language.tokens]] = np.eye(count)
+    embeddings[:count, layout_.slots[language.tokens]] = np.eye(count)
     embeddings[count, 0] = 1
-    codes = np.eye(own.program.length)
-    params["positions"]["positions"][1:, own.slots[language.indices]] = codes
-    output, logits = own.read(own.program.output), params["logits"]
+    codes = np.eye(layout_.program.length)
+    params["positions"]["positions"][1:, layout_.slots[language.indices]] = codes
+    output, logits = layout_.read(layout_.program.output), params["logits"]
     size, none = output.shape
     logits["w"][:size, :none] = _LOGIT * output
     logits["b"][none] = _LOGIT / 2
@@ -267,14 +267,14 @@ def _set_head(params, config, place, head) -> None:
     start = number * size
     scope = f"encoder/layer_{layer}/attention"
     for kind in ("query", "key", "value"):
-        own, matrix = params[f"{scope}/{kind}"], getattr(head, kind)
-        own["w"][:, start : start + size] = 0
-        own["w"][:width, start : start + matrix.shape[1]] = matrix
+        weights, matrix = params[f"{scope}/{kind}"]["w"], getattr(head, kind)
+        weights[:, start : start + size] = 0
+        weights[:width, start : start + matrix.shape[1]] = matrix
     bias = head.query_bias
     params[f"{scope}/query"]["b"][start : start + len(bias)] = bias
-    own, count = params[f"{scope}/linear"]["w"], head.value.shape[1]
-    own[start : start + size] = 0
-    own[start : start + count, head.slot] = np.eye(count)
+    weights, count = params[f"{scope}/linear"]["w"], head.value.shape[1]
+    weights[start : start + size] = 0
+    weights[start : start + count, head.slot] = np.eye(count)
 
 
 def _set_random_heads(params, config, noise, generator) -> None:

@@ -1,9 +1,9 @@
-"""Kinds of compiled models that are harder to read, with heads and edges as known.
+"""Kinds of compiled models that are harder to interpret, with known heads and edges.
 
-A kind is a function of the arguments of `compile` that returns a `Compiled`, entered in
-`KINDS` by the decorator `_offered`. Whatever it does to the model, the circuit stays
-the program's, and all answers to `CHECKED` random inputs stay right (`trained`: 99
-percent of them).
+A kind is a function of the arguments of `compile` that returns a `Compiled`, registered
+in `KINDS` by the decorator `_offered`. Whatever it changes, the circuit is the
+program's, and all answers to `CHECKED` random inputs are right (99 percent for
+`trained`).
 
 D width of the stream, d of the compressed one, H heads.
 """
@@ -28,9 +28,9 @@ from mha_haiku.training import losses, tasks
 KINDS: dict[str, Callable[..., Compiled]] = {}
 CHECKED = 256  # inputs
 
-_MARGIN = 0.02  # nats, the mean loss down to which is trained
-_ROUNDS, _STEPS = 30, 100  # of training, and after each round answers are checked
-_BATCH, _POOL = 64, 1024  # examples of a step, and in all
+_MARGIN = 0.02  # nats, the mean loss at which training stops
+_ROUNDS, _STEPS = 30, 100  # of training; answers are checked after each round
+_BATCH, _POOL = 64, 1024  # examples of a step, and in total
 _ADAM = optax.adam(optax.exponential_decay(3e-3, 500, 0.75))
 
 
@@ -47,10 +47,10 @@ def plain(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
 
 @_offered
 def redundant(program: Program, **options: Any) -> Compiled:
-    """Doubles each head that copies: what either of the two writes is read once.
+    """Duplicates each head that copies; the output of either one is enough.
 
-    Ablating one changes no answer, ablating both does. Where they disagree, as when one
-    is patched, both values are read.
+    Ablating one changes no answer; ablating both does. If they disagree, as when one is
+    patched, both values are read.
 
     Raises:
       ValueError: If no head copies, or a layer has too few heads.
@@ -60,9 +60,9 @@ def redundant(program: Program, **options: Any) -> Compiled:
 
 @_offered
 def backup(program: Program, **options: Any) -> Compiled:
-    """As `redundant`, but the second head is read only where the first writes nothing.
+    """Like `redundant`, but the second head is read only if the first writes nothing.
 
-    So nothing that is done to the second alone changes anything.
+    So changing only the second head changes no answer.
 
     Source: Wang et al. 2022, section 3.4, https://arxiv.org/abs/2211.00593.
     """
@@ -71,9 +71,9 @@ def backup(program: Program, **options: Any) -> Compiled:
 
 @_offered
 def decoys(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
-    """Makes heads that attend, and gather values, as the program's, and write nothing.
+    """Adds heads that attend and read values like the program's, but write nothing.
 
-    Each head of the program has one, as far as its layer has other heads.
+    Each head of the program gets one, as long as its layer has other heads.
     """
     known = compiler.compile(program, seed=seed, **options)
     generator = np.random.default_rng(seed)
@@ -89,12 +89,12 @@ def decoys(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
 
 @_offered
 def noisy(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
-    """Adds normal noise to all weights: the most, in steps of 1.5, with right answers.
+    """Adds normal noise to all weights: the most that leaves all answers right.
 
-    It has one standard deviation for all arrays.
+    The standard deviation, the same for all arrays, is found in factors of 1.5.
 
     Raises:
-      ValueError: If there are mistakes with any noise.
+      ValueError: If any noise causes mistakes.
     """
     known = compiler.compile(program, seed=seed, **options)
     example = known.examples(CHECKED, seed=seed)
@@ -104,9 +104,9 @@ def noisy(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
         def noised(x, scale=scale, generator=generator):
             return np.float32(x + scale * generator.standard_normal(x.shape))
 
-        found = dataclasses.replace(known, params=jax.tree.map(noised, known.params))
-        if right(found, example) == 1:
-            return found
+        result = dataclasses.replace(known, params=jax.tree.map(noised, known.params))
+        if right(result, example) == 1:
+            return result
     raise ValueError(f"{program.name} makes mistakes with any noise in its weights.")
 
 
@@ -120,8 +120,8 @@ def superposed(
 ) -> Compiled:
     """Compresses the stream to `width` times what the program needs, by training.
 
-    All that writes into the stream goes through a projection, `[D, d]`, and all that
-    reads it through the transpose. The projection is trained, and begins with the
+    Everything written to the stream goes through a projection, `[D, d]`, and everything
+    read from it through the transpose. The projection is trained, starting from the
     principal components of the stream.
 
     Raises:
@@ -143,9 +143,9 @@ def superposed(
         [np.reshape(x, (-1, x.shape[-1])) for x in streams.values()]
     )
     _, _, components = np.linalg.svd(streams, full_matrices=False)
-    found = dataclasses.replace(known, config=config, model=model)
+    compressed = dataclasses.replace(known, config=config, model=model)
     return _trained(
-        found,
+        compressed,
         np.float32(components[:size].T),
         _projected,
         known.params,
@@ -158,10 +158,10 @@ def superposed(
 def trained(
     program: Program, *, seed: int = 0, noise: float = 1e-4, **options: Any
 ) -> Compiled:
-    """Trains the other heads with the circuit held, from where they spoil answers.
+    """Trains the other heads around the fixed circuit until answers are right again.
 
-    They begin by writing so much, in steps of twice, that a tenth of the answers
-    are wrong.
+    At the start the noise that they write is doubled until a tenth of the answers are
+    wrong.
 
     Raises:
       ValueError: If training does not make 99 percent of the answers right.
@@ -181,7 +181,7 @@ def trained(
 
 
 def doubled(program: Program, *, is_backup: bool) -> Program:
-    """Doubles the heads of a program that copy, as in `language.Either`.
+    """Duplicates the heads of a program that copy, as in `language.Either`.
 
     Raises:
       ValueError: If no head copies.
@@ -191,7 +191,7 @@ def doubled(program: Program, *, is_backup: bool) -> Program:
     def of(part):
         if isinstance(part, Map):
             return dataclasses.replace(
-                part, inputs=tuple(of(each) for each in part.inputs)
+                part, inputs=tuple(of(source) for source in part.inputs)
             )
         if not isinstance(part, Head):
             return part
@@ -200,7 +200,7 @@ def doubled(program: Program, *, is_backup: bool) -> Program:
                 Condition(of(keys), of(queries), predicate)
                 for keys, queries, predicate in part.selector.conditions
             ),
-            tuple(of(each) for each in part.selector.orders),
+            tuple(of(order) for order in part.selector.orders),
         )
         values = None if part.values is None else of(part.values)
         head = dataclasses.replace(part, selector=selector, values=values)
@@ -210,27 +210,27 @@ def doubled(program: Program, *, is_backup: bool) -> Program:
         return Either(lambda one, _: one, (head, other), is_backup)
 
     result = dataclasses.replace(program, output=of(program.output))
-    if not any(isinstance(each, Either) for each in layout.parts(result.output)):
-        raise ValueError(f"{program.name} must have a head that copies, and has none.")
+    if not any(isinstance(part, Either) for part in layout.parts(result.output)):
+        raise ValueError(f"{program.name} has no head that copies.")
     return result
 
 
 def right(compiled: Compiled, example: tasks.Example) -> float:
-    """Measures the share of right answers of a model on a batch."""
+    """Computes the share of right answers of a model on a batch."""
     return float(_quality(compiled.model)(compiled.params, example)[1])
 
 
 @functools.lru_cache(maxsize=64)
 def _quality(model) -> Callable:
-    """Compiles a function of parameters and a batch: mean loss, share right."""
+    """Compiles a function of parameters and a batch: mean loss, accuracy."""
 
     @jax.jit
     def quality(params, example):
         logits = model.apply(params, None, example.inputs, is_training=False).logits
         is_right, count = logits.argmax(-1) == example.targets, example.weights.sum()
-        each = losses.cross_entropy(logits, example.targets)
+        cross_entropies = losses.cross_entropy(logits, example.targets)
         return (
-            (each * example.weights).sum() / count,
+            (cross_entropies * example.weights).sum() / count,
             (is_right * example.weights).sum() / count,
         )
 
@@ -242,8 +242,8 @@ def _checked(compiled: Compiled, seed: int) -> Compiled:
     share = right(compiled, compiled.examples(CHECKED, seed=seed))
     if share < 1:
         raise ValueError(
-            f"{compiled.program.name} must answer right throughout, got {share:.2%} "
-            f"of {CHECKED} inputs: less noise or other sizes may help."
+            f"{compiled.program.name} answers only {share:.2%} of {CHECKED} inputs "
+            "right: less noise or other sizes may help."
         )
     return compiled
 
@@ -261,10 +261,10 @@ def _trained(compiled, x, params_of, given, *, seed, least) -> Compiled:
         if share >= least and loss < _MARGIN:
             return dataclasses.replace(compiled, params=params)
         if i > _ROUNDS // 3 and share < 0.9:
-            break  # no model that was this far behind has been learned
+            break  # no model this far behind has ever recovered
     raise ValueError(
-        f"{compiled.program.name} must be learned in {(i + 1) * _STEPS} steps, got "
-        f"{share:.2%} of answers right and a loss of {loss:.2g} nats."
+        f"{compiled.program.name} was not learned in {(i + 1) * _STEPS} steps: "
+        f"{share:.2%} of answers are right, and the loss is {loss:.2g} nats."
     )
 
 
@@ -289,7 +289,7 @@ def _rounds(model, params_of) -> Callable:
 
 
 def _held(x, given):
-    """Takes the parameters `x` where they are free, and the old ones elsewhere."""
+    """Uses the parameters `x` where they are free, and the old ones elsewhere."""
     params, is_free = given
     return jax.tree.map(
         lambda new, old, free: jnp.where(free > 0, new, old), x, params, is_free
@@ -304,14 +304,14 @@ def _projected(projection, params):
             return x @ projection
         return projection.T @ x if name == "w" else x
 
-    return {m: {n: of(m, n, x) for n, x in own.items()} for m, own in params.items()}
+    return {m: {n: of(m, n, x) for n, x in p.items()} for m, p in params.items()}
 
 
 def _by_head(compiled, params, layer) -> Iterator[tuple[anatomy.Axis, np.ndarray]]:
     """Yields each parameter of a layer's heads, as a view whose first axis is H."""
     num_heads = compiled.config.attention.num_heads
-    for module, own in params.items():
-        for name, x in own.items():
+    for module, leaves in params.items():
+        for name, x in leaves.items():
             axis = anatomy.axis_of(module, name)
             if f"/layer_{layer}/attention/" in module and axis is not None:
                 view = np.moveaxis(x, axis.place, 0)

@@ -1,11 +1,12 @@
-"""Sequences that attention can compute, as expressions, and what they are worth.
+"""A language of sequences that attention can compute, and its interpreter.
 
-A program is an expression of sequences, each with a value at every position: tokens and
-indices, what heads gather from other positions, and functions of values at the same
-position. Here it is interpreted in plain Python; `compiler` turns it into a model.
+A program is an expression of sequences, which have a value at every position: tokens
+and indices, values that heads gather from other positions, and functions of values at
+the same position. Here it is interpreted in plain Python; `compiler` turns it into a
+model.
 
-A value may be None, for nothing: a function of None is None, and None is selected by no
-predicate. n is the number of positions.
+A value may be None, meaning no value: a function of None is None, and no predicate
+selects None. n is the number of positions.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import numpy as np
 
 
 class Sequence:
-    """A value at each position; equal to nothing but itself.
+    """A value at each position; compared by identity.
 
     Example:
       >>> upper = mh.rasp.map(str.upper, mh.rasp.tokens)
@@ -50,18 +51,18 @@ class Map(Sequence):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Either(Map):
-    """One of two equal sequences, so that a model can do without the other.
+    """Either of two equal sequences, so that a model needs only one of them.
 
-    `function` returns the first of both.
+    `function` returns the first.
     """
 
     # Whether the second counts only where the first is None; if not, both count, and
-    # two different values make two codes at once.
+    # two different values give two codes at once.
     is_backup: bool
 
 
 class Condition(NamedTuple):
-    """`predicate(key, query)` of the values of two sequences at two positions."""
+    """A predicate of the values of two sequences, `predicate(key, query)`."""
 
     keys: Sequence
     queries: Sequence
@@ -70,9 +71,9 @@ class Condition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Selector:
-    """Which positions (keys) each position (query) selects: where all conditions hold.
+    """The keys (positions) that each query (position) selects by some conditions.
 
-    `one & other` has the conditions of both.
+    All conditions must hold; `one & other` has the conditions of both.
 
     Example:
       >>> from mha_haiku import rasp
@@ -85,8 +86,8 @@ class Selector:
     """
 
     conditions: tuple[Condition, ...]  # at least one
-    # Of the selected keys only those with the largest values of these sequences are
-    # left, the first sequence first; (): all are.
+    # Keeps only the selected keys with the largest values of these sequences, compared
+    # in order. Keeps all by default.
     orders: tuple[Sequence, ...] = ()
 
     def __and__(self, other: "Selector") -> "Selector":
@@ -95,26 +96,26 @@ class Selector:
     def best(self, *orders: Sequence) -> "Selector":
         """Selects the keys with the largest values of the orders.
 
-        These are integers, and None at no selected key.
+        Their values are integers, and not None at any selected key.
         """
         _refuse_numbers("orders", *orders)
         return Selector(self.conditions, self.orders + orders)
 
     def last(self) -> "Selector":
-        """Selects the last selected key alone."""
+        """Selects only the last of the selected keys."""
         return self.best(indices)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Head(Sequence):
-    """What a head gathers from the positions that it selects."""
+    """The values that a head gathers from the positions that it selects."""
 
-    selector: Selector  # which positions
-    values: Sequence | None  # what they hold
+    selector: Selector  # the positions
+    values: Sequence | None  # their values
     name: str  # what the head does, in a few words
-    # "value": the one value that all of them hold, None where none is selected; "mean":
-    # the mean of their numbers, 0 where none is; "share": 1 / (1 + their number), and
-    # there are no values.
+    # "value": the value that all of them share, or None if none is selected; "mean":
+    # the mean of their numbers, 0 if none is; "share": 1 / (1 + the number of selected
+    # positions), without values.
     gathers: str
 
     @property
@@ -127,12 +128,12 @@ indices = Leaf("indices")
 
 
 def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
-    """Applies a function to the values at each position; None: there is no result.
+    """Applies a function to the values at each position; None means no result.
 
-    Its inputs are one or two sequences that are no numbers, or one of numbers.
+    The inputs are one or two sequences that are not numbers, or one of numbers.
 
     Raises:
-      ValueError: If inputs are others.
+      ValueError: For other inputs.
 
     Example:
       >>> from mha_haiku import rasp
@@ -141,10 +142,10 @@ def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
       >>> vowels("face")
       [False, True, False, True]
     """
-    numbers = [each.is_number for each in inputs]
+    numbers = [sequence.is_number for sequence in inputs]
     if len(inputs) not in (1, 2) or (len(inputs) == 2 and any(numbers)):
         raise ValueError(
-            "inputs must be one sequence, or two that are no means, got "
+            "inputs must be one sequence, or two that are not means, got "
             f"{len(inputs)}, {sum(numbers)} of them means."
         )
     return Map(function, inputs)
@@ -171,7 +172,7 @@ def select(
 
 
 def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
-    """Gathers the value on which selected keys agree, None where none is selected.
+    """Gathers the value that the selected keys share, None where none is selected.
 
     Raises:
       ValueError: If values are numbers.
@@ -220,14 +221,14 @@ def selector_width(selector: Selector, *, name: str) -> Sequence:
       [2, 1, 2, 1]
     """
     if selector.orders:
-        raise ValueError("selector must have no order: its width is counted.")
+        raise ValueError("selector must have no order, as its width is counted.")
     share = Head(selector, None, name, "share")
     return Map(lambda x: int(1 / x) - 1, (share,))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A sequence to be computed, and the inputs that it is for.
+    """A sequence to compute, and its inputs.
 
     Example:
       >>> reverse = mh.rasp.PROGRAMS["reverse"](length=4)
@@ -240,14 +241,16 @@ class Program:
     vocabulary: tuple[Any, ...]  # the tokens, any Python values
     length: int  # n
     is_causal: bool  # whether queries select only themselves and earlier positions
-    # `sample(generator, count)` returns inputs, `[count, n]` places in the vocabulary.
+    # `sample(generator, count)` returns inputs, `[count, n]` indices into the
+    # vocabulary.
     sample: Callable[[np.random.Generator, int], np.ndarray]
 
     def __call__(self, inputs: Values[Any]) -> list[Any]:
         """Computes the output's value at each position of n inputs.
 
         Raises:
-          ValueError: If there are not n, or keys that a head selects do not agree.
+          ValueError: If there are not n, or keys that a head selects have different
+            values.
         """
         if len(inputs) != self.length:
             raise ValueError(f"inputs must be {self.length} tokens, got {len(inputs)}.")
@@ -255,14 +258,14 @@ class Program:
         return _values(self.output, self.is_causal, known)
 
     def domain(self, sequence: Sequence) -> list[Any]:
-        """Lists all values that a sequence may have, None left out, in order."""
+        """Lists all values that a sequence may have, except None, in order."""
         if sequence is tokens:
             return list(self.vocabulary)
         if sequence is indices:
             return list(range(self.length))
         if isinstance(sequence, Map):
-            given = itertools.product(*(self.domain(x) for x in sequence.inputs))
-            results = dict.fromkeys(sequence.function(*each) for each in given)
+            rows = itertools.product(*(self.domain(x) for x in sequence.inputs))
+            results = dict.fromkeys(sequence.function(*row) for row in rows)
             return [x for x in results if x is not None]
         if sequence.gathers == "value":
             return self.domain(sequence.values)
@@ -278,30 +281,30 @@ class Program:
 
 
 def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
-    """Lists the inputs of a sequence: "q", "k" and "v" of a head, or "" of a map."""
+    """Returns the inputs of a sequence, by "q", "k" and "v" of a head, "" of a map."""
     if isinstance(sequence, Map):
         return {"": list(sequence.inputs)}
     if isinstance(sequence, Leaf):
         return {}
     selector = sequence.selector
     return {
-        "q": [each.queries for each in selector.conditions],
-        "k": [each.keys for each in selector.conditions] + list(selector.orders),
+        "q": [condition.queries for condition in selector.conditions],
+        "k": [x.keys for x in selector.conditions] + list(selector.orders),
         "v": [] if sequence.values is None else [sequence.values],
     }
 
 
 def _refuse_numbers(argument: str, *sequences: Sequence) -> None:
-    if any(each.is_number for each in sequences):
-        raise ValueError(f"{argument} must be no means; map() makes codes of them.")
+    if any(sequence.is_number for sequence in sequences):
+        raise ValueError(f"{argument} must not be means; map() turns them into codes.")
 
 
 def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:
-    """Computes the values of a sequence; `known` caches values of all sequences."""
+    """Computes the values of a sequence; `known` caches the values of all sequences."""
     if sequence in known:
         return known[sequence]
-    for each in itertools.chain(*inputs_of(sequence).values()):
-        _values(each, is_causal, known)
+    for source in itertools.chain(*inputs_of(sequence).values()):
+        _values(source, is_causal, known)
     if isinstance(sequence, Map):
         rows = zip(*(known[x] for x in sequence.inputs), strict=True)
         result = [None if None in row else sequence.function(*row) for row in rows]
@@ -318,10 +321,10 @@ def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:
 
 def _selected(selector, query, seen, known) -> list[int]:
     def holds(condition, key):
-        given = known[condition.keys][key], known[condition.queries][query]
-        return None not in given and bool(condition.predicate(*given))
+        pair = known[condition.keys][key], known[condition.queries][query]
+        return None not in pair and bool(condition.predicate(*pair))
 
-    keys = [s for s in seen if all(holds(each, s) for each in selector.conditions)]
+    keys = [s for s in seen if all(holds(x, s) for x in selector.conditions)]
     if not selector.orders or not keys:
         return keys
     ranks = {s: [known[order][s] for order in selector.orders] for s in keys}

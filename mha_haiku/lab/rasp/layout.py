@@ -1,11 +1,11 @@
-"""Where the parts of a program stand in a model, and the matrices that compute them.
+"""The layout of a program in a model, and the matrices that compute its parts.
 
-The residual stream is made of slots: one for each sequence that is stored, the one-hot
-code of its value, or the number itself. A head of the program reads slots and writes
-one; a map of one code is linear, and in the weights of what reads it; any other map is
-hidden units that look its result up. There are no norms. Entry 0 of the stream is 1 at
-the first position, whose token is not the program's: codes are 0 there, and heads that
-select nothing attend to it.
+The residual stream consists of slots, one for each stored sequence: the one-hot code of
+its value, or the number itself. A head of the program reads slots and writes one; a map
+of one code is linear, and part of the weights of its readers; any other map is a lookup
+table in hidden units. There are no norms. Entry 0 of the stream is 1 at the first
+position, which has the start token: codes are 0 there, and heads that select nothing
+attend to it.
 
 D entries of the stream, K key and V value size, F hidden units; all float64 NumPy.
 
@@ -22,37 +22,37 @@ import numpy as np
 from mha_haiku.lab.rasp import language
 from mha_haiku.lab.rasp.language import Either, Head, Leaf, Map, Program, Sequence
 
-SHARPNESS = 24.0  # what one condition, or a step of an order, adds to a score
+SHARPNESS = 24.0  # added to a score by a condition, or by a step of an order
 
 
 class HeadMatrices(NamedTuple):
-    """What a head computes."""
+    """The matrices of a head."""
 
     query: np.ndarray  # `[D, K]`
     query_bias: np.ndarray  # `[K]`
     key: np.ndarray  # `[D, K]`
     value: np.ndarray  # `[D, V]`
-    slot: slice  # where in the stream the V values are written
+    slot: slice  # the entries of the stream that the V values are written to
 
 
 class Units(NamedTuple):
-    """What the hidden units of a layer compute."""
+    """The hidden units of a layer."""
 
     weights: np.ndarray  # `[D, F]`, what they read
     biases: np.ndarray  # `[F]`
-    outputs: np.ndarray  # `[F, D]`, what each writes
+    outputs: np.ndarray  # `[F, D]`, what they write
 
 
 class Layout:
-    """The parts of a program, and where they are in a model.
+    """The parts of a program, and their places in a model.
 
-    `heads` are each after the heads that it reads; `slots` have the slice of the stream
-    of each stored sequence; `domain(sequence)` are its values; and `senders(sequence)`
-    the heads whose output it is made of, through no other head.
+    `heads` come after the heads that they read; `slots` maps stored sequences to slices
+    of the stream; `domain(sequence)` lists its values; and `senders(sequence)` are the
+    heads that it is computed from, through no other head.
     """
 
     def __init__(self, program: Program):
-        """Lays out a program, whose output needs a head and is no mean."""
+        """Lays out a program, whose output needs a head and is not a mean."""
         self.program = program
         self.domain = functools.cache(program.domain)
         self.senders = functools.cache(self._senders)
@@ -61,17 +61,17 @@ class Layout:
         self.heads = [part for part in every if isinstance(part, Head)]
         if program.output.is_number or not self.heads:
             raise ValueError(
-                "program must have an output that is made by a head, and is no mean; "
-                f"map() makes codes of means. Got {program.name!r}."
+                "program must have an output that is computed by a head, and is not a "
+                f"mean; map() turns means into codes. Got {program.name!r}."
             )
         self._maps = [part for part in every if _is_looked_up(part)]
         stored = [language.tokens, language.indices, *self.heads, *self._maps]
-        sizes = [1 if each.is_number else len(self.domain(each)) for each in stored]
+        sizes = [1 if part.is_number else len(self.domain(part)) for part in stored]
         ends = np.cumsum([1, *sizes])  # after the entry of the first position
         self.stream_size = int(ends[-1])
         self.slots = {
-            each: slice(int(start), int(stop))
-            for each, start, stop in zip(stored, ends[:-1], ends[1:], strict=True)
+            part: slice(int(start), int(stop))
+            for part, start, stop in zip(stored, ends[:-1], ends[1:], strict=True)
         }
         self.num_layers = 1 + max(map(self.layer, self.heads + self._maps))
 
@@ -80,7 +80,7 @@ class Layout:
         return self._when(part) // 2
 
     def read(self, part: Sequence) -> np.ndarray:
-        """Builds the reader of a code, `[D, values]`, or of a number, `[D, 1]`."""
+        """Builds the matrix that reads a code, `[D, values]`, or a number, `[D, 1]`."""
         if part in self.slots:
             return np.eye(self.stream_size)[:, self.slots[part]]
         (source,) = part.inputs  # a map of one code, which is linear
@@ -91,9 +91,9 @@ class Layout:
     def head(self, head: Head) -> HeadMatrices:
         """Builds the matrices of a head.
 
-        The score of a key is the weight of a condition for each that holds, plus its
-        place in the order. The first position scores half a step less than selected
-        keys, or the same where a share is wanted.
+        The score of a key is the sum of the weights of the conditions that hold, plus
+        its place in the order. The first position scores half a step less than selected
+        keys, or the same as they do if the head computes a share.
         """
         order, most = self._order(head.selector)
         is_share = head.gathers == "share"
@@ -113,7 +113,8 @@ class Layout:
                 key = key @ holds
             queries.append(weight * query)
             keys.append(key)
-        # One more channel, in which all queries are 1: what does not depend on them.
+        # One more channel, in which all queries are 1, for what does not depend on
+        # them.
         constant = sharpness * order
         constant[0] = weight * len(queries) - (0 if is_share else sharpness / 2)
         queries.append(np.zeros((self.stream_size, 1)))
@@ -131,8 +132,8 @@ class Layout:
 
     def units(self, layer: int) -> Units:
         """Builds the hidden units of a layer."""
-        own = [each for each in self._maps if self.layer(each) == layer]
-        units = [unit for each in own for unit in self._units_of(each)]
+        maps = [part for part in self._maps if self.layer(part) == layer]
+        units = [unit for part in maps for unit in self._units_of(part)]
         if not units:
             nothing = np.zeros((self.stream_size, 0))
             return Units(nothing, np.zeros(0), nothing.T)
@@ -140,7 +141,7 @@ class Layout:
         return Units(weights.T, biases, outputs)
 
     def bearable(self) -> np.ndarray:
-        """Finds the noise each entry of the stream bears, `[D]`, up to a factor."""
+        """Returns the noise that entries of the stream tolerate, `[D]`, up to scale."""
         result = np.ones(self.stream_size)
         result[0] = 0
         for head in self.heads:
@@ -153,7 +154,7 @@ class Layout:
         """Numbers a part: 2 l for attention of layer l, 2 l + 1 for hidden units."""
         if isinstance(part, Leaf):
             return -1
-        inputs = [x for each in language.inputs_of(part).values() for x in each]
+        inputs = [x for xs in language.inputs_of(part).values() for x in xs]
         before = max(map(self._when, inputs))
         if isinstance(part, Head):
             return 2 * (before // 2 + 1)
@@ -170,17 +171,17 @@ class Layout:
         return self.read(part) @ np.array(self.domain(part), float)
 
     def _order(self, selector) -> tuple[np.ndarray, int]:
-        """Returns what reads the place in a selector's order, `[D]`, and the last."""
+        """Returns the vector that reads the place in an order, `[D]`, and the last."""
         order, most = np.zeros(self.stream_size), 0
-        for each in reversed(selector.orders):
-            values = np.array(self.domain(each), float)
-            # Less the smallest value, and times what outweighs all later orders.
-            order += self.read(each) @ ((values - values.min()) * (most + 1))
+        for sequence in reversed(selector.orders):
+            values = np.array(self.domain(sequence), float)
+            # Less the smallest value, times a factor that outweighs all later orders.
+            order += self.read(sequence) @ ((values - values.min()) * (most + 1))
             most += int(values.max() - values.min()) * (most + 1)
         return order, most
 
     def _units_of(self, part: Map) -> Iterator[tuple[np.ndarray, float, np.ndarray]]:
-        """Yields what each hidden unit of a map reads, its bias, and what it writes."""
+        """Yields input weights, bias and output weights of a map's hidden units."""
         codes = np.eye(self.stream_size)[self.slots[part]]
         writes = dict(zip(self.domain(part), codes, strict=True))
         writes[None] = np.zeros(self.stream_size)
@@ -191,7 +192,7 @@ class Layout:
         return self._steps(part, writes)
 
     def _pairs(self, part, writes):
-        """Yields a unit for each pair of values, on where both codes are over 3/4."""
+        """Yields a unit for each pair of values, active if both codes are over 3/4."""
         one, other = part.inputs
         for i, a in enumerate(self.domain(one)):
             for j, b in enumerate(self.domain(other)):
@@ -204,17 +205,17 @@ class Layout:
         """Yields two units for each step from 0 to 1, between codes of 1/2 and 3/4."""
         first, second = map(self.read, part.inputs)
         reads = [first + second]
-        if part.is_backup:  # less the first, twice, which outweighs the second
+        if part.is_backup:  # twice the first outweighs the second
             reads = [first, second - 2 * first.sum(1, keepdims=True)]
-        for each in reads:
-            for code, value in zip(each.T, self.domain(part), strict=True):
+        for codes in reads:
+            for code, value in zip(codes.T, self.domain(part), strict=True):
                 yield 4 * code, -2.0, writes[value]
                 yield 4 * code, -3.0, -writes[value]
 
     def _steps(self, part, writes):
         """Yields two units for each change of a function of a number."""
-        # They make a step from 0 to 1, halfway between the two numbers; none is taken
-        # at the first position.
+        # They make a step from 0 to 1, halfway between the two numbers, except at the
+        # first position.
         (source,) = part.inputs
         domain = [float(x) for x in self.domain(source)]
         results = [part.function(x) for x in self.domain(source)]
@@ -240,8 +241,8 @@ def _is_looked_up(part: Sequence) -> bool:
 
 
 def parts(sequence: Sequence) -> Iterator[Sequence]:
-    """Yields all that a sequence is made of, inputs first, and the sequence last."""
-    for each in language.inputs_of(sequence).values():
-        for part in each:
-            yield from parts(part)
+    """Yields the parts of a sequence, inputs first, and the sequence last."""
+    for sources in language.inputs_of(sequence).values():
+        for source in sources:
+            yield from parts(source)
     yield sequence

@@ -1,7 +1,8 @@
-"""Programs whose models are known: `PROGRAMS` has all, by their names.
+"""The example programs: `PROGRAMS` has all of them, by name.
 
-Each is a function of the length n that returns the output; below `_offered` it becomes
-`(length=8) -> Program`. A causal program sees itself and earlier positions only.
+A program is defined as a function of the length n that returns the output; the
+decorator `_offered` makes it `(length=8) -> Program`. In a causal program queries see
+only themselves and earlier positions.
 """
 
 import operator
@@ -42,7 +43,7 @@ def _repeated(generator, count, length, size):
 
 
 def _mirrored(generator, count, length, size):
-    """Palindromes, half of which have one token changed."""
+    """Draws palindromes, and changes one token in half of them."""
     half = _uniform(generator, count, -(-length // 2), size)
     inputs = np.concatenate([half, half[:, : length // 2][:, ::-1]], axis=1)
     rows, places = np.arange(count // 2), generator.integers(0, length, count // 2)
@@ -51,7 +52,7 @@ def _mirrored(generator, count, length, size):
 
 
 def _ascending(generator, count, length, size):
-    """Half of them in order, and half up to one token."""
+    """Draws tokens in order, and changes one token in half of the examples."""
     inputs = np.sort(_uniform(generator, count, length, size), axis=1)
     rows, places = np.arange(count // 2), generator.integers(0, length, count // 2)
     inputs[rows, places] = generator.integers(0, size, count // 2)
@@ -64,20 +65,20 @@ def _offered(
     is_causal: bool = False,
     sample: Callable[..., np.ndarray] = _uniform,
 ) -> Callable[[Callable[[int], Sequence]], Callable[..., Program]]:
-    """Enters the function below in `PROGRAMS`, as one that returns its program."""
-    # Without a vocabulary the tokens are 0 to n - 1, which name positions. `sample(
-    # generator, count, n, size of the vocabulary)` returns inputs.
+    """Registers a function in `PROGRAMS`, as one that returns its program."""
+    # Without a vocabulary the tokens are 0 to n - 1, which name positions.
+    # `sample(generator, count, n, size of the vocabulary)` returns inputs.
 
     def offer(make):
         def program(length: int = 8) -> Program:
-            own = tuple(range(length) if vocabulary is None else vocabulary)
+            symbols = tuple(range(length) if vocabulary is None else vocabulary)
             return Program(
                 make.__name__,
                 make(length),
-                own,
+                symbols,
                 length,
                 is_causal,
-                lambda generator, count: sample(generator, count, length, len(own)),
+                lambda generator, count: sample(generator, count, length, len(symbols)),
             )
 
         program.__doc__, program.__name__ = make.__doc__, make.__name__
@@ -109,14 +110,14 @@ def _previous(sequence: Sequence = tokens, name: str = "previous_token") -> Sequ
 
 
 def _token_at(place: Callable[[int], int], name: str) -> Sequence:
-    """Gathers the token at a place that depends on the query's place alone."""
+    """Gathers the token at a position that depends only on the query's position."""
     there = select(indices, indices, lambda key, query: key == place(query))
     return aggregate(there, tokens, name=name)
 
 
 def _count(token: str) -> Sequence:
-    found = select(tokens, indices, lambda key, query: key == token)
-    return selector_width(found, name=f"count of {token}")
+    same = select(tokens, indices, lambda key, query: key == token)
+    return selector_width(same, name=f"count of {token}")
 
 
 def _in_order(rank: Sequence) -> Sequence:
@@ -152,7 +153,7 @@ def reverse(length):
 
 @_offered()
 def first_token(length):
-    """The token that stands first."""
+    """The first token."""
     return _token_at(lambda i: 0, "first token")
 
 
@@ -172,7 +173,7 @@ def last_vowel(length):
 
 @_offered(is_causal=True)
 def skip_trigram(length):
-    """After an earlier a, b is followed by x; after an earlier d, c or e is by y."""
+    """Predicts x at a b after an earlier a, and y at a c or e after an earlier d."""
     pairs = {"b": "a", "c": "d", "e": "d"}
     wanted = select(tokens, tokens, lambda key, query: pairs.get(query) == key)
     answer = map({"a": "x", "d": "y"}.get, tokens)
@@ -181,20 +182,20 @@ def skip_trigram(length):
 
 @_offered(None)
 def named_position(length):
-    """The token at the position that the token here names."""
+    """The token at the position that this token names."""
     named = select(indices, tokens, operator.eq)
     return aggregate(named, tokens, name="named position")
 
 
 @_offered()
 def histogram(length):
-    """How often the token here occurs."""
+    """The number of occurrences of this token."""
     return selector_width(_same(tokens), name="same token")
 
 
 @_offered(is_causal=True)
 def count(length):
-    """How often a has occurred so far."""
+    """The number of occurrences of a so far."""
     return _count("a")
 
 
@@ -206,7 +207,7 @@ def parity(length):
 
 @_offered(is_causal=True)
 def seen_before(length):
-    """Whether the token here has occurred before."""
+    """Whether this token has occurred before."""
     earlier = selector_width(_same(tokens) & _before(), name="same token before")
     return map(bool, earlier)
 
@@ -223,21 +224,21 @@ def majority(length):
 
 @_offered("abcdefghijkl", is_causal=True, sample=_repeated)
 def induction(length):
-    """What followed the token here last time."""
+    """The token that followed the last earlier occurrence of this token."""
     again = select(_previous(), tokens, operator.eq)
     return aggregate(again.last(), tokens, name="induction")
 
 
 @_offered(is_causal=True)
 def preceding_again(length):
-    """What preceded the token here last time."""
+    """The token that preceded the last earlier occurrence of this token."""
     earlier = (_same(tokens) & _before()).last()
     return aggregate(earlier, _previous(), name="same token before")
 
 
 @_offered(is_causal=True)
 def second_previous(length):
-    """The token two places before, by two heads that each go one back."""
+    """The token two places before, by two heads that both go one back."""
     return _previous(_previous(), "previous token of previous")
 
 
@@ -249,7 +250,7 @@ def two_hops(length):
 
 @_offered()
 def shift_by_name(length):
-    """The token as many places before as the first token says, a for none."""
+    """The token as many places before as the first token names, where a is 0."""
     named = _token_at(lambda i: 0, "first token")
     place = map(lambda index, token: index - (ord(token) - ord("a")), indices, named)
     return aggregate(select(indices, place, operator.eq), tokens, name="named shift")
@@ -257,14 +258,14 @@ def shift_by_name(length):
 
 @_offered("abcdefghi", sample=_different)
 def sort_different(length):
-    """The tokens, all different, in order."""
+    """The tokens in order; all are different."""
     smaller = select(tokens, tokens, operator.lt)
     return _in_order(selector_width(smaller, name="smaller tokens"))
 
 
 @_offered("abc", sample=_mirrored)
 def is_palindrome(length):
-    """Whether the tokens are the same backwards."""
+    """Whether the tokens are a palindrome."""
     other = _token_at(lambda i: length - 1 - i, "mirrored position")
     differs = map(operator.ne, tokens, other)
     wrong = select(differs, indices, lambda key, query: key)
@@ -281,7 +282,7 @@ def is_ascending(length):
 
 @_offered("()", is_causal=True)
 def balanced_brackets(length):
-    """Whether brackets so far are balanced (T), can be yet (P), or cannot (F)."""
+    """Whether brackets so far are balanced (T), can still be (P), or cannot (F)."""
     step = map({"(": 1, ")": -1}.get, tokens)
     height = mean(_all(), step, name="height")
     sign = map(lambda x: (x > 0) - (x < 0), height)
@@ -292,21 +293,21 @@ def balanced_brackets(length):
 
 @_offered("abcd")
 def most_frequent(length):
-    """The token that occurs most often, of several the one that stands last."""
+    """The token that occurs most often; in a tie the one that occurs last."""
     often = selector_width(_same(tokens), name="same token")
     return aggregate(_all().best(often, indices), tokens, name="most frequent")
 
 
 @_offered()
 def as_frequent(length):
-    """How many positions hold a token that occurs as often as the one here."""
+    """The number of positions whose token occurs as often as this one."""
     often = selector_width(_same(tokens), name="same token")
     return selector_width(_same(often), name="same frequency")
 
 
 @_offered("abcd", is_causal=True)
 def two_token_induction(length):
-    """What followed the token here and the one before it last time."""
+    """The token that followed the last occurrence of this token and the one before."""
     before = _previous()
     second = aggregate(_at(-2), tokens, name="positional")
     again = select(before, tokens, operator.eq) & select(second, before, operator.eq)
@@ -318,13 +319,13 @@ def two_token_induction(length):
 
 @_offered(None)
 def three_hops(length):
-    """As `two_hops`, and once more."""
+    """Like `two_hops`, with a third hop."""
     return _hops(3)
 
 
 @_offered(None)
 def four_hops(length):
-    """As `two_hops`, and twice more."""
+    """Like `two_hops`, with four hops."""
     return _hops(4)
 
 
@@ -342,13 +343,13 @@ def without_duplicates(length):
     earlier = selector_width(_same(tokens) & _before(), name="same token before")
     is_first = select(earlier, indices, lambda key, query: key == 0)
     place = selector_width(is_first & _before(), name="first ones before")
-    own = is_first & select(place, indices, operator.eq)
-    return aggregate(own, tokens, name="of own place")
+    here = is_first & select(place, indices, operator.eq)
+    return aggregate(here, tokens, name="of own place")
 
 
 @_offered("abcd")
 def by_frequency(length):
-    """The tokens in order of how often they occur, of equal ones the earlier first."""
+    """The tokens in order of frequency; in a tie the earlier first."""
     often = selector_width(_same(tokens), name="same token")
     key = map(lambda number, index: number * length - index, often, indices)
     return _in_order(
@@ -358,12 +359,12 @@ def by_frequency(length):
 
 @_offered("()", is_causal=True)
 def bracket_depth(length):
-    """How many brackets are open, by the counts of both kinds."""
+    """The number of open brackets, by the counts of both kinds."""
     return map(lambda a, b: max(a - b, 0), _count("("), _count(")"))
 
 
 def _hops(number: int) -> Sequence:
-    """Gathers the token at the end of hops, each to the position a token names."""
+    """Gathers the token at the end of hops, which go to the position a token names."""
     here = tokens
     for i in range(number):
         named = select(indices, here, operator.eq)

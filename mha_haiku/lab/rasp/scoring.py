@@ -1,4 +1,4 @@
-"""How well numbers tell what is known to matter from what is not."""
+"""Scores of how well numbers separate parts that are known to matter from others."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ import numpy as np
 def auroc(values: np.ndarray, is_real: np.ndarray) -> float:
     """Computes the probability that a real head or edge is ranked above another.
 
-    1 where all real ones are above all others, 0.5 for chance; ties count half. Values
-    are the larger the more important, NaN where there is no head; `is_real` are
-    booleans of the same shape.
+    1 if all real ones are above all others, 0.5 for chance; ties count half. Larger
+    values are more important, NaN where there is no head; `is_real` are booleans of the
+    same shape.
 
     Raises:
-      ValueError: If all heads or edges are real, or none is.
+      ValueError: If all heads or edges are real, or none are.
 
     Source: Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747.
 
@@ -25,7 +25,7 @@ def auroc(values: np.ndarray, is_real: np.ndarray) -> float:
     positive, negative = values[exists & is_real], values[exists & ~is_real]
     if not positive.size or not negative.size:
         raise ValueError(
-            f"is_real must have real ones and others where values are no NaN, got "
+            f"is_real must have both True and False where values are not NaN, got "
             f"{positive.size} and {negative.size}."
         )
     above = np.sign(positive[:, None] - negative[None])

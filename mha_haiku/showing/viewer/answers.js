@@ -1,4 +1,4 @@
-// What the model answers: the three likeliest answers and what would have been right.
+// The model's answers: the three likeliest ones, and the right one.
 
 const longestAnswer = 40;
 
@@ -21,7 +21,7 @@ function answerAt(example, position) {
     + (target ? `; ${isWrong(answer) ? `wrong, it is “${shorten(target, longestAnswer)}”` : 'right'}` : '');
 }
 
-// The model's answer after the chosen query, beside the map.
+// The model's answer after the chosen query, next to the map.
 function showAnswer({ example, choice: { query } }) {
   const said = answerAt(example, query);
   const where = example.answers?.whole ? 'for the input' : `at position ${query}`;

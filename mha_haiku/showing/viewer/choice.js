@@ -1,4 +1,4 @@
-// What is chosen on the page, kept in the address: #layer=0&head=3&query=5&view=lines
+// The choices on the page, kept in the address: #layer=0&head=3&query=5&view=lines
 
 const choice = {};
 const fields = new Map(); // name -> {initial, read}
@@ -23,19 +23,19 @@ declareChoice('view', 'map', readWord);
 declareWord('direction', ['from', 'to']);
 declareWord('range', ['shared', 'own']);
 declareWord('scale', ['linear', 'root', 'log']);
-declareWord('colours', ['viridis', 'cividis', 'greys']);
+declareWord('colors', ['viridis', 'cividis', 'grays']);
 declareWord('special', ['with', 'without']); // tokens
-// What the chosen map is compared with: "", "set:1", "example:2" or "head:0.3".
+// The partner in comparisons of the chosen map: "", "set:1", "example:2" or "head:0.3".
 declareChoice('compare', '', (text) => (
   /^((set|example):\d{1,6}|head:\d{1,6}\.\d{1,6})?$/.test(text) ? text : undefined
 ));
 declareWord('pair', ['side', 'difference']);
-// The overview: which number stands beside a head, in which order, and a role that is alone.
+// The overview: the number next to a head, the order, and a role that is shown alone.
 declareChoice('beside', 'all', readWord);
 declareChoice('order', '', readWord);
 declareChoice('role', '', readWord);
 
-// Takes over what the address says; what it does not say is as at the beginning.
+// Takes over the choices in the address; all others are as at the beginning.
 function readAddress() {
   const wanted = new URLSearchParams(location.hash.slice(1));
   for (const [name, { initial, read }] of fields) {
@@ -60,11 +60,11 @@ function putAddress() {
     const value = String(choice[name]);
     if (always.includes(name) || value !== String(initial)) said.set(name, value);
   }
-  // Inside a notebook's frame the page has no address of its own: then it forgets.
+  // Inside a notebook's frame the page has no address, and forgets its choices.
   try { history.replaceState(null, '', `#${said}`); } catch { /* as said */ }
 }
 
-// Keeps every choice inside what there is.
+// Keeps every choice within the existing values.
 function clampChoice() {
   const within = (value, count) => Math.max(0, Math.min(value, count - 1));
   choice.set = within(choice.set, page.sets.length);

@@ -1,6 +1,6 @@
-// Two maps beside each other, or their difference: of examples, models, steps or heads.
+// Two maps next to each other, or their difference: of examples, models, steps or heads.
 
-// What the chosen head is compared with, {set, example, layer, head}, or a reason why not.
+// The partner of the chosen head, {set, example, layer, head}, or a reason why there is none.
 function partner() {
   const [kind, text] = choice.compare.split(':');
   if (!kind) return null;
@@ -29,7 +29,7 @@ function headIn({ layer, head }, other) {
   return h >= 0 ? [l, h] : null;
 }
 
-// The select's choices, anew: what there is depends on the chosen set.
+// The select's choices, which depend on the chosen set.
 function offerPartners() {
   const chosen = page.sets[choice.set];
   const options = [['', 'nothing']];
@@ -55,7 +55,7 @@ function offerPartners() {
   element('pair-label').hidden = !choice.compare;
 }
 
-// The contexts to show, with a caption each; one without a caption where nothing is compared.
+// The contexts to show, with captions; one without a caption if nothing is compared.
 function shownContexts(room) {
   const here = { set: choice.set, example: choice.example, layer: choice.layer, head: choice.head };
   const there = partner();

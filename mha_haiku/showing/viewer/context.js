@@ -1,4 +1,4 @@
-// What a view is told: the chosen map, what lies around it, and how to change the choice.
+// The context of a view: the chosen map, its surroundings, and how to change the choice.
 
 // `where`: {set, example, layer, head}; `room`: {width, height} in CSS pixels.
 function contextOf(where, room) {
@@ -19,7 +19,7 @@ function contextOf(where, room) {
     maps: all, // {queries, keys, axes, layers}; see `mapsAt`
     map, // of the chosen head, a mean over heads, or a Difference
     isOfHead: shownHeads() === 'head',
-    end: scaleEnd(map, all), // of the colour scale
+    end: scaleEnd(map, all), // of the color scale
     signed: map.signed,
     queries: map.queries,
     keys: map.keys,
@@ -32,7 +32,7 @@ function contextOf(where, room) {
   };
 }
 
-// The heads that are shown: the text has a mean over several where that is chosen.
+// The shown heads: the text has a mean over several if that is chosen.
 const shownHeads = () => (choice.view === 'text' ? choice.of : 'head');
 
 // Whether a layer's maps lie along the same axes as the chosen layer's.

@@ -39,7 +39,7 @@ function fillSelect(select, options, value) {
 }
 
 function buildControls() {
-  for (const name of ['range', 'scale', 'colours', 'pair', 'beside', 'order']) {
+  for (const name of ['range', 'scale', 'colors', 'pair', 'beside', 'order']) {
     element(name).addEventListener('change', ({ target }) => choose({ [name]: target.value }));
   }
   // What is compared with a head is a head.
@@ -93,7 +93,7 @@ function updateControls(set) {
   fillSelect(element('example'), names(set.examples), String(choice.example));
   element('example').parentElement.hidden = set.examples.length < 2;
   element('note').textContent = set.examples[choice.example].note;
-  for (const name of ['range', 'scale', 'colours', 'pair']) element(name).value = choice[name];
+  for (const name of ['range', 'scale', 'colors', 'pair']) element(name).value = choice[name];
   element('special').checked = choice.special === 'without';
   element('special-label').hidden = !set.examples.some(hasSpecial);
   for (const input of document.querySelectorAll('input[name="direction"]')) {
@@ -107,7 +107,7 @@ function updateControls(set) {
 const hasSpecial = (example) => [example, ...Object.values(example.kinds ?? {})]
   .flatMap(({ queries, keys }) => [queries, keys]).some((axis) => axis?.special && !axis.edges);
 
-// What heads can be labelled and sorted by.
+// The numbers by which heads can be labeled and sorted.
 function offerNumbers(set) {
   const names = numberNames(set);
   const heads = set.layers.reduce((sum, layer) => sum + layer.heads.length, 0);

@@ -84,13 +84,13 @@ class Axis {
     return stop - start === 1 ? String(start) : `${start}–${stop - 1}`;
   }
 
-  // A position, as the time that it stands for where it is of a sound.
+  // A position, or its time in a sound.
   timeAt(position) {
     const text = this.tokens[position];
     return /^[\d.]+s$/.test(text) ? text : String(position);
   }
 
-  // The text that stands there; of a long bin its beginning.
+  // The text of a position, or the beginning of a long bin.
   text(bin) {
     const [from, to] = [this.start(bin), this.stop(bin) - 1].map((position) => this.timeAt(position));
     if (this.pooled && from.endsWith('s')) return from === to ? from : `${from}–${to}`;
@@ -101,13 +101,13 @@ class Axis {
     return text.trim();
   }
 
-  // What is said of a single position beside its text: reads “v”.
+  // The note on a single position next to its text: reads “v”.
   note(bin) {
     return this.stop(bin) - this.start(bin) === 1 ? this.texts.notes?.[this.start(bin)] ?? '' : '';
   }
 }
 
-// What the weights of a head, and of a difference, have in common.
+// The common part of the weights of a head and of a difference.
 class CellMap {
   constructor(queries, keys, signed) {
     Object.assign(this, { queries, keys, signed, rows: queries.count, columns: keys.count });
@@ -196,7 +196,7 @@ function exampleOf({ set, example, layer }) {
 
 const kindsOf = ({ layers }) => [...new Set(layers.map(({ kind }) => kind).filter(Boolean))];
 
-// Long lists of texts are packed: they are read once, before anything is shown.
+// Long lists of texts are packed: they are unpacked once, before anything is shown.
 async function unpackTokens() {
   const axes = page.sets.flatMap(({ examples }) => examples.flatMap((example) => (
     [example, ...Object.values(example.kinds ?? {})]

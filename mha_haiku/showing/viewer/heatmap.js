@@ -137,7 +137,7 @@ function cellsOf({ map, end }, { left, top, width, height }) {
 }
 
 // Frames around aligned cells, those that touch in one: dark and light, seen on every
-// colour, and inside of the cells, so that the frame of the chosen one is seen beside them.
+// color, and inside of the cells, so that the frame of the chosen one is seen beside them.
 function alignedFrames({ aligned, isAligned, queries, keys }, { x, y }) {
   const d = aligned.map(([query, key]) => {
     const open = [[-1, 0], [1, 0], [0, -1], [0, 1]]
@@ -169,8 +169,8 @@ function axisLabels(context, frame) {
       transform: `translate(12 ${Math.max(middle, top + 40, queries.label ? 80 : 0)}) rotate(-90)`,
     }));
   const mono = (size) => ({ 'font-family': labelFont, 'font-size': size });
-  const image = (picture, side, centre) => svg('image', {
-    href: picture, x: centre[0] - side / 2, y: centre[1] - side / 2, width: side, height: side,
+  const image = (picture, side, center) => svg('image', {
+    href: picture, x: center[0] - side / 2, y: center[1] - side / 2, width: side, height: side,
     'image-rendering': 'pixelated',
   });
   for (const { at, text: words, picture, className } of rows.marks) {
@@ -190,9 +190,9 @@ function axisLabels(context, frame) {
 
 const bars = new Map();
 
-// The colours in a row, as the address of an image.
+// The colors in a row, as the address of an image.
 function barOf(signed) {
-  const name = signed ? 'difference' : choice.colours;
+  const name = signed ? 'difference' : choice.colors;
   if (!bars.has(name)) {
     const pixels = new ImageData(256, 1);
     for (let step = 0; step < 256; step += 1) {
@@ -203,7 +203,7 @@ function barOf(signed) {
   return bars.get(name);
 }
 
-// The colour bar, and what the other two paints mean.
+// The color bar, and the meaning of the other two paints.
 function legendOf({ map, end, signed, aligned }, { left, top, width, height }) {
   const text = (words, x, anchor = 'start') => svg('text', {
     x, y: top + height + 38, fill: 'currentColor', 'font-size': 11, 'text-anchor': anchor,

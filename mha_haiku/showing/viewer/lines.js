@@ -8,7 +8,7 @@ const lineLimits = {
 };
 
 declareChoice('lines', '', (text) => (['1', '3', '10', 'all'].includes(text) ? text : undefined));
-// The heads whose lines are drawn: "0.3.5", or "" for the chosen one alone.
+// The heads whose lines are drawn: "0.3.5", or "" for only the chosen one.
 declareChoice('heads', '', (text) => (/^(\d{1,4}(\.\d{1,4})*)?$/.test(text) ? text : undefined));
 
 // Of each query the `most` strongest lines (0: all): [query, key, weight].
@@ -41,7 +41,7 @@ function alignedPath(d) {
   });
 }
 
-// Aligned cells in blocks, [first query, last, first key, last]: neighbouring queries that
+// Aligned cells in blocks, [first query, last, first key, last]: neighboring queries that
 // are aligned with the same run of keys.
 function alignedBlocks(cells) {
   const blocks = [];
@@ -86,7 +86,7 @@ function linesView() {
   let frame = null; // where all lies
   let pointed = null; // {side, bin} of the token whose lines are shown alone
   let drawn = {}; // what the columns and the lines are of, to draw only what is new
-  // The lines have a drawing of their own below the tokens: fading it paints nothing anew.
+  // The lines are a separate drawing below the tokens: fading it repaints nothing else.
   const back = svg('svg', { class: 'lines-back', 'aria-hidden': 'true' });
   const front = svg('svg', { class: 'lines', role: 'img' });
   const alone = svg('g', { class: 'lines-alone' });
@@ -125,7 +125,7 @@ function linesView() {
           if (!next.delete(head)) next.add(head);
           return [...next].join('.');
         }, { ariaPressed: String(now.has(head)) });
-        button.style.setProperty('--head', headColour(head));
+        button.style.setProperty('--head', headColor(head));
         return button;
       }),
     );
@@ -183,7 +183,7 @@ function linesView() {
       }
     });
     return groups.flatMap((heads, strength) => heads.flatMap((lines, rank) => (lines.length ? [svg('path', {
-      d: lines.join(''), fill: 'none', stroke: headColour(all[rank][0]),
+      d: lines.join(''), fill: 'none', stroke: headColor(all[rank][0]),
       'stroke-width': width, 'stroke-opacity': ((strength + 0.7) / strengths).toFixed(2),
     })] : [])));
   }
@@ -259,7 +259,7 @@ function linesView() {
       [head, cut ? lines.filter((line) => line[2] >= cut) : lines]
     )), largest, 1.4), ...alignment(context.aligned));
     legend.hidden = !context.aligned.length;
-    hint.textContent = 'A line leads from a query to a key that it attends to; the fuller its colour, the '
+    hint.textContent = 'A line leads from a query to a key that it attends to; the fuller its color, the '
       + `larger the weight, on the scale chosen above (full: ${shownWeight(largest)}). `
       + (cut ? `The ${shownInteger(lineLimits.lines)} largest are drawn, from ${shownWeight(cut)}. `
         : `Weights below ${shownWeight(lineLimits.faintest * largest)} are left out. `)
@@ -279,7 +279,7 @@ function linesView() {
     return lines.sort((a, b) => b[2] - a[2]);
   }
 
-  // Outlines the chosen token; shows the lines of the pointed one and shades what they reach.
+  // Outlines the chosen token; shows the lines of the pointed one and shades their ends.
   function mark() {
     for (const box of touched) {
       box.setAttribute('fill', 'none');
@@ -308,7 +308,7 @@ function linesView() {
       }
       for (const [there, { share, head }] of strongest) {
         const box = boxes[other(at.side)][there];
-        box.setAttribute('fill', headColour(head));
+        box.setAttribute('fill', headColor(head));
         box.setAttribute('fill-opacity', (0.6 * share).toFixed(2));
         touched.push(box);
       }

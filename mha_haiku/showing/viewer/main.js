@@ -1,4 +1,4 @@
-// The page's parts together: a choice is made, and what it touches is drawn again.
+// Joins the page's parts: after a choice, the affected parts are drawn again.
 
 let shown = []; // {context, view, element, update, mark, caption} of each map on the stage
 let shownPanels = [];
@@ -18,7 +18,7 @@ function nameOf(where, ...others) {
     layer: () => `${shorten(name, 60)}, mean of its heads`,
     all: () => (kind ? `Mean of all ${kind} heads` : 'Mean of all heads'),
   }[shownHeads()]()];
-  // Beside others only what differs from them is said.
+  // Next to other sets only the differences are shown.
   const said = (field, count) => (
     others.length ? others.some((other) => other[field] !== where[field]) : count > 1
   );
@@ -98,7 +98,7 @@ function stageRoom() {
   const top = stage.getBoundingClientRect().top + window.scrollY;
   return {
     width: Math.max(240, stage.clientWidth),
-    // Below each other (on a phone) each part has the window for itself.
+    // Below each other (on a phone) each part has the whole window.
     height: window.innerWidth < 900
       ? Math.max(360, window.innerHeight - 140)
       : Math.max(320, Math.min(900, window.innerHeight - top - 16)),
@@ -221,7 +221,7 @@ function prepare() {
     const again = readAddress();
     choose({}, !again.has('key'));
   });
-  // Room and colours change: what is shown is laid out again.
+  // Room and colors change: the page is laid out again.
   let timer = null;
   window.addEventListener('resize', () => {
     clearTimeout(timer);

@@ -58,8 +58,8 @@ function updateOverview() {
   tellSentence(set);
   tellNumbers(set);
   markHead();
-  const { example, range, scale, colours, special } = choice;
-  const look = [choice.set, example, range, scale, colours, special].join();
+  const { example, range, scale, colors, special } = choice;
+  const look = [choice.set, example, range, scale, colors, special].join();
   if (look !== overview.look) {
     overview.look = look;
     overview.buttons.forEach((button) => { button.drawn = ''; });
@@ -137,7 +137,7 @@ const shortLayer = (name, kind) => (
   kind && name.startsWith(`${kind} `) ? name.slice(kind.length + 1) : name.replace(/^layer /, '')
 );
 
-// The name of a kind of layers, and what the rows and columns of its maps are.
+// The name of a kind of layers, and the meaning of its maps' rows and columns.
 function kindTitle(layer) {
   const { queries, keys } = exampleOf({ ...choice, layer });
   const [rows, columns] = [queries.label, (keys ?? queries).label];
@@ -205,7 +205,7 @@ function tellNumbers(set) {
     .map(({ layer, head }) => Math.abs(numberOf(set, barred, layer, head) ?? 0)));
   const lines = choice.order
     ? [...new Set([choice.order.replace(/^-/, ''), ...overview.lines])] : overview.lines;
-  // Of several kinds of layers each has the numbers that there are of it.
+  // Each of several kinds of layers has its available numbers.
   const isOfOneKind = !kindsOf(set).length;
   const linesAt = (at) => (choice.order ? lines : lines.filter((name) => (
     isOfOneKind || set.layers[at].heads.some((_, head) => said(set, name, at, head))
@@ -220,7 +220,7 @@ function tellNumbers(set) {
       .map((name) => make(
         'span', captionOf(set, name, layer, head), { className: name === 'role' ? 'role' : 'number' },
       )));
-    button.style.setProperty('--role', roleColour(roleOf(set, layer, head)));
+    button.style.setProperty('--role', roleColor(roleOf(set, layer, head)));
     const all = names.map((name) => [name, said(set, name, layer, head)]).filter(([, text]) => text);
     button.title = [fullName, ...all.map(([name, text]) => `${inWords(name)}: ${text}`)].join('\n');
     button.setAttribute('aria-label', [fullName, ...all.map(([name, text]) => `${inWords(name)} ${text}`)].join(', '));
@@ -232,7 +232,7 @@ function tellNumbers(set) {
   element('left').textContent = left < count ? `${left} of ${count} heads` : '';
 }
 
-// What the words and numbers below the thumbnails are, or the bars where they are small.
+// The meaning of the words and numbers below the thumbnails, or of bars if they are small.
 function tellLegend(set, barred, names) {
   const told = (name) => {
     const unit = set.numbers.find((each) => each.name === name)?.unit;
@@ -241,7 +241,7 @@ function tellLegend(set, barred, names) {
   const lines = overview.lines.slice(0, overview.most);
   let text = '';
   if (!choice.order && names.length && overview.side < captionFrom) {
-    if (barred === 'role') text = 'The bar below a head has the colour of its role.';
+    if (barred === 'role') text = 'The bar below a head has the color of its role.';
     else if (barred) text = `The bar below a head: its ${told(barred)}, as a share of the largest.`;
   } else if (!choice.order && lines.some((name) => name !== 'role')) text = `Below a head: ${lines.map(told).join('; ')}.`;
   element('legend').textContent = text;
@@ -254,7 +254,7 @@ function captionOf(set, name, layer, head) {
     const text = said(set, name, layer, head) || '–';
     return name === 'role' ? text : `${inWords(name)} ${text}`;
   }
-  // A word is never cut: where it has no room, its colour stands for it.
+  // A word is never cut: without room, its color replaces it.
   if (name === 'role') return overview.side < wordFrom ? '' : roleWords(roleOf(set, layer, head));
   const number = shownNumber(numberOf(set, name, layer, head), 2);
   const error = errorOf(set, name, layer, head);
@@ -307,7 +307,7 @@ function wantThumbnails({ heads }) {
   heads.forEach((button) => overview.waiting.add(button));
 }
 
-// What is printed has no holes.
+// Printed pages have no holes.
 function drawAll() {
   const maps = unpacked(choice.set, choice.example);
   if (maps) for (const button of overview.buttons.values()) if (!button.drawn) drawThumbnail(button, maps);

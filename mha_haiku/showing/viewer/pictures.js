@@ -23,7 +23,7 @@ async function readPictures({ images }) {
   }));
 }
 
-// The picture that stands at a position, as a data URL; null where there is none. Pictures
+// The picture at a position, as a data URL, or null. Pictures
 // are of the keys, and of the queries where these are the same positions; special positions
 // (of an image's class) have none.
 function pictureOf({ images, queries, keys }, side, position) {

@@ -1,4 +1,4 @@
-// What is known of each head (its role, its numbers), and heads in an order, or those of a role.
+// Role and numbers of each head; heads in an order, or the heads of a role.
 // "importance" is an order, the largest first, and "-importance" the smallest first.
 
 function numberOf(set, name, layer, head) {
@@ -17,7 +17,7 @@ const numberNames = (set) => [
   ...(set.roles ? ['role'] : []), ...set.numbers.map(({ name }) => name),
 ];
 
-// "induction 0.93", "0.012 ± 0.003" or "" where nothing is known.
+// "induction 0.93", "0.012 ± 0.003" or "" if unknown.
 function said(set, name, layer, head) {
   const value = numberOf(set, name, layer, head);
   if (name === 'role') {

@@ -1,5 +1,5 @@
 // Pixels of a map. Where several cells share a pixel it shows the largest of them, so
-// that a thin diagonal is not lost; a masked pixel is left clear, for what lies beneath.
+// that a thin diagonal is not lost; a masked pixel is transparent.
 
 // Which bins each of some pixels along an axis covers: pairs of the first and the end.
 function pixelBins(axis, pixels) {
@@ -22,7 +22,7 @@ function pixelBins(axis, pixels) {
   return bins;
 }
 
-// The map as `width` x `height` pixels, on a scale of colours that ends at `end`.
+// The map as `width` x `height` pixels, on a scale of colors that ends at `end`.
 function raster(map, end, width, height) {
   const across = pixelBins(map.keys, width);
   const down = pixelBins(map.queries, height);
@@ -31,7 +31,7 @@ function raster(map, end, width, height) {
     for (let x = 0; x < width; x += 1) {
       const weight = pixelWeight(map, down[2 * y], down[2 * y + 1], across[2 * x], across[2 * x + 1]);
       if (weight !== null) {
-        const [red, green, blue] = colourOf(shareOf(weight, end), map.signed);
+        const [red, green, blue] = colorOf(shareOf(weight, end), map.signed);
         const pixel = 4 * (y * width + x);
         pixels.data[pixel] = red;
         pixels.data[pixel + 1] = green;
@@ -68,7 +68,7 @@ function pixelWeight(map, top, bottom, left, right) {
   return largest;
 }
 
-// Slanted lines on grey: what masked cells look like. A line lies on x + y = constant.
+// Slanted lines on gray for masked cells. A line lies on x + y = constant.
 function hatching(left, top, width, height) {
   let lines = '';
   for (let sum = 6; sum < width + height; sum += 6) {

@@ -1,4 +1,4 @@
-// The views of the chosen head, and the panels below them. Each adds itself here:
+// The views of the chosen head, and the panels below them. They register themselves here:
 //
 //   addView({name, label, shows(context) -> bool, create() -> {element, update(context)}})
 //

@@ -1,17 +1,17 @@
-// What heads do, in colours: a legend of the roles that there are, and a sentence of links.
+// Roles in colors: a legend of the existing roles, and a sentence of links.
 
-const roleColours = {
+const roleColors = {
   previous_token: '#4477aa', next_token: '#56b4e9', own_position: '#228833', first_token: '#d6a400',
   separator: '#8a6d00', induction: '#ee6677', positional: '#aa3377', anti_diagonal: '#882255',
   monotonic: '#44aa99', aligned: '#ff5a1f', uniform: '#9d8cd6', broad: '#b0a8b9',
 };
-const roleColour = (name) => roleColours[name] ?? (!name || name === 'mixed' ? 'transparent' : '#808080');
+const roleColor = (name) => roleColors[name] ?? (!name || name === 'mixed' ? 'transparent' : '#808080');
 
 const roleWords = (name) => (name === 'mixed' ? 'no clear role' : shorten(inWords(name), 40));
 
 const roleOf = (set, layer, head) => set.roles?.[layer]?.[head]?.name ?? '';
 
-// A click on a role shows its heads alone; another click shows all of them again.
+// A click on a role shows only its heads; another click shows all heads again.
 function tellRoles(set) {
   const counts = new Map();
   set.roles?.flat().filter(Boolean).forEach(({ name }) => counts.set(name, (counts.get(name) ?? 0) + 1));
@@ -23,7 +23,7 @@ function tellRoles(set) {
       type: 'button', className: 'role-chip', ariaPressed: String(choice.role === name),
       title: 'Show the heads of this role alone',
     });
-    chip.style.setProperty('--role', roleColour(name));
+    chip.style.setProperty('--role', roleColor(name));
     chip.addEventListener('click', () => {
       choose({ role: choice.role === name ? '' : name });
       element('roles').children[sorted.findIndex(([each]) => each === name)].focus();

@@ -1,6 +1,6 @@
-// From weights to shares of the colour scale: its end, and linear, root or log.
+// From weights to shares of the color scale: its end, and linear, root or log.
 
-const decades = 4; // of a log scale: what is smaller has the colour of 0
+const decades = 4; // of a log scale: what is smaller has the color of 0
 
 // The weight at the end of the scale: the largest of a map, or of all maps of its example that
 // are shown without special tokens, or of all on the page.
@@ -15,7 +15,7 @@ function shareOf(weight, end) {
   return sign * share;
 }
 
-// The weight that has a share: what a legend says below its bar.
+// The weight of a share, for a legend below its bar.
 function weightOf(share, end) {
   if (choice.scale === 'root') return end * share ** 2;
   if (choice.scale === 'log') return share > 0 ? end * 10 ** (decades * (share - 1)) : 0;

@@ -33,7 +33,7 @@ function standingPanel() {
       svg('title', {}, `All heads: ${shownNumber(low)} to ${shownNumber(high)}`),
       svg('line', { class: 'axis-line', x1: 2, x2: size.width - 2, y1: middle, y2: middle }),
       // Round ends of lines without length are dots: one element for 1,024 heads. They lie
-      // at seven heights, so that close ones are told apart.
+      // at seven heights, so that close ones can be distinguished.
       svg('path', {
         class: all.length > 200 ? 'strip-dots many' : 'strip-dots',
         d: all.map((number, rank) => `M${x(number).toFixed(1)} ${middle + 2.4 * ((3 * rank) % 7 - 3)}h0`).join(''),
@@ -91,7 +91,7 @@ function standingPanel() {
       others.replaceChildren(...rows(rest));
       summary.textContent = rest.length ? `${plural(rest.length, 'other number')}, and how to read them` : 'How to read them';
       table.hidden = more.hidden = !set.numbers.length;
-      // What was not computed, with the command that computes it: [[what, command]].
+      // Missing results, with the command that computes them: [[what, command]].
       missing.replaceChildren(...(set.missing ?? []).map(([what, command]) => (
         make('p', `${what}: not computed. `, {}, make('code', command))
       )));

@@ -1,4 +1,4 @@
-// The shown weights as a table, for those who do not see them: a part around the chosen cell.
+// The shown weights as a table for screen readers: a part around the chosen cell.
 
 const mostRows = 24;
 const mostColumns = 24;

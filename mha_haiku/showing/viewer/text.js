@@ -11,7 +11,7 @@ function textView() {
   heads.addEventListener('change', () => context.choose({ of: heads.value }, true));
   const title = make('h3');
   title.setAttribute('aria-live', 'polite');
-  // Where queries and keys are different texts, the chosen position's text stands above.
+  // If queries and keys are different texts, the chosen position's text is above.
   const chosenTokens = make('div', '', { className: 'tokens' });
   const shadedTokens = make('div', '', { className: 'tokens' });
   const list = make('ol', '', { className: 'largest-weights' });
@@ -76,11 +76,11 @@ function textView() {
       const bin = Number(token.dataset.bin);
       const share = size[bin] / largest;
       const masked = context.map.masked(...cell(bin));
-      // Over a patch the colour of the scale is a veil, through which the picture is seen.
-      const veil = `rgba(${colourOf(share)}, 0.6)`;
+      // Over a patch the color of the scale is a veil, through which the picture is seen.
+      const veil = `rgba(${colorOf(share)}, 0.6)`;
       const plain = token.classList.contains('patch') ? veil : `rgba(${strength}, ${(0.9 * share).toFixed(3)})`;
       token.style.setProperty('--shade', context.signed
-        ? colourText(signedColour(Math.sign(weights[bin]) * 0.7 * share)) : plain);
+        ? colorText(signedColor(Math.sign(weights[bin]) * 0.7 * share)) : plain);
       token.classList.toggle('masked', masked);
       token.classList.toggle('aligned', context.isAligned(...cell(bin)));
       token.title = `${place(axis(side), bin)}: ${masked ? 'masked' : shownWeight(weights[bin])}`;

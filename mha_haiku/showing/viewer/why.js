@@ -19,7 +19,7 @@ function whyPanel() {
   const hint = make('p', 'Held: the factors of norms. Scores are those before softmax and soft caps; '
     + 'a head leads to that head.', { className: 'hint' });
 
-  // A component, as a button where it is a head that is shown.
+  // A component, as a button if it is a shown head.
   function side(context, name, position) {
     const found = /^head (\d+)\.(\d+)/.exec(name);
     const layer = found && Number(found[1]);

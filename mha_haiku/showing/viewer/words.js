@@ -10,7 +10,7 @@ function make(tag, text = '', properties = {}, ...children) {
   return Object.assign(made, properties);
 }
 
-// The name space is read from the page's own drawing: no address stands in the script.
+// The name space is read from a drawing of the page, so that the script has no address.
 const drawingSpace = element('drawing').namespaceURI;
 
 function svg(tag, attributes = {}, ...children) {
@@ -47,7 +47,7 @@ function shownNumber(value, digits = 3) {
   return text.replaceAll('-', '−');
 }
 
-// A bin with the text that stands there, and what is said of it: 12 “fox” (reads “brown”).
+// A bin with its text and its note: 12 “fox” (reads “brown”).
 function place(axis, bin) {
   const [text, note] = [axis.text(bin), axis.note(bin)];
   return axis.positions(bin) + (text ? ` “${shorten(text, axis.pooled ? 40 : 24)}”` : '')

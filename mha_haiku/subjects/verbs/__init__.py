@@ -1,7 +1,7 @@
-"""Verbs: one file per question that is asked of a subject.
+"""Verbs: one file per question about a subject.
 
-A file that lies here needs no entry anywhere: its functions below `verb` are methods
-of `Subject`, and commands.
+A file in this folder needs no entry anywhere: its functions decorated by `verb` are
+methods of `Subject`, and commands.
 """
 
 import importlib

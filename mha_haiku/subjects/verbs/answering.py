@@ -1,4 +1,4 @@
-"""How good a model's answers to held-out examples are, as its task scores them.
+"""Scores a model's answers to held-out examples.
 
 N answers.
 """
@@ -15,7 +15,7 @@ from mha_haiku.subjects.verbs import generation
 
 
 class Score(NamedTuple):
-    """How good a model's answers to held-out examples are."""
+    """The scores of a model's answers to held-out examples."""
 
     job: generation.Job
     texts: list[generation.Text]  # N answers
@@ -62,7 +62,7 @@ def score(
         for i, answer in enumerate(answers)
     ]
     values = {
-        name: (value, *_interval(value, np.array([each[name] for each in alone])))
+        name: (value, *_interval(value, np.array([scores[name] for scores in alone])))
         for name, value in task.score(answers, batch).items()
     }
     rows = inputs.rows_of(batch)

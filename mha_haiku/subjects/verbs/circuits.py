@@ -1,4 +1,4 @@
-"""Where an answer comes from: patched activations, paths and circuits of edges."""
+"""Traces an answer to its causes: patched activations, paths, circuits of edges."""
 
 import dataclasses
 import functools
@@ -29,17 +29,17 @@ def patch(
     into: str = "corrupted",
     **options: Any,
 ) -> heads.Patched:
-    """Measures what changes when an activation is replaced by the other text's.
+    """Measures the effect of replacing an activation by the other text's.
 
-    The metric is the logit of the wrong answer less the logit of the right one, at
-    the last position: patching what carries the answer makes it fall.
+    The metric is the logit of the wrong answer minus the logit of the right one, at the
+    last position: patching activations that carry the answer makes it fall.
 
     Args:
       subject: The model.
       clean: A text, or several.
       corrupted: Texts of the same numbers of tokens.
-      answers: The right and the wrong answer: tokens, or texts of one token each;
-        None: what the model answers to the clean and to the corrupted text.
+      answers: The right and the wrong answer: tokens, or texts of one token. Default to
+        the model's answers to the clean and to the corrupted text.
       into: The run that is patched, "clean" or "corrupted".
       **options: `what` and `per_position` of `heads.activation_patching`.
 
@@ -61,7 +61,7 @@ def paths(
     answers: tuple[Any, Any] | None = None,
     **options: Any,
 ) -> heads.Edges:
-    """Measures what changes when a head reads of another what the other text has.
+    """Measures the effect when a head reads another head's output for the other text.
 
     Arguments are as in `patch`, and by keyword as in `heads.path_patching`.
     """
@@ -84,7 +84,7 @@ class Circuit(heads.Circuit, results.Result):
         return tables.Table(columns, self.rows())
 
     def text(self) -> str:
-        """Writes the table as text, with the worth of the circuit below it."""
+        """Writes the table as text, with the faithfulness of the circuit below it."""
         edges, cost = self.edges, self.edges.cost
         return (
             f"{self.table().text()}\n\n{self}\n"
@@ -118,17 +118,17 @@ def circuit(
     """Finds the edges that carry the answer, and how much of it they carry.
 
     An edge goes from the embedding, a head or a feed-forward part to the queries, keys
-    or values of a head, to a feed-forward part or to the logits. Without texts the
-    pairs are held-out examples, each with the next one of its lengths; an example
-    without another is left out.
+    or values of a head, to a feed-forward part or to the logits. Without texts,
+    held-out examples are paired with the next example of the same lengths; an example
+    without a partner is left out.
 
     Args:
       subject: The model.
-      text: A clean text, or several, in place of held-out examples.
+      text: A clean text, or several, instead of held-out examples.
       corrupted: Corrupted texts of as many tokens each.
       edges: Maximum number of edges in the circuit.
       measure: Measure that ranks edges, of mh.heads.EDGE_MEASURES; default:
-        integrated_edge_attribution. Edges of a function are between heads alone, and
+        integrated_edge_attribution. Edges of a function are only between heads, and
         have one measure; see `heads.circuit_of_heads`.
       answers: The right and the wrong answer to the texts.
       examples: Number of held-out examples to average over, without texts.
@@ -158,7 +158,7 @@ def circuit(
         title = f"{subject.title}, {count} pairs"
     if subject.model.config is None:
         if measure is not None or options:
-            refuse(subject, f"measure {measure!r}", "has edges between heads alone")
+            refuse(subject, f"measure {measure!r}", "has only edges between heads")
         found = heads.circuit_of_heads(*pair, edges=edges)
     else:
         measure = measure or "integrated_edge_attribution"
@@ -168,9 +168,9 @@ def circuit(
 
 @verb
 def circuits(subject: Subject, kind: str = "k") -> answered.Circuits:
-    """Measures how much each head reads from each other one, by weights alone.
+    """Measures how much each head reads from every other head, by weights only.
 
-    It reads by its "q", "k" or "v", as `kind` says.
+    It reads by its queries, keys or values, as `kind` "q", "k" or "v" says.
     """
     check_parameters(subject, "circuits")
     scores = heads.circuits.compositions(subject.model, subject.params, kind)
@@ -178,7 +178,7 @@ def circuits(subject: Subject, kind: str = "k") -> answered.Circuits:
 
 
 def _pair(subject, clean, corrupted, given):
-    """Makes what is measured and the corrupted batches, and the clean tokens."""
+    """Makes the measured model and the corrupted batches, and the clean tokens."""
     texts = clean, corrupted
     batches = [inputs.batch_of(subject, text)[0] for text in texts]
     if len(batches[0].inputs) != len(batches[1].inputs):

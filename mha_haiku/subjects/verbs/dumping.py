@@ -1,4 +1,4 @@
-"""Attention maps of a subject, and what its heads do: arrays, pictures and a page.
+"""Attention maps and statistics of a subject, as arrays, pictures and a page.
 
 Dimensions: N examples shown, H heads, T query positions, S key positions.
 """
@@ -45,8 +45,8 @@ _PICTURE = re.compile(
 )
 
 
-# What is run on instead of held-out examples: a text, its tokens, or N examples on the
-# host.
+# Inputs to run on instead of held-out examples: a text, its tokens, or N examples on
+# the host.
 Own = str | Sequence[int] | tasks.Example
 
 
@@ -57,10 +57,10 @@ def dump(
     out: str | os.PathLike | None = None,
     **options: Any,
 ) -> Path:
-    """Writes what `measured` returns to maps.npz in a folder, and returns its path.
+    """Writes the result of `measured` to maps.npz in a folder, and returns its path.
 
-    Without `out` that is `attention` in the run's folder, and `attention/own_text`
-    there for own inputs.
+    `out` defaults to `attention` in the run's folder, or to `attention/own_text` for a
+    user's inputs.
     """
     if out is None:
         if subject.folder is None:
@@ -85,7 +85,7 @@ def measured(
     means: bool = True,
     devices: Sequence[jax.Device] | None = None,
 ) -> map_set.MapSet:
-    """Collects the maps of a subject, and what its heads do on the same examples.
+    """Collects the maps of a subject, and statistics of its heads on the same examples.
 
     Up to `config.attention.full_length` positions the maps are whole; longer ones are
     pooled to `config.attention.pooled_size` bins, and nothing of size T x S is made.
@@ -93,19 +93,19 @@ def measured(
 
     Args:
       subject: The model.
-      layers: Which layers, as `statistics.chosen_layers` takes them; None: all.
-      heads: Which heads of every layer; None: all.
-      examples: How many held-out examples, or the indices of some; None:
+      layers: Layers, as `statistics.chosen_layers` takes them. Defaults to all.
+      heads: Heads of every layer. Defaults to all.
+      examples: Number of held-out examples, or the indices of some. Defaults to
         `config.attention.examples`.
       own: Inputs to run on instead; see `Own`.
       weights: Whether maps are whole at any length.
       means: Whether the last example is the mean of whole maps over many examples.
-      devices: The devices that divide the work; None: all of all processes.
+      devices: The devices that divide the work. Defaults to all of all processes.
 
     Returns:
-      The set, with statistics and, where maps are whole, with roles and for each of
-      `Task.alignments` the share of `heads.alignment` (over the examples of the mean if
-      there is one; NaN but for cross-attention).
+      The set, with statistics and, if maps are whole, with roles and a share of
+      `heads.alignment` for each of `Task.alignments` (over the examples of the mean if
+      there is one; NaN except in cross-attention).
     """
     length, target_length = (
         subject.task.sequence_length,
@@ -130,7 +130,7 @@ def measured(
     parts = [layer_heads[i] for i in layers]
     num_heads = subject.config.model.attention.num_heads
     wanted = statistics.chosen("heads", heads, num_heads)
-    # Heads go by their index in the unpruned layer; a pruned one has some of them.
+    # Heads are named by their index in the unpruned layer, also in a pruned one.
     chosen = [[j for j in wanted if j in layer_heads[i].names] for i in layers]
     places = [
         [layer_heads[i].names.index(j) for j in names]
@@ -153,7 +153,7 @@ def measured(
         examples_at = lambda rows: jax.tree.map(lambda x: x[rows], batch)  # noqa: E731
 
     def looks(indices, name):
-        """Yields of each batch what was seen, and where it should have been looked."""
+        """Yields per batch the observations, and where heads should look."""
         options = {"batch_size": batch_size, "name": name, "examples_at": examples_at}
         for example, answers, seen in programs.observations(
             subject, observe, indices, **options
@@ -183,8 +183,8 @@ def measured(
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
         numbers, maps = [], []
         for *_, of_layers in looks(range(count), "means of maps"):
-            maps.append([each.weights.mean(axis=0) for each in of_layers])
-            numbers.append([each.numbers for each in of_layers])
+            maps.append([layer_seen.weights.mean(axis=0) for layer_seen in of_layers])
+            numbers.append([layer_seen.numbers for layer_seen in of_layers])
         maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
         numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
@@ -205,9 +205,9 @@ def write_report(
 ) -> list[Path]:
     """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
 
-    Pictures (`layer_00.png`, or `cross_00.png`) of layers that `maps.npz` no longer has
-    are removed, so that the folder never mixes two runs. Without matplotlib only the
-    page is written. Returns the written paths, the page last.
+    Pictures (`layer_00.png`, or `cross_00.png`) of layers that are no longer in
+    `maps.npz` are removed, so that the folder never mixes two runs. Without matplotlib
+    only the page is written. Returns the written paths, the page last.
     """
     folder = checks.as_path(folder)
     maps = map_set.MapSet.load(folder / "maps.npz")
@@ -232,27 +232,27 @@ def dossier(folder: str | os.PathLike) -> map_set.Dossier:
     folder = checks.as_path(folder)
     above = folder.resolve().parents[:3]
     root = next((x for x in above if folders.Folder(x).config.exists()), None)
-    own = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
+    shown = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
     moments = _snapshots(folder / "snapshots")
-    if moments and own.step is not None:
+    if moments and shown.step is not None:
         # The last of the training may be a snapshot as well.
-        moments = [each for each in moments if each.step != own.step]
-        moments.append(dataclasses.replace(own, name=f"step {own.step}"))
-        moments.sort(key=lambda each: each.step)
+        moments = [moment for moment in moments if moment.step != shown.step]
+        moments.append(dataclasses.replace(shown, name=f"step {shown.step}"))
+        moments.sort(key=lambda moment: moment.step)
     else:
-        moments = [dataclasses.replace(own, step=None)]
+        moments = [dataclasses.replace(shown, step=None)]
     note = "The exact numbers are in maps.npz next to this page."
-    return map_set.Dossier(own.name, tuple(moments), notes=(note,))
+    return map_set.Dossier(shown.name, tuple(moments), notes=(note,))
 
 
 def steps_of(snapshots: Path) -> list[int]:
-    """Lists the steps of the snapshots in a folder of these, in order."""
+    """Lists the steps of the snapshots in a folder, in order."""
     paths = snapshots.glob("*/maps.npz")
     return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
 
 
 def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
-    """Adds the importance of its heads to the set, where it was measured."""
+    """Adds the importance of its heads to the set, if it was measured."""
     if root is None or any(layer.index is None for layer in maps.layers):
         return maps
     path = folders.Folder(root).heads / "head_importance.npz"
@@ -268,7 +268,7 @@ def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
 
 
 def _snapshots(folder: Path) -> list[map_set.MapSet]:
-    """Loads the saved moments of a training, with the numbers `aligned` alone."""
+    """Loads the saved moments of a training, with only the numbers `aligned`."""
     moments = []
     for step in steps_of(folder):
         try:
@@ -277,15 +277,17 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
             _logger.warning(f"left out: {str(error).splitlines()[0]}")
             continue
         known = maps.columns.items()
-        own = {x: y for x, y in known if x not in attention.STATISTICS}
-        maps = dataclasses.replace(maps, name=f"step {step}", step=step, columns=own)
+        alignments = {x: y for x, y in known if x not in attention.STATISTICS}
+        maps = dataclasses.replace(
+            maps, name=f"step {step}", step=step, columns=alignments
+        )
         moments.append(maps)
     return moments
 
 
 def _observer(subject, parts, heads_of_layers, num_bins):
     """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
-    # Of heads that have the same places in all layers, the others are left out at once.
+    # If the chosen heads are the same in all layers, the others are left out at once.
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
     shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)
 
@@ -359,9 +361,9 @@ def _own_batch(subject, own) -> tuple[tasks.Example, Sequence[str]]:
     if length > trained and not imported_runs.is_imported(subject.config):
         _logger.warning(
             f"{length} tokens are more than the {trained} of the model's training: "
-            f"what it does past these it has not learnt."
+            "its behavior past these is untrained."
         )
-    # A target per answer of the model, which is one for the whole text or one a token.
+    # A target per answer of the model, which is one per text or one per token.
     targets = rows if subject.config.model.output.pool is None else rows[:, 0]
     batch = tasks.Example(rows, targets, np.zeros(targets.shape, np.float32), None)
     return batch, ["own text" if is_text else "own tokens"]
@@ -384,8 +386,8 @@ def _examples(
         if not shown[place]:
             return ()
         pairs = zip(likeliest[place].tolist(), shares[place].tolist(), strict=True)
-        labelled = ((task.class_label(c), share) for c, share in pairs)
-        return tuple(pair for pair in labelled if pair[0])
+        labeled = ((task.class_label(c), share) for c, share in pairs)
+        return tuple(pair for pair in labeled if pair[0])
 
     examples = []
     for n, (name, row) in enumerate(zip(names, inputs.rows_of(example), strict=True)):
@@ -426,11 +428,11 @@ def _examples(
 
 
 def _mean(name, example, maps) -> map_set.Example:
-    """Makes an example of the mean of whole maps, whose tokens are not known."""
+    """Makes an example of the mean of whole maps, whose tokens are unknown."""
     tokens, *decoder = (
-        [""] * each.shape[1]
-        for each in (example.inputs, example.decoder_inputs)
-        if each is not None
+        [""] * side.shape[1]
+        for side in (example.inputs, example.decoder_inputs)
+        if side is not None
     )
     lengths = [len(each) for each in (tokens, *decoder)]
     queries, keys, kinds = _axes(None, lengths, tokens, *decoder, *decoder)
@@ -440,7 +442,7 @@ def _mean(name, example, maps) -> map_set.Example:
 def _axes(
     num_bins, lengths, tokens, read=None, predicted=None, aligned=None
 ) -> tuple[map_set.Axis, map_set.Axis, dict[str, map_set.Axes]]:
-    """Makes queries, keys, and the axes that layers of a kind have in their place."""
+    """Makes queries, keys, and the axes of layers of other kinds."""
     # Valid positions have `lengths`; `tokens` are the input tokens. A decoder has
     # `read` tokens and should predict others. Answers are the decoder's, whose axes are
     # therefore the axes of the example; `aligned` `[T, S]` is for cross-attention.

@@ -52,10 +52,10 @@ def fit_gates(
 ) -> Learned:
     """Continues training with hard-concrete gates on heads and a penalty on open ones.
 
-    The loss of a step is the model's plus `penalty`, in nats, times the expected number
-    of open heads. The batches are those that would follow in the run, without dropout;
-    the parameters learn by Adam at a tenth of the run's learning rate, as the run has
-    converged, and the logits of gates, which change by several units, at
+    The loss of a step is the model's loss plus `penalty`, in nats, times the expected
+    number of open heads. The batches are the ones that would follow in the run, without
+    dropout. The parameters are trained by Adam at a tenth of the run's learning rate,
+    as the run has converged, and the logits of gates, which change by several units, at
     `gate_learning_rate`.
 
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
@@ -138,12 +138,12 @@ def learn_gates(
 ) -> sweep.Pruned:
     """Learns gates, prunes the heads that they ablate, and trains the rest further.
 
-    The pruned model takes `tuning_steps` as the run `out/pruned`. A model of the same
-    architecture, trained from scratch for as many steps as the run, the gates and the
-    tuning took together, becomes the run `out/scratch`, unless the run had learnt
-    elsewhere or started from another one. The points are in this order, after the run
-    itself. What the gates left becomes the run `out/gated` before that, and
-    `out/gates.json` says of what: the same call resumes where another was interrupted.
+    The model with gates becomes the run `out/gated`, and `out/gates.json` names its
+    source. The pruned model is trained for `tuning_steps` as the run `out/pruned`. A
+    model of the same architecture, trained from scratch for as many steps as the run,
+    the gates and the tuning took together, becomes the run `out/scratch`, unless the
+    run was pretrained or started from another one. Points are in this order, after the
+    run itself. The same call resumes an interrupted one.
 
     Args:
       subject: The run.
@@ -177,11 +177,11 @@ def learn_gates(
         "pruned by gates, before tuning": pruned,
         "pruned and tuned": Subject.of_folder(folder),
     }
-    # What a model had learnt elsewhere cannot be made up for here.
-    learnt_elsewhere = (
+    # Training from scratch cannot make up for pretraining.
+    learned_elsewhere = (
         imported_runs.is_imported(subject.config) or subject.config.init_from
     )
-    if scratch and not learnt_elsewhere:
+    if scratch and not learned_elsewhere:
         config = by_name["pruned and tuned"].config
         config = config.replace(
             training=dict(steps=subject.step + steps + tuning_steps)
@@ -202,13 +202,13 @@ def _gated(subject, out, *, penalty, steps) -> Subject:
         before = files.read_json(record) or {}
         if others := [name for name in wanted if before.get(name) != wanted[name]]:
             raise ConfigError(
-                f"{folder.root} is there, of another {' and '.join(others)}; "
-                "give a folder without it."
+                f"{folder.root} exists, with another {' and '.join(others)}; "
+                "choose another folder."
             )
         return Subject.of_folder(folder.root)
     for name in ("pruned", "scratch"):
         if (out / name).exists():
-            raise ConfigError(f"{out / name} is there; give a folder without it.")
+            raise ConfigError(f"{out / name} exists; choose another folder.")
     learned = fit_gates(subject, penalty=penalty, steps=steps)
     if not any(gates.any() for gates in learned.gates):
         raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")

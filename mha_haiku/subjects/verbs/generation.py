@@ -1,7 +1,7 @@
-"""Texts that a model writes: prompts that it continues, sources that it answers.
+"""Text generation: a model continues prompts, or answers sources.
 
-B texts decoded together, t tokens of a prompt or source, n of what is written, T
-positions of the training's examples.
+B texts decoded together, t tokens of a prompt or source, n tokens of the written text,
+T positions of the training's examples.
 """
 
 import codecs
@@ -25,10 +25,10 @@ from mha_haiku.training.runs import folders
 
 _logger = logging.getLogger("mha_haiku")
 
-TOKENS = 200  # of a text, unless somebody asks for more
-_ANEW = 32  # the same of a function
+TOKENS = 200  # of a text by default
+_ANEW = 32  # the same for a function
 TEMPERATURE = 0.8  # of texts that continue a prompt
-CHUNK = 4  # tokens of a stream that come at a time, behind the first
+CHUNK = 4  # tokens of a stream that come at a time, after the first
 BATCH = 64  # texts decoded together
 _MOST_TOKENS = 2**20
 _MOST_SHOWN = 64  # texts with maps
@@ -44,7 +44,7 @@ class Text(NamedTuple):
     text: str  # what was written
     given_tokens: np.ndarray  # `[t]` int32
     tokens: np.ndarray  # `[n]` int32, of what was written, without the end token
-    is_ended: bool  # whether the end token came; else there was no more room
+    is_ended: bool  # by the end token; otherwise there was no more room
 
     def record(self) -> dict[str, Any]:
         """Converts the text to JSON values."""
@@ -53,7 +53,7 @@ class Text(NamedTuple):
 
 
 def given(model: models.ModelConfig, task: str) -> str | None:
-    """Tells whether a run writes from a "prompt" or a "source"; None: it cannot.
+    """Tells whether a run writes from a "prompt" or a "source", or None if it cannot.
 
     `task` is its `config.task.name`.
     """
@@ -68,7 +68,7 @@ def _given_to(subject: Subject) -> str | None:
 
 
 def check_given(subject: Subject, kind: str) -> None:
-    """Raises ConfigError where a run does not write from a "prompt" or "source"."""
+    """Raises ConfigError if a run does not write from a "prompt" or "source"."""
     own, family = _given_to(subject), subject.config.model.family
     if own is None:
         why = f"is of family {family!r}, which writes no text"
@@ -96,7 +96,7 @@ def strategy(
     beam: int | None = None,
     length_penalty: float | None = None,
 ) -> Strategy:
-    """Makes the strategy by which tokens are chosen.
+    """Makes the strategy to choose tokens.
 
     Args:
       kind: "prompt" or "source".
@@ -136,12 +136,11 @@ def generate(
     seed: int = 0,
     **options: Any,
 ) -> str:
-    """Continues a prompt, or answers a source, with at most so many tokens.
+    """Continues a prompt, or answers a source, with at most `tokens`.
 
-    They are 200, or as many as the model has room for; of a function 32, and each takes
-    a run over the whole text.
-    Options are as in `strategy`: `temperature`, `top_k`, `top_p`, `beam` and
-    `length_penalty`.
+    The default is 200 tokens, or as many as the model has room for; for a function it
+    is 32, as every token takes a run over the whole text. Options are as in
+    `strategy`: `temperature`, `top_k`, `top_p`, `beam` and `length_penalty`.
 
     Raises:
       ValueError: If the model continues no text, the prompt cannot be encoded or
@@ -165,7 +164,7 @@ class Job(NamedTuple):
     subject: Subject  # with a model for texts of this length
     given: tuple[str, ...]  # B prompts or sources
     given_tokens: tuple[np.ndarray, ...]  # B arrays `[t]` int32
-    tokens: int  # n, the most tokens of what is written
+    tokens: int  # n, maximum number of written tokens
     strategy: Strategy
     seed: int
 
@@ -175,7 +174,7 @@ class Job(NamedTuple):
         return _given_to(self.subject)
 
     def record(self, text: Text) -> dict[str, Any]:
-        """Converts a text of the job, and how it was written, to JSON values."""
+        """Converts a text of the job, and the job's options, to JSON values."""
         name = type(self.strategy).__name__.lower()
         how = {"strategy": name, **dataclasses.asdict(self.strategy), "seed": self.seed}
         return {"step": self.subject.step, **how, **text.record()}
@@ -190,10 +189,10 @@ def job(
     tokens: int | None = None,
     seed: int = 0,
 ) -> Job:
-    """Checks and encodes texts to write: from prompts or sources, as `kind` says.
+    """Checks and encodes prompts or sources, as `kind` says.
 
-    Without `tokens` there are `TOKENS`, or as many as the model has positions; for
-    sources as many as the task's targets have.
+    `tokens` defaults to `TOKENS`, or to the positions that the model has; for sources
+    to the length of the task's targets.
     """
     check_given(subject, kind)
     task = subject.task
@@ -222,7 +221,7 @@ def job(
 
 
 class Stream:
-    """Writes the text of a job of one prompt while it is iterated over; not by a beam.
+    """Writes the text of a job of one prompt as a stream; not by a beam search.
 
     It yields the parts of the text as they come.
     """
@@ -256,7 +255,7 @@ class Stream:
 
 
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
-    """Yields the texts in turn; with a name there is a progress bar."""
+    """Yields the texts in order; with a name it shows a progress bar."""
     subject, is_prompt = job.subject, job.kind == "prompt"
     task = subject.task
     given_tokens, given_lengths = inputs.padded(job.given_tokens)
@@ -307,8 +306,8 @@ def of_held_out(
 ) -> tuple[Job, tasks.Example]:
     """Makes the job to write from held-out examples, and takes the examples.
 
-    A source is answered with at most `tokens` tokens; the first half of a text is
-    continued, and both are of at most `most` tokens.
+    A source is answered with at most `tokens` tokens. Of a text the first half is the
+    prompt, and prompt and continuation have at most `most` tokens.
     """
     task = subject.task
     examples = jax.device_get(programs.held_out(subject, indices))
@@ -359,7 +358,7 @@ def _example(job, texts) -> tasks.Example:
 
 
 def check_samples(samples: int, strategy: Strategy) -> None:
-    """Raises ConfigError where so many texts of a prompt could not differ."""
+    """Raises ConfigError where several texts of a prompt could not differ."""
     with checks.user_mistakes():
         checks.positive_integer("samples", samples)
     if samples > 1 and not isinstance(strategy, decoding.Sampled):
@@ -375,7 +374,7 @@ def _key(job, start) -> jax.Array:
 
 
 def _text(job, i, written) -> Text:
-    """Makes text i of tokens that may be too many and end with the end token."""
+    """Makes text i from its tokens, cut before the end token."""
     task, written = job.subject.task, written[: job.tokens]
     tokens = np.array(task.until_end(written), np.int32)
     return Text(
@@ -389,10 +388,9 @@ def _text(job, i, written) -> Text:
 
 def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
     """Finds the subject and number of tokens for texts that continue prompts."""
-    # A model has learnt nothing of distances beyond its training's: past
-    # them the held-out loss of configs/text_lm.py rises from 1.2 to 3.2 within 256
-    # tokens, about a unigram's loss. If each token sees the T - 1 before it instead,
-    # the loss stays at 1.2.
+    # A model has not learned distances beyond its training length: past it the held-out
+    # loss of configs/text_lm.py rises from 1.2 to 3.2 within 256 tokens, about a
+    # unigram's loss. If a token sees only the T - 1 before it, the loss stays at 1.2.
     trained = subject.task.sequence_length
     most, name, room = (
         imported_runs.most_positions(subject.config),
@@ -415,26 +413,26 @@ def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
     if modules.POSITION_SCHEMES[subject.config.model.embedding.positions].embed:
         _logger.warning(
             f"{prompt + wanted} tokens are more than the {trained} of the model's "
-            f"training: what it does past these it has not learnt."
+            "training: its behavior past these is untrained."
         )
         return subject, wanted
     return _windowed(subject, trained - 1), wanted
 
 
 def _windowed(subject, reach) -> Subject:
-    """Limits the model of a subject to so many positions before the current one."""
-    own = [
+    """Limits the model of a subject to `reach` positions before the current one."""
+    windows = [
         reach if window is None else min(window, reach)
         for window in models.windows(subject.config.model)
     ]
-    window = own if len(set(own)) > 1 else own[0]
+    window = windows if len(set(windows)) > 1 else windows[0]
     config = subject.config.replace(model=dict(attention=dict(window=window)))
 
     def make():
         model = folders.make_model(config.model, subject.task, subject.placement)
         return model.edited(*subject.model.edits)
 
-    model = programs.once(subject, f"window {own}", make)
+    model = programs.once(subject, f"window {windows}", make)
     return subject.replace(config=config, model=model)
 
 

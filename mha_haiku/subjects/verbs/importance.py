@@ -1,4 +1,4 @@
-"""How much a model needs each of its heads, by several measures.
+"""Measures how much a model needs each of its heads.
 
 N examples, L layers, H heads of a layer.
 """
@@ -36,19 +36,19 @@ def importance(
 ) -> results.HeadResult:
     """Measures and draws how much a model needs each of its heads.
 
-    The measures are ablation (what ablating a head costs), the gradient of its gate,
-    integrated gradients and its confidence. A wrapped function is measured on texts or
-    its own examples, with its own metric.
+    The measures are ablation (the metric's change without a head), the gradient with
+    respect to its gate, integrated gradients and its confidence. A wrapped function is
+    measured on texts or its examples, with its metric.
 
     Args:
       subject: The model.
       measures: Names of mh.heads.MEASURES, or one; default: all for the metric.
-      examples: Number of held-out examples to average over, or texts, of which the
-        loss of the next token is taken.
+      examples: Number of held-out examples to average over, or texts, whose metric is
+        the loss of the next token.
       metric: Metric whose change ablation measures: loss, accuracy, exact_match or
-        drift; default: the first of the task. Measures by gradients are of the loss, or
-        of the drift if that is asked for; `gradient` is not for the drift, which has no
-        slope at the whole model.
+        drift; default: the first of the task. Measures by gradients use the loss, or
+        the drift if this is the metric; `gradient` does not support the drift, whose
+        gradient is zero at the whole model.
       ablation_value: Output of ablated heads: zero, mean, resample.
 
     Raises:

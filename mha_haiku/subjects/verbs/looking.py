@@ -1,4 +1,4 @@
-"""What a model computes on inputs: logits, maps, values at its sites, and the lens."""
+"""Values that a model computes on inputs: logits, maps, sites, and the lens."""
 
 import functools
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ def logits(subject: Subject, inputs: Any) -> jax.Array:
 def maps(subject: Subject, inputs: Any, *, why: int = 0) -> answers.TextMaps:
     """Computes the attention map of each layer, with its tokens.
 
-    Of one text, the page says for the `why` largest weights of each query why these
-    keys are looked at; it takes seconds.
+    For one text, the page explains the `why` largest weights of each query, which takes
+    seconds.
     """
     checks.non_negative_integer("why", why)
     batch = given.one(subject, inputs) if why else given.batch_of(subject, inputs)[0]
@@ -60,7 +60,7 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> answers.TextMaps:
 
 @verb
 def look(subject: Subject, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
-    """Runs the model: its `Output`, and what is at its sites; see `mh.look`."""
+    """Runs the model; returns its `Output` and the values at sites; see `mh.look`."""
     batch, _ = given.batch_of(subject, inputs)
     return running.look(subject.model, subject.params, batch, at)
 
@@ -75,9 +75,9 @@ def sites(subject: Subject, inputs: Any) -> all_sites.Sites:
 
 @verb
 def lens(subject: Subject, inputs: Any) -> answers.Lens:
-    """Reads what each layer would answer to a text, were it the last.
+    """Reads the model's answers to a text as if each layer were the last.
 
-    Where positions are pooled there is one answer.
+    If positions are pooled there is one answer.
     """
     batch = given.one(subject, inputs)
     found = heads.logit_lens(subject.model, subject.params, batch)[:, 0]
@@ -97,7 +97,7 @@ def lens(subject: Subject, inputs: Any) -> answers.Lens:
 
 @verb
 def show(subject: Subject, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
-    """Shows the page of `maps` of inputs; None: of held-out examples."""
+    """Shows the page of `maps` of inputs, by default of held-out examples."""
     if inputs is None and subject.task is not None:
         return display.show(subject, **options)
     if inputs is None:

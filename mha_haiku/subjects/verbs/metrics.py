@@ -1,4 +1,4 @@
-"""How good a model is on held-out examples.
+"""Measures a model's loss and accuracy on held-out examples.
 
 N examples, D width of the vectors of sentences.
 """
@@ -28,15 +28,15 @@ def held_out(subject: Subject, vectors: np.ndarray | None = None) -> dict[str, f
 
     For a task without targets it returns `drift`, a mean over examples, and
     `neighbours`, the share of examples whose nearest other example stays the same, both
-    compared with the vectors of the whole model; None: this one is whole.
+    compared with the vectors of the whole model, which default to this model's.
     """
-    own = vectors_of(subject)
-    if own is not None:
-        before = own if vectors is None else vectors
-        drifts = heads.metrics.drift(own, tasks.Example(None, before, None))
-        # Of examples that were drawn twice one counts: the other is too near.
+    vectors_now = vectors_of(subject)
+    if vectors_now is not None:
+        before = vectors_now if vectors is None else vectors
+        drifts = heads.metrics.drift(vectors_now, tasks.Example(None, before, None))
+        # Examples that were drawn twice count once: their neighbors are copies.
         _, once = np.unique(before.round(3), axis=0, return_index=True)
-        same = heads.drift.same_neighbours(before[once], own[once])
+        same = heads.drift.same_neighbours(before[once], vectors_now[once])
         return {"drift": float(drifts.mean()), "neighbours": same}
     training = subject.config.training
     placement = devices.Replicas(jax.local_devices()[:1])

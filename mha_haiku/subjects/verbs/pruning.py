@@ -1,7 +1,7 @@
-"""Removing the heads and hidden units that a model needs least, for good.
+"""Removes the heads and hidden units that a model needs least, for good.
 
-Heads go by a share, or as many as may go. Hidden units of the feed-forward parts go
-before them where a share is asked for.
+The number of heads is a share, or as few as a tolerance allows. Hidden units of the
+feed-forward parts are removed first, where a share of them is asked for.
 
 L layers, H heads of a layer.
 """
@@ -45,12 +45,12 @@ def prune(
 
     Args:
       subject: The model.
-      keep: Share of the heads to keep, in [0, 1]; or the heads that each layer keeps.
-        Default: 0.5, unless `metric_drop` is given.
+      keep: Share of the heads to keep, in [0, 1]; or the heads to keep, by layer.
+        Default: 0.5, unless `metric_drop` is set.
       metric_drop: Tolerated fall of held-out accuracy (exact match, where answers are
-        sequences), or rise of the drift, in [0, 1]: the fewest heads with it stay.
-      keep_units: Share of each layer's hidden units to keep, in (0, 1]; they go before
-        the heads.
+        sequences), or rise of the drift, in [0, 1]: as few heads as it allows are kept.
+      keep_units: Share of each layer's hidden units to keep, in (0, 1]; units are
+        removed before heads.
       order: Order of removal: greedy, random, or a measure of mh.heads.MEASURES.
       ablation_value: Output of ablated heads while the order is found: zero, mean,
         resample.
@@ -70,7 +70,7 @@ def prune(
 
 
 class How(NamedTuple):
-    """How the order of removal is found; see `prune`."""
+    """The way in which the order of removal is found; see `prune`."""
 
     order: str
     ablation_value: str
@@ -87,7 +87,7 @@ def shrunk(
     keep_units: float,
     how: How,
 ) -> list[Subject]:
-    """Makes models of so many falling sizes, behind the whole one; see `prune`."""
+    """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
     check_task(subject, verb_name)
     check_parameters(subject, verb_name)
     if keep is not None and metric_drop is not None:
@@ -103,7 +103,7 @@ def shrunk(
     narrow = without_units(subject, keep_units, examples=how.examples)
     worst = None
     if metric_drop is not None and "loss" not in subject.task.metrics:
-        # The order and the end are of different examples: some room.
+        # Order and end are measured on different examples: leave some room.
         worst = 1.5 * metric_drop
     ranked = order_of(
         narrow,
@@ -129,11 +129,10 @@ def order_of(
     examples: int,
     worst: float | None = None,
 ) -> list[tuple[int, int]]:
-    """Orders the heads, (layer, index in the layer), the first to go first.
+    """Orders the heads, (layer, index in the layer), by removal.
 
-    The order is one of `ORDERS`, on some held-out examples. The greedy order
-    need not go past the `worst` mean metric: heads that would are last, in no
-    particular order.
+    The order is one of `ORDERS`, on some held-out examples. The greedy order may stop
+    at the `worst` mean metric: the remaining heads are last, in no particular order.
     """
     with checks.user_mistakes():
         checks.choice("order", by, ORDERS)
@@ -273,7 +272,7 @@ def _fewest(subject, narrow, order, drop) -> int:
     values = ablated_in_order(narrow, order, counts)
     above = np.flatnonzero(first + sign * np.subtract(values, values[0]) > most)
     count = counts[above[0] - 1] if len(above) else 0
-    # Ablation weighs examples alike, what is reported weighs them by their targets.
+    # Ablation weights examples equally, reports weight them by their targets.
     while count < len(order) and badness(count) > most:
         count += 1
     return count

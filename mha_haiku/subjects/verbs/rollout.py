@@ -1,9 +1,9 @@
-"""Whether attention shows which inputs matter: roll-outs against replacing inputs.
+"""Tests whether attention shows which inputs matter: roll-out against replacement.
 
 Dimensions: N examples, T positions, L layers. An example asks for the answer at one
-position. An input matters as much as the probability of the right answer changes when
-another token replaces it: the task's mask token where it has one, else random other
-tokens. A measure is good if it ranks the inputs of an example as these changes do.
+position. The effect of an input is the change in the probability of the right answer
+when another token replaces it: the task's mask token if it has one, else random other
+tokens. A measure is good if it ranks the inputs of an example like their effects.
 
 Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 """
@@ -49,7 +49,7 @@ _QUESTIONS = 2**32 - 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Study(results.Result):
-    """How well measures rank the inputs, Spearman's rank correlations."""
+    """Spearman's rank correlations of measures with the effect of the inputs."""
 
     title: str  # the run, its step, and what means are over
     # `[N, L]` float64 by the measure's name: the correlation with the absolute changes
@@ -97,7 +97,7 @@ class Study(results.Result):
         """Returns a sentence: does roll-out rank inputs better than raw attention?
 
         It compares the last layers, with absolute changes and with drops. A difference
-        counts from two standard errors of the paired differences on.
+        counts if it is at least two standard errors of the paired differences.
         """
         lines = []
         if self.published:
@@ -145,20 +145,19 @@ def rollout(
 ) -> Study:
     """Compares roll-out and raw attention with the effect of replacing inputs.
 
-    Inputs that are masked already, in padding or, in causal models, after the position
-    of the answer are not ranked.
+    Masked inputs, padding and, in causal models, inputs after the position of the
+    answer are not ranked.
 
-    The answer to a text is the next token, at a random position. An encoder is asked
-    for a token that is hidden, or for one of its own answers if it has no mask. A
-    subject without a task has no vocabulary, so other tokens of the examples replace
-    an input.
+    The answer to a text is the next token, at a random position. For an encoder it is a
+    hidden token, or the model's answer if it has no mask. A subject without a task has
+    no vocabulary, so other tokens of the examples replace an input.
 
     Args:
       subject: The model.
       examples: Number of held-out examples, of which N have a target that counts; or
         inputs, such as texts.
-      flow_examples: The number of these for which flow, which is slow, is computed;
-        None: 32, or all if there are fewer.
+      flow_examples: Number of examples for which flow, which is slow, is computed.
+        Defaults to 32, or all if there are fewer.
       draws: The number of random tokens over which changes are averaged.
       published: Numbers to compare with, if the run is a paper's: `PUBLISHED`.
 
@@ -170,7 +169,7 @@ def rollout(
     config = subject.model.config
     predicts_next = config is None or config.family == "causal"
     batches = programs.batches_given(subject, examples, targets=predicts_next)
-    own = "held-out " if batches is None else ""
+    kind = "held-out " if batches is None else ""
     if batches is not None:
         batches = _with_answers(subject, batches)
     count = examples if batches is None else sum(len(x.inputs) for x in batches)
@@ -193,7 +192,7 @@ def rollout(
         effect["measures"]["flow"] = own_flow
     asks = [effect for effect in effects if effect["asks"]]
     if not asks:
-        raise ConfigError(f"In {count} {own}examples no target counts.")
+        raise ConfigError(f"In {count} {kind}examples no target counts.")
     changes, drops = {}, {}
     for name in _MEASURES:
         measured = [effect for effect in asks if name in effect["measures"]]
@@ -206,7 +205,7 @@ def rollout(
             )
             for of in (np.abs, np.asarray)
         )
-    title = f"{subject.title}: means over {len(asks)} {own}examples"
+    title = f"{subject.title}: means over {len(asks)} {kind}examples"
     return Study(title, changes, drops, published or {})
 
 
@@ -244,10 +243,10 @@ def _check(subject) -> None:
 
 
 def _with_answers(subject, batches) -> list[tasks.Example]:
-    """Gives batches without targets, on the host, answers to ask for.
+    """Adds targets, on the host, to batches without targets.
 
-    Where the task has a mask, that is the token behind one at a random position of each
-    example, unless there are masks; else what the model answers itself.
+    If the task has a mask, a token at a random position of each example is hidden,
+    unless there are masks already; else the target is the model's answer.
     """
     generator = np.random.default_rng(_seed(subject))
     run = jax.jit(functools.partial(running.run, subject.model))
@@ -256,10 +255,10 @@ def _with_answers(subject, batches) -> list[tasks.Example]:
 
 
 def _is_answered(subject, batch) -> bool:
-    """Checks whether targets count; raises ValueError where there is no answer."""
+    """Checks whether targets count; raises ValueError if there is no answer."""
     shape, dtype = np.shape(batch.inputs), jnp.result_type(batch.inputs)
     if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.integer):
-        refuse(subject, "rollout", "reads no tokens, of which another replaces one")
+        refuse(subject, "rollout", "does not read tokens, which others could replace")
     run = functools.partial(running.run, subject.model)
     logits = jax.eval_shape(run, subject.params, batch).logits
     if logits is None:
@@ -301,7 +300,7 @@ def _held_out_effects(subject, count, draws) -> Iterator[dict[str, Any]]:
 
 
 def _effects_of(subject, batches, draws) -> Iterator[dict[str, Any]]:
-    """Yields what `look` computes, of batches that are given, on the host."""
+    """Yields the results of `look` on batches, on the host."""
     if subject.task is None:  # there is no other vocabulary
         stand_ins = np.unique(np.concatenate([np.ravel(x.inputs) for x in batches]))
         if len(stand_ins) < 2:
@@ -343,7 +342,7 @@ def _maps(subject, params, example) -> Sequence[attention.AttentionMap]:
 
 
 def _correlations(scores, importance, counted) -> np.ndarray:
-    """Returns Spearman's correlations of `[L, T]` scores with `[T]`, where counted."""
+    """Returns Spearman's correlations of `[L, T]` scores with `[T]`, if `counted`."""
     from scipy import stats
 
     if counted.sum() < 2:
@@ -358,8 +357,8 @@ def look(
 ) -> dict[str, Any]:
     """Computes the effect of each input and the measures, of held-out examples.
 
-    Under jit. These are the `example`; `row [N]`, the position of the answer; `asks
-    [N]`, whether there is one; `counted [N, T]`, the inputs to rank; `drop [N, T]`; and
+    Under jit. Returns `example`; `row [N]`, the position of the answer; `asks [N]`,
+    whether there is one; `counted [N, T]`, the inputs to rank; `drop [N, T]`; and
     `measures`, `[N, L, T]` by name, for the first 1 to L layers.
     """
     example = evaluation.held_out_batch(
@@ -404,13 +403,13 @@ def drops(
     """Measures how much the probability of the right answer falls without each input.
 
     That is `[N, T]`, the mean over draws. The answers are at the positions `row [N]`,
-    and `blanks [draws, N, T]` replace the inputs in turn.
+    and `blanks [draws, N, T]` replace the inputs one by one.
     """
     positions = jnp.arange(example.inputs.shape[1])
 
     def probability(inputs):
-        given = example._replace(inputs=inputs)
-        logits = running.run(subject.model, params, given).logits
+        replaced = example._replace(inputs=inputs)
+        logits = running.run(subject.model, params, replaced).logits
         return jnp.exp(_answer(row, jax.nn.log_softmax(logits), example))
 
     def per_draw(blanks):
@@ -461,7 +460,7 @@ def _stand_ins(task) -> np.ndarray:
 
 
 def _blanks(stand_ins, draws, key, inputs):
-    """Returns the tokens that replace each input in turn, `[draws, T]`."""
+    """Returns the tokens that replace each input, `[draws, T]`."""
     count, stand_ins = len(stand_ins), jnp.asarray(stand_ins)
     if count == 1:
         return jnp.full((1, *inputs.shape), stand_ins[0], inputs.dtype)

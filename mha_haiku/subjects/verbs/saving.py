@@ -1,4 +1,4 @@
-"""Writing a model: as a run that is trained further, or for other libraries."""
+"""Saves a model: as a run to train further, or for other libraries."""
 
 import os
 from pathlib import Path
@@ -36,16 +36,16 @@ def save(
 ) -> Path:
     """Writes the model as a folder that `transformers` and `mh.load` open.
 
-    Pruned heads are there with weights of 0, as a config.json of `transformers` cannot
-    say that a head is missing; `family="mha_haiku"` leaves them out. Other families are
-    listed at `interop.save`.
+    Pruned heads are written with weights of 0, as a config.json of `transformers`
+    cannot say that a head is missing; `family="mha_haiku"` leaves them out.
+    `interop.save` lists other families.
 
     Raises:
       ValueError: If the model is a function, or has edits.
     """
     check_parameters(subject, "save")
     if subject.model.config is None:
-        refuse(subject, "save", "is a function, of which there are no weights to save")
+        refuse(subject, "save", "is a function, without weights to save")
     return interop.save(
         folder,
         subject.model.config,
@@ -66,8 +66,8 @@ def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
 def save_run(subject: Subject, workdir: str | os.PathLike, *, steps: int) -> Path:
     """Writes a pruned run at step 0, trains it on for some steps; returns its folder.
 
-    The folder may hold this run already, which is trained to its end then: a killed or
-    interrupted process has left it.
+    If a killed or interrupted process has left this run in the folder, it is trained to
+    its end.
 
     Raises:
       KeyboardInterrupt: If training is interrupted; the same call resumes it.

@@ -1,4 +1,4 @@
-"""What each head does: numbers over held-out examples, and roles.
+"""Statistics and roles of heads over held-out examples.
 
 Dimensions: N examples, L layers, H heads, T positions.
 """
@@ -29,10 +29,10 @@ def statistics(
     *,
     layers: Sequence[int | str] | None = None,
 ) -> results.HeadResult:
-    """Measures and draws what each head does, over held-out examples.
+    """Measures and draws statistics of each head over held-out examples.
 
     No map is stored, so inputs may have any length. Padding is left out, and all
-    examples have the same weight. Where the task says where the rows of cross-attention
+    examples have the same weight. If the task knows where the rows of cross-attention
     should look, the shares of its alignments are among the numbers; see
     `heads.alignment`.
 
@@ -77,7 +77,7 @@ def statistics(
         alignments = {}
         if subject.task is not None:
             alignments = alignment.of_batch(subject.task.alignments, example)
-        aligned.append([each.aligned(alignments) for each in of_layers])
+        aligned.append([layer_seen.aligned(alignments) for layer_seen in of_layers])
     known = jax.tree.map(lambda *x: np.concatenate(x), *aligned)
     columns = [part.names for part in parts]
     numbers = collecting.summary([each.numbers for each in known], columns)
@@ -105,7 +105,7 @@ def statistics(
 
 @verb
 def roles(subject: Subject, examples: Any = EXAMPLES) -> heads.Heads:
-    """Finds the role of each head on so many examples, or on texts."""
+    """Finds the role of each head on a number of examples, or on texts."""
     align = None if subject.task is None else subject.task.alignments
     batches = programs.batches_given(subject, examples, targets=False)
     if batches is None:
@@ -117,7 +117,7 @@ def roles(subject: Subject, examples: Any = EXAMPLES) -> heads.Heads:
 def measured(
     subject: Subject, examples: Any = EXAMPLES, metric: str | None = None
 ) -> heads.Measured:
-    """Returns what measures of `mh.heads` take; arguments as in `importance`."""
+    """Makes the argument of measures of `mh.heads`; arguments as in `importance`."""
     return programs.measured(subject, examples, metric=metric, name="examples")
 
 
@@ -136,16 +136,16 @@ def chosen_layers(
 ) -> list[int]:
     """Finds the indices of the wanted layers, counted over all kinds.
 
-    They are indices, addresses ("cross.0"; "3" where there is one kind), or kinds
-    ("cross"), which are all layers of them; None means all.
+    Layers are indices, addresses ("cross.0"; "3" if there is one kind), or kinds
+    ("cross") for all layers of a kind; None means all.
     """
     result = None if wanted is None else []
     addresses = [part.address for part in parts]
-    for each in wanted or ():
-        own = [i for i, part in enumerate(parts) if part.kind == each]
-        if not own and isinstance(each, str):
+    for layer in wanted or ():
+        indices = [i for i, part in enumerate(parts) if part.kind == layer]
+        if not indices and isinstance(layer, str):
             with checks.user_mistakes():
-                checks.choice("a layer", each.strip(), addresses)
-            own = [addresses.index(each.strip())]
-        result += own or [each]
+                checks.choice("a layer", layer.strip(), addresses)
+            indices = [addresses.index(layer.strip())]
+        result += indices or [layer]
     return chosen("layers", result, len(parts))

@@ -1,4 +1,4 @@
-"""How good and how fast a model is without some of its heads: the curve of all sizes.
+"""Measures quality and speed of models pruned to all sizes.
 
 N examples, L layers, H heads of a layer.
 """
@@ -65,10 +65,9 @@ class Pruned(results.Result):
     title: str  # the model and the order
     smallest: Subject
     # The whole model, and pruned ones of falling size; the first of these has all heads
-    # where hidden units went.
+    # if hidden units were pruned.
     points: list[Point]
-    # What another order of heads gives at each point, in the metric that is drawn; ()
-    # where none was asked for.
+    # The drawn metric of another order of heads at each point; () without a baseline.
     baseline: tuple[float, ...] = ()
     baseline_name: str = ""  # the name of that order
     file_name = "pruning"
@@ -111,19 +110,19 @@ class Pruned(results.Result):
 
     def text(self) -> str:
         """Writes the table as text, with a legend of its columns."""
-        metric, own = next(x for x in _METRICS if x in self.points[0].metrics), ""
+        metric, legend = next(x for x in _METRICS if x in self.points[0].metrics), ""
         kinds = ", ".join(self.points[0].kinds)
         between_kinds = f", and | between {kinds}" if kinds else ""
         if metric == "drift":
-            own = (
+            legend = (
                 "drift: 1 - cosine of a sentence's vectors, whole and pruned\n"
                 "neighbours: the share of sentences whose nearest other one stays\n"
             )
         if self.baseline:
             spoken = metric.replace("_", " ")
-            own += f"{self.baseline_name}: the {spoken} with heads in that order\n"
+            legend += f"{self.baseline_name}: the {spoken} with heads in that order\n"
         return (
-            f"{self.title}\n\n{self.table().text()}\n\n{own}"
+            f"{self.title}\n\n{self.table().text()}\n\n{legend}"
             "faster: the forward pass, alternating with the whole model\n"
             "ideal: by the number of operations\n"
             "units: the hidden units of all layers\n"
@@ -152,7 +151,7 @@ def sweep(
 ) -> Pruned:
     """Measures models of every size, and draws the curve.
 
-    Options are as in `prune`; `keep` or `metric_drop` says where the curve ends.
+    Options are as in `prune`; `keep` or `metric_drop` sets the end of the curve.
 
     Args:
       subject: The model.
@@ -213,9 +212,10 @@ def points(subjects: Sequence[Subject], names: Sequence[str] = ()) -> list[Point
 
 def _names(layers) -> str:
     """Joins the names of heads, with ";" between layers and "|" between kinds."""
-    own = itertools.groupby(layers, key=lambda layer: layer.kind)
+    by_kind = itertools.groupby(layers, key=lambda layer: layer.kind)
     return "|".join(
-        ";".join(" ".join(map(str, layer.names)) for layer in group) for _, group in own
+        ";".join(" ".join(map(str, layer.names)) for layer in group)
+        for _, group in by_kind
     )
 
 
@@ -225,7 +225,7 @@ def picture(path: Path) -> functools.partial:
     try:
         curve = _curve(text)
     except (LookupError, StopIteration, TypeError, ValueError, csv.Error):
-        raise ConfigError(f"{path} is no curve of pruning.") from None
+        raise ConfigError(f"{path} is not a pruning curve.") from None
     return functools.partial(curves.pruning, **curve, title="Heads kept")
 
 

@@ -1,4 +1,4 @@
-"""Why a head looks where it looks, and what it writes there and reads elsewhere."""
+"""Explains attention: the terms of a head's score, its outputs and its inputs."""
 
 import dataclasses
 import functools
@@ -34,9 +34,9 @@ def why(
     key: int | None = None,
     **options: Any,
 ) -> heads.why.Pairs | heads.why.Cells:
-    """Explains why a head looks there: its score by pairs of components.
+    """Explains why a head looks at a key: its score by pairs of components.
 
-    Inputs are one text, or one row of tokens. A key of None is the one with the
+    Inputs are one text, or one row of tokens. The key defaults to the one with the
     largest weight. Without a layer the largest pairs of all heads are returned.
     Options are as in `heads.why.pairs`, or in `heads.why.cells`.
 
@@ -67,9 +67,9 @@ def writes(
     query: int = -1,
     answer: Any = None,
 ) -> heads.why.Terms:
-    """Splits what a head writes by source position and component.
+    """Splits a head's output by source position and component.
 
-    Arguments are as in `why`; `answer`, a token or its text, asks for its logit.
+    Arguments are as in `why`; with `answer`, a token or its text, it splits its logit.
     """
     batch = given.one(subject, inputs)
     token = None if answer is None else given.one_token(subject.codec, answer)
@@ -84,9 +84,9 @@ def writes(
 
 @verb
 def reads(subject: Subject, examples: Any = EXAMPLES) -> heads.why.Reads:
-    """Measures what each head's queries, keys and values read, over examples.
+    """Measures which components each head's queries, keys and values read.
 
-    These are as in `strongest`; next to it stands the composition from weights.
+    Examples are as in `strongest`; next to it is the composition from weights.
     """
     check_parameters(subject, "reads")
     batches = programs.batches_given(subject, examples, targets=False)
@@ -98,7 +98,7 @@ def reads(subject: Subject, examples: Any = EXAMPLES) -> heads.why.Reads:
 def strongest(
     subject: Subject, layer: int, head: int, examples: Any = 256, *, count: int = 10
 ) -> answers.Strongest:
-    """Finds where in the data a head attends most, of queries that see another key.
+    """Finds where in the data a head attends most, of queries that see several keys.
 
     Args:
       subject: The model.

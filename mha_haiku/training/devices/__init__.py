@@ -1,4 +1,4 @@
-"""Where arrays are and programs run: one device or many, of one process or several.
+"""Placement of arrays and programs: one device or many, in one process or several.
 
 A placement divides the work among devices: `Replicas` the batch only, `Sharded`, a
 mesh, heads and the sequence as well.

@@ -1,8 +1,7 @@
-"""Several processes that run the same program: how they meet, agree and share results.
+"""Several processes that run the same program: they connect, agree and share results.
 
-All processes must call each of these functions, in the same order. With one process
-they return at once. The first process is the one that reads and writes the folder of a
-run.
+All processes must call these functions in the same order. With one process they return
+at once. Only the first process reads and writes the folder of a run.
 """
 
 import json
@@ -17,8 +16,8 @@ import numpy as np
 
 from mha_haiku.core import checks
 
-_HEARTBEAT_SECONDS = 10  # without a heartbeat, until a process counts as dead
-_LEAVE_SECONDS = 60  # that the first to end waits for the others
+_HEARTBEAT_SECONDS = 10  # without a heartbeat until a process counts as dead
+_LEAVE_SECONDS = 60  # for which the first to end waits for the others
 
 
 def join(
@@ -30,13 +29,13 @@ def join(
 ) -> None:
     """Connects to the other processes; call it before any other function of JAX.
 
-    `coordinator` is "host:port" of process 0; None: all three are taken from Slurm,
+    `coordinator` is "host:port" of process 0; by default all three come from Slurm,
     Open MPI or the TPU pod. If the processes do not all come in `timeout` seconds, this
     one ends with status 2 and two lines on stderr; JAX would abort with a stack trace.
 
     Raises:
-      ConfigError: If one of the three is given without the others, or does not fit, or
-        JAX cannot connect.
+      ConfigError: If one of the three is passed without the others, or does not fit,
+        or JAX cannot connect.
     """
     _check(coordinator, num_processes, process_id)
     where = coordinator or "the cluster's coordinator"
@@ -67,8 +66,9 @@ def join(
         jax.devices()
     except (RuntimeError, ValueError) as error:
         raise checks.ConfigError(
-            f"--distributed cannot meet other processes: {' '.join(str(error).split())}"
-            "\nOutside Slurm, Open MPI and TPU pods give --coordinator=host:port, "
+            "--distributed cannot connect to other processes: "
+            f"{' '.join(str(error).split())}\n"
+            "Outside Slurm, Open MPI and TPU pods give --coordinator=host:port, "
             "--num_processes and --process_id."
         ) from error
     finally:
@@ -84,9 +84,9 @@ def exchange(text: str) -> list[str]:
     """Exchanges texts between all processes: the texts of all, in their order."""
     if _is_alone():
         return [text]
-    own = np.frombuffer(text.encode(), np.uint8)
-    sizes = _gathered(np.array([own.size], np.int32))[:, 0]
-    rows = _gathered(np.pad(own, (0, int(sizes.max()) - own.size)))
+    data = np.frombuffer(text.encode(), np.uint8)
+    sizes = _gathered(np.array([data.size], np.int32))[:, 0]
+    rows = _gathered(np.pad(data, (0, int(sizes.max()) - data.size)))
     rows = zip(rows, sizes, strict=True)
     return [row[:size].tobytes().decode() for row, size in rows]
 
@@ -102,8 +102,8 @@ def agree(stops: bool, steps: int) -> tuple[bool, int]:
 def first_does(function: Callable[[], Any]) -> Any:
     """Runs `function()` on the first process; returns its JSON result on all.
 
-    A ConfigError of the first process is raised on all; for any other error of it the
-    others raise RuntimeError.
+    A ConfigError of the first process is raised on all; after any other error there,
+    the others raise RuntimeError.
     """
     if _is_alone():
         return function()
@@ -171,10 +171,10 @@ def _is_alone() -> bool:
 
 
 def _check(coordinator, num_processes, process_id) -> None:
-    given = [coordinator, num_processes, process_id]
-    if given == [None] * 3:
+    arguments = [coordinator, num_processes, process_id]
+    if arguments == [None] * 3:
         return
-    if None in given:
+    if None in arguments:
         raise checks.ConfigError(
             "--coordinator, --num_processes and --process_id go together, got "
             f"{coordinator}, {num_processes} and {process_id}."

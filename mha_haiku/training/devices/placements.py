@@ -34,10 +34,10 @@ class Replicas:
     axis, one entry per device, so that they can be donated to the next call.
 
     Programs of `several` models of one shape have a further axis, of models, on all
-    arrays but the data, over which `jax.vmap` runs them. Where a `while_loop` ends
-    sooner for one model, its state is kept while the others train: a model that is told
-    to stop at the step it is at takes no step, and none of another's numbers, NaN
-    included, reach it.
+    arrays except the data, over which `jax.vmap` runs them. Where a `while_loop` ends
+    sooner for one model, its state is kept while the others train: a model that should
+    stop at its current step takes no step, and no number of another model reaches it,
+    not even NaN.
 
     Example:
       >>> replicas = mh.devices.Replicas(jax.devices()[:2])
@@ -99,7 +99,7 @@ class Replicas:
     def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
         """Makes this device's part of `make(indices)`; only inside a program.
 
-        The indices `[N]` int32 in the global batch are each on exactly one device.
+        An index of the global batch `[N]` int32 is on exactly one device.
         """
         size, rest = divmod(batch_size, len(self.devices))
         if rest:
@@ -124,9 +124,9 @@ class Replicas:
 def make_mesh(
     devices: Sequence[jax.Device], *, heads: int, sequence: int, data: int = -1
 ) -> jax.sharding.Mesh:
-    """Makes the mesh; `heads`, which communicates most, has neighbouring devices.
+    """Makes the mesh; `heads`, which communicates most, has neighboring devices.
 
-    With -1, `data` is what the other two leave.
+    With -1, `data` is the number of devices that the other two leave.
 
     Raises:
       ValueError: If the sizes do not multiply to the number of devices.
@@ -180,7 +180,7 @@ class Sharded:
     ) -> jax.sharding.NamedSharding:
         """Picks the sharding of a parameter, or of the optimizer's moments of it.
 
-        The last two keys of its path in a tree are its module and its name.
+        The last two keys of its path in the tree are its module and its name.
         """
         axes = [None] * len(shape)
         module, name = ["", "", *(str(getattr(key, "key", key)) for key in path)][-2:]
@@ -247,7 +247,7 @@ class Sharded:
 
 
 class _Program:
-    """A jitted function whose returned state has the shardings of the given one."""
+    """A jitted function whose returned state is sharded like its argument."""
 
     def __init__(self, function, everywhere, returns_state):
         self._function = function

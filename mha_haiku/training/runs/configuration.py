@@ -23,34 +23,32 @@ _PARTS = fields.integer(1, 2**20)
 
 
 class TrainingConfig(Section, path="config.training"):
-    """How long a run trains, and what it reports and stores."""
+    """The length of a run, and what the run reports and stores."""
 
     steps: int = field(400, "training steps of the whole run", _STEPS)
     seeds: int = field(
         1,
-        "models that train together, each in a folder of its own: with config.seed, "
+        "models that train together, in separate folders, with config.seed, "
         "config.seed + 1, ...",
         fields.integer(1, 2**10),
     )
     batch_size: int = field(128, "examples of a step, over all devices", _COUNT)
     steps_per_dispatch: int = field(
-        50, "most steps in one call of the compiled program", _COUNT
+        50, "maximum number of steps in one call of the compiled program", _COUNT
     )
     report_every: int = field(50, "steps between reports", _STEPS)
     evaluate_every: int = field(200, "steps between evaluations", _STEPS)
-    evaluation_examples: int = field(
-        1024, "held-out examples that each evaluation takes", _COUNT
-    )
+    evaluation_examples: int = field(1024, "held-out examples per evaluation", _COUNT)
     checkpoint_every: int = field(200, "steps between checkpoints", _STEPS)
     timeline_every: int = field(
         0,
-        "steps between measurements of heads for heads/timeline.png; 0: none",
+        "steps between measurements of heads for heads/timeline.png; 0 for none",
         fields.integer(0, 2**31 - 1),
     )
     samples: int = field(
         1,
         "texts that a causal model of a text, or an encoder-decoder, writes at each "
-        "evaluation; 0: none",
+        "evaluation; 0 for none",
         fields.integer(0, 2**10),
     )
     non_finite: str = field(
@@ -59,7 +57,9 @@ class TrainingConfig(Section, path="config.training"):
         OneOf(("abort", "skip")),
     )
     max_skips: int = field(
-        10, "with skip: most steps skipped in a row; one more ends the run", _STEPS
+        10,
+        "with skip: maximum of skipped steps in a row; one more ends the run",
+        _STEPS,
     )
     tensorboard: bool = field(False, "whether TensorBoard files are written too")
 
@@ -79,17 +79,17 @@ class SavedMapsConfig(Section, path="config.attention"):
     )
     snapshots: int = field(
         0,
-        "reports of a training at which maps of the same examples are saved; 0: none",
+        "reports at which maps of the same examples are saved; 0 for none",
         fields.integer(0, 2**10),
     )
 
 
 class DevicesConfig(Section, path="config.devices"):
-    """How devices divide the work of a run."""
+    """The division of a run's work over devices."""
 
     data: int | None = field(
         None,
-        "parts that each batch is divided into; None: devices / (heads * sequence)",
+        "parts that each batch is divided into; None for devices / (heads * sequence)",
         _PARTS,
     )
     heads: int = field(1, "parts that heads and hidden units are divided into", _PARTS)
@@ -100,7 +100,7 @@ class DevicesConfig(Section, path="config.devices"):
 
     @property
     def divide_models(self) -> bool:
-        """Whether a device has less than a whole model."""
+        """Whether a device holds less than a whole model."""
         return self.heads * self.sequence > 1 or self.shard_parameters
 
 
@@ -118,7 +118,7 @@ class RunConfig(Section, path="config"):
         0, "seed of all random numbers of the run", fields.integer(0, 2**32 - 1)
     )
     init_from: str = field(
-        "", "folder of a run whose parameters this one starts from; empty: random ones"
+        "", "folder of a run whose parameters this one starts from; '' for random ones"
     )
     task: Section
     data: Section
@@ -140,7 +140,7 @@ class RunConfig(Section, path="config"):
     def replace(self, **changes: Any) -> Self:
         """Makes a config with other values; see `Section.replace`.
 
-        Where `task` names another task, options that both tasks have keep their values,
+        If `task` names another task, options that both tasks have keep their values,
         and the others get their defaults.
 
         Raises:
@@ -160,7 +160,7 @@ class RunConfig(Section, path="config"):
 def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
     """Makes the config of a run with the default of every field.
 
-    The task is one of `tasks.names()`, or the file and class of your own, as
+    The task is one of `tasks.names()`, or the file and class of your own task, as
     "mine.py:MyTask"; or a task, for which the model gets enough positions.
 
     Raises:
@@ -231,7 +231,7 @@ def validate_for_task(config: RunConfig, task: tasks.Task) -> None:
 
 
 def check_length(model: ModelConfig, task: tasks.Task) -> None:
-    """Raises ConfigError where the model has fewer positions than a task's examples."""
+    """Raises ConfigError if the model has fewer positions than a task's examples."""
     most = models.max_length(model)
     length = max(task.sequence_length, task.target_length or 0)
     if most is not None and most < length:
@@ -243,7 +243,7 @@ def check_length(model: ModelConfig, task: tasks.Task) -> None:
 
 
 def _check_kind(model, task, example) -> None:
-    """Checks that the model reads what the task gives, and answers what it asks."""
+    """Checks that the model fits the inputs and the targets of the task."""
     families, why, pool = ("encoder", "causal"), "", model.output.pool
     is_whole = example.targets.ndim == 0
     has, pools = "a target for each position", "None"
@@ -293,7 +293,7 @@ def check_devices(
     training: TrainingConfig,
     num_devices: int,
 ) -> None:
-    """Raises ConfigError unless so many devices can share the work of a run.
+    """Raises ConfigError unless `count` devices can share the work of a run.
 
     The sizes of the mesh must multiply to the devices, and divide what they share.
     """
@@ -304,13 +304,13 @@ def check_devices(
     if rest or data * heads * sequence != num_devices:
         given = f"data {shared.data or 'any'} x heads {heads} x sequence"
         raise ConfigError(
-            f"config.devices must multiply to the {num_devices} "
-            f"device{'s' * (num_devices > 1)} there are, got {given} {sequence}."
+            f"config.devices must multiply to the {num_devices} available "
+            f"device{'s' * (num_devices > 1)}, got {given} {sequence}."
         )
     if sequence > 1 and model.family == "encoder_decoder":
         raise ConfigError(
             "config.devices.sequence must be 1 for an encoder_decoder, whose queries "
-            "and keys stand in sequences of two lengths."
+            "and keys are in sequences of two lengths."
         )
     if sequence > 1:
         with checks.user_mistakes():
@@ -337,7 +337,7 @@ def check_devices(
 
 
 def check_sequence(shared: DevicesConfig, length: int) -> None:
-    """Raises ConfigError where the devices cannot share T = `length` positions."""
+    """Raises ConfigError if the devices cannot share T = `length` positions."""
     parts = shared.sequence
     if length % parts:
         why = "be at most" if length < parts else "divide"
@@ -379,9 +379,9 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
 
 
 def of_json(values: dict[str, Any]) -> RunConfig:
-    """Returns the config of values of `to_json`, with defaults where they lack some.
+    """Returns the config of values from `to_json`; missing ones get their defaults.
 
-    A file with a task of the user's is not executed; see `tasks.named_by_a_file`.
+    A file with a user's task is not executed; see `tasks.named_by_a_file`.
     """
     section = values.get("task", {})
     if not isinstance(section, dict):

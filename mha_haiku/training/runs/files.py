@@ -27,7 +27,7 @@ def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Reads the object in a JSON file; None where there is no file."""
+    """Reads the object in a JSON file, or None if there is no file."""
     try:
         path.stat()
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def _read_bytes(path) -> bytes:
 
 
 def _parse(content: bytes) -> list[tuple[int, dict[str, Any] | None]]:
-    """Parses lines: where each ends, and its record, None where it is damaged."""
+    """Parses lines: the end and the record of each, None if it is damaged."""
     lines, end = [], 0
     for text in io.BytesIO(content):
         end += len(text)

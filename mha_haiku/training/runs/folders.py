@@ -57,7 +57,7 @@ class _Text(NamedTuple):
 
 
 class _Whole(NamedTuple):
-    """The content of config.json, but for its sha256."""
+    """The content of config.json, except its sha256."""
 
     form: int
     config: Mapping[str, Any]  # its fields are checked by their own declarations
@@ -87,7 +87,7 @@ class Run(NamedTuple):
     model: models.Model
     params: Any
     step: int
-    # Of model and parameters; None: one device.
+    # Of model and parameters; None for one device.
     placement: devices.Sharded | None = None
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Run(NamedTuple):
         """Makes the first held-out examples, a batch of B = `count`.
 
         Raises:
-          ValueError: If `count` is no integer above 0.
+          ValueError: If `count` is not an integer above 0.
         """
         indices = np.arange(checks.positive_integer("count", count), dtype=np.int32)
         return evaluation.held_out_batch(
@@ -110,7 +110,7 @@ class Run(NamedTuple):
         )
 
     def looped(self) -> "Run":
-        """Unstacks the layers of the run, so that each can be reached."""
+        """Unstacks the layers of the run, so that they can be accessed one by one."""
         if not self.config.model.scan_layers:
             return self
         config = self.config.replace(model=dict(scan_layers=False))
@@ -137,7 +137,7 @@ def of_runs(
 
 @contextlib.contextmanager
 def not_left_empty(workdir: str | os.PathLike) -> Iterator[None]:
-    """Removes at the end the folders that were made while entered and are empty."""
+    """Removes on exit the folders that were made while entered and are empty."""
     root = checks.as_path(workdir)
     made = [path for path in (root, *root.parents) if not os.path.lexists(path)]
     try:
@@ -151,8 +151,8 @@ def not_left_empty(workdir: str | os.PathLike) -> Iterator[None]:
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     """Opens the folder to train in; creates it if it is missing.
 
-    For a new run (`is_new`) it may have a checkpoint of step 0 without a config.json,
-    as a kill leaves it.
+    The folder of a new run (`is_new`) may have a checkpoint of step 0 without a
+    config.json, which a kill leaves.
     """
     root = checks.as_path(workdir)
     try:
@@ -179,13 +179,13 @@ def load_run(
 ) -> Run:
     """Loads config, task, model and parameters of a run, of its newest step by default.
 
-    With `trust_code` the file of a task that is not of this package is executed; this
-    process can read all runs of that file then.
+    With `trust_code` the file of a task from outside of this package is executed; then
+    this process can read all runs of that file.
 
     Raises:
       ConfigError: If there is no run, or no checkpoint of that step, or it is damaged;
-        if there are runs of several seeds, each in a folder of its own; or if the file
-        of a task of your own has changed, or would be executed without `trust_code`.
+        if there are runs of several seeds, in separate folders; or if the file of your
+        own task has changed, or would be executed without `trust_code`.
 
     Example:
       >>> mh.runs.load_run("runs/reverse")
@@ -198,8 +198,8 @@ def load_run(
     def read_here():
         if changed := changed_task(folder):
             raise ConfigError(
-                f"{changed}, and the run in {folder.root} was of the old one.\n"
-                "Give that back, or train on with --override_config."
+                f"{changed}; the run in {folder.root} used the old one.\n"
+                "Restore it, or train on with --override_config."
             )
         return (config := read_config(folder)) and config.to_json()
 
@@ -209,11 +209,11 @@ def load_run(
     if config is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
     if config.training.seeds > 1:
-        own = [each.root for _, each in of_runs(folder, config)]
+        roots = [run_folder.root for _, run_folder in of_runs(folder, config)]
         raise ConfigError(
             f"{folder.root} holds a run for each of several seeds: "
-            f"{checks.listed([root.name for root in own])}.\n"
-            f"Name one of them, as {own[0]}."
+            f"{checks.listed([root.name for root in roots])}.\n"
+            f"Name one of them, as {roots[0]}."
         )
     stored = []
 
@@ -239,14 +239,14 @@ def check_layers(
     stored: checkpoints.Checkpoints,
     step: int | None = None,
 ) -> None:
-    """Raises ConfigError where a config has more layers than a checkpoint."""
+    """Raises ConfigError if a config has more layers than a checkpoint."""
     count = model.num_layers + models.num_decoder_layers(model)
     name, is_scanned = "config.model.num_layers", model.scan_layers
     stored.check_layers(name, count, is_scanned=is_scanned, step=step)
 
 
 def shared_kept(folder: Folder) -> tasks.Kept | None:
-    """Reads what a run stored of its task, on all processes; None: nothing."""
+    """Reads what a run stored of its task, or None, on all processes."""
     read = []
 
     def read_here():
@@ -297,7 +297,7 @@ def abstract_state(
 
 
 def read_config(folder: Folder) -> configuration.RunConfig | None:
-    """Reads the config of the run in the folder; None for a new run."""
+    """Reads the config of the run in the folder, or None for a new run."""
     saved = _read_whole(folder)
     if saved is None:
         return None
@@ -310,7 +310,7 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
 
 
 def _verified(path, sha256) -> bytes | None:
-    """Reads a file, and checks its sha256; None: it has none."""
+    """Reads a file and checks its sha256; returns None if it has none."""
     if sha256 is None:
         return None
     try:
@@ -323,7 +323,7 @@ def _verified(path, sha256) -> bytes | None:
 
 
 def changed_task(folder: Folder) -> str | None:
-    """Checks whether the file of the run's task has changed: a message, else None."""
+    """Returns a message if the file of the run's task has changed, else None."""
     saved = _read_whole(folder) or {}
     if (before := saved.get("task_sha256")) is None:
         return None
@@ -339,7 +339,7 @@ def write_config(
     used: Sequence[jax.Device],
     task: tasks.Task | None = None,
 ) -> None:
-    """Writes config.json, and what the task keeps to tokenizer.json and data.npz."""
+    """Writes config.json, and the task's data to tokenizer.json and data.npz."""
     import haiku
     import jaxlib
 
@@ -386,13 +386,13 @@ def write_run(
 ) -> Path:
     """Writes parameters as a new run at step 0, ready for training; returns its folder.
 
-    Where it fails or is interrupted, nothing of it is left. What a killed process has
-    left is replaced: config.json is written last.
+    If it fails or is interrupted, it leaves nothing. Files that a killed process has
+    left are replaced: config.json is written last.
     """
     check_free(workdir)
     folder = Folder(checks.as_path(workdir))
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
-    own = [path for path in (folder.tokenizer, folder.data) if not path.exists()]
+    made = [path for path in (folder.tokenizer, folder.data) if not path.exists()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(not_left_empty(folder.root))
         open_folder(folder.root, is_new=True)
@@ -404,21 +404,21 @@ def write_run(
             write_config(folder, config, jax.local_devices(), task)
         except BaseException:  # Ctrl-C too
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
-            for path in own:
+            for path in made:
                 path.unlink(missing_ok=True)
             raise
     return folder.root
 
 
 def _read_whole(folder) -> dict[str, Any] | None:
-    """Reads and verifies all that `write_config` wrote; None if there is no file."""
+    """Reads and verifies the files of `write_config`, or None without a config."""
     saved = files.read_json(folder.config)
     if saved is None:
         return None
     digest = saved.pop("sha256", None)
     if digest != _digest(saved):
         raise ConfigError(
-            f"{folder.config} is not as it was written: its sha256 is another.\n"
+            f"{folder.config} is not as it was written: its sha256 differs.\n"
             "Put back a copy of it, or take another workdir."
         )
     if saved.get("form") != _FORM:

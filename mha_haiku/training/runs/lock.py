@@ -27,7 +27,7 @@ def held(path: Path) -> Iterator[None]:
     if before is not None and before["host"] != host:
         _logger.warning(
             f"{path} is of process {before['pid']} on {before['host']}, "
-            f"which left it without letting go; it is taken over."
+            "which ended without releasing it; it is taken over."
         )
     text = json.dumps({"pid": os.getpid(), "host": host}).encode()
     os.ftruncate(descriptor, 0)
@@ -35,13 +35,13 @@ def held(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Removed while it is locked, so that it cannot be another process's file.
+        # Removed while locked, so that it cannot be another process's file.
         path.unlink(missing_ok=True)
         os.close(descriptor)
 
 
 def _locked(path) -> int | None:
-    """Opens and locks the file; None: another process removed it in between."""
+    """Opens and locks the file; returns None if another process has removed it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,14 +53,14 @@ def _locked(path) -> int | None:
         raise ConfigError(
             f"workdir {path.parent} is in use: process {owner['pid']} on "
             f"{owner['host']} trains in it.\n"
-            "Let it end, or take another workdir."
+            "Wait for its end, or take another workdir."
         ) from None
     except FileNotFoundError:  # removed, and not there again
         pass
     except OSError as error:  # a file system without locks
         _logger.warning(
-            f"{path.parent} cannot be locked ({error.strerror}): see to it "
-            f"that only one process trains in it."
+            f"{path.parent} cannot be locked ({error.strerror}): make sure that only "
+            "one process trains in it."
         )
         return descriptor
     os.close(descriptor)

@@ -35,14 +35,14 @@ _logger = logging.getLogger("mha_haiku")
 
 
 class Observer:
-    """Is called with the parameters of a run while it trains; meant for subclasses too.
+    """Receives the parameters during training. Pass a callback, or subclass it.
 
-    `look`, or a function given in its place, is called every `every` steps (0: never),
-    before the first step and after the last. Of runs that train together each has a
-    copy of its own, made before `begin`.
+    `look`, or the callback instead, is called every `every` steps (0: never), before
+    the first step and after the last. Runs that train together have separate copies of
+    the observer, made before `begin`.
 
     Raises:
-      ValueError: If `every` is no integer of at least 0.
+      ValueError: If `every` is not an integer of at least 0.
 
     Example:
       >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
@@ -65,19 +65,19 @@ class Observer:
         task: tasks.Task,
         step: int,
     ) -> None:
-        """Is called before the first `look`, with the step at which the run starts."""
+        """Called before the first `look`, with the step at which the run starts."""
 
     def wants(self, step: int) -> bool:
         """Returns whether `look` is called at a due step; the same in all processes."""
         return True
 
     def look(self, step: int, params: Any) -> None:
-        """Is called on the first process, with host arrays."""
+        """Called on the first process, with host arrays."""
         if self._look is not None:
             self._look(step, params)
 
     def end(self) -> None:
-        """Is called when the run ends, however it ends."""
+        """Called when the run ends, however it ends."""
 
 
 def train(
@@ -91,21 +91,21 @@ def train(
 ) -> opening.Summary | opening.SeedsSummary:
     """Trains a model, or resumes the run in `workdir`; returns its summary.json.
 
-    With several `config.training.seeds` it trains as many, in one program and each in
-    a folder of its own, `seed_0` and so on. One that fails does not stop the others.
+    With several `config.training.seeds` it trains as many models in one program, in
+    folders `seed_0` and so on. A model that fails does not stop the others.
 
     A run that is killed and started again ends with the same parameters, bit for bit,
-    as one that was not. A run that has ended stays as it is. The first SIGINT or
+    as one that was not. A run that has ended is not changed. The first SIGINT or
     SIGTERM saves a checkpoint and returns; the second raises KeyboardInterrupt.
 
     Args:
-      config: A whole config.
+      config: A complete config.
       workdir: The run's folder.
-      task: The task, in place of the one that `config.task` and `config.data` describe.
+      task: The task, instead of the one that `config.task` and `config.data` describe.
       override_config: Whether to resume even if the config, or the text that it names,
         differs from the run's.
-      observers: Observers of the run; with several processes the same on all.
-      devices: The devices that divide the work; None: all devices of all processes.
+      observers: Observers of the run; the same on all processes.
+      devices: The devices that divide the work. Defaults to all of all processes.
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
@@ -131,14 +131,14 @@ def train(
             stack, config, workdir, override_config=override_config
         )
         root = folders.Folder(checks.as_path(workdir))
-        if all(each.finished for each in opened):
+        if all(run.finished for run in opened):
             summary = opening.whole({x.config.seed: x.finished for x in opened}, {})
             if cluster.is_first():
                 print(f"The run in {root.root} has ended at step {summary.steps}.")
             return summary
         placement = configuration.make_placement(config, devices)
-        given = None if task is None else task.keep()
-        made = _make_task(config, opened, given, override_config)
+        kept = None if task is None else task.keep()
+        made = _make_task(config, opened, kept, override_config)
         return _run(config, root, opened, placement, observers, *made, started)
 
 
@@ -180,12 +180,12 @@ def train_seeds(
 ) -> list[Trained]:
     """Trains a config with `seeds` seeds, from `config.seed` on, in one program.
 
-    Options are as for `train`; in place of a `workdir` None is a temporary
-    folder, of which nothing is left. The runs share one model and one task, so that
-    what is compiled for the model of one serves all.
+    Options are as for `train`; without a `workdir` the runs are in a temporary folder,
+    which is removed. The runs share one model and one task, and so all compiled
+    programs.
 
     Raises:
-      ValueError: If `seeds` is no integer above 0; and what `train` raises.
+      ValueError: If `seeds` is not an integer above 0; and what `train` raises.
       KeyboardInterrupt: If training is interrupted; in a `workdir` it is resumed.
       NonFiniteLossError: If a run failed; the others are in `workdir`.
 
@@ -210,21 +210,21 @@ def train_seeds(
             )
         trained = [
             Trained(
-                own.seed,
+                run_config.seed,
                 folders.load_run(folder.root),
                 metrics_log.read(folder.metrics),
             )
-            for own, folder in folders.of_runs(root, config)
+            for run_config, folder in folders.of_runs(root, config)
         ]
     shared = dict(model=trained[0].run.model, task=trained[0].run.task)
-    return [each._replace(run=each.run._replace(**shared)) for each in trained]
+    return [result._replace(run=result.run._replace(**shared)) for result in trained]
 
 
 def _make_task(
     config, opened, given, override_config
 ) -> tuple[tasks.Task, warm_start.Source | None]:
-    """Makes the task, of what the runs have kept of it, and what they start from."""
-    begun = [each for each in opened if each.stored.latest() is not None]
+    """Makes the task from the runs' data, and loads the run that they start from."""
+    begun = [run for run in opened if run.stored.latest() is not None]
     kept, source = None, None
     if config.init_from and len(begun) < len(opened):
         source = warm_start.load(config)
@@ -266,7 +266,7 @@ def _run(
                 model.log = stack.enter_context(_open_log(model.run, name, trainer))
             trainer.console = stack.enter_context(
                 metrics_log.Console(
-                    start=min(each.stored.latest() or 0 for each in opened),
+                    start=min(run.stored.latest() or 0 for run in opened),
                     steps=steps,
                     baseline=task.baseline,
                     baseline_name=task.baseline_name,
@@ -380,9 +380,9 @@ def _take_steps(trainer, is_requested) -> None:
 
 
 def _is_due(step: int, every: int, training: configuration.TrainingConfig) -> bool:
-    """Checks whether what is done `every` steps is due; the first step is, as the last.
+    """Checks whether an action of `every` steps is due; always at first and last steps.
 
-    It depends on the step alone, so that a resumed run reports, evaluates, saves and
+    It depends only on the step, so that a resumed run reports, evaluates, saves and
     observes at the same steps as an uninterrupted one.
     """
     return step % every == 0 or step == training.steps
@@ -413,7 +413,7 @@ def _next_stop(trainer, most) -> int:
         training.report_every,
         training.evaluate_every,
         training.checkpoint_every,
-        *(each.every for model in trainer.models for each in model.observers),
+        *(observer.every for model in trainer.models for observer in model.observers),
     )
     step, most = trainer.step, min(training.steps_per_dispatch, most)
     due = min((step // every + 1) * every for every in marks)

@@ -76,10 +76,9 @@ class MetricsLog(files.LineWriter):
 class Console(progress.Bar):
     """Shows the metrics of a run, or of several that train together, as they arrive.
 
-    On a terminal a bar on stderr shows the progress, elsewhere each report prints a
-    line on stdout with the time left; everywhere each evaluation prints a line on
-    stdout, next to the task's baselines. Of several runs it shows the mean, and the
-    range in brackets.
+    On a terminal a bar on stderr shows the progress, elsewhere a report prints a line
+    on stdout with the time left. An evaluation always prints a line on stdout, with the
+    task's baselines. For several runs it shows the mean, and the range in brackets.
     """
 
     tell = staticmethod(progress.tell)
@@ -95,12 +94,12 @@ class Console(progress.Bar):
         self.update(step - self.n)
 
     def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:
-        """Shows one report, of each run; see `MetricsLog.report`."""
+        """Shows one report of every run; see `MetricsLog.report`."""
         self.reach(step)
         place = f"step {step:>{len(str(self.total))}}/{self.total}"
         metrics = {
-            name: [each[name] for each in metrics if name in each]
-            for name in dict.fromkeys(name for each in metrics for name in each)
+            name: [numbers[name] for numbers in metrics if name in numbers]
+            for name in dict.fromkeys(name for numbers in metrics for name in numbers)
         }
         rates = metrics.get("examples_per_second", [])
         rate = [f"{sum(rates):,.0f} examples/s"] if rates else []  # of all together
@@ -122,7 +121,7 @@ class Console(progress.Bar):
 
 
 class Silent:
-    """The null object of `MetricsLog` and `Console`, where another process has them."""
+    """The null object of `MetricsLog` and `Console` on other processes."""
 
     def report(self, *arguments: Any, **options: Any) -> None:
         """Does nothing."""
@@ -152,10 +151,10 @@ def events_of_steps(
 ) -> list[dict[str, Any]]:
     """Lists the events of one dispatch, in order, as lines of metrics.jsonl.
 
-    Event "not_finite" has "what" ("loss" or "gradient") and "skipped", the steps that
-    were skipped so far; "loss_spike" has the "loss" and its "deviations" from the mean
-    of the window, which it must exceed by `least_rise` nats, too; see `health`.
-    `first` steps were taken before the dispatch, `skipped` of them skipped.
+    Event "not_finite" has "what" ("loss" or "gradient") and "skipped", the number of
+    skipped steps so far; "loss_spike" has the "loss" and its "deviations" from the mean
+    of the window, which it must also exceed by `least_rise` nats; see `health`. Before
+    the dispatch `first` steps were taken, of which `skipped` were skipped.
     """
     events = []
     jumped = (report.deviations > health.SPIKE) & (report.rise > least_rise)

@@ -1,4 +1,4 @@
-"""How a run starts: one process opens its folder, and all resume where it stopped."""
+"""Starts a run: one process opens its folder, and all resume where it stopped."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from mha_haiku.training.runs import checkpoints, configuration, files, folders, 
 
 
 class Summary(NamedTuple):
-    """How a run ended; the content of summary.json.
+    """The end of a run: the content of summary.json.
 
     Example:
       >>> config = mh.runs.load_run("runs/reverse").config
@@ -38,9 +38,9 @@ class Summary(NamedTuple):
 
 
 class SeedsSummary(NamedTuple):
-    """How runs of several seeds ended that trained together; their summary.json.
+    """The end of runs of several seeds that trained together: their summary.json.
 
-    Each has a `Summary` in its own folder; the fields of that name are of all of them.
+    Each seed's folder has a `Summary`; fields with the same names summarize all seeds.
 
     Example:
       >>> config = mh.runs.default_config("reverse")
@@ -52,7 +52,7 @@ class SeedsSummary(NamedTuple):
     """
 
     seeds: list[int]
-    failed: dict[str, str]  # by seed: why it has not come to the end
+    failed: dict[str, str]  # by seed: why it did not finish
     steps: int  # the fewest, of those that did not fail
     metrics: dict[str, float]  # means over the seeds that did not fail
     spread: dict[str, float]  # standard deviations, of two seeds at least
@@ -78,7 +78,7 @@ class Opened(NamedTuple):
 
 
 def _check_same(config: dict[str, Any]) -> None:
-    """Raises ConfigError, on all processes, where they have different configs."""
+    """Raises ConfigError on all processes if they have different configs."""
     first, *others = map(json.loads, cluster.exchange(json.dumps(config)))
     for i, other in enumerate(others, start=1):
         if lines := configuration.difference(first, other):
@@ -95,7 +95,7 @@ def open_runs(
     *,
     override_config: bool,
 ) -> list[Opened]:
-    """Opens the folder of each run that a config describes, on the first process.
+    """Opens the folders of all runs that a config describes, on the first process.
 
     They are locked until the stack closes. All processes raise ConfigError if the
     config does not fit; see `loop.train`.
@@ -110,8 +110,8 @@ def open_runs(
     if config.training.seeds > 1:
         cluster.first_does(open_root)
     return [
-        _open_run(stack, own, folder, override_config)
-        for own, folder in folders.of_runs(root, config)
+        _open_run(stack, run_config, folder, override_config)
+        for run_config, folder in folders.of_runs(root, config)
     ]
 
 
@@ -151,28 +151,30 @@ def whole(
     summaries = dict(sorted(summaries.items()))
     ended = list(summaries.values())
     names = [name for name in ended[0].metrics if all(name in x.metrics for x in ended)]
-    values = {name: [each.metrics[name] for each in ended] for name in names}
+    values = {name: [summary.metrics[name] for summary in ended] for name in names}
     return SeedsSummary(
         seeds=sorted([*summaries, *failed]),
         failed={str(seed): why for seed, why in failed.items()},
-        steps=min(each.steps for each in ended),
+        steps=min(summary.steps for summary in ended),
         metrics={name: statistics.fmean(x) for name, x in values.items()},
         spread={name: statistics.stdev(x) for name, x in values.items() if len(x) > 1},
         each={str(seed): x.metrics for seed, x in summaries.items()},
         baseline=ended[0].baseline,
         baseline_name=ended[0].baseline_name,
-        interrupted=any(each.interrupted for each in ended),
-        resumed_from=min(each.resumed_from for each in ended),
-        skipped_steps=sum(each.skipped_steps for each in ended),
-        wall_seconds=max(each.wall_seconds for each in ended),
-        compile_seconds=max(each.compile_seconds for each in ended),
-        steps_per_second=statistics.fmean(each.steps_per_second for each in ended),
-        examples_per_second=sum(each.examples_per_second for each in ended),
+        interrupted=any(summary.interrupted for summary in ended),
+        resumed_from=min(summary.resumed_from for summary in ended),
+        skipped_steps=sum(summary.skipped_steps for summary in ended),
+        wall_seconds=max(summary.wall_seconds for summary in ended),
+        compile_seconds=max(summary.compile_seconds for summary in ended),
+        steps_per_second=statistics.fmean(
+            summary.steps_per_second for summary in ended
+        ),
+        examples_per_second=sum(summary.examples_per_second for summary in ended),
     )
 
 
 def _open_folder(stack, folder, *seeds) -> configuration.RunConfig | None:
-    """Opens and locks a folder of `seeds`: so many, from this one on.
+    """Opens and locks a folder of `seeds`, their number and the first of them.
 
     Returns the config of the run in it.
     """
@@ -201,7 +203,7 @@ def _check_unchanged(folder, saved, config, override, latest) -> bool:
     lines = configuration.difference(saved.to_json(), config.to_json())
     # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
-    if latest == 0:  # of parameters alone, how they are trained is still open
+    if latest == 0:  # only parameters: how they are trained is still open
         fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
         override = override or not any(line.startswith(fixed) for line in lines)
     if config.task.name == saved.task.name:

@@ -14,11 +14,11 @@ _TIMES = "{elapsed} elapsed, {remaining} left"
 
 
 class Bar(tqdm.tqdm):
-    """Progress towards a known total, on stderr.
+    """Progress toward a known total, on stderr.
 
     On a terminal it is tqdm's bar; in a pipe or a file it prints a line every ten
-    seconds, with the time elapsed and the time left. What happens before the first
-    `update`, such as a compilation, is in no time and no rate.
+    seconds, with the time elapsed and the time left. Work before the first `update`,
+    such as a compilation, does not count in times and rates.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Bar(tqdm.tqdm):
     ):
         """Opens the bar, which counts from `start` to `total`, and starts its clock.
 
-        `doing` is what happens until the first `update`, such as "compiling". With
-        `leave` the bar stays on the terminal. Without `prints` the caller prints its
-        own lines where there is no terminal.
+        `doing` describes the work until the first `update`, such as "compiling". With
+        `leave` the bar stays on the terminal. Without `prints` the caller prints lines
+        where there is no terminal.
         """
         self.is_drawn = sys.stderr.isatty()
         self._doing = bool(doing)
@@ -98,7 +98,7 @@ class _Lines:
 
 
 def over(items: Iterable[Any], *, name: str, unit: str = "step") -> Iterator[Any]:
-    """Yields items of known number, and shows how many are done; see `Bar`."""
+    """Yields a known number of items, and shows how many are done; see `Bar`."""
     with Bar(len(items), unit=unit, name=name, doing="compiling") as bar:
         for item in items:
             yield item
@@ -112,7 +112,7 @@ def say(what: str) -> None:
 
 @contextlib.contextmanager
 def during(what: str) -> Iterator[None]:
-    """Says what is done while entered, if that takes long."""
+    """Shows what is being done while entered, if that takes long."""
     timer = threading.Timer(_SECONDS_BEFORE_A_WORD, say, [what])
     timer.daemon = True
     timer.start()

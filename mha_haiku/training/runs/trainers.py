@@ -1,6 +1,6 @@
 """The `Trainer` of a run: its state, compiled programs, reports and checkpoints.
 
-Runs that differ in their seeds alone can share one, whose programs are of all of them.
+Runs that differ only in their seeds can share a trainer, which trains them all at once.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ def _restored(stored, abstract, transformation) -> stepping.TrainState:
 
 
 def _state_of(params, transformation) -> stepping.TrainState:
-    """Makes the state before the first step, with these parameters, on the host."""
+    """Makes the state before the first step from parameters, on the host."""
     return jax.tree.map(np.asarray, stepping.state_of(params, transformation))
 
 
@@ -56,13 +56,13 @@ def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         memory = pages * jax.process_count()
     else:
-        limits = (each.memory_stats() or {} for each in jax.local_devices())
+        limits = (device.memory_stats() or {} for device in jax.local_devices())
         memory = sum(x.get("bytes_limit", math.inf) for x in limits)
         memory *= jax.process_count()
     if size > memory:
         raise ConfigError(
             f"config.model and config.optimizer must fit into {memory / 2**30:.3g} GiB "
-            "of memory; the parameters and what the optimizer keeps of them take "
+            "of memory; the parameters and the optimizer's state take "
             f"{size / 2**30:.3g} GiB."
         )
 
@@ -70,8 +70,8 @@ def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
 class Window:
     """Sums over the steps since the last report.
 
-    The finite steps are added one by one in float64: the bits depend neither on how
-    steps are divided into dispatches, nor on interruptions.
+    The finite steps are added one by one in float64, so the bits depend neither on
+    the division into dispatches nor on interruptions.
     """
 
     def __init__(self, numbers: Mapping[str, float] | None = None):
@@ -126,7 +126,7 @@ class Model:
     def take(
         self, report: stepping.Report, state: Any, max_skips: int, seconds: float
     ) -> int:
-        """Takes note of a dispatch, whose steps it logs and returns the number of."""
+        """Logs the steps of a dispatch, and returns their number."""
         first, self.step = self.step, int(state.step)
         taken = self.step - first
         if not taken:
@@ -169,11 +169,11 @@ class Model:
 
 
 class Trainer:
-    """Takes steps, reports and saves, of one model or several; `loop.py` decides when.
+    """Takes steps, reports and saves, for one model or several; `loop.py` decides when.
 
-    Each starts from the newest of its checkpoints, or else from `source` or its seed.
-    Models may be at different steps where a run was killed while it saved: those that
-    are behind catch up. One that fails stays behind; the others continue.
+    A model starts from the newest of its checkpoints, or else from `source` or its
+    seed. Models may be at different steps if a run was killed while it saved: models
+    that are behind catch up. A model that fails stays behind; the others continue.
     """
 
     def __init__(
@@ -269,12 +269,12 @@ class Trainer:
     def take_steps(self, stop: int) -> None:
         """Trains up to the step `stop`, or as far as one dispatch goes.
 
-        A model fails where more losses or gradients in a row are not finite than the
-        config allows; nothing of it is saved then. NonFiniteLossError if none is left.
+        A model fails if more losses or gradients in a row are not finite than the
+        config allows; then it is not saved. NonFiniteLossError if no model is left.
         """
         stops = [
-            np.int32(each.step if each.failure else max(each.step, stop))
-            for each in self.models
+            np.int32(model.step if model.failure else max(model.step, stop))
+            for model in self.models
         ]
         before = time.perf_counter()
         self.state, report = self.dispatch(
@@ -283,9 +283,10 @@ class Trainer:
         reports = self._fetch(report)
         seconds = time.perf_counter() - before
         self.seconds += seconds
-        each = zip(self.models, reports, self._numbers(), strict=True)
+        results = zip(self.models, reports, self._numbers(), strict=True)
         taken = [
-            model.take(x, state, self._max_skips, seconds) for model, x, state in each
+            model.take(x, state, self._max_skips, seconds)
+            for model, x, state in results
         ]
         affordable = int(_SECONDS_PER_DISPATCH * max(taken) / seconds)
         self.affordable_steps = max(1, affordable)
@@ -296,7 +297,7 @@ class Trainer:
     def report(self, *, is_evaluated: bool) -> None:
         """Logs the means since the last report, with an evaluation if asked.
 
-        They are of the models that the last dispatch has moved, as is what is saved.
+        Only models that the last dispatch has moved are reported, and saved.
         """
         for model in self.moved:
             model.close_window()
@@ -308,7 +309,7 @@ class Trainer:
         self.console.report(self.step, [model.metrics for model in self.moved])
 
     def complete(self) -> None:
-        """Evaluates the models that have come here without a report."""
+        """Evaluates the models that reached this step without a report."""
         if without := [x for x in self.models if not (x.metrics or x.failure)]:
             self._evaluate(without)
 
@@ -319,7 +320,7 @@ class Trainer:
     def save(self) -> None:
         """Starts to save checkpoints, with the held-out loss of a report at this step.
 
-        Between reports, with what the next one will need of the steps before.
+        Between reports, it also saves the sums that the next report will need.
         """
         for model, state in self._of_moved(self.state):
             if model.window.numbers["steps"]:
@@ -330,13 +331,13 @@ class Trainer:
 
     def _evaluate(self, of: Sequence[Model]) -> None:
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
-        for model, own in zip(self.models, self._fetch(sums), strict=True):
+        for model, model_sums in zip(self.models, self._fetch(sums), strict=True):
             if model in of:
-                model.evaluate(own)
+                model.evaluate(model_sums)
         self._drop_failed()
 
     def _fetch(self, tree: Any) -> list[Any]:
-        """Fetches what a program returned for each model, as host arrays."""
+        """Fetches a program's results for each model, as host arrays."""
         tree, count = self.placement.fetch(tree), np.size(self.seeds)
         if count == 1:
             return [tree]
@@ -348,7 +349,7 @@ class Trainer:
 
     def _of_moved(self, tree) -> list[tuple[Model, Any]]:
         pairs = zip(self.models, self._fetch(tree), strict=True)
-        return [(model, own) for model, own in pairs if model in self.moved]
+        return [(model, state) for model, state in pairs if model in self.moved]
 
     def _drop_failed(self) -> None:
         failed = [model for model in self.moved if model.failure]
@@ -370,7 +371,7 @@ def joined(trees: Sequence[Any]) -> Any:
 
 
 def _restored_window(stored) -> Window:
-    """Restores the window at the newest checkpoint, empty where a report ended it."""
+    """Restores the window at the newest checkpoint, empty if a report ended it."""
     numbers = devices.cluster.first_does(lambda: stored.window())
     window = Window(numbers)
     try:

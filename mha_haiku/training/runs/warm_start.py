@@ -1,7 +1,7 @@
 """A run that starts from the parameters of another: `config.init_from`.
 
-Embeddings and layers are taken; what predicts is taken where it has the same classes,
-and is new elsewhere. The other run is read once, before the first step.
+Embeddings and layers are copied; the logits are copied if they have the same classes,
+and are new otherwise. The other run is read once, before the first step.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def load(config: configuration.RunConfig) -> Source:
     own, its = (getattr(x.data, "tokenizer", None) for x in (config, run.config))
     has, name = None, run.config.task.name
     if kept is not None and its is None and config.task.name != name:
-        has = f"tokens of the task {name!r} alone"
+        has = f"only tokens of the task {name!r}"
     elif own != its:
         has = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
         has += f", and this run has {repr(own) if own else 'none'}"
@@ -75,7 +75,7 @@ def params(
 ) -> Params:
     """Chooses the parameters to start with.
 
-    A table of tokens may have more or fewer rows than the other run's, as for
+    A table of tokens may have more or fewer rows than the other run's table, as for
     [MASK] or [CLS]: with the same tokenizer, the rows of its tokens come first.
     """
     is_scanned = config.model.scan_layers
@@ -108,7 +108,7 @@ def _shapes(params, left_out) -> dict[str, tuple[int, ...]]:
 
 
 def _with_rows_of(its, own) -> dict[str, np.ndarray]:
-    """Makes tables with as many rows as `own`: the rows of `its`, then of `own`."""
+    """Makes tables of the size of `own`: the rows of `its`, then of `own`."""
     widths, other = ({k: np.shape(x)[1:] for k, x in y.items()} for y in (own, its))
     if widths != other:
         return its

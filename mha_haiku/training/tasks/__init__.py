@@ -1,4 +1,4 @@
-"""Tasks: one per file, made by name; or of the user's own data."""
+"""Tasks: one per file, made by name; or made of the user's data."""
 
 import dataclasses
 import os
@@ -69,7 +69,7 @@ _TASKS = {
 }
 
 
-# In configs by their names, too, but made by `from_arrays` and `from_examples` alone.
+# Named in configs, too, but made only by `from_arrays` and `from_examples`.
 _OF_OWN_DATA = own_data.TASKS
 
 
@@ -86,7 +86,7 @@ def names() -> tuple[str, ...]:
 def options(name: str) -> dict[str, dict[str, fields.Field]]:
     """Lists the fields that a task has in `config.task` and in `config.data`.
 
-    The name is one of `names()`, or the file and class of a task of your own,
+    The name is one of `names()`, or the file and class of your own task,
     "mine.py:MyTask"; ConfigError if there is no such task.
 
     Example:
@@ -125,7 +125,7 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
     is what `Task.keep` returned when a run with this task began.
 
     Raises:
-      ConfigError: If there is no such task or option, or the task refuses a value.
+      ConfigError: If there is no such task or option, or a value is invalid.
 
     Example:
       >>> mh.tasks.make("modular_addition", modulus=11)
@@ -160,7 +160,7 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
 
     Raises:
       ConfigError: If the text cannot be read or is too short, there is no such option,
-        or it does not take the value.
+        or a value is invalid.
 
     Example:
       >>> import pathlib
@@ -179,7 +179,7 @@ def register(task: type[Task]) -> str:
     A class in a file is named "mine.py:MyTask" and needs no registration.
 
     Raises:
-      ConfigError: If it is no frozen dataclass with all that a task needs.
+      ConfigError: If it is not a frozen dataclass with everything that a task needs.
 
     Example:
       >>> import dataclasses
@@ -223,6 +223,6 @@ def of_name(name: str) -> type[Task]:
         checks.choice("config.task.name", name, names())
     except ValueError as error:
         raise checks.ConfigError(
-            f"{error}\nOne of your own is named by its file and class, mine.py:MyTask."
+            f"{error}\nYour own task is named by its file and class, mine.py:MyTask."
         ) from error
     return task_files.of_project(name)

@@ -12,7 +12,7 @@ from mha_haiku.training.tasks import base, sampling
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AssociativeRecall(base.UniformTask):
-    """First key-value pairs with keys that are all different, then queries: keys alone.
+    """Key-value pairs with distinct keys, then queries, which are keys only.
 
     The target of a query is the value that followed its key. Keys, values and queries
     are uniform; a key may be queried more than once. Example, T = 8 with 3 pairs:

@@ -1,7 +1,7 @@
-"""What a task is: examples from PRNG keys, a metric, its chance level, and labels.
+"""Tasks: examples from PRNG keys, a metric, its chance level, and labels.
 
 Dimensions: `B` batch, `T` positions, `D` width of the features, `C` classes. Where a
-sequence is turned into another one, the source has `S` positions and the target `T`.
+sequence is mapped to another one, the source has `S` positions and the target `T`.
 """
 
 import abc
@@ -32,25 +32,25 @@ class Example(NamedTuple):
 
     # `[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source.
     inputs: jax.Array
-    # `[T]` int32 class of each position; `[]` int32 where there is one: the class of
-    # the whole example, of a set task the index in the set.
+    # `[T]` int32 class of each position; or `[]` int32, the class of the whole example
+    # or, in a set task, the index in the set.
     targets: jax.Array
-    weights: jax.Array  # shaped like `targets`, float32: 0 where one does not count
-    lengths: jax.Array | None = None  # `[]` int32, valid inputs; None: all are valid
-    # `[T]` int32 tokens that a decoder reads: the start token, then the target's but
-    # its last one; None: the model has no decoder.
+    weights: jax.Array  # shaped like `targets`, float32; 0 if a target does not count
+    lengths: jax.Array | None = None  # `[]` int32, number of valid inputs; None for all
+    # `[T]` int32 tokens that a decoder reads: the start token, then the target
+    # without its last token. None if the model has no decoder.
     decoder_inputs: jax.Array | None = None
     decoder_lengths: jax.Array | None = None  # `[]` int32, valid positions of these
-    # What else a wrapped function reads, by its keywords; None: nothing.
+    # Further arguments of a wrapped function, by keyword.
     others: Mapping[str, jax.Array] | None = None
 
     def model_inputs(self) -> dict[str, jax.Array | None]:
         """Collects the inputs of a model, as keyword arguments of `Model.apply`."""
-        given = {"inputs": self.inputs, "lengths": self.lengths}
+        inputs = {"inputs": self.inputs, "lengths": self.lengths}
         if self.decoder_inputs is not None:
-            given["decoder_inputs"] = self.decoder_inputs
-            given["decoder_lengths"] = self.decoder_lengths
-        return given | dict(self.others or {})
+            inputs["decoder_inputs"] = self.decoder_inputs
+            inputs["decoder_lengths"] = self.decoder_lengths
+        return inputs | dict(self.others or {})
 
     def axes(self) -> "Example":
         """Returns the axes of each array as letters: "B" batch, "T" positions."""
@@ -61,7 +61,7 @@ class Example(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a run stores of a task that learns from the user's data.
+    """The data that a run stores to remake a task that learns from the user's data.
 
     Example:
       >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
@@ -70,21 +70,22 @@ class Kept(NamedTuple):
       (100, 6)
     """
 
-    tokenizer: str = ""  # as JSON; empty: there is none
+    tokenizer: str = ""  # as JSON; "" if there is none
     # "name" and "sha256" of the text, and any "labels"; None lets any text be read.
     text: dict[str, Any] | None = None
-    # The data itself by names, where it was given in Python.
+    # The data by name, if it was passed from Python.
     arrays: Mapping[str, np.ndarray] | None = None
 
 
 class Task(abc.ABC):
     """Something to learn. A subclass is a frozen dataclass: a task is a static value.
 
-    Its fields are `config.task`'s, except the name, and `config.data`'s; each is
-    declared by `fields.field` with its default, its meaning and its check; of one of
-    your own a plain default will do. The metric of every task is its accuracy: the mean
-    of `correct` over the positions that count. A whole one, to say which of two tokens
-    is larger, for `mha_haiku.train(Larger(), "runs/larger")`:
+    Its fields become the fields of `config.task`, except the name, and of
+    `config.data`. The tasks here declare each with `fields.field`: a default, a meaning
+    and a check; in your own task a plain default is enough. The metric of every task is
+    its accuracy: the mean of `correct` over the positions that count. A complete task,
+    which asks for the larger of two tokens, for
+    `mha_haiku.train(Larger(), "runs/larger")`:
 
         from mha_haiku.training.tasks import Example, Task
 
@@ -103,8 +104,8 @@ class Task(abc.ABC):
                 targets = jnp.full(2, inputs.max())  # at both positions
                 return Example(inputs, targets, jnp.ones(2))
 
-    What must be there: the three numbers, `baseline` and `example`. Where data of your
-    own is in arrays or pairs of texts, `from_arrays` and `from_examples` need no class.
+    The three numbers, `baseline` and `example` are required. For data in arrays or
+    pairs of texts use `from_arrays` or `from_examples`, which need no class.
 
     Example:
       >>> task = mh.tasks.make("reverse", sequence_length=4)
@@ -112,13 +113,13 @@ class Task(abc.ABC):
       (True, 10, 0.1)
     """
 
-    name: ClassVar[str]  # in configs and titles; the class's if left out
+    name: ClassVar[str]  # in configs and titles; defaults to the class's name
     sequence_length: int  # T, positions of an example's inputs; of a source S
     target_length: int | None = None  # T, positions of the decoder, if there is one
     start_token: int | None = None  # the class that a decoder reads first
     end_token: int | None = None  # the class that ends an answer
-    num_tokens: int | None  # of the inputs; None: they are features
-    feature_size: int | None = None  # D, width of the features; None: they are tokens
+    num_tokens: int | None  # vocabulary of the inputs, or None if they are features
+    feature_size: int | None = None  # D, width of the features, or None for tokens
     # C, classes of the logits of a position or of the whole example; 1 for a set task,
     # which has a logit per element.
     num_classes: int
@@ -127,19 +128,19 @@ class Task(abc.ABC):
     # or of the simple predictor that `baseline_name` names.
     baseline: dict[str, float]
     baseline_name: str = "chance"  # or "unigram", "bag of words"
-    # What studies can measure a model by, its own metric first; without targets there
-    # are no loss and no accuracy, and nothing to train on.
+    # Metrics that studies can use, the task's main one first. Without targets there is
+    # no loss and no accuracy, and nothing to train on.
     metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "drift")
     # Whether a target of shape `[]` is the class of the whole example, which the model
     # reads from one position or their mean, and not an index in a set.
     labels_whole: ClassVar[bool] = False
-    # Whether evaluations also tell `exact_match`, the share of examples of which every
-    # target that counts is predicted.
+    # Whether evaluations also report `exact_match`, the share of examples in which
+    # every target that counts is predicted.
     counts_exact: ClassVar[bool] = False
     # Whether a target is the next input: only a causal model does not see it, and can
     # continue a prompt.
     continues: ClassVar[bool] = False
-    # What suits this task of `config.model`: values by dotted names.
+    # Defaults of `config.model` for this task, by dotted name.
     model_defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **options: Any):
@@ -174,7 +175,7 @@ class Task(abc.ABC):
         return self._split[1]
 
     def keep(self) -> Kept | None:
-        """Returns the data that a run stores to remake the task; None: nothing."""
+        """Returns the data that a run stores to remake the task, or None."""
         return None
 
     def correct(self, logits: jax.Array, example: Example) -> jax.Array:
@@ -229,7 +230,7 @@ class Task(abc.ABC):
         return tokens
 
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
-        """Returns what cross-attention is measured against, by name; {}: nothing.
+        """Returns what cross-attention is measured against, by name; {} if nothing.
 
         "aligned" are `[T, S]` booleans on the host: in row t, which predicts target t,
         the source positions that decide it, or none where that is unknown. The others
@@ -248,8 +249,8 @@ class Task(abc.ABC):
         """Scores the answers that a model has decoded to a batch on the host.
 
         Returns "exact_match", the share of answers that are right as a whole, in [0,
-        1], and "token_error_rate", in which an answer counts by the right one nearest
-        to it; see `edit_distance.error_rate`.
+        1], and "token_error_rate", in which an answer is compared with the nearest
+        right answer; see `edit_distance.error_rate`.
 
         Raises:
           ValueError: If there are not as many answers as examples.
@@ -303,9 +304,9 @@ class Task(abc.ABC):
 
 
 class UniformTask(Task):
-    """A task whose targets are uniform over the classes, whatever their position.
+    """A task whose targets are uniform over the classes, at every position.
 
-    Unless a subclass says otherwise, the classes are the tokens.
+    Unless a subclass overrides it, the classes are the tokens.
     """
 
     @property
@@ -321,12 +322,12 @@ class UniformTask(Task):
 class DataTask(Task):
     """A task over data from outside of the package; `_parts` reads both parts.
 
-    Unless a subclass says otherwise, these are examples with a leading axis, of which
+    Unless a subclass overrides it, the parts are examples with a leading axis, of which
     one is drawn.
     """
 
-    # What a run stored of this task. The data is then read only once examples are
-    # needed, and must be the run's.
+    # The data that a run stored of this task. Then the data is only read when examples
+    # are needed, and must be the run's.
     kept: dataclasses.InitVar[Kept | None] = None
 
     def __post_init__(self, kept: Kept | None):
@@ -354,14 +355,14 @@ class DataTask(Task):
 
     @abc.abstractmethod
     def _parts(self) -> tuple[Any, Any]:
-        """Reads the data to train on, and what is held out."""
+        """Reads the data to train on, and the held-out data."""
 
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
         before, text = None if self._kept is None else self._kept.text, self._text
         if before is not None and before["sha256"] != text["sha256"]:
             raise checks.ConfigError(
-                f"The run has learnt from other data: {before['name']} had the sha256 "
+                f"The run has learned from other data: {before['name']} had the sha256 "
                 f"{before['sha256'][:12]}..., and {text['name']} has "
                 f"{text['sha256'][:12]}....\n"
                 "Training and held-out examples need that data; inputs of your own do "
@@ -394,7 +395,7 @@ def split(
 
 @contextlib.contextmanager
 def needed(package: str, by: str) -> Iterator[None]:
-    """Raises ConfigError where a package of `mha_haiku[data]` cannot be imported."""
+    """Raises ConfigError if a package of `mha_haiku[data]` cannot be imported."""
     try:
         yield
     except ImportError as error:
@@ -403,15 +404,15 @@ def needed(package: str, by: str) -> Iterator[None]:
         ) from error
 
 
-def unigram(learnt: np.ndarray, met: np.ndarray) -> dict[str, float]:
-    """Computes the chance level of always giving training targets' frequencies.
+def unigram(learned: np.ndarray, met: np.ndarray) -> dict[str, float]:
+    """Computes the chance level of predicting the frequencies of training targets.
 
-    `learnt` and `met`, `[C]`, count each class as a target of the training and of the
-    held-out part. One is added to every count of the first, so that none is zero.
+    `learned` and `met`, `[C]`, count each class as a target of the training and of the
+    held-out part. One is added to every count in `learned`, so that none is zero.
     """
-    log_probabilities = np.log((learnt + 1) / (learnt.sum() + len(learnt)))
+    log_probabilities = np.log((learned + 1) / (learned.sum() + len(learned)))
     return {
-        "accuracy": float(met[learnt.argmax()] / met.sum()),
+        "accuracy": float(met[learned.argmax()] / met.sum()),
         "loss": float(-np.sum(met * log_probabilities) / met.sum()),
     }
 
@@ -422,10 +423,10 @@ def all_count(targets: jax.Array) -> jax.Array:
 
 
 def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
-    """Makes the examples of a batch that have the given indices `[B]`.
+    """Makes the examples of a batch with the indices `[B]`.
 
-    An example depends only on `key`, which the batch shares, and its index, so that a
-    batch is the same however its indices are spread over devices; `data` is as in
+    An example depends only on `key`, which the batch shares, and its index, so a batch
+    does not depend on how its indices are spread over devices; `data` is as in
     `Task.example`.
 
     Example:

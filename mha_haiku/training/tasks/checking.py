@@ -1,4 +1,4 @@
-"""Whether a class is a task, and whether the examples of a task fit what it says."""
+"""Checks that a class is a task, and that its examples fit what the task declares."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ _LONGEST = 300  # characters of an error of the user's code
 
 
 def check_class(name: str, task: Any) -> None:
-    """Raises ConfigError unless a class is a frozen dataclass with all a task needs."""
+    """Raises ConfigError unless a class is a frozen dataclass with a task's fields."""
     if not isinstance(task, type) or not issubclass(task, Task):
         raise checks.ConfigError(f"{name} must be a subclass of mha_haiku.tasks.Task.")
     if "__dataclass_fields__" not in vars(task) or not task.__dataclass_params__.frozen:
@@ -27,17 +27,17 @@ def check_class(name: str, task: Any) -> None:
     missing += [x for x in _NEEDED if x not in names and not hasattr(task, x)]
     if missing:
         raise checks.ConfigError(
-            f"{name} must have {', '.join(missing)}; help(mha_haiku.tasks.Task) says "
-            "what they are."
+            f"{name} must have {', '.join(missing)}; help(mha_haiku.tasks.Task) "
+            "describes them."
         )
 
 
 def check(name: str, task: Task, *, is_own: bool = True) -> Example:
-    """Checks a task's attributes against an example, of which it returns the shapes.
+    """Checks a task's attributes against an example, and returns its shapes.
 
-    Of a task that `is_own`, the user's, errors are told as the user's, and the integers
-    of some examples are checked, too. ConfigError has all that does not fit; `name` is
-    what it calls the task.
+    Errors of a task that `is_own` are reported as the user's mistakes, and the integers
+    of some examples are checked, too. The ConfigError has all faults, and calls the
+    task `name`.
 
     Example:
       >>> task = mh.tasks.make("reverse", sequence_length=4)
@@ -54,7 +54,7 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
     if faults:
         raise checks.ConfigError(
             f"{name} does not fit together: {'; '.join(faults)}.\n"
-            "help(mha_haiku.tasks.Task) says what each of them is."
+            "help(mha_haiku.tasks.Task) describes them."
         )
     return example
 
@@ -66,8 +66,8 @@ def _faults_of_attributes(task) -> list[str]:
         if not _is_count(getattr(task, name))
     ]
     sizes = task.num_tokens, task.feature_size
-    given = [size for size in sizes if size is not None]
-    if len(given) != 1 or not _is_count(given[0]):
+    known = [size for size in sizes if size is not None]
+    if len(known) != 1 or not _is_count(known[0]):
         faults.append(
             "either num_tokens or feature_size must be an integer above 0 and the "
             f"other None, not {described(sizes[0])} and {described(sizes[1])}"

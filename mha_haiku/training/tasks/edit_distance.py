@@ -1,4 +1,4 @@
-"""Edit distance: how far a model's answer is from a right one."""
+"""Edit distance of a model's answer from a right one."""
 
 from collections.abc import Sequence
 

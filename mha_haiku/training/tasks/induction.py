@@ -15,18 +15,18 @@ class Induction(base.UniformTask):
     """T / 2 different random tokens, then the same tokens in a random rotation.
 
     The target is the next token, as for a causal language model. Targets count only in
-    the second half, and only where the current token was followed by the target before.
-    So two positions do not count there: the last one of the first half, whose token
-    nothing followed then, and the last position. Example, T = 10, rotated by 2:
+    the second half, and only if the target followed the current token in the first
+    half. So two positions of the second half do not count: the one whose token ended
+    the first half, and the last position. Example, T = 10, rotated by 2:
 
         inputs   3 1 4 0 5 4 0 5 3 1
         targets  1 4 0 5 4 0 5 3 1 .
         weights  0 0 0 0 0 1 1 0 1 0
 
-    As the rotation is random, no fixed offset leads to the answer. It takes one layer
-    to write to each position which token came before it, and a second to look for the
-    current token there: an induction head. One layer can at best exclude the tokens
-    that have been repeated already, with an accuracy of (log(T / 2) + 0.6) / (T / 2).
+    As the rotation is random, no fixed offset leads to the answer. One layer must write
+    to each position the token before it, and a second layer must look there for the
+    current token: an induction head. One layer can at best exclude the tokens that have
+    been repeated already, with an accuracy of (log(T / 2) + 0.6) / (T / 2).
 
     Metric: accuracy over the positions that count. Chance: accuracy 1 / num_tokens,
     loss log(num_tokens) nats.

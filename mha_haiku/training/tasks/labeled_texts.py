@@ -1,4 +1,4 @@
-"""Give a whole text its label, as a table of your own has it."""
+"""Predict the label of a whole text, from a table of texts and labels."""
 
 import csv
 import dataclasses
@@ -24,7 +24,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabeledTexts(text.TextTask):
-    """The target is the label of the text; there is one for the whole of it.
+    """The target is the label of the whole text.
 
     Inputs are [CLS] and the tokens of a text, cut or padded to T. Example, T = 8, with
     the labels "call" and "arithmetic" and a token for each character:
@@ -34,12 +34,13 @@ class LabeledTexts(text.TextTask):
         lengths  7
 
     The model's logits are of the first position or of the mean of all
-    (`config.model.output.pool` = "first" or "mean"). Where the tokenizer has special
-    tokens of its own, these stand around the text; else [CLS] is the token after the
-    tokenizer's, where `masked_language_model` has its mask: a model that starts from
-    such a run reads the label where it used to fill in a blank.
+    (`config.model.output.pool` = "first" or "mean"). If the tokenizer has special
+    tokens, they go around the text; otherwise [CLS] is the token after the tokenizer's
+    tokens, where `masked_language_model` has its mask: a model that starts from such a
+    run reads the label where it used to fill in a blank.
 
-    A text is held out by its sha256: texts that are equal are in the same part.
+    The sha256 of a text decides whether it is held out: equal texts are in the same
+    part.
 
     Metric: accuracy, the share of texts with the right label. It is compared with a bag
     of words, see `bag_of_words`.
@@ -192,8 +193,8 @@ def bag_of_words(
 ) -> dict[str, float]:
     """Returns accuracy and loss (nats per text) of multinomial naive Bayes.
 
-    Words are runs of letters, digits and underscores, in lower case. Counts of the
-    training texts have one added to each; words that these lack are passed over.
+    Words are runs of letters, digits and underscores, in lower case. One is added to
+    every count of the training texts; words that these lack are ignored.
 
     Source: McCallum and Nigam 1998, https://www.cs.cmu.edu/~knigam/papers/multinomial-aaaiws98.pdf.
     """
@@ -201,7 +202,9 @@ def bag_of_words(
     for each, label in train:
         counts[label].update(_words(each))
     places = {word: i for i, word in enumerate(dict.fromkeys(itertools.chain(*counts)))}
-    table = np.array([[own[word] + 1.0 for own in counts] for word in places])
+    table = np.array(
+        [[label_counts[word] + 1.0 for label_counts in counts] for word in places]
+    )
     of_words = np.log(table / table.sum(0))  # [words, labels]
     of_labels = np.bincount([label for _, label in train], minlength=labels) + 1
     of_labels = np.log(of_labels / of_labels.sum())

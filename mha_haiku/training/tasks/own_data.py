@@ -29,11 +29,11 @@ _OPTIONAL = ("lengths", "decoder_inputs", "decoder_lengths", "others")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Held(base.DataTask):
-    """A task whose data is in `Kept.arrays`; its sha256 stands in the config.
+    """A task whose data is in `Kept.arrays`; the config has the data's sha256.
 
-    One of the arrays, `_PLACES`, decides what is held out: `[N]` numbers in [0, 1) made
-    of the hash of each input, as it was given. So equal inputs are in the same part,
-    and more data leaves each example in its own.
+    One of the arrays, `_PLACES`, decides which examples are held out: `[N]` numbers in
+    [0, 1), the hash of each original input. So equal inputs are in the same part, and
+    examples stay in their part if data is added.
     """
 
     held_out_fraction: float = fields.field(
@@ -54,7 +54,7 @@ class _Held(base.DataTask):
         super().__post_init__(kept)
         needed = [_PLACES, *(x for x in self._kind._fields if x not in _OPTIONAL)]
         if missing := [name for name in needed if name not in kept.arrays]:
-            raise ValueError(f"data must have {', '.join(missing)}, and lacks them.")
+            raise ValueError(f"data lacks {', '.join(missing)}.")
         places = kept.arrays[_PLACES]
         is_right = places.ndim == 1 and np.issubdtype(places.dtype, np.floating)
         if not (is_right and len(places) and ((places >= 0) & (places < 1)).all()):
@@ -64,7 +64,7 @@ class _Held(base.DataTask):
         _ = self._split  # so that its errors show now
 
     def _check(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
-        """Raises ValueError unless arrays are `count` examples of this task."""
+        """Raises ValueError unless the arrays are `count` examples of this task."""
 
     def keep(self) -> base.Kept:
         return self._kept
@@ -98,7 +98,7 @@ class Arrays(_Held):
     _kind = base.Example
     sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
     num_tokens: int | None = fields.field(
-        None, "number of different tokens; None: inputs are features", sampling.count(1)
+        None, "vocabulary size; None if the inputs are features", sampling.count(1)
     )
     num_classes: int = fields.field(1, "number of classes", sampling.count(1))
 
@@ -224,17 +224,17 @@ def from_arrays(
 
     Args:
       inputs: `[N, T]` integer tokens, or `[N, T, D]` features.
-      targets: `[N, T]` integers, the class of each position; or `[N]`, the label of
-        each example; or None: each token is predicted from those before it.
-      weights: Shaped like `targets`, how much each counts, 0 or more; None: all the
-        same. Targets behind the length of an example do not count.
-      lengths: `[N]` integers from 1 to T, valid positions of each; None: all are.
-      num_tokens: None: as many as the inputs have.
-      num_classes: None: as many as the targets have.
+      targets: `[N, T]` integers, a class per position; or `[N]`, a label per example;
+        or None, to predict each token from the tokens before it.
+      weights: Weights of the targets, of the same shape, 0 or more. Defaults to 1.
+        Targets past the length of an example do not count.
+      lengths: `[N]` integers from 1 to T, valid positions of an example. Defaults to T.
+      num_tokens: Size of the vocabulary. Defaults to the largest input plus 1.
+      num_classes: Number of classes. Defaults to the largest target plus 1.
       held_out_fraction: Share of the examples to evaluate on.
 
     Raises:
-      ValueError: If one does not fit; it says the shape that was given.
+      ValueError: If an argument does not fit; the message has its shape.
 
     Example:
       >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
@@ -286,18 +286,18 @@ def from_examples(
     vocabulary_size: int = 256,
     held_out_fraction: float = 0.1,
 ) -> Labels | TextPairs:
-    """Makes the task to predict the second of each pair from the first, a text.
+    """Makes the task to predict a label or a text from a text.
 
     Args:
       examples: Pairs of a text and its label, or of a text and the text to write.
-      labels: Whether the second is a label; None: it is where it is an integer, and
-        where there are at most half as many different ones as pairs.
+      labels: Whether the second element is a label. By default it is if it is an
+        integer, or if at most half of the pairs have different ones.
       tokenizer: Kind of tokens: "characters" or "bpe" (byte-pair encoding).
       vocabulary_size: Largest number of tokens.
       held_out_fraction: Share of the pairs to evaluate on.
 
     Raises:
-      ValueError: If they are not such pairs; it says which one.
+      ValueError: If an example is not such a pair; the message names it.
 
     Example:
       >>> sums = [(f"{i}+{j}", str(i + j)) for i in range(10) for j in range(10)]
@@ -317,7 +317,7 @@ def from_examples(
         labels = is_short or not all(isinstance(x, str) for x in seconds)
     if labels and len(different) < 2:
         raise ValueError(
-            f"examples must have at least 2 labels, got {different[0]!r} alone."
+            f"examples must have at least 2 labels, got only {different[0]!r}."
         )
     if not labels and not all(isinstance(x, str) and x for x in seconds):
         raise ValueError("labels must be True, as not all of the examples end in text.")
@@ -434,6 +434,6 @@ def _counted(name, given, largest) -> int:
         return int(largest) + 1
     if checks.positive_integer(name, given) <= largest:
         raise ValueError(
-            f"{name} must be above {largest}, the largest that is there, got {given}."
+            f"{name} must be above {largest}, the largest in the data, got {given}."
         )
     return given

@@ -14,8 +14,9 @@ from mha_haiku.training.tasks import base, sampling
 class Parity(base.UniformTask):
     """The target at position t is the parity of the ones at positions 0 to t.
 
-    A target per position, as in the studies of state tracking below; the last one is
-    the parity of the whole sequence. Bits are independent and uniform. Example, T = 6:
+    There is a target per position, as in the studies of state tracking below; the last
+    one is the parity of the whole sequence. Bits are independent and uniform. Example,
+    T = 6:
 
         inputs   1 0 1 1 0 1
         targets  1 1 0 1 1 0
@@ -24,8 +25,8 @@ class Parity(base.UniformTask):
     Metric: accuracy over all positions. Chance: accuracy 1 / 2, loss log 2 nats;
     without any one of the bits so far the parity is uniform.
 
-    A model without positions sees in 1 and 1 1 the same: the share of ones. Where a
-    start token comes before the bits, it can count them. That position does not count.
+    Without positions a model cannot tell 1 from 1 1, as the share of ones is the same.
+    With a start token before the bits, it can count them. That position does not count.
 
     Sources: Bhattamishra et al. 2020, https://arxiv.org/abs/2009.11264; Liu et al.
     2023, https://arxiv.org/abs/2210.10749.

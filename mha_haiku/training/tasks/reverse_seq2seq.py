@@ -61,8 +61,8 @@ class ReverseSeq2Seq(sequence_to_sequence.SequenceToSequence):
     def baseline(self) -> dict[str, float]:
         """Chance level: the end has come by position t in a known share of examples.
 
-        A position counts where the length is at least its own; there it is the end
-        token in one of the lengths that are left, else any token.
+        A position counts if the length is at least the position; then it is the end
+        token for one of the remaining lengths, else any token.
         """
         from scipy import special  # imported late as it is slow
 

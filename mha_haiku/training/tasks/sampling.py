@@ -3,7 +3,7 @@
 `jax.random.randint` splits its key and draws twice, and `jax.random.choice` without
 replacement sorts several times, which costs much in a training step of a few
 milliseconds. A task draws all the words it needs at once and passes them to these
-functions. Which examples are held out is decided here, too.
+functions. This module also decides which examples are held out.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ def count(fewest: int) -> fields.Check:
 
 
 def words(key: jax.Array, *shape: int) -> jax.Array:
-    """Draws uniform uint32 words of the given shape."""
+    """Draws uniform uint32 words of a shape."""
     return jax.random.bits(key, shape, jnp.uint32)
 
 
@@ -73,7 +73,7 @@ def distinct(
 def is_held_out(what: str, fraction: float) -> bool:
     """Checks whether a text is in a held-out part of this share, in [0, 1).
 
-    Its hash decides: what is added to the data leaves all the rest in its part.
+    Its hash decides, so texts stay in their part if data is added.
     """
     return place(what.encode()) < fraction
 

@@ -1,4 +1,4 @@
-"""Sentences of a text, without targets: what encoders of sentences are studied on."""
+"""Sentences of a text, without targets, to study encoders of sentences."""
 
 import dataclasses
 import functools
@@ -25,10 +25,10 @@ class Sentences(text.TextTask):
         weights    0    0   0   0  0   0   0 0
         lengths  6
 
-    Metric: drift, how far an intervention turns the mean of a model's outputs; see
-    `heads.measured_by_drift`. A sentence ends with a full stop, a question or an
-    exclamation mark and has at least 4 words; longer ones are cut. No sentence is twice
-    in a part.
+    Metric: drift, the change in the direction of the mean of a model's outputs by an
+    intervention; see `heads.measured_by_drift`. A sentence ends with a period, question
+    mark or exclamation mark and has at least 4 words; longer ones are cut. No sentence
+    is twice in a part.
     """
 
     name: ClassVar[str] = "sentences"
@@ -60,8 +60,8 @@ class Sentences(text.TextTask):
 
 def sentences(whole: str) -> list[str]:
     """Lists the sentences of a text, each once, with single spaces between words."""
-    paragraphs = (" ".join(each.split()) for each in _PARAGRAPHS.split(whole))
-    pieces = (piece for each in paragraphs for piece in _ENDS.split(each))
+    paragraphs = (" ".join(paragraph.split()) for paragraph in _PARAGRAPHS.split(whole))
+    pieces = (piece for paragraph in paragraphs for piece in _ENDS.split(paragraph))
     return [
         piece
         for piece in dict.fromkeys(pieces)

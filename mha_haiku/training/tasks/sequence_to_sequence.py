@@ -1,4 +1,4 @@
-"""What tasks share that turn a source sequence into a target sequence of other length.
+"""Base classes of tasks that map a source sequence to a target of another length.
 
 Dimensions: `S` positions of the source, `T` of the target, `N` pairs, `V` tokens of the
 target.
@@ -45,7 +45,7 @@ class SequenceToSequence(base.Task):
 
     A target's V tokens are the classes 0 to V - 1; V is the start token, V + 1 the end
     token. A decoder reads the start token and the target, and predicts the target and
-    the end token, which is the last that counts. Behind it come end tokens of weight 0.
+    the end token, which is the last that counts. After it come end tokens of weight 0.
     Example, S = 6, T = 5, a source of 4 tokens and a target of 3:
 
         inputs          7 2 9 4 0 0
@@ -112,7 +112,7 @@ class SequenceToSequence(base.Task):
     ) -> base.Example:
         """Makes the example of a source `[S]` and a target `[T]`, without end token.
 
-        Lengths are `[]` integers; what stands behind them is ignored.
+        Lengths are `[]` integers; tokens past them are ignored.
         """
         position = jnp.arange(self.target_length)
         in_source = jnp.arange(self.sequence_length) < source_length

@@ -1,13 +1,13 @@
-"""Tasks in files: of the user by file and class, of the project by name.
+"""Tasks in files: users' tasks by file and class, the project's tasks by name.
 
 "mine.py:MyTask" names the class MyTask in the file mine.py. The file is executed. Its
-path is relative to the working directory. A caller who names it, in Python or on a
-command line, allows that; a name in the file of a run does not, see `named_by_a_file`.
+path is relative to the working directory. Naming it in Python or on a command line
+permits that; a name in the file of a run does not, see `named_by_a_file`.
 
 "my_task" names the class MyTask in configs/tasks/my_task.py, next to the configs of the
 project. The folder is found from the package, never from the working directory, and a
-name without a path cannot leave it: all that a run can name there was installed with
-the package. Such a file is code like the package's own, so runs need no permission to
+name without a path cannot leave it: a run can only name tasks that were installed with
+the package. Such a file is code like the package's code, so runs need no permission to
 execute it and store no sha256 of it.
 """
 
@@ -89,7 +89,7 @@ def trusting_runs(trust_code: bool) -> contextlib.AbstractContextManager[None]:
 def named_by_a_file() -> contextlib.AbstractContextManager[None]:
     """Forbids to execute files while entered, unless the caller trusts runs.
 
-    What this process has executed already can be loaded: that executes nothing.
+    Classes of files that this process has executed already can be loaded.
 
     Example:
       >>> import pathlib
@@ -117,7 +117,7 @@ def load(name: str) -> type[Task]:
     file, _, class_name = name.rpartition(":")
     if not file and ("", class_name) not in _given:
         raise checks.ConfigError(
-            f"The task {class_name!r} was given in Python and is in no file.\n"
+            f"The task {class_name!r} was given in Python, and is not in a file.\n"
             "tasks.register(...) makes its class known."
         )
     source = _read(name) if file else b""
@@ -145,7 +145,7 @@ def of_project(name: str) -> type[Task]:
 
 
 def digest(name: str) -> str | None:
-    """Computes the sha256 of the file of a user's task; None: it has no file.
+    """Computes the sha256 of the file of a user's task, or None if it has no file.
 
     Example:
       >>> import pathlib

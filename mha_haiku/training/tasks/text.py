@@ -1,4 +1,4 @@
-"""Text files as tokens, in a part to train on and a held-out part."""
+"""Text files as tokens, split into a training part and a held-out part."""
 
 import dataclasses
 import functools
@@ -25,12 +25,12 @@ def _tokenizer_name(name: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextTask(base.DataTask):
-    """What the tasks over text share: the tokenizer, labels, the unigram baseline.
+    """A base class of tasks over text: tokenizer, labels, the unigram baseline.
 
     Examples are windows of T tokens from anywhere in a part of the text. Tokens of the
     tokenizer come first, 0 to num_classes - 1; they are the classes as well. The
-    tokenizer is trained on the training part alone; or it is of a file, whose special
-    tokens go around every window and are no targets.
+    tokenizer is trained on the training part only, or read from a file; a file's
+    special tokens go around every window and are no targets.
     """
 
     baseline_name = "unigram"
@@ -64,7 +64,7 @@ class TextTask(base.DataTask):
 
     @functools.cached_property
     def texts(self) -> tuple[Any, Any]:
-        """The text to train on, and the one that is held out."""
+        """The text to train on, and the held-out text."""
         if self.held_out_fraction == 0:
             raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
         text = read(self.path)
@@ -198,8 +198,8 @@ class TextTask(base.DataTask):
 def read(path: str) -> str:
     r"""Reads the text of a file, of all files of a folder, or of Python's topics.
 
-    Files of a folder and its folders are joined by an empty line, in the order of their
-    paths; hidden ones are left out. A byte order mark is dropped, and `\r\n` is `\n`.
+    Files of a folder and its subfolders are joined by an empty line, in the order of
+    their paths, without hidden files. A byte order mark is dropped; `\r\n` is `\n`.
     """
     if not isinstance(path, str):
         raise checks.ConfigError(f"path must be a text, got {path!r}.")

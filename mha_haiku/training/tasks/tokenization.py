@@ -1,4 +1,4 @@
-"""Text to integers and back: characters, byte pairs, or what a file describes."""
+"""Text to integers and back: characters, byte pairs, or a tokenizer from a file."""
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
 
 
 class Tokenizer(Protocol):
-    """Encodes any text, and labels each of its tokens, 0 to num_tokens - 1."""
+    """Encodes text as tokens, 0 to num_tokens - 1, and labels them."""
 
     num_tokens: int
     before: tuple[int, ...] = ()  # special tokens before every text
@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
         """Encodes `text` as tokens `[T]`, int32."""
 
     def check_known(self, text: str) -> None:
-        """Raises ConfigError where a part of a text has no token."""
+        """Raises ConfigError if a part of a text has no token."""
 
     def label(self, token: int) -> str:
         """Returns the text of a token."""
@@ -62,7 +62,7 @@ class Tokenizer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Characters(Tokenizer):
-    """A token is a character; token 0 stands for all unknown characters."""
+    """A tokenizer of characters; token 0 is any unknown character."""
 
     alphabet: str  # the known characters, in the order of their tokens 1, 2, ...
 
@@ -118,7 +118,7 @@ class Characters(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class BytePairs(Tokenizer):
-    """A token is a byte or a run of bytes, merged from shorter ones."""
+    """A tokenizer whose tokens are bytes, or runs of bytes merged from shorter ones."""
 
     tokenizer: Any  # a `tokenizers.Tokenizer` of byte-level BPE
 
@@ -153,7 +153,7 @@ class BytePairs(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         encodings = self.tokenizer.encode_batch(_lines(text))
-        ids = itertools.chain.from_iterable(each.ids for each in encodings)
+        ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
         return np.fromiter(ids, np.int32)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
@@ -173,7 +173,7 @@ class BytePairs(Tokenizer):
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained(Tokenizer):
-    """A tokenizer that others have trained, as a file of `tokenizers` describes it.
+    """A pretrained tokenizer, from a file of `tokenizers`.
 
     Its special tokens, `before` and `after`, go around a whole text; `encode` leaves
     them out. ConfigError if the contents do not describe a tokenizer, or a text needs a
@@ -182,10 +182,10 @@ class Pretrained(Tokenizer):
 
     content: str  # of a tokenizer.json
     least_tokens: int = 0  # vocabulary of its model, which may be larger than its own
-    most_tokens: int | None = None  # rows of its model, if it may have fewer; None: any
+    most_tokens: int | None = None  # rows of its model, if limited
 
     def __post_init__(self):
-        """Reads the contents and tries them, so that errors show now."""
+        """Reads the contents and tests them, so that errors show now."""
         with errors_named("tokenizer.json"):
             _ = self._tokenizer, self._around, self._anchor
             largest, count = max(self._ids.values()), len(self._ids)
@@ -267,7 +267,7 @@ class Pretrained(Tokenizer):
             return rf"\x{byte[1].lower()}"
         if self._tokenizer.decoder is None:
             return piece
-        # A decoder drops or adds spaces at the beginning: it is asked behind another.
+        # A decoder drops or adds spaces at the beginning: put another token before.
         start = self._decode([self._anchor])
         whole = self._decode([self._anchor, token])
         return whole.removeprefix(start) if whole.startswith(start) else piece
@@ -296,7 +296,7 @@ class Pretrained(Tokenizer):
     @functools.cached_property
     def _special(self) -> frozenset[int]:
         added = self._tokenizer.get_added_tokens_decoder()
-        return frozenset(token for token, each in added.items() if each.special)
+        return frozenset(token for token, entry in added.items() if entry.special)
 
     @functools.cached_property
     def _unknown(self) -> int | None:
@@ -311,13 +311,15 @@ class Pretrained(Tokenizer):
         if self._tokenizer.post_processor is not None:
             asked.post_processor = self._tokenizer.post_processor
         encoding = asked.encode("a")
-        own = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
-        first, last = (own[0], own[-1] + 1) if len(own) else [len(encoding.ids)] * 2
+        places = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
+        first, last = (
+            (places[0], places[-1] + 1) if len(places) else [len(encoding.ids)] * 2
+        )
         return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
 
     @functools.cached_property
     def _anchor(self) -> int:
-        """A token of a text that decodes to a text, behind which others are decoded."""
+        """A token that decodes to a text, after which other tokens are decoded."""
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
         texts = sorted(vocabulary, key=vocabulary.get)
         texts.sort(key=lambda text: vocabulary[text] in self._special)
@@ -389,7 +391,7 @@ TRAINERS = {"characters": Characters.train, "bpe": BytePairs.train}
 @contextlib.contextmanager
 def errors_named(file: str) -> Iterator[None]:
     """Raises errors in a tokenizer as ConfigError, without traces of Rust's panics."""
-    # The whole process has one stderr: for files alone, which are read once.
+    # The whole process has one stderr: only for files, which are read once.
     with _stderr, open(os.devnull, "wb") as nowhere:
         stderr = os.dup(2)
         os.dup2(nowhere.fileno(), 2)
@@ -453,7 +455,7 @@ def _of_library(content: str) -> Any:
     return tokenizer
 
 
-# The bytes that letters of byte-level BPE stand for.
+# The bytes that letters of byte-level BPE encode.
 def _bytes_of_letters(letters: str) -> bytes:
     byte_of = _byte_of_letter()
     if not all(letter in byte_of for letter in letters):  # added as it is
@@ -471,7 +473,7 @@ def _lines(text: str) -> list[str]:
 
 @functools.cache
 def _byte_of_letter() -> dict[str, int]:
-    # The byte of each letter: printable bytes stand for themselves, the others are
+    # The byte of each letter: printable bytes encode themselves, the others are
     # moved to U+0100 and after. Source: Radford et al. 2019,
     # https://github.com/openai/gpt-2 (bytes_to_unicode).
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -43,7 +43,7 @@ class Copy(UniformTokensTask):
         targets  3 1 4 1 5
         weights  1 1 1 1 1
 
-    A head that solves it attends along the diagonal; a residual connection alone solves
+    A head that solves it attends along the diagonal; even a residual connection solves
     it too.
     """
 

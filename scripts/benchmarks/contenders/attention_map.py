@@ -1,6 +1,6 @@
-"""Attention alone, with its map ignored or used, compared with the plain formula.
+"""Attention with its map ignored or used, compared with the plain formula.
 
-All hold the whole matrix of scores: the compiler cannot count the work of tiles.
+All hold the whole matrix of scores, as the compiler cannot count the work of tiles.
 """
 
 import jax
@@ -19,10 +19,10 @@ def prepare(
     """Prepares calls of attention.
 
     Args:
-      use: "formula" as in a textbook; "mapless" for the package's own arithmetic where
-        no map is made; or what is done with the map: "ignored", "returned" factored as
-        it is, or "weights" for all its numbers.
-      num_queries: T, of cross-attention; None: as many as keys.
+      use: "formula" as in a textbook; "mapless" for the package's arithmetic without a
+        map; or the use of the map: "ignored", "returned" in factored form, or "weights"
+        for all its numbers.
+      num_queries: T, of cross-attention. Defaults to the number of keys.
     """
     attention = sizes.ATTENTION
     arrays = tuple(

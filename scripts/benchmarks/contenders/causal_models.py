@@ -41,18 +41,18 @@ def tokens(size: str, batch: int, length: int, seed: int = 0) -> np.ndarray:
 
 def ours(size: str) -> tuple[models.Model, Any]:
     """Returns our model of one of `SIZES`, and random parameters."""
-    own = SIZES[size]
+    sizes = SIZES[size]
     config = models.ModelConfig().replace(
         family="causal",
-        num_layers=own.layers,
-        model_size=own.width,
-        embedding=dict(positions=own.positions, max_length=own.length),
-        attention=dict(num_heads=own.heads),
-        feed_forward=dict(hidden_size=4 * own.width, activation="gelu_tanh"),
-        output=dict(tied=own.is_tied, with_bias=not own.is_tied),
+        num_layers=sizes.layers,
+        model_size=sizes.width,
+        embedding=dict(positions=sizes.positions, max_length=sizes.length),
+        attention=dict(num_heads=sizes.heads),
+        feed_forward=dict(hidden_size=4 * sizes.width, activation="gelu_tanh"),
+        output=dict(tied=sizes.is_tied, with_bias=not sizes.is_tied),
     )
     model = models.build(
-        config, num_tokens=own.tokens, feature_size=None, num_classes=own.tokens
+        config, num_tokens=sizes.tokens, feature_size=None, num_classes=sizes.tokens
     )
     generator = np.random.default_rng(0)
     shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), int))
@@ -71,13 +71,13 @@ def of_transformers(size: str) -> Any:
 
     transformers.utils.logging.set_verbosity_error()
     torch.manual_seed(0)
-    own = SIZES[size]
+    sizes = SIZES[size]
     config = transformers.GPT2Config(
-        vocab_size=own.tokens,
-        n_positions=own.length,
-        n_embd=own.width,
-        n_layer=own.layers,
-        n_head=own.heads,
+        vocab_size=sizes.tokens,
+        n_positions=sizes.length,
+        n_embd=sizes.width,
+        n_layer=sizes.layers,
+        n_head=sizes.heads,
         bos_token_id=0,
         eos_token_id=None,
         pad_token_id=0,

@@ -1,4 +1,4 @@
-"""Commands as a user starts them, each in a process of its own."""
+"""Commands as a user starts them, in separate processes."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ def prepare(case: str, steps: int | None = None) -> worker.Program:
 
     Args:
       case: "train_cold" or "train_warm" (with an empty compilation cache or a full
-        one), "help", or "import" of mha_haiku where jax and haiku are there already.
+        one), "help", or "import" of mha_haiku after jax and haiku.
       steps: Training steps; None for the config's.
     """
     if case == "help":
@@ -77,7 +77,7 @@ def _timed(*arguments) -> float:
 
 
 def _output(*arguments) -> str:
-    """Returns what a Python process prints; its mistakes become ours."""
+    """Returns the output of a Python process; raises if it fails."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=_REPOSITORY,

@@ -15,8 +15,8 @@ def prepare(
 
     Args:
       use: "early" or "late": the first or the last tokens of texts of `length`;
-        "reading": the sum of all parameters, in place of a step.
-      length: Tokens that the cache has room for; None: the model's positions.
+        "reading": the sum of all parameters, instead of a step.
+      length: Room of the cache in tokens. Defaults to the model's positions.
     """
     length = length or causal_models.SIZES[model].length
     built, params = causal_models.ours(model)

@@ -1,4 +1,4 @@
-"""What the contenders on JAX share: how a step and an attention module are run."""
+"""Shared by contenders on JAX: programs of a training step and an attention module."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from scripts.benchmarks.contenders import sizes
 
 
 def optimizer(config: runs.RunConfig) -> optax.GradientTransformation:
-    """Returns the optimizer of a config as anyone would write it with optax."""
+    """Returns the optimizer of a config, written with optax in the usual way."""
     schedule = optax.warmup_cosine_decay_schedule(
         0.0,
         config.optimizer.learning_rate,
@@ -43,15 +43,15 @@ def training(
 ) -> worker.Program:
     """Returns training to reverse tokens, sampled anew in each step.
 
-    Every run starts at the first step: a model that has learnt all there is computes
-    with numbers so small that some processors take longer over them.
+    Every run starts at the first step: a fully trained model computes with numbers so
+    small that some processors are slower.
 
     Args:
       config: Config of the run.
       params: Initial parameters.
-      logits: Gives `[B, T, C]` from the parameters and tokens `[B, T]`.
+      logits: A function of the parameters and tokens `[B, T]` that returns `[B, T, C]`.
       steps: Training steps in a run.
-      scan: Whether a run is one compiled call, rather than one per step.
+      scan: Whether a run is one compiled call, instead of one call per step.
     """
     transformation = optimizer(config)
     shape = (config.training.batch_size, config.task.sequence_length)
@@ -114,7 +114,7 @@ def attention(
 
     Args:
       params: Parameters of the module.
-      apply: Gives `[B, T, D]` from the parameters and `x` `[B, T, D]`.
+      apply: A function of the parameters and `x` `[B, T, D]` that returns `[B, T, D]`.
       size: B, T and D.
       case: "forward", or "forward_and_backward" with the gradient with respect to both.
       calls: Calls in a run.
@@ -127,10 +127,10 @@ def attention(
 def calls_of(
     function: Callable[..., Array], arguments: tuple[Any, ...], *, case: str, calls: int
 ) -> worker.Program:
-    """Returns calls of a compiled function, and what the compiler says of its cost.
+    """Returns calls of a compiled function, and the compiler's estimate of its cost.
 
     Args:
-      function: Gives one array, or anything if it is run forward only.
+      function: It returns one array, or anything if it is only run forward.
       arguments: Arguments of the function.
       case: "forward", or "forward_and_backward" with the gradient with respect to all
         arguments.
@@ -164,7 +164,7 @@ def forward_and_backward(function: Callable[..., Array]) -> Callable:
 
 
 def causal(length: int) -> Array:
-    """Returns booleans `[T, T]` for libraries that want them; free under jit."""
+    """Returns booleans `[T, T]` for libraries that need them; free under jit."""
     return jnp.tril(jnp.ones((length, length), bool))
 
 

@@ -1,4 +1,4 @@
-"""Statistics of causal attention weights: taken blockwise, and of weights held whole.
+"""Statistics of causal attention weights: computed blockwise, or of whole weights.
 
 T query positions, S key positions (here T), H heads.
 """
@@ -24,8 +24,8 @@ def prepare(
     """Returns calls of attention, forward.
 
     Args:
-      use: "forward" for the values alone; "statistics" for the map's statistics too; or
-        "materialised" for both from weights as the formula has them.
+      use: "forward" for only the values; "statistics" for the map's statistics too; or
+        "materialized" for both from weights as in the formula.
       core: Fields of `sizes.CoreSize`, without a window.
     """
     core = sizes.CoreSize(**core)
@@ -43,14 +43,14 @@ def prepare(
     uses = {
         "forward": forward,
         "statistics": statistics,
-        "materialised": materialised,
+        "materialized": materialized,
     }
     arrays = tuple(jax_programs.normal(seed, core.shape) for seed in (2, 3, 4))
     return jax_programs.calls_of(uses[use], arrays, case="forward", calls=size)
 
 
-def materialised(query: Array, key: Array, value: Array) -> tuple[Array, dict]:
-    """Returns the values, and statistics with the names that mha_haiku gives them."""
+def materialized(query: Array, key: Array, value: Array) -> tuple[Array, dict]:
+    """Returns the values, and statistics under the names of mha_haiku."""
     scores = jnp.einsum("bthk,bshk->bhts", query, key) / query.shape[-1] ** 0.5
     scores = jnp.where(jax_programs.causal(query.shape[1]), scores, -jnp.inf)
     weights = jax.nn.softmax(scores)

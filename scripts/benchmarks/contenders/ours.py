@@ -1,4 +1,4 @@
-"""mha_haiku: its own training step, and its attention module."""
+"""mha_haiku: its training step, and its attention module."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,7 @@ def prepare(
 
 
 def _training(config, steps) -> worker.Program:
-    """Returns what `mha_haiku.training.runs.loop` does between two reports."""
+    """Returns the work of `mha_haiku.training.runs.loop` between two reports."""
     placement = devices.Replicas(jax.local_devices()[:1])
     task = configuration.make_task(config)
     model = folders.make_model(config.model, task)

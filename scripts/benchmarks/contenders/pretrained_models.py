@@ -1,6 +1,6 @@
-"""Pretrained models that Python packages bring along, and texts for them.
+"""Pretrained models that Python packages contain, and texts for them.
 
-The packages ship data: what is imported of them is nothing but their place.
+The packages only contain data: they are only imported to find their place.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ class Pretrained(NamedTuple):
     """A model of a package.
 
     Attributes:
-      package: The package that brings it.
+      package: The package that contains it.
       module: Module of the package, in whose folder the file is.
       file: The model there: a folder, or a file of weights.
       num_tokens: The size of its vocabulary.
@@ -27,7 +27,7 @@ class Pretrained(NamedTuple):
 
     @property
     def path(self) -> pathlib.Path:
-        """Where the model is.
+        """The path of the model.
 
         Raises:
           ModuleNotFoundError: If the package is not installed.
@@ -49,6 +49,6 @@ MODELS = {
 
 
 def tokens(model: str, batch: int, length: int) -> np.ndarray:
-    """Returns random tokens `[batch, length]`: what they are takes no time."""
+    """Returns random tokens `[batch, length]`; times do not depend on the tokens."""
     rng = np.random.default_rng(0)
     return rng.integers(0, MODELS[model].num_tokens, (batch, length)).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The gguf package: reads a file and dequantises every array of it."""
+"""The gguf package: reads a file and dequantizes every array of it."""
 
 import gguf
 import numpy as np

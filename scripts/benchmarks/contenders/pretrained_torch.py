@@ -18,7 +18,7 @@ def prepare(
     """Returns what is measured; arguments are as in `pretrained_ours.prepare`.
 
     Args:
-      attention: "sdpa" or "eager", which alone can return weights.
+      attention: "sdpa", or "eager", which can return weights.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""Several seeds of a config: in one program, or in turn."""
+"""Several seeds of a config: in one program, or one after the other."""
 
 import jax
 import numpy as np
@@ -21,11 +21,11 @@ def prepare(
 
     Args:
       case: A name of `sizes.TRAINING_CASES`.
-      size: Steps of each seed in a run.
-      seeds: How many.
-      together: Whether they are in one program; else one is trained after another.
-      compiles: Whether a run compiles its programs too, in turn one for each seed.
-      batch_size: Examples of a step; None: the config's.
+      size: Steps per seed in a run.
+      seeds: Number of seeds.
+      together: Whether they are in one program; else one is trained after the other.
+      compiles: Whether a run compiles its programs too.
+      batch_size: Examples of a step. Defaults to the config's.
     """
     config = sizes.training_config(case)
     batch_size = batch_size or config.training.batch_size

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from mha_haiku import runs
 from mha_haiku.commands import config_files
 
-# What length_64 changes in configs/reverse.py.
+# The changes of length_64 to configs/reverse.py.
 _LENGTH_64 = [
     ("config.task.sequence_length", "64"),
     ("config.model.embedding.max_length", "64"),
@@ -57,7 +57,7 @@ class CoreSize(NamedTuple):
     length: int
     heads: int
     head_width: int = 64
-    window: int | None = None  # how far back a query sees; None: to the start
+    window: int | None = None  # how far back a query sees; None for all
     batch: int = 1
     is_causal: bool = True
 

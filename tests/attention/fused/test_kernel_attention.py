@@ -1,4 +1,4 @@
-"""What the kernels of accelerators refuse, and why.
+"""Refusals of the kernels of accelerators.
 
 T queries, S keys, H query heads, G key heads, K query/key and V value size.
 """

@@ -134,7 +134,7 @@ def test_tpu_kernel_is_lowered_alone(size, dtype, with_gradient):
     mask = masks.causal() & masks.padding(np.asarray([100, 30]))
     program = lowered(TPU, "tpu", mask, dtype, (1024, 512, size), with_gradient)
     assert program.count("tpu_custom_call") == (3 if with_gradient else 1)
-    assert "stablehlo.while" not in program  # of the pass for a map that nobody reads
+    assert "stablehlo.while" not in program  # of the pass for an unused map
 
 
 @pytest.mark.parametrize(

@@ -73,5 +73,5 @@ def test_a_mask_that_does_not_say_its_axes_is_refused():
         def aligned_tile(self, rows, columns):
             return jnp.ones((len(rows), len(columns)), bool)
 
-    with pytest.raises(TypeError, match="Silent must say its axes"):
+    with pytest.raises(TypeError, match="Silent must define axes"):
         _specs_of(Silent(), 1)

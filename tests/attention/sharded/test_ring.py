@@ -241,7 +241,7 @@ def test_other_observations_of_shared_maps():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("optimised")
+@pytest.mark.usefixtures("optimized")
 def test_memory_of_a_device_falls_with_the_ring():
     def size(count):
         mesh = _mesh(sequence=count)
@@ -334,9 +334,15 @@ def test_two_chunks_only_where_queries_see_unequally():
 @pytest.mark.parametrize(
     ("shape", "what"),
     [
-        ({"data": 4}, "'data' of the mesh, of 4, must divide the first batch axis"),
-        ({"heads": 4}, "'heads' of the mesh, of 4, must divide the key heads G, got 2"),
-        ({"sequence": 3}, "'sequence' of the mesh, of 3, must divide the keys S"),
+        (
+            {"data": 4},
+            "'data' of the mesh, of size 4, .* the first batch axis",
+        ),
+        (
+            {"heads": 4},
+            "'heads' of the mesh, of size 4, .* the key heads G, got 2",
+        ),
+        ({"sequence": 3}, "'sequence' of the mesh, of size 3, .* the keys S"),
     ],
     ids=str,
 )

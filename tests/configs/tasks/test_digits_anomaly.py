@@ -82,7 +82,7 @@ def test_labels_are_the_digits(sampled):
     assert task.labels(unknown) == ["?"] * 6
 
 
-def test_images_are_the_inputs_in_grey():
+def test_images_are_the_inputs_in_gray():
     pixels = np.random.default_rng(0).integers(0, 17, (6, 64))
     example = tasks.Example(np.float32(pixels / 16), np.int32(0), np.float32(1))
     images = make().images(example)

@@ -172,7 +172,7 @@ def test_run_opens_without_the_package(monkeypatch, make_config, tokenizer):
 
 def test_other_words_than_those_of_the_run_are_refused():
     kept = make().keep()
-    with pytest.raises(checks.ConfigError, match="learnt from other data"):
+    with pytest.raises(checks.ConfigError, match="learned from other data"):
         _ = NumberWords(largest=151, kept=kept).train_data
 
 

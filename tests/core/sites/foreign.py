@@ -55,7 +55,7 @@ class Case:
 
     @property
     def arguments(self):
-        """What the function takes."""
+        """The function's arguments."""
         return self.params, *self.inputs
 
 
@@ -622,7 +622,7 @@ OTHERS = {
         lambda x, y, w: -jnp.trace(jax.nn.log_softmax((x @ w) @ (y @ w).T)),
         *(_TOKENS, _TOKENS + 1, _normal(1, D, D)),
     ),
-    "nearest neighbours": (
+    "nearest neighbors": (
         lambda x, y, w, labels: jax.nn.softmax((x @ w) @ (y @ w).T) @ labels,
         *(_TOKENS, _normal(3, S, D), _normal(1, D, D), jnp.eye(S)),
     ),

@@ -92,7 +92,7 @@ def halved_second(h, i):
 
 
 class TestEveryProgram(chex.TestCase):
-    """What holds of each program, with and without jit around."""
+    """Properties of each program, with and without jit around it."""
 
     @chex.variants(with_jit=True, without_jit=True)
     def test_a_look_finds_each_layer_by_name(self):
@@ -366,15 +366,15 @@ REFUSED = {
     "no sites": (lambda: sites.edit(jnp.sin, {"*": jnp.cos})(X), "has none"),
     "another shape": (
         lambda: sites.edit(scanned, {"layer_1/hidden": lambda h: h[0]})(X, WEIGHTS),
-        r"the edit of 'layer_\*/hidden' must return what it is given",
+        r"the edit of 'layer_\*/hidden' must return a value like its argument",
     ),
     "another structure": (
         lambda: sites.edit(looped, {"layer_1/hidden": lambda h: (h, h)})(X, WEIGHTS),
-        "must return what it is given",
+        "must return a value like its argument",
     ),
     "turns of a while loop": (
         lambda: sites.look(counted, ["value"])(jnp.zeros(1)),
-        "inside of a while loop",
+        "inside a while loop",
     ),
     "what can only be looked at": (
         lambda: sites.edit(
@@ -383,7 +383,7 @@ REFUSED = {
             ),
             {"sum": jnp.cos},
         )(X),
-        "'sum' can be looked at, not edited: edit the terms",
+        "'sum' can be read, not edited: edit the terms",
     ),
 }
 

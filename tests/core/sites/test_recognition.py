@@ -479,7 +479,9 @@ def test_what_the_program_reads_elsewhere_can_only_be_looked_at():
     x = foreign.Case.inputs[0][0]
     _, found = sites.look(function, ["*/key", "*/weights"])(x)
     np.testing.assert_array_equal(found["attention_0/key"], x[:, None])
-    with pytest.raises(ValueError, match="not edited: the program reads it elsewhere"):
+    with pytest.raises(
+        ValueError, match="not edited: the program also reads it elsewhere"
+    ):
         sites.edit(function, {"*/query": jnp.zeros_like})(x)
     with pytest.raises(ValueError, match='not edited: edit "weights"'):
         sites.edit(function, {"*/map": lambda map_: map_})(x)

@@ -1,4 +1,4 @@
-"""What comes back after a fault is good and the newest, or nothing comes back."""
+"""After a fault the newest good checkpoint is restored, or none."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What programs send, against what is known of them."""
+"""The traffic of programs, against known traffic."""
 
 import functools
 

@@ -42,11 +42,11 @@ def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words
 
 
 @pytest.mark.slow
-def test_materialised_statistics_are_those_of_the_map():
+def test_materialized_statistics_are_those_of_the_map():
     core = sizes.CoreSize(length=64, heads=3, head_width=5)
     arrays = [jax_programs.normal(seed, core.shape) for seed in (2, 3, 4)]
     with jax.numpy_rank_promotion("allow"):  # as outside of tests
-        values, found = jax.jit(map_statistics.materialised)(*arrays)
+        values, found = jax.jit(map_statistics.materialized)(*arrays)
     expected, attention_map = mh.attend(*arrays, mask=mh.masks.causal())
     statistics = attention_map.statistics(pooled=(32, 32))
     np.testing.assert_allclose(values, expected, 1e-5, 1e-6)

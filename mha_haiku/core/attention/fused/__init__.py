@@ -1,4 +1,4 @@
-"""Attention by the kernels of accelerators, which `attend` knows as "fused"."""
+"""Attention by accelerator kernels, which `attend` calls "fused"."""
 
 from mha_haiku.core.attention.fused.kernel_attention import attend, suits
 

@@ -1,8 +1,8 @@
-"""Attention by the kernel that JAX has for the accelerator, with our own guarantees.
+"""Attention by JAX's kernel for the accelerator, with our guarantees.
 
-N examples of all batch axes. Kernels know fewer masks, dtypes and sizes than we do:
-`refusal` says why a call is none of theirs. Nor do they know fully masked queries and
-masked NaN, which are handled around them here.
+N examples over all batch axes. Kernels support fewer masks, dtypes and sizes than we
+do: `refusal` says why a kernel cannot take a call. Nor do they support fully masked
+queries and masked NaN, which are handled here.
 """
 
 import math
@@ -26,14 +26,14 @@ _KERNELS = {
     "cuda": kernels.CuDNN(),
     "tpu": kernels.FlashTPU(),
 }
-_OLDEST_CAPABILITY = 8.0  # of the GPUs that cuDNN attention runs on: Ampere
+_OLDEST_CAPABILITY = 8.0  # cuDNN attention runs on Ampere GPUs and later
 
 
 def refusal(inputs: Inputs, dropout_rate: float, platform: str) -> str | None:
-    """Explains why no kernel can do a call, as part of a sentence; None if one can.
+    """Explains why no kernel can take a call, as part of a sentence; None if one can.
 
     Only shapes, dtypes and the kinds of mask, bias and score matter, so that the leaves
-    may be `jax.ShapeDtypeStruct`; the platform "gpu" is taken for NVIDIA's.
+    may be `jax.ShapeDtypeStruct`; the platform "gpu" means NVIDIA.
     """
     kernel = _KERNELS.get(platform)
     if kernel is None:
@@ -43,7 +43,7 @@ def refusal(inputs: Inputs, dropout_rate: float, platform: str) -> str | None:
 
 
 def suits(inputs: Inputs, dropout_rate: float, platform: str) -> bool:
-    """Decides whether "auto" takes a kernel; see `implementations.register`."""
+    """Decides whether "auto" uses a kernel; see `implementations.register`."""
     if platform == jax.default_backend():
         platform = platform_name()
     return refusal(inputs, dropout_rate, platform) is None
@@ -56,19 +56,19 @@ def attend(
 ) -> tuple[Array, Array | LogSum]:
     """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
-    The values, their gradient and cuDNN's logsumexp are the kernel's. The TPU kernel
-    returns no logsumexp, so a blockwise pass computes it, which the compiler drops
-    where the map is not read. The gradient of a logsumexp is always blockwise.
+    The kernel computes the values, their gradient and, with cuDNN, the logsumexp. The
+    TPU kernel returns no logsumexp, so a blockwise pass computes it, which the compiler
+    drops where the map is not read. The gradient of a logsumexp is always blockwise.
 
-    Raises ValueError if no kernel can do the call.
+    Raises ValueError if no kernel can take the call.
     """
     if kernel is None:
         where = platform_name()
         why_not = refusal(inputs, dropout_rate, where)
         if why_not is not None:
             raise ValueError(
-                f"implementation='fused' cannot do this call: {why_not}; 'auto' takes "
-                "what can."
+                f"implementation='fused' cannot do this call: {why_not}; 'auto' uses "
+                "an implementation that can."
             )
         kernel = _KERNELS[where]
     values, logsumexp = _by_kernel(inputs.zeroed(), kernel)
@@ -78,7 +78,7 @@ def attend(
 
 
 def platform_name() -> str:
-    """Returns where computations run; JAX calls AMD's and the oldest GPUs "gpu" too."""
+    """Returns the platform, with AMD and old GPUs told apart from "cuda"."""
     name = jax.default_backend()
     if name != "gpu":
         return name
@@ -115,7 +115,7 @@ def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
         yield f"at least one score, not a map of shape {inputs.map_shape}"
     mask = kernels.translated(weighting.mask)
     if weighting.origin != tiles.Origin():
-        yield "queries from position 0 on, and no other first_query"
+        yield "only queries that start at position 0, not another first_query"
     if mask is None:
         yield (
             "masks of full(), causal(), window(), padding() and valid_lens() of "
@@ -146,9 +146,9 @@ _differentiable.defvjp(lambda *given: given, _differentiable_backward)
 
 def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | None]:
     """Calls the kernel: values `[B..., T, H, V]`, and logsumexp or None."""
-    # Fully masked queries get 0 and -inf, queries that see NaN get NaN. Rows that are
-    # replaced get no cotangent, and what the kernel is to ignore is zero, so that
-    # neither its content nor what the kernel makes of it changes anything.
+    # Fully masked queries get 0 and -inf, queries that see NaN get NaN. Replaced rows
+    # get no cotangent, and inputs that the kernel must ignore are zeros, so that
+    # neither their content nor the kernel's treatment of them changes anything.
     *batch_shape, _, num_queries, num_keys = inputs.map_shape
     mask = kernels.translated(inputs.weighting.mask)
     mask = mask.collapsed(tuple(batch_shape), num_queries, num_keys)
@@ -159,8 +159,8 @@ def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | N
     for length in mask.key_lengths:
         beyond = (jnp.arange(num_keys)[None] >= length[:, None])[..., None, None]
         key, value = (jnp.where(beyond, 0, x) for x in (key, value))
-    # Without any key kernels may give NaN, and 0 x NaN as gradients; those rows are
-    # fully masked anyway. https://github.com/NVIDIA/cudnn-frontend/issues/943
+    # With no keys at all, kernels may give NaN, and 0 x NaN as gradients; those rows
+    # are fully masked anyway. https://github.com/NVIDIA/cudnn-frontend/issues/943
     at_least_one = jax.tree.map(lambda length: jnp.maximum(length, 1), mask)
     scale = float(inputs.weighting.score.scale_of(query.shape[-1]))
     values, logsumexp = kernel(query, key, value, at_least_one, scale)

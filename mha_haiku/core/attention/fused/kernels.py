@@ -1,6 +1,6 @@
-"""The attention kernels that JAX has for accelerators, and what each of them can do.
+"""The attention kernels of JAX for accelerators, and their limits.
 
-They know masks as a band and lengths.
+They support masks made of a band and lengths.
 """
 
 import abc
@@ -22,13 +22,13 @@ Array = jax.Array
 
 @tiles.pytree
 class KernelMask:
-    """Keys from t - left to t + right within lengths; what is None has no end."""
+    """Keys from t - left to t + right within lengths; None is unbounded."""
 
-    left: int | None = tiles.static(None)  # how far a query sees back, in positions
-    right: int | None = tiles.static(None)  # how far it sees ahead
-    # Numbers of keys, of which the smallest counts; `[B...]` or `[B..., 1]` each.
+    left: int | None = tiles.static(None)  # positions that a query sees back
+    right: int | None = tiles.static(None)  # positions that it sees ahead
+    # Numbers of keys, `[B...]` or `[B..., 1]`; the smallest counts.
     key_lengths: tuple[Array, ...] = ()
-    # Numbers of queries that see anything, of the same shapes.
+    # Numbers of queries that see any key, of the same shapes.
     query_lengths: tuple[Array, ...] = ()
 
     def __and__(self, other: "KernelMask") -> "KernelMask":
@@ -63,7 +63,7 @@ class KernelMask:
     def seen_keys(self, num_queries: int, num_keys: int) -> tuple[Array, Array]:
         """Finds (start, stop) of the keys each query sees, for a collapsed mask.
 
-        Each is `[N, T]`, or `[1, T]` where the examples are alike.
+        Both are `[N, T]`, or `[1, T]` if all examples are the same.
         """
         queries = jnp.arange(num_queries)[None]
         start, stop = jnp.zeros_like(queries), jnp.full_like(queries, num_keys)
@@ -81,8 +81,8 @@ class KernelMask:
 class Kernel(abc.ABC):
     """Values of attention by scaled dot products, under a band with lengths."""
 
-    name: str  # as messages call it
-    dtypes: tuple[str, ...]  # the names of those that it takes
+    name: str  # for messages
+    dtypes: tuple[str, ...]  # the names of supported dtypes
 
     @abc.abstractmethod
     def __call__(
@@ -96,7 +96,8 @@ class Kernel(abc.ABC):
         """Computes values and logsumexp; arbitrary where a query sees nothing.
 
         The mask is collapsed to N examples, and its lengths are at least 1. The
-        logsumexp `[N, H, T]` has no gradient; None where the kernel does not return it.
+        logsumexp `[N, H, T]` has no gradient, and is None if the kernel does not return
+        it.
         """
 
     @abc.abstractmethod
@@ -112,7 +113,7 @@ class CuDNN(Kernel):
     `validate_sdpa_support_surface` in https://github.com/NVIDIA/cudnn-frontend.
     """
 
-    # "xla" does the same on every platform, by the matrix of scores.
+    # "xla" computes the same on every platform, from the matrix of scores.
     implementation: str = "cudnn"
     name = "cuDNN attention"
     dtypes = ("float16", "bfloat16")
@@ -125,7 +126,7 @@ class CuDNN(Kernel):
             # Without any mask, gradients are NaN where all scores are below -88:
             # https://github.com/NVIDIA/cudnn-frontend/issues/1072.
             key_lengths = jnp.full(key.shape[0], key.shape[1], jnp.int32)
-        is_causal = mask.right == 0  # also with a window, which is of the left only
+        is_causal = mask.right == 0  # also with a window, which only bounds the left
         if self.implementation == "cudnn":
             lengths = query_lengths, key_lengths
             return _cudnn((query, key, value), lengths, is_causal, window, scale)
@@ -182,7 +183,7 @@ def _cudnn(arrays, lengths, is_causal, window, scale):
         kv_seqlen=key_lengths,
         scale=scale,
         mask_type=cudnn.MaskType[kind],
-        # It counts the query's own position, too.
+        # cuDNN's window includes the query's position.
         sliding_window_length=None if window is None else window[0] + 1,
         return_residual=True,
     )
@@ -190,7 +191,7 @@ def _cudnn(arrays, lengths, is_causal, window, scale):
 
 @dataclasses.dataclass(frozen=True)
 class FlashTPU(Kernel):
-    """The flash attention for TPUs among the Pallas kernels that JAX ships."""
+    """JAX's Pallas kernel of flash attention for TPUs."""
 
     name = "the TPU kernel"
     dtypes = ("float32", "bfloat16")
@@ -229,7 +230,7 @@ class FlashTPU(Kernel):
 
 def _block_sizes(flash: Any, num_queries: int, num_keys: int, size: int) -> Any:
     """Picks tiles above the kernel's default of 128 where they divide lengths."""
-    most = 512 if size <= 128 else 256  # the tiles of all operands share fast memory
+    most = 512 if size <= 128 else 256  # tiles of all operands share fast memory
     rows, columns = (
         max(n for n in (128, 256, 512) if n <= most and not count % n)
         for count in (num_queries, num_keys)
@@ -240,7 +241,7 @@ def _block_sizes(flash: Any, num_queries: int, num_keys: int, size: int) -> Any:
 
 
 def translated(mask: algebra.Mask) -> KernelMask | None:
-    """Translates an aligned mask, also of shapes alone; None where it is no band."""
+    """Translates an aligned mask (its leaves may be shapes); None if not a band."""
     match mask:
         case algebra.Full():
             return KernelMask()

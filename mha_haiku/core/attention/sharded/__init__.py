@@ -1,4 +1,4 @@
-"""Attention that the devices of a mesh share, for `attend(implementation=)`."""
+"""Attention sharded over the devices of a mesh, for `attend(implementation=)`."""
 
 from mha_haiku.core.attention.sharded.mesh_attention import IN_A_RING, Sharded
 

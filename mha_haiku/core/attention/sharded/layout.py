@@ -1,4 +1,4 @@
-"""Which axis of which array of attention is shared along which axis of a mesh."""
+"""The sharding of the arrays of attention along the axes of a mesh."""
 
 import jax
 
@@ -23,19 +23,19 @@ def logsumexp(batch_ndim: int) -> Spec:
 
 def input_specs(inputs: Inputs) -> Inputs:
     """Returns the sharding of all inputs of attention."""
-    own = rows(inputs.query.ndim - 3)
+    vectors = rows(inputs.query.ndim - 3)
     return Inputs(
-        own,
-        own,
-        own,
+        vectors,
+        vectors,
+        vectors,
         weighting_specs(inputs.weighting),
-        None if inputs.nonfinite is None else Nonfinite(own, own),
+        None if inputs.nonfinite is None else Nonfinite(vectors, vectors),
         None if inputs.rng is None else Spec(),
     )
 
 
 def weighting_specs(weighting: Weighting) -> Weighting:
-    """Returns the sharding of mask, bias and score: by batch and heads alone."""
+    """Returns the sharding of mask, bias and score: by batch and heads only."""
 
     def spec(letters, x):
         sizes = zip(letters, x.shape, strict=True)
@@ -65,7 +65,7 @@ def with_own_key(inputs: Inputs, mesh: jax.sharding.Mesh) -> Inputs:
 
 
 def check(inputs: Inputs, mesh: jax.sharding.Mesh) -> None:
-    """Raises ValueError where a mesh's axes do not divide the axes of the inputs."""
+    """Raises ValueError if the axes of a mesh do not divide the axes of the inputs."""
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
     sizes = [("data", "the first batch axis", batch_shape[0] if batch_shape else 1)]
     sizes += [
@@ -77,8 +77,8 @@ def check(inputs: Inputs, mesh: jax.sharding.Mesh) -> None:
     for axis, what, size in sizes:
         if size % mesh.shape[axis] or not size:
             raise ValueError(
-                f"the axis {axis!r} of the mesh, of {mesh.shape[axis]}, must divide "
-                f"{what}, got {size}."
+                f"the axis {axis!r} of the mesh, of size {mesh.shape[axis]}, must "
+                f"divide {what}, got {size}."
             )
 
 

@@ -1,10 +1,10 @@
-"""Attention that the devices of a mesh share: by examples, heads and positions.
+"""Attention sharded over the devices of a mesh: by examples, heads and positions.
 
-The mesh has the axes `data`, which shares the first batch axis, `heads`, and
-`sequence`. Where positions are shared, the devices along that axis are a ring: chunks
-of keys and values go round, and in the backward pass their gradients with them, and any
-two chunks attend blockwise. No device holds more than its share of any array but masks
-and biases. Else each device uses any implementation.
+The mesh has the axes `data`, which shards the first batch axis, `heads`, and
+`sequence`. Where positions are sharded, the devices along that axis form a ring: chunks
+of keys and values travel around it, in the backward pass with their gradients, and any
+two chunks attend blockwise. No device holds more than its share of any array except
+masks and biases. Otherwise each device may use any implementation.
 
 Source: Liu et al. 2023, https://arxiv.org/abs/2310.01889.
 """
@@ -30,7 +30,7 @@ IN_A_RING = ("auto", "blockwise")
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """Attention on a mesh of devices, for `attend(implementation=)`; inside a jit.
+    """Attention on a mesh of devices, for `attend(implementation=)` inside jit.
 
     Example:
       >>> grid = np.array(jax.devices()[:1]).reshape(1, 1, 1)
@@ -42,8 +42,8 @@ class Sharded:
     """
 
     mesh: jax.sharding.Mesh  # a mesh with the axes `data`, `heads` and `sequence`
-    # What each device does with its part, as `attend` takes it; "auto", "blockwise" or
-    # a `Blockwise` where positions are shared.
+    # The implementation on each device, as for `attend`; "auto", "blockwise" or a
+    # `Blockwise` where positions are sharded.
     implementation: str | Callable = "auto"
 
     def __post_init__(self):
@@ -57,12 +57,12 @@ class Sharded:
         if self.mesh.shape["sequence"] > 1 and not can_go_round:
             raise ValueError(
                 f"implementation must be {' or '.join(IN_A_RING)}, or a Blockwise, "
-                f"where positions are shared, got {self.implementation!r}."
+                f"where positions are sharded, got {self.implementation!r}."
             )
 
     @property
     def fold(self) -> ring_fold.RingFold:
-        """What walks over the tiles of the maps; see `AttentionMap.fold`."""
+        """The walk over the tiles of the maps; see `AttentionMap.fold`."""
         return ring_fold.RingFold(self.mesh)
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, LogSum]:
@@ -73,25 +73,25 @@ class Sharded:
             if not isinstance(chosen, blockwise.Blockwise):
                 chosen = blockwise.Blockwise()
             return _attend_in_a_ring(inputs, Options(self.mesh, chosen, dropout_rate))
-        alone = implementations.named(self.implementation)
+        on_device = implementations.named(self.implementation)
 
         def attend(inputs):
-            values, logsumexp = alone(inputs, dropout_rate)
+            values, logsumexp = on_device(inputs, dropout_rate)
             return values, LogSum.rounded(logsumexp)
 
         return _on_devices(attend, inputs, self.mesh)
 
 
 class Options(NamedTuple):
-    """What is known before anything is computed."""
+    """Static options."""
 
     mesh: jax.sharding.Mesh  # the devices
     chunks: blockwise.Blockwise  # how two chunks attend
-    dropout_rate: float  # share of the weights set to zero, in [0, 1)
+    dropout_rate: float  # the share of weights set to zero, in [0, 1)
 
 
 def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tuple:
-    """Computes values and logsumexp by `attend` of the part of each device."""
+    """Computes values and logsumexp, with `attend` on each device's part."""
     batch_ndim = inputs.query.ndim - 3
     rows = layout.logsumexp(batch_ndim)
     on_devices = jax.shard_map(
@@ -101,7 +101,7 @@ def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tu
         out_specs=(layout.rows(batch_ndim), LogSum(rows, rows)),
         check_vma=False,
     )
-    # Outside of a program JAX does not share what has a gradient of its own.
+    # Outside jit, JAX does not shard functions with a custom gradient.
     return jax.jit(on_devices, inline=True)(inputs)
 
 
@@ -121,8 +121,8 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
 
         def meet(at, row, key, sums, key_sums, device_sums):
             part = _part(inputs, num_keys, at, row, key)
-            own = options.chunks.options(part, options.dropout_rate)
-            values, log_sum, _ = blockwise.forward(part, own)
+            chunk_options = options.chunks.options(part, options.dropout_rate)
+            values, log_sum, _ = blockwise.forward(part, chunk_options)
             return _merged(sums, (values, log_sum)), key_sums, device_sums
 
         (values, log_sum), _, _ = device_ring.around(meet, rows, keys, nothing, (), ())
@@ -155,9 +155,9 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
         def meet(at, row, key, query_grad, key_grad, shared_grads):
             row, back = row
             part = _part(inputs, num_keys, at, row, key)
-            own = options.chunks.options(part, options.dropout_rate)
+            chunk_options = options.chunks.options(part, options.dropout_rate)
             query, key, value, bias, score = blockwise.backward(
-                part, (), back, wants_bias, own
+                part, (), back, wants_bias, chunk_options
             )
             return jax.tree.map(
                 jnp.add,
@@ -198,13 +198,13 @@ def _ring_of(inputs, options) -> ring.Ring:
 
 
 def _spread(inputs) -> tuple[tuple, tuple]:
-    """Returns what stays on its device, and what goes round."""
+    """Splits the arrays into those that stay on a device and those that travel."""
     query_flags, key_flags = inputs.nonfinite or (None, None)
     return (inputs.query, query_flags), (inputs.key, inputs.value, key_flags)
 
 
 def _part(inputs, all_keys, at, row, key) -> Inputs:
-    """Builds the inputs for attention between two chunks of the given numbers."""
+    """Builds the inputs for attention between the two chunks numbered `at`."""
     (query, query_flags), (key, value, key_flags) = row, key
     num_queries, num_keys = query.shape[-3], key.shape[-3]
     first = tiles.Origin(at[0] * num_queries, at[1] * num_keys)

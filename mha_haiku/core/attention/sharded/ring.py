@@ -1,9 +1,9 @@
-"""A ring of devices, each with a part of the sequence, past which all keys travel.
+"""A ring of devices that share a sequence, around which keys travel.
 
-A device keeps its queries; keys go round, and what adds up for them goes with them.
-Where later queries see more keys than earlier ones (a causal mask), a device has two
-chunks of the sequence: of 2 n chunks, device i has chunks i and 2 n - 1 - i, so that
-all have the same work.
+A device keeps its queries; keys travel around the ring together with their sums. Where
+later queries see more keys than earlier ones (a causal mask), a device has two chunks
+of the sequence: of 2 n chunks, device i has chunks i and 2 n - 1 - i, so that all have
+the same work.
 
 Source: Liu et al. 2023 (ring attention), https://arxiv.org/abs/2310.01889; the order of
 the chunks: Brandon et al. 2023, section 3, https://arxiv.org/abs/2311.09431.
@@ -22,20 +22,20 @@ from mha_haiku.core.masks import relative
 Array = jax.Array
 AXIS = "sequence"
 
-# From (query chunk, key chunk), their arrays, and the sums so far (for each query, for
-# each key, for the device), to the new sums.
+# From (query chunk, key chunk), their arrays, and the sums so far (per query, per key,
+# per device), to the new sums.
 Meet = Callable[[tuple[Array, Array], Any, Any, Any, Any, Any], tuple[Any, Any, Any]]
 
 
 class Ring(NamedTuple):
-    """The devices along the axis `AXIS`; methods are for inside `shard_map`."""
+    """The devices along the axis `AXIS`; methods are called inside `shard_map`."""
 
     size: int  # n, the number of devices
-    chunks: int  # C, how many chunks of the sequence each has: 1 or 2
+    chunks: int  # C, the chunks of the sequence per device: 1 or 2
 
     @classmethod
     def of(cls, mask: masks.Mask, num_queries: int, num_keys: int, size: int) -> "Ring":
-        """Makes a ring of `size` devices, which shares work evenly if it can."""
+        """Makes a ring of `size` devices, with evenly balanced work if possible."""
         can_halve = not (num_queries % (2 * size) or num_keys % (2 * size))
         return cls(size, 2 if size > 1 and can_halve and _is_lopsided(mask) else 1)
 
@@ -78,20 +78,20 @@ class Ring(NamedTuple):
     ) -> tuple[Any, Any, Any]:
         """Passes keys around the ring until every chunk of queries has met them all.
 
-        `meet` adds what two chunks make together, and gets the number of each. Arrays
-        and sums are `[C, ...]`; keys and their sums go round, and end where they began.
+        `meet` adds the contribution of two chunks, and gets their numbers. Arrays and
+        sums are `[C, ...]`; keys and their sums travel, and end where they began.
         """
         index = lax.axis_index(AXIS)
-        own = self._chunks_of(index)
+        query_chunks = self._chunks_of(index)
 
         def meet_all(step, keys, sums):
-            others = self._chunks_of((index - step) % self.size)
+            key_chunks = self._chunks_of((index - step) % self.size)
 
             def meet_pair(pair, sums):
                 i, j = pair // self.chunks, pair % self.chunks
                 row_sums, key_sums, device_sums = sums
                 row, key, device_sums = meet(
-                    (own[i], others[j]),
+                    (query_chunks[i], key_chunks[j]),
                     *_at((rows, i), (keys, j), (row_sums, i), (key_sums, j)),
                     device_sums,
                 )
@@ -125,9 +125,9 @@ class Ring(NamedTuple):
         return jax.tree.map(lambda x: lax.ppermute(x, AXIS, to_next), tree)
 
     def _moved(self, x, half, back=False):
-        # Half `half` of part i is chunk c = 2 i + half, which device
-        # min(c, 2 n - 1 - c) works on. Each device has an even chunk and an odd one, so
-        # that the first halves alone, as the second ones, are a permutation.
+        # Half `half` of part i is chunk c = 2 i + half, which device min(c, 2 n - 1 -
+        # c) works on. Each device has an even chunk and an odd one, so that the first
+        # halves form a permutation, and so do the second halves.
         last = 2 * self.size - 1
         places = [(i, min(2 * i + half, last - 2 * i - half)) for i in range(self.size)]
         if back:

@@ -1,8 +1,8 @@
-"""The fold over the tiles of a map that devices share; see `fold` and `ring`.
+"""The fold over the tiles of a sharded map; see `fold` and `ring`.
 
 C chunks on a device. Any two chunks of queries and keys are a part of the map, as the
-logsumexp of a row is known; sums of queries stay, sums of keys go round with the keys,
-and sums of heads are added over the devices in the end.
+logsumexp of a row is known; sums of queries stay, sums of keys travel with the keys,
+and sums of heads are added over the devices at the end.
 """
 
 import dataclasses
@@ -58,8 +58,8 @@ def _folded(mesh, observation, factors, given, sizes) -> Sums:
             first = tiles.Origin(at[0] * query.shape[-3], at[1] * key.shape[-3])
             weighting = factors.weighting.moved(first)
             part = sweep.Factors(query, key, weighting, log_sum)
-            own = Given(of_queries, of_keys)
-            sums = fold.forward(observation, part, own, sizes, first)
+            of_chunks = Given(of_queries, of_keys)
+            sums = fold.forward(observation, part, of_chunks, sizes, first)
             return (
                 observation.merge(row_sums, sums.queries),
                 jax.tree.map(jnp.add, key_sums, sums.keys),
@@ -70,7 +70,7 @@ def _folded(mesh, observation, factors, given, sizes) -> Sums:
         row_sums, key_sums, head_sums = device_ring.around(
             meet, (stay, log_sums), go_round, *nothing
         )
-        # The axis of positions stands behind B... and H.
+        # The axis of positions follows B... and H.
         row_sums, key_sums = device_ring.from_chunks(
             (row_sums, key_sums), batch_ndim + 1
         )
@@ -88,7 +88,7 @@ def _folded(mesh, observation, factors, given, sizes) -> Sums:
         lambda *x: fold.forward(observation, *x, sizes), factors, given
     )
     specs_of_sums = Sums(
-        *(jax.tree.map(lambda _: rows_of_heads, each) for each in whole[:2]),
+        *(jax.tree.map(lambda _: rows_of_heads, sums) for sums in whole[:2]),
         jax.tree.map(lambda _: layout.Spec(*rows_of_heads[:-1]), whole.head),
     )
     return jax.shard_map(
@@ -104,7 +104,7 @@ def _folded(mesh, observation, factors, given, sizes) -> Sums:
 
 
 def _nothing(observation, logsumexp, stay, go_round) -> Sums:
-    """Makes the sums `[C, B..., H, t, ...]` of chunks that met no other yet."""
+    """Makes the initial sums `[C, B..., H, t, ...]` of chunks."""
     (_, of_queries), (key, of_keys) = stay, go_round
     *shape, num_queries = logsumexp.shape
     given = jax.tree.map(

@@ -1,7 +1,7 @@
-"""What is asked of a whole map, answered by walks over its tiles.
+"""Methods of `AttentionMap` that read the whole map, as walks over its tiles.
 
-A public function here answers for the method of `AttentionMap` of its name. All
-statistics are computed in one walk.
+A public function here implements the method of the same name. All statistics are
+computed in one walk.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from mha_haiku.core.attention.attention_map import AttentionMap
 
 Array = jax.Array
-# In `divergence`: weights compared at once, of all examples and heads; and their keys.
+# In `divergence`: weights compared at once, over all examples and heads; and keys.
 _SCORES_COMPARED, _KEYS_COMPARED = 2**18, 256
 
 
 def _compiled(*static: str) -> Callable:
-    """Compiles a function of a map, which gets the sizes of its tiles as `sizes=`."""
+    """Compiles a function of a map, and passes it tile sizes as `sizes=`."""
 
     def decorate(function):
         program = jax.jit(function, static_argnames=(*static, "sizes"))
@@ -57,20 +57,21 @@ def _compiled(*static: str) -> Callable:
 
 
 def _sizes(asked: "AttentionMap") -> sweep.Sizes:
-    # Narrower than for attention itself, as fewer tiles lie on the diagonal then; but
-    # two such heads are taken together, or one would have too little work.
+    # Narrower than for attention itself, so that fewer tiles lie on the diagonal; two
+    # heads are then taken together, as one would have too little work.
     largest = 2**18 if math.prod(asked.shape[:-2]) > 1 else 2**19
     backend = jax.default_backend()
     return sweep.default_sizes(asked.shape, asked.weighting, backend, largest)
 
 
 def _counting(asked, counted=None) -> tuple["AttentionMap", Array]:
-    """Builds a map of the rows that can be summed over, and marks rows that count.
+    """Builds a map whose rows can be summed over, and marks the rows that count.
 
-    What is summed over queries would have NaN in other rows' places too, as 0 x NaN is
-    NaN. So rows of NaN, and rows that do not count (`counted`, `[B..., T]`; None: all
-    that see do), weigh nothing here, and whoever finishes the sums puts NaN where
-    `[B..., H, T]`, what counts, is NaN: it is 1 for a row that counts, else 0.
+    A sum over queries would spread NaN to the results of other rows, as 0 x NaN is NaN.
+    So rows of NaN, and rows that do not count (`counted`, `[B..., T]`; by default all
+    that see a key count), get weights of 0 here. The returned counts `[B..., H, T]` are
+    1 for a row that counts, else 0, and NaN for a row of NaN, where the caller must set
+    results to NaN.
     """
     logsumexp, is_nan = asked.logsumexp, jnp.isnan(asked.logsumexp)
     counts = jnp.where(is_nan, jnp.nan, asked.sees).astype(asked.dtype)
@@ -79,7 +80,7 @@ def _counting(asked, counted=None) -> tuple["AttentionMap", Array]:
     has_weights = counts > 0
     query = asked.query
     if isinstance(asked.weighting.mask, masks.Full):
-        # Elsewhere zeros stand for NaN in it already.
+        # With other masks, NaN was already replaced by zeros.
         query = jnp.where(jnp.moveaxis(has_weights, -1, -2)[..., None], query, 0)
     logsumexp = jnp.where(has_weights, logsumexp, -jnp.inf)
     log_sum = asked.log_sum._replace(logsumexp=logsumexp)
@@ -95,7 +96,7 @@ def statistics(
     tokens: Array | None,
     key_tokens: Array | None,
 ) -> Statistics:
-    """Measures all statistics."""
+    """Computes all statistics."""
     *batch_shape, _, num_queries, num_keys = asked.shape
     if key_tokens is not None and tokens is None:
         raise ValueError("key_tokens needs tokens, the tokens of the queries.")
@@ -115,10 +116,10 @@ def statistics(
         keys |= {"tokens": key_tokens, "preceding": jnp.roll(key_tokens, 1, -1)}
     return _statistics(
         asked,
-        # Alike in all heads.
+        # The same in all heads.
         jax.tree.map(lambda x: jnp.asarray(x)[..., None], Given(queries, keys)),
         counted,
-        registered=tuple(STATISTICS.values()),  # so that another entry compiles anew
+        registered=tuple(STATISTICS.values()),  # so that a new entry recompiles
         grid=None if pooled is None else Grid.of(asked.shape, *pooled),
         per_query=per_query,
     )
@@ -126,7 +127,7 @@ def statistics(
 
 @dataclasses.dataclass(frozen=True)
 class _Observed(Observation):
-    """The row sums of entries, what keys receive, and the cells of a grid."""
+    """The row sums of entries, the mass that keys receive, and the cells of a grid."""
 
     sums: tuple[RowSum, ...]
     grid: Grid | None
@@ -135,40 +136,40 @@ class _Observed(Observation):
         zeros = jnp.zeros(num_queries, dtype)
         return Sums(
             tuple(
-                zeros if each.size is None else (zeros,) * each.size
-                for each in self.sums
+                zeros if row_sum.size is None else (zeros,) * row_sum.size
+                for row_sum in self.sums
             ),
             jnp.zeros(num_keys, dtype),
             () if self.grid is None else self.grid.zeros(dtype),
         )
 
     def add(self, tile, sums):
-        # Without the barrier XLA fuses the scores and their exponentials into each of
-        # the sums on the CPU, and computes them once per sum.
+        # Without the barrier XLA on the CPU fuses the scores and their exponentials
+        # into every sum, and computes them once per sum.
         tile = tile._replace(weights=lax.optimization_barrier(tile.weights))
         dtype = tile.weights.dtype
-        wanted = {column: None for each in self.sums for column in each.of_keys}
+        wanted = {column: None for x in self.sums for column in x.of_keys}
         columns = [jnp.stack([f(tile).astype(dtype) for f in wanted], 1)]
         if self.grid is not None:
             columns.append(self.grid.columns.membership(tile.columns, dtype))
         products = tile.weights @ jnp.concatenate(columns, 1)
         product_of = {f: products[:, i] for i, f in enumerate(wanted)}
         parts = (
-            each.from_tile(tile, *(product_of[f] for f in each.of_keys))
-            for each in self.sums
+            row_sum.from_tile(tile, *(product_of[f] for f in row_sum.of_keys))
+            for row_sum in self.sums
         )
         cells = sums.head
         if self.grid is not None:
             cells = self.grid.add(cells, products[:, len(wanted) :], tile)
-        # A sum, and no product with ones: that is the same for all heads, and where two
-        # heads are taken together XLA would copy their tile to make it one product.
+        # A sum, not a product with ones: the ones are shared by all heads, and where
+        # two heads are taken together XLA would copy their tile to make it one product.
         received = tile.weights.sum(0)
         return Sums(self.merge(sums.queries, tuple(parts)), sums.keys + received, cells)
 
     def merge(self, first, second):
         return tuple(
-            jax.tree.map(jnp.maximum if each.is_largest else jnp.add, *pair)
-            for each, *pair in zip(self.sums, first, second, strict=True)
+            jax.tree.map(jnp.maximum if row_sum.is_largest else jnp.add, *pair)
+            for row_sum, *pair in zip(self.sums, first, second, strict=True)
         )
 
 
@@ -184,21 +185,21 @@ def _statistics(asked, given, counted, *, registered, grid, per_query, sizes):
         if entry.from_head is None
         and (entry.needs is None or entry.needs in given.keys)
     ]
-    wanted = tuple(dict.fromkeys(each for entry in entries for each in entry.sums))
+    wanted = tuple(dict.fromkeys(x for entry in entries for x in entry.sums))
     sums = fold_gradient.fold(_Observed(wanted, grid), asked, given, sizes)
     count = jnp.maximum((counts != 0).sum(-1), 1)
     # Rows without weights may be NaN, which would spread to means and gradients. NaN of
-    # rows that count is put back last, where nothing differentiates it.
+    # counted rows is put back at the end, where it is not differentiated.
     rows = jax.tree.map(lambda x: jnp.where(has_weights, x, 0), sums.queries)
     received = jnp.where(is_nan.any(-1)[..., None], jnp.nan, sums.keys)
     row_sums = dict(zip(wanted, rows, strict=True))
     row_sums[LARGEST] = _largest(row_sums[LARGEST][..., None], asked, sizes)[..., 0]
 
     def finished(entry):
-        each_query = entry.from_sums(*(row_sums[each] for each in entry.sums))
-        each_query = jnp.where(has_weights, each_query, 0).astype(sums.keys.dtype)
-        each_query = jnp.where(is_nan, jnp.nan, each_query)
-        return entry.from_mean(each_query if per_query else each_query.sum(-1) / count)
+        by_query = entry.from_sums(*(row_sums[x] for x in entry.sums))
+        by_query = jnp.where(has_weights, by_query, 0).astype(sums.keys.dtype)
+        by_query = jnp.where(is_nan, jnp.nan, by_query)
+        return entry.from_mean(by_query if per_query else by_query.sum(-1) / count)
 
     mask, origin = asked.weighting.mask, asked.weighting.origin
     unseen = mask.unseen_keys(num_queries, num_keys, origin.query)
@@ -244,8 +245,8 @@ def pooled(
     queries = _consecutive("queries", queries, num_queries)
     keys = _consecutive("keys", keys, num_keys)
     if (len(queries), len(keys)) != (num_queries, num_keys):
-        # Any rectangle of a map is a map, as the logsumexp of a row is known; devices
-        # do not share it.
+        # Any rectangle of a map is a map, as the logsumexp of a row is known; it is not
+        # sharded.
         rows_of, columns_of = (slice(x.start, x.stop) for x in (queries, keys))
         first = tiles.Origin(queries.start, keys.start)
         asked = dataclasses.replace(
@@ -298,7 +299,7 @@ def top(asked: "AttentionMap", k: int, *, sizes: sweep.Sizes) -> Top:
 
 @dataclasses.dataclass(frozen=True)
 class _AtKeys(Observation):
-    """The weights at the keys that are given of each query, `[T, k]`; 0 for -1."""
+    """The weights of each query at its keys `given.queries`, `[T, k]`; 0 for -1."""
 
     def nothing(self, num_queries, num_keys, given, dtype):
         return Sums(jnp.zeros(given.queries.shape, dtype))
@@ -384,11 +385,11 @@ def observe(
 def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
     """Computes mean Jensen-Shannon divergences; see `AttentionMap.divergence`.
 
-    The divergence of two rows: the entropy of their mean less their mean entropy. It
-    needs the rows of all heads at once, so that this is no walk over single heads.
+    The divergence of two rows is the entropy of their mean less their mean entropy. It
+    needs the rows of all heads at once, so this is not a walk over single heads.
     """
     maps = [asked] if other is None else [asked, other]
-    shapes = [(*each.shape[:-3], *each.shape[-2:]) for each in maps]
+    shapes = [(*map_.shape[:-3], *map_.shape[-2:]) for map_ in maps]
     if shapes[0] != shapes[-1]:
         raise ValueError(
             "maps that are compared must have the same batch axes, T and S; got "
@@ -402,14 +403,14 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
         return zeros
     maps, counts = zip(*map(_counting, maps), strict=True)
     weighs = [(x > 0).astype(x.dtype) for x in counts]
-    sees = [(x != 0).astype(x.dtype) for x in counts]  # also what is NaN
+    sees = [(x != 0).astype(x.dtype) for x in counts]  # NaN included
     width = min(num_keys, _KEYS_COMPARED)
     num_rows = sum(math.prod(x.shape[:-2]) for x in maps)
     height = _SCORES_COMPARED // max(num_rows * width, 1)
     height = min(max(height, 1), num_queries)
 
     def entropy(weights):
-        # NaN of negative weights, which are no probabilities.
+        # Negative weights, which are not probabilities, give NaN.
         return -(weights * jnp.log(jnp.where(weights == 0, 1, weights))).sum(-1)
 
     def pairing(arrays, axis):
@@ -433,19 +434,19 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
 
         return lax.map(of_pairs, jnp.arange(len(ours)))
 
-    @jax.checkpoint  # so that a gradient keeps nothing of size T x S
+    @jax.checkpoint  # so that the gradient keeps nothing of size T x S
     def of_tile(start):
         rows, columns = start[0] + jnp.arange(height), start[1] + jnp.arange(width)
         at = jnp.minimum(rows, num_queries - 1)
         keys = jnp.minimum(columns, num_keys - 1)
         is_new = (rows < num_queries)[:, None] & (columns < num_keys)[None]
-        weights = [jnp.where(is_new, each.tile(at, keys), 0) for each in maps]
-        return lax.cond(  # pairs of heads cost more than the weights of all
+        weights = [jnp.where(is_new, map_.tile(at, keys), 0) for map_ in maps]
+        return lax.cond(  # comparing pairs of heads costs more than all weights
             (weights[0] != 0).any() | (weights[-1] != 0).any(),
             compared,
             lambda weights, counted: jnp.zeros(sums_shape, asked.dtype),
             weights,
-            [jnp.take(each, at, -1) for each in weighs],
+            [jnp.take(x, at, -1) for x in weighs],
         )
 
     tops, lefts = jnp.arange(0, num_queries, height), jnp.arange(0, num_keys, width)
@@ -478,7 +479,7 @@ def _pairs_of_heads(num_heads: int, num_others: int | None) -> np.ndarray:
 
 
 def _factor(map_shape, x, axis) -> Array:
-    """Checks what a map is to be multiplied by along its axis -1 (S) or -2 (T)."""
+    """Checks the array that multiplies a map along axis -1 (S) or -2 (T)."""
     x = jnp.asarray(x)
     *batch_shape, num_heads, _, _ = map_shape
     name = {-2: "T", -1: "S"}[axis]

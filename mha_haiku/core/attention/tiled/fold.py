@@ -1,4 +1,4 @@
-"""The one walk over the tiles of a map, which runs any observation of it.
+"""The walk over the tiles of a map that runs any observation of it.
 
 The walk skips tiles that the mask rules out and holds no `[T, S]` array.
 `fold_gradient` has the fold that can be differentiated.
@@ -29,7 +29,7 @@ def forward(
     sizes: sweep.Sizes,
     first: tiles.Origin | None = None,
 ) -> Sums:
-    """Folds a map, or its part that begins at `first`; see `fold_gradient.fold`."""
+    """Folds a map, or the part that begins at `first`; see `fold_gradient.fold`."""
     *batch_shape, num_heads, _ = factors.log_sum.logsumexp.shape
 
     def fold_head(example, head):
@@ -43,8 +43,8 @@ def forward(
         def fold_block(block, sums):
             def add_tile(columns, seen_from, sums):
                 tile = walk.tile(block, columns, seen_from)
-                own = sums._replace(keys=take(sums.keys, columns))
-                new = observation.add(tile, own)
+                tile_sums = sums._replace(keys=take(sums.keys, columns))
+                new = observation.add(tile, tile_sums)
                 return new._replace(keys=put(sums.keys, new.keys, columns))
 
             sums_of_block = sums._replace(queries=nothing.queries)
@@ -59,13 +59,13 @@ def forward(
 class Block(NamedTuple):
     """A block of queries.
 
-    All blocks have one size, so that the last one starts earlier where that size does
-    not divide T: the queries that it shares with the block before are not new.
+    All blocks have the same size. Where it does not divide T, the last block starts
+    earlier: the queries that it shares with the block before are not new.
     """
 
-    rows: tiles.Span  # which queries
-    is_new: Array | None  # `[R]`, which queries are new; None: all
-    # `[R]`: the log sum, but inf where a query is to have no weights.
+    rows: tiles.Span  # the queries
+    is_new: Array | None  # `[R]`, which queries are new; None if all are
+    # `[R]`: the log sum, or inf to give a query weights of 0.
     log_sum: LogSum
 
     def put(self, totals: Tree, new: Tree) -> Tree:
@@ -90,7 +90,7 @@ class Walk:
         factors: sweep.Factors,
         given: Given,
         sizes: sweep.Sizes,
-        first: tiles.Origin | None,  # where in the whole map this part begins, or None
+        first: tiles.Origin | None,  # where this part of the map begins, or None
         example: tuple,
         head: Array,
     ):

@@ -1,11 +1,11 @@
 """The fold over a map's tiles, differentiable in reverse mode by a second walk.
 
-What a tile adds to the sums is a function of its relative scores and of what is given,
-which JAX differentiates. Sums add up over the tiles, so every tile has the cotangents
-of the whole sums, and nothing of size T x S is kept: the gradient recomputes scores, as
-attention's gradient does. As a relative score is a score less the logsumexp, the
-gradient takes two paths: to queries, keys and bias here, and by the logsumexp into the
-gradient of the attention that made it.
+What a tile adds to the sums is a function of its relative scores and the `Given`
+arrays, which JAX differentiates. Sums add up over the tiles, so every tile has the
+cotangents of the whole sums, and nothing of size T x S is kept: the gradient recomputes
+scores, as attention's gradient does. As a relative score is a score less the logsumexp,
+the gradient takes two paths: to queries, keys and bias here, and through the logsumexp
+into the gradient of the attention that computed it.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 Array = jax.Array
 
-# The log of a weight of 0, where products with large cotangents must stay finite.
+# The log of a weight of 0, whose products with large cotangents must be finite.
 _LOW = -1e4
 
 _REFUSAL = (
-    "observations of an attention map have first derivatives alone, in reverse mode "
-    "(jax.grad, jax.vjp); a second one, and forward mode, have to be made from its "
-    "weights(), of attention by implementation='formula'."
+    "observations of an attention map have only first derivatives, in reverse mode "
+    "(jax.grad, jax.vjp); for second derivatives or forward mode, compute from the "
+    "map's weights(), with implementation='formula'."
 )
 
 
@@ -47,7 +47,7 @@ def fold(
     """Folds an observation over all tiles; differentiable in reverse mode."""
 
     def run(asked, given):
-        # The gradient runs on whole arrays, where devices share them too.
+        # The gradient runs on whole arrays, even if they are sharded.
         walk = forward if asked.fold is None else asked.fold
         return walk(observation, sweep.Factors.of(asked), given, sizes), ()
 
@@ -64,16 +64,18 @@ def known(
     given: Callable[["AttentionMap"], Given],
     sizes: sweep.Sizes,
 ) -> Sums:
-    """Gives sums that are known already the gradient of an observation.
+    """Gives sums that are already known the gradient of an observation.
 
-    The largest weights, say, are differentiated as the weights at the keys where they
-    stand. Only a gradient calls `given`.
+    The largest weights, for example, are differentiated as the weights at their keys.
+    Only the gradient calls `given`.
     """
 
     def pull_back(arguments, _, is_wanted, cotangents):
-        asked, own = arguments[0], given(arguments[0])
-        is_wanted = is_wanted[0], jax.tree.map(lambda _: None, own)
-        pulled = _pulled_back(observation, asked, own, cotangents, sizes, is_wanted)
+        asked, given_arrays = arguments[0], given(arguments[0])
+        is_wanted = is_wanted[0], jax.tree.map(lambda _: None, given_arrays)
+        pulled = _pulled_back(
+            observation, asked, given_arrays, cotangents, sizes, is_wanted
+        )
         return pulled[0], None
 
     return custom_gradient.differentiable(
@@ -90,7 +92,7 @@ def _pulled_back(observation, asked, given, cotangents, sizes, is_wanted) -> tup
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _once(function, *arguments):
-    """Calls `function(*arguments)`, which cannot be differentiated again."""
+    """Calls `function(*arguments)`; the result cannot be differentiated."""
     return function(*arguments)
 
 
@@ -108,21 +110,21 @@ def backward(
     cotangents: Sums,
     is_wanted: tuple["AttentionMap", Given],
 ) -> tuple["AttentionMap | None", Given]:
-    """Computes the gradients of a map and of what is given, None where not wanted.
+    """Computes the gradients of a map and of `given`, None where not wanted.
 
     `is_wanted` has None in the place of each array that is not differentiated.
     """
     wanted_map, wanted_given = is_wanted
     wants_map = bool(jax.tree.leaves(wanted_map))
     wants_bias = bool(jax.tree.leaves(wanted_map.weighting.bias))
-    # A query without a finite logsumexp has no weights here, and so no gradient.
+    # A query without a finite logsumexp has weights of 0 here, so no gradient.
     logsumexp = jnp.where(jnp.isfinite(asked.logsumexp), asked.logsumexp, -jnp.inf)
     log_sum = asked.log_sum._replace(logsumexp=logsumexp)
     finite = sweep.Factors.of(asked)._replace(log_sum=log_sum)
     *batch_shape, num_heads, _ = logsumexp.shape
 
     def zeros_of(part, given):
-        """Makes the zeros with which gradients of a map, or of a head, begin."""
+        """Makes the initial gradients of a map, or of a head."""
         given_zeros = jax.tree.map(jnp.zeros_like, _chosen(given, wanted_given))
         if not wants_map:
             return None, given_zeros
@@ -136,18 +138,21 @@ def backward(
     def head_gradients(example, head, totals):
         del totals
         walk = Walk(observation, finite, given, sizes, None, example, head)
-        own = jax.tree.map(lambda x: tiles.at_batch(x, (*example, head)), cotangents)
+        of_head = jax.tree.map(
+            lambda x: tiles.at_batch(x, (*example, head)), cotangents
+        )
 
         def add_block(block, totals):
-            queries = take(own.queries, block.rows)
+            queries = take(of_head.queries, block.rows)
 
             def add_tile(columns, seen_from, totals):
-                here = Sums(queries, take(own.keys, columns), own.head)
+                here = Sums(queries, take(of_head.keys, columns), of_head.head)
                 return _add_tile(walk, totals, here, block, columns, seen_from)
 
             return walk.over_keys(add_tile, block, totals)
 
-        # Keys' gradients are summed transposed, as `products.gather` makes them.
+        # The gradients of keys are summed transposed, as `products.gather` returns
+        # them.
         zeros, given_zeros = zeros_of(walk.head, walk.given)
         zeros = zeros and zeros._replace(key=zeros.key.T)
         map_grad, given_grad = walk.over_rows(add_block, (zeros, given_zeros))
@@ -159,7 +164,7 @@ def backward(
     def by_head_axis(map_grad, given_grad):
         return map_grad and map_grad[:2], map_grad and map_grad[2:], given_grad
 
-    axes = (1, 0, 1)  # where the heads stand, after B..., in what that returns
+    axes = (1, 0, 1)  # the axes of heads after B..., in the results
     totals = by_head_axis(*zeros_of(finite, given))
     vectors, others, given_grad = sweep.summed_over_heads(
         head_gradients, totals, axes, tuple(batch_shape), num_heads, sizes.heads
@@ -175,18 +180,18 @@ def backward(
 
 
 def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
-    """Adds a tile to the gradients of a head (of keys `[K, S]`)."""
+    """Adds a tile to the gradients of a head (the gradient of keys is `[K, S]`)."""
     map_grad, given_grad = totals
     observation, dtype = walk.observation, walk.dtype
     relative = walk.relative_scores(block, columns, seen_from)
-    own = walk.given_of(block, columns)
+    of_tile = walk.given_of(block, columns)
     is_hidden = relative < HIDDEN / 2
 
     def sums(relative, wanted):
-        given = jax.tree.map(lambda x, new: x if new is None else new, own, wanted)
+        given = jax.tree.map(lambda x, new: x if new is None else new, of_tile, wanted)
         tile = walk.tile_of(relative, block, columns, given)
-        # Part of what is differentiated, as `where` has no gradient for masked pairs:
-        # numbers of 1e38 given for a masked key would make it 0 x inf.
+        # Inside the differentiated function, as `where` has no gradient for masked
+        # pairs: numbers of 1e38 for a masked key would make it 0 x inf.
         tile = tile._replace(
             weights=jnp.where(is_hidden, 0, tile.weights),
             log_weights=jnp.where(is_hidden, _LOW, tile.log_weights),
@@ -194,8 +199,8 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
         nothing = observation.nothing(block.rows.size, columns.size, given, dtype)
         return _chosen(observation.add(tile, nothing), cotangents)
 
-    _, pullback = jax.vjp(sums, relative, _chosen(own, given_grad))
-    scores_grad, own_grad = pullback(cotangents)
+    _, pullback = jax.vjp(sums, relative, _chosen(of_tile, given_grad))
+    scores_grad, tile_grad = pullback(cotangents)
     if map_grad is not None:
         weighting, grads = walk.head.weighting, map_grad.weighting
         query_grad, key_grad, score_grad = weighting.score.gradients(
@@ -225,8 +230,8 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
         )
 
     return map_grad, Given(
-        added(given_grad.queries, own_grad.queries, block.rows),
-        added(given_grad.keys, own_grad.keys, columns),
+        added(given_grad.queries, tile_grad.queries, block.rows),
+        added(given_grad.keys, tile_grad.keys, columns),
     )
 
 

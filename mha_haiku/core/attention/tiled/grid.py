@@ -17,7 +17,7 @@ Array = jax.Array
 class Bins(NamedTuple):
     """Equal bins of positions."""
 
-    size: int  # how many positions there are
+    size: int  # the number of positions
     width: int  # positions in a bin; the last bin may have fewer
 
     @classmethod
@@ -29,7 +29,7 @@ class Bins(NamedTuple):
         return -(-self.size // self.width)
 
     def touched(self, size: int) -> int:
-        """Counts the bins that a span of this size may touch at most."""
+        """Returns the largest number of bins that a span of this size can touch."""
         return min(self.count, (size - 1) // self.width + 2)
 
     def first(self, span: tiles.Span) -> Array:
@@ -76,7 +76,7 @@ class Grid(NamedTuple):
 
 
 def bin_edges(size: int, bins: int) -> np.ndarray:
-    """Finds edges of at most `bins` equal bins of positions; the last may differ.
+    """Returns the edges of at most `bins` equal bins; the last may be smaller.
 
     They are integers from 0 to `size`; bin i covers `edges[i]:edges[i + 1]`.
 

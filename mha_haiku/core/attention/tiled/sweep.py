@@ -1,11 +1,11 @@
 """Walks over an attention map: head by head, rows by rows, tile by tile.
 
-Whatever reads a whole map without holding it consists of these loops: `over_heads`
-takes one head of one example at a time (on the CPU, where two-dimensional tiles are the
-fastest) or several, `over_rows` a block of its queries, `over_keys` a tile of the keys
-that the block may see at all. `Factors` give the scores of a tile. Tiles have one size,
-so that one body is compiled for all: the last one of a row or column starts earlier,
-and ignores what it shares with the one before.
+Everything that reads a whole map without storing it is made of these loops:
+`over_heads` takes one head of one example at a time (on the CPU, where two-dimensional
+tiles are the fastest) or several, `over_rows` a block of its queries, `over_keys` a
+tile of the keys that the block may see. `Factors` give the scores of a tile. All tiles
+have the same size, so that one body is compiled for all: the last tile of a row or
+column starts earlier, and ignores its overlap with the one before.
 """
 
 import math
@@ -24,31 +24,30 @@ if TYPE_CHECKING:
     from mha_haiku.core.attention.attention_map import AttentionMap
 
 Array = jax.Array
-_MULTIPLE = 16  # of what tile sizes are, as short vectors fill registers then
+_MULTIPLE = 16  # tile sizes are multiples of it, to fill vector registers
 
 # Rows and columns of tiles to choose from; accelerators take the first. On a CPU large
-# tiles make the fastest products, and small ones leave out more of what a mask rules
-# out.
+# tiles give the fastest products, and small tiles skip more of what a mask rules out.
 _TILES = ((512, 1024), (512, 512))
-# Scores in the tiles of heads that are taken together, about what caches hold.
+# Scores in the tiles of heads that are taken together, about what a cache holds.
 _SCORES = {"cpu": 2**19}
 _SCORES_ON_ACCELERATORS = 2**25
-# What a step costs besides its scores, in scores; and heads that are taken together, of
-# the time of heads one by one. Measured on 2 cores (AMD EPYC): a step of 2^18 and 2^19
-# scores of 64 channels takes 2.03 and 1.82 ns a score; with gradients a pair of small
-# tiles is the slower of the two at 8,192 positions and the faster at 2,048.
+# The overhead of a step, in scores; and the relative time of heads taken together over
+# heads one by one. Measured on 2 cores (AMD EPYC): a step of 2^18 and 2^19 scores of 64
+# channels takes 2.03 and 1.82 ns a score; with gradients a pair of small tiles is
+# slower than one large tile at 8,192 positions and faster at 2,048.
 _SCORES_OF_A_STEP = 60_000
 _COST_OF_TOGETHER = 1.07
 
 
 class Factors(NamedTuple):
-    """What a map is made from; or one head of it, whose arrays have no B... and H."""
+    """The arrays that define a map; or one head of it, without axes B... and H."""
 
     query: Array  # `[B..., T, H, K]`; of a head `[T, K]`
     key: Array  # `[B..., S, G, K]`; of a head `[S, K]`
     weighting: Weighting  # mask, bias, score and origin, aligned
-    # Of `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None where it
-    # is not known yet.
+    # `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None if not known
+    # yet.
     log_sum: LogSum | None = None
 
     @classmethod
@@ -59,8 +58,8 @@ class Factors(NamedTuple):
         """Selects one head of one example; the indices may be traced."""
         whole, num_heads = self, self.query.shape[-2]
         if not num_heads:
-            # A walk over no heads is traced all the same, to learn the shapes that it
-            # returns, and no axis of size 0 can be indexed.
+            # A walk over no heads is traced all the same, for the shapes that it
+            # returns, and an axis of size 0 cannot be indexed.
             def with_one_head(x):
                 return jnp.zeros([size or 1 for size in x.shape], x.dtype)
 
@@ -79,8 +78,8 @@ class Factors(NamedTuple):
     ) -> Array:
         """Computes the scores `[R, C]` of a tile of a head, -inf where masked.
 
-        Keys before the position `seen_from` are hidden as well; None: the mask is known
-        to allow all of the tile.
+        Keys before the position `seen_from` are hidden as well. None means that the
+        mask is known to allow the whole tile.
         """
         query, key = tiles.take(self.query, rows, 0), tiles.take(self.key, columns, 0)
         weighting = self.weighting
@@ -94,14 +93,14 @@ class Factors(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """How much of the scores is computed at once."""
+    """The sizes of a tile: how many scores are computed at once."""
 
     rows: int  # queries in a tile
     columns: int  # keys in a tile
     heads: int  # heads, of any examples, that are taken together
 
     def fitted(self, num_queries: int, num_keys: int) -> "Sizes":
-        """Adjusts the sizes so that they divide a map of T x S about evenly."""
+        """Adjusts the sizes to divide a map of T x S about evenly."""
         rows = _even(num_queries, self.rows)
         columns = _even(num_keys, self.columns)
         return Sizes(rows, columns, self.heads)
@@ -113,7 +112,7 @@ def default_sizes(
     platform: str,
     largest: int = 2**19,
 ) -> Sizes:
-    """Chooses the tile sizes, of at most `largest` scores, that walk a map fastest."""
+    """Chooses the fastest tile sizes for a map, of at most `largest` scores."""
     num_heads, shape = math.prod(map_shape[:-2]), map_shape[-2:]
     most = _SCORES.get(platform, _SCORES_ON_ACCELERATORS)
 
@@ -134,7 +133,7 @@ def default_sizes(
 
 
 def _num_steps(num_queries, num_keys, weighting, rows, columns) -> int:
-    """Counts the tiles of a head that are visited, as if causal where unknown."""
+    """Counts the tiles of a head that are visited; assumes causal if unknown."""
     total, is_static = 0, True
     for start in range(0, num_queries, rows):
         block = tiles.Span(min(start, num_queries - rows), rows)
@@ -155,7 +154,7 @@ def over_heads(
 ) -> Any:
     """Calls `function(example, head)` for all heads, and stacks to `[B..., H, ...]`.
 
-    At most so many heads are computed `together`.
+    At most `together` heads are computed at once.
     """
     shape = (*batch_shape, num_heads)
 
@@ -164,7 +163,7 @@ def over_heads(
         return function(tuple(example), head)
 
     together = _divisor(shape, together)
-    # Without an axis of one head, which would cost the CPU compiler its best forms.
+    # No axis for a single head, which would keep the CPU compiler from its best code.
     together = together if together > 1 else None
     stacked = lax.map(at_head, jnp.arange(math.prod(shape)), batch_size=together)
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), stacked)
@@ -178,15 +177,15 @@ def summed_over_heads(
     num_heads: int,
     together: int,
 ) -> tuple:
-    """Calls `function(example, head, totals)` for all heads, each at its place.
+    """Calls `function(example, head, totals)` for all heads, and adds up the results.
 
     The function also takes the totals so far, and returns a tuple of pytrees like
-    `totals`, without batch axes and heads. In the totals a batch axis or the axis of
-    heads, `axes` after B..., may have size 1 for all, the latter also G. Heads that
-    share a place add up, on zeros; a place of one head is written over.
+    `totals`, without the axes of batch and heads. In the totals, batch axes may have
+    size 1, and the axis of heads (number `axes` after B...) size 1 or G. Heads that
+    share a place are summed, starting from zeros; a place of one head is overwritten.
     """
     shape = (*batch_shape, num_heads)
-    if _divisor(shape, together) > 1:  # few numbers: stacked first, they add up faster
+    if _divisor(shape, together) > 1:  # small arrays: stacking before summing is faster
         sizes = batch_shape, num_heads, together
         stacked = over_heads(lambda *at: function(*at, totals), *sizes)
         return tuple(
@@ -205,7 +204,7 @@ def summed_over_heads(
             at[i] = index * (total.shape[i] > 1)
         at[axis] = head * total.shape[axis] // num_heads
         at = tiles.starts(at)
-        if total.size != part.size * math.prod(shape):  # heads share it
+        if total.size != part.size * math.prod(shape):  # shared by heads
             part += lax.dynamic_slice(total, at, part.shape)
         return lax.dynamic_update_slice(total, part, at)
 
@@ -238,7 +237,7 @@ def over_rows(
 ) -> Any:
     """Calls `body(rows, fresh_from, carry)` for each block of rows.
 
-    A block has `height` of the `size` rows; none before `fresh_from` is new to it.
+    A block has `height` of the `size` rows; rows before `fresh_from` are not new.
     """
 
     def block(i, carry):
@@ -259,8 +258,8 @@ def over_keys(
 ) -> Any:
     """Calls `body(columns, seen_from, carry)` for the tiles of a row.
 
-    Tiles that no query of the block can see are left out. `seen_from` is as
-    `Factors.scores` takes it; `width` is a tile's, at most S.
+    Tiles that no query of the block can see are skipped. `seen_from` is as for
+    `Factors.scores`; `width` is the width of a tile, at most S.
     """
     count = -(-num_keys // width)
     mask = weighting.mask
@@ -276,10 +275,10 @@ def over_keys(
         columns = tiles.Span(tiles.smallest(j * width, num_keys - width), width)
         return body(columns, seen_from, carry)
 
-    # Open tiles come first, in a loop of their own whose body has no mask. Those before
-    # and behind them share a second loop, which jumps over them (`+ num_open`): one
-    # body is compiled. So nothing that depends on the order of the keys may be carried.
-    # The last tile starts earlier, and hides what is before its own place, `j * width`.
+    # Open tiles come first, in a separate loop whose body has no mask. Tiles before and
+    # after them share a second loop, which skips them (`+ num_open`), so that one body
+    # is compiled for both. So the carry must not depend on the order of the keys. The
+    # last tile starts earlier, and hides the keys before `j * width`.
     def masked(i, carry):
         j = i + first
         if isinstance(j, int) and isinstance(open_first, int):
@@ -298,10 +297,10 @@ def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
 
 
 def _keys(range_of, origin, rows, num_keys) -> tuple:
-    """Finds (start, stop) of keys by a range of the mask, which knows positions."""
+    """Finds (start, stop) of keys by a method of the mask, which takes positions."""
     spans = origin.at(rows, tiles.Span(0, num_keys))
-    found = range_of(*((span.start, span.stop) for span in spans))
-    return tuple(x - origin.key for x in found)
+    positions = range_of(*((span.start, span.stop) for span in spans))
+    return tuple(x - origin.key for x in positions)
 
 
 def _divisor(shape: tuple[int, ...], most: int) -> int:
@@ -311,8 +310,8 @@ def _divisor(shape: tuple[int, ...], most: int) -> int:
 
 
 def _even(size: int, most: int) -> int:
-    """Computes the width of about equal parts of at most `most`."""
-    size = max(size, 1)  # an empty map has no tile, but tiles have a size
+    """Computes the width, at most `most`, of about equal parts."""
+    size = max(size, 1)  # tiles of an empty map still have a size
     parts = -(-size // min(most, size))
     width = -(-size // parts)
     return min(size, most, -(-width // _MULTIPLE) * _MULTIPLE)

@@ -1,7 +1,7 @@
 """The arrays of a checkpoint: one safetensors file, compared by their names.
 
 A name is the path of an array in the tree, ".params['encoder/norm']['scale']". The
-file is a JSON header and the bytes of the arrays; other tools read it as it is.
+file is a JSON header and the bytes of the arrays, which other tools can read.
 """
 
 import errno
@@ -31,7 +31,7 @@ def describe(tree: Any) -> dict[str, dict[str, Any]]:
 
 
 def fields(names: Iterable[str]) -> set[str]:
-    """Collects the fields of a tree: first parts of its arrays' names, ".params"."""
+    """Collects the fields of a tree: the first parts of array names, ".params"."""
     return {match[0] for match in map(_FIELD.match, names) if match}
 
 
@@ -43,7 +43,7 @@ def of_fields(described: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
 def compare(
     saved: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]], where: str
 ) -> None:
-    """Raises ConfigError, with the parameter, unless saved arrays are those wanted."""
+    """Raises ConfigError, with the parameter, unless saved arrays are as wanted."""
     missing = [name for name in wanted if name not in saved]
     unknown = [name for name in saved if name not in wanted]
     if differ := checks.lacks_and_has(missing, unknown, 3):

@@ -1,7 +1,7 @@
 """manifest.json, which verifies a checkpoint: the sha256 of each of its files.
 
 A checkpoint must match its manifest: no file changed, cut short, missing or added, and
-no folder or link in place of a file.
+no folder or link instead of a file.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """The checkpoints of a run: saved in the background, verified before restoring.
 
-Each has a folder, `<step>/`, which gets this name once all of it is on the disk; what a
-kill leaves half written has another. So a `<step>/` that does not match its manifest,
-or has none, was damaged later.
+A checkpoint is a folder, `<step>/`, which gets this name once all of it is on the disk;
+until then it has another name, which a kill may leave. So a `<step>/` that does not
+match its manifest, or has none, was damaged later.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from mha_haiku.training.runs.checkpoints import arrays, manifest
 _logger = logging.getLogger("mha_haiku")
 
 _ARRAYS = "arrays.safetensors"
-_WINDOW = "window.json"  # where there is a window
+_WINDOW = "window.json"  # only if there is a window
 _PARTIAL = ".partial-"  # being written
 _REMOVED = ".removed-"  # being deleted
 _FEW_LAYERS = 16  # whose shapes are found fast
@@ -70,10 +70,10 @@ class Checkpoints(contextlib.AbstractContextManager):
         return self._steps()
 
     def latest(self) -> int | None:
-        """Finds the newest good step, or None where nothing has been saved.
+        """Finds the newest good step, or None if nothing has been saved.
 
-        It logs a warning about each damaged step after it, once, and renames that to
-        `<step>.damaged` unless this is read-only. ConfigError if none is good.
+        It logs one warning about each damaged step after it, and renames the step to
+        `<step>.damaged` unless this is read-only. ConfigError if no step is good.
         """
         damaged = {}
         for step in reversed(self.steps()):
@@ -101,9 +101,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     ) -> None:
         """Starts to save a tree of host arrays; waits for the save before it.
 
-        The arrays must not be changed afterwards. A good checkpoint of this step is
-        kept as it is. The smallest `held_out_loss` marks the best. A `window` has the
-        numbers of a report that was not due yet.
+        The arrays must not be changed afterwards. A good checkpoint of this step is not
+        written again. The smallest `held_out_loss` marks the best. A `window` has the
+        sums of a report that was not due yet.
 
         Raises:
           ValueError: If `held_out_loss` is not finite.
@@ -124,15 +124,15 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._thread.start()
 
     def window(self) -> dict[str, float]:
-        """Reads the window that the newest good step was saved with; {}: none.
+        """Reads the window that the newest good step was saved with, or {}.
 
         Raises:
-          ConfigError: If it is no JSON object of numbers.
+          ConfigError: If it is not a JSON object of numbers.
         """
         path = self._path(self.latest()) / _WINDOW
         numbers = files.read_json(path) or {}
         if not all(type(x) in (int, float) for x in numbers.values()):
-            raise ConfigError(f"{path} must have numbers alone.")
+            raise ConfigError(f"{path} must have only numbers.")
         return numbers
 
     def fields(self, step: int | None = None) -> set[str]:
@@ -142,10 +142,10 @@ class Checkpoints(contextlib.AbstractContextManager):
     def check_layers(
         self, name: str, count: int, *, is_scanned: bool, step: int | None = None
     ) -> None:
-        """Raises ConfigError where a model has more layers than a step has arrays.
+        """Raises ConfigError if a model has more layers than a step has arrays.
 
-        Their shapes, which take long to find, are asked of files that have as many
-        arrays alone. Scanned layers are rows of one array.
+        This is a cheap check before shapes, which take long to find. Scanned layers are
+        rows of one array.
         """
         step = self._existing(step)
         described = self._described(step)
@@ -160,9 +160,9 @@ class Checkpoints(contextlib.AbstractContextManager):
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
     ) -> Any:
-        """Restores the tree saved at a step (None: the newest good one), on the host.
+        """Restores the tree of a step, by default the newest good one, to the host.
 
-        `abstract` has the shapes and dtypes of what was saved, as from
+        `abstract` has the shapes and dtypes of the saved tree, as from
         `jax.eval_shape`; with `partly` the checkpoint may have more fields at the top
         of the tree.
 
@@ -240,7 +240,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
     def _damage_of(self, step) -> str | None:
-        """Finds the damage of a step, None if there is none; reads it only once."""
+        """Finds the damage of a step, or None; reads it only once."""
         if step not in self._damage:
             self._damage[step] = None
             try:
@@ -269,7 +269,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             _logger.warning(f"Old checkpoints could not be removed: {error}.")
 
     def _write_folder(self, step, tree, held_out_loss, window) -> None:
-        """Writes a step that is not there; where that fails, nothing is left."""
+        """Writes a new step; leaves nothing if that fails."""
         partial = self._root / f"{_PARTIAL}{step}"
         try:
             partial.mkdir(parents=True)

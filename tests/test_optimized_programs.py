@@ -1,4 +1,4 @@
-"""Programs optimised like users' programs keep the properties that hold to the bit.
+"""Programs optimized like users' programs keep the properties that hold to the bit.
 
 The other tests compile quickly, see conftest.py.
 """
@@ -22,7 +22,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
         "models/test_build.py runs/test_loop.py runs/test_durability.py",
     ],
 )
-def test_properties_to_the_bit_hold_in_optimised_programs(tests):
+def test_properties_to_the_bit_hold_in_optimized_programs(tests):
     files = [f"tests/{name}" for name in tests.split()]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
