@@ -102,6 +102,15 @@ def test_orders_are_grouped_and_spelled_as_in_the_table(drawn):
     assert "squared weights 0" in first.text_content()
 
 
+def test_an_order_shows_its_first_heads_and_not_the_last_chosen_one(drawn):
+    maps = samples.of_size(20, 9, 6).sets[0]
+    number = records.Column(np.arange(180.0).reshape(20, 9), "nats", "count")
+    maps = dataclasses.replace(maps, columns={"count": number})
+    opened = drawn(samples.show(maps), viewport={"width": 900, "height": 600})
+    opened.select_option("#order", "count")  # layer 0, head 0 is the last
+    assert opened.locator("#overview").evaluate("x => x.scrollTop") == 0
+
+
 def test_one_head_has_no_order(drawn):
     maps = _maps()
     opened = drawn(samples.show(maps))

@@ -103,6 +103,7 @@ function arrangeHeads(set) {
       made.firstElementChild.replaceChildren(picture);
       return Object.assign(made, { picture, heads: [made] });
     }));
+    box.scrollTop = 0;
   } else {
     box.replaceChildren(...set.layers.flatMap(({ name, heads, kind }, layer) => {
       const shared = makeCanvas(heads.length * pitch);
@@ -275,11 +276,12 @@ function markHead() {
       each.tabIndex = -1;
     }
   });
+  const isNewList = choice.order && !overview.marked; // which shows its first heads
   overview.marked = button;
   if (!button) return;
   button.setAttribute('aria-pressed', isPressed);
   button.tabIndex = 0;
-  if (button.isConnected) reveal(element('overview'), button);
+  if (button.isConnected && !isNewList) reveal(element('overview'), button);
 }
 
 function walkOverHeads(event) {
