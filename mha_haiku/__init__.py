@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from mha_haiku.subjects import verbs as studies
     from mha_haiku.training import devices, runs
 
-__version__ = "0.2.0"  # setup.cfg reads it here
+__version__ = "0.3.0"  # setup.cfg reads it here
 
 __all__ = [
     "AttentionMap",

@@ -6,7 +6,7 @@ of rows and columns, and return arrays that broadcast against `[B..., H, T, S]`.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,10 @@ from mha_haiku.core import checks, display
 
 Array = jax.Array
 Index = slice | range | np.ndarray | Array
+_Class = TypeVar("_Class", bound=type)
 
 
+@dataclass_transform(frozen_default=True)
 def _static_integers(cls):
     """Makes a frozen dataclass a pytree: arrays are leaves, integers are static."""
     cls = dataclasses.dataclass(frozen=True)(cls)
@@ -95,7 +97,10 @@ def array(axes: str, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"axes": axes})
 
 
-def pytree(cls: type) -> type:
+@dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(static, array)
+)
+def pytree(cls: _Class) -> _Class:
     """Makes a class a frozen dataclass and a pytree; `static` fields are not leaves."""
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = display.record

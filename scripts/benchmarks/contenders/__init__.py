@@ -10,7 +10,7 @@ same sizes (`sizes.py`), and do it in the way that is usual and fast with their 
   attention: Fields of `sizes.AttentionSize`, of the attention module.
   core: Fields of `sizes.CoreSize`, of attention without projections.
   implementation: The implementation of `mha_haiku.attend`.
-  model: A name of `decoding_models.SIZES` or `pretrained_models.MODELS`.
+  model: A name of `causal_models.SIZES` or `pretrained_models.MODELS`.
   batch, length: Examples or texts, and the tokens of each.
   steps: Tokens of each text in a run.
 """

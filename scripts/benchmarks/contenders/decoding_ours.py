@@ -5,7 +5,7 @@ import numpy as np
 
 from mha_haiku.core.models import decoding
 from scripts.benchmarks import worker
-from scripts.benchmarks.contenders import decoding_models
+from scripts.benchmarks.contenders import causal_models
 
 
 def prepare(
@@ -16,10 +16,10 @@ def prepare(
     Args:
       use: "early" or "late": the first or the last tokens of texts of `length`;
         "reading": the sum of all parameters, in place of a step.
-      length: Tokens that the cache has room for; None: `decoding_models.LENGTH`.
+      length: Tokens that the cache has room for; None: the model's positions.
     """
-    length = length or decoding_models.LENGTH
-    built, params = decoding_models.ours(model)
+    length = length or causal_models.SIZES[model].length
+    built, params = causal_models.ours(model)
     if use == "reading":
         total = jax.jit(lambda params: sum(x.sum() for x in jax.tree.leaves(params)))
         megabytes = sum(x.nbytes for x in jax.tree.leaves(params)) / 1e6

@@ -5,7 +5,7 @@ import os
 import torch
 
 from scripts.benchmarks import worker
-from scripts.benchmarks.contenders import decoding_models
+from scripts.benchmarks.contenders import causal_models
 
 
 def prepare(
@@ -14,24 +14,10 @@ def prepare(
     """Prepares what is measured.
 
     Args:
-      cache: "dynamic" or "static", with room for `decoding_models.LENGTH` tokens.
+      cache: "dynamic" or "static", with room for all positions.
     """
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
     torch.set_num_threads(os.cpu_count())  # as many as the others use
-    own = decoding_models.SIZES[model]
-    config = transformers.GPT2Config(
-        vocab_size=own.tokens,
-        n_positions=decoding_models.LENGTH,
-        n_embd=own.width,
-        n_layer=own.layers,
-        n_head=own.heads,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    network = transformers.GPT2LMHeadModel(config).eval()
+    network = causal_models.of_transformers(model)
     prompts = torch.ones(batch, 1, dtype=torch.long)
     own_cache = {"cache_implementation": "static"} if cache == "static" else {}
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from scripts.benchmarks import attention, decoding, pretrained, training
+from scripts.benchmarks import attention, decoding, lab, pretrained, training
 from scripts.benchmarks.contenders import jax_programs, map_statistics, sizes
 
 
 @pytest.mark.parametrize("is_quick", [False, True])
 def test_promises_are_of_contenders_that_take_part(is_quick):
-    scripts = attention, training, pretrained, decoding
+    scripts = attention, training, pretrained, decoding, lab
     for cases in (script.CASES for script in scripts):
         for each in (each for name in cases for each in cases[name](name, is_quick)):
             names = [contender.name for contender in each.contenders]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from mha_haiku.core import masks, tiles
@@ -394,9 +395,11 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
             "maps that are compared must have the same batch axes, T and S; got "
             f"shapes {maps[0].shape} and {maps[1].shape}."
         )
-    *_, num_queries, num_keys = asked.shape
-    zeros = jnp.zeros((*asked.shape[:-2], maps[-1].shape[-3]), asked.dtype)
-    if not num_queries or not num_keys:
+    *batch_shape, num_heads, num_queries, num_keys = asked.shape
+    num_others = maps[-1].shape[-3]
+    zeros = jnp.zeros((*batch_shape, num_heads, num_others), asked.dtype)
+    ours, theirs = _pairs_of_heads(num_heads, None if other is None else num_others)
+    if not num_queries or not num_keys or not ours.size:
         return zeros
     maps, counts = zip(*map(_counting, maps), strict=True)
     weighs = [(x > 0).astype(x.dtype) for x in counts]
@@ -410,13 +413,26 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
         # Negative weights, which are not probabilities, give NaN.
         return -(weights * jnp.log(jnp.where(weights == 0, 1, weights))).sum(-1)
 
-    def compared(first, last):
-        means = lax.map(
-            jax.checkpoint(lambda x: entropy((x[..., None, :, :] + last) / 2)),
-            jnp.moveaxis(first, -3, 0),
-        )
-        both = entropy(first)[..., None, :] + entropy(last)[..., None, :, :]
-        return jnp.moveaxis(means, 0, -3) - both / 2
+    def pairing(arrays, axis):
+        """Makes a function from n to both sides of the pairs of row n."""
+        first, last = arrays[0], arrays[-1]
+        if other is not None:
+            return lambda n: (lax.dynamic_slice_in_dim(first, n, 1, axis), last)
+        twice = jnp.concatenate([last, last], axis)
+        return lambda n: (first, lax.dynamic_slice_in_dim(twice, n, num_heads, axis))
+
+    def compared(weights, counted):
+        entropies = [entropy(each) for each in weights]
+        arrays = (weights, -3), (entropies, -2), (counted, -2)
+        pairings = [pairing(*each) for each in arrays]
+
+        @jax.checkpoint
+        def of_pairs(n):
+            weights, entropies, counted = (pair(n) for pair in pairings)
+            rises = entropy(sum(weights) / 2) - sum(entropies) / 2
+            return (rises * math.prod(counted)).sum(-1)
+
+        return lax.map(of_pairs, jnp.arange(len(ours)))
 
     @jax.checkpoint  # so that the gradient keeps nothing of size T x S
     def of_tile(start):
@@ -425,27 +441,41 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
         keys = jnp.minimum(columns, num_keys - 1)
         is_new = (rows < num_queries)[:, None] & (columns < num_keys)[None]
         weights = [jnp.where(is_new, map_.tile(at, keys), 0) for map_ in maps]
-        first, last = weights[0], weights[-1]
-        rises = lax.cond(  # comparing pairs of heads costs more than all weights
-            (first != 0).any() | (last != 0).any(),
+        return lax.cond(  # comparing pairs of heads costs more than all weights
+            (weights[0] != 0).any() | (weights[-1] != 0).any(),
             compared,
-            lambda first, last: jnp.zeros(
-                (*first.shape[:-2], *last.shape[-3:-1]), first.dtype
-            ),
-            first,
-            last,
+            lambda weights, counted: jnp.zeros(sums_shape, asked.dtype),
+            weights,
+            [jnp.take(x, at, -1) for x in weighs],
         )
-        counted = [jnp.take(x, at, -1) for x in weighs]
-        return jnp.einsum("...hgr,...hr,...gr->...hg", rises, counted[0], counted[-1])
 
     tops, lefts = jnp.arange(0, num_queries, height), jnp.arange(0, num_keys, width)
     starts = jnp.stack(jnp.meshgrid(tops, lefts), -1).reshape(-1, 2)
-    total, _ = lax.scan(lambda sums, x: (sums + of_tile(x), None), zeros, starts)
+    sums_shape = len(ours), *batch_shape, ours.shape[1]
+    sums = jnp.zeros(sums_shape, asked.dtype)
+    sums, _ = lax.scan(lambda sums, x: (sums + of_tile(x), None), sums, starts)
+    sums = jnp.moveaxis(sums, 0, -2)
+    total = zeros.at[..., ours, theirs].set(sums)
+    if other is None:
+        total = total.at[..., theirs, ours].set(sums)
     in_both = functools.partial(jnp.einsum, "...ht,...gt->...hg")
     count = in_both(weighs[0], weighs[-1])
     has_nan = in_both(sees[0], sees[-1]) > count
     mean = jnp.maximum(total, 0) / jnp.maximum(count, 1)
     return jnp.where(has_nan, jnp.nan, mean)
+
+
+def _pairs_of_heads(num_heads: int, num_others: int | None) -> np.ndarray:
+    """Lists pairs of heads to compare, `[2, N, M]`: a row of M at once.
+
+    Without other heads (None) each head is paired with itself and the half of all heads
+    after it, in a circle, so that no pair of two heads is left out.
+    """
+    if num_others is None:
+        apart = np.arange(num_heads // 2 + 1)[:, None]
+        first = np.broadcast_to(np.arange(num_heads), (len(apart), num_heads))
+        return np.stack([first, (first + apart) % max(num_heads, 1)])
+    return np.stack(np.meshgrid(range(num_heads), range(num_others), indexing="ij"))
 
 
 def _factor(map_shape, x, axis) -> Array:

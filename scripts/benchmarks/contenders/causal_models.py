@@ -1,4 +1,4 @@
-"""The two causal models whose decoding is measured, in ours and GPT-2's terms."""
+"""Causal models with random weights, in our terms and in GPT-2's."""
 
 from typing import Any, NamedTuple
 
@@ -17,13 +17,26 @@ class Size(NamedTuple):
     tokens: int  # of the vocabulary
     is_tied: bool  # whether logits are products with the embeddings, as in GPT-2
     positions: str
+    length: int = 512  # positions
+
+    @property
+    def num_heads(self) -> int:
+        """The number of heads of all layers."""
+        return self.layers * self.heads
 
 
-LENGTH = 512
 SIZES = {
+    "tiny": Size(2, 24, 3, 53, True, "learned", length=64),  # for quick runs
     "small": Size(3, 128, 4, 103, False, "rotary"),  # configs/text_lm.py
     "large": Size(12, 768, 12, 50_257, True, "learned"),  # GPT-2
+    "whole": Size(12, 768, 12, 50_257, True, "learned", length=1024),
 }
+
+
+def tokens(size: str, batch: int, length: int, seed: int = 0) -> np.ndarray:
+    """Draws token ids `[B, T]`, int32."""
+    drawn = np.random.default_rng(seed).integers(0, SIZES[size].tokens, (batch, length))
+    return drawn.astype(np.int32)
 
 
 def ours(size: str) -> tuple[models.Model, Any]:
@@ -33,7 +46,7 @@ def ours(size: str) -> tuple[models.Model, Any]:
         family="causal",
         num_layers=own.layers,
         model_size=own.width,
-        embedding=dict(positions=own.positions, max_length=LENGTH),
+        embedding=dict(positions=own.positions, max_length=own.length),
         attention=dict(num_heads=own.heads),
         feed_forward=dict(hidden_size=4 * own.width, activation="gelu_tanh"),
         output=dict(tied=own.is_tied, with_bias=not own.is_tied),
@@ -49,3 +62,25 @@ def ours(size: str) -> tuple[models.Model, Any]:
         ),
         shapes,
     )
+
+
+def of_transformers(size: str) -> Any:
+    """Returns transformers' model of one of `SIZES`, as a GPT-2."""
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    own = SIZES[size]
+    config = transformers.GPT2Config(
+        vocab_size=own.tokens,
+        n_positions=own.length,
+        n_embd=own.width,
+        n_layer=own.layers,
+        n_head=own.heads,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+        architectures=["GPT2LMHeadModel"],
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
