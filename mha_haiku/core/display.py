@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import core
 
 _MOST_NUMBERS = 8
 _LONGEST = 60
@@ -81,13 +82,13 @@ def record(x: Any) -> str:
 
 def is_traced(tree: Any) -> bool:
     """Returns whether any array of a pytree is being traced."""
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+    return any(isinstance(x, core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def is_known(x: Any) -> bool:
     """Returns whether the numbers of an array can be read on this host now."""
     if not isinstance(x, jax.Array):
         return isinstance(x, np.ndarray | np.generic)
-    if isinstance(x, jax.core.Tracer) or x.is_deleted():
+    if isinstance(x, core.Tracer) or x.is_deleted():
         return False
     return x.is_fully_addressable

@@ -143,9 +143,8 @@ def declared(cls: type) -> dict[str, Field]:
     return entries
 
 
-@typing.dataclass_transform(
-    frozen_default=True, kw_only_default=True, field_specifiers=(field,)
-)
+# Without field_specifiers: they are known by keyword, and `default` is positional.
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 class Section:
     """A section of a config: a frozen dataclass of fields and of other sections.
 
@@ -241,7 +240,9 @@ def check_needed(section: Section) -> None:
             raise checks.ConfigError(f"{name} must be given.")
 
 
-def section_of(name: str, path: str, fields: Mapping[str, Field]) -> type[Section]:
+def section_of(
+    name: str, path: str, fields: Mapping[str, Field]
+) -> Callable[..., Section]:
     """Makes a class of sections whose fields are known only at run time."""
     body: dict[str, Any] = {
         key: dataclasses.field(default=field_.default, metadata={"declared": field_})

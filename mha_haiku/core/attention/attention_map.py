@@ -56,7 +56,7 @@ class AttentionMap:
     log_sum: LogSum
     weighting: Weighting
     value: Float[Array, "*B S G V"] | None = None
-    fold: Callable[..., observation.Sums] | None = tiles.static(None)
+    fold: Callable[..., observation.Sums] | None = tiles.static(default=None)
 
     def __repr__(self) -> str:
         try:

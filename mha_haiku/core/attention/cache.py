@@ -54,10 +54,11 @@ class Cache:
     # `[B..., 1, G, K]`, the last key before mixing, in modules that mix a key with the
     # one before it; else None.
     before: Array | None = None
-    is_ring: bool = tiles.static(False)  # whether slots are used as a ring buffer
+    # Whether slots are used as a ring buffer.
+    is_ring: bool = tiles.static(default=False)
     # Whether keys and values are those of a source, complete from the start:
     # `[B..., G, K, S]` and `[B..., G, S, V]`.
-    is_source: bool = tiles.static(False)
+    is_source: bool = tiles.static(default=False)
 
     def mixed(
         self, key: Float[Array, "*B 1 G K"], mix: Callable[[Array], Array]
@@ -193,9 +194,9 @@ class Prompt:
     lengths: Array
     size: int = tiles.static()  # the positions that the text may grow to
     # How many earlier positions a query sees; None if all.
-    window: int | None = tiles.static(None)
+    window: int | None = tiles.static(default=None)
     # Whether the prompts attend to a source, see `Cache`.
-    is_source: bool = tiles.static(False)
+    is_source: bool = tiles.static(default=False)
     before: Array | None = None  # the cache before this step; see `Cache`
 
     def mixed(

@@ -24,8 +24,8 @@ Array = jax.Array
 class KernelMask:
     """Keys from t - left to t + right within lengths; None is unbounded."""
 
-    left: int | None = tiles.static(None)  # positions that a query sees back
-    right: int | None = tiles.static(None)  # positions that it sees ahead
+    left: int | None = tiles.static(default=None)  # positions that a query sees back
+    right: int | None = tiles.static(default=None)  # positions that it sees ahead
     # Numbers of keys, `[B...]` or `[B..., 1]`; the smallest counts.
     key_lengths: tuple[Array, ...] = ()
     # Numbers of queries that see any key, of the same shapes.
