@@ -36,6 +36,7 @@ class _Held(base.DataTask):
     examples stay in their part if data is added.
     """
 
+    _kind: ClassVar[Any]  # the named tuple of the data
     held_out_fraction: float = fields.field(
         0.1, "share of the examples to evaluate on", checks.fraction, section="data"
     )
@@ -47,7 +48,7 @@ class _Held(base.DataTask):
                 f"{self.name} needs data that is given in Python, by "
                 "tasks.from_arrays or tasks.from_examples; a config cannot hold it."
             )
-        if _sha256(kept) != self.sha256:
+        if _sha256(kept.tokenizer, kept.arrays) != self.sha256:
             raise checks.ConfigError(
                 f"sha256 must match the data of {self.name}: the data has changed."
             )
@@ -328,7 +329,7 @@ def from_examples(
     tokens = [list(map(x.encode, side)) for x, side in zip(made, sides, strict=True)]
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
     if not labels:
-        both = sequence_to_sequence.Pairs.of(*tokens)
+        both = sequence_to_sequence.Pairs.of(tokens[0], tokens[1])
         return _task(TextPairs, both, places, held_out_fraction, stored)
     stored["labels"] = different
     inputs, lengths = tokenization.padded(tokens[0], dtype=np.int32)
@@ -351,13 +352,14 @@ def _task(kind, data, places, held_out_fraction, stored=None, **options) -> Any:
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
-    options |= {"held_out_fraction": held_out_fraction, "sha256": _sha256(kept)}
+    sha256 = _sha256(kept.tokenizer, arrays)
+    options |= {"held_out_fraction": held_out_fraction, "sha256": sha256}
     return kind(kept=kept, **options)
 
 
-def _sha256(kept: base.Kept) -> str:
-    digest = hashlib.sha256(kept.tokenizer.encode())
-    for name, x in sorted(kept.arrays.items()):
+def _sha256(tokenizer: str, arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(tokenizer.encode())
+    for name, x in sorted(arrays.items()):
         digest.update(f"{name} {x.dtype} {x.shape}".encode())
         digest.update(np.ascontiguousarray(x).data)
     return digest.hexdigest()
