@@ -9,6 +9,7 @@ are `[B...]`, segment ids `[B..., S]`, and so on.
 
 import abc
 import dataclasses
+import types
 from typing import Self
 
 import jax
@@ -68,7 +69,10 @@ class Mask(tiles.Part, abc.ABC):
              [1, 1, 0]])
     """
 
-    __repr__, _repr_html_ = display.record, display.html
+    _repr_html_ = display.html
+
+    def __repr__(self):
+        return display.record(self)
 
     def __and__(self, other: "Mask") -> "Mask":
         return _combine(Intersection, self, other)
@@ -79,7 +83,7 @@ class Mask(tiles.Part, abc.ABC):
     def __invert__(self) -> "Mask":
         return Complement(self)
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         raise TypeError(
             "a mask is neither true nor false: combine masks with & | ~, which `and`, "
             "`or` and `not` cannot do."
@@ -148,7 +152,7 @@ class Mask(tiles.Part, abc.ABC):
 
     @abc.abstractmethod
     def aligned_tile(
-        self, rows: Array | tiles.Span, columns: Array | tiles.Span
+        self, rows: tiles.Positions, columns: tiles.Positions
     ) -> Bool[Array, "..."]:
         """Computes an aligned mask at R x C positions; it fits `[B..., H, R, C]`.
 
@@ -260,8 +264,11 @@ class _Compound(Mask):
 
     def batch_ranks(self):
         ranks = [part.batch_ranks() for part in self._parts().values()]
-        first, *others = [known for known in ranks if known is not None] or [None]
-        return first and tuple(n for n in first if all(n in other for other in others))
+        known = [rank for rank in ranks if rank is not None]
+        if not known:
+            return None
+        first, *others = known
+        return tuple(n for n in first if all(n in other for other in others))
 
     def has_heads(self):
         return any(part.has_heads() for part in self._parts().values())
@@ -358,7 +365,7 @@ class Complement(_Compound):
         return ~self.mask.aligned_tile(rows, columns)
 
 
-def _within(mask: Mask, looser: type) -> str:
+def _within(mask: Mask, looser: type | types.UnionType) -> str:
     """Formats a mask inside another mask's expression, in brackets if needed."""
     return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
 
