@@ -90,8 +90,11 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 def read_shards(index: Path) -> dict[str, Stored]:
     """Reads the arrays of all files that a `*.safetensors.index.json` names."""
     file_of = read_json(index).get("weight_map")
-    is_map = isinstance(file_of, dict) and file_of
-    if not is_map or not all(isinstance(file, str) for file in file_of.values()):
+    if not (
+        isinstance(file_of, dict)
+        and file_of
+        and all(isinstance(file, str) for file in file_of.values())
+    ):
         raise checks.ConfigError(
             f'{index} is damaged: it must have a "weight_map" of names to files.'
         )

@@ -66,18 +66,18 @@ def value(x: Any) -> str:
     return text if len(text) <= _LONGEST else f"{type(x).__name__}(...)"
 
 
-def record(x: Any) -> str:
+def record(self: Any) -> str:
     """Describes a named tuple or a dataclass as `Name(field=float32[2], ...)`."""
-    names = getattr(x, "_fields", None) or [
-        field.name for field in dataclasses.fields(x)
+    names = getattr(self, "_fields", None) or [
+        field.name for field in dataclasses.fields(self)
     ]
-    values = {name: getattr(x, name, None) for name in names}
+    values = {name: getattr(self, name, None) for name in names}
     shown = (
         f"{name}={value(part)}"
         for name, part in values.items()
         if part is not None and not (isinstance(part, tuple) and not part)
     )
-    return f"{type(x).__name__}({', '.join(shown)})"
+    return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def is_traced(tree: Any) -> bool:

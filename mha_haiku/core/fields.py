@@ -151,6 +151,7 @@ class Section:
     Lists become tuples, so that sections can be hashed.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # of subclasses
     _path: ClassVar[str]  # the section's whole name, as "config.model"
 
     def __init_subclass__(cls, *, path: str):
@@ -326,10 +327,11 @@ def decoded(
     if kind is Any:
         return value
     if kind is np.ndarray:
-        if not isinstance(value, str) or value not in (arrays or {}):
-            near = checks.nearest(str(value), arrays or {})
+        by_name = arrays or {}
+        if not isinstance(value, str) or value not in by_name:
+            near = checks.nearest(str(value), by_name)
             raise ValueError(f"there is no array {value!r} for {name}.{near}")
-        return arrays[value]
+        return by_name[value]
     if origin is tuple:
         _check_kind(name, value, list, "a list")
         kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts

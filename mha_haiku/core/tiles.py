@@ -108,7 +108,7 @@ def array(axes: str, default: Any = dataclasses.MISSING) -> Any:
 def pytree(cls: type[_Instance]) -> type[_Instance]:
     """Makes a class a frozen dataclass and a pytree; `static` fields are not leaves."""
     if cls.__repr__ is object.__repr__:
-        cls.__repr__ = display.record  # pyright: ignore[reportAttributeAccessIssue]
+        cls.__repr__ = display.record
     cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
     return jax.tree_util.register_dataclass(cls)
 

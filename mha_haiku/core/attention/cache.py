@@ -64,6 +64,8 @@ class Cache:
         self, key: Float[Array, "*B 1 G K"], mix: Callable[[Array], Array]
     ) -> tuple[Float[Array, "*B 1 G K"], "Cache"]:
         """Mixes the new key with the one before it; also returns the updated cache."""
+        if self.before is None:
+            raise ValueError("the cache lacks `before`, the key before this one.")
         both = jnp.concatenate([self.before, key], axis=-3)
         return mix(both)[..., 1:, :, :], dataclasses.replace(self, before=key)
 
@@ -119,6 +121,8 @@ class Cache:
 
         if self.is_source:
             attended, log_sum = _attended([(tile, mixed)])
+        elif key is None or value is None:
+            raise ValueError("a cache without a source needs the new key and value.")
         else:
             # The new key is not read from the cache: the cache is written after all
             # reads, so that XLA writes in place. Otherwise it copies the whole for each
@@ -270,7 +274,7 @@ def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], LogSum]:
     )
     largest = jnp.where(largest == -jnp.inf, 0, largest)
     weights = [jnp.exp(tile - largest) for tile, _ in parts]
-    total = sum(part.sum(-1, keepdims=True) for part in weights)
+    total = functools.reduce(jnp.add, [x.sum(-1, keepdims=True) for x in weights])
     log_sum = LogSum.of(largest[..., 0], total[..., 0])
     total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
     mixed = [mix(part) for part, (_, mix) in zip(weights, parts, strict=True)]

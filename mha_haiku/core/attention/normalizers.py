@@ -39,7 +39,7 @@ class Normalizer(abc.ABC):
 
     def log_denominator_of(self, log_sum: LogSum) -> LogSum:
         """Computes `log_denominator` with its rounding error, to first order."""
-        logsumexp, remainder = jax.jvp(self.log_denominator, *zip(log_sum))
+        logsumexp, remainder = jax.jvp(self.log_denominator, log_sum[:1], log_sum[1:])
         return LogSum(logsumexp, jax.lax.stop_gradient(remainder))
 
     def __call__(

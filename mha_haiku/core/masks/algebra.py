@@ -117,7 +117,7 @@ class Mask(tiles.Part, abc.ABC):
         del rows
         return keys[0], keys[0]
 
-    def at_head(self, example: tuple, head: Array) -> Self:
+    def at_head(self, example: tuple, head: int | Array) -> Self:
         """Selects one head of one example of an aligned mask, without batch axes."""
         del head
         return jax.tree.map(lambda x: tiles.at_batch(x, example), self)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from mha_haiku.core.attention.attention_map import AttentionMap
 
 Array = jax.Array
+_Result = TypeVar("_Result")
 # In `divergence`: weights compared at once, over all examples and heads; and keys.
 _SCORES_COMPARED, _KEYS_COMPARED = 2**18, 256
 
 
-def _compiled(*static: str) -> Callable:
+def _compiled(
+    *static: str,
+) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Compiles a function of a map, and passes it tile sizes as `sizes=`."""
 
     def decorate(function):
@@ -111,7 +114,7 @@ def statistics(
     keys = {}
     if positions is not None:
         keys["positions"] = positions
-    if tokens is not None:
+    if tokens is not None and key_tokens is not None:
         queries["tokens"] = tokens
         keys |= {"tokens": key_tokens, "preceding": jnp.roll(key_tokens, 1, -1)}
     return _statistics(
@@ -242,13 +245,13 @@ def pooled(
 ) -> Array:
     """Computes the mean mass of each cell, `[B..., H, P, Q]`."""
     num_queries, num_keys = asked.shape[-2:]
-    queries = _consecutive("queries", queries, num_queries)
-    keys = _consecutive("keys", keys, num_keys)
-    if (len(queries), len(keys)) != (num_queries, num_keys):
+    of_queries = _consecutive("queries", queries, num_queries)
+    of_keys = _consecutive("keys", keys, num_keys)
+    if (len(of_queries), len(of_keys)) != (num_queries, num_keys):
         # Any rectangle of a map is a map, as the logsumexp of a row is known; it is not
         # sharded.
-        rows_of, columns_of = (slice(x.start, x.stop) for x in (queries, keys))
-        first = tiles.Origin(queries.start, keys.start)
+        rows_of, columns_of = (slice(x.start, x.stop) for x in (of_queries, of_keys))
+        first = tiles.Origin(of_queries.start, of_keys.start)
         asked = dataclasses.replace(
             asked,
             query=asked.query[..., rows_of, :, :],

@@ -30,7 +30,7 @@ def forward(
     first: tiles.Origin | None = None,
 ) -> Sums:
     """Folds a map, or the part that begins at `first`; see `fold_gradient.fold`."""
-    *batch_shape, num_heads, _ = factors.log_sum.logsumexp.shape
+    *batch_shape, _, num_heads, _ = factors.query.shape
 
     def fold_head(example, head):
         walk = Walk(observation, factors, given, sizes, first, example, head)
@@ -69,12 +69,11 @@ class Block(NamedTuple):
     log_sum: LogSum
 
     def put(self, totals: Tree, new: Tree) -> Tree:
-        if self.is_new is not None:
+        is_new = self.is_new
+        if is_new is not None:
             old = take(totals, self.rows)
             new = jax.tree.map(
-                lambda x, y: jnp.where(
-                    self.is_new.reshape(-1, *[1] * (x.ndim - 1)), x, y
-                ),
+                lambda x, y: jnp.where(is_new.reshape(-1, *[1] * (x.ndim - 1)), x, y),
                 new,
                 old,
             )
@@ -103,6 +102,8 @@ class Walk:
         self.sizes = sizes.fitted(self.num_queries, num_keys)
         self.head = factors.head(example, head)
         self.given = jax.tree.map(given_of_head, given)
+        assert self.head.log_sum is not None  # it is None inside attention only
+        self.dtype = self.head.log_sum.logsumexp.dtype
 
     def nothing(self) -> Sums:
         """Makes the initial sums of a block of queries, all keys and the head."""
@@ -113,10 +114,6 @@ class Walk:
     @property
     def num_keys(self) -> int:
         return self.head.key.shape[0]
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        return self.head.log_sum.logsumexp.dtype
 
     def over_rows(self, function: Callable[[Block, Tree], Tree], carry: Tree) -> Tree:
         """Folds `function(block, carry)` over blocks of queries; returns `carry`."""
