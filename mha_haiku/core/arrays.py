@@ -13,7 +13,7 @@ import tokenize
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -276,7 +276,7 @@ def _entry(name, dtype, shape, data_offsets) -> tuple:
     return name, dtype, tuple(shape), first, last
 
 
-def check_apart(path, spans) -> None:
+def check_apart(path: Path, spans: Iterable[tuple[int, int, str]]) -> None:
     """Raises ConfigError if two arrays (first byte, last, name) share bytes."""
     spans = sorted(span for span in spans if span[0] < span[1])
     for (_, last, name), (first, _, other) in itertools.pairwise(spans):

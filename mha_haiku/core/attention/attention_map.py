@@ -7,6 +7,7 @@ normalizer other than softmax, its log denominator replaces the logsumexp.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -318,7 +319,7 @@ class AttentionMap:
             )
         return origin
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy
         return np.asarray(self.weights(), dtype)
 

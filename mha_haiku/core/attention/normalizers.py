@@ -60,7 +60,7 @@ class Normalizer(abc.ABC):
             lambda x, y: jnp.where(is_row, x, y), denominator, log_sum
         )
 
-    def check(self, num_heads: int):
+    def check(self, num_heads: int) -> None:
         """Raises ValueError if the normalizer does not fit attention of H heads."""
 
     def aligned(self, batch_ndim: int, num_heads: int) -> "Normalizer":

@@ -136,7 +136,10 @@ class Walk:
         return sweep.over_rows(body, carry, self.num_queries, self.sizes.rows)
 
     def over_keys(
-        self, function: Callable[[tiles.Span, Any, Tree], Tree], block: Block, carry
+        self,
+        function: Callable[[tiles.Span, Any, Tree], Tree],
+        block: Block,
+        carry: Tree,
     ) -> Tree:
         """Calls `function(columns, seen_from, carry)` for the tiles of a block."""
         sizes = self.num_keys, self.sizes.columns
@@ -158,7 +161,9 @@ class Walk:
         relative = self.relative_scores(block, columns, seen_from)
         return self.tile_of(relative, block, columns, self.given_of(block, columns))
 
-    def tile_of(self, relative: Array, block: Block, columns, given: Given) -> Tile:
+    def tile_of(
+        self, relative: Array, block: Block, columns: tiles.Span, given: Given
+    ) -> Tile:
         rows = block.rows
         if self.first is not None:
             rows, columns = self.first.rows(rows), self.first.columns(columns)
