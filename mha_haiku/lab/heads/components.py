@@ -185,7 +185,7 @@ class Held:
             return (Component(f"{side}embedding"),), value[..., None, :]
 
         def embed(tokens_):
-            read = lambda *given: running.look(*given, [name])[1][name]  # noqa: E731
+            read = lambda *given: running.look(*given, at=[name])[1][name]  # noqa: E731
             return self._run({tokens: tokens_}, read)
 
         of_tokens = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]

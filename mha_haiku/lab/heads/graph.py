@@ -109,7 +109,7 @@ def enters(site: str) -> bool:
     return "/layer_" in site and site.endswith("/stream")
 
 
-def label(node: Node) -> str:
+def label(node: Node | np.ndarray) -> str:
     """Returns the name of a node in tables and figures: "3.5" for a head."""
     layer, head = map(int, node)
     name = f"feed-forward {layer}" if head == UNITS else f"{layer}.{head}"

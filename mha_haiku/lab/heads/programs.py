@@ -95,7 +95,7 @@ class Clean(NamedTuple):
 
         return edits.on_parts(self.heads, [*enumerate(self.values)], of_site)
 
-    def slopes(self, gate: Array) -> Array:
+    def slopes(self, gate: Array | float) -> Array:
         """Computes slopes `[B, P, H]` of the metric where all gates are `gate`."""
         gates = jnp.full((len(self.before), *self.exists.shape), gate, jnp.float32)
         found = jax.grad(lambda gates: self.gated(gates).sum())(gates)
