@@ -37,7 +37,13 @@ class Pieces:
     and nothing else.
     """
 
-    def __init__(self, model: models.Model, params: Params, example: tasks.Example, of):
+    def __init__(
+        self,
+        model: models.Model,
+        params: Params,
+        example: tasks.Example,
+        of: Sequence[graphs.Part],
+    ):
         """Traces the model; `of` lists the parts of its layers that are needed."""
         graph = graphs.of_model(model)
         inner = ("query", "key", "value", "gates", "heads")
@@ -88,7 +94,16 @@ class Pair:
       after: `[B]`, the metric of the corrupted run.
     """
 
-    def __init__(self, model, params, clean, corrupted, metric, *, runs_clean=True):
+    def __init__(
+        self,
+        model: models.Model,
+        params: Params,
+        clean: tasks.Example,
+        corrupted: tasks.Example,
+        metric: running.Metric,
+        *,
+        runs_clean: bool = True,
+    ):
         """Runs the model on both; the clean run can be left to `slopes`."""
         if running.is_scanned(model, params):
             raise ValueError("model must have looped layers; see models.unstacked.")

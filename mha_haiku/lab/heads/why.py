@@ -415,7 +415,7 @@ class _Known(NamedTuple):
     components: tuple[Component, ...]
     shapes: list[tuple[int, ...]]  # of the maps of all parts
 
-    def of(self, layer, head) -> tuple[int, ...]:
+    def of(self, layer: int, head: int) -> tuple[int, ...]:
         """Returns the shape of a head's map; raises ValueError without such a head."""
         checks.integer_in("layer", layer, 0, len(self.shapes) - 1)
         checks.integer_in("head", head, 0, self.shapes[layer][1] - 1)

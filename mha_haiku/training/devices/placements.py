@@ -263,10 +263,10 @@ class _Program:
         self._everywhere = everywhere
         self._returns_state = returns_state
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments: Any) -> Any:
         return self._jitted(*arguments)(*arguments)
 
-    def lower(self, *arguments):
+    def lower(self, *arguments: Any) -> Any:
         return self._jitted(*arguments).lower(*arguments)
 
     def _jitted(self, state, *others):
