@@ -66,6 +66,10 @@ class ScoreBias(tiles.Part, abc.ABC):
     ):
         """Raises ValueError if the bias does not fit these sizes; see `Mask.check`."""
 
+    def at_heads(self, heads: Sequence[int]) -> Self:
+        """Selects the bias of some of the heads, in their order."""
+        raise TypeError(f"{type(self).__name__} must define at_heads(heads).")
+
     def add_gradient(
         self,
         total: Self,
@@ -171,8 +175,7 @@ class _DistanceBias(ScoreBias):
 
     kind: ClassVar[str]
 
-    def at_heads(self, heads: Sequence[int]) -> Self:
-        """Selects the bias of some of the heads, in their order."""
+    def at_heads(self, heads):
         name, axis, array = self._of_heads()
         chosen = array.take(np.array(heads, np.int32), axis)
         return dataclasses.replace(self, **{name: chosen})
