@@ -196,7 +196,7 @@ def _npy_header(entry) -> tuple[tuple[int, ...], bool, np.dtype]:
     return readers[checks.choice("the version of .npy", version, readers)](entry)
 
 
-def write_safetensors(path: Path, arrays: Mapping[str, Any]) -> None:
+def write_safetensors(path: Path | str, arrays: Mapping[str, Any]) -> None:
     """Writes arrays by name to a safetensors file, which torch's tools can read too."""
     import safetensors.numpy
 

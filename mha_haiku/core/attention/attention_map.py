@@ -193,10 +193,10 @@ class AttentionMap:
         self,
         *,
         pooled: tuple[int, int] | None = None,
-        counted: Array | None = None,
-        positions: Array | None = None,
-        tokens: Array | None = None,
-        key_tokens: Array | None = None,
+        counted: Array | np.ndarray | None = None,
+        positions: Array | np.ndarray | None = None,
+        tokens: Array | np.ndarray | None = None,
+        key_tokens: Array | np.ndarray | None = None,
         per_query: bool = False,
     ) -> statistics.Statistics:
         """Computes the statistics of each head, in one pass over the tiles.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from mha_haiku.core import checks, marking, masks, positions, tiles
@@ -46,8 +47,8 @@ def attend(
     key: Float[Array, "*B S G K"],
     value: Float[Array, "*B S G V"],
     *,
-    mask: masks.Mask | Array | None = None,
-    bias: positions.ScoreBias | Array | None = None,
+    mask: masks.Mask | Array | np.ndarray | None = None,
+    bias: positions.ScoreBias | Array | np.ndarray | None = None,
     score: scores.Score | scores.ScoreFunction | None = None,
     normalizer: normalizers.Normalizer | None = None,
     gates: Array | None = None,

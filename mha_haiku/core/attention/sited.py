@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from mha_haiku.core import marking, masks, positions, tiles
@@ -35,7 +36,7 @@ def sited(
 
 
 def map_of_weights(
-    weights: Float[Array, "*B H T S"],
+    weights: Float[Array | np.ndarray, "*B H T S"],
     *,
     query: Float[Array, "*B T H K"] | None = None,
     key: Float[Array, "*B S G K"] | None = None,

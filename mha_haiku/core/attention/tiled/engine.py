@@ -94,10 +94,10 @@ def statistics(
     asked: "AttentionMap",
     pooled: tuple[int, int] | None,
     per_query: bool,
-    counted: Array | None,
-    positions: Array | None,
-    tokens: Array | None,
-    key_tokens: Array | None,
+    counted: Array | np.ndarray | None,
+    positions: Array | np.ndarray | None,
+    tokens: Array | np.ndarray | None,
+    key_tokens: Array | np.ndarray | None,
 ) -> Statistics:
     """Computes all statistics."""
     *batch_shape, _, num_queries, num_keys = asked.shape

@@ -30,7 +30,8 @@ def forward(
     first: tiles.Origin | None = None,
 ) -> Sums:
     """Folds a map, or the part that begins at `first`; see `fold_gradient.fold`."""
-    *batch_shape, _, num_heads, _ = factors.query.shape
+    assert factors.log_sum is not None  # it is None inside attention only
+    *batch_shape, num_heads, _ = factors.log_sum.logsumexp.shape
 
     def fold_head(example, head):
         walk = Walk(observation, factors, given, sizes, first, example, head)
@@ -102,7 +103,7 @@ class Walk:
         self.sizes = sizes.fitted(self.num_queries, num_keys)
         self.head = factors.head(example, head)
         self.given = jax.tree.map(given_of_head, given)
-        assert self.head.log_sum is not None  # it is None inside attention only
+        assert self.head.log_sum is not None  # see `forward`
         self.dtype = self.head.log_sum.logsumexp.dtype
 
     def nothing(self) -> Sums:
