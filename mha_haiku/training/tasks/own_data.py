@@ -48,7 +48,7 @@ class _Held(base.DataTask):
                 f"{self.name} needs data that is given in Python, by "
                 "tasks.from_arrays or tasks.from_examples; a config cannot hold it."
             )
-        if _sha256(kept.tokenizer, kept.arrays) != self.sha256:
+        if _sha256(kept) != self.sha256:
             raise checks.ConfigError(
                 f"sha256 must match the data of {self.name}: the data has changed."
             )
@@ -352,14 +352,13 @@ def _task(kind, data, places, held_out_fraction, stored=None, **options) -> Any:
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
-    sha256 = _sha256(kept.tokenizer, arrays)
-    options |= {"held_out_fraction": held_out_fraction, "sha256": sha256}
+    options |= {"held_out_fraction": held_out_fraction, "sha256": _sha256(kept)}
     return kind(kept=kept, **options)
 
 
-def _sha256(tokenizer: str, arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256(tokenizer.encode())
-    for name, x in sorted(arrays.items()):
+def _sha256(kept: base.Kept) -> str:
+    digest = hashlib.sha256(kept.tokenizer.encode())
+    for name, x in sorted((kept.arrays or {}).items()):
         digest.update(f"{name} {x.dtype} {x.shape}".encode())
         digest.update(np.ascontiguousarray(x).data)
     return digest.hexdigest()
