@@ -124,7 +124,7 @@ class Mask(tiles.Part, abc.ABC):
 
     def check(
         self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
-    ):
+    ) -> None:
         """Raises ValueError if the mask does not fit attention of these sizes.
 
         `num_queries` is the position after the last query, which is T if the first is
@@ -174,7 +174,9 @@ class Mask(tiles.Part, abc.ABC):
         """Checks whether the heads of an aligned mask may differ."""
         return False
 
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+    def check_shape(
+        self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
+    ) -> None:
         """Raises ValueError if an array lacks the axes that its field declares."""
         sizes = {"H": num_heads, "T": num_queries, "S": num_keys}
         for name, axes in self._own_axes().items():
@@ -182,7 +184,7 @@ class Mask(tiles.Part, abc.ABC):
             described = f"[{', '.join(('B...', *axes))}]"
             tiles.check_axes(name, getattr(self, name), wanted, described)
 
-    def check_lengths(self, num_keys: int):
+    def check_lengths(self, num_keys: int) -> None:
         """Raises ValueError if a known length exceeds `num_keys`."""
 
     def unseen_keys(

@@ -41,7 +41,9 @@ class CachedModule(hk.Module):
     # Haiku puts the name of a method into the names of parameters and scopes, and so of
     # sites, unless the method is `__call__` or transparent.
     @hk.transparent
-    def step(self, *args, cache: Any, first_query: int | Array = 0, **options):
+    def step(
+        self, *args, cache: Any, first_query: int | Array = 0, **options
+    ) -> tuple[Any, ...]:
         """Runs one step without dropout; returns the output and the next cache.
 
         `cache` computes attention, and keeps keys and values: an `attention.Prompt` for

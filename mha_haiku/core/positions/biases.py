@@ -63,7 +63,7 @@ class ScoreBias(tiles.Part, abc.ABC):
         num_heads: int,
         num_queries: int | None,
         num_keys: int,
-    ):
+    ) -> None:
         """Raises ValueError if the bias does not fit these sizes; see `Mask.check`."""
 
     def at_heads(self, heads: Sequence[int]) -> Self:

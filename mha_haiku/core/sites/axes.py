@@ -171,7 +171,7 @@ class Axes:
         return result
 
 
-def links(equation, position, output) -> list[int | None] | None:
+def links(equation: Equation, position: int, output: Value) -> list[int | None] | None:
     """Returns the axis of an input for each axis of an output, None for a new one."""
     # Returns None if that is not known. An axis of size 1 may be broadcast.
     params, name = equation.params, equation.name
