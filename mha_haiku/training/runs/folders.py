@@ -348,10 +348,10 @@ def write_config(
     if kept.tokenizer:
         files.write(folder.tokenizer, kept.tokenizer)
         digest = hashlib.sha256(kept.tokenizer.encode()).hexdigest()
-    if (arrays := kept.arrays) is not None:
+    if (data := kept.arrays) is not None:
         files.write(
             folder.data,
-            lambda file: np.savez(file, **arrays),  # pyright: ignore[reportArgumentType]
+            lambda file: np.savez(file, **data),  # pyright: ignore[reportArgumentType]
         )
         data_digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
     contents = {
