@@ -110,8 +110,10 @@ def statistics(
     _check_fits("tokens", tokens, queries_shape, jnp.integer)
     _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
     position = asked.checked_origin().rows(tiles.Span(0, num_queries)).array()
-    queries = {"position": position.reshape(*[1] * len(batch_shape), -1)}
-    keys = {}
+    queries: dict[str, Array | np.ndarray] = {
+        "position": position.reshape(*[1] * len(batch_shape), -1)
+    }
+    keys: dict[str, Array | np.ndarray] = {}
     if positions is not None:
         keys["positions"] = positions
     if tokens is not None and key_tokens is not None:
