@@ -119,8 +119,8 @@ class Timeline(_Log):
         of = heads.Measured(subject.model, heads.metrics.loss, params, batches)
         scores = {x: y.mean for x, y in roles.numbers.items() if x in heads.SCORES}
         scores["gradient"] = _GRADIENT.measure(of).mean
-        no = np.array(None)
-        lists = {x: np.where(np.isnan(y), no, y).tolist() for x, y in scores.items()}
+        none = np.array(None)  # an object, as NaN is no JSON
+        lists = {x: np.where(np.isnan(y), none, y).tolist() for x, y in scores.items()}
         line = {"roles": roles.names[ROLE].tolist(), "scores": lists}
         layers = models.heads_of_layers(subject.config.model)
         if any(layer.kind for layer in layers):

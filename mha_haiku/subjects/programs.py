@@ -57,7 +57,8 @@ def compact(subject: AnySubject) -> AnySubject:
 
 def placed(
     subject: AnySubject,
-    available: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+    available: Sequence[jax.Device]  # pyright: ignore[reportInvalidTypeForm]
+    | None = None,
     *,
     length: int | None = None,
 ) -> AnySubject:

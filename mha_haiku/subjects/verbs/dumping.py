@@ -84,7 +84,8 @@ def measured(
     own: Own | None = None,
     weights: bool = False,
     means: bool = True,
-    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+    devices: Sequence[jax.Device]  # pyright: ignore[reportInvalidTypeForm]
+    | None = None,
 ) -> map_set.MapSet:
     """Collects the maps of a subject, and statistics of its heads on the same examples.
 

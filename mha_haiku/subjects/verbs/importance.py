@@ -77,7 +77,7 @@ def importance(
             measured_by = "loss"
         of = programs.measured(placed, examples, metric=measured_by, name=name)
         per_example = entry.measure(of, ablation_value=value).per_example
-        assert per_example is not None
+        assert per_example is not None  # as of every measure
         if batches is None:  # whole batches were measured
             per_example = per_example[:examples]
         unit = _UNITS.get(measured_by or "", "")

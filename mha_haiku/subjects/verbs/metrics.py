@@ -19,8 +19,9 @@ def metrics(subject: Subject, whole: Subject | None = None) -> dict[str, float]:
     If the task has no targets: the drift from the `whole` subject and `neighbours`,
     the share of examples whose nearest other example stays the same.
     """
+    subject = check_task(subject, "metrics")
     vectors = None if whole is None else vectors_of(check_task(whole, "metrics"))
-    return held_out(check_task(subject, "metrics"), vectors)
+    return held_out(subject, vectors)
 
 
 def held_out(

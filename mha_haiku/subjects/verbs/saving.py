@@ -82,6 +82,6 @@ def save_run(subject: RunSubject, workdir: str | os.PathLike, *, steps: int) -> 
         folders.write_run(workdir, config, jax.device_get(subject.params), subject.task)
     if steps:
         written = folders.read_config(folder)
-        assert written is not None
+        assert written is not None  # by this function or before
         loop.train_whole(written, folder.root)
     return folder.root

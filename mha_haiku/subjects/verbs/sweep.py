@@ -264,7 +264,7 @@ class _Timed:
 
         self._arguments = jax.device_put((subject.params, example))
         self._compiled = forward.lower(*self._arguments).compile()
-        self.operations = self._compiled.cost_analysis()["flops"]  # pyright: ignore[reportOptionalSubscript]
+        self.operations = (self._compiled.cost_analysis() or {})["flops"]
         self.seconds()
 
     def seconds(self) -> float:
