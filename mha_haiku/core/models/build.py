@@ -232,9 +232,8 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
         options = {name: x for name, x in options.items() if x is not None}
         return Output(function(params, inputs, **options), ())
 
-    description = getattr(function, "__name__", "a function")
-    # Nothing makes its parameters.
-    return Model(None, apply, description=description)  # pyright: ignore[reportArgumentType]
+    init: Any = None  # nothing makes its parameters
+    return Model(init, apply, description=getattr(function, "__name__", "a function"))
 
 
 def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
