@@ -67,7 +67,7 @@ def load(path: str) -> RunConfig:
         raise ConfigError(f"{path} is not Python{line}: {error.msg}.") from error
     except ValueError as error:  # a null byte
         raise ConfigError(f"{path} is not Python: {error}.") from error
-    module = {"__name__": "config_file", "__file__": path}
+    module: dict[str, Any] = {"__name__": "config_file", "__file__": path}
     try:
         exec(code, module)
         config = module["get_config"]() if "get_config" in module else None
@@ -104,18 +104,19 @@ def override(config: RunConfig, overrides: Iterable[tuple[str, str]]) -> RunConf
     Raises:
       ConfigError: If there is no such field, or the value is invalid.
     """
-    overrides = dict(overrides)
-    task = overrides.get("config.task.name", config.task.name)
+    texts = dict(overrides)
+    before: str = config.task.name
+    task = texts.get("config.task.name", before)
     kept = {name: value for name, _, value in fields.flat(config)}
     whole = config
-    if task != config.task.name:
+    if task != before:
         whole = configuration.default_config(task)
     known = {
         name: (declared, kept.get(name, value))
         for name, declared, value in fields.flat(whole)
     }
     changes = {}
-    for name, text in overrides.items():
+    for name, text in texts.items():
         if name not in known:
             raise _unknown_field(whole, known, name, text)
         changes[name.removeprefix("config.")] = _parsed(name, text, *known[name])

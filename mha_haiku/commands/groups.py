@@ -18,7 +18,7 @@ from mha_haiku.commands import config_files
 from mha_haiku.commands.signatures import Overrides
 from mha_haiku.core import checks
 from mha_haiku.showing import drawing
-from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.subject import RunSubject, Subject
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import RunConfig, folders
@@ -53,7 +53,7 @@ class Run(Group):
         """Permits executing the file of the task, if it is trusted."""
         return tasks.trusting_runs(self.trust_code)
 
-    def subject(self) -> Subject:
+    def subject(self) -> RunSubject:
         """Loads the run."""
         return Subject.of_folder(self.workdir, self.step)
 
@@ -78,24 +78,26 @@ class Config(Group):
     def value(self) -> RunConfig:
         """The config of the file, or of the run in the folder, overridden."""
         config = None
-        if not self.config and self.workdir:
+        if self.config:
+            config = config_files.load(self.config)
+        elif self.workdir:
             for name, text in self.overrides:
                 if name == "config.task.name":  # the run may have that task
                     tasks.of_name(text)
             config = folders.read_config(folders.Folder(checks.as_path(self.workdir)))
-        if config is None and not self.config:
+        if config is None:
             raise checks.ConfigError(
                 "--config=... is missing.\n"
                 f"It is one of {', '.join(config_files.available())}, or your own."
             )
-        if config is None:
-            config = config_files.load(self.config)
         return config_files.override(config, self.overrides)
 
     @property
     def folder(self) -> pathlib.Path:
         """The folder of the run."""
-        return pathlib.Path(self.workdir or f"runs/{pathlib.Path(self.config).stem}")
+        return pathlib.Path(
+            self.workdir or f"runs/{pathlib.Path(self.config or '').stem}"
+        )
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:

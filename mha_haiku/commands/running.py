@@ -80,7 +80,8 @@ def _report(error: BaseException) -> int:
             print(" ".join(line.strip() for line in others), file=sys.stderr)
         return 2
     message = f"{type(error).__name__}: {' '.join(text.split())}"
-    extra = _EXTRAS.get(error.name) if isinstance(error, ImportError) else None
+    missing = error.name if isinstance(error, ImportError) else None
+    extra = _EXTRAS.get(missing or "")
     hint = "--debug shows the traceback"
     if extra:
         hint = (

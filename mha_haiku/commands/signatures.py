@@ -56,7 +56,7 @@ def options_of(asked: Callable) -> Callable[[Callable], Callable]:
     return decorate
 
 
-def options(function: Callable) -> list[Option]:
+def options(function: Any) -> list[Option]:
     """Lists the flags of a function, or of a dataclass.
 
     A parameter of a type that no flag has is left out, unless it is required.
@@ -85,7 +85,7 @@ def options(function: Callable) -> list[Option]:
     return found
 
 
-def call(function: Callable, given: Mapping[str, Any], enter: Callable) -> Any:
+def call(function: Any, given: Mapping[str, Any], enter: Callable) -> Any:
     """Calls a function, or makes a dataclass, with the values of its flags.
 
     Args:

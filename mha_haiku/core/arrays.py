@@ -13,7 +13,7 @@ import tokenize
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -90,8 +90,11 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 def read_shards(index: Path) -> dict[str, Stored]:
     """Reads the arrays of all files that a `*.safetensors.index.json` names."""
     file_of = read_json(index).get("weight_map")
-    is_map = isinstance(file_of, dict) and file_of
-    if not is_map or not all(isinstance(file, str) for file in file_of.values()):
+    if not (
+        isinstance(file_of, dict)
+        and file_of
+        and all(isinstance(file, str) for file in file_of.values())
+    ):
         raise checks.ConfigError(
             f'{index} is damaged: it must have a "weight_map" of names to files.'
         )
@@ -193,7 +196,7 @@ def _npy_header(entry) -> tuple[tuple[int, ...], bool, np.dtype]:
     return readers[checks.choice("the version of .npy", version, readers)](entry)
 
 
-def write_safetensors(path: Path, arrays: Mapping[str, Any]) -> None:
+def write_safetensors(path: Path | str, arrays: Mapping[str, Any]) -> None:
     """Writes arrays by name to a safetensors file, which torch's tools can read too."""
     import safetensors.numpy
 
@@ -273,7 +276,7 @@ def _entry(name, dtype, shape, data_offsets) -> tuple:
     return name, dtype, tuple(shape), first, last
 
 
-def check_apart(path, spans) -> None:
+def check_apart(path: Path, spans: Iterable[tuple[int, int, str]]) -> None:
     """Raises ConfigError if two arrays (first byte, last, name) share bytes."""
     spans = sorted(span for span in spans if span[0] < span[1])
     for (_, last, name), (first, _, other) in itertools.pairwise(spans):

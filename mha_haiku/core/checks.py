@@ -57,7 +57,7 @@ def as_path(value: str | os.PathLike) -> Path:
         raise ConfigError(f"{str(value)!r}: no user of that name has a home.") from None
 
 
-def text_of(path: str | os.PathLike, name: str) -> str:
+def text_of(path: str | os.PathLike, name: str | os.PathLike) -> str:
     """Reads a UTF-8 text file, called `name` in messages, without byte order mark."""
     try:
         return whole_file(as_path(path)).decode("utf-8-sig")
@@ -180,8 +180,11 @@ def integer_in(name: str, value: Any, low: int, high: int | None) -> int:
     wanted = f"an integer of at least {low}"
     if high is not None:
         wanted = f"an integer from {low} to {high}"
-    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not is_integer or value < low or (high is not None and value > high):
+    if (
+        not _is_number(numbers.Integral, value)
+        or value < low
+        or (high is not None and value > high)
+    ):
         raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
     return value
 
@@ -248,8 +251,12 @@ def lacks_and_has(missing: Sequence[str], unknown: Sequence[str], most: int = 8)
     return "; ".join(f"it {verb} {listed(x, most)}" for verb, x in parts if x)
 
 
+def _is_number(kind: type, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
 def _number(name, value, wanted, accepts) -> float:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    is_number = _is_number(numbers.Real, value)
     if is_number and math.inf > abs(value) > _LARGEST:  # integers are unbounded
         wanted += f" and at most {_LARGEST:.2g}, as float32 holds"
     if not is_number or not abs(value) <= _LARGEST or not accepts(value):

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import core
 
 _MOST_NUMBERS = 8
 _LONGEST = 60
@@ -65,29 +66,29 @@ def value(x: Any) -> str:
     return text if len(text) <= _LONGEST else f"{type(x).__name__}(...)"
 
 
-def record(x: Any) -> str:
+def record(self: Any) -> str:
     """Describes a named tuple or a dataclass as `Name(field=float32[2], ...)`."""
-    names = getattr(x, "_fields", None) or [
-        field.name for field in dataclasses.fields(x)
+    names = getattr(self, "_fields", None) or [
+        field.name for field in dataclasses.fields(self)
     ]
-    values = {name: getattr(x, name, None) for name in names}
+    values = {name: getattr(self, name, None) for name in names}
     shown = (
         f"{name}={value(part)}"
         for name, part in values.items()
         if part is not None and not (isinstance(part, tuple) and not part)
     )
-    return f"{type(x).__name__}({', '.join(shown)})"
+    return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def is_traced(tree: Any) -> bool:
     """Returns whether any array of a pytree is being traced."""
-    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
+    return any(isinstance(x, core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def is_known(x: Any) -> bool:
     """Returns whether the numbers of an array can be read on this host now."""
     if not isinstance(x, jax.Array):
         return isinstance(x, np.ndarray | np.generic)
-    if isinstance(x, jax.core.Tracer) or x.is_deleted():
+    if isinstance(x, core.Tracer) or x.is_deleted():
         return False
     return x.is_fully_addressable

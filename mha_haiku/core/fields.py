@@ -143,15 +143,15 @@ def declared(cls: type) -> dict[str, Field]:
     return entries
 
 
-@typing.dataclass_transform(
-    frozen_default=True, kw_only_default=True, field_specifiers=(field,)
-)
+# Without field_specifiers: they are known by keyword, and `default` is positional.
+@typing.dataclass_transform(frozen_default=True, kw_only_default=True)
 class Section:
     """A section of a config: a frozen dataclass of fields and of other sections.
 
     Lists become tuples, so that sections can be hashed.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # of subclasses
     _path: ClassVar[str]  # the section's whole name, as "config.model"
 
     def __init_subclass__(cls, *, path: str):
@@ -241,7 +241,9 @@ def check_needed(section: Section) -> None:
             raise checks.ConfigError(f"{name} must be given.")
 
 
-def section_of(name: str, path: str, fields: Mapping[str, Field]) -> type[Section]:
+def section_of(
+    name: str, path: str, fields: Mapping[str, Field]
+) -> Callable[..., Section]:
     """Makes a class of sections whose fields are known only at run time."""
     body: dict[str, Any] = {
         key: dataclasses.field(default=field_.default, metadata={"declared": field_})
@@ -325,10 +327,11 @@ def decoded(
     if kind is Any:
         return value
     if kind is np.ndarray:
-        if not isinstance(value, str) or value not in (arrays or {}):
-            near = checks.nearest(str(value), arrays or {})
+        by_name = arrays or {}
+        if not isinstance(value, str) or value not in by_name:
+            near = checks.nearest(str(value), by_name)
             raise ValueError(f"there is no array {value!r} for {name}.{near}")
-        return arrays[value]
+        return by_name[value]
     if origin is tuple:
         _check_kind(name, value, list, "a list")
         kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts

@@ -66,7 +66,7 @@ def faceted(
     return jax.tree.unflatten(tree, leaves)
 
 
-def parameters(tree, facets: tuple, fit: Callable | None = None) -> dict:
+def parameters(tree: Any, facets: tuple, fit: Callable | None = None) -> dict:
     """Makes the parameters of a site's equation, with all leaves present."""
     # `kept` lists the leaves that are present (all, unless a transformation dropped
     # some), `batched` has the batch axes of the leaves for each enclosing vmap, from

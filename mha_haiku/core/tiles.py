@@ -6,19 +6,22 @@ of rows and columns, and return arrays that broadcast against `[B..., H, T, S]`.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import core, lax
+from jax.typing import ArrayLike
 
 from mha_haiku.core import checks, display
 
 Array = jax.Array
-Index = slice | range | np.ndarray | Array
+Index = slice | range | np.ndarray | Array  # positions, as callers give them
+_Instance = TypeVar("_Instance")
 
 
+@dataclass_transform(frozen_default=True)
 def _static_integers(cls):
     """Makes a frozen dataclass a pytree: arrays are leaves, integers are static."""
     cls = dataclasses.dataclass(frozen=True)(cls)
@@ -59,6 +62,10 @@ class Span:
         return self.start + lax.iota(jnp.int32, self.size)
 
 
+Positions = Array | np.ndarray | Span  # positions of rows or of columns of a tile
+_Positions = TypeVar("_Positions", Span, Array | np.ndarray)
+
+
 @_static_integers
 class Origin:
     """The position of a rectangle: its first query and its first key."""
@@ -66,15 +73,15 @@ class Origin:
     query: int | Array = 0  # an integer, or a scalar array that may be traced
     key: int | Array = 0  # like `query`
 
-    def rows(self, rows: Index | Span) -> Index | Span:
+    def rows(self, rows: _Positions) -> _Positions:
         return rows + self.query
 
-    def columns(self, columns: Index | Span) -> Index | Span:
+    def columns(self, columns: _Positions) -> _Positions:
         return columns + self.key
 
     def at(
-        self, rows: Index | Span, columns: Index | Span
-    ) -> tuple[Index | Span, Index | Span]:
+        self, rows: _Positions, columns: _Positions
+    ) -> tuple[_Positions, _Positions]:
         return self.rows(rows), self.columns(columns)
 
     def moved(self, by: "Origin") -> "Origin":
@@ -95,7 +102,10 @@ def array(axes: str, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"axes": axes})
 
 
-def pytree(cls: type) -> type:
+@dataclass_transform(
+    frozen_default=True, eq_default=False, field_specifiers=(static, array)
+)
+def pytree(cls: type[_Instance]) -> type[_Instance]:
     """Makes a class a frozen dataclass and a pytree; `static` fields are not leaves."""
     if cls.__repr__ is object.__repr__:
         cls.__repr__ = display.record
@@ -105,6 +115,8 @@ def pytree(cls: type) -> type:
 
 class Part:
     """The base of masks, biases and scores: arrays whose axes have letters."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # of the subclasses
 
     def axes(self) -> Self:
         """Returns an aligned part with the letters of axes in place of its arrays."""
@@ -142,21 +154,27 @@ class Whole(Part):
     """A part given as a whole array `values`, `[B..., T, S]` or `[B..., H, T, S]`."""
 
     name: ClassVar[str]  # in messages
-    values: Array
+    values: Array | np.ndarray
 
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+    def check_shape(
+        self,
+        batch_shape: tuple,
+        num_heads: int,
+        num_queries: int | None,
+        num_keys: int,
+    ) -> None:
         """Raises ValueError unless the array is of these sizes."""
         heads = (num_heads,) if jnp.ndim(self.values) == len(batch_shape) + 3 else ()
         wanted = (*batch_shape, *heads, num_queries, num_keys)
         check_axes(self.name, self.values, wanted, "[B..., T, S] or [B..., H, T, S]")
 
-    def aligned(self, batch_ndim):
+    def aligned(self, batch_ndim: int) -> Self:
         values = jnp.asarray(self.values)
         if values.ndim < batch_ndim + 3:  # there is no axis of heads
             values = values[..., None, :, :]
         return dataclasses.replace(self, values=values)
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: Positions, columns: Positions) -> Array:
         return take(take(self.values, rows, axis=-2), columns, axis=-1)
 
 
@@ -172,7 +190,7 @@ def checked_pytree(name: str, value: Any) -> Any:
     return value
 
 
-def positions(index: Index, size: int | None = None) -> Array:
+def positions(index: Index, size: int | None = None) -> Array | np.ndarray:
     """Returns the positions of a slice (with an end, or of `size`), range or array."""
     if isinstance(index, slice):
         if size is not None:
@@ -202,28 +220,28 @@ def positions(index: Index, size: int | None = None) -> Array:
     return index
 
 
-def as_array(index: Array | Span) -> Array:
+def as_array(index: Positions) -> Array:
     """Converts positions to an array."""
     return index.array() if isinstance(index, Span) else jnp.asarray(index)
 
 
-def on_rows(rows: Array | Span) -> Array:
+def on_rows(rows: Positions) -> Array:
     """Reshapes positions `[R]` to `[R, 1]`, to broadcast with `[R, C]`."""
     return as_array(rows)[:, None]
 
 
-def on_columns(columns: Array | Span) -> Array:
+def on_columns(columns: Positions) -> Array:
     """Reshapes positions `[C]` to `[1, C]`, to broadcast with `[R, C]`."""
     return as_array(columns)[None]
 
 
-def lifted(array: Array, ndim: int) -> Array:
+def lifted(array: ArrayLike, ndim: int) -> Array:
     """Adds leading axes of size 1 until there are `ndim`."""
     array = jnp.asarray(array)
     return array.reshape((1,) * (ndim - array.ndim) + array.shape)
 
 
-def take(array: Array, index: Array | Span, axis: int) -> Array:
+def take(array: Array | np.ndarray, index: Positions, axis: int) -> Array:
     """Indexes an axis of `array`; an axis of size 1 broadcasts to all positions."""
     size = array.shape[axis]
     if size == 1:
@@ -241,7 +259,7 @@ def take(array: Array, index: Array | Span, axis: int) -> Array:
     return jnp.take(array, jnp.asarray(index), axis=axis, mode="clip")
 
 
-def at_batch(array: Array, index: tuple[Array, ...]) -> Array:
+def at_batch(array: ArrayLike, index: tuple[int | Array, ...]) -> Array:
     """Indexes the leading axes of `array`; axes of size 1 broadcast."""
     array = jnp.asarray(array)
     if 0 in array.shape[: len(index)]:  # an empty batch is traced, but never run
@@ -262,24 +280,26 @@ def starts(at: Sequence[int | Array]) -> list[Array]:
     return [jnp.asarray(start, jnp.int32) for start in at]
 
 
-def largest(first, second):
+def largest(first: int | Array, second: int | Array) -> int | Array:
     """Returns the larger of two integers, either of which may be traced."""
-    both_known = isinstance(first, int) and isinstance(second, int)
-    return max(first, second) if both_known else jnp.maximum(first, second)
+    if isinstance(first, int) and isinstance(second, int):
+        return max(first, second)
+    return jnp.maximum(first, second)
 
 
-def smallest(first, second):
+def smallest(first: int | Array, second: int | Array) -> int | Array:
     """Returns the smaller of two integers, either of which may be traced."""
-    both_known = isinstance(first, int) and isinstance(second, int)
-    return min(first, second) if both_known else jnp.minimum(first, second)
+    if isinstance(first, int) and isinstance(second, int):
+        return min(first, second)
+    return jnp.minimum(first, second)
 
 
-def known(array) -> np.ndarray | None:
+def known(array: Any) -> np.ndarray | None:
     """Returns the numbers of an array, or None while it is being traced."""
-    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
+    return None if isinstance(array, core.Tracer) else np.asarray(array)
 
 
-def integers(name: str, value, low: int | None = 0) -> Array:
+def integers(name: str, value: Any, low: int | None = 0) -> Array | np.ndarray:
     """Checks that `value` holds integers of at least `low`; returns an array."""
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -292,7 +312,7 @@ def integers(name: str, value, low: int | None = 0) -> Array:
 
 def checked_index(name: str, index: Any, size: int) -> Any:
     """Checks an index into `size` entries; it may be negative or traced."""
-    if isinstance(index, jax.core.Tracer):
+    if isinstance(index, core.Tracer):
         return index
     number = np.asarray(index)
     if number.ndim or number.dtype.kind not in "iu" or not -size <= number < size:
@@ -302,7 +322,7 @@ def checked_index(name: str, index: Any, size: int) -> Any:
     return int(number) % size
 
 
-def check_axes(name: str, array: Array, wanted: tuple, axes: str):
+def check_axes(name: str, array: ArrayLike, wanted: tuple, axes: str) -> None:
     """Raises ValueError unless the shape is `wanted`; 1 and None match any size."""
     shape = jnp.shape(array)
     fits = len(shape) == len(wanted) and all(

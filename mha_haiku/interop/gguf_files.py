@@ -184,7 +184,7 @@ def translated(
 def _config(path: Path, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Reads the architecture, and checks all fields that are read here or later."""
     kind = fields.get("general.architecture")
-    checks.choice(f"{path}: the architecture", kind, _CLASSES, checks.meant)
+    kind = checks.choice(f"{path}: the architecture", kind, _CLASSES, checks.meant)
     prefix = f"{kind}."
     own = {
         name.removeprefix(prefix): value

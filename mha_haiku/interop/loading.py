@@ -212,12 +212,11 @@ def head_of(
     return next(fitting, family.heads[-1])
 
 
+@checks.user_mistakes()
 def family_of(theirs: Mapping[str, Any]) -> tables.Family:
     """Finds the family that config.json names."""
-    kind = theirs.get("model_type")
-    with checks.user_mistakes():
-        name = "config.json's family of models (model_type)"
-        checks.choice(name, kind, FAMILIES, checks.meant)
+    name = "config.json's family of models (model_type)"
+    kind = checks.choice(name, theirs.get("model_type"), FAMILIES, checks.meant)
     return FAMILIES[kind]
 
 

@@ -90,7 +90,7 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     environment = _environment()
-    import torchax
+    import torchax  # pyright: ignore[reportMissingImports]
 
     tensors = (*module.parameters(), *module.buffers())
     module = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()
@@ -159,7 +159,7 @@ def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:
         unknown = str(error)
     try:
         _environment()
-        import transformers
+        import transformers  # pyright: ignore[reportMissingImports]
     except (ImportError, checks.ConfigError):
         raise checks.ConfigError(
             f"{unknown}\nOther families are read by transformers and torchax, which "
@@ -195,8 +195,8 @@ def _environment() -> Any:
     """Imports torchax, and makes its environment, which runs torch in JAX."""
     try:
         _define_dropped()
-        import torch
-        import torchax.tensor
+        import torch  # pyright: ignore[reportMissingImports]
+        import torchax.tensor  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise checks.ConfigError(
             "A PyTorch module needs torch and torchax: pip install 'mha_haiku[torch]'."
@@ -225,7 +225,7 @@ def _environment() -> Any:
 @functools.cache  # torch crashes where what is defined is dropped again
 def _define_dropped() -> Any:
     """Defines the overloads that torchax names, and torch does not have."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     library = torch.library.Library("aten", "FRAGMENT")
     for name, overloads in _DROPPED.items():

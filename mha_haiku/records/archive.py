@@ -29,7 +29,10 @@ def save(path: str | os.PathLike[str], record: Any) -> Path:
     named: dict[str, np.ndarray] = {}
     stored = {"format": FORMAT, "record": _encoded(record, "", named, {})}
     named[_FIELDS] = np.array(json.dumps(stored))
-    return checks.write_file(path, lambda file: np.savez(file, **named))
+    return checks.write_file(
+        path,
+        lambda file: np.savez(file, **named),  # pyright: ignore[reportArgumentType]
+    )
 
 
 def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:

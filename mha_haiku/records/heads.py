@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, SupportsIndex
 
 import numpy as np
 
@@ -243,7 +243,7 @@ class Heads:
             [[ranks.rank_correlation(a, b) for b in ranked] for a in ranked]
         )
 
-    def name_of(self, layer: int, head: int) -> str:
+    def name_of(self, layer: SupportsIndex, head: SupportsIndex) -> str:
         """Returns the name of a head by its indices."""
         names = self.layers[layer].heads
         return f"{self.layers[layer].name}, head {names[head] if names else head}"
@@ -366,7 +366,9 @@ def columns_at(
     }
 
 
-def _at(places, values: np.ndarray | None, missing=np.nan) -> np.ndarray | None:
+def _at(
+    places, values: np.ndarray | None, missing: float | str = np.nan
+) -> np.ndarray | None:
     if values is None:
         return None
     shape = len(places), max(map(len, places), default=0), *values.shape[2:]

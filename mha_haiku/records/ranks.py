@@ -79,4 +79,5 @@ def rank_correlation(first: Measured, second: Measured) -> float:
     one, other = one[~np.isnan(one)], other[~np.isnan(other)]
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")
-    return float(scipy.stats.spearmanr(one, other).statistic)
+    found = scipy.stats.spearmanr(one, other)
+    return float(found.statistic)  # pyright: ignore[reportAttributeAccessIssue]

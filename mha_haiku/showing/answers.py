@@ -296,10 +296,10 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
                 "connectionstyle": f"arc3,rad={_BENDS[str(edges.kinds[i])]}",
             },
         )
-    for node, place in places.items():
+    for node, (x, y) in places.items():
         box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
         style = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
-        axes.text(*place, graph.label(node), bbox=box, parse_math=False, **style)
+        axes.text(x, y, graph.label(node), bbox=box, parse_math=False, **style)
     across, up = np.max(list(places.values()), axis=0)
     axes.set_xlim(-1, across + 1)
     axes.set_ylim(-0.6, up + 0.6)

@@ -69,8 +69,8 @@ def known(
     attention_map: attention.AttentionMap,
     kind: str = "",
     *,
-    tokens: Array | None = None,
-    lengths: Array | None = None,
+    tokens: Array | np.ndarray | None = None,
+    lengths: Array | np.ndarray | None = None,
 ) -> Seen:
     """Measures the heads of a whole map; arguments as of `see`."""
     statistics = attention_map.statistics(tokens=tokens)
@@ -88,8 +88,8 @@ def see(
     examples: Any = slice(None),
     bins: int | None = None,
     kind: str = "",
-    tokens: Array | None = None,
-    lengths: Array | None = None,
+    tokens: Array | np.ndarray | None = None,
+    lengths: Array | np.ndarray | None = None,
     has_numbers: bool = True,
 ) -> Seen:
     """Observes a map `[B..., H, T, S]` to show, inside a program.
@@ -106,7 +106,8 @@ def see(
     told = Seen({}, {})
     masked = pooled = None
     if bins is not None:
-        pooled = tuple(min(bins, size) for size in attention_map.shape[-2:])
+        num_queries, num_keys = attention_map.shape[-2:]
+        pooled = min(bins, num_queries), min(bins, num_keys)
     if pooled is None:
         weights = attention_map.weights()
         if has_numbers:

@@ -13,7 +13,7 @@ import math
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def style() -> Iterator[None]:
     """Sets, while entered, the fonts of figures and how text is written to files."""
     import matplotlib
 
-    settings = {
+    settings: dict[Any, Any] = {
         "font.family": list(fonts()[0]),
         "text.usetex": False,
         "svg.fonttype": "none",  # text as text
@@ -166,7 +166,7 @@ def dark() -> None:
     """Gives all later figures a dark background."""
     from matplotlib import style
 
-    ground = dict.fromkeys(
+    ground: dict[Any, Any] = dict.fromkeys(
         ("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "#14171c"
     )
     style.use(["dark_background", ground])

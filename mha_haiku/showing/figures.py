@@ -121,7 +121,7 @@ def of_example(
 
     sheet = drawing.sheet(*size, title=_literal(title or ""), note=note)
     grid = sheet.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    image = None
+    images = []
     for axes, (i, h) in zip(grid.flat, places, strict=False):
         layer = maps.layers[i]
         axes.set_facecolor(drawing.absent())
@@ -131,6 +131,7 @@ def of_example(
             cmap=colors,
             interpolation="nearest",
         )
+        images.append(image)
         if aligned is not None:
             drawing.frames(axes, aligned)
         name = f"{layer.name}, " if others else ""
@@ -146,7 +147,7 @@ def of_example(
     for axes in low:
         axes.tick_params(labelbottom=True)
         axes.set_xlabel(_named("key", keys), fontsize=8)
-    bar = sheet.colorbar(image, ax=grid.ravel().tolist(), shrink=0.8)
+    bar = sheet.colorbar(images[-1], ax=grid.ravel().tolist(), shrink=0.8)
     how = {"linear": "", "root": " (square-root scale)", "log": " (log scale)"}
     bar.set_label(f"attention weight{how[scale]}", fontsize=8)
     bar.ax.tick_params(labelsize=7)

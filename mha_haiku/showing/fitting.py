@@ -5,7 +5,7 @@ H heads, P query and Q key bins.
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ _ROUNDINGS = {0.0: 1.0, 0.004: 0.42, 0.016: 0.21}
 _BYTES_PER_CELL = 0.2  # of a page of such maps, at least, before they are rounded
 _LEGIBLE_BINS = 64  # kept as long as there are several examples
 _FEWEST_BINS = 16
+_Sided = TypeVar("_Sided", Axes, Example)
 
 
 class Cut(NamedTuple):
@@ -116,7 +117,7 @@ def _cut_set(each: MapSet, cut: Cut) -> MapSet:
 
 
 def _cut_example(example: Example, layers, cut: Cut) -> Example:
-    def joined(axes: Axes | Example):
+    def joined(axes: _Sided) -> _Sided:
         queries, keys = (
             axis._replace(edges=np.append(axis.edges[: -1 : cut.join], axis.edges[-1]))
             for axis in (axes.queries, axes.keys)

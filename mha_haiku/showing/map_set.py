@@ -10,7 +10,7 @@ key bins, which are single positions in a whole map.
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -163,7 +163,7 @@ class Example(NamedTuple):
 
     def masked_cells(self, layer: int) -> np.ndarray | None:
         """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""
-        return self.masked and self.masked[layer]
+        return self.masked[layer] if self.masked else None
 
     def drawn(self, layer: int) -> np.ndarray:
         """Returns the weights of a layer, NaN where a mask leaves none."""
@@ -362,7 +362,7 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
     of = f"of {example.name!r}"
     for each in (Axes(example.queries, example.keys), *example.kinds.values()):
         sizes = len(each.queries.tokens), len(each.keys.tokens)
-        for side, axis, size in zip(("queries", "keys"), each, sizes, strict=False):
+        for side, axis, size in zip(("queries", "keys"), each[:2], sizes, strict=True):
             _rises(f"edges of the {side} {of}", axis.edges, size)
             if axis.notes:
                 _has_length(f"notes of the {side} {of}", axis.notes, size)
@@ -418,7 +418,7 @@ def _are_weights(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> None
 
 
 def _has_length(
-    name: str, parts: Sequence, count: int, of_what: str = "positions"
+    name: str, parts: Sized, count: int, of_what: str = "positions"
 ) -> None:
     wanted = f"be one for each of {count} {of_what}"
     _require(len(parts) == count, name, wanted, len(parts))

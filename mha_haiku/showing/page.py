@@ -57,7 +57,7 @@ _ROLES = {
 }
 _VAGUE = {"uniform", "broad"}
 _MIXED = "mixed"  # no clear role
-_VIEWER = importlib.resources.files(__package__).joinpath("viewer")
+_VIEWER = importlib.resources.files("mha_haiku.showing").joinpath("viewer")
 
 
 def render(shown: Dossier) -> str:
@@ -175,13 +175,16 @@ def encode(
 
 def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
     role = maps.columns.get(ROLE)
-    roles = role and [
-        [
-            {"name": labels.one_line(name), "score": score} if name else None
-            for name, score in zip(names, scores, strict=True)
+    roles = None
+    if role is not None and role.names is not None:
+        pairs = zip(role.names.tolist(), _plain(role.mean), strict=True)
+        roles = [
+            [
+                {"name": labels.one_line(name), "score": score} if name else None
+                for name, score in zip(names, scores, strict=True)
+            ]
+            for names, scores in pairs
         ]
-        for names, scores in zip(role.names.tolist(), _plain(role.mean), strict=True)
-    ]
     return {
         "name": labels.one_line(maps.name),
         "step": maps.step,
@@ -229,6 +232,8 @@ def _sentence(maps: MapSet) -> list[str | list]:
 
 def _of_roles(maps: MapSet) -> list[str | list]:
     names, scores = maps.columns[ROLE].names, maps.columns[ROLE].mean
+    if names is None:
+        return []
     counts = collections.Counter(name for name in names.flat if name)
     others, total = counts.pop(_MIXED, 0), counts.total()
     does = {

@@ -75,7 +75,8 @@ def plot(
     if size is not None:
         if not isinstance(size, Sequence) or len(size) != 2:
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
-        size = tuple(checks.positive_number("size", x) for x in size)
+        width, height = (checks.positive_number("size", x) for x in size)
+        size = width, height
     what, texts, *_ = sets.given(what, tokens=tokens, key_tokens=key_tokens)
     with drawing.style():
         if sets.is_maps(what):

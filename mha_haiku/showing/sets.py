@@ -19,6 +19,7 @@ import numpy as np
 from mha_haiku.core import attention, checks, display, models
 from mha_haiku.core.attention import sited
 from mha_haiku.lab import heads
+from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
 from mha_haiku.showing import collecting
 from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet, Why
@@ -149,7 +150,7 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
         kinds = tuple(kind for kind, count in pairs for _ in range(count))
     elif isinstance(value, Mapping | list | tuple):
         # Of a wrapped encoder-decoder, modules have the names.
-        kinds = [heads.running.kind_of(str(name)) for name in value]
+        kinds = [running.kind_of(str(name)) for name in value]
         if not isinstance(value, Mapping) or len(set(kinds)) == 1:
             kinds = [""] * len(value)
     else:
@@ -311,10 +312,11 @@ def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:
 
 def _axes(texts, example, edges) -> Axes:
     """Makes the axes along the maps of a kind of layers."""
-    pairs = zip(texts, edges, strict=True)
-    return Axes(
-        *(Axis(x[example] if x else ("",) * int(own[-1]), own) for x, own in pairs)
+    queries, keys = (
+        Axis(x[example] if x else ("",) * int(own[-1]), own)
+        for x, own in zip(texts, edges, strict=True)
     )
+    return Axes(queries, keys)
 
 
 def _token_ids(tokens, batch_shape) -> np.ndarray:

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import attention, display, masks
+from mha_haiku.core.masks.arrays import Dense, Segments
 from mha_haiku.records import Heads
 from mha_haiku.showing import collecting, drawing, markup, sets
 from mha_haiku.showing.map_set import MapSet
@@ -225,12 +226,11 @@ def _sizes_table(params) -> markup.Html:
 
 def _mask_sizes(mask) -> tuple[int, int]:
     """Finds how many queries and keys of a mask are drawn."""
-    dense, segments = masks.arrays.Dense, masks.arrays.Segments
     sizes, others = [], [16]
-    for x in jax.tree.leaves(mask, is_leaf=lambda x: isinstance(x, dense | segments)):
-        if isinstance(x, dense):
+    for x in jax.tree.leaves(mask, is_leaf=lambda x: isinstance(x, Dense | Segments)):
+        if isinstance(x, Dense):
             sizes.append(np.shape(x.values)[-2:])
-        elif isinstance(x, segments):
+        elif isinstance(x, Segments):
             sizes.append((x.query_ids.shape[-1], x.key_ids.shape[-1]))
         elif np.ndim(x):
             others.append(int(np.max(x, initial=0)))

@@ -16,7 +16,11 @@ _TOLERANCE = 1e-3  # of logits at a position, whatever comes after it
 
 
 def continued(
-    subject: Subject, prompt: str, strategy: decoding.Strategy, tokens: int, seed: int
+    subject: Subject,
+    prompt: str,
+    strategy: decoding.Greedy | decoding.Sampled | decoding.Beam,
+    tokens: int,
+    seed: int,
 ) -> str:
     """Continues a prompt by at most `tokens`, until the tokenizer's end token."""
     if isinstance(strategy, decoding.Beam):

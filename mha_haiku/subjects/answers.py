@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from mha_haiku.core import attention, display
@@ -45,8 +46,7 @@ class TextMaps(Sequence):
         return [f"layer {i}" for i in range(len(self.maps))]
 
     def __getitem__(self, layer: Any) -> attention.AttentionMap:
-        is_name = isinstance(layer, str) and isinstance(self.maps, Mapping)
-        return self.maps[layer] if is_name else self._list()[layer]
+        return self.maps[layer] if isinstance(layer, str) else self._list()[layer]
 
     def __len__(self) -> int:
         return len(self.maps)
@@ -77,7 +77,7 @@ class Lens:
     # 0, 1, ..., L - 1, and from the output of the last one.
     texts: np.ndarray
     probabilities: np.ndarray  # `[L + 1, T]`
-    logits: np.ndarray  # `[L + 1, T, C]`
+    logits: jax.Array  # `[L + 1, T, C]`
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
@@ -156,8 +156,8 @@ class Strongest:
         for i, (example, query, key, weight) in enumerate(
             zip(self.examples, self.queries, self.keys, self.weights, strict=True)
         ):
-            row = {"example": int(example), "query": int(query), "key": int(key)}
-            row["weight"] = float(weight)
+            row: dict[str, Any] = {"example": int(example)}
+            row |= {"query": int(query), "key": int(key), "weight": float(weight)}
             if self.tokens:
                 text = self.tokens[i]
                 row["query token"] = text[query]
@@ -175,8 +175,8 @@ class Strongest:
 
 @sets.maps_of.register
 def _(answer: TextMaps) -> sets.Given:
-    texts = {"tokens": answer.tokens, "key_tokens": answer.key_tokens}
-    texts = {name: text for name, text in texts.items() if text}
+    tokens = {"tokens": answer.tokens, "key_tokens": answer.key_tokens}
+    texts: dict[str, Any] = {name: text for name, text in tokens.items() if text}
     if answer.images is not None:
         texts["images"] = list(answer.images)
     return sets.Given(answer.maps, texts, answer.why, answer.name)
@@ -203,11 +203,14 @@ def _of_circuits(circuits: Circuits) -> Grid:
     if not senders:
         raise ValueError("there is no layer that reads another one.")
     values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
-    names = [[f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)]
+    rows, columns = (
+        [f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)
+    )
     kind = circuits.kind.upper()
     return Grid(
         values,
-        *names,
+        rows,
+        columns,
         "composition",
         title=f"{kind}-composition",
         caption=f"{kind}-composition of heads, from weights alone",

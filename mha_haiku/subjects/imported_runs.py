@@ -9,6 +9,7 @@ the model's outputs:
 """
 
 import os
+from typing import Any
 
 import jax
 import numpy as np
@@ -62,6 +63,7 @@ def in_memory(
     """Loads a pretrained model as a run at step 0; other arguments as in `write`."""
     name = _task_name(imported, source)
     config = _config(imported, name, sequence_length, path)
+    assert imported.tokenizer is not None  # or `_task_name` has refused the model
     task = configuration.make_task(config, tasks.Kept(imported.tokenizer.to_json()))
     return folders.Run(config, task, imported.model, imported.params, 0)
 
@@ -116,7 +118,8 @@ def _config(imported, name, sequence_length, path) -> configuration.RunConfig:
     with checks.user_mistakes():
         checks.integer_in("sequence_length", length, 4, most)
     sizes = interop.sizes_of(imported.params)
-    data = dict(path=path, tokenizer=_TOKENIZER, vocabulary_size=sizes.num_tokens)
+    data: dict[str, Any] = dict(path=path, tokenizer=_TOKENIZER)
+    data["vocabulary_size"] = sizes.num_tokens
     if name == "sentences":
         data["held_out_fraction"] = 0.5  # nothing trains on the other half
     return configuration.default_config(name).replace(

@@ -153,7 +153,9 @@ def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Exam
     if knows_lengths or batch.lengths is None:
         return [batch]
     return [
-        tasks.Example(*(x[None, :end] for x in (row.inputs, row.targets, row.weights)))
+        tasks.Example(
+            row.inputs[None, :end], row.targets[None, :end], row.weights[None, :end]
+        )
         for row, end in zip(rows_of(batch), lengths(batch), strict=True)
     ]
 
@@ -203,7 +205,7 @@ def labels(
         given = batch.inputs, batch.decoder_inputs
         sources, targets = (
             tuple(tuple(map(label, row)) for row in np.asarray(x).tolist())
-            if np.ndim(x) == 2
+            if x is not None and np.ndim(x) == 2
             else ()
             for x in given
         )
@@ -425,7 +427,7 @@ def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return tokens, lengths
 
 
-def text_of(task: tasks.Task, tokens: Sequence[int]) -> str:
+def text_of(task: tasks.Task, tokens: Sequence[int] | np.ndarray) -> str:
     """Decodes the text that tokens of a causal model's task add to a prompt."""
     pieces = b"".join(task.piece(int(token)) for token in tokens)
     return pieces.decode("utf-8", errors="replace")

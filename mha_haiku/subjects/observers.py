@@ -21,7 +21,7 @@ from mha_haiku.lab import heads
 from mha_haiku.records.heads import ROLE, Column
 from mha_haiku.showing import curves
 from mha_haiku.subjects import inputs, programs, results
-from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.subject import Subject, check_task
 from mha_haiku.subjects.verbs import dumping, generation
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import (
@@ -57,7 +57,7 @@ class _Study(loop.Observer):
         step: int,
     ) -> None:
         model = folders.make_model(config.model, task)  # in this process only
-        self._subject = Subject(
+        subject = Subject(
             model,
             None,
             folder.root.resolve().name,
@@ -67,6 +67,7 @@ class _Study(loop.Observer):
             folder=folder,
             progress=programs.silent,
         )
+        self._subject, self._folder = check_task(subject, "training"), folder
         self._start(step)
 
 
@@ -78,7 +79,7 @@ class _Log(_Study):
 
     def _start(self, step: int) -> None:
         """Opens the file and drops its lines of steps after `step`."""
-        path = getattr(self._subject.folder, self.file)
+        path = getattr(self._folder, self.file)
         self._log = files.LineWriter(path, last_step=step)
         lines = files.read_lines(path)
         self._last = lines[-1]["step"] if lines else -1
@@ -118,8 +119,9 @@ class Timeline(_Log):
         of = heads.Measured(subject.model, heads.metrics.loss, params, batches)
         scores = {x: y.mean for x, y in roles.numbers.items() if x in heads.SCORES}
         scores["gradient"] = _GRADIENT.measure(of).mean
-        lists = {x: np.where(np.isnan(y), None, y).tolist() for x, y in scores.items()}
-        line = {"roles": roles[ROLE].names.tolist(), "scores": lists}
+        none = np.array(None)  # an object, as NaN is no JSON
+        lists = {x: np.where(np.isnan(y), none, y).tolist() for x, y in scores.items()}
+        line = {"roles": roles.names[ROLE].tolist(), "scores": lists}
         layers = models.heads_of_layers(subject.config.model)
         if any(layer.kind for layer in layers):
             line = {"layers": [layer.label for layer in layers], **line}
@@ -140,7 +142,7 @@ class Samples(_Log):
         """Takes the result of `generation.given` for the run."""
         is_on = training.samples and kind
         super().__init__(training, training.evaluate_every if is_on else 0)
-        self._kind = kind
+        self._kind = kind or ""
 
     def _start(self, step: int) -> None:
         super()._start(step)
@@ -189,7 +191,7 @@ class Snapshots(_Study):
 
     def _start(self, step: int) -> None:
         """Removes snapshots of steps after `step`, which will be taken again."""
-        snapshots = self._subject.folder.snapshots
+        snapshots = self._folder.snapshots
         for each in dumping.steps_of(snapshots):
             if each > step:
                 shutil.rmtree(snapshots / str(each))
@@ -200,7 +202,7 @@ class Snapshots(_Study):
 
     def look(self, step: int, params: Any) -> None:
         """Writes the maps at a step, unless they are there."""
-        out = self._subject.folder.snapshots / str(step)
+        out = self._folder.snapshots / str(step)
         if (out / "maps.npz").exists():
             return
         dumping.dump(
@@ -252,7 +254,7 @@ def timeline(path: Path) -> functools.partial | None:
     if not (records := files.read_lines(path)):
         return None
     try:
-        lines = [fields.decoded(_Line, record, "") for record in records]
+        lines: list[_Line] = [fields.decoded(_Line, x, "") for x in records]
         shapes = {tuple((x, *map(len, y)) for x, y in z.scores.items()) for z in lines}
         if len(shapes) > 1:
             raise ValueError("all lines must have scores of the same heads.")
@@ -263,7 +265,7 @@ def timeline(path: Path) -> functools.partial | None:
         values = [line.scores[name] for line in lines]
         label, unit = heads.SCORES.get(name, name), ""
         if name == "gradient":
-            label, unit = _GRADIENT.label, _GRADIENT.unit
+            label, unit = _GRADIENT.label, _GRADIENT.unit or ""
         scores[name] = Column(np.array(values, np.float64), unit, label)
     return functools.partial(
         curves.timeline,

@@ -128,7 +128,7 @@ def train(
 
 
 def recorded(
-    config: configuration.RunConfig, workdir: str | os.PathLike, **options
+    config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
 ) -> opening.Summary | opening.SeedsSummary:
     """Trains with every observer of the laboratory; otherwise as `runs.train`."""
     training = config.training

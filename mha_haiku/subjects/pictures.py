@@ -11,7 +11,7 @@ from mha_haiku.core import checks, models
 from mha_haiku.showing import markup, plotting, sets, shown
 from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects import observers, programs
-from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.subject import Subject, has_task
 from mha_haiku.subjects.verbs import dumping, sweep
 from mha_haiku.training.runs import folders
 
@@ -37,7 +37,7 @@ def _programs(model: models.Model) -> dict:
 @sets.map_set_of.register
 def _(subject: Subject) -> MapSet:
     """Collects maps, and numbers of heads, over held-out examples."""
-    if subject.task is None:
+    if not has_task(subject):
         raise ValueError(f"{subject.name} has no task: show its maps of inputs.")
     config = subject.config.replace(attention=dict(dtype="float32"))
     return dumping.measured(
@@ -77,12 +77,13 @@ def _(run: folders.Run) -> markup.Html:
 @shown.fragment.register
 def _(subject: Subject) -> markup.Html:
     """Describes a subject, with the sizes of its parameters by module."""
-    model, params, config = subject.model, subject.params, subject.config
+    model, params = subject.model, subject.params
     rows, note = [("model", model.description)], "subject.show(text) shows its maps."
-    if config is None:
+    if not has_task(subject):
         count = sum(x.size for x in jax.tree.leaves(params))
         rows.append(("parameters", f"{count:,}"))
     else:
+        config = subject.config
         task = f"{config.task.name}, {subject.task.sequence_length} positions"
         step = f"{subject.step:,} of {config.training.steps:,}"
         rows = [("task", task), *rows, ("step", step)]

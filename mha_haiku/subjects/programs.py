@@ -8,16 +8,24 @@ import functools
 import numbers
 import operator
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, checks, models
+from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
+from mha_haiku.lab.heads import running
 from mha_haiku.subjects import inputs
-from mha_haiku.subjects.subject import Part, Subject, refuse
+from mha_haiku.subjects.subject import (
+    Part,
+    RunSubject,
+    Subject,
+    check_task,
+    has_task,
+    refuse,
+)
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import configuration, folders
 
@@ -27,17 +35,19 @@ ABLATION_VALUES = ("zero", "mean", "resample")
 _BATCH_POSITIONS = 2**12  # of all examples in a batch
 _MOST_EXAMPLES = 2**31 - 1  # an index is an int32
 
+AnySubject = TypeVar("AnySubject", bound=Subject)
+
 
 def silent(iterable: Any, **_: Any) -> Any:
     """Returns an iterable unchanged: the progress that shows none."""
     return iterable
 
 
-def compact(subject: Subject) -> Subject:
+def compact(subject: AnySubject) -> AnySubject:
     """Scans the layers of the subject's model, where they are many and alike."""
     if subject.config is None or subject.model.scanned is None:
         return subject
-    if subject.config.model.num_layers <= heads.running.FEW_LAYERS:
+    if subject.config.model.num_layers <= running.FEW_LAYERS:
         return subject
     model = subject.model.scanned
     config = subject.config.replace(model=dict(scan_layers=True))
@@ -46,11 +56,12 @@ def compact(subject: Subject) -> Subject:
 
 
 def placed(
-    subject: Subject,
-    available: Sequence[jax.Device] | None = None,
+    subject: AnySubject,
+    available: Sequence[jax.Device]  # pyright: ignore[reportInvalidTypeForm]
+    | None = None,
     *,
     length: int | None = None,
-) -> Subject:
+) -> AnySubject:
     """Spreads model and parameters over devices, by default over all.
 
     Heads and positions are split as the config says, if the number of devices allows;
@@ -58,7 +69,7 @@ def placed(
     `length` positions, by default the task's. A subject without a config is unchanged.
     """
     available = list(available or jax.devices())
-    if len(available) == 1 or subject.config is None:
+    if len(available) == 1 or subject.config is None or subject.task is None:
         return subject
     length = subject.task.sequence_length if length is None else length
     wanted = subject.config.replace(devices=dict(data=None))
@@ -110,7 +121,7 @@ def observed(
     subject: Subject,
     params: Any,
     example: tasks.Example,
-    function: Callable[[attention.AttentionMap, str], Any],
+    function: Callable[..., Any],
     parts: Sequence[Part],
 ) -> tuple[models.Output, list[Any]]:
     """Computes the output on a batch, and a function of the maps of some parts.
@@ -122,12 +133,12 @@ def observed(
     model = subject.model
     if model.config and len(parts) == len(models.heads_of_layers(model.config)):
         # Of scanned layers all at once.
-        at = heads.running.by_kind(function, model)
-    output, found = heads.running.look(model, params, example, at)
+        at = running.by_kind(function, model)
+    output, found = running.look(model, params, example, at)
     return output, [found[f"{x.path}/map"] for x in parts]
 
 
-def held_out(subject: Subject, indices: Sequence[int]) -> tasks.Example:
+def held_out(subject: RunSubject, indices: Sequence[int]) -> tasks.Example:
     """Makes the held-out examples of these indices, split over devices."""
     task, seed, placement = subject.task, subject.config.seed, subject.placement
 
@@ -142,12 +153,12 @@ def held_out(subject: Subject, indices: Sequence[int]) -> tasks.Example:
 
     # Runs of several seeds may share a model, and so its programs.
     data, program = once(subject, ("held_out", seed, id(task)), make)
-    indices = np.asarray(indices, np.int32)
-    return program(data, indices if placement is None else placement.put(indices))
+    places = np.asarray(indices, np.int32)
+    return program(data, places if placement is None else placement.put(places))
 
 
 def batch_size(
-    subject: Subject, examples: int, positions: int = _BATCH_POSITIONS
+    subject: RunSubject, examples: int, positions: int = _BATCH_POSITIONS
 ) -> int:
     """Finds how many of `examples` fit a batch of at most `positions`."""
     with checks.user_mistakes():
@@ -159,6 +170,7 @@ def batch_size(
 
 def batches_of(subject: Subject, examples: int, *, name: str = "") -> "Batches":
     """Groups held-out examples in whole batches; with a name they show a bar."""
+    subject = check_task(subject, "measuring")
     return Batches(subject, examples, batch_size(subject, examples), name)
 
 
@@ -175,9 +187,9 @@ def batches_given(
         is_of_loss = subject.metric in (None, heads.metrics.loss)
         return inputs.batches(subject, examples, targets=targets and is_of_loss)
     with checks.user_mistakes():
-        checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
+        count = checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
     if subject.batches:
-        return inputs.first(subject.batches, examples)
+        return inputs.first(subject.batches, count)
     if subject.task is None:
         why = "has no examples; give texts, examples=[...], or pass them to mh.wrap"
         refuse(subject, "measuring", why)
@@ -199,14 +211,14 @@ def measured(
     model, params = subject.model, subject.params
     batches = batches_given(subject, examples)
     metric = metric_name(subject, metric)
-    if metric is None:
+    if batches is None:
+        batches = batches_of(subject, examples, name=name)
+    if metric is None or not has_task(subject):
         own = subject.metric or heads.metrics.loss
-        if own is heads.metrics.loss and not np.any(batches[0].weights):
+        if own is heads.metrics.loss and not np.any(next(iter(batches)).weights):
             why = "has examples without targets; pass metric= to mh.wrap"
             refuse(subject, "the loss", why)
         return heads.Measured(model, own, params, batches)
-    if batches is None:
-        batches = batches_of(subject, examples, name=name)
     if metric == "drift":
         return heads.measured_by_drift(model, params, batches)
     function = {
@@ -253,13 +265,13 @@ def ablation_value(subject: Subject, name: str, examples: Any) -> heads.Ablation
 
 
 def observations(
-    subject: Subject,
+    subject: RunSubject,
     observe: Callable[[Any, tasks.Example], Any],
     indices: Sequence[int],
     *,
     batch_size: int,
     name: str,
-    examples_at: Callable[[Sequence[int]], tasks.Example] | None = None,
+    examples_at: Callable[[Sequence[int]], Any] | None = None,
 ) -> Iterator[Any]:
     """Yields the results of a program on examples, per batch, on the host.
 
@@ -284,7 +296,7 @@ def observations(
 class Batches:
     """Batches of held-out examples that can be iterated over more than once."""
 
-    subject: Subject
+    subject: RunSubject
     examples: int  # at least
     size: int
     name: str = ""  # of the progress bar; "": there is none

@@ -8,7 +8,17 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    NoReturn,
+    Self,
+    TypeGuard,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import jax
 import numpy as np
@@ -62,11 +72,11 @@ class Subject:
     @classmethod
     def of_run(
         cls, run: folders.Run, name: str, folder: folders.Folder | None = None
-    ) -> "Subject":
+    ) -> "RunSubject":
         """Makes a run a subject, with looped layers, so that each has a name."""
         config, task, model, params, step, placement = run.looped()
         codec = inputs.of_task(task)
-        return cls(
+        subject = cls(
             model,
             params,
             name,
@@ -77,6 +87,7 @@ class Subject:
             folder=folder,
             placement=placement,
         )
+        return cast(RunSubject, subject)
 
     @classmethod
     def of_folder(
@@ -85,13 +96,17 @@ class Subject:
         step: int | None = None,
         *,
         trust_code: bool = False,
-    ) -> "Subject":
+    ) -> "RunSubject":
         """Loads the run in a folder; see `runs.load_run`."""
         run = folders.load_run(workdir, step, trust_code=trust_code)
         folder = folders.Folder(checks.as_path(workdir))
         return cls.of_run(run, folder.root.resolve().name, folder)
 
     _repr_html_ = display.html
+
+    if TYPE_CHECKING:  # verbs are methods
+
+        def __getattr__(self, verb: str) -> Callable[..., Any]: ...
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
@@ -106,7 +121,7 @@ class Subject:
         task = "" if self.name == self.task.name else f" ({self.task.name})"
         return f"{self.name}{task}, step {self.step}"
 
-    def replace(self, **fields: Any) -> "Subject":
+    def replace(self, **fields: Any) -> Self:
         """Returns the subject with other fields."""
         return dataclasses.replace(self, **fields)
 
@@ -128,18 +143,18 @@ class Subject:
         checks.positive_integer("count", count)
         if self.batches:
             return inputs.joined(inputs.first(self.batches, count))
-        if self.task is None:
+        if not has_task(self):
             refuse(self, "examples", "has no task; pass examples to mh.wrap")
         indices, data = np.arange(count, dtype=np.int32), self.task.held_out_data
         return evaluation.held_out_batch(self.task, self.config.seed, data, indices)
 
     # --- Edits
 
-    def edited(self, edits: Mapping[str, Callable]) -> "Subject":
+    def edited(self, edits: Mapping[str, Callable]) -> Self:
         """Changes values at sites of the model, see `mh.edit`."""
         return self.replace(model=self.model.edited(edits))
 
-    def ablated(self, *chosen: tuple[int, int]) -> "Subject":
+    def ablated(self, *chosen: tuple[int, int]) -> Self:
         """Ablates heads: (attention layer, head), ...
 
         Raises:
@@ -153,16 +168,34 @@ class Subject:
         return self.edited(dict(collections.ChainMap(*edits)))
 
 
-def refuse(subject: Subject, verb: str, why: str) -> None:
+if TYPE_CHECKING:
+
+    class RunSubject(Subject):
+        """A subject with a task: a run, or pretrained weights with a tokenizer."""
+
+        config: configuration.RunConfig
+        task: tasks.Task
+
+else:  # the difference is only in the types of fields
+    RunSubject = Subject
+
+
+def refuse(subject: Subject, verb: str, why: str) -> NoReturn:
     """Raises ValueError with the reason why the subject does not support the verb."""
     raise ValueError(f"{verb} is not for {subject.name!r}, which {why}.")
 
 
-def check_task(subject: Subject, verb: str) -> None:
-    """Raises ValueError if the subject has no task."""
-    if subject.task is None:
+def has_task(subject: Subject) -> TypeGuard[RunSubject]:
+    """Checks whether the subject has a task, and therefore a config."""
+    return subject.task is not None
+
+
+def check_task(subject: Subject, verb: str) -> RunSubject:
+    """Returns the subject; raises ValueError if it has no task."""
+    if not has_task(subject):
         why = "has no task; a run, or weights with a tokenizer, has one"
         refuse(subject, verb, why)
+    return subject
 
 
 def check_parameters(subject: Subject, verb: str) -> None:
@@ -235,6 +268,17 @@ class Verb(NamedTuple):
 
 
 VERBS: dict[str, Verb] = {}  # by name
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@overload
+def verb(function: _Function) -> _Function: ...
+
+
+@overload
+def verb(
+    *, command: str = "", folder: str = ""
+) -> Callable[[_Function], _Function]: ...
 
 
 def verb(
@@ -255,9 +299,11 @@ def verb(
       >>> mh.wrap(lambda params, x: x).answer(factor=3)
       63
     """
-    if function is None:
-        return lambda function: verb(function, command=command, folder=folder)
-    name = function.__name__
-    VERBS[name] = Verb(function, command, folder)
-    setattr(Subject, name, function)
-    return function
+
+    def enter(function):
+        name = function.__name__
+        VERBS[name] = Verb(function, command, folder)
+        setattr(Subject, name, function)
+        return function
+
+    return enter if function is None else enter(function)

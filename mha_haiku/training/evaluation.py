@@ -12,7 +12,7 @@ from mha_haiku.training import devices, losses, stepping, tasks
 
 
 def held_out_batch(
-    task: tasks.Task, seed: int | jax.Array, data: Any, indices: jax.Array
+    task: tasks.Task, seed: int | jax.Array, data: Any, indices: jax.Array | np.ndarray
 ) -> tasks.Example:
     """Makes held-out examples; index i is the same example in every evaluation."""
     key = stepping.stream(seed, "held_out")
@@ -61,7 +61,10 @@ def make_evaluation(
 
 def means(sums: losses.Sums) -> dict[str, float]:
     """Averages loss (nats per target), accuracy and, where counted, `exact_match`."""
-    parts = {"loss": (sums.loss, sums.weight), "accuracy": (sums.correct, sums.weight)}
+    parts: dict[str, tuple[Any, Any]] = {
+        "loss": (sums.loss, sums.weight),
+        "accuracy": (sums.correct, sums.weight),
+    }
     if sums.exact is not None:
         parts["exact_match"] = sums.exact, sums.examples
     return {

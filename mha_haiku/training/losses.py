@@ -6,6 +6,7 @@ Dimensions: B batch, T positions, C classes.
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import Array
 
@@ -25,7 +26,7 @@ def zeros(shape: tuple[int, ...] = (), *, counts_exact: bool = False) -> Sums:
     return Sums(*[jnp.zeros(shape, jnp.float32)] * (5 if counts_exact else 3))
 
 
-def cross_entropy(logits: Array, targets: Array) -> Array:
+def cross_entropy(logits: Array, targets: Array | np.ndarray) -> Array:
     """Computes the cross-entropy in nats of each target, in float32 at least.
 
     `logits` are `[..., C]`, `targets` `[...]` integers; the result is `[...]`.
@@ -44,8 +45,8 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
 
 def sums(
     logits: Array,
-    targets: Array,
-    weights: Array,
+    targets: Array | np.ndarray,
+    weights: Array | np.ndarray,
     correct: Array,
     *,
     counts_exact: bool = False,

@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
 class Parameters(NamedTuple):
     """The content of a checkpoint without training state; a prefix of `TrainState`."""
 
-    step: Array
+    step: Array | np.int32
     params: Any
 
 
@@ -91,8 +91,8 @@ def loss_sums(
     given = example.model_inputs()
     inputs = given.pop("inputs")
     output = model.apply(params, rng, inputs, **given, is_training=is_training)
-    logits, correct = output.logits, task.correct(output.logits, example)
-    targets = example.targets, example.weights
+    logits: Any = output.logits  # never None: see `configuration.validate_for_task`
+    correct, targets = task.correct(logits, example), (example.targets, example.weights)
     return losses.sums(logits, *targets, correct, counts_exact=task.counts_exact)
 
 

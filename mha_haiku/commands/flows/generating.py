@@ -12,7 +12,7 @@ from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.subjects.verbs import answering, generation
-from mha_haiku.training.runs import files, progress
+from mha_haiku.training.runs import files, folders, progress
 
 
 @command
@@ -65,10 +65,11 @@ def generate(
     if examples is not None and samples > 1:
         raise ConfigError("--samples needs --prompt or --source: leave it out.")
     subject = run.subject()
+    kept = folders.Folder(checks.as_path(run.workdir)).generated
     if examples is not None:
         result = answering.score(subject, examples, strategy, tokens=tokens, seed=seed)
         job, texts = result.job, result.texts
-        with files.LineWriter(subject.folder.generated) as log:
+        with files.LineWriter(kept) as log:
             for text in texts:
                 log.append(job.record(text))
         print(result.text(), end="\n\n")
@@ -79,9 +80,9 @@ def generate(
         )
         is_alone = job.kind == "prompt" and len(job.given) == 1
         is_alone &= not isinstance(strategy, decoding.Beam)  # whose end is awaited
-        with files.LineWriter(subject.folder.generated) as log:
+        with files.LineWriter(kept) as log:
             texts = [_write_one(job, log)] if is_alone else _write(job, log)
-    print(f"Kept in: {subject.folder.generated}")
+    print(f"Kept in: {kept}")
     if attention:
         maps = generation.write_attention(job, texts, pictures.format)
         print(f"Attention maps: {maps}")
@@ -95,7 +96,7 @@ def _given(**flags: str | int | None) -> tuple[str, Sequence[str]]:
         got = " and ".join(f"--{name}" for name in names) or "none"
         raise ConfigError(f"One of {wanted} must be given, got {got}.")
     (name,) = names
-    value, kind = flags[name], name.removesuffix("s")
+    value, kind = str(flags[name]), name.removesuffix("s")
     if name == "examples":
         return "source", []
     return kind, _lines(name, value) if name.endswith("s") else [value]

@@ -8,12 +8,11 @@ from mha_haiku.commands.groups import Pictures, Run
 from mha_haiku.commands.signatures import options_of
 from mha_haiku.commands.table import command, tell
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects.verbs import gate_learning, saving
-from mha_haiku.subjects.verbs import sweep as sweeps
+from mha_haiku.subjects.verbs import VERBS, saving
 
 
 @command
-@options_of(functools.partial(sweeps.sweep, None))
+@options_of(functools.partial(VERBS["sweep"].function, None))
 def prune_heads(
     *,
     run: Run,
@@ -65,7 +64,7 @@ def prune_heads(
 
 
 @command
-@options_of(functools.partial(gate_learning.learn_gates, None))
+@options_of(functools.partial(VERBS["learn_gates"].function, None))
 def learn_gates(*, run: Run, **options: Any) -> None:
     """Removes heads of a trained run by learned gates; compares with a new training.
 

@@ -8,7 +8,7 @@ from mha_haiku.subjects import observers, opening, results
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import folders, progress
+from mha_haiku.training.runs import SeedsSummary, folders, progress
 
 
 @command
@@ -51,7 +51,7 @@ def train(
             print("Interrupted; the same command resumes from here.", file=sys.stderr)
             print(f"Its maps so far: {dump}", file=sys.stderr)
         return 130
-    if len(places) > 1:  # no maps of each either
+    if isinstance(summary, SeedsSummary):  # no maps of each either
         if not cluster.leave():
             return 0
         for place in places:

@@ -1,7 +1,7 @@
 """Attention as pure functions of arrays, and the attention map they return."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.cache import Cache, Prompt
@@ -19,6 +19,9 @@ from mha_haiku.core.attention.statistic import RowSum, Statistic
 from mha_haiku.core.attention.statistics import STATISTICS, Statistics
 from mha_haiku.core.attention.tiled import Blockwise, bin_edges
 from mha_haiku.core.attention.weighting import Weighting
+
+if TYPE_CHECKING:
+    from mha_haiku.core.attention.sharded import IN_A_RING, Sharded
 
 __all__ = [
     "IMPLEMENTATIONS",

@@ -7,6 +7,7 @@ normalizer other than softmax, its log denominator replaces the logsumexp.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ class AttentionMap:
     log_sum: LogSum
     weighting: Weighting
     value: Float[Array, "*B S G V"] | None = None
-    fold: Callable[..., observation.Sums] | None = tiles.static(None)
+    fold: Callable[..., observation.Sums] | None = tiles.static(default=None)
 
     def __repr__(self) -> str:
         try:
@@ -192,10 +193,10 @@ class AttentionMap:
         self,
         *,
         pooled: tuple[int, int] | None = None,
-        counted: Array | None = None,
-        positions: Array | None = None,
-        tokens: Array | None = None,
-        key_tokens: Array | None = None,
+        counted: Array | np.ndarray | None = None,
+        positions: Array | np.ndarray | None = None,
+        tokens: Array | np.ndarray | None = None,
+        key_tokens: Array | np.ndarray | None = None,
         per_query: bool = False,
     ) -> statistics.Statistics:
         """Computes the statistics of each head, in one pass over the tiles.
@@ -318,7 +319,7 @@ class AttentionMap:
             )
         return origin
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy
         return np.asarray(self.weights(), dtype)
 

@@ -54,15 +54,18 @@ class Cache:
     # `[B..., 1, G, K]`, the last key before mixing, in modules that mix a key with the
     # one before it; else None.
     before: Array | None = None
-    is_ring: bool = tiles.static(False)  # whether slots are used as a ring buffer
+    # Whether slots are used as a ring buffer.
+    is_ring: bool = tiles.static(default=False)
     # Whether keys and values are those of a source, complete from the start:
     # `[B..., G, K, S]` and `[B..., G, S, V]`.
-    is_source: bool = tiles.static(False)
+    is_source: bool = tiles.static(default=False)
 
     def mixed(
         self, key: Float[Array, "*B 1 G K"], mix: Callable[[Array], Array]
     ) -> tuple[Float[Array, "*B 1 G K"], "Cache"]:
         """Mixes the new key with the one before it; also returns the updated cache."""
+        if self.before is None:
+            raise ValueError("the cache lacks `before`, the key before this one.")
         both = jnp.concatenate([self.before, key], axis=-3)
         return mix(both)[..., 1:, :, :], dataclasses.replace(self, before=key)
 
@@ -118,6 +121,8 @@ class Cache:
 
         if self.is_source:
             attended, log_sum = _attended([(tile, mixed)])
+        elif key is None or value is None:
+            raise ValueError("a cache without a source needs the new key and value.")
         else:
             # The new key is not read from the cache: the cache is written after all
             # reads, so that XLA writes in place. Otherwise it copies the whole for each
@@ -193,9 +198,9 @@ class Prompt:
     lengths: Array
     size: int = tiles.static()  # the positions that the text may grow to
     # How many earlier positions a query sees; None if all.
-    window: int | None = tiles.static(None)
+    window: int | None = tiles.static(default=None)
     # Whether the prompts attend to a source, see `Cache`.
-    is_source: bool = tiles.static(False)
+    is_source: bool = tiles.static(default=False)
     before: Array | None = None  # the cache before this step; see `Cache`
 
     def mixed(
@@ -269,7 +274,7 @@ def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], LogSum]:
     )
     largest = jnp.where(largest == -jnp.inf, 0, largest)
     weights = [jnp.exp(tile - largest) for tile, _ in parts]
-    total = sum(part.sum(-1, keepdims=True) for part in weights)
+    total = functools.reduce(jnp.add, [x.sum(-1, keepdims=True) for x in weights])
     log_sum = LogSum.of(largest[..., 0], total[..., 0])
     total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
     mixed = [mix(part) for part, (_, mix) in zip(weights, parts, strict=True)]

@@ -12,9 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import core
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+# In the pytree of a gradient, in the place of what is not differentiated.
+NO_GRADIENT: Any = None
 
 
 def differentiable(run: Callable, pull_back: Callable, refusal: str) -> Callable:
@@ -54,7 +58,7 @@ def _reverse_only(tree: Any, message: str) -> Any:
     # It costs nothing in compiled programs. Floats are guarded one by one, so that
     # arrays that are not differentiated remain so.
     def guarded(x):
-        can_be_differentiated = isinstance(x, jax.core.Tracer) and jnp.issubdtype(
+        can_be_differentiated = isinstance(x, core.Tracer) and jnp.issubdtype(
             x.dtype, jnp.floating
         )
         return _guarded.bind(x, message=message) if can_be_differentiated else x

@@ -79,7 +79,11 @@ class Dropout:
 
 
 def dropout_factors(
-    rng: Array, rate: float, head: Array, rows: tiles.Index, columns: tiles.Index
+    rng: Array,
+    rate: float,
+    head: int | Array,
+    rows: tiles.Positions,
+    columns: tiles.Positions,
 ) -> Float[Array, "R C"]:
     """Draws the factor of each weight of a tile: 0 or 1 / (1 - rate).
 

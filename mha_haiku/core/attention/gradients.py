@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from mha_haiku.core.attention import custom_gradient, products, scores
+from mha_haiku.core.attention.custom_gradient import NO_GRADIENT
 from mha_haiku.core.attention.inputs import Inputs
 from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
@@ -97,9 +98,8 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
             *arrays, bias, score = backward(inputs, saved, rows, wants_bias, options)
             pairs = zip(arrays, inputs[:3], strict=True)
             arrays = (gradient.astype(x.dtype) for gradient, x in pairs)
-            # The parts that are None have no gradient.
-            weighting = Weighting(None, bias, score, origin=None)
-            return (Inputs(*arrays, weighting),)
+            weighting = Weighting(NO_GRADIENT, bias, score, origin=NO_GRADIENT)
+            return (Inputs(*arrays, weighting=weighting),)
 
         return custom_gradient.differentiable(run, pull_back, _FORWARD_MODE)(inputs)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from mha_haiku.core import checks, marking, masks, positions, tiles
@@ -46,8 +47,8 @@ def attend(
     key: Float[Array, "*B S G K"],
     value: Float[Array, "*B S G V"],
     *,
-    mask: masks.Mask | Array | None = None,
-    bias: positions.ScoreBias | Array | None = None,
+    mask: masks.Mask | Array | np.ndarray | None = None,
+    bias: positions.ScoreBias | Array | np.ndarray | None = None,
     score: scores.Score | scores.ScoreFunction | None = None,
     normalizer: normalizers.Normalizer | None = None,
     gates: Array | None = None,
@@ -112,7 +113,14 @@ def attend(
     mask.check(query.shape[:-3], query.shape[-2], stop, key.shape[-3])
     return attend_within(
         *(query, key, value),
-        Weighting(mask, bias, score, normalizer, gates, tiles.Origin(first_query)),
+        Weighting(
+            mask,
+            positions.as_bias(bias),
+            scores.as_score(score),
+            normalizer,
+            gates,
+            tiles.Origin(first_query),
+        ),
         dropout_rate=dropout_rate,
         rng=rng,
         implementation=implementation,
@@ -148,7 +156,7 @@ def attend_within(
     query, key, value, *_ = inputs.zeroed()
     fold = getattr(implementation, "fold", None)
     whole = attention_map.AttentionMap(query, key, log_sum, weighting, value, fold)
-    dropout = dense.Dropout(rng, dropout_rate) if dropout_rate else None
+    dropout = None if rng is None else dense.Dropout(rng, dropout_rate)
     return sited.sited(values, whole, dropout)
 
 
@@ -185,12 +193,13 @@ def register(
         _SUITS[name] = suits
 
 
-def _auto(*call):
-    return IMPLEMENTATIONS[chosen(*call, jax.default_backend())](*call)
+def _auto(inputs, dropout_rate):
+    name = chosen(inputs, dropout_rate, jax.default_backend())
+    return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
-def _formula(*call):
-    return dense.formula(*call)[:2]
+def _formula(inputs, dropout_rate):
+    return dense.formula(inputs, dropout_rate)[:2]
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {

@@ -53,7 +53,7 @@ class Nonfinite(NamedTuple):
         return cls(query, key | value)
 
     def pairs(
-        self, rows: tiles.Index | tiles.Span, columns: tiles.Index | tiles.Span
+        self, rows: tiles.Positions, columns: tiles.Positions
     ) -> Bool[Array, "*B H R C"]:
         """Finds which pairs of R queries and C keys have a nonfinite vector."""
         queries = tiles.take(self.queries, rows, axis=-2)

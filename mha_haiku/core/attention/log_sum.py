@@ -55,5 +55,5 @@ class LogSum(NamedTuple):
         """Adds another sum."""
         largest = jnp.maximum(self.logsumexp, other.logsumexp)
         largest = jax.lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0))
-        shares = (jnp.exp((x - largest) + rest) for x, rest in (self, other))
-        return LogSum.of(largest, sum(shares))
+        ours, theirs = (jnp.exp((x - largest) + rest) for x, rest in (self, other))
+        return LogSum.of(largest, ours + theirs)

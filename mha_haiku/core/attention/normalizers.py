@@ -39,7 +39,7 @@ class Normalizer(abc.ABC):
 
     def log_denominator_of(self, log_sum: LogSum) -> LogSum:
         """Computes `log_denominator` with its rounding error, to first order."""
-        logsumexp, remainder = jax.jvp(self.log_denominator, *zip(log_sum))
+        logsumexp, remainder = jax.jvp(self.log_denominator, log_sum[:1], log_sum[1:])
         return LogSum(logsumexp, jax.lax.stop_gradient(remainder))
 
     def __call__(
@@ -60,7 +60,7 @@ class Normalizer(abc.ABC):
             lambda x, y: jnp.where(is_row, x, y), denominator, log_sum
         )
 
-    def check(self, num_heads: int):
+    def check(self, num_heads: int) -> None:
         """Raises ValueError if the normalizer does not fit attention of H heads."""
 
     def aligned(self, batch_ndim: int, num_heads: int) -> "Normalizer":

@@ -6,6 +6,7 @@ what XLA chooses by itself is slower on the CPU.
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Float
 
 Array = jax.Array
@@ -52,7 +53,7 @@ def gather(
     return jnp.moveaxis(gathered, -1, -3)
 
 
-def accumulation_dtype(dtype) -> jnp.dtype:
+def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
     """Returns the dtype of scores and softmax: float32, or float64 for float64."""
     return jnp.promote_types(dtype, jnp.float32)
 

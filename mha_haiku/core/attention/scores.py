@@ -73,7 +73,7 @@ class Score(tiles.Part, abc.ABC):
         _, pullback = jax.vjp(lambda q, k, score: score(q, k), query, key, self)
         return pullback(cotangent)
 
-    def check(self, num_heads: int, key_size: int):
+    def check(self, num_heads: int, key_size: int) -> None:
         """Raises ValueError if the score does not fit attention of these sizes."""
 
     def sees(self, whole: "AttentionMap") -> Bool[Array, "*B H T"]:

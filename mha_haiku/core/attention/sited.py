@@ -4,12 +4,14 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from mha_haiku.core import marking, masks, positions, tiles
 from mha_haiku.core.attention import attention_map, dense, normalizers, products, scores
 from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.positions import biases
 
 Array = jax.Array
 AttentionMap = attention_map.AttentionMap
@@ -34,7 +36,7 @@ def sited(
 
 
 def map_of_weights(
-    weights: Float[Array, "*B H T S"],
+    weights: Float[Array | np.ndarray, "*B H T S"],
     *,
     query: Float[Array, "*B T H K"] | None = None,
     key: Float[Array, "*B S G K"] | None = None,
@@ -73,7 +75,9 @@ class Known(scores.DotProduct):
 
     def sees(self, whole):
         rows = whole.weighting.origin.rows(tiles.Span(0, whole.shape[-2]))
-        return (tiles.take(whole.weighting.bias.values, rows, -2) != 0).any(-1)
+        bias = whole.weighting.bias
+        assert isinstance(bias, biases.DenseBias)  # see `_map_of`
+        return (tiles.take(bias.values, rows, -2) != 0).any(-1)
 
     def weights(self, relative):
         return jnp.where(relative == -jnp.inf, 0, relative)
@@ -91,7 +95,8 @@ def _map_of(scores_, log_sum, score, normalizer, known) -> AttentionMap:
     if query is None or key is None:
         query = jnp.zeros((*batch, num_queries, num_heads, 1), scores_.dtype)
         key = jnp.zeros((*batch, num_keys, 1, 1), scores_.dtype)
-    bias = positions.as_bias(scores_).aligned(len(batch))
+    bias = positions.as_bias(scores_)
+    bias = bias and bias.aligned(len(batch))
     weighting = Weighting(masks.full(), bias, score, normalizer, known["gates"])
     return AttentionMap(query, key, log_sum, weighting, known["value"])
 

@@ -25,9 +25,8 @@ class Weighting(NamedTuple):
 
     mask: masks.Mask = masks.full()  # which query may attend to which key
     # Added to the scores, or None; see `attend`.
-    bias: positions.ScoreBias | Array | None = None
-    # The score. Defaults to the scaled dot product.
-    score: scores.Score | scores.ScoreFunction | None = None
+    bias: positions.ScoreBias | None = None
+    score: scores.Score = scores.dot_product()
     # The denominator of the weights. Defaults to softmax.
     normalizer: normalizers.Normalizer | None = None
     # Multiply the resulting values, or None.
@@ -91,8 +90,8 @@ class Weighting(NamedTuple):
         self,
         query: Float[Array, "*B R H K"],
         key: Float[Array, "*B C G K"],
-        rows: tiles.Index | tiles.Span,
-        columns: tiles.Index | tiles.Span,
+        rows: tiles.Positions,
+        columns: tiles.Positions,
     ) -> Float[Array, "*B H R C"]:
         """Computes scores at absolute positions, -inf where the mask forbids."""
         return self.masked(self.score(query, key), rows, columns)
@@ -100,8 +99,8 @@ class Weighting(NamedTuple):
     def masked(
         self,
         tile: Float[Array, "*B H R C"],
-        rows: tiles.Index | tiles.Span,
-        columns: tiles.Index | tiles.Span,
+        rows: tiles.Positions,
+        columns: tiles.Positions,
     ) -> Float[Array, "*B H R C"]:
         """Adds the bias to scores and sets them to -inf where the mask forbids."""
         if self.bias is not None:

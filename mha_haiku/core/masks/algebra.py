@@ -9,6 +9,7 @@ are `[B...]`, segment ids `[B..., S]`, and so on.
 
 import abc
 import dataclasses
+import types
 from typing import Self
 
 import jax
@@ -68,7 +69,10 @@ class Mask(tiles.Part, abc.ABC):
              [1, 1, 0]])
     """
 
-    __repr__, _repr_html_ = display.record, display.html
+    _repr_html_ = display.html
+
+    def __repr__(self):
+        return display.record(self)
 
     def __and__(self, other: "Mask") -> "Mask":
         return _combine(Intersection, self, other)
@@ -79,7 +83,7 @@ class Mask(tiles.Part, abc.ABC):
     def __invert__(self) -> "Mask":
         return Complement(self)
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         raise TypeError(
             "a mask is neither true nor false: combine masks with & | ~, which `and`, "
             "`or` and `not` cannot do."
@@ -113,14 +117,14 @@ class Mask(tiles.Part, abc.ABC):
         del rows
         return keys[0], keys[0]
 
-    def at_head(self, example: tuple, head: Array) -> Self:
+    def at_head(self, example: tuple, head: int | Array) -> Self:
         """Selects one head of one example of an aligned mask, without batch axes."""
         del head
         return jax.tree.map(lambda x: tiles.at_batch(x, example), self)
 
     def check(
         self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
-    ):
+    ) -> None:
         """Raises ValueError if the mask does not fit attention of these sizes.
 
         `num_queries` is the position after the last query, which is T if the first is
@@ -148,7 +152,7 @@ class Mask(tiles.Part, abc.ABC):
 
     @abc.abstractmethod
     def aligned_tile(
-        self, rows: Array | tiles.Span, columns: Array | tiles.Span
+        self, rows: tiles.Positions, columns: tiles.Positions
     ) -> Bool[Array, "..."]:
         """Computes an aligned mask at R x C positions; it fits `[B..., H, R, C]`.
 
@@ -170,7 +174,9 @@ class Mask(tiles.Part, abc.ABC):
         """Checks whether the heads of an aligned mask may differ."""
         return False
 
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+    def check_shape(
+        self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
+    ) -> None:
         """Raises ValueError if an array lacks the axes that its field declares."""
         sizes = {"H": num_heads, "T": num_queries, "S": num_keys}
         for name, axes in self._own_axes().items():
@@ -178,7 +184,7 @@ class Mask(tiles.Part, abc.ABC):
             described = f"[{', '.join(('B...', *axes))}]"
             tiles.check_axes(name, getattr(self, name), wanted, described)
 
-    def check_lengths(self, num_keys: int):
+    def check_lengths(self, num_keys: int) -> None:
         """Raises ValueError if a known length exceeds `num_keys`."""
 
     def unseen_keys(
@@ -260,8 +266,11 @@ class _Compound(Mask):
 
     def batch_ranks(self):
         ranks = [part.batch_ranks() for part in self._parts().values()]
-        first, *others = [known for known in ranks if known is not None] or [None]
-        return first and tuple(n for n in first if all(n in other for other in others))
+        known = [rank for rank in ranks if rank is not None]
+        if not known:
+            return None
+        first, *others = known
+        return tuple(n for n in first if all(n in other for other in others))
 
     def has_heads(self):
         return any(part.has_heads() for part in self._parts().values())
@@ -358,7 +367,7 @@ class Complement(_Compound):
         return ~self.mask.aligned_tile(rows, columns)
 
 
-def _within(mask: Mask, looser: type) -> str:
+def _within(mask: Mask, looser: type | types.UnionType) -> str:
     """Formats a mask inside another mask's expression, in brackets if needed."""
     return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
 

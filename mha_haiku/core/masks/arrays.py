@@ -1,11 +1,12 @@
 """Masks made of arrays: lengths, segment ids, or the mask itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from mha_haiku.core import display, tiles
 from mha_haiku.core.masks import algebra, relative
@@ -14,7 +15,10 @@ Array = jax.Array
 Mask = algebra.Mask
 
 
-def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
+def padding(
+    lengths: ArrayLike | Sequence[int],
+    query_lengths: ArrayLike | Sequence[int] | None = None,
+) -> Mask:
     """Makes the mask of each example's first keys, for its first queries.
 
     Args:
@@ -41,7 +45,7 @@ def padding(lengths: Array, query_lengths: Array | None = None) -> Mask:
     return Padding(lengths, query_lengths)
 
 
-def valid_lens(lengths: Array) -> Mask:
+def valid_lens(lengths: ArrayLike | Sequence[int]) -> Mask:
     """Returns the mask of the first keys: `[B...]`, or `[B..., T]` per query.
 
     Example:
@@ -51,7 +55,7 @@ def valid_lens(lengths: Array) -> Mask:
     return ValidLens(tiles.integers("lengths", lengths))
 
 
-def prefix(lengths: Array) -> Mask:
+def prefix(lengths: ArrayLike | Sequence[int]) -> Mask:
     """Makes the causal mask whose first `lengths` `[B...]` keys every query sees.
 
     Source: Raffel et al. 2020 (T5), figure 4, https://arxiv.org/abs/1910.10683.
@@ -64,7 +68,10 @@ def prefix(lengths: Array) -> Mask:
     return relative.causal() | padding(lengths)
 
 
-def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
+def segments(
+    query_ids: ArrayLike | Sequence[int],
+    key_ids: ArrayLike | Sequence[int] | None = None,
+) -> Mask:
     """Makes the mask of keys in the same segment as the query.
 
     Args:
@@ -93,7 +100,7 @@ def segments(query_ids: Array, key_ids: Array | None = None) -> Mask:
     return Segments(query_ids, key_ids)
 
 
-def dense(array: Array) -> Mask:
+def dense(array: Array | np.ndarray) -> Mask:
     """Makes a mask of booleans or 0/1, `[B..., T, S]` or `[B..., H, T, S]`.
 
     Raises:
@@ -127,7 +134,7 @@ def dense(array: Array) -> Mask:
 
 
 def as_mask(
-    value: Mask | Array | Callable[[Array, Array], Array] | None,
+    value: Mask | Array | np.ndarray | Callable[[Array, Array], Array] | None,
 ) -> Mask:
     """Converts a mask, an array, a function, or None (everything) to a mask.
 
@@ -145,7 +152,7 @@ def as_mask(
 
 
 class _Lengths(Mask):
-    lengths: Array
+    lengths: Array | np.ndarray
 
     def check_lengths(self, num_keys):
         known = tiles.known(self.lengths)
@@ -173,8 +180,8 @@ class _Lengths(Mask):
 class Padding(_Lengths):
     """The first keys of each example, for its first queries."""
 
-    lengths: Array = tiles.array("")
-    query_lengths: Array | None = tiles.array("")
+    lengths: Array | np.ndarray = tiles.array("")
+    query_lengths: Array | np.ndarray | None = tiles.array("")
 
     def __repr__(self):
         shown = (x for x in (self.lengths, self.query_lengths) if x is not None)
@@ -216,7 +223,7 @@ class Padding(_Lengths):
 class ValidLens(_Lengths):
     """The first keys of each example or of each query."""
 
-    lengths: Array = tiles.array("T")
+    lengths: Array | np.ndarray = tiles.array("T")
 
     def __repr__(self):
         return f"valid_lens({display.numbers(self.lengths)})"
@@ -244,8 +251,8 @@ class ValidLens(_Lengths):
 class Segments(Mask):
     """The keys in the query's segment."""
 
-    query_ids: Array = tiles.array("T")
-    key_ids: Array = tiles.array("S")
+    query_ids: Array | np.ndarray = tiles.array("T")
+    key_ids: Array | np.ndarray = tiles.array("S")
 
     def __repr__(self):
         ids = [self.query_ids]
@@ -293,7 +300,7 @@ class Dense(tiles.Whole, Mask):
     """A mask given as a whole array."""
 
     name: ClassVar[str] = "mask"
-    values: Array = tiles.array("HTS")
+    values: Array | np.ndarray = tiles.array("HTS")
 
     def __repr__(self):
         return f"dense({display.value(self.values)})"
@@ -309,15 +316,15 @@ class Dense(tiles.Whole, Mask):
         return Dense(tiles.at_batch(self.values, (*example, head))[None])
 
 
-def _hull(seen: Array) -> tuple[Array, Array] | None:
+def _hull(seen: Array | np.ndarray) -> tuple[Array, Array] | None:
     """Finds (start, stop) of the keys `[B..., S]` that are seen in any example."""
     # None if it is not known, as one entry broadcasts to all keys.
     num_keys = seen.shape[-1]
     if num_keys == 1:
         return None
-    seen = seen.reshape(-1, num_keys).any(0)
-    stop = jnp.max(jnp.where(seen, jnp.arange(1, num_keys + 1), 0), initial=0)
-    start = jnp.min(jnp.where(seen, jnp.arange(num_keys), stop), initial=num_keys)
+    in_any = seen.reshape(-1, num_keys).any(0)
+    stop = jnp.max(jnp.where(in_any, jnp.arange(1, num_keys + 1), 0), initial=0)
+    start = jnp.min(jnp.where(in_any, jnp.arange(num_keys), stop), initial=num_keys)
     return start, stop
 
 

@@ -124,6 +124,7 @@ class Band(_Relative):
     def allows(self, rows, columns):
         distance = columns - rows
         if self.left is None:
+            assert self.right is not None  # else `window` makes `full()`
             return distance <= self.right
         if self.right is None:
             return distance >= -self.left

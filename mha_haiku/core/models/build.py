@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 import numpy as np
+from jax import core
 
 from mha_haiku.core import attention, checks, display, modules, sites, tiles
 from mha_haiku.core.models import architecture, consistency, forward, parts
@@ -142,7 +143,8 @@ _EDITED = ", edited"
 class _Edits(dict):
     """Edits by the patterns of sites; hashed by identity."""
 
-    __hash__, __eq__ = object.__hash__, object.__eq__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+    __eq__ = object.__eq__
 
 
 def build(
@@ -230,7 +232,8 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
         options = {name: x for name, x in options.items() if x is not None}
         return Output(function(params, inputs, **options), ())
 
-    return Model(None, apply, description=getattr(function, "__name__", "a function"))
+    init: Any = None  # nothing makes its parameters
+    return Model(init, apply, description=getattr(function, "__name__", "a function"))
 
 
 def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
@@ -400,7 +403,7 @@ def _check_decoder_inputs(has_decoder, inputs, lengths):
         is_integer = inputs is not None and jnp.issubdtype(
             jnp.result_type(inputs), jnp.integer
         )
-        if not is_integer or jnp.ndim(inputs) != 2:
+        if inputs is None or not is_integer or jnp.ndim(inputs) != 2:
             actual = "None" if inputs is None else display.value(inputs)
             raise ValueError(
                 "decoder_inputs must be the tokens [B, T] that the decoder reads, from "
@@ -453,5 +456,5 @@ def check_rows(name: str, ids: Any, count: int, lengths: Any) -> None:
 
 def _is_known(x):
     """Checks whether this process can read the numbers of an array."""
-    is_traced = isinstance(x, jax.core.Tracer)
+    is_traced = isinstance(x, core.Tracer)
     return not is_traced and getattr(x, "is_fully_addressable", True)

@@ -167,7 +167,7 @@ def _by_layer(config) -> Iterator[str]:
         )
     pairs = parts.key_size(config) // 2
     for i, of_layer in enumerate(parts.frequencies(config)):
-        if len(of_layer) != pairs:
+        if of_layer is not None and len(of_layer) != pairs:
             yield (
                 "embedding.frequencies must have a number for each of the key_size / 2 "
                 f"= {pairs} pairs of features, got {len(of_layer)} for layer {i}."

@@ -131,10 +131,10 @@ class _Writer(NamedTuple):
 
 
 class _Given(NamedTuple):
-    prompts: Array  # [B, P]
-    lengths: Array  # [B]
-    source: Array | None  # [B, S, ...]
-    source_lengths: Array | None  # [B]
+    prompts: Array | np.ndarray  # [B, P]
+    lengths: Array | np.ndarray  # [B]
+    source: Array | np.ndarray | None  # [B, S, ...]
+    source_lengths: Array | np.ndarray | None  # [B]
 
 
 class _Texts(NamedTuple):
@@ -149,15 +149,15 @@ class _Texts(NamedTuple):
 def generate(
     model: build.Model,
     params: Any,
-    prompts: Array,
-    lengths: Array | None = None,
+    prompts: Array | np.ndarray,
+    lengths: Array | np.ndarray | None = None,
     *,
     strategy: Strategy,
     max_length: int,
     end_token: int | None = None,
     key: Array | None = None,
-    source: Array | None = None,
-    source_lengths: Array | None = None,
+    source: Array | np.ndarray | None = None,
+    source_lengths: Array | np.ndarray | None = None,
 ) -> Generated:
     """Generates continuations of prompts.
 
@@ -198,15 +198,15 @@ def generate(
 def stream(
     model: build.Model,
     params: Any,
-    prompts: Array,
-    lengths: Array | None = None,
+    prompts: Array | np.ndarray,
+    lengths: Array | np.ndarray | None = None,
     *,
     strategy: Strategy,
     max_length: int,
     end_token: int | None = None,
     key: Array | None = None,
-    source: Array | None = None,
-    source_lengths: Array | None = None,
+    source: Array | np.ndarray | None = None,
+    source_lengths: Array | np.ndarray | None = None,
     chunk: int = 8,
 ) -> Iterator[np.ndarray]:
     """Yields the next token of each text, `[B]` integers, until all have ended.

@@ -88,7 +88,8 @@ class Output(NamedTuple):
     # encoder-decoder the output of the decoder.
     output: Array | None = None
 
-    __repr__ = display.record
+    def __repr__(self) -> str:
+        return display.record(self)
 
 
 def forward(
@@ -118,7 +119,9 @@ def forward(
     """
     has_decoder = config.family == "encoder_decoder"
 
-    def run(decoder, num_tokens, inputs, lengths, segments, *encoded, **options):
+    def run(
+        decoder, num_tokens, inputs, lengths, segments, *encoded, **options
+    ) -> tuple[Any, ...]:
         """Runs a stack; returns embedding, valid positions, output, maps, caches."""
         is_last = decoder == has_decoder
         embedding = _make_embedding(config, num_tokens, decoder)
@@ -149,6 +152,7 @@ def forward(
         of_decoder, cross = zip(*decoder_maps, strict=True)
         sizes = len(maps), len(of_decoder), len(cross)
         maps = Maps((*maps, *of_decoder, *cross), sizes)
+    assert x is not None  # there are inputs, or a decoder
     logits = None
     if config.output.logits:
         read = x

@@ -204,8 +204,9 @@ def frequencies(config: ModelConfig) -> tuple[tuple[float, ...] | None, ...]:
       ((1.0, 0.1), (1.0, 0.1))
     """
     declared = config.embedding.frequencies
-    is_by_layer = any(isinstance(row, tuple) for row in declared or ())
-    return declared if is_by_layer else (declared,) * num_all_layers(config)
+    if declared is not None and any(isinstance(row, tuple) for row in declared):
+        return declared
+    return (declared,) * num_all_layers(config)
 
 
 def are_alike(config: ModelConfig) -> bool:

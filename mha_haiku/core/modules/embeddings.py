@@ -6,14 +6,16 @@ To add a scheme, write its function and add a line to `POSITION_SCHEMES`.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import haiku as hk
 import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import positions
-from mha_haiku.core.fields import Section
+
+if TYPE_CHECKING:
+    from mha_haiku.core.models.architecture import EmbeddingConfig
 
 Array = jax.Array
 
@@ -82,7 +84,7 @@ class PositionScheme(NamedTuple):
     has_pairs: bool = False
 
     @classmethod
-    def of(cls, config: Section) -> "PositionScheme":
+    def of(cls, config: "EmbeddingConfig") -> "PositionScheme":
         """Builds the scheme that `config.model.embedding` names, with its fields."""
         scheme = POSITION_SCHEMES[config.positions]
         options = {name: getattr(config, name) for name in scheme.fields}

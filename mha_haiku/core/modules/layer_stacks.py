@@ -266,7 +266,7 @@ def _check_numbered(scope: str, layers: Mapping[int, Params]) -> None:
         )
 
 
-def _differences(described: Iterable[Mapping]) -> Iterator[tuple]:
+def _differences(described: Iterable[dict]) -> Iterator[tuple]:
     """Yields differences from layer 0: a name, its value there, i, its value in i."""
     first, *others = described
     for i, other in enumerate(others, 1):

@@ -346,9 +346,10 @@ class Stack(multi_head_attention.CachedModule):
             make_norm = make_norm or norms.LayerNorm
             layer["make_norm"] = make_norm
 
-            def make_layer(i):
+            def make_sized(i):
                 return self.make_sized_layer(**layer, name=f"layer_{i}")
 
+            make_layer = make_sized
             if norms.PLACES[layer.get("norm_position", "pre")].end:
                 make_norm = None  # the last layer ends in a norm
         elif layer:
@@ -361,7 +362,7 @@ class Stack(multi_head_attention.CachedModule):
         self.stack = stack
 
     @hk.transparent
-    def _run(self, x, *args, step, mask, bias, **shared):
+    def _run(self, x, *args, step, mask, bias, **shared) -> tuple[Any, ...]:
         """Runs the layers; returns the output, the maps, and in a step the caches."""
         # Arguments with an entry per layer; all others are shared.
         per_layer = {}

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mha_haiku.core import attention, checks, marking, masks, positions, tiles
-from mha_haiku.core.attention import implementations
+from mha_haiku.core.attention import implementations, scores
 from mha_haiku.core.attention.weighting import Weighting
 from mha_haiku.core.modules import head_transforms
 from mha_haiku.core.modules import pattern as patterns
@@ -35,12 +35,15 @@ class Step(NamedTuple):
 class CachedModule(hk.Module):
     """A module whose call also returns a cache if it gets a `Step`."""
 
+    __call__: Callable[..., Any]
     has_training: ClassVar[bool] = False  # whether a call takes `is_training`
 
     # Haiku puts the name of a method into the names of parameters and scopes, and so of
     # sites, unless the method is `__call__` or transparent.
     @hk.transparent
-    def step(self, *args, cache: Any, first_query: int | Array = 0, **options):
+    def step(
+        self, *args, cache: Any, first_query: int | Array = 0, **options
+    ) -> tuple[Any, ...]:
         """Runs one step without dropout; returns the output and the next cache.
 
         `cache` computes attention, and keeps keys and values: an `attention.Prompt` for
@@ -211,10 +214,9 @@ class MultiHeadAttention(CachedModule):
             )
         gates = self._gates(query)
         query = self._queries(query, first_query)  # [B..., T, H, K]
+        keys: tuple[Any, Any] = None, None
         if has_keys:  # [B..., S, G, K], [B..., S, G, V]
-            key, value, cache = self._keys_and_values(key, value, first_query, cache)
-        else:
-            key = value = None
+            keys, cache = self._keys_and_values(key, value, first_query, cache)
         weighting = self._weighting(mask, bias, gates, first_query)
         attend = functools.partial(
             implementations.attend_within,
@@ -222,7 +224,7 @@ class MultiHeadAttention(CachedModule):
             rng=hk.next_rng_key() if dropout_rate else None,
         )
         values, attention_map, *kept = (attend if cache is None else cache.attend)(
-            query, key, value, weighting, implementation=self.implementation
+            query, keys[0], keys[1], weighting, implementation=self.implementation
         )
         values = self._combined(values)  # [B..., T, H, V]
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
@@ -248,7 +250,7 @@ class MultiHeadAttention(CachedModule):
         return Weighting(
             mask,
             bias,
-            score and score(self.num_heads, self.key_size),
+            scores.as_score(score and score(self.num_heads, self.key_size)),
             normalizer and normalizer(self.num_heads),
             gates,
             tiles.Origin(first_query),
@@ -256,7 +258,7 @@ class MultiHeadAttention(CachedModule):
 
     @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:
-        """Computes the keys and values of attention, and updates the cache."""
+        """Computes the keys and values of attention, and the updated cache."""
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")
@@ -265,7 +267,7 @@ class MultiHeadAttention(CachedModule):
         key, value = marking.site("key", key), marking.site("value", value)
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
-        return key, self._shared(value), cache
+        return (key, self._shared(value)), cache
 
     # Overridden by other kinds of attention, see `differential.py`: changes values
     # `[B..., S, G, V]` before attention, and `[B..., T, H, V]` after it.

@@ -152,8 +152,8 @@ def _of_unit_size(x: Array, epsilon: float) -> Array:
 
 @_standardized.defjvp
 def _standardized_jvp(epsilon, primals, tangents):
-    normalized, factor = _standardized_by(*primals, epsilon)
-    (change,) = tangents
+    (x,), (change,) = primals, tangents
+    normalized, factor = _standardized_by(x, epsilon)
     along = (change * normalized).mean(-1, keepdims=True)
     change = change - change.mean(-1, keepdims=True) - normalized * along
     return normalized, factor * change
@@ -161,8 +161,8 @@ def _standardized_jvp(epsilon, primals, tangents):
 
 @_of_unit_size.defjvp
 def _of_unit_size_jvp(epsilon, primals, tangents):
-    normalized, factor = _of_unit_size_by(*primals, epsilon)
-    (change,) = tangents
+    (x,), (change,) = primals, tangents
+    normalized, factor = _of_unit_size_by(x, epsilon)
     along = (change * normalized).mean(-1, keepdims=True)
     return normalized, factor * (change - normalized * along)
 

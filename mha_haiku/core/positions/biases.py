@@ -14,13 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from mha_haiku.core import checks, tiles
 
 Array = jax.Array
 
 
-def as_bias(value: "ScoreBias | Array | None") -> "ScoreBias | None":
+def as_bias(value: "ScoreBias | ArrayLike | None") -> "ScoreBias | None":
     """Converts a score bias, None, or floats `[B..., T, S]` or `[B..., H, T, S]`.
 
     Example:
@@ -52,9 +53,7 @@ class ScoreBias(tiles.Part, abc.ABC):
     """
 
     @abc.abstractmethod
-    def aligned_tile(
-        self, rows: Array | tiles.Span, columns: Array | tiles.Span
-    ) -> Array:
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         """Computes an aligned bias at `rows` x `columns`, as `[B..., H, R, C]`."""
 
     @abc.abstractmethod
@@ -64,12 +63,20 @@ class ScoreBias(tiles.Part, abc.ABC):
         num_heads: int,
         num_queries: int | None,
         num_keys: int,
-    ):
+    ) -> None:
         """Raises ValueError if the bias does not fit these sizes; see `Mask.check`."""
 
+    def at_heads(self, heads: Sequence[int]) -> Self:
+        """Selects the bias of some of the heads, in their order."""
+        raise TypeError(f"{type(self).__name__} must define at_heads(heads).")
+
     def add_gradient(
-        self, total: "ScoreBias", cotangent: Array, rows: Array, columns: Array
-    ) -> "ScoreBias":
+        self,
+        total: Self,
+        cotangent: Array,
+        rows: tiles.Positions,
+        columns: tiles.Positions,
+    ) -> Self:
         """Adds the gradient of a tile to `total`, the gradient of an aligned bias."""
 
         def tile(bias):
@@ -85,9 +92,10 @@ class DenseBias(tiles.Whole, ScoreBias):
     """A bias given as a whole array, `[B..., T, S]` or `[B..., H, T, S]`."""
 
     name: ClassVar[str] = "bias"
-    values: Array = tiles.array("HTS")
+    values: Array | np.ndarray = tiles.array("HTS")
 
-    check = tiles.Whole.check_shape
+    def check(self, batch_shape, num_heads, num_queries, num_keys):
+        self.check_shape(batch_shape, num_heads, num_queries, num_keys)
 
     def add_gradient(self, total, cotangent, rows, columns):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
@@ -125,7 +133,7 @@ def alibi(num_heads: int) -> ScoreBias:
 
 
 def relative_bias(
-    table: Array, *, bidirectional: bool, max_distance: int = 128
+    table: ArrayLike, *, bidirectional: bool, max_distance: int = 128
 ) -> ScoreBias:
     """Makes a learned bias per head and bucket of the distance.
 
@@ -167,8 +175,7 @@ class _DistanceBias(ScoreBias):
 
     kind: ClassVar[str]
 
-    def at_heads(self, heads: Sequence[int]) -> Self:
-        """Selects the bias of some of the heads, in their order."""
+    def at_heads(self, heads):
         name, axis, array = self._of_heads()
         chosen = array.take(np.array(heads, np.int32), axis)
         return dataclasses.replace(self, **{name: chosen})
@@ -191,7 +198,7 @@ class Alibi(_DistanceBias):
     """`-slope_h |t - s|`; slopes `[H]` or `[B..., H]`."""
 
     kind: ClassVar[str] = "ALiBi"
-    slopes: Array = tiles.array("H")
+    slopes: Array | np.ndarray = tiles.array("H")
 
     def aligned_tile(self, rows, columns):
         distance = jnp.abs(tiles.on_rows(rows) - tiles.on_columns(columns))

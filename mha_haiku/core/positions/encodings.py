@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Float, Int
 
 from mha_haiku.core import tiles
@@ -41,7 +42,7 @@ def rotary(
     positions: Int[Array, "..."],
     *,
     max_period: float = 10_000.0,
-    frequencies: Sequence[float] | None = None,
+    frequencies: Sequence[float] | np.ndarray | None = None,
 ) -> Float[Array, "*B T H K"]:
     """Rotates the feature pairs of queries or keys by their position.
 
@@ -92,7 +93,9 @@ def frequencies_of(size: int, max_period: float) -> np.ndarray:
     return max_period ** (-np.arange(0, size, 2) / size)
 
 
-def _angles(positions: Array, frequencies: Sequence[float], dtype) -> Array:
+def _angles(
+    positions: ArrayLike, frequencies: Sequence[float] | np.ndarray, dtype: DTypeLike
+) -> Array:
     frequencies = np.asarray(frequencies, dtype)
     positions = jnp.asarray(positions, dtype)[..., None]
     return positions * frequencies.reshape((1,) * (positions.ndim - 1) + (-1,))

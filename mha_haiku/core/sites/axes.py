@@ -8,7 +8,7 @@ contain it. Axes of size 1 have no factors: they may come and go.
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from mha_haiku.core.sites.graph import Equation, Value
 
@@ -112,8 +112,10 @@ class Axes:
         in `seen` were visited before.
         """
         seen = set() if seen is None else seen
-        equation = step and step.value.maker
-        if equation is None or step.value in seen or len(seen) > FARTHEST:
+        if step is None or step.value in seen or len(seen) > FARTHEST:
+            return None
+        equation = step.value.maker
+        if equation is None:
             return None
         seen.add(step.value)
         result = goal(equation, step)
@@ -126,6 +128,12 @@ class Axes:
                 return [step, *walk[0]], walk[1]
         return None
 
+    @overload
+    def origin(self, step: Step, fits: None = None) -> Step: ...
+
+    @overload
+    def origin(self, step: Step, fits: Callable[[Value], bool]) -> Step | None: ...
+
     def origin(
         self, step: Step, fits: Callable[[Value], bool] | None = None
     ) -> Step | None:
@@ -134,9 +142,9 @@ class Axes:
         With `fits`, walks back to the first value met that fits; None if none does.
         """
         while fits is None or not fits(step.value):
-            maker = step.value.maker
-            positions = maker.neutral(step.value) if maker is not None else []
-            before = self.back(maker, positions[0], step) if positions else None
+            maker, before = step.value.maker, None
+            if maker is not None and (positions := maker.neutral(step.value)):
+                before = self.back(maker, positions[0], step)
             if before is None:
                 return step if fits is None else None
             step = before
@@ -163,13 +171,13 @@ class Axes:
         return result
 
 
-def links(equation, position, output) -> list[int | None] | None:
+def links(equation: Equation, position: int, output: Value) -> list[int | None] | None:
     """Returns the axis of an input for each axis of an output, None for a new one."""
     # Returns None if that is not known. An axis of size 1 may be broadcast.
     params, name = equation.params, equation.name
     shape = equation.inputs[position].shape
     if name == "dot_general":
-        result = list(equation.shared(position))
+        result: list[int | None] = list(equation.shared(position))
         for side in (0, 1):
             free = equation.free(side)
             result += free if side == position else [None] * len(free)
@@ -187,7 +195,7 @@ def links(equation, position, output) -> list[int | None] | None:
     if name in _REORDERING:
         return None
     if not shape:
-        return [None] * len(output.shape)
+        return [None for _ in output.shape]
     if len(shape) != len(output.shape):
         return None
     sizes = zip(shape, output.shape, strict=True)

@@ -103,7 +103,7 @@ def groups(axes: Axes, mixing: Mixing, of_query: Axis) -> Groups:
             heads = axis
     rest = [i for i in free if not factors[i] or set(factors[i]) - set(heads)]
     queries = ([i for i in rest if factors[i]] or rest)[-1]
-    batch = {
+    batch: dict[int, Axis] = {
         i: ()
         for i in shared
         if not factors[i] and i != chosen
@@ -194,15 +194,16 @@ def _is_of_head(mixing: Mixing, axis: int) -> bool:
             before = [all_axes.before_reshape(maker, i) for i in both]
         else:
             links = {
-                i: all_axes.links(maker, i, value)
-                for i, x in enumerate(maker.inputs)
-                if x.shape
+                i: x
+                for i, read in enumerate(maker.inputs)
+                if read.shape and (x := all_axes.links(maker, i, value))
+                if x[axis] is not None
             }
-            positions = [i for i, x in links.items() if x and x[axis] is not None]
+            positions = list(links)
             before = [links[positions[0]][i] for i in both] if positions else [None]
         if before[0] is None or maker.name == "dot_general":
             return None in before
-        value, (axis, length) = maker.inputs[positions[0]], before
+        value, axis, length = maker.inputs[positions[0]], before[0], before[1]
         if length is None:
             return False
     return axis > 0

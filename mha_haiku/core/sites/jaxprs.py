@@ -115,8 +115,10 @@ def _inlined_call(mesh) -> tuple[core.Primitive, dict]:
     del mesh  # part of the cache key, since the parameters depend on it
     (eqn,) = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns
     is_flag = isinstance(eqn.params["inline"], bool)  # before jax 0.12
-    inline = True if is_flag else jax.Inline.JAX_EARLY
-    return eqn.primitive, eqn.params | {"inline": inline}
+    if is_flag:
+        return eqn.primitive, eqn.params | {"inline": True}
+    inline = jax.Inline  # pyright: ignore[reportAttributeAccessIssue]
+    return eqn.primitive, eqn.params | {"inline": inline.JAX_EARLY}
 
 
 def path(eqn: core.JaxprEqn) -> str:

@@ -190,17 +190,17 @@ def _surveyed(function, args, kwargs, shows_stream=False):
     """Traces a function; returns its survey, its arrays, and how to make its output."""
     # Other leaves, such as a flag or the activation of an Equinox module, are static.
     arrays, arguments_of = _parted((args, kwargs))
-    outputs_of = None
+    outputs_of: list[Callable] = []
 
     def flat(*arrays):
-        nonlocal outputs_of
         args, kwargs = arguments_of(arrays)
-        results, outputs_of = _parted(function(*args, **kwargs))
+        results, whole = _parted(function(*args, **kwargs))
+        outputs_of.append(whole)
         return results
 
     closed = jax.make_jaxpr(flat)(*arrays)
     survey = surveying.Survey(closed, shows_stream=shows_stream)
-    return survey, arrays, outputs_of
+    return survey, arrays, outputs_of[-1]
 
 
 def _parted(tree) -> tuple[list, Callable]:

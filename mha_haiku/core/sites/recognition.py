@@ -54,7 +54,7 @@ from mha_haiku.core.marking import Facet
 from mha_haiku.core.sites import axes as all_axes
 from mha_haiku.core.sites import graph, grouping, layouts, softmaxes
 from mha_haiku.core.sites.axes import Step
-from mha_haiku.core.sites.graph import Equation, Value
+from mha_haiku.core.sites.graph import Equation
 from mha_haiku.core.sites.jaxprs import Site
 from mha_haiku.core.sites.layouts import Layout
 
@@ -69,7 +69,7 @@ def attentions(jaxpr: core.Jaxpr) -> list[tuple[core.JaxprEqn, list[Site]]]:
     An attention is returned as the equation whose name stack names it, and its sites.
     """
     sites_of = _found(_equations(jaxpr))
-    return [(jaxpr.eqns[x.maker.index], sites) for x, sites in sites_of.items()]
+    return [(jaxpr.eqns[x.index], sites) for x, sites in sites_of.items()]
 
 
 def has_others(jaxpr: core.Jaxpr) -> bool:
@@ -78,7 +78,7 @@ def has_others(jaxpr: core.Jaxpr) -> bool:
     They come from a product and reach another, as in other forms of attention.
     """
     equations = _equations(jaxpr)
-    found = [value.maker for value in _found(equations)]
+    found = list(_found(equations))
     for equation in found:  # grows by what its entries are made of, up to products
         makers = dict.fromkeys(x.maker for x in equation.inputs if x.is_made)
         makers = [x for x in makers if x and x.name != "dot_general"]
@@ -106,14 +106,14 @@ def _equations(jaxpr) -> list[Equation]:
     return graph.equations(jaxpr)
 
 
-def _found(equations) -> dict[Value, list[Site]]:
-    """Finds the sites of attentions, by the output of the softmax."""
+def _found(equations) -> dict[Equation, list[Site]]:
+    """Finds the sites of attentions, by the last equation of the softmax."""
     sites_of = {}
     for product in equations:
         for side in (0, 1) if product.name == "dot_general" else ():
             softmax, sites = _Search(product, side).attention()
             # The same weights in a second product belong to a derivative.
-            if sites and softmax not in sites_of:
+            if softmax is not None and sites and softmax not in sites_of:
                 sites_of[softmax] = sites
                 break
     return sites_of
@@ -135,8 +135,8 @@ class _Search:
         self.axes = all_axes.Axes()
         self.of = self.axes.of
 
-    def attention(self) -> tuple[Value | None, list[Site]]:
-        """Finds the output of the softmax, and the sites; none without attention."""
+    def attention(self) -> tuple[Equation | None, list[Site]]:
+        """Finds the end of the softmax, and the sites; none without attention."""
         nothing = None, []
         if not self.may_mix():
             return nothing
@@ -148,8 +148,8 @@ class _Search:
             return nothing
         steps, softmax = walk
         # Attention entirely inside a call is found when the call is searched.
-        output, calls = steps[-1].value, self.product.calls
-        if calls and calls[:1] == output.maker.calls[:1]:
+        end, calls = steps[-1].value.maker, self.product.calls
+        if end is None or (calls and calls[:1] == end.calls[:1]):
             return nothing
 
         mixing = self.mixing(weights)
@@ -167,7 +167,7 @@ class _Search:
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
         if not set(groups.queries) <= only:
             return nothing
-        return output, self.sites(steps, softmax, scores, masks, mixing, groups)
+        return end, self.sites(steps, softmax, scores, masks, mixing, groups)
 
     def may_mix(self) -> bool:
         """Checks whether the product may be of weights and values."""
@@ -191,6 +191,7 @@ class _Search:
         values = values._replace(marks=(*weights.marks, size))
         heads = self.axes.ahead(product, side, weights)
         by_values = self.axes.ahead(product, 1 - side, values)
+        assert heads is not None and by_values is not None  # links are known
         known = set(self.of(*values.axes))
         axes = [
             y if set(y) <= known else x
@@ -225,6 +226,7 @@ class _Search:
                 self.axes.back(equation, i, step._replace(marks=()))
                 for i in (side, 1 - side)
             )
+            assert query is not None and key is not None  # no marks to lose
             of_query, of_key = (set(self.of(*x.axes)) for x in (query, key))
             known = [set(self.of(x)) for x in free if self.of(x)]
             has_queries = not known or any(x <= of_query - of_key for x in known)
@@ -305,9 +307,10 @@ class _Search:
             users = step.value.users
             if len(users) != 1 or users[0].name not in graph.NEUTRAL:
                 return None
-            step = self.axes.ahead(users[0], 0, step)
-            if step is None:
+            after = self.axes.ahead(users[0], 0, step)
+            if after is None:
                 return None
+            step = after
         return step
 
     def sites(self, steps, softmax, scores, masks, mixing, groups) -> list[Site]:
@@ -333,7 +336,9 @@ class _Search:
             fits = functools.partial(_is_readable, place.index)
             step = self.axes.origin(step, fits)
             axes = (*groups.batch, *axes)
-            layout = step and Layout.of(self.axes, step, axes, groups.heads)
+            if step is None:
+                continue
+            layout = Layout.of(self.axes, step, axes, groups.heads)
             if layout is None:
                 continue
             variables[name], shown[name] = step.value.variable, layout

@@ -74,8 +74,7 @@ def stream(
     """
     equations = graph.equations(jaxpr)
     of_level = _Search(equations, heads, carries, is_top).found()
-    sites = [*_factors(equations), *of_level.sites]
-    return Stream([x for x in sites if x.site is not None], of_level.begin)
+    return Stream([*_factors(equations), *of_level.sites], of_level.begin)
 
 
 class _Ancestry:

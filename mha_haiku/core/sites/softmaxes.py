@@ -60,14 +60,15 @@ class Softmax(NamedTuple):
 def found(axes: Axes, equation: Equation, step: Step) -> Softmax | None:
     """Finds the softmax or sigmoid of which an equation is the last step."""
     if equation.name == "logistic":
-        return Softmax(axes.back(equation, 0, step), is_sigmoid=True)
+        scores = axes.back(equation, 0, step)
+        return None if scores is None else Softmax(scores, is_sigmoid=True)
     if equation.name in graph.EXPONENTIALS:
         return _of_shifted(axes, equation, step)
     if equation.name == "div" and not equation.inputs[0].is_made:
         return _of_inverse(axes, equation, step)
     parts = _quotient(axes, equation, step)
     walk = parts and axes.walk(parts[0], weighing, functools.partial(_masses, axes))
-    if not walk:
+    if not parts or not walk:
         return None
     steps, (masses, scores, is_sigmoid) = walk
     goal = functools.partial(is_computed_alike, masses)
@@ -134,7 +135,9 @@ def _of_shifted(axes, equation, step) -> Softmax | None:
     logsumexp = axes.back(shifted, 1, scores._replace(marks=()))
     goal = functools.partial(_is_shifted, shifted.inputs[0].number)
     total = _summed(axes, scores, logsumexp, goal, is_log=True)
-    return total and Softmax(scores, summed=total[0], argument=total[1])
+    if total is None:
+        return None
+    return Softmax(scores, summed=total[0], argument=total[1])
 
 
 def _of_inverse(axes, equation, step) -> Softmax | None:

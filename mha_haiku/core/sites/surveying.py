@@ -92,7 +92,7 @@ class Stop:
             return [facet.read(value) for facet in params["facets"]]
 
         mapped = under_vmaps(view, params["batched"], own_axes=False)
-        avals = [x.aval for x in self.site.inputs]
+        avals: list[Any] = [x.aval for x in self.site.inputs]
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         return jax.eval_shape(mapped, *shapes)
 
@@ -239,7 +239,9 @@ class Survey:
         jaxpr, is_top = level.closed.jaxpr, not around.place
         stream = residual.stream(jaxpr, self._heads, self._carries, is_top=is_top)
         for named in stream.sites:
-            local = jaxprs.path(named.eqn) if named.kind else ""
+            if named.site is None:
+                continue
+            local = "" if named.eqn is None else jaxprs.path(named.eqn)
             if named.kind and naming.is_empty(naming.joined(around.path, local)):
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"

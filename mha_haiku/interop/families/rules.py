@@ -143,11 +143,11 @@ def sizes(
         "attention.num_heads",
         "feed_forward.hidden_size",
     )
-    defaults = defaults or (tables.REQUIRED,) * 4
+    all_defaults = defaults or (tables.REQUIRED,) * 4
     least_one = fields.integer(1, 2**20)  # head, as the width is divided by them
     return tuple(
         Setting(field, name, default, check=least_one if field == ours[2] else None)
-        for field, name, default in zip(ours, names, defaults, strict=False)
+        for field, name, default in zip(ours, names, all_defaults, strict=False)
     )
 
 

@@ -128,7 +128,8 @@ class Setting(NamedTuple):
     def write(self, ours: Mapping[str, Any]) -> dict[str, Any]:
         value = ours[self.ours]
         if self.names is not None:
-            backwards = {ours: theirs for theirs, ours in reversed(self.names.items())}
+            pairs = reversed(list(self.names.items()))
+            backwards = {ours: theirs for theirs, ours in pairs}
             if value not in backwards:
                 raise CannotSayError(f"{self.ours} = {value!r}")
             value = backwards[value]

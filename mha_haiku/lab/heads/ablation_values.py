@@ -18,7 +18,7 @@ Array = jax.Array
 
 # From the outputs of heads without ablation, P arrays `[B, T, H, V]`, to the ablation
 # values of each part: `[H, V]` or `[B, T, H, V]`, or None for zeros.
-AblationValue = Callable[[Sequence[Array]], list[Array | None]]
+AblationValue = Callable[[Sequence[Array]], Sequence[Array | None]]
 
 
 def zero(heads: Sequence[Array]) -> list[None]:

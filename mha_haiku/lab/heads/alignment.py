@@ -5,6 +5,7 @@ N examples, H heads, T target and S source positions.
 
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,5 +72,5 @@ def evidence(found: Mapping[str, Array]) -> dict[str, Array]:
     return {"aligned": xnp.stack([xnp.nan_to_num(share), ~xnp.isnan(share)], -1)}
 
 
-def _module_of(x):
+def _module_of(x) -> Any:
     return jnp if isinstance(x, jax.Array) else np

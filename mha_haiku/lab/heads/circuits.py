@@ -96,7 +96,8 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     }[kind]
     # |X M Y^T| = |R M S^T| with X = Q R and Y = P S: small matrices instead of D x D.
     written = np.linalg.qr(earlier.value, mode="r") @ earlier.output  # [H.., V, D]
-    taken = read @ np.linalg.qr(rest, mode="r").mT  # [H'.., D, K]
+    of_rest: Any = np.linalg.qr(rest, mode="r")
+    taken = read @ of_rest.mT  # [H'.., D, K]
     both = np.einsum(
         "gvd,hdk->ghvk",
         written.reshape(-1, *written.shape[-2:]),

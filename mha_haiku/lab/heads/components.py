@@ -10,14 +10,16 @@ size per head, R queries, M components.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import attention, sites
+from mha_haiku.core import attention, models, sites
 from mha_haiku.core.attention import scores
 from mha_haiku.lab.heads import edits, running
+from mha_haiku.training import tasks
 
 Array = jax.Array
 
@@ -77,7 +79,13 @@ class Held:
       heads: The names of the sites of heads, one per part.
     """
 
-    def __init__(self, model, params, example, read=None):
+    def __init__(
+        self,
+        model: models.Model,
+        params: Any,
+        example: tasks.Example,
+        read: Callable[..., Any] | None = None,
+    ):
         """Runs the model; `read` reads the wanted values, like `read_maps`."""
         model = running.shown(model)
         self._given, self._read = (model, params, example), read or read_maps
@@ -185,7 +193,7 @@ class Held:
             return (Component(f"{side}embedding"),), value[..., None, :]
 
         def embed(tokens_):
-            read = lambda *given: running.look(*given, [name])[1][name]  # noqa: E731
+            read = lambda *given: running.look(*given, at=[name])[1][name]  # noqa: E731
             return self._run({tokens: tokens_}, read)
 
         of_tokens = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]
@@ -214,12 +222,16 @@ def check_linear(curvature: Any) -> None:
         )
 
 
-def read_maps(model, params, example) -> dict[str, Map]:
+def read_maps(
+    model: models.Model, params: Any, example: tasks.Example
+) -> dict[str, Map]:
     """Reads queries, keys and values of all maps, by name."""
     return dict(running.look(model, params, example, {"*/map": Map.of})[1])
 
 
-def read_logits(model, params, example) -> dict[str, Array]:
+def read_logits(
+    model: models.Model, params: Any, example: tasks.Example
+) -> dict[str, Array]:
     """Reads the logits before a soft cap, as "logits"."""
     at = ["uncapped_logits"]
     output, found = running.look(model, params, example, at, strict=False)

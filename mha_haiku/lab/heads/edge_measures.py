@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import heapq
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,16 @@ from mha_haiku.training import tasks
 
 Array = jax.Array
 Examples = Iterable[tasks.Example]
-Cost, Edges = patching.Cost, patching.Edges
-EdgeMeasure = Callable[[Measured, Examples], Edges]
+Cost = patching.Cost
+Edges = patching.Edges
+EdgeMeasure = Callable[..., Edges]
+_Function = TypeVar("_Function", bound=EdgeMeasure)
 
 EDGE_MEASURES: dict[str, EdgeMeasure] = {}
 """By name, the functions `measure(subject, corrupted)`, with options by keyword."""
 
 
-def _offered(function: EdgeMeasure) -> EdgeMeasure:
+def _offered(function: _Function) -> _Function:
     """Registers a function in `EDGE_MEASURES`."""
     EDGE_MEASURES[function.__name__] = function
     return function
@@ -239,7 +241,7 @@ def _learned(model, params, clean, corrupted, keys, penalty, rate, *, metric, co
 
     adam = optax.adam(rate)
 
-    def step(state, key):
+    def step(state, key) -> tuple[Any, None]:
         logits, moments = state
         updates, moments = adam.update(jax.grad(loss)(logits, key), moments)
         return (optax.apply_updates(logits, updates), moments), None
@@ -349,7 +351,8 @@ def circuit(
     measured = EDGE_MEASURES[measure](subject, corrupted, **options)
     kept = strongest(graph, measured.strength, edges)
     both = with_edges(subject, corrupted, np.stack([kept, ~kept]))
-    return Circuit(measured, kept, *both.T, measure)
+    only, without = both.T
+    return Circuit(measured, kept, only, without, measure)
 
 
 def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarray:
@@ -417,7 +420,8 @@ def with_edges(subject: Measured, corrupted: Examples, kept: np.ndarray) -> np.n
       >>> mh.heads.with_edges(measured, corrupted, kept).mean(0).round(1)
       array([0. , 5.6])
     """
-    program, kept = _with_edges(subject.model, metric=subject.metric), np.float32(kept)
+    program = _with_edges(subject.model, metric=subject.metric)
+    kept = np.asarray(kept, np.float32)
     count = len(graphs.of_model(subject.model).places)
     if kept.ndim != 2 or kept.shape[1] != count:
         raise ValueError(f"kept must be [X, E], E = {count}, got shape {kept.shape}.")
@@ -431,7 +435,9 @@ def _with_edges(model, params, clean, corrupted, kept, *, metric):
 
 
 def _edges(subject, changes, cost, **options) -> Edges:
-    return Edges(*changes, *graphs.of_model(subject.model).ends, cost=cost, **options)
+    per_example, base, other = changes
+    ends = graphs.of_model(subject.model).ends
+    return Edges(per_example, base, other, *ends, cost=cost, **options)
 
 
 def _at_once(subject, corrupted, program, *arrays):

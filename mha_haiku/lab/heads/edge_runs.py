@@ -37,7 +37,13 @@ class Pieces:
     and nothing else.
     """
 
-    def __init__(self, model: models.Model, params: Params, example: tasks.Example, of):
+    def __init__(
+        self,
+        model: models.Model,
+        params: Params,
+        example: tasks.Example,
+        of: Sequence[graphs.Part],
+    ):
         """Traces the model; `of` lists the parts of its layers that are needed."""
         graph = graphs.of_model(model)
         inner = ("query", "key", "value", "gates", "heads")
@@ -88,7 +94,16 @@ class Pair:
       after: `[B]`, the metric of the corrupted run.
     """
 
-    def __init__(self, model, params, clean, corrupted, metric, *, runs_clean=True):
+    def __init__(
+        self,
+        model: models.Model,
+        params: Params,
+        clean: tasks.Example,
+        corrupted: tasks.Example,
+        metric: running.Metric,
+        *,
+        runs_clean: bool = True,
+    ):
         """Runs the model on both; the clean run can be left to `slopes`."""
         if running.is_scanned(model, params):
             raise ValueError("model must have looped layers; see models.unstacked.")
@@ -226,11 +241,11 @@ class Pair:
     def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:
         """Computes slopes of the metric by values at sites, and the streams read."""
         parts, (model, params), edit = self.graph.parts, self._compact, {}
-        for name in (
-            map(_EMBEDDINGS.get, self.graph.stacks) if share is not None else ()
-        ):
-            between = share * self._clean[name] + (1 - share) * self._corrupted[name]
-            edit[name] = lambda _, between=between: between
+        if share is not None:
+            for name in (_EMBEDDINGS[stack] for stack in self.graph.stacks):
+                clean, corrupted = self._clean[name], self._corrupted[name]
+                between = share * clean + (1 - share) * corrupted
+                edit[name] = lambda _, between=between: between
         end = self._corrupted[_EMBEDDINGS[graphs.stack_of(self.graph.end)]]
         shifts = {self.graph.end: jnp.zeros_like(end)}
         for part in parts:
@@ -377,5 +392,6 @@ def _parted(params) -> tuple[Params, Params]:
     """Splits off stacked parameters, with the names of the first layer."""
     stacked = {name: x for name, x in params.items() if anatomy.is_stacked(name)}
     rest = {name: x for name, x in params.items() if name not in stacked}
-    first = {name: str(anatomy.layer_of(name)._replace(index=0)) for name in stacked}
+    layers = [(name, anatomy.layer_of(name)) for name in stacked]
+    first = {name: str(x._replace(index=0)) for name, x in layers if x is not None}
     return {first[name]: x for name, x in stacked.items()}, rest

@@ -41,11 +41,11 @@ def ablate(
 
     Source: Michel et al. 2019, section 2.3, https://arxiv.org/abs/1905.10650.
     """
-    heads = jnp.atleast_1d(jnp.asarray(heads))
+    indices = jnp.atleast_1d(jnp.asarray(heads))
 
     def change(values):
-        _check("heads", heads, 0, values.shape[-2])
-        return values.at[..., heads, :].set(jnp.asarray(value, values.dtype))
+        _check("heads", indices, 0, values.shape[-2])
+        return values.at[..., indices, :].set(jnp.asarray(value, values.dtype))
 
     return {f"{_path(at)}/heads": change}
 

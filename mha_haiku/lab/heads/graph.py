@@ -15,6 +15,7 @@ U nodes that write, R places that read, E edges, H heads of a part.
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -109,7 +110,7 @@ def enters(site: str) -> bool:
     return "/layer_" in site and site.endswith("/stream")
 
 
-def label(node: Node) -> str:
+def label(node: Sequence[int] | np.ndarray) -> str:
     """Returns the name of a node in tables and figures: "3.5" for a head."""
     layer, head = map(int, node)
     name = f"feed-forward {layer}" if head == UNITS else f"{layer}.{head}"

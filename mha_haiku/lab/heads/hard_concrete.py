@@ -32,7 +32,7 @@ def open_probability(log_alpha: Array) -> Array:
     return jax.nn.sigmoid(log_alpha - TEMPERATURE * math.log(-LOW / HIGH))
 
 
-def settled(log_alpha: Array) -> Array:
+def settled(log_alpha: jax.typing.ArrayLike) -> Array:
     """Computes the gates without noise, for use after training; eq. 13."""
     return _stretched(jax.nn.sigmoid(log_alpha))
 

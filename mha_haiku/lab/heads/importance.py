@@ -13,7 +13,7 @@ examples, P patterns of gates.
 import logging
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from mha_haiku.lab.heads import edits, metrics, programs, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
 from mha_haiku.records import Heads
 from mha_haiku.records.means import PerExample
+from mha_haiku.training import tasks
 
 Array = jax.Array
 
@@ -79,7 +80,14 @@ def ablation(
 
 
 @running.compiled
-def changes(model, params, example, *, metric, ablation_value) -> Array:
+def changes(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    *,
+    metric: running.Metric,
+    ablation_value: AblationValue,
+) -> Array:
     """Computes the change of the metric when one head is ablated, `[B, L, H]`."""
     return programs.Clean.of(model, params, example, metric, ablation_value).ablated()
 
@@ -260,7 +268,15 @@ def gated_metric(
 
 
 @running.compiled
-def gated(model, params, example, gates, *, metric, ablation_value) -> Array:
+def gated(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    gates: Array,
+    *,
+    metric: running.Metric,
+    ablation_value: AblationValue,
+) -> Array:
     """Computes the metric, `[B, P]`, under patterns of gates `[P, L, H]`."""
     clean = programs.Clean.of(model, params, example, metric, ablation_value)
     return programs.over(clean.gated, gates, example).T

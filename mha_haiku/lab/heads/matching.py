@@ -76,7 +76,7 @@ def match(
         return jnp.block([[compared(row, other) for other in columns] for row in rows])
 
     divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))
-    divergence = np.mean(divergences, axis=0, dtype=np.float64)
+    divergence = np.stack(divergences).mean(0, dtype=np.float64)
     rows, columns = scipy.optimize.linear_sum_assignment(divergence)
     of_one_kind = divergence[rows, columns] < _APART
     rows, columns = rows[of_one_kind], columns[of_one_kind]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_haiku.training import losses, tasks
 
@@ -57,7 +58,7 @@ def failures(
     return has_mistake
 
 
-def drift(logits: Array, example: tasks.Example) -> Array:
+def drift(logits: Array | np.ndarray, example: tasks.Example) -> Array:
     """Computes 1 minus the cosine of two vectors of each example, `[B]` in [0, 2].
 
     `logits` are `[B, D]`, the vectors of an edited model, and the batch's targets are

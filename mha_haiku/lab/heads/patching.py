@@ -177,11 +177,11 @@ def activation_patching(
         per_position=per_position,
         into=into,
     )
-    changes = over_pairs(subject, corrupted, program)
+    changes, base, other = over_pairs(subject, corrupted, program)
     axes = ("layer", "head") if what == "heads" else ("layer",)
     axes = (*axes, "position") if per_position else axes
     kinds = running.kinds_measured(subject) if what == "heads" else ()
-    return Patched(*changes, axes, tuple(kinds))
+    return Patched(changes, base, other, axes, tuple(kinds))
 
 
 @running.compiled
@@ -285,17 +285,17 @@ def path_patching(
     counts = running.num_heads(subject.model, subject.params, example)
     known = subject.model, subject.params, example
     parts = running.kinds_of(*known) or [""] * len(counts)
-    senders = _checked("senders", senders, counts)
-    receivers = _checked("receivers", receivers, counts)
+    writers = _checked("senders", senders, counts)
+    readers = _checked("receivers", receivers, counts)
     edges = [
         (sender, receiver, kind)
-        for sender in senders
-        for receiver in receivers
+        for sender in writers
+        for receiver in readers
         for kind in circuits.kinds_read(parts, sender[0], receiver[0])
         if kind in kinds
     ]
     if "logits" in kinds:  # which do not read an encoder
-        direct = [head for head in senders if parts[head[0]] != "encoder"]
+        direct = [head for head in writers if parts[head[0]] != "encoder"]
         edges += [(head, LOGITS, "logits") for head in direct]
     if not edges:
         raise ValueError(
@@ -382,11 +382,11 @@ def is_head(head: Any, part: int, values: Array) -> Array:
     return is_it[None, None, :, None]
 
 
-def _checked(name, heads, counts) -> list[tuple[int, int]]:
+def _checked(name, heads, counts) -> list[tuple[int, ...]]:
     """Checks and lists the wanted heads, by default all heads."""
     every = [(part, head) for part, size in enumerate(counts) for head in range(size)]
     if heads is None:
-        return every
+        return [*every]
     heads = [tuple(map(operator.index, head)) for head in heads]
     for head in heads:
         if head not in every:
@@ -401,7 +401,7 @@ def over_pairs(
     subject: running.Measured,
     corrupted: Iterable[tasks.Example],
     program: Callable,
-    *arrays: np.ndarray,
+    *arrays: jax.typing.ArrayLike,
 ) -> tuple[np.ndarray, ...]:
     """Runs a program on all pairs of batches; results are float64 `[N, ...]`."""
     for batches in (subject.batches, corrupted):

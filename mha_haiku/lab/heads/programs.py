@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import sites
+from mha_haiku.core import models, sites
 from mha_haiku.lab.heads import edits, running
+from mha_haiku.lab.heads.ablation_values import AblationValue
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -34,12 +35,20 @@ class Clean(NamedTuple):
     before: Array  # the metric without edits
     # The outputs `[B, T, H, V]` of P parts, by their sites; see `running.by_example`.
     heads: dict[str, Array]
-    values: list[Array | None]  # what ablated heads pass on, see `edits.gated`
+    values: Sequence[Array | None]  # what ablated heads pass on, see `edits.gated`
     streams: dict[str, Array]  # inputs of the layers; {}: they are not one stack
     is_scanned: bool  # whether the model scans its layers
 
     @classmethod
-    def of(cls, model, params, example, metric, ablation_value, seen=None) -> "Clean":
+    def of(
+        cls,
+        model: models.Model,
+        params: Any,
+        example: tasks.Example,
+        metric: running.Metric,
+        ablation_value: AblationValue,
+        seen: tuple[Any, dict[str, Array]] | None = None,
+    ) -> "Clean":
         """Runs the model once, unless `seen` is what a look at `AT` gives."""
         output, found = seen or running.look(model, params, example, AT, strict=False)
         streams = {name: x for name, x in found.items() if name.endswith("stream")}
@@ -95,7 +104,7 @@ class Clean(NamedTuple):
 
         return edits.on_parts(self.heads, [*enumerate(self.values)], of_site)
 
-    def slopes(self, gate: Array) -> Array:
+    def slopes(self, gate: Array | float) -> Array:
         """Computes slopes `[B, P, H]` of the metric where all gates are `gate`."""
         gates = jnp.full((len(self.before), *self.exists.shape), gate, jnp.float32)
         found = jax.grad(lambda gates: self.gated(gates).sum())(gates)

@@ -91,7 +91,8 @@ def greedy_order(
       progress: Wraps the range of steps, as `tqdm.tqdm` does.
 
     Raises:
-      ValueError: If `steps` or `tries` is below 1.
+      ValueError: If `steps` or `tries` is below 1, or the metric is not finite,
+        whichever head is ablated next.
 
     Example:
       >>> steps = mh.heads.greedy_order(measured, worst=1.0)
@@ -118,9 +119,12 @@ def greedy_order(
             metric = _one_more_ablated(subject, gates, tried, ablation_value)
             latest[tuple(tried.T)] = metric
             if metric.min() < least:
-                least, best = metric.min(), tuple(tried[metric.argmin()].tolist())
+                layer, head = tried[metric.argmin()].tolist()
+                least, best = metric.min(), (layer, head)
         if worst is not None and least > worst:
             break
+        if best is None:
+            raise ValueError("metric must be finite when another head is ablated.")
         gates[best] = 0
         order.append(Step(best, float(least)))
     return order

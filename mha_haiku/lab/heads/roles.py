@@ -128,12 +128,12 @@ def role_of(scores: Mapping[str, float]) -> str:
       >>> mh.heads.role_of({"previous_token": 0.2, "first_token": 0.3})
       'mixed'
     """
-    margins = {}
+    margins: dict[str, float] = {}
     for name, role in ROLES.items():
         score = scores.get(role.score or name, -1.0)
         if role.threshold <= score < role.limit:
             margins[name] = (score - role.threshold) / (1 - role.threshold)
-    return max(margins, key=margins.get, default=MIXED)
+    return max(margins, key=margins.__getitem__, default=MIXED)
 
 
 @running.compiled
@@ -166,9 +166,9 @@ def role_evidence(
     statistics: attention.Statistics,
     kind: str = "",
     *,
-    tokens: Array | None = None,
-    lengths: Array | None = None,
-    aligned: Array | None = None,
+    tokens: Array | np.ndarray | None = None,
+    lengths: Array | np.ndarray | None = None,
+    aligned: Array | np.ndarray | None = None,
 ) -> dict[str, Array]:
     """Computes the evidence for roles of a map's heads, to be summed over examples.
 
@@ -202,7 +202,7 @@ def role_evidence(
     scores = {
         "first_token": statistics.first_position,
         "separator": statistics.chosen_positions,
-        "relative_entropy": statistics.entropy / jnp.maximum(most, 1e-9),
+        "relative_entropy": statistics.values["entropy"] / jnp.maximum(most, 1e-9),
     }
     if kind == "cross":
         scores["monotonic"] = _correlations(rows, places, seen)
@@ -218,7 +218,7 @@ def role_evidence(
         tokens = tokens.reshape(lines[0], num_queries)
         repeated = _repeated(tokens, seen.any(1))[:, None]
         shares["induction_of_repeated"] = jnp.broadcast_to(repeated, lines)
-    found = {
+    found: dict[str, Any] = {
         name: jnp.stack([x.reshape(lines), shares[name]], -1)
         for name, x in scores.items()
         if x is not None
@@ -333,8 +333,8 @@ def roles_of_evidence(
     if MIXED in names:
         notes.append(f"role {MIXED:<{_LONGEST}}  none of the roles")
     role = Column(deciding, "score", "score that decides the role", names=names)
-    columns = {ROLE: role, **known}
-    return Heads.of("Roles of heads", columns, tuple(kinds), notes=tuple(notes))
+    shown = {ROLE: role, **known}
+    return Heads.of("Roles of heads", shown, tuple(kinds), notes=tuple(notes))
 
 
 def _scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

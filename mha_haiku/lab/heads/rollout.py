@@ -121,7 +121,7 @@ def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
     return flows
 
 
-def _positions(maps: Maps, rows: Rows) -> Array:
+def _positions(maps: Maps, rows: Rows) -> Array | np.ndarray:
     """Returns the positions `[B..., R]` that `rows` choose."""
     _check_maps(maps)
     *batch_shape, _, size, _ = maps[0].shape

@@ -45,7 +45,7 @@ class Measured(NamedTuple):
     batches: Iterable[tasks.Example]
 
 
-def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
+def over(batches: Iterable[Any], function: Callable) -> list[Any]:
     """Runs a function on each batch; results are trees of host arrays."""
     check_batches(batches)
     results = [fetched(function(example)) for example in batches]
@@ -54,7 +54,7 @@ def over(batches: Iterable[tasks.Example], function: Callable) -> list[Any]:
     return results
 
 
-def check_batches(batches: Iterable[tasks.Example]) -> None:
+def check_batches(batches: Iterable[Any]) -> None:
     """Raises TypeError if batches can be iterated over only once."""
     if iter(batches) is batches:
         raise TypeError(
@@ -209,8 +209,9 @@ def kinds_of(
 
     For a wrapped function this needs parameters and an example.
     """
-    if model.config is None and getattr(example, "decoder_inputs", None) is not None:
-        return list(map(kind_of, parts(model, params, example)))
+    if model.config is None and example is not None:
+        has_decoder = example.decoder_inputs is not None
+        return list(map(kind_of, parts(model, params, example))) if has_decoder else []
     if model.config is None or model.config.family != "encoder_decoder":
         return []
     return [part.kind for part in models.heads_of_layers(model.config)]
@@ -230,7 +231,9 @@ def label(kinds: Sequence[str], layer: int) -> str:
     return f"{kinds[layer]} {layer - list(kinds).index(kinds[layer])}"
 
 
-def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
+def queries(
+    example: tasks.Example, kind: str
+) -> tuple[Array | np.ndarray, Array | np.ndarray | None]:
     """Returns the inputs at the queries of maps of a kind, and the valid lengths.
 
     They are tokens `[B, T]` or features `[B, T, D]`, and lengths `[B]`, or None if all
@@ -241,7 +244,7 @@ def queries(example: tasks.Example, kind: str) -> tuple[Array, Array | None]:
     return example.inputs, example.lengths
 
 
-def tokens(example: tasks.Example, kind: str) -> Array | None:
+def tokens(example: tasks.Example, kind: str) -> Array | np.ndarray | None:
     """Returns the tokens `[B, T]` at queries and keys of maps of a kind.
 
     None for features, or if queries and keys are from different texts.
@@ -251,7 +254,7 @@ def tokens(example: tasks.Example, kind: str) -> Array | None:
     return inputs if is_tokens and kind != "cross" else None
 
 
-def key_lengths(example: tasks.Example, kind: str) -> Array | None:
+def key_lengths(example: tasks.Example, kind: str) -> Array | np.ndarray | None:
     """Returns the numbers `[B]` of valid keys of maps of a kind; None if all are."""
     if kind == "decoder" and example.decoder_inputs is not None:
         return example.decoder_lengths
@@ -297,7 +300,7 @@ def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[
 
 
 def by_kind(
-    function: Callable[[Any, str], Any],
+    function: Callable[..., Any],
     model: models.Model,
     params: Any = None,
     example: tasks.Example | None = None,
@@ -308,7 +311,7 @@ def by_kind(
     """
     if not (kinds := kinds_of(model, params, example)):
         return {"*/map": functools.partial(function, kind="")}
-    if model.config is None:
+    if model.config is None and example is not None:
         pairs = zip(parts(model, params, example), kinds, strict=True)
         return {f"{x}/map": functools.partial(function, kind=y) for x, y in pairs}
     return {

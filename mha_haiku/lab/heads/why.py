@@ -90,9 +90,10 @@ def pairs(
         known.of(*place)
     program = _cell(model, splits=bool(sources))
     found = _run(program, params, example, layer, head, query, key)
-    cell = components.Cells(*map(float, found["cell"]))
-    key = int(cell.keys)
-    if not np.isfinite(cell.scores):
+    # In the order of `components.Cells`.
+    place, score, bias, scale, weight = map(float, found["cell"])
+    key = int(place)
+    if not np.isfinite(score):
         raise ValueError(f"query {query} does not see key {key}: there is no score.")
     sides = [_with_rest(side["parts"], side["whole"]) for side in found["sides"]]
     if sources is True:
@@ -103,17 +104,17 @@ def pairs(
         _split(known.components, parts, side["splits"], set(map(tuple, sources or ())))
         for side, parts in zip(found["sides"], sides, strict=True)
     )
-    query_parts = query_parts * cell.scales
+    query_parts = query_parts * scale
     return Pairs(
         (layer, head, query, key),
         f"Layer {layer}, head {head}, query {query}, key {key}: score "
-        f"{cell.scores:.4g}, weight {cell.weights:.3g}",
+        f"{score:.4g}, weight {weight:.3g}",
         (query_labels, key_labels),
         query_parts @ key_parts.T,
-        cell.scores,
+        score,
         (query_parts, key_parts),
-        cell.positions,
-        cell.weights,
+        bias,
+        weight,
     )
 
 
@@ -139,13 +140,13 @@ def cells(
     checks.integer_in("key", key, -most_keys, most_keys - 1)
     checks.positive_integer("count", count)
     queries = range(longest) if queries is None else queries
-    queries = np.array([_position("queries", t, longest) for t in queries], np.int32)
+    places = np.array([_position("queries", t, longest) for t in queries], np.int32)
     program = _largest(model, count=min(count, len(known.components) ** 2))
-    found = _run(program, params, example, queries, key)
+    found = _run(program, params, example, places, key)
     parts = [part for part, shape in enumerate(known.shapes) if shape[1]]
     by_part = zip(*found["cells"], strict=True)
     fields = (dict(zip(parts, arrays, strict=True)) for arrays in by_part)
-    return Cells(known.components, queries, *fields)
+    return Cells(known.components, places, *fields)
 
 
 def written(
@@ -193,7 +194,7 @@ def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) ->
         components.check_linear(result["curvature"])
     known, config = _known(model, params, next(iter(batches))), model.config
     by, norms, counts = (
-        jax.tree.map(lambda *x: np.concatenate(np.float64(x)), *sums)
+        jax.tree.map(lambda *x: np.concatenate(x, dtype=np.float64), *sums)
         for sums in zip(*(result["sums"] for result in results), strict=True)
     )
     composition = {}
@@ -414,7 +415,7 @@ class _Known(NamedTuple):
     components: tuple[Component, ...]
     shapes: list[tuple[int, ...]]  # of the maps of all parts
 
-    def of(self, layer, head) -> tuple[int, ...]:
+    def of(self, layer: int, head: int) -> tuple[int, ...]:
         """Returns the shape of a head's map; raises ValueError without such a head."""
         checks.integer_in("layer", layer, 0, len(self.shapes) - 1)
         checks.integer_in("head", head, 0, self.shapes[layer][1] - 1)
@@ -434,7 +435,7 @@ def _known(model, params, example) -> _Known:
 
 def _with_rest(parts, whole) -> np.ndarray:
     """Appends the rest of a whole to its parts `[M - 1, ...]`, in float64."""
-    parts, whole = np.float64(parts), np.float64(whole)
+    parts, whole = np.asarray(parts, np.float64), np.asarray(whole, np.float64)
     return np.concatenate([parts, (whole - parts.sum(0))[None]])
 
 
@@ -456,7 +457,8 @@ def _split(known, parts, splits, chosen) -> tuple[tuple[Component, ...], np.ndar
         if head.kind != "head" or head[1:3] not in chosen:
             result.append((head, part))
             continue
-        gradient, weights, gates, value = map(np.float64, splits[head.layer])
+        of_head = (np.asarray(x, np.float64) for x in splits[head.layer])
+        gradient, weights, gates, value = of_head
         if value.shape[-1] != gradient.shape[-1]:
             raise ValueError(f"sources must be heads with known values, got {head}.")
         factors = (x[..., head.head, :] for x in (gradient * gates, value))

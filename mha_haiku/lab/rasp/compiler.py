@@ -99,7 +99,9 @@ class Compiled:
         ]
         targets = [[self.answers.index(x) for x in row] for row in answers]
         inputs = np.insert(np.int32(inputs), 0, len(program.vocabulary), axis=1)
-        targets = np.insert(np.int32(targets), 0, len(self.answers) - 1, axis=1)
+        targets = np.insert(
+            np.array(targets, np.int32), 0, len(self.answers) - 1, axis=1
+        )
         weights = np.ones(targets.shape, np.float32)
         weights[:, 0] = 0
         return tasks.Example(inputs, targets, weights)

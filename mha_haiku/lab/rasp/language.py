@@ -267,10 +267,11 @@ class Program:
             rows = itertools.product(*(self.domain(x) for x in sequence.inputs))
             results = dict.fromkeys(sequence.function(*row) for row in rows)
             return [x for x in results if x is not None]
+        assert isinstance(sequence, Head)
+        if sequence.values is None:  # it gathers a share
+            return [Fraction(1, 1 + k) for k in range(self.length, -1, -1)]
         if sequence.gathers == "value":
             return self.domain(sequence.values)
-        if sequence.gathers == "share":
-            return [Fraction(1, 1 + k) for k in range(self.length, -1, -1)]
         # All means of 1 to n numbers, and 0 for none.
         numbers = [Fraction(x) for x in self.domain(sequence.values)]
         sums, means = {Fraction(0)}, {Fraction(0)}
@@ -286,6 +287,7 @@ def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
         return {"": list(sequence.inputs)}
     if isinstance(sequence, Leaf):
         return {}
+    assert isinstance(sequence, Head)
     selector = sequence.selector
     return {
         "q": [condition.queries for condition in selector.conditions],
@@ -309,6 +311,7 @@ def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:
         rows = zip(*(known[x] for x in sequence.inputs), strict=True)
         result = [None if None in row else sequence.function(*row) for row in rows]
     else:
+        assert isinstance(sequence, Head)  # the values of leaves are given
         count = len(known[tokens])
         result = []
         for query in range(count):

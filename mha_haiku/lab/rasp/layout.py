@@ -15,7 +15,7 @@ https://arxiv.org/abs/2301.05062.
 
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -83,6 +83,7 @@ class Layout:
         """Builds the matrix that reads a code, `[D, values]`, or a number, `[D, 1]`."""
         if part in self.slots:
             return np.eye(self.stream_size)[:, self.slots[part]]
+        assert isinstance(part, Map)
         (source,) = part.inputs  # a map of one code, which is linear
         results = [part.function(value) for value in self.domain(source)]
         table = [[x == result for x in self.domain(part)] for result in results]
@@ -122,7 +123,7 @@ class Layout:
         query, key = np.concatenate(queries, axis=1), np.concatenate(keys, axis=1)
         bias = np.zeros(query.shape[1])
         bias[-1] = 1
-        if is_share:
+        if head.values is None:  # it gathers a share
             value = np.eye(self.stream_size)[:, :1]
         elif head.gathers == "mean":
             value = self._number(head.values)[:, None]
@@ -235,9 +236,11 @@ class Layout:
             yield reads, start - 1, -change
 
 
-def _is_looked_up(part: Sequence) -> bool:
+def _is_looked_up(part: Sequence) -> TypeGuard[Map]:
     """Checks whether hidden units compute a part: of two codes, or of a number."""
-    return isinstance(part, Map) and (len(part.inputs) > 1 or part.inputs[0].is_number)
+    if not isinstance(part, Map):
+        return False
+    return len(part.inputs) > 1 or any(x.is_number for x in part.inputs)
 
 
 def parts(sequence: Sequence) -> Iterator[Sequence]:

@@ -128,51 +128,51 @@ def _in_order(rank: Sequence) -> Sequence:
 
 
 @_offered(is_causal=True)
-def previous_token(length):
+def previous_token(length: int) -> Sequence:
     """The token before."""
     return _previous()
 
 
 @_offered()
-def next_token(length):
+def next_token(length: int) -> Sequence:
     """The token after."""
     return aggregate(_at(1), tokens, name="next_token")
 
 
 @_offered(is_causal=True)
-def shift(length):
+def shift(length: int) -> Sequence:
     """The token three places before."""
     return aggregate(_at(-3), tokens, name="positional")
 
 
 @_offered()
-def reverse(length):
+def reverse(length: int) -> Sequence:
     """The token at the mirrored position."""
     return _token_at(lambda i: length - 1 - i, "mirrored position")
 
 
 @_offered()
-def first_token(length):
+def first_token(length: int) -> Sequence:
     """The first token."""
     return _token_at(lambda i: 0, "first token")
 
 
 @_offered("abcdefghijkl")
-def largest(length):
+def largest(length: int) -> Sequence:
     """The token that is last in the alphabet."""
     rank = map(lambda token: ord(token) - ord("a"), tokens)
     return aggregate(_all().best(rank), tokens, name="largest token")
 
 
 @_offered(is_causal=True)
-def last_vowel(length):
+def last_vowel(length: int) -> Sequence:
     """The last token so far that is a vowel."""
     vowels = select(tokens, indices, lambda key, query: key in "ae")
     return aggregate(vowels.last(), tokens, name="last vowel")
 
 
 @_offered(is_causal=True)
-def skip_trigram(length):
+def skip_trigram(length: int) -> Sequence:
     """Predicts x at a b after an earlier a, and y at a c or e after an earlier d."""
     pairs = {"b": "a", "c": "d", "e": "d"}
     wanted = select(tokens, tokens, lambda key, query: pairs.get(query) == key)
@@ -181,39 +181,39 @@ def skip_trigram(length):
 
 
 @_offered(None)
-def named_position(length):
+def named_position(length: int) -> Sequence:
     """The token at the position that this token names."""
     named = select(indices, tokens, operator.eq)
     return aggregate(named, tokens, name="named position")
 
 
 @_offered()
-def histogram(length):
+def histogram(length: int) -> Sequence:
     """The number of occurrences of this token."""
     return selector_width(_same(tokens), name="same token")
 
 
 @_offered(is_causal=True)
-def count(length):
+def count(length: int) -> Sequence:
     """The number of occurrences of a so far."""
     return _count("a")
 
 
 @_offered("ab", is_causal=True)
-def parity(length):
+def parity(length: int) -> Sequence:
     """Whether a has occurred an odd number of times so far."""
     return map(lambda number: number % 2, _count("a"))
 
 
 @_offered(is_causal=True)
-def seen_before(length):
+def seen_before(length: int) -> Sequence:
     """Whether this token has occurred before."""
     earlier = selector_width(_same(tokens) & _before(), name="same token before")
     return map(bool, earlier)
 
 
 @_offered("abc")
-def majority(length):
+def majority(length: int) -> Sequence:
     """Whether at least half of the tokens are a."""
     is_a = map(lambda token: int(token == "a"), tokens)
     return map(lambda share: share >= 0.5, mean(_all(), is_a, name="share of a"))
@@ -223,33 +223,33 @@ def majority(length):
 
 
 @_offered("abcdefghijkl", is_causal=True, sample=_repeated)
-def induction(length):
+def induction(length: int) -> Sequence:
     """The token that followed the last earlier occurrence of this token."""
     again = select(_previous(), tokens, operator.eq)
     return aggregate(again.last(), tokens, name="induction")
 
 
 @_offered(is_causal=True)
-def preceding_again(length):
+def preceding_again(length: int) -> Sequence:
     """The token that preceded the last earlier occurrence of this token."""
     earlier = (_same(tokens) & _before()).last()
     return aggregate(earlier, _previous(), name="same token before")
 
 
 @_offered(is_causal=True)
-def second_previous(length):
+def second_previous(length: int) -> Sequence:
     """The token two places before, by two heads that both go one back."""
     return _previous(_previous(), "previous token of previous")
 
 
 @_offered(None)
-def two_hops(length):
+def two_hops(length: int) -> Sequence:
     """The token at the position that the token at the named position names."""
     return _hops(2)
 
 
 @_offered()
-def shift_by_name(length):
+def shift_by_name(length: int) -> Sequence:
     """The token as many places before as the first token names, where a is 0."""
     named = _token_at(lambda i: 0, "first token")
     place = map(lambda index, token: index - (ord(token) - ord("a")), indices, named)
@@ -257,14 +257,14 @@ def shift_by_name(length):
 
 
 @_offered("abcdefghi", sample=_different)
-def sort_different(length):
+def sort_different(length: int) -> Sequence:
     """The tokens in order; all are different."""
     smaller = select(tokens, tokens, operator.lt)
     return _in_order(selector_width(smaller, name="smaller tokens"))
 
 
 @_offered("abc", sample=_mirrored)
-def is_palindrome(length):
+def is_palindrome(length: int) -> Sequence:
     """Whether the tokens are a palindrome."""
     other = _token_at(lambda i: length - 1 - i, "mirrored position")
     differs = map(operator.ne, tokens, other)
@@ -273,7 +273,7 @@ def is_palindrome(length):
 
 
 @_offered(is_causal=True, sample=_ascending)
-def is_ascending(length):
+def is_ascending(length: int) -> Sequence:
     """Whether no token so far is smaller than the one before it."""
     falls = map(operator.gt, _previous(), tokens)
     wrong = select(falls, indices, lambda key, query: key)
@@ -281,7 +281,7 @@ def is_ascending(length):
 
 
 @_offered("()", is_causal=True)
-def balanced_brackets(length):
+def balanced_brackets(length: int) -> Sequence:
     """Whether brackets so far are balanced (T), can still be (P), or cannot (F)."""
     step = map({"(": 1, ")": -1}.get, tokens)
     height = mean(_all(), step, name="height")
@@ -292,21 +292,21 @@ def balanced_brackets(length):
 
 
 @_offered("abcd")
-def most_frequent(length):
+def most_frequent(length: int) -> Sequence:
     """The token that occurs most often; in a tie the one that occurs last."""
     often = selector_width(_same(tokens), name="same token")
     return aggregate(_all().best(often, indices), tokens, name="most frequent")
 
 
 @_offered()
-def as_frequent(length):
+def as_frequent(length: int) -> Sequence:
     """The number of positions whose token occurs as often as this one."""
     often = selector_width(_same(tokens), name="same token")
     return selector_width(_same(often), name="same frequency")
 
 
 @_offered("abcd", is_causal=True)
-def two_token_induction(length):
+def two_token_induction(length: int) -> Sequence:
     """The token that followed the last occurrence of this token and the one before."""
     before = _previous()
     second = aggregate(_at(-2), tokens, name="positional")
@@ -318,19 +318,19 @@ def two_token_induction(length):
 
 
 @_offered(None)
-def three_hops(length):
+def three_hops(length: int) -> Sequence:
     """Like `two_hops`, with a third hop."""
     return _hops(3)
 
 
 @_offered(None)
-def four_hops(length):
+def four_hops(length: int) -> Sequence:
     """Like `two_hops`, with four hops."""
     return _hops(4)
 
 
 @_offered("abc")
-def sort(length):
+def sort(length: int) -> Sequence:
     """The tokens in order."""
     unique = map(lambda token, index: ord(token) * length + index, tokens, indices)
     smaller = select(unique, unique, operator.lt)
@@ -338,7 +338,7 @@ def sort(length):
 
 
 @_offered()
-def without_duplicates(length):
+def without_duplicates(length: int) -> Sequence:
     """The first occurrences of all tokens, moved to the front."""
     earlier = selector_width(_same(tokens) & _before(), name="same token before")
     is_first = select(earlier, indices, lambda key, query: key == 0)
@@ -348,7 +348,7 @@ def without_duplicates(length):
 
 
 @_offered("abcd")
-def by_frequency(length):
+def by_frequency(length: int) -> Sequence:
     """The tokens in order of frequency; in a tie the earlier first."""
     often = selector_width(_same(tokens), name="same token")
     key = map(lambda number, index: number * length - index, often, indices)
@@ -358,7 +358,7 @@ def by_frequency(length):
 
 
 @_offered("()", is_causal=True)
-def bracket_depth(length):
+def bracket_depth(length: int) -> Sequence:
     """The number of open brackets, by the counts of both kinds."""
     return map(lambda a, b: max(a - b, 0), _count("("), _count(")"))
 

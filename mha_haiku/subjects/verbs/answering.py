@@ -10,7 +10,7 @@ import numpy as np
 
 from mha_haiku.core import checks
 from mha_haiku.subjects import inputs
-from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.subject import RunSubject
 from mha_haiku.subjects.verbs import generation
 
 
@@ -41,7 +41,7 @@ class Score(NamedTuple):
 
 
 def score(
-    subject: Subject,
+    subject: RunSubject,
     examples: int,
     strategy: generation.Strategy,
     *,

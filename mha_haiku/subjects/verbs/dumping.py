@@ -30,7 +30,7 @@ from mha_haiku.showing import (
     page,
 )
 from mha_haiku.subjects import imported_runs, inputs, programs, results
-from mha_haiku.subjects.subject import Subject, parts_of, refuse
+from mha_haiku.subjects.subject import RunSubject, parts_of, refuse
 from mha_haiku.subjects.verbs import statistics
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
@@ -51,7 +51,7 @@ Own = str | Sequence[int] | tasks.Example
 
 
 def dump(
-    subject: Subject,
+    subject: RunSubject,
     *,
     own: Own | None = None,
     out: str | os.PathLike | None = None,
@@ -62,11 +62,13 @@ def dump(
     `out` defaults to `attention` in the run's folder, or to `attention/own_text` for a
     user's inputs.
     """
-    if out is None:
-        if subject.folder is None:
-            refuse(subject, "dump", "has no folder; give out")
-        out = subject.folder.attention / ("" if own is None else "own_text")
-    folder, maps = checks.as_path(out), measured(subject, own=own, **options)
+    if out is not None:
+        folder = checks.as_path(out)
+    elif subject.folder is None:
+        refuse(subject, "dump", "has no folder; give out")
+    else:
+        folder = subject.folder.attention / ("" if own is None else "own_text")
+    maps = measured(subject, own=own, **options)
     with checks.user_mistakes():
         maps.check(is_finite=True)  # before any file changes
     if cluster.is_first():
@@ -75,7 +77,7 @@ def dump(
 
 
 def measured(
-    subject: Subject,
+    subject: RunSubject,
     *,
     layers: Sequence[int | str] | None = None,
     heads: Sequence[int] | None = None,
@@ -83,7 +85,8 @@ def measured(
     own: Own | None = None,
     weights: bool = False,
     means: bool = True,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[jax.Device]  # pyright: ignore[reportInvalidTypeForm]
+    | None = None,
 ) -> map_set.MapSet:
     """Collects the maps of a subject, and statistics of its heads on the same examples.
 
@@ -188,8 +191,8 @@ def measured(
         maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
         mean = _mean(f"mean of {count} examples", example, maps)
         numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
-        for each, own in zip(seen, numbers, strict=True):  # over all these examples
-            shares = {x: y for x, y in own.items() if x not in attention.STATISTICS}
+        for each, shares in zip(seen, numbers, strict=True):  # over all these examples
+            shares = {x: y for x, y in shares.items() if x not in attention.STATISTICS}
             each.numbers.update(shares)
     dtype = subject.config.attention.dtype
     found = collecting.map_set(
@@ -216,8 +219,9 @@ def write_report(
     written = []
     if drawing.is_possible():
         count = sum(bool(layer.heads) for layer in maps.layers) * len(formats)
-        doing = {"name": "attention", "doing": "drawing"}
-        with progress.Bar(count, unit="picture", **doing) as bar:
+        with progress.Bar(
+            count, unit="picture", name="attention", doing="drawing"
+        ) as bar:
             for name, picture in figures.pictures(maps, formats):
                 written.append(files.write(folder / name, picture))
                 bar.update()
@@ -238,7 +242,7 @@ def dossier(folder: str | os.PathLike) -> map_set.Dossier:
         # The last of the training may be a snapshot as well.
         moments = [moment for moment in moments if moment.step != shown.step]
         moments.append(dataclasses.replace(shown, name=f"step {shown.step}"))
-        moments.sort(key=lambda moment: moment.step)
+        moments.sort(key=lambda moment: moment.step or 0)
     else:
         moments = [dataclasses.replace(shown, step=None)]
     note = "The exact numbers are in maps.npz next to this page."

@@ -20,6 +20,7 @@ from mha_haiku.lab import heads
 from mha_haiku.lab.heads import edits, hard_concrete
 from mha_haiku.subjects import imported_runs
 from mha_haiku.subjects.subject import (
+    RunSubject,
     Subject,
     check_parameters,
     check_task,
@@ -48,7 +49,7 @@ class Learned(NamedTuple):
 
 
 def fit_gates(
-    subject: Subject, *, penalty: float, steps: int, gate_learning_rate: float = 0.1
+    subject: RunSubject, *, penalty: float, steps: int, gate_learning_rate: float = 0.1
 ) -> Learned:
     """Continues training with hard-concrete gates on heads and a penalty on open ones.
 
@@ -101,7 +102,7 @@ def fit_gates(
     )
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = stepping.make_dispatch(
-        models.Model(None, apply),
+        models.Model(subject.model.init, apply),
         subject.task,
         optimizer,
         batch_size=subject.config.training.batch_size,
@@ -155,7 +156,7 @@ def learn_gates(
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
-    check_task(subject, "learn_gates")
+    subject = check_task(subject, "learn_gates")
     check_parameters(subject, "learn_gates")
     with checks.user_mistakes():
         checks.non_negative_number("penalty", penalty)
@@ -194,7 +195,7 @@ def learn_gates(
     return sweep.Pruned(title, pruned, points)
 
 
-def _gated(subject, out, *, penalty, steps) -> Subject:
+def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> RunSubject:
     """Learns gates and prunes by them, as the run `out/gated`, or finds it there."""
     folder, record = folders.Folder(out / "gated"), out / "gates.json"
     wanted = {"run": _digest(subject), "penalty": penalty, "steps": steps}

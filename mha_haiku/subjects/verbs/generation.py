@@ -18,7 +18,7 @@ from mha_haiku.core import checks, models, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.subjects import anew, imported_runs, inputs, programs
-from mha_haiku.subjects.subject import Subject, check_task, refuse, verb
+from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import folders
@@ -63,11 +63,11 @@ def given(model: models.ModelConfig, task: str) -> str | None:
     return "prompt" if is_writer and model.output.logits else None
 
 
-def _given_to(subject: Subject) -> str | None:
+def _given_to(subject: RunSubject) -> str | None:
     return given(subject.config.model, subject.config.task.name)
 
 
-def check_given(subject: Subject, kind: str) -> None:
+def check_given(subject: RunSubject, kind: str) -> None:
     """Raises ConfigError if a run does not write from a "prompt" or "source"."""
     own, family = _given_to(subject), subject.config.model.family
     if own is None:
@@ -149,7 +149,7 @@ def generate(
     if subject.model.config is None:
         how = strategy("prompt", **options)
         return anew.continued(subject, prompt, how, tokens or _ANEW, seed)
-    check_task(subject, "generate")
+    subject = check_task(subject, "generate")
     kind = _given_to(subject)
     if kind is None:
         refuse(subject, "generate", "does not continue a text")
@@ -161,7 +161,7 @@ def generate(
 class Job(NamedTuple):
     """Texts to write, checked and encoded."""
 
-    subject: Subject  # with a model for texts of this length
+    subject: RunSubject  # with a model for texts of this length
     given: tuple[str, ...]  # B prompts or sources
     given_tokens: tuple[np.ndarray, ...]  # B arrays `[t]` int32
     tokens: int  # n, maximum number of written tokens
@@ -171,7 +171,7 @@ class Job(NamedTuple):
     @property
     def kind(self) -> str:
         """The kind of the given texts: "prompt" or "source"."""
-        return _given_to(self.subject)
+        return _given_to(self.subject) or ""
 
     def record(self, text: Text) -> dict[str, Any]:
         """Converts a text of the job, and the job's options, to JSON values."""
@@ -181,7 +181,7 @@ class Job(NamedTuple):
 
 
 def job(
-    subject: Subject,
+    subject: RunSubject,
     kind: str,
     texts: Sequence[str],
     strategy: Strategy,
@@ -266,7 +266,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
 
     def generate(params, places):
         rows, lengths = given_tokens[places], given_lengths[places]
-        own = {"prompts": rows, "lengths": lengths}
+        own: dict[str, Any] = {"prompts": rows, "lengths": lengths}
         if not is_prompt:
             begun = np.full((len(rows), 1), task.start_token, np.int32)
             own = {"prompts": begun, "source": rows, "source_lengths": lengths}
@@ -296,7 +296,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
 
 
 def of_held_out(
-    subject: Subject,
+    subject: RunSubject,
     indices: Sequence[int],
     strategy: Strategy,
     *,
@@ -328,6 +328,8 @@ def write_attention(
     job: Job, texts: Sequence[Text], formats: Sequence[str] = ("png",)
 ) -> Path:
     """Writes the maps of up to 64 texts into attention/generated; returns the page."""
+    if job.subject.folder is None:
+        refuse(job.subject, "write_attention", "has no folder")
     folder, texts = job.subject.folder.attention / "generated", texts[:_MOST_SHOWN]
     dumping.dump(job.subject, own=_example(job, texts), out=folder)
     return dumping.write_report(folder, formats)[-1]
@@ -386,7 +388,9 @@ def _text(job, i, written) -> Text:
     )
 
 
-def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
+def _with_room(
+    subject: RunSubject, prompt: int, tokens: int | None
+) -> tuple[RunSubject, int]:
     """Finds the subject and number of tokens for texts that continue prompts."""
     # A model has not learned distances beyond its training length: past it the held-out
     # loss of configs/text_lm.py rises from 1.2 to 3.2 within 256 tokens, about a
@@ -400,11 +404,11 @@ def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
     if most is not None:
         name = f"tokens, after a prompt of {prompt} and with {most} positions,"
         room = most - prompt
-    if room < 1:
-        raise ConfigError(
-            f"prompt must be of at most {most - 1} tokens, as the model has {most} "
-            f"positions (config.model.embedding.max_length), got {prompt}."
-        )
+        if room < 1:
+            raise ConfigError(
+                f"prompt must be of at most {most - 1} tokens, as the model has {most} "
+                f"positions (config.model.embedding.max_length), got {prompt}."
+            )
     wanted = min(TOKENS, room) if tokens is None else tokens
     with checks.user_mistakes():
         checks.integer_in(name, wanted, 1, room)
@@ -419,7 +423,7 @@ def _with_room(subject, prompt, tokens) -> tuple[Subject, int]:
     return _windowed(subject, trained - 1), wanted
 
 
-def _windowed(subject, reach) -> Subject:
+def _windowed(subject: RunSubject, reach: int) -> RunSubject:
     """Limits the model of a subject to `reach` positions before the current one."""
     windows = [
         reach if window is None else min(window, reach)

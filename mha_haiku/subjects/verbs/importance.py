@@ -54,8 +54,8 @@ def importance(
     Raises:
       ValueError: If there is no such measure, metric or ablation value.
     """
-    wanted = [measures] if isinstance(measures, str) else measures
-    wanted = list(heads.MEASURES if measures is None else wanted)
+    named = [measures] if isinstance(measures, str) else measures
+    wanted = list(heads.MEASURES if named is None else named)
     with checks.user_mistakes():
         for name in wanted:
             checks.choice("measures", name, heads.MEASURES)
@@ -77,9 +77,10 @@ def importance(
             measured_by = "loss"
         of = programs.measured(placed, examples, metric=measured_by, name=name)
         per_example = entry.measure(of, ablation_value=value).per_example
+        assert per_example is not None  # as of every measure
         if batches is None:  # whole batches were measured
             per_example = per_example[:examples]
-        unit = _UNITS.get(measured_by, "")
+        unit = _UNITS.get(measured_by or "", "")
         unit = unit if of_loss else entry.unit or unit
         label = entry.label.format(metric=measured_by or "metric")
         columns[name] = Column.of_examples(per_example, unit, label).with_ranks()

@@ -54,8 +54,8 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> answers.TextMaps:
             keys = (row,) * len(batch.inputs) if row else ()
             tokens = tokens or keys
     keys = () if keys == tokens else keys
-    why = tuple(cells[::-1])
-    return answers.TextMaps(found, tokens, keys, why, pictures, subject.name)
+    cells = tuple(cells[::-1])
+    return answers.TextMaps(found, tokens, keys, cells, pictures, subject.name)
 
 
 @verb

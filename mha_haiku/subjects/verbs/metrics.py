@@ -8,7 +8,7 @@ import numpy as np
 
 from mha_haiku.lab import heads
 from mha_haiku.subjects import programs
-from mha_haiku.subjects.subject import Subject, check_task, verb
+from mha_haiku.subjects.subject import RunSubject, Subject, check_task, verb
 from mha_haiku.training import devices, evaluation, tasks
 
 
@@ -19,11 +19,14 @@ def metrics(subject: Subject, whole: Subject | None = None) -> dict[str, float]:
     If the task has no targets: the drift from the `whole` subject and `neighbours`,
     the share of examples whose nearest other example stays the same.
     """
-    check_task(subject, "metrics")
-    return held_out(subject, whole and vectors_of(whole))
+    subject = check_task(subject, "metrics")
+    vectors = None if whole is None else vectors_of(check_task(whole, "metrics"))
+    return held_out(subject, vectors)
 
 
-def held_out(subject: Subject, vectors: np.ndarray | None = None) -> dict[str, float]:
+def held_out(
+    subject: RunSubject, vectors: np.ndarray | None = None
+) -> dict[str, float]:
     """Measures the held-out loss and accuracy of a subject.
 
     For a task without targets it returns `drift`, a mean over examples, and
@@ -33,7 +36,9 @@ def held_out(subject: Subject, vectors: np.ndarray | None = None) -> dict[str, f
     vectors_now = vectors_of(subject)
     if vectors_now is not None:
         before = vectors_now if vectors is None else vectors
-        drifts = heads.metrics.drift(vectors_now, tasks.Example(None, before, None))
+        ones = np.ones(len(vectors_now))
+        example = tasks.Example(vectors_now, before, ones)
+        drifts = heads.metrics.drift(vectors_now, example)
         # Examples that were drawn twice count once: their neighbors are copies.
         _, once = np.unique(before.round(3), axis=0, return_index=True)
         same = heads.drift.same_neighbours(before[once], vectors_now[once])
@@ -47,12 +52,12 @@ def held_out(subject: Subject, vectors: np.ndarray | None = None) -> dict[str, f
         batch_size=training.batch_size,
         placement=placement,
     )
-    placed = placement.put((subject.params, subject.task.held_out_data))
-    sums = program(*placed, np.uint32(subject.config.seed))
+    params, data = placement.put((subject.params, subject.task.held_out_data))
+    sums = program(params, data, np.uint32(subject.config.seed))
     return evaluation.means(placement.fetch(sums))
 
 
-def vectors_of(subject: Subject) -> np.ndarray | None:
+def vectors_of(subject: RunSubject) -> np.ndarray | None:
     """Returns mean-pooled outputs of held-out examples, `[N, D]`; None with targets."""
     if "loss" in subject.task.metrics:
         return None

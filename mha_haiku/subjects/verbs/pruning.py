@@ -8,7 +8,7 @@ L layers, H heads of a layer.
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,13 @@ from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.subjects import programs
-from mha_haiku.subjects.subject import Subject, check_parameters, check_task, verb
+from mha_haiku.subjects.subject import (
+    RunSubject,
+    Subject,
+    check_parameters,
+    check_task,
+    verb,
+)
 from mha_haiku.subjects.verbs import metrics
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import folders
@@ -60,7 +66,7 @@ def prune(
       ValueError: If an option is out of its range, or the model has edits, or no task.
     """
     if not isinstance(keep, float | int | None):
-        check_task(subject, "prune")
+        subject = check_task(subject, "prune")
         narrow = without_units(subject, keep_units, examples=examples)
         return without_heads(narrow, keep)
     if keep is None and metric_drop is None:
@@ -86,9 +92,9 @@ def shrunk(
     metric_drop: float | None,
     keep_units: float,
     how: How,
-) -> list[Subject]:
+) -> list[RunSubject]:
     """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
-    check_task(subject, verb_name)
+    subject = check_task(subject, verb_name)
     check_parameters(subject, verb_name)
     if keep is not None and metric_drop is not None:
         raise ValueError("keep and metric_drop must not be given together.")
@@ -122,7 +128,7 @@ def shrunk(
 
 
 def order_of(
-    subject: Subject,
+    subject: RunSubject,
     by: str,
     *,
     ablation_value: str,
@@ -158,14 +164,14 @@ def order_of(
         return heads.order(heads.MEASURES[by].measure(of, ablation_value=value).mean)
 
 
-def all_heads(subject: Subject) -> list[tuple[int, int]]:
+def all_heads(subject: RunSubject) -> list[tuple[int, int]]:
     """Lists the heads, (layer, index in the layer)."""
     layers = enumerate(models.heads_of_layers(subject.config.model))
     return [(i, place) for i, x in layers for place in range(len(x.names))]
 
 
 def ablated_in_order(
-    subject: Subject, order: Sequence[tuple[int, int]], counts: Sequence[int]
+    subject: RunSubject, order: Sequence[tuple[int, int]], counts: Sequence[int]
 ) -> list[float]:
     """Measures the `decisive` metric with the last heads of an order, by their number.
 
@@ -187,7 +193,9 @@ def ablated(
 
     Orders are of (layer, index in the layer).
     """
-    layers = models.heads_of_layers(of.model.config)
+    config = of.model.config
+    assert config is not None  # as of all runs
+    layers = models.heads_of_layers(config)
     shape = len(layers), max(len(layer.names) for layer in layers)
     gates = np.ones((len(orders), len(counts), *shape), np.float32)
     for patterns, order in zip(gates, orders, strict=True):
@@ -205,7 +213,9 @@ def decisive(task: tasks.Task) -> str:
     return "exact_match" if task.counts_exact else "accuracy"
 
 
-def kept_after(subject: Subject, order: Sequence[tuple[int, int]], count: int) -> Keep:
+def kept_after(
+    subject: RunSubject, order: Sequence[tuple[int, int]], count: int
+) -> Keep:
     """Lists the names of the last `count` heads of an order, for each layer."""
     layers = models.heads_of_layers(subject.config.model)
     gone = set(order[: len(order) - count])
@@ -215,14 +225,14 @@ def kept_after(subject: Subject, order: Sequence[tuple[int, int]], count: int) -
     ]
 
 
-def without_heads(subject: Subject, keep: Sequence[Sequence[int]]) -> Subject:
+def without_heads(subject: RunSubject, keep: Sequence[Sequence[int]]) -> RunSubject:
     """Removes the heads that are not kept; see `heads.prune`."""
     return _with_model(
         subject, *heads.prune(subject.params, subject.config.model, keep)
     )
 
 
-def without_units(subject: Subject, share: float, *, examples: int) -> Subject:
+def without_units(subject: RunSubject, share: float, *, examples: int) -> RunSubject:
     """Keeps a share of the hidden units of each layer.
 
     The units that stay, at least one, have the largest `heads.unit_gradient`.
@@ -246,7 +256,9 @@ def without_units(subject: Subject, share: float, *, examples: int) -> Subject:
     )
 
 
-def _with_model(subject, params, model_config) -> Subject:
+def _with_model(
+    subject: RunSubject, params: Any, model_config: models.ModelConfig
+) -> RunSubject:
     check_parameters(subject, "prune")
     config = subject.config.replace(model=model_config)
     model = folders.make_model(config.model, subject.task)

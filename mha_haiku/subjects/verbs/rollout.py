@@ -26,7 +26,7 @@ from mha_haiku.records import means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
 from mha_haiku.subjects import inputs, programs, results
-from mha_haiku.subjects.subject import Subject, refuse, verb
+from mha_haiku.subjects.subject import RunSubject, Subject, refuse, verb
 from mha_haiku.training import evaluation, stepping, tasks
 
 Array = jax.Array
@@ -353,7 +353,7 @@ def _correlations(scores, importance, counted) -> np.ndarray:
 
 
 def look(
-    subject: Subject, draws: int, params: Any, data: Any, indices: Array
+    subject: RunSubject, draws: int, params: Any, data: Any, indices: Array
 ) -> dict[str, Any]:
     """Computes the effect of each input and the measures, of held-out examples.
 

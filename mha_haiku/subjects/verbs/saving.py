@@ -8,6 +8,7 @@ import jax
 from mha_haiku import interop
 from mha_haiku.core import checks
 from mha_haiku.subjects.subject import (
+    RunSubject,
     Subject,
     check_parameters,
     check_task,
@@ -25,7 +26,7 @@ def train(subject: Subject, workdir: str | os.PathLike, *, steps: int) -> Subjec
       ValueError: If the model has edits, or no task.
       ConfigError: If the folder holds another run.
     """
-    check_task(subject, "train")
+    subject = check_task(subject, "train")
     check_parameters(subject, "train")
     return Subject.of_folder(save_run(subject, workdir, steps=steps))
 
@@ -63,7 +64,7 @@ def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
         folders.check_free(workdir)
 
 
-def save_run(subject: Subject, workdir: str | os.PathLike, *, steps: int) -> Path:
+def save_run(subject: RunSubject, workdir: str | os.PathLike, *, steps: int) -> Path:
     """Writes a pruned run at step 0, trains it on for some steps; returns its folder.
 
     If a killed or interrupted process has left this run in the folder, it is trained to
@@ -80,5 +81,7 @@ def save_run(subject: Subject, workdir: str | os.PathLike, *, steps: int) -> Pat
     if before is None or before.to_json() != config.to_json():
         folders.write_run(workdir, config, jax.device_get(subject.params), subject.task)
     if steps:
-        loop.train_whole(folders.read_config(folder), folder.root)
+        written = folders.read_config(folder)
+        assert written is not None  # by this function or before
+        loop.train_whole(written, folder.root)
     return folder.root

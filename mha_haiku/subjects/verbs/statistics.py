@@ -17,7 +17,14 @@ from mha_haiku.records import Layer
 from mha_haiku.records.heads import ROLE
 from mha_haiku.showing import collecting
 from mha_haiku.subjects import programs, results
-from mha_haiku.subjects.subject import EXAMPLES, Part, Subject, parts_of, verb
+from mha_haiku.subjects.subject import (
+    EXAMPLES,
+    Part,
+    Subject,
+    check_task,
+    parts_of,
+    verb,
+)
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
 
@@ -42,7 +49,7 @@ def statistics(
       layers: Layers, as 0,2 or, of an encoder-decoder, cross.0,decoder; default: all.
     """
     own = programs.batches_given(subject, examples, targets=False)
-    parts = parts_of(subject, own and own[0])
+    parts = parts_of(subject, own[0] if own else None)
     layers = chosen_layers(parts, layers)
     if len(layers) == len(parts):
         subject = programs.compact(subject)
@@ -62,6 +69,7 @@ def statistics(
 
     program = programs.program(subject, observe)
     if own is None:
+        subject = check_task(subject, "statistics")
         size = programs.batch_size(subject, examples, _BATCH_POSITIONS)
         batches = programs.observations(
             subject,
@@ -139,9 +147,11 @@ def chosen_layers(
     Layers are indices, addresses ("cross.0"; "3" if there is one kind), or kinds
     ("cross") for all layers of a kind; None means all.
     """
-    result = None if wanted is None else []
+    if wanted is None:
+        return chosen("layers", None, len(parts))
+    result: list[Any] = []
     addresses = [part.address for part in parts]
-    for layer in wanted or ():
+    for layer in wanted:
         indices = [i for i, part in enumerate(parts) if part.kind == layer]
         if not indices and isinstance(layer, str):
             with checks.user_mistakes():

@@ -21,7 +21,7 @@ from mha_haiku.lab.heads import running
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
 from mha_haiku.subjects import programs, results
-from mha_haiku.subjects.subject import Subject, verb
+from mha_haiku.subjects.subject import RunSubject, Subject, verb
 from mha_haiku.subjects.verbs import metrics, pruning
 
 _METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
@@ -63,7 +63,7 @@ class Pruned(results.Result):
     """Pruned models of falling size."""
 
     title: str  # the model and the order
-    smallest: Subject
+    smallest: RunSubject
     # The whole model, and pruned ones of falling size; the first of these has all heads
     # if hidden units were pruned.
     points: list[Point]
@@ -172,7 +172,7 @@ def sweep(
         checks.positive_integer("sizes", sizes)
     found = pruning.shrunk(subject, "sweep", sizes, keep, metric_drop, keep_units, how)
     measured = points(found)
-    count = len(pruning.all_heads(subject))
+    count = len(pruning.all_heads(found[0]))
     title = f"{subject.title}: {count} heads, order by {order}"
     if baseline is None:
         return Pruned(title, found[-1], measured)
@@ -184,7 +184,7 @@ def sweep(
     return Pruned(title, found[-1], measured, tuple(values), baseline)
 
 
-def points(subjects: Sequence[Subject], names: Sequence[str] = ()) -> list[Point]:
+def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Point]:
     """Measures metrics, size and speed of subjects, the whole one first."""
     whole = vectors = None
     result = []
@@ -221,7 +221,7 @@ def _names(layers) -> str:
 
 def picture(path: Path) -> functools.partial:
     """Draws the curve in a pruning.csv that `sweep(...).save` wrote."""
-    text = checks.text_of(path, path)
+    text = checks.text_of(path, str(path))
     try:
         curve = _curve(text)
     except (LookupError, StopIteration, TypeError, ValueError, csv.Error):
@@ -254,7 +254,7 @@ def _curve(text: str) -> dict[str, Any]:
 class _Timed:
     """A compiled forward pass on a batch, its operations and its time."""
 
-    def __init__(self, subject: Subject):
+    def __init__(self, subject: RunSubject):
         self.size = subject.config.training.batch_size
         example = programs.held_out(subject, range(self.size))
 
@@ -265,7 +265,7 @@ class _Timed:
 
         self._arguments = jax.device_put((subject.params, example))
         self._compiled = forward.lower(*self._arguments).compile()
-        self.operations = self._compiled.cost_analysis()["flops"]
+        self.operations = (self._compiled.cost_analysis() or {})["flops"]
         self.seconds()
 
     def seconds(self) -> float:

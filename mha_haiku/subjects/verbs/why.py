@@ -49,6 +49,7 @@ def why(
         if head is not None:
             raise ValueError(f"head must be None without a layer, got {head!r}.")
         return heads.why.cells(*asked, [query], key, **options)
+    head = checks.non_negative_integer("head", head)
     found = heads.why.pairs(*asked, layer, head, query, key, **options)
     sides = given.labels(subject, batch, given.kind_of(subject, layer))
     places = zip(sides, found.place[2:], strict=True)
@@ -138,8 +139,10 @@ def strongest(
     chosen = zip(*(places[i] for i in order), strict=True) if len(order) else [()] * 5
     queries, keys, weights, *texts = chosen
     tokens, key_tokens = (side if any(side) else () for side in texts)
-    arrays = map(np.array, (queries, keys, weights))
-    return answers.Strongest(layer, head, order, *arrays, tokens, key_tokens)
+    queries, keys, weights = map(np.array, (queries, keys, weights))
+    return answers.Strongest(
+        layer, head, order, queries, keys, weights, tokens, key_tokens
+    )
 
 
 @functools.lru_cache(maxsize=8)

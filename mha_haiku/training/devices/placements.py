@@ -45,7 +45,12 @@ class Replicas:
       (2, 45, 13)
     """
 
-    def __init__(self, devices: Sequence[jax.Device], *, several: bool = False):
+    def __init__(
+        self,
+        devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
+        *,
+        several: bool = False,
+    ):
         self.devices = tuple(devices)
         self._several = several
 
@@ -122,7 +127,11 @@ class Replicas:
 
 
 def make_mesh(
-    devices: Sequence[jax.Device], *, heads: int, sequence: int, data: int = -1
+    devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
+    *,
+    heads: int,
+    sequence: int,
+    data: int = -1,
 ) -> jax.sharding.Mesh:
     """Makes the mesh; `heads`, which communicates most, has neighboring devices.
 
@@ -182,7 +191,7 @@ class Sharded:
 
         The last two keys of its path in the tree are its module and its name.
         """
-        axes = [None] * len(shape)
+        axes: list[str | None] = [None] * len(shape)
         module, name = ["", "", *(str(getattr(key, "key", key)) for key in path)][-2:]
         axis = anatomy.axis_of(module, name)
         heads, data = self.mesh.shape["heads"], self.mesh.shape["data"]
@@ -254,10 +263,10 @@ class _Program:
         self._everywhere = everywhere
         self._returns_state = returns_state
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments: Any) -> Any:
         return self._jitted(*arguments)(*arguments)
 
-    def lower(self, *arguments):
+    def lower(self, *arguments: Any) -> Any:
         return self._jitted(*arguments).lower(*arguments)
 
     def _jitted(self, state, *others):

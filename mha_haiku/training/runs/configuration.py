@@ -6,7 +6,7 @@ before anything compiles.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
@@ -120,8 +120,12 @@ class RunConfig(Section, path="config"):
     init_from: str = field(
         "", "folder of a run whose parameters this one starts from; '' for random ones"
     )
-    task: Section
-    data: Section
+    if TYPE_CHECKING:  # whose fields are known only at run time
+        task: Any
+        data: Any
+    else:
+        task: Section
+        data: Section
     model: ModelConfig = ModelConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
@@ -192,7 +196,7 @@ def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
     )
 
 
-def _sections(task_name: str) -> dict[str, Section]:
+def _sections(task_name: str) -> dict[str, Any]:
     options = tasks.options(task_name)
     name = Field("", "task to learn", lambda _, value: tasks.options(value), str)
     task = {"name": name, **options["task"]}
@@ -276,7 +280,8 @@ def _check_kind(model, task, example) -> None:
 
 
 def make_placement(
-    config: RunConfig, available: Sequence[jax.Device]
+    config: RunConfig,
+    available: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
 ) -> devices.Placement:
     """Makes the placement of a run; raises what `check_devices` raises."""
     shared, training = config.devices, config.training

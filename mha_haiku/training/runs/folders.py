@@ -328,7 +328,7 @@ def changed_task(folder: Folder) -> str | None:
     if (before := saved.get("task_sha256")) is None:
         return None
     section = saved["config"].get("task")
-    name = section.get("name") if isinstance(section, dict) else None
+    name = section.get("name", "") if isinstance(section, dict) else ""
     is_same = tasks.digest(name) == before
     return None if is_same else f"The file of config.task.name {name!r} has changed"
 
@@ -336,7 +336,7 @@ def changed_task(folder: Folder) -> str | None:
 def write_config(
     folder: Folder,
     config: configuration.RunConfig,
-    used: Sequence[jax.Device],
+    used: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
     task: tasks.Task | None = None,
 ) -> None:
     """Writes config.json, and the task's data to tokenizer.json and data.npz."""
@@ -348,8 +348,11 @@ def write_config(
     if kept.tokenizer:
         files.write(folder.tokenizer, kept.tokenizer)
         digest = hashlib.sha256(kept.tokenizer.encode()).hexdigest()
-    if kept.arrays is not None:
-        files.write(folder.data, lambda file: np.savez(file, **kept.arrays))
+    if (data := kept.arrays) is not None:
+        files.write(
+            folder.data,
+            lambda file: np.savez(file, **data),  # pyright: ignore[reportArgumentType]
+        )
         data_digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
     contents = {
         "form": _FORM,
@@ -362,7 +365,7 @@ def write_config(
         "versions": {
             "python": platform.python_version(),
             "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
+            "jaxlib": jaxlib.__version__,  # pyright: ignore[reportPrivateImportUsage]
             "haiku": haiku.__version__,
         },
         "git_commit": _git_commit(),

@@ -87,7 +87,7 @@ def train(
     task: tasks.Task | None = None,
     override_config: bool = False,
     observers: Sequence[Observer] = (),
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
 ) -> opening.Summary | opening.SeedsSummary:
     """Trains a model, or resumes the run in `workdir`; returns its summary.json.
 
@@ -131,8 +131,9 @@ def train(
             stack, config, workdir, override_config=override_config
         )
         root = folders.Folder(checks.as_path(workdir))
-        if all(run.finished for run in opened):
-            summary = opening.whole({x.config.seed: x.finished for x in opened}, {})
+        ended = {run.config.seed: run.finished for run in opened if run.finished}
+        if len(ended) == len(opened):
+            summary = opening.whole(ended, {})
             if cluster.is_first():
                 print(f"The run in {root.root} has ended at step {summary.steps}.")
             return summary
@@ -203,7 +204,7 @@ def train_seeds(
             workdir = stack.enter_context(tempfile.TemporaryDirectory())
         summary = train_whole(config, workdir, **options)
         root = folders.Folder(checks.as_path(workdir))
-        failed = {} if seeds == 1 else summary.failed
+        failed = summary.failed if isinstance(summary, opening.SeedsSummary) else {}
         if failed:
             raise trainers.NonFiniteLossError(
                 "\n".join(f"Seed {seed}: {why}" for seed, why in failed.items())

@@ -97,21 +97,21 @@ class Console(progress.Bar):
         """Shows one report of every run; see `MetricsLog.report`."""
         self.reach(step)
         place = f"step {step:>{len(str(self.total))}}/{self.total}"
-        metrics = {
+        values_of = {
             name: [numbers[name] for numbers in metrics if name in numbers]
             for name in dict.fromkeys(name for numbers in metrics for name in numbers)
         }
-        rates = metrics.get("examples_per_second", [])
+        rates = values_of.get("examples_per_second", [])
         rate = [f"{sum(rates):,.0f} examples/s"] if rates else []  # of all together
-        if "loss" in metrics:
-            shown = [f"loss {_shown(metrics['loss'], 4)}"]
-            shown += [f"accuracy {_shown(metrics['accuracy'], 3)}", *rate]
+        if "loss" in values_of:
+            shown = [f"loss {_shown(values_of['loss'], 4)}"]
+            shown += [f"accuracy {_shown(values_of['accuracy'], 3)}", *rate]
             self.note(", ".join(shown))
             if not self.is_drawn:
                 self.tell(f"{place}  {', '.join([*shown, self.times()])}")
         shown = []
         for name in ("exact_match", "accuracy", "loss"):
-            if values := metrics.get(f"held_out_{name}"):
+            if values := values_of.get(f"held_out_{name}"):
                 text = f"{name.replace('_', ' ')} {_shown(values, 4)}"
                 if name in self._baseline:
                     text += f" ({self._baseline_name} {self._baseline[name]:.4f})"

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, TextIO
 
 import tqdm
@@ -72,7 +72,8 @@ class Bar(tqdm.tqdm):
     def start_clock(self) -> None:
         """Makes times and the rate count from here."""
         self.initial = self.last_print_n = self.n
-        self.start_t = self.last_print_t = self._time()
+        now = self._time()  # pyright: ignore[reportAttributeAccessIssue]
+        self.start_t = self.last_print_t = now
 
     def note(self, text: str) -> None:
         """Shows a text next to the bar, or in the lines."""
@@ -80,7 +81,7 @@ class Bar(tqdm.tqdm):
 
     def times(self) -> str:
         """Formats the times elapsed and left: "00:12 elapsed, 01:40 left"."""
-        return self.format_meter(**self.format_dict | {"bar_format": _TIMES})
+        return self.format_meter(**{**self.format_dict, "bar_format": _TIMES})
 
 
 class _Lines:
@@ -97,7 +98,7 @@ class _Lines:
         self._file.flush()
 
 
-def over(items: Iterable[Any], *, name: str, unit: str = "step") -> Iterator[Any]:
+def over(items: Collection[Any], *, name: str, unit: str = "step") -> Iterator[Any]:
     """Yields a known number of items, and shows how many are done; see `Bar`."""
     with Bar(len(items), unit=unit, name=name, doing="compiling") as bar:
         for item in items:

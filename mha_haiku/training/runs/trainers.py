@@ -50,7 +50,11 @@ def _state_of(params, transformation) -> stepping.TrainState:
     return jax.tree.map(np.asarray, stepping.state_of(params, transformation))
 
 
-def _check_fits(abstract: Any, count: int, on: Sequence[jax.Device]) -> None:
+def _check_fits(
+    abstract: Any,
+    count: int,
+    on: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
+) -> None:
     size = count * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
     if on[0].platform == "cpu":  # whose devices share the memory of a machine
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -99,7 +103,8 @@ class Window:
             return {}
         if "gradient_norm" in numbers:
             names = [name for name in losses.Sums._fields if name in numbers]
-            means = evaluation.means(losses.Sums(**{x: numbers[x] for x in names}))
+            sums: dict[str, Any] = {name: numbers[name] for name in names}
+            means = evaluation.means(losses.Sums(**sums))
             means["gradient_norm"] = numbers["gradient_norm"]
         rate = numbers["steps"] * batch_size / numbers["seconds"]
         return {**means, "examples_per_second": rate}

@@ -115,7 +115,7 @@ def model_defaults(name: str) -> dict[str, Any]:
     task = of_name(name)
     implied = {"family": "causal"} if task.continues else {}
     implied |= {"output.pool": "mean"} if task.labels_whole else {}
-    return implied | task.model_defaults
+    return {**implied, **task.model_defaults}
 
 
 def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
@@ -189,7 +189,7 @@ def register(task: type[Task]) -> str:
       >>> mh.tasks.register(Backwards)
       ':Backwards'
     """
-    if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", None)) is task:
+    if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", "")) is task:
         return task.name
     checking.check_class(getattr(task, "__qualname__", repr(task)), task)
     return task_files.register(task)

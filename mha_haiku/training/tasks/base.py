@@ -31,22 +31,25 @@ class Example(NamedTuple):
     """
 
     # `[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source.
-    inputs: jax.Array
+    inputs: jax.Array | np.ndarray
     # `[T]` int32 class of each position; or `[]` int32, the class of the whole example
     # or, in a set task, the index in the set.
-    targets: jax.Array
-    weights: jax.Array  # shaped like `targets`, float32; 0 if a target does not count
-    lengths: jax.Array | None = None  # `[]` int32, number of valid inputs; None for all
+    targets: jax.Array | np.ndarray
+    # Shaped like `targets`, float32; 0 if a target does not count.
+    weights: jax.Array | np.ndarray
+    # `[]` int32, number of valid inputs; None for all.
+    lengths: jax.Array | np.ndarray | None = None
     # `[T]` int32 tokens that a decoder reads: the start token, then the target
     # without its last token. None if the model has no decoder.
-    decoder_inputs: jax.Array | None = None
-    decoder_lengths: jax.Array | None = None  # `[]` int32, valid positions of these
+    decoder_inputs: jax.Array | np.ndarray | None = None
+    # `[]` int32, valid positions of these.
+    decoder_lengths: jax.Array | np.ndarray | None = None
     # Further arguments of a wrapped function, by keyword.
-    others: Mapping[str, jax.Array] | None = None
+    others: Mapping[str, jax.Array | np.ndarray] | None = None
 
-    def model_inputs(self) -> dict[str, jax.Array | None]:
+    def model_inputs(self) -> dict[str, Any]:
         """Collects the inputs of a model, as keyword arguments of `Model.apply`."""
-        inputs = {"inputs": self.inputs, "lengths": self.lengths}
+        inputs: dict[str, Any] = {"inputs": self.inputs, "lengths": self.lengths}
         if self.decoder_inputs is not None:
             inputs["decoder_inputs"] = self.decoder_inputs
             inputs["decoder_lengths"] = self.decoder_lengths
@@ -113,6 +116,10 @@ class Task(abc.ABC):
       (True, 10, 0.1)
     """
 
+    # Of the subclasses, which are frozen dataclasses.
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+    __dataclass_params__: ClassVar[Any]
+
     name: ClassVar[str]  # in configs and titles; defaults to the class's name
     sequence_length: int  # T, positions of an example's inputs; of a source S
     target_length: int | None = None  # T, positions of the decoder, if there is one
@@ -163,6 +170,7 @@ class Task(abc.ABC):
 
     # To train on, and to evaluate on.
     _split: tuple[Any, Any] = ((), ())
+    _kept: Any = None  # the `Kept` of a run or of the user's data, in a `DataTask`
 
     @property
     def train_data(self) -> Any:
@@ -217,17 +225,17 @@ class Task(abc.ABC):
         """Writes one example's valid inputs as readable text."""
         return " ".join(self.labels(example)[: example.lengths])
 
-    def answer(self, tokens: Sequence[int] | np.ndarray) -> str:
+    def answer(self, tokens: Sequence[int] | np.ndarray | jax.Array) -> str:
         """Returns the text of a model's answer, `[T]` classes up to the end token."""
         pieces = b"".join(map(self.piece, self.until_end(tokens)))
         return pieces.decode("utf-8", errors="replace").removeprefix(" ")
 
-    def until_end(self, tokens: Sequence[int] | np.ndarray) -> list[int]:
+    def until_end(self, tokens: Sequence[int] | np.ndarray | jax.Array) -> list[int]:
         """Cuts an answer before its end token, if there is one."""
-        tokens = np.asarray(tokens).tolist()
-        if self.end_token in tokens:
-            return tokens[: tokens.index(self.end_token)]
-        return tokens
+        listed = np.asarray(tokens).tolist()
+        if self.end_token in listed:
+            return listed[: listed.index(self.end_token)]
+        return listed
 
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
         """Returns what cross-attention is measured against, by name; {} if nothing.
@@ -280,20 +288,25 @@ class Task(abc.ABC):
         The text has token ids or labels, separated by spaces: "3 1 4".
 
         Raises:
-          ConfigError: If there are none, or one is not a token.
+          ConfigError: If there are none, or one is not a token; or if the task takes
+            features.
         """
-        words = text.split()
+        words, size = text.split(), self.num_tokens
+        if size is None:
+            raise checks.ConfigError(
+                f"The task {self.name!r} takes features, not text or tokens."
+            )
         if not words:
             raise checks.ConfigError(
                 f"text must be tokens separated by spaces for {self.name}, got "
                 f"{text!r}."
             )
-        tokens = {str(token): token for token in range(self.num_tokens)}
-        tokens |= {self.token_label(token): token for token in range(self.num_tokens)}
+        tokens = {str(token): token for token in range(size)}
+        tokens |= {self.token_label(token): token for token in range(size)}
         for word in words:
             if word not in tokens:
                 raise checks.ConfigError(
-                    f"text must be token ids from 0 to {self.num_tokens - 1} or labels "
+                    f"text must be token ids from 0 to {size - 1} or labels "
                     f"of {self.name}, got {word!r}.{checks.nearest(word, tokens)}"
                 )
         return np.array([tokens[word] for word in words], np.int32)
@@ -308,6 +321,8 @@ class UniformTask(Task):
 
     Unless a subclass overrides it, the classes are the tokens.
     """
+
+    num_tokens: int
 
     @property
     def num_classes(self) -> int:
@@ -422,7 +437,9 @@ def all_count(targets: jax.Array) -> jax.Array:
     return jnp.ones(targets.shape, jnp.float32)
 
 
-def batch(task: Task, key: jax.Array, data: Any, indices: jax.Array) -> Example:
+def batch(
+    task: Task, key: jax.Array, data: Any, indices: jax.Array | np.ndarray
+) -> Example:
     """Makes the examples of a batch with the indices `[B]`.
 
     An example depends only on `key`, which the batch shares, and its index, so a batch

@@ -51,7 +51,7 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
         faults = _faults_of_shapes(task, example)
     if is_own and not faults:
         faults = _faults_of_values(task)
-    if faults:
+    if faults or example is None:
         raise checks.ConfigError(
             f"{name} does not fit together: {'; '.join(faults)}.\n"
             "help(mha_haiku.tasks.Task) describes them."
@@ -109,7 +109,8 @@ def _faults_of_shapes(task, example) -> list[str]:
     shape = () if example.targets.ndim == 0 else (length,)
     features = () if task.num_tokens is not None else (task.feature_size,)
     inputs = (task.sequence_length, *features)
-    wanted = Example(inputs, shape, shape, (), shape, ())
+    shapes: tuple[Any, ...] = (inputs, shape, shape, (), shape, ())
+    wanted = Example(*shapes)
     floats = {"weights", "inputs"} if features else {"weights"}
     faults = []
     for part, x in example._asdict().items():
@@ -150,7 +151,7 @@ def _faults_of_values(task) -> list[str]:
     return faults
 
 
-def _is_count(value) -> bool:
+def _is_count(value) -> bool | np.bool_:
     return isinstance(value, (int, np.integer)) and value >= 1 and value is not True
 
 

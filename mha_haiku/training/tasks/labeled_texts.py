@@ -80,8 +80,9 @@ class LabeledTexts(text.TextTask):
         for each, label in self._rows:
             part = parts[sampling.is_held_out(each, self.held_out_fraction)]
             part.append((each, labels.index(label)))
+        train, held_out = map(len, parts)
         fraction = self.held_out_fraction
-        base.check_parts("held_out_fraction", fraction, *map(len, parts), "texts")
+        base.check_parts("held_out_fraction", fraction, train, held_out, "texts")
         return parts
 
     @property

@@ -47,8 +47,9 @@ class ModularAddition(base.UniformTask):
 
     def __post_init__(self):
         super().__post_init__()
-        counts = map(len, self._split)
-        base.check_parts("train_fraction", self.train_fraction, *counts, "sums")
+        train, held_out = map(len, self._split)
+        fraction = self.train_fraction
+        base.check_parts("train_fraction", fraction, train, held_out, "sums")
 
     @property
     def num_tokens(self) -> int:

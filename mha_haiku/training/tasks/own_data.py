@@ -36,6 +36,7 @@ class _Held(base.DataTask):
     examples stay in their part if data is added.
     """
 
+    _kind: ClassVar[Any]  # the named tuple of the data
     held_out_fraction: float = fields.field(
         0.1, "share of the examples to evaluate on", checks.fraction, section="data"
     )
@@ -328,7 +329,7 @@ def from_examples(
     tokens = [list(map(x.encode, side)) for x, side in zip(made, sides, strict=True)]
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
     if not labels:
-        both = sequence_to_sequence.Pairs.of(*tokens)
+        both = sequence_to_sequence.Pairs.of(tokens[0], tokens[1])
         return _task(TextPairs, both, places, held_out_fraction, stored)
     stored["labels"] = different
     inputs, lengths = tokenization.padded(tokens[0], dtype=np.int32)
@@ -357,7 +358,7 @@ def _task(kind, data, places, held_out_fraction, stored=None, **options) -> Any:
 
 def _sha256(kept: base.Kept) -> str:
     digest = hashlib.sha256(kept.tokenizer.encode())
-    for name, x in sorted(kept.arrays.items()):
+    for name, x in sorted((kept.arrays or {}).items()):
         digest.update(f"{name} {x.dtype} {x.shape}".encode())
         digest.update(np.ascontiguousarray(x).data)
     return digest.hexdigest()

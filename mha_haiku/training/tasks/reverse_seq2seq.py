@@ -88,6 +88,7 @@ class ReverseSeq2Seq(sequence_to_sequence.SequenceToSequence):
         return self.pair(source, length, target, length)
 
     def alignments(self, example: base.Example) -> dict[str, np.ndarray]:
+        assert example.lengths is not None  # as `pair` gives them
         length = int(example.lengths)
         targets, inputs = np.asarray(example.targets), np.asarray(example.inputs)
         aligned = np.zeros((self.target_length, self.sequence_length), bool)

@@ -154,7 +154,8 @@ class TextPairsTask(PairsTask):
     @functools.cached_property
     def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
         """The tokenizers of sources and of targets, as the run has stored them."""
-        return tokenization.several(self._kept.tokenizer, 2)
+        source, target = tokenization.several(self._kept.tokenizer, 2)
+        return source, target
 
     def encode(self, text: str) -> np.ndarray:
         return self.fitting(tokenization.encoded(self._tokenizers[0], text))
@@ -184,7 +185,7 @@ class TextPairsTask(PairsTask):
         return pieces.decode(errors="replace")
 
 
-def _padded(labels: list[str], length: jax.Array | None) -> list[str]:
+def _padded(labels: list[str], length: jax.Array | np.ndarray | None) -> list[str]:
     if length is None:
         return labels
     return labels[:length] + ["<pad>"] * (len(labels) - int(length))

@@ -173,6 +173,7 @@ def _read(name) -> bytes:
 def _run(file, source) -> Any:
     module_name = f"task_file_{hashlib.sha256(source).hexdigest()}"
     spec = importlib.util.spec_from_loader(module_name, loader=None, origin=file)
+    assert spec is not None  # as there is no loader that could lack the module
     module = importlib.util.module_from_spec(spec)
     module.__file__ = file
     # dataclasses look annotations up in the module of that name.

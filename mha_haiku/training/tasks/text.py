@@ -81,15 +81,15 @@ class TextTask(base.DataTask):
 
     def _parts(self) -> tuple[Any, Any]:
         """Returns the tokens of both parts, `[N]` and `[M]` int32."""
-        parts = tuple(map(self.encoder.encode, self.texts))
-        for part, tokens in zip(("training", "held-out"), parts, strict=True):
+        train, held_out = map(self.encoder.encode, self.texts)
+        for part, tokens in (("training", train), ("held-out", held_out)):
             if len(tokens) <= self.sequence_length:
                 raise checks.ConfigError(
                     f"path must have at least {self.sequence_length + 1} tokens in its "
                     f"{part} part (sequence_length + 1), got {len(tokens)} from "
                     f"{self.path!r} with held_out_fraction {self.held_out_fraction!r}."
                 )
-        return parts
+        return train, held_out
 
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:

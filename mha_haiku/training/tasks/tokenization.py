@@ -38,18 +38,21 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> np.ndarray:
         """Encodes `text` as tokens `[T]`, int32."""
+        ...
 
     def check_known(self, text: str) -> None:
         """Raises ConfigError if a part of a text has no token."""
 
     def label(self, token: int) -> str:
         """Returns the text of a token."""
+        ...
 
     def piece(self, token: int) -> bytes:
         """Returns the UTF-8 bytes that a token adds to a text that it continues.
 
         A token may be a part of a character: texts are joined from bytes.
         """
+        ...
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decodes tokens to the text that their pieces make up."""
@@ -58,6 +61,7 @@ class Tokenizer(Protocol):
 
     def to_json(self) -> str:
         """Describes the tokenizer as a text, which `from_json` reads."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +213,13 @@ class Pretrained(Tokenizer):
         """The tokens that the model has no row for, in their order."""
         return tuple(sorted(x for x in self._ids.values() if x >= self.num_tokens))
 
-    before = property(lambda self: self._in_range(self._around[0]))
-    after = property(lambda self: self._in_range(self._around[1]))
+    @property
+    def before(self) -> tuple[int, ...]:
+        return self._in_range(self._around[0])
+
+    @property
+    def after(self) -> tuple[int, ...]:
+        return self._in_range(self._around[1])
 
     @functools.cached_property
     def mask(self) -> tuple[int, str] | None:
@@ -225,7 +234,7 @@ class Pretrained(Tokenizer):
         tokens = (self._ids.get(text, self.num_tokens) for text in texts)
         return next((token for token in tokens if token < self.num_tokens), None)
 
-    def _in_range(self, tokens: Sequence[int]) -> Sequence[int]:
+    def _in_range(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         if (largest := max(tokens, default=0)) >= self.num_tokens:
             raise checks.ConfigError(
                 f"text must be of tokens 0 to {self.num_tokens - 1}, which the model "

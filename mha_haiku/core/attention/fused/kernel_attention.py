@@ -21,7 +21,7 @@ from mha_haiku.core.attention.tiled import blockwise
 
 Array = jax.Array
 
-_KERNELS = {
+_KERNELS: dict[str, kernels.Kernel] = {
     "gpu": kernels.CuDNN(),
     "cuda": kernels.CuDNN(),
     "tpu": kernels.FlashTPU(),
@@ -150,7 +150,8 @@ def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | N
     # get no cotangent, and inputs that the kernel must ignore are zeros, so that
     # neither their content nor the kernel's treatment of them changes anything.
     *batch_shape, _, num_queries, num_keys = inputs.map_shape
-    mask = kernels.translated(inputs.weighting.mask)
+    mask, score = kernels.translated(inputs.weighting.mask), inputs.weighting.score
+    assert mask is not None and isinstance(score, scores.DotProduct)  # see `_limits`
     mask = mask.collapsed(tuple(batch_shape), num_queries, num_keys)
     start, stop = mask.seen_keys(num_queries, num_keys)
     fully_masked = (start == stop)[..., None, None]
@@ -162,7 +163,7 @@ def _by_kernel(inputs: Inputs, kernel: kernels.Kernel) -> tuple[Array, Array | N
     # With no keys at all, kernels may give NaN, and 0 x NaN as gradients; those rows
     # are fully masked anyway. https://github.com/NVIDIA/cudnn-frontend/issues/943
     at_least_one = jax.tree.map(lambda length: jnp.maximum(length, 1), mask)
-    scale = float(inputs.weighting.score.scale_of(query.shape[-1]))
+    scale = float(score.scale_of(query.shape[-1]))
     values, logsumexp = kernel(query, key, value, at_least_one, scale)
     sees_nan = None
     if inputs.nonfinite is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import scores
@@ -24,12 +25,12 @@ Array = jax.Array
 class KernelMask:
     """Keys from t - left to t + right within lengths; None is unbounded."""
 
-    left: int | None = tiles.static(None)  # positions that a query sees back
-    right: int | None = tiles.static(None)  # positions that it sees ahead
+    left: int | None = tiles.static(default=None)  # positions that a query sees back
+    right: int | None = tiles.static(default=None)  # positions that it sees ahead
     # Numbers of keys, `[B...]` or `[B..., 1]`; the smallest counts.
-    key_lengths: tuple[Array, ...] = ()
+    key_lengths: tuple[Array | np.ndarray, ...] = ()
     # Numbers of queries that see any key, of the same shapes.
-    query_lengths: tuple[Array, ...] = ()
+    query_lengths: tuple[Array | np.ndarray, ...] = ()
 
     def __and__(self, other: "KernelMask") -> "KernelMask":
         return KernelMask(
@@ -254,8 +255,8 @@ def translated(mask: algebra.Mask) -> KernelMask | None:
         case arrays.ValidLens(keys) if keys.shape[-1] == 1:
             return KernelMask(key_lengths=(keys,))
         case algebra.Intersection(left, right):
-            parts = translated(left), translated(right)
-            return None if None in parts else parts[0] & parts[1]
+            first, second = translated(left), translated(right)
+            return None if first is None or second is None else first & second
     return None
 
 

@@ -1,5 +1,7 @@
 """The sharding of the arrays of attention along the axes of a mesh."""
 
+from typing import Any
+
 import jax
 
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
@@ -7,16 +9,17 @@ from mha_haiku.core.attention.weighting import Weighting
 
 Array = jax.Array
 Spec = jax.sharding.PartitionSpec
+AnySpec = Any  # a `Spec`, in the place of an array in a pytree
 AXES = ("data", "heads", "sequence")
 _SHARED = {"B": "data", "H": "heads"}  # by the letters of `Mask.axes`
 
 
-def rows(batch_ndim: int) -> Spec:
+def rows(batch_ndim: int) -> AnySpec:
     """Returns the sharding of `[B..., T, H, K]` and of `[B..., S, G, V]`."""
     return Spec(*_batch(batch_ndim), "sequence", "heads")
 
 
-def logsumexp(batch_ndim: int) -> Spec:
+def logsumexp(batch_ndim: int) -> AnySpec:
     """Returns the sharding of `[B..., H, T]`."""
     return Spec(*_batch(batch_ndim), "heads", "sequence")
 
@@ -30,7 +33,7 @@ def input_specs(inputs: Inputs) -> Inputs:
         vectors,
         weighting_specs(inputs.weighting),
         None if inputs.nonfinite is None else Nonfinite(vectors, vectors),
-        None if inputs.rng is None else Spec(),
+        jax.tree.map(lambda _: Spec(), inputs.rng),
     )
 
 
@@ -41,10 +44,10 @@ def weighting_specs(weighting: Weighting) -> Weighting:
         sizes = zip(letters, x.shape, strict=True)
         return Spec(*(_SHARED.get(letter) if n > 1 else None for letter, n in sizes))
 
-    mask, bias, score = (
-        None if part is None else jax.tree.map(spec, part.axes(), part)
-        for part in (weighting.mask, weighting.bias, weighting.score)
-    )
+    def specs(part: Any) -> Any:
+        return None if part is None else jax.tree.map(spec, part.axes(), part)
+
+    mask, bias, score = map(specs, weighting[:3])
     origin = jax.tree.map(lambda _: Spec(), weighting.origin)
     return Weighting(mask, bias, score, origin=origin)
 

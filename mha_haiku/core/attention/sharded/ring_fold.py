@@ -89,7 +89,7 @@ def _folded(mesh, observation, factors, given, sizes) -> Sums:
     )
     specs_of_sums = Sums(
         *(jax.tree.map(lambda _: rows_of_heads, sums) for sums in whole[:2]),
-        jax.tree.map(lambda _: layout.Spec(*rows_of_heads[:-1]), whole.head),
+        head=jax.tree.map(lambda _: layout.Spec(*rows_of_heads[:-1]), whole.head),
     )
     return jax.shard_map(
         local,

@@ -174,11 +174,10 @@ def backward(
                 row_gradients,
             )
             query_grad, key_grad, value_grad, bias_grad, score_grad = sums
-            if wants_bias:
+            bias = view.weighting.bias
+            if wants_bias and bias is not None:
                 at = view.weighting.origin.at(rows, columns)
-                bias_grad = view.weighting.bias.add_gradient(
-                    bias_grad, scores_grad, *at
-                )
+                bias_grad = bias.add_gradient(bias_grad, scores_grad, *at)
             query, key, tile_value = (x[:, 0] for x in arrays)
             return (
                 query_grad + query,

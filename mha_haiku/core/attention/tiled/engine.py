@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +34,14 @@ if TYPE_CHECKING:
     from mha_haiku.core.attention.attention_map import AttentionMap
 
 Array = jax.Array
+_Result = TypeVar("_Result")
 # In `divergence`: weights compared at once, over all examples and heads; and keys.
 _SCORES_COMPARED, _KEYS_COMPARED = 2**18, 256
 
 
-def _compiled(*static: str) -> Callable:
+def _compiled(
+    *static: str,
+) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Compiles a function of a map, and passes it tile sizes as `sizes=`."""
 
     def decorate(function):
@@ -91,10 +94,10 @@ def statistics(
     asked: "AttentionMap",
     pooled: tuple[int, int] | None,
     per_query: bool,
-    counted: Array | None,
-    positions: Array | None,
-    tokens: Array | None,
-    key_tokens: Array | None,
+    counted: Array | np.ndarray | None,
+    positions: Array | np.ndarray | None,
+    tokens: Array | np.ndarray | None,
+    key_tokens: Array | np.ndarray | None,
 ) -> Statistics:
     """Computes all statistics."""
     *batch_shape, _, num_queries, num_keys = asked.shape
@@ -107,11 +110,13 @@ def statistics(
     _check_fits("tokens", tokens, queries_shape, jnp.integer)
     _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
     position = asked.checked_origin().rows(tiles.Span(0, num_queries)).array()
-    queries = {"position": position.reshape(*[1] * len(batch_shape), -1)}
-    keys = {}
+    queries: dict[str, Array | np.ndarray] = {
+        "position": position.reshape(*[1] * len(batch_shape), -1)
+    }
+    keys: dict[str, Array | np.ndarray] = {}
     if positions is not None:
         keys["positions"] = positions
-    if tokens is not None:
+    if tokens is not None and key_tokens is not None:
         queries["tokens"] = tokens
         keys |= {"tokens": key_tokens, "preceding": jnp.roll(key_tokens, 1, -1)}
     return _statistics(
@@ -242,13 +247,13 @@ def pooled(
 ) -> Array:
     """Computes the mean mass of each cell, `[B..., H, P, Q]`."""
     num_queries, num_keys = asked.shape[-2:]
-    queries = _consecutive("queries", queries, num_queries)
-    keys = _consecutive("keys", keys, num_keys)
-    if (len(queries), len(keys)) != (num_queries, num_keys):
+    of_queries = _consecutive("queries", queries, num_queries)
+    of_keys = _consecutive("keys", keys, num_keys)
+    if (len(of_queries), len(of_keys)) != (num_queries, num_keys):
         # Any rectangle of a map is a map, as the logsumexp of a row is known; it is not
         # sharded.
-        rows_of, columns_of = (slice(x.start, x.stop) for x in (queries, keys))
-        first = tiles.Origin(queries.start, keys.start)
+        rows_of, columns_of = (slice(x.start, x.stop) for x in (of_queries, of_keys))
+        first = tiles.Origin(of_queries.start, of_keys.start)
         asked = dataclasses.replace(
             asked,
             query=asked.query[..., rows_of, :, :],

@@ -30,6 +30,7 @@ def forward(
     first: tiles.Origin | None = None,
 ) -> Sums:
     """Folds a map, or the part that begins at `first`; see `fold_gradient.fold`."""
+    assert factors.log_sum is not None  # it is None inside attention only
     *batch_shape, num_heads, _ = factors.log_sum.logsumexp.shape
 
     def fold_head(example, head):
@@ -69,12 +70,11 @@ class Block(NamedTuple):
     log_sum: LogSum
 
     def put(self, totals: Tree, new: Tree) -> Tree:
-        if self.is_new is not None:
+        is_new = self.is_new
+        if is_new is not None:
             old = take(totals, self.rows)
             new = jax.tree.map(
-                lambda x, y: jnp.where(
-                    self.is_new.reshape(-1, *[1] * (x.ndim - 1)), x, y
-                ),
+                lambda x, y: jnp.where(is_new.reshape(-1, *[1] * (x.ndim - 1)), x, y),
                 new,
                 old,
             )
@@ -103,6 +103,8 @@ class Walk:
         self.sizes = sizes.fitted(self.num_queries, num_keys)
         self.head = factors.head(example, head)
         self.given = jax.tree.map(given_of_head, given)
+        assert self.head.log_sum is not None  # see `forward`
+        self.dtype = self.head.log_sum.logsumexp.dtype
 
     def nothing(self) -> Sums:
         """Makes the initial sums of a block of queries, all keys and the head."""
@@ -113,10 +115,6 @@ class Walk:
     @property
     def num_keys(self) -> int:
         return self.head.key.shape[0]
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        return self.head.log_sum.logsumexp.dtype
 
     def over_rows(self, function: Callable[[Block, Tree], Tree], carry: Tree) -> Tree:
         """Folds `function(block, carry)` over blocks of queries; returns `carry`."""
@@ -139,7 +137,10 @@ class Walk:
         return sweep.over_rows(body, carry, self.num_queries, self.sizes.rows)
 
     def over_keys(
-        self, function: Callable[[tiles.Span, Any, Tree], Tree], block: Block, carry
+        self,
+        function: Callable[[tiles.Span, Any, Tree], Tree],
+        block: Block,
+        carry: Tree,
     ) -> Tree:
         """Calls `function(columns, seen_from, carry)` for the tiles of a block."""
         sizes = self.num_keys, self.sizes.columns
@@ -161,7 +162,9 @@ class Walk:
         relative = self.relative_scores(block, columns, seen_from)
         return self.tile_of(relative, block, columns, self.given_of(block, columns))
 
-    def tile_of(self, relative: Array, block: Block, columns, given: Given) -> Tile:
+    def tile_of(
+        self, relative: Array, block: Block, columns: tiles.Span, given: Given
+    ) -> Tile:
         rows = block.rows
         if self.first is not None:
             rows, columns = self.first.rows(rows), self.first.columns(columns)

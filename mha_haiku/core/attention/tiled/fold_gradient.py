@@ -19,6 +19,7 @@ from jax import lax
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import custom_gradient
+from mha_haiku.core.attention.custom_gradient import NO_GRADIENT
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
@@ -52,7 +53,8 @@ def fold(
         return walk(observation, sweep.Factors.of(asked), given, sizes), ()
 
     def pull_back(arguments, _, is_wanted, cotangents):
-        return _pulled_back(observation, *arguments, cotangents, sizes, is_wanted)
+        asked, given = arguments
+        return _pulled_back(observation, asked, given, cotangents, sizes, is_wanted)
 
     return custom_gradient.differentiable(run, pull_back, _REFUSAL)(asked, given)
 
@@ -130,10 +132,13 @@ def backward(
             return None, given_zeros
         query, key, weighting, (logsumexp, _) = part
         bias = weighting.bias if wants_bias else None
-        weighting = Weighting(None, bias, weighting.score, origin=None)
-        vectors = (jnp.zeros_like(x, logsumexp.dtype) for x in (query, key))
-        others = jax.tree.map(jnp.zeros_like, (weighting, LogSum(logsumexp, None)))
-        return sweep.Factors(*vectors, *others), given_zeros
+        query, key = (jnp.zeros_like(x, logsumexp.dtype) for x in (query, key))
+        others = (
+            Weighting(NO_GRADIENT, bias, weighting.score, origin=NO_GRADIENT),
+            LogSum(logsumexp, NO_GRADIENT),
+        )
+        weighting, log_sum = jax.tree.map(jnp.zeros_like, others)
+        return sweep.Factors(query, key, weighting, log_sum), given_zeros
 
     def head_gradients(example, head, totals):
         del totals
@@ -220,7 +225,7 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
             grads,
             LogSum(
                 tiles.add(map_grad.log_sum.logsumexp, -scores_grad.sum(-1), start, 0),
-                None,
+                NO_GRADIENT,
             ),
         )
 

@@ -36,7 +36,7 @@ class Bins(NamedTuple):
         first = span.start // self.width
         return jnp.clip(first, 0, self.count - self.touched(span.size))
 
-    def membership(self, span: tiles.Span, dtype) -> Array:
+    def membership(self, span: tiles.Span, dtype: jnp.dtype) -> Array:
         """Marks which positions are in which touched bins, `[size, bins]`."""
         bins = self.first(span) + jnp.arange(self.touched(span.size))[None, :]
         return (span.array()[:, None] // self.width == bins).astype(dtype)

@@ -9,7 +9,7 @@ column starts earlier, and ignores its overlap with the one before.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -116,7 +116,7 @@ def default_sizes(
     num_heads, shape = math.prod(map_shape[:-2]), map_shape[-2:]
     most = _SCORES.get(platform, _SCORES_ON_ACCELERATORS)
 
-    def fitted(tile):
+    def fitted(tile: tuple[int, int]) -> Sizes:
         rows, columns, _ = Sizes(*tile, 1).fitted(*shape)
         # `lax.map` cannot batch empty results.
         together = max(most // (rows * columns), 1) if math.prod(shape) else 1
@@ -126,29 +126,30 @@ def default_sizes(
         rows, columns, together = sizes
         step = rows * columns + _SCORES_OF_A_STEP / together
         step *= _COST_OF_TOGETHER if together > 1 else 1
-        return step * _num_steps(*shape, weighting, rows, columns)
+        return step * _num_steps(shape, weighting, rows, columns)
 
     candidates = [fitted(tile) for tile in _TILES if math.prod(tile) <= largest]
     return min(candidates, key=cost) if platform == "cpu" else candidates[0]
 
 
-def _num_steps(num_queries, num_keys, weighting, rows, columns) -> int:
+def _num_steps(shape, weighting, rows, columns) -> int:
     """Counts the tiles of a head that are visited; assumes causal if unknown."""
-    total, is_static = 0, True
+    (num_queries, num_keys), total, is_static = shape, 0, True
     for start in range(0, num_queries, rows):
         block = tiles.Span(min(start, num_queries - rows), rows)
-        ends = ()
+        ends = 0, num_keys * block.stop // num_queries
         if is_static:
-            ends = _keys(weighting.mask.key_range, weighting.origin, block, num_keys)
-        is_static = bool(ends) and all(isinstance(end, int) for end in ends)
-        first, last = ends if is_static else (0, num_keys * block.stop // num_queries)
+            known = _keys(weighting.mask.key_range, weighting.origin, block, num_keys)
+            is_static = all(isinstance(end, int) for end in known)
+            ends = known if is_static else ends
+        first, last = ends
         total += -(-last // columns) - first // columns
     return total
 
 
 def over_heads(
     function: Callable[[tuple, Array], Any],
-    batch_shape: tuple[int, ...],
+    batch_shape: Sequence[int],
     num_heads: int,
     together: int,
 ) -> Any:
@@ -164,8 +165,8 @@ def over_heads(
 
     together = _divisor(shape, together)
     # No axis for a single head, which would keep the CPU compiler from its best code.
-    together = together if together > 1 else None
-    stacked = lax.map(at_head, jnp.arange(math.prod(shape)), batch_size=together)
+    batch_size = together if together > 1 else None
+    stacked = lax.map(at_head, jnp.arange(math.prod(shape)), batch_size=batch_size)
     return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), stacked)
 
 
@@ -173,7 +174,7 @@ def summed_over_heads(
     function: Callable[[tuple, Array, tuple], Any],
     totals: tuple,
     axes: tuple[int, ...],
-    batch_shape: tuple[int, ...],
+    batch_shape: Sequence[int],
     num_heads: int,
     together: int,
 ) -> tuple:
@@ -187,7 +188,7 @@ def summed_over_heads(
     shape = (*batch_shape, num_heads)
     if _divisor(shape, together) > 1:  # small arrays: stacking before summing is faster
         sizes = batch_shape, num_heads, together
-        stacked = over_heads(lambda *at: function(*at, totals), *sizes)
+        stacked = over_heads(lambda *at: function(at[0], at[1], totals), *sizes)
         return tuple(
             jax.tree.map(
                 lambda x, y, axis=axis: placed(y, x.shape, axis, len(batch_shape)),

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,15 @@ def fields(names: Iterable[str]) -> set[str]:
     return {match[0] for match in map(_FIELD.match, names) if match}
 
 
-def of_fields(described: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
+def of_fields(described: Mapping[str, Any], wanted: set[str]) -> dict[str, Any]:
     """Selects the arrays that are in some fields of a tree; see `describe`."""
     return {name: x for name, x in described.items() if fields([name]) <= wanted}
 
 
 def compare(
-    saved: dict[str, dict[str, Any]], wanted: dict[str, dict[str, Any]], where: str
+    saved: Mapping[str, Mapping[str, Any]],
+    wanted: Mapping[str, Mapping[str, Any]],
+    where: str,
 ) -> None:
     """Raises ConfigError, with the parameter, unless saved arrays are as wanted."""
     missing = [name for name in wanted if name not in saved]
