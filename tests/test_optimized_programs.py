@@ -17,9 +17,11 @@ _ROOT = pathlib.Path(__file__).parents[1]
 @pytest.mark.parametrize(
     "tests",
     [
-        "attention/test_attend_properties.py attention/test_blockwise.py "
-        "attention/fused/test_kernel_attention_properties.py",
-        "models/test_build.py runs/test_loop.py runs/test_durability.py",
+        "core/attention/test_attend_properties.py "
+        "core/attention/test_blockwise.py "
+        "core/attention/fused/test_kernel_attention_properties.py",
+        "core/models/test_build.py training/runs/test_loop.py "
+        "training/runs/test_durability.py",
     ],
 )
 def test_properties_to_the_bit_hold_in_optimized_programs(tests):

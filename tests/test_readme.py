@@ -46,7 +46,10 @@ class Kind(NamedTuple):
 
 # The first kind that fits counts.
 KINDS = [
-    Kind("--coordinator=", left_out="two hosts; tests/runs/test_processes.py does it"),
+    Kind(
+        "--coordinator=",
+        left_out="two hosts; tests/training/runs/test_processes.py does it",
+    ),
     Kind(r"^(scripts/run )?(pip|git) ", left_out=".ci/run installs the project anew"),
     Kind(r"^source ", left_out="every command here runs in the environment"),
     Kind(r"^(scripts/test|\.ci/run|pytest|python -m pytest)\b", left_out="these tests"),

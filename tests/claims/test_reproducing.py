@@ -13,7 +13,7 @@ from mha_haiku import commands
 from mha_haiku.core import models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import folders, loop
-from tests.runs import faults
+from tests.training.runs import faults
 
 SEEDS = (100, 101, 102)
 PLANTED = ("planted", 100)

@@ -44,7 +44,7 @@ def test_pruned_equals_gated_in_every_family(case, tmp_path):
 
 @pytest.mark.slow
 def test_classes_of_images_are_learned_the_same_on_two_devices(tmp_path):
-    """ViT, which has no task as a run; tests/verbs/test_imported_runs.py has others."""
+    """ViT has no task as a run; others: tests/subjects/verbs/test_imported_runs.py."""
     imported = interop.load(small_models.write(tmp_path, "vit"))
     sizes = interop.sizes_of(imported.params)
     given, _ = given_of("vit")

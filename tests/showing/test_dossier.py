@@ -6,7 +6,7 @@ import pytest
 
 from mha_haiku import records
 from mha_haiku.showing import map_set
-from tests.showing.conftest import make_maps_of_kinds
+from tests.showing.saved_maps import make_maps_of_kinds
 
 
 def _changed(whole, **changes):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.showing import drawing, figures
-from tests.showing.conftest import make_maps, make_maps_of_kinds
+from tests.showing.saved_maps import make_maps, make_maps_of_kinds
 
 image = pytest.importorskip("PIL.Image")
 pytest.importorskip("matplotlib")

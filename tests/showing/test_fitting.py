@@ -7,7 +7,7 @@ import pytest
 
 from mha_haiku import records
 from mha_haiku.showing import fitting, map_set, page
-from tests.showing.conftest import make_maps_of_kinds
+from tests.showing.saved_maps import make_maps_of_kinds
 
 L, H, T, N = 2, 3, 48, 4
 

@@ -11,7 +11,7 @@ import pytest
 from mha_haiku.core import arrays as array_files
 from mha_haiku.core import checks
 from mha_haiku.showing import map_set
-from tests.showing.conftest import make_maps, make_maps_of_kinds
+from tests.showing.saved_maps import make_maps, make_maps_of_kinds
 
 
 def _assert_same(found, wanted):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.showing import labels, map_set, page
-from tests.showing.conftest import make_maps_of_kinds
+from tests.showing.saved_maps import make_maps_of_kinds
 
 
 class _Outline(html.parser.HTMLParser):

@@ -116,6 +116,9 @@ def _faults_of_shapes(task, example) -> list[str]:
     for part, x in example._asdict().items():
         if x is None and part in Example._field_defaults:
             continue
+        if part == "others":
+            faults.append("others must be None: only a wrapped function reads them")
+            continue
         kind, called = np.integer, "integers"
         if part in floats:
             kind, called = np.floating, "floats"

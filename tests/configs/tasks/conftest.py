@@ -1,3 +1,15 @@
-"""The same fixtures as for the package's own tasks."""
+"""Examples of tasks."""
 
-from tests.tasks.conftest import sampled, worked_example  # noqa: F401
+import pytest
+
+from tests.training.tasks import examples
+
+
+@pytest.fixture
+def sampled():
+    return examples.sampled
+
+
+@pytest.fixture
+def worked_example():
+    return examples.worked_example

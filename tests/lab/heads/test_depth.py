@@ -1,0 +1,176 @@
+"""Models of many layers: what compiles one layer for all gives the same numbers."""
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku import heads, models
+from mha_haiku.lab.heads import running
+from tests.lab.heads.small_models import H, L, config, fresh, loss, random_params
+
+
+@pytest.fixture
+def deep(monkeypatch):
+    """Two layers are many, for the time of a test."""
+    monkeypatch.setattr(running, "FEW_LAYERS", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("resample", {"attention__num_key_value_heads": 2}),
+        ("zero", {"attention__window": [1, 2, None]}),
+    ],
+)
+def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
+    name, fields, subject, request
+):
+    ablation_value, of = getattr(heads.ablation_values, name), config(**fields)
+    subject = subject._replace(model=fresh(of), params=random_params(of))
+    wanted = heads.ablation(
+        subject._replace(model=fresh(of)), ablation_value=ablation_value
+    )
+    request.getfixturevalue("deep")
+    calls = []
+
+    def metric(logits, batch):
+        calls.append(logits.shape)
+        return loss(logits, batch)
+
+    found = heads.ablation(
+        subject._replace(metric=metric), ablation_value=ablation_value
+    )
+    np.testing.assert_allclose(found.per_example, wanted.per_example, atol=1e-5)
+    assert len(np.unique(found.per_example)) > L * H
+    # Traced clean and ablated, not once per layer; each twice in a loop.
+    assert len(calls) <= 4
+
+
+@pytest.mark.usefixtures("deep")
+@pytest.mark.parametrize(
+    ("name", "measure"),
+    [
+        ("resample", heads.gradient),
+        (None, heads.unit_gradient),
+    ],
+)
+def test_slopes_of_many_layers_at_once_are_those_layer_by_layer(name, measure, subject):
+    options = {"ablation_value": getattr(heads.ablation_values, name)} if name else {}
+    one_by_one = fresh(config())._replace(scanned=None)
+    wanted = measure(subject._replace(model=one_by_one), **options).per_example
+    calls = []
+    model = fresh(config())
+
+    def count(*args, scanned=model.scanned, **kwargs):
+        calls.append(kwargs)
+        return scanned.apply(*args, **kwargs)
+
+    model = model._replace(apply=None, scanned=model.scanned._replace(apply=count))
+    found = measure(subject._replace(model=model), **options).per_example
+    assert calls and len(np.unique(wanted)) == wanted.size
+    np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.usefixtures("deep")
+def test_patterns_of_gates_in_many_layers_at_once(subject):
+    gates = np.random.default_rng(0).integers(0, 2, (3, L, H))
+    one_by_one = fresh(config())._replace(scanned=None)
+    wanted, found = (
+        heads.gated_metric(
+            subject._replace(model=model),
+            gates,
+            ablation_value=heads.ablation_values.resample,
+        )
+        for model in (one_by_one, fresh(config())._replace(apply=None))
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
+    own = subject._replace(batches=subject.batches[:1])
+    measured = []
+    for is_deep in (False, True):
+        if is_deep:
+            request.getfixturevalue("deep")
+        model = fresh(config())
+        mean = heads.ablation_values.mean(model, own.params, own.batches)(None)
+        measured.append((mean, heads.confidence(own._replace(model=model)).per_example))
+    jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), *measured)
+
+
+def test_layers_that_differ_have_no_scanned_twin():
+    assert fresh(config()).scanned is not None
+    for fields in (
+        {"attention__kept_heads": [[0]] * L},
+        {"feed_forward__hidden_sizes": [3] * L},
+        {"attention__window": [1, 2, None]},
+        {"scan_layers": True},
+    ):
+        assert fresh(config(**fields)).scanned is None
+    # Neither do models by other hands, which are measured all the same.
+    assert models.Model(None, None).scanned is None
+
+
+def test_greedy_order_stops_where_asked(subject):
+    subject = subject._replace(batches=subject.batches[:1])
+    whole = heads.greedy_order(subject)
+    assert [step.head for step in whole[:1]] == [
+        step.head for step in heads.greedy_order(subject, steps=1)
+    ]
+    bound = sorted(step.metric for step in whole)[L * H // 2]
+    until = heads.greedy_order(subject, worst=bound)
+    count = next(i for i, step in enumerate(whole) if step.metric > bound)
+    assert until == whole[:count]
+    with pytest.raises(ValueError, match="tries must be an integer of at least 1"):
+        heads.greedy_order(subject, tries=0)
+
+
+def test_greedy_order_tries_open_heads_and_the_likeliest_first(subject, monkeypatch):
+    tried = []
+    gated_metric = heads.importance.gated_metric
+
+    def noted(of, gates, *, ablation_value):
+        tried.append(len(np.unique(gates, axis=0)))
+        return gated_metric(of, gates, ablation_value=ablation_value)
+
+    monkeypatch.setattr(heads.importance, "gated_metric", noted)
+    # Patterns are filled up to one number with what is ablated already: not a try.
+    subject = subject._replace(batches=subject.batches[:1])
+    whole = heads.greedy_order(subject, steps=3)
+    assert tried == [L * H, L * H, L * H - 1]
+    # Two at a time, as long as the next harmed less than the best does now.
+    tried.clear()
+    few = heads.greedy_order(subject, steps=3, tries=2)
+    first = heads.ablation(subject).mean
+    assert [step.head for step in few] == [step.head for step in whole]
+    assert tried[: L * H // 2] == [3] * (L * H // 2)  # the first step tries all
+    assert len(tried) < 3 * (L * H // 2)
+    assert few[0].head == heads.order(first)[0]
+
+
+@pytest.mark.slow
+def test_slopes_that_are_zero_by_construction_are_warned_about(subject, caplog):
+    batch = subject.batches[0]
+    run = jax.jit(
+        lambda: subject.model.apply(
+            subject.params, None, batch.inputs, is_training=False
+        )
+    )
+    whole = run().logits
+
+    def drift(logits, batch):
+        del batch
+        one, other = (x.reshape(len(x), -1) for x in (logits, whole))
+        size = jnp.linalg.norm(one, axis=-1) * jnp.linalg.norm(other, axis=-1)
+        return 1 - (one * other).sum(-1) / size
+
+    own = subject._replace(batches=[batch])
+    with caplog.at_level(logging.WARNING, "mha_haiku"):
+        heads.gradient(own)
+        assert not caplog.records
+        heads.gradient(own._replace(metric=drift))
+    assert "is at its best with all heads open" in caplog.text

@@ -1,0 +1,354 @@
+"""Each measure is its definition, computed in float64 NumPy by brute force."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from mha_haiku import heads, models
+from mha_haiku.core import sites
+from mha_haiku.lab.heads import importance, programs
+from tests.lab.heads.small_models import (
+    NUM_TOKENS,
+    B,
+    F,
+    H,
+    L,
+    build,
+    config,
+    example,
+    loss,
+    oracle,
+    random_params,
+)
+
+N = 2 * B
+
+
+def _loss(params, batch, gates, passed=None, units=None):
+    logits, _ = oracle(config(), params, batch, gates, passed, units)
+    total = np.log(np.exp(logits).sum(-1))
+    chosen = np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
+    return ((total - chosen) * batch.weights).sum(-1)
+
+
+def _outputs(params, batch):
+    """Returns what the heads of each layer pass on."""
+    _, values = oracle(config(), params, batch)
+    return [values[f"encoder/layer_{i}/attention/heads"] for i in range(L)]
+
+
+def _without(i, h):
+    gates = np.ones((L, H))
+    gates[i, h] = 0
+    return gates
+
+
+ABLATION_VALUES = ["zero", "mean", "resample"]
+
+
+_means = {}  # kept: programs are compiled for each ablation value
+
+
+def _ablation_value(subject, name):
+    if name != "mean":
+        return getattr(heads.ablation_values, name)
+    if subject.model not in _means:
+        _means[subject.model] = heads.ablation_values.mean(
+            subject.model, subject.params, subject.batches
+        )
+    return _means[subject.model]
+
+
+def _replacements(subject, name):
+    """Returns for each batch what replaces ablated heads, by the oracle."""
+    if name == "zero":
+        return [None] * len(subject.batches)
+    clean = [_outputs(subject.params, batch) for batch in subject.batches]
+    if name == "resample":
+        return [[np.roll(x, -1, axis=0) for x in of_batch] for of_batch in clean]
+    means = [
+        np.concatenate(layers).mean((0, 1), keepdims=True)
+        for layers in zip(*clean, strict=True)
+    ]
+    return [means] * len(subject.batches)
+
+
+@pytest.mark.parametrize("name", ABLATION_VALUES)
+def test_ablation_is_the_change_of_the_loss(subject, name):
+    found = heads.ablation(subject, ablation_value=_ablation_value(subject, name))
+    wanted = np.zeros((N, L, H))
+    replacements = _replacements(subject, name)
+    for b, (batch, other) in enumerate(zip(subject.batches, replacements, strict=True)):
+        before = _loss(subject.params, batch, np.ones((L, H)))
+        for i, h in np.ndindex(L, H):
+            after = _loss(subject.params, batch, _without(i, h), other)
+            wanted[b * B : (b + 1) * B, i, h] = after - before
+    assert np.abs(wanted).max() > 0.05
+    np.testing.assert_allclose(found.per_example, wanted, atol=2e-5)
+    np.testing.assert_allclose(found.mean, wanted.mean(0), atol=2e-5)
+    errors = wanted.std(0, ddof=1) / np.sqrt(N)
+    np.testing.assert_allclose(found.standard_error, errors, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["zero", "resample"])
+def test_gradient_is_the_slope_at_open_gates(subject, name):
+    found = heads.gradient(subject, ablation_value=_ablation_value(subject, name))
+    replacements = _replacements(subject, name)
+    step, wanted = 1e-4, np.zeros((N, L, H))
+    for b, (batch, other) in enumerate(zip(subject.batches, replacements, strict=True)):
+        for i, h in np.ndindex(L, H):
+            sides = []
+            for sign in (1, -1):
+                gates = np.ones((L, H))
+                gates[i, h] += sign * step
+                sides.append(_loss(subject.params, batch, gates, other))
+            slope = (sides[0] - sides[1]) / (2 * step)
+            wanted[b * B : (b + 1) * B, i, h] = np.abs(slope)
+    np.testing.assert_allclose(found.per_example, wanted, atol=3e-5)
+
+
+def test_unit_gradient_is_the_slope_at_open_gates(subject):
+    sizes = (F, 3, F - 2)
+    kept = [np.arange(size) for size in sizes]
+    params, of = heads.prune_units(subject.params, config(), kept)
+    subject = subject._replace(model=build(of), params=params)
+    found = heads.unit_gradient(subject)
+    step, wanted = 1e-4, np.full((N, L, F), np.nan)
+    for b, batch in enumerate(subject.batches):
+        for i, size in enumerate(sizes):
+            for f in range(size):
+                sides = []
+                for sign in (1, -1):
+                    gates = [np.ones(each) for each in sizes]
+                    gates[i][f] += sign * step
+                    sides.append(_loss(params, batch, np.ones((L, H)), units=gates))
+                slope = (sides[0] - sides[1]) / (2 * step)
+                wanted[b * B : (b + 1) * B, i, f] = np.abs(slope)
+    assert np.nanmax(wanted) > 0.05
+    np.testing.assert_allclose(found.per_example, wanted, atol=3e-5)
+    np.testing.assert_allclose(found.mean, wanted.mean(0), atol=3e-5)
+    errors = wanted.std(0, ddof=1) / np.sqrt(N)
+    np.testing.assert_allclose(found.standard_error, errors, atol=3e-5)
+
+
+def test_attributions_add_up_to_ablating_all(subject):
+    found = heads.attribution(subject, points=24)
+    ends = heads.gated_metric(subject, np.stack([np.ones((L, H)), np.zeros((L, H))]))
+    total = found.per_example.sum((1, 2))
+    np.testing.assert_allclose(total, ends[:, 1] - ends[:, 0], atol=2e-3)
+    assert np.abs(found.per_example.mean(0)).max() > 0.01
+
+
+def test_attribution_is_the_integral_of_slopes(subject):
+    found = heads.attribution(
+        subject, ablation_value=_ablation_value(subject, "mean"), points=2
+    )
+    nodes, weights = np.polynomial.legendre.leggauss(2)
+    nodes, weights = (nodes + 1) / 2, weights / 2
+    batch, other = subject.batches[0], _replacements(subject, "mean")[0]
+    step = 1e-4
+    for i, h in [(0, 1), (2, 3)]:
+        share = 0
+        for node, weight in zip(nodes, weights, strict=True):
+            sides = []
+            for sign in (1, -1):
+                gates = np.full((L, H), node)
+                gates[i, h] += sign * step
+                sides.append(_loss(subject.params, batch, gates, other))
+            share = share - weight * (sides[0] - sides[1]) / (2 * step)
+        np.testing.assert_allclose(found.per_example[:B, i, h], share, atol=3e-5)
+
+
+def test_confidence_is_the_mean_largest_weight(subject):
+    found = heads.confidence(subject)
+    for b, batch in enumerate(subject.batches):
+        output = subject.model.apply(
+            subject.params, None, batch.inputs, is_training=False
+        )
+        for i, each in enumerate(output.maps):
+            wanted = np.asarray(each.weights()).max(-1).mean(-1)
+            rows = found.per_example[b * B : (b + 1) * B, i]
+            np.testing.assert_allclose(rows, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["zero", "mean"])
+def test_patterns_of_gates_are_those_of_the_oracle(subject, name):
+    generator = np.random.default_rng(3)
+    gates = (generator.uniform(size=(5, L, H)) < 0.5).astype(np.float32)
+    found = heads.gated_metric(
+        subject, gates, ablation_value=_ablation_value(subject, name)
+    )
+    replacements = _replacements(subject, name)
+    wanted = np.concatenate(
+        [
+            np.stack([_loss(subject.params, batch, row, other) for row in gates], -1)
+            for batch, other in zip(subject.batches, replacements, strict=True)
+        ]
+    )
+    np.testing.assert_allclose(found, wanted, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("measure", "ablation_value"),
+    [
+        (heads.ablation, "zero"),
+        (heads.gradient, "resample"),
+        (heads.attribution, "mean"),
+        (heads.confidence, "zero"),
+    ],
+)
+def test_layers_with_fewer_heads_leave_places_empty(subject, measure, ablation_value):
+    keep = [[0, 2], [], [1, 2, 3]]
+    params, pruned = heads.prune(subject.params, config(), keep)
+    of = subject._replace(model=build(pruned), params=params)
+    found = measure(of, ablation_value=_ablation_value(of, ablation_value))
+    empty = np.isnan(found.per_example)
+    assert found.per_example.shape == (N, L, 3)
+    np.testing.assert_array_equal(empty[0], [[0, 0, 1], [1, 1, 1], [0, 0, 0]])
+    assert (empty == empty[0]).all()
+    if measure is heads.ablation:
+        # The same as gates of zero from the start, and one more ablated.
+        gates = np.stack(heads.open_gates(config(), keep))
+        ablated = gates.copy()
+        ablated[0, 0] = 0
+        sides = heads.gated_metric(subject, np.stack([gates, ablated]))
+        change = sides[:, 1] - sides[:, 0]
+        np.testing.assert_allclose(found.per_example[:, 0, 0], change, atol=1e-5)
+        # Gates beyond a layer's own heads are not looked at.
+        own = np.float32([[0, 1, 9], [9, 9, 9], [1, 1, 1]])
+        np.testing.assert_allclose(
+            heads.gated_metric(of, own[None])[:, 0], sides[:, 1], 1e-5
+        )
+
+
+def test_all_gates_run_in_one_program(subject):
+    with jax.log_compiles(False):
+        calls = []
+
+        def metric(logits, batch):
+            calls.append(logits.shape)
+            return loss(logits, batch)
+
+        heads.ablation(subject._replace(metric=metric))
+    # Traced once clean and once per layer, whatever the number of heads and batches.
+    assert len(calls) <= 2 * (L + 1)
+
+
+@pytest.mark.usefixtures("optimized")
+def test_layers_below_the_ablated_head_do_not_run_again(subject):
+    """Compares operations of the sweep with operations of as many whole models."""
+    given = {"metric": loss, "ablation_value": heads.ablation_values.zero}
+    batch, gates = subject.batches[0], np.ones((L * H, L, H), np.float32)
+
+    def flops(program, *args):
+        run = jax.jit(program(subject.model, **given))
+        lowered = run.lower(subject.params, batch, *args)
+        return lowered.compile().cost_analysis()["flops"]
+
+    assert flops(importance.changes) < 0.75 * flops(importance.gated, gates)
+
+
+@pytest.mark.parametrize("is_scanned", [False, True])
+def test_layers_below_run_once_even_where_heads_run_one_by_one(
+    is_scanned, subject, monkeypatch
+):
+    """And patched streams, too, begin at their layer."""
+    monkeypatch.setattr(programs, "_POSITIONS_AT_ONCE", {"cpu": 1})
+    of, params, runs = config(scan_layers=is_scanned), subject.params, []
+
+    def counted(x, layer):
+        def note(x, layer):
+            runs.append(int(layer))
+            return x
+
+        return jax.pure_callback(note, jax.ShapeDtypeStruct(x.shape, x.dtype), x, layer)
+
+    model = build(of)
+    apply = sites.edit(model.apply, {"feed_forward/hidden": counted})
+    own = subject._replace(
+        model=model._replace(apply=apply, scanned=None),
+        params=models.stacked(params) if is_scanned else params,
+        batches=subject.batches[:1],
+    )
+    heads.ablation(own)
+    assert [runs.count(i) for i in range(L)] == [1 + H * (1 + i) for i in range(L)]
+    runs.clear()
+    heads.activation_patching(own, subject.batches[1:], what="layers")
+    assert [runs.count(i) for i in range(L)] == [2 + 1 + i for i in range(L)]
+
+
+def test_parameters_of_a_function_may_be_any_tree():
+    """And a site's layers are found by its name, wherever their numbers begin."""
+    params = [np.float32(np.eye(NUM_TOKENS)), np.float32(np.ones((2, NUM_TOKENS)))]
+
+    def forward(params, inputs):
+        x = params[0][inputs]
+        for i in (3, 5):
+            with jax.named_scope(f"block_{i}"):
+                weights = jax.nn.softmax(jax.numpy.einsum("btd,bsd->bts", x, x))
+                x = x + (i - 2) * jax.numpy.einsum("bts,bsd->btd", weights, x)
+        return x
+
+    def first(logits, batch):
+        return logits[:, 0, 0]
+
+    of = heads.Measured(models.of_function(forward), first, params, [example()])
+    found, both = heads.ablation(of), heads.gated_metric(of, np.ones((1, 2, 1)))
+    wanted = []
+    for name in ("block_3/heads", "block_5/heads"):
+        run = sites.edit(forward, {name: lambda x: 0 * x})
+        wanted.append(first(run(params, example().inputs), None) - both[:, 0])
+    assert np.abs(wanted).max() > 1e-3
+    np.testing.assert_allclose(found.per_example[..., 0].T, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(2, L - 1, H), (2, L + 1, H), (2, L, H - 1)])
+def test_gates_of_other_heads_are_refused(subject, shape):
+    with pytest.raises(
+        ValueError, match="gates must be of .* attention parts of up to"
+    ):
+        heads.gated_metric(subject, np.ones(shape))
+
+
+def test_no_batches_are_refused(subject):
+    with pytest.raises(ValueError, match="batches must not be empty"):
+        heads.gradient(subject._replace(batches=[]))
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        *(entry.measure for entry in heads.MEASURES.values()),
+        heads.pairs,
+        heads.greedy_order,
+        lambda of: heads.roles(of.model, of.params, of.batches),
+        lambda of: heads.match(*[(of.model, of.params)] * 2, of.batches),
+        lambda of: heads.ablation_values.mean(of.model, of.params, of.batches),
+    ],
+)
+def test_batches_that_can_be_gone_through_once_are_refused(subject, measure):
+    batches = (batch for batch in subject.batches)
+    with pytest.raises(TypeError, match=r"got generator; list\(batches\) makes one"):
+        measure(subject._replace(batches=batches))
+
+
+def test_no_batches_of_a_mean_are_refused(subject):
+    with pytest.raises(ValueError, match="batches must not be empty"):
+        heads.ablation_values.mean(subject.model, subject.params, [])
+    with pytest.raises(ValueError, match="points must be at least 1, got 0"):
+        heads.attribution(subject, points=0)
+
+
+def test_what_a_map_gives_is_what_its_heads_pass_on():
+    """Gates and sinks are in it."""
+    of = config(attention__sinks="learned", attention__gate="channel", num_layers=1)
+    model, params, batch = build(of), random_params(of), example()
+    run = functools.partial(model.apply, is_training=False)
+    output, found = sites.look(run, ["*/heads"])(params, None, batch.inputs)
+    (own,) = output.maps
+    (passed,) = found.values()
+    np.testing.assert_allclose(own.outputs(), passed, rtol=1e-5, atol=1e-6)
+    alone = jax.tree.map(lambda x: x[None], own.head(1, 0)).outputs()
+    np.testing.assert_allclose(alone, passed[:1, :, 1:2], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,262 @@
+"""A pruned model equals the model with these heads ablated, and is smaller."""
+
+import functools
+import math
+
+import chex
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from mha_haiku import heads, models
+from mha_haiku.core import sites
+from tests import everyday
+from tests.lab.heads.small_models import (
+    B,
+    D,
+    F,
+    H,
+    K,
+    L,
+    T,
+    build,
+    config,
+    example,
+    random_params,
+)
+
+KINDS = {
+    "plain": {},
+    "grouped": {"num_key_value_heads": 2},
+    "one group": {"num_key_value_heads": 1, "with_bias": False},
+    "alibi": {"positions": "alibi"},
+    "t5": {"positions": "t5", "family": "encoder"},
+    "rotary": {"positions": "rotary", "qk_norm": True, "num_key_value_heads": 2},
+    "smeared": {"smear_keys": True, "num_key_value_heads": 2},
+    "additive": {
+        "attention__score": "additive",
+        "num_key_value_heads": 2,
+        "attention__qk_norm": True,
+    },
+    "sinks, gates by channel": {
+        "attention__sinks": "learned",
+        "attention__gate": "channel",
+        "num_key_value_heads": 2,
+    },
+    "sinks, gates by head": {"attention__sinks": "learned", "attention__gate": "head"},
+    "biases apart": {"attention__with_bias": False, "attention__residual": False},
+    "both, parallel": {
+        "norm_position": "both",
+        "feed_forward__parallel": True,
+        "activation": "geglu",
+        "attention__window": [1, None, 2],
+        "output__tied": True,
+    },
+    "post": {"norm_position": "post", "activation": "swiglu"},
+}
+
+
+@functools.cache
+def _applied(kind):
+    of = config(**KINDS[kind])
+    model, params = build(of), random_params(of)
+
+    @jax.jit
+    def run(params, inputs, lengths, gates):
+        apply = sites.edit(model.apply, heads.edits.gate(gates))
+        return apply(params, None, inputs, lengths=lengths, is_training=False).logits
+
+    return of, params, run
+
+
+def _logits(of, params, batch):
+    run = functools.partial(build(of).apply, is_training=False)
+    return np.asarray(run(params, None, batch.inputs, lengths=batch.lengths).logits)
+
+
+@pytest.mark.parametrize("kind", everyday.some(KINDS, 3))
+@hypothesis.settings(max_examples=4, deadline=None, derandomize=True)
+@hypothesis.given(
+    keep=st.lists(st.lists(st.integers(0, H - 1), unique=True), min_size=L, max_size=L)
+)
+def test_pruned_is_gated(kind, keep):
+    of, params, run = _applied(kind)
+    batch = example(lengths=np.array([T, 2, 4]))
+    gates = heads.open_gates(of, keep)
+    wanted = run(params, batch.inputs, batch.lengths, np.stack(gates))
+    pruned, pruned_config = heads.prune(params, of, keep)
+    found = _logits(pruned_config, pruned, batch)
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6 * scale)
+    # What the config describes is what the parameters are.
+    shapes = jax.eval_shape(build(pruned_config).init, jax.random.key(0), batch.inputs)
+    assert jax.tree.map(np.shape, pruned) == jax.tree.map(np.shape, shapes)
+    names = [list(layer.names) for layer in models.heads_of_layers(pruned_config)]
+    assert names == [sorted(row) for row in keep]
+
+
+def test_what_goes_are_columns_and_rows():
+    of = config(num_key_value_heads=2)
+    params = random_params(of)
+    pruned, _ = heads.prune(params, of, [[0, 1], [0, 3], []])
+    shape = {
+        name: leaves["w"].shape for name, leaves in pruned.items() if "w" in leaves
+    }
+    # The second key/value head went with heads 2 and 3.
+    assert shape["encoder/layer_0/attention/query"] == (D, 2 * K)
+    assert shape["encoder/layer_0/attention/value"] == (D, K)
+    assert shape["encoder/layer_0/attention/linear"] == (2 * K, D)
+    assert shape["encoder/layer_1/attention/key"] == (D, 2 * K)
+    of_none = {name for name in pruned if name.startswith("encoder/layer_2/attention")}
+    assert of_none == {"encoder/layer_2/attention/linear"}
+    assert set(pruned["encoder/layer_2/attention/linear"]) == {"b"}
+    query = params["encoder/layer_1/attention/query"]["w"].reshape(D, H, K)
+    kept = pruned["encoder/layer_1/attention/query"]["w"]
+    np.testing.assert_array_equal(kept, query[:, [0, 3]].reshape(D, -1))
+
+
+def test_pruning_twice_is_pruning_once():
+    of = config(num_key_value_heads=2, positions="alibi")
+    params = random_params(of)
+    once, once_config = heads.prune(params, of, [[3], [0, 2], [1]])
+    half, half_config = heads.prune(params, of, [[2, 3], [0, 2, 3], [1, 2]])
+    twice, twice_config = heads.prune(half, half_config, [[3], [0, 2], [1]])
+    chex.assert_trees_all_equal(twice, once)
+    assert twice_config.to_json() == once_config.to_json()
+
+
+def test_the_order_in_which_what_stays_is_named_does_not_matter():
+    of = config()
+    params = random_params(of)
+    for prune in (heads.prune, heads.prune_units):
+        found, found_config = prune(params, of, [[3, 0], [2, 0, 1], [1]])
+        wanted, wanted_config = prune(params, of, [[0, 3], [0, 1, 2], [1]])
+        chex.assert_trees_all_equal(found, wanted)
+        assert found_config.to_json() == wanted_config.to_json()
+
+
+def test_scanned_layers_are_pruned_as_looped_ones():
+    of = config(scan_layers=True)
+    params = models.stacked(random_params(config()))
+    keep = [[0], [1, 2, 3], []]
+    found, found_config = heads.prune(params, of, keep)
+    wanted, wanted_config = heads.prune(random_params(config()), config(), keep)
+    chex.assert_trees_all_equal(found, wanted)
+    assert found_config.to_json() == wanted_config.to_json()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_model_without_some_units_is_that_with_them_closed(activation):
+    of = config(activation=activation)
+    params, batch = random_params(of), example()
+    keep = np.random.default_rng(3).uniform(size=(L, F)) < 0.5
+    found, found_config = heads.prune_units(params, of, keep)
+    run = functools.partial(build(of).apply, is_training=False)
+    gates = jnp.asarray(keep, jnp.float32)[:, None, None]
+    closed = {"feed_forward/hidden": lambda units, layer: units * gates[layer]}
+    wanted = sites.edit(run, closed)(params, None, batch.inputs).logits
+    np.testing.assert_allclose(
+        _logits(found_config, found, batch), wanted, rtol=1e-5, atol=1e-6
+    )
+    assert found_config.feed_forward.hidden_sizes == tuple(keep.sum(-1))
+    total = sum(leaf.size for leaf in jax.tree.leaves(found))
+    assert total < sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def test_gates_multiplied_into_parameters_are_gates():
+    of = config()
+    params, batch = random_params(of), example()
+    gates = np.random.default_rng(4).uniform(size=(L, H)).astype(np.float32)
+    run = functools.partial(build(of).apply, is_training=False)
+    gated = sites.edit(run, heads.edits.gate(gates))
+    wanted = gated(params, None, batch.inputs).logits
+    found = _logits(of, heads.scaled(params, of, gates), batch)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_gates_are_multiplied_into_scanned_layers():
+    of, gates = config(), np.arange(L * H).reshape(L, H)
+    params = random_params(of)
+    scaled = heads.scaled(models.stacked(params), config(scan_layers=True), gates)
+    wanted = models.stacked(heads.scaled(params, of, gates))
+    jax.tree.map(np.testing.assert_array_equal, scaled, wanted)
+
+
+def test_maps_of_a_layer_without_heads_are_of_no_heads():
+    of = config()
+    pruned, pruned_config = heads.prune(random_params(of), of, [[0], [], [1, 2]])
+    run = functools.partial(build(pruned_config).apply, is_training=False)
+    maps = jax.jit(run)(pruned, None, example().inputs).maps
+    assert [each.shape for each in maps] == [(B, h, T, T) for h in (1, 0, 2)]
+    assert maps[1].weights().shape == (B, 0, T, T)
+    found = maps[1].statistics(tokens=example().inputs, pooled=(2, 3))
+    assert found.entropy.shape == (B, 0) and found.received.shape == (B, 0, T)
+    assert found.pooled.shape == (B, 0, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ([[0], [1]], "entry for each of the 3 layers, got 2"),
+        ([[0], [4], []], r"layer 1 must keep some of its heads \[0, 1, 2, 3\]"),
+        ([[0, 0], [1], []], r"layer 0 must keep .* each once, got \[0, 0\]"),
+    ],
+)
+def test_heads_that_are_not_there_are_refused(keep, message):
+    of = config()
+    with pytest.raises(ValueError, match=message):
+        heads.prune(random_params(of), of, keep)
+
+
+def _renamed(params):
+    return {name.replace("layer_1/", "block_1/"): own for name, own in params.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "holder"),
+    [
+        (lambda params, of: heads.prune(params, of, [[0]] * L), "heads"),
+        (lambda params, of: heads.prune_units(params, of, [[0]] * L), "hidden units"),
+        (lambda params, of: heads.scaled(params, of, np.ones((L, H))), "heads"),
+    ],
+    ids=["prune", "prune_units", "scaled"],
+)
+def test_parameters_of_other_names_are_refused(change, holder):
+    """Rather than left as they are in silence."""
+    of = config()
+    params = random_params(of)
+    message = rf"must have {holder} in each layer.*layers \[1\] have none, .*block_1/"
+    with pytest.raises(ValueError, match=message):
+        change(_renamed(params), of)
+    more = params | {f"encoder/layer_{L}/norm_1": {"scale": np.ones(D)}}
+    with pytest.raises(ValueError, match="must be of 3 layers, got 'encoder/layer_3"):
+        change(more, of)
+    fewer = {name: own for name, own in params.items() if "layer" not in name}
+    with pytest.raises(ValueError, match=r"layers \[0, 1, 2\] have none"):
+        change(fewer, of)
+
+
+@pytest.mark.parametrize("units", [[], [0]])
+def test_layers_without_a_feed_forward_part_have_no_units_to_prune(units):
+    of = config(hidden_size=0)
+    with pytest.raises(ValueError, match=r"layer 0 has no feed-forward part, .* got "):
+        heads.prune_units({}, of, [units] * L)
+
+
+@pytest.mark.parametrize("units", [[], [F], [-1], [4, 4]])
+def test_units_that_are_not_there_are_refused(units):
+    of = config()
+    with pytest.raises(ValueError, match="layer 2 must keep at least one .* 0 to 10"):
+        heads.prune_units(random_params(of), of, [[0], [1], units])
+
+
+def test_parameters_count_what_is_left():
+    of = config()
+    before = sum(math.prod(x.shape) for x in jax.tree.leaves(random_params(of)))
+    pruned, _ = heads.prune(random_params(of), of, [[0, 1], [2, 3], [0, 3]])
+    after = sum(math.prod(x.shape) for x in jax.tree.leaves(pruned))
+    of_a_head = 3 * (D + 1) * K + K * D
+    assert before - after == 6 * of_a_head

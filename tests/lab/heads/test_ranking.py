@@ -1,0 +1,136 @@
+"""Orders of heads, their certainty, pairs and greedy ablation."""
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from mha_haiku import heads, rasp
+from tests.lab.heads.small_models import H, L, build, config
+
+
+def _importance(mean, spread, count=200, seed=0):
+    noise = np.random.default_rng(seed).standard_normal((count, *np.shape(mean)))
+    return heads.Heads.of_examples(np.asarray(mean) + spread * noise)
+
+
+def test_rank_intervals_hold_true_ranks_and_narrow_with_certainty():
+    mean = np.array([[5.0, 1.0, 3.0], [2.0, np.nan, 4.0]])
+    ranks = np.array([[1, 5, 3], [4, np.nan, 2]])
+    sure = heads.rank_intervals(_importance(mean, 0.1))
+    np.testing.assert_array_equal(sure[..., 0], ranks)
+    np.testing.assert_array_equal(sure[..., 1], ranks)
+    unsure = heads.rank_intervals(_importance(mean, 30.0))
+    there = ~np.isnan(ranks)
+    assert (unsure[..., 0] <= unsure[..., 1])[there].all()
+    width = (unsure[..., 1] - unsure[..., 0])[there]
+    assert width.max() >= 2 and np.isnan(unsure[1, 1]).all()
+    with pytest.raises(ValueError, match=r"level must be in \(0, 1\), got 1"):
+        heads.rank_intervals(_importance(mean, 1), level=1)
+
+
+def test_rank_intervals_hold_the_share_that_is_asked_for():
+    # Of three draws in four the first head leads, as in (1, 1) with 0.5 to 0.25.
+    found = heads.Heads.of_examples(np.array([[[1.0, 0.0]], [[0.0, 0.5]]]))
+    for level, wanted in [(0.4, [[1, 1], [2, 2]]), (0.6, [[1, 2], [1, 2]])]:
+        ends = heads.rank_intervals(found, level=level)
+        np.testing.assert_array_equal(ends[0], wanted)
+
+
+def test_rank_correlation_is_spearmans_and_leaves_out_what_is_not_there():
+    generator = np.random.default_rng(1)
+    one, other = generator.standard_normal((2, 3, 4))
+    one[1, 3] = other[1, 3] = np.nan
+    found = heads.rank_correlation(_importance(one, 0), _importance(other, 0))
+    there = ~np.isnan(one)
+    wanted = scipy.stats.spearmanr(one[there], other[there]).statistic
+    assert found == pytest.approx(wanted)
+    monotonous = _importance(np.exp(one), 0)
+    assert heads.rank_correlation(_importance(one, 0), monotonous) == pytest.approx(1)
+    same = _importance(0 * one, 0)
+    assert np.isnan(heads.rank_correlation(_importance(one, 0), same))
+    assert np.isnan(heads.rank_correlation(same, _importance(one, 0)))
+    with pytest.raises(ValueError, match="same layers and heads"):
+        heads.rank_correlation(_importance(one, 0), _importance(one[:2], 0))
+    with pytest.raises(ValueError, match="same layers and heads"):
+        heads.rank_correlation(_importance(one, 0), _importance(one[:, ::-1], 0))
+
+
+def test_order_goes_from_the_least_important_on():
+    values = np.array([[0.3, -0.1], [np.nan, 0.2]])
+    assert heads.order(values) == [(0, 1), (1, 1), (0, 0)]
+
+
+@pytest.mark.slow
+def test_pairs_are_what_ablating_both_costs(subject):
+    ablation_value = heads.ablation_values.resample
+    found = heads.pairs(subject, ablation_value=ablation_value)
+    single = heads.ablation(subject, ablation_value=ablation_value).mean
+    np.testing.assert_allclose(
+        found[np.ix_(range(L), range(H))].reshape(L * H, L * H).diagonal(),
+        single.reshape(-1),
+        atol=1e-5,
+    )
+    np.testing.assert_array_equal(found, found.transpose(2, 3, 0, 1))
+    gates = np.ones((2, L, H))
+    gates[1, 0, 2] = gates[1, 2, 1] = 0
+    before, after = heads.gated_metric(
+        subject, gates, ablation_value=ablation_value
+    ).mean(0)
+    assert found[0, 2, 2, 1] == pytest.approx(after - before, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_layers_with_fewer_heads_have_fewer_pairs_and_steps(subject):
+    params, of = heads.prune(subject.params, config(), [[3], [], [1, 2]])
+    subject = subject._replace(
+        model=build(of), params=params, batches=subject.batches[:1]
+    )
+    single = heads.ablation(subject).mean
+    found = np.einsum("lhlh->lh", heads.pairs(subject))
+    np.testing.assert_allclose(found, single, atol=1e-5)
+    steps = heads.greedy_order(subject)
+    assert sorted(step.head for step in steps) == [(0, 0), (2, 0), (2, 1)]
+
+
+@pytest.mark.slow
+def test_each_greedy_step_is_the_best_one(subject):
+    ablation_value = heads.ablation_values.resample
+    steps = heads.greedy_order(subject, ablation_value=ablation_value)
+    assert sorted(step.head for step in steps) == list(np.ndindex(L, H))
+    gates = np.ones((L, H))
+    for i, step in enumerate(steps):
+        open_heads = np.argwhere(gates)
+        if i in (0, 1, 6):
+            patterns = np.repeat(gates[None], len(open_heads), 0)
+            patterns[(np.arange(len(open_heads)), *open_heads.T)] = 0
+            metrics = heads.gated_metric(
+                subject, patterns, ablation_value=ablation_value
+            ).mean(0)
+            assert step.metric == pytest.approx(metrics.min(), abs=1e-5)
+        gates[step.head] = 0
+
+
+def test_greedy_order_keeps_one_of_two_heads_that_do_the_same():
+    known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=4)
+    ((layer, real),) = known.heads
+    scope = f"encoder/layer_{layer}/attention"
+    params = {name: dict(leaves) for name, leaves in known.params.items()}
+    size = known.config.attention.key_size
+    copy = (real + 1) % 4
+    for name, part, axis in (
+        *(("query", "w", 1), ("query", "b", 0), ("key", "w", 1)),
+        *(("value", "w", 1), ("linear", "w", 0)),
+    ):
+        heads_apart = np.split(params[f"{scope}/{name}"][part].copy(), 4, axis)
+        heads_apart[copy] = heads_apart[real]
+        params[f"{scope}/{name}"][part] = np.concatenate(heads_apart, axis)
+    assert params[f"{scope}/linear"]["w"].shape[0] == 4 * size
+    batches = [known.examples(8)]
+    twice = heads.Measured(known.model, heads.metrics.loss, params, batches)
+    order = [step.head[1] for step in heads.greedy_order(twice)]
+    # One of the two may go early, and the other is the last.
+    assert order[-1] in (real, copy)
+    # By themselves, both look as if the model could do without.
+    single = heads.ablation(twice).mean[0]
+    assert single[[real, copy]].max() < 0.5
+    assert heads.pairs(twice)[0, real, 0, copy] > 1

@@ -1,0 +1,277 @@
+"""Roles of heads whose maps are known, and heads found again in another model."""
+
+import importlib
+
+import jax
+import numpy as np
+import pytest
+import scipy.optimize
+
+import mha_haiku as mh
+from mha_haiku import heads, models, rasp, tasks
+from tests.lab.heads.small_models import H, L, build, config, example, random_params
+
+
+def _one_layer(score_of, num_tokens=9):
+    """A layer whose heads attend as [T, S] scores over positions say.
+
+    Its stream holds the one-hot codes of the token and of the position.
+    """
+    count, length = len(score_of), len(score_of[0])
+    of = models.ModelConfig().replace(
+        model_size=num_tokens + length,
+        embedding=dict(max_length=length),
+        attention=dict(num_heads=count, key_size=length, scale=1.0),
+        feed_forward=dict(hidden_size=0),
+        norm=dict(kind="none"),
+    )
+    model = models.build(
+        of, num_tokens=num_tokens, feature_size=None, num_classes=num_tokens
+    )
+    inputs = np.random.default_rng(0).integers(0, num_tokens, (6, length), np.int32)
+    params = jax.tree.map(
+        lambda leaf: np.zeros(leaf.shape, np.float32),
+        jax.eval_shape(model.init, jax.random.key(0), inputs),
+    )
+    params["embedding"]["embeddings"][:, :num_tokens] = np.eye(num_tokens)
+    params["positions"]["positions"][:, num_tokens:] = np.eye(length)
+    for kind, codes in (("query", score_of), ("key", [np.eye(length)] * count)):
+        weights = params[f"encoder/layer_0/attention/{kind}"]["w"]
+        weights[num_tokens:] = np.concatenate(codes, axis=1)
+    example = tasks.Example(inputs, inputs, np.ones(inputs.shape, np.float32))
+    return heads.Measured(model, heads.metrics.loss, params, [example])
+
+
+@pytest.mark.slow
+def test_positions_tell_roles():
+    length = 8
+    sharp = 20 * np.eye(length)
+    scores = {
+        "previous_token": np.roll(sharp, -1, axis=1),
+        "next_token": np.roll(sharp, 1, axis=1),
+        "own_position": sharp,
+        "first_token": 20 * (np.arange(length) == 0) + 0 * sharp,
+        "positional": 3 * np.eye(length, k=-3) + 0 * sharp,
+        "uniform": 0 * sharp,
+        "mixed": 20 * np.eye(length)[[5, 2, 7, 1, 6, 3, 4, 4]],
+    }
+    subject = _one_layer(list(scores.values()))
+    found = heads.roles(subject.model, subject.params, subject.batches)
+    names = dict(zip(scores, found["role"].names[0], strict=True))
+    # The first three rows have no such key.
+    assert names.pop("positional") == "mixed"
+    assert names == {name: name for name in names}
+    assert found["offset"].mean[0, :3].tolist() == [1, -1, 0]
+    assert found["offset"].mean[0, 4] == 3
+    share = found["positional"].mean[0, 4]
+    assert share == pytest.approx(5 / 8)
+    assert found["relative_entropy"].mean[0, 5] == pytest.approx(1, abs=1e-5)
+    assert found["first_token"].mean[0, 3] == pytest.approx(1, abs=1e-4)
+    assert "separator" not in found
+
+
+@pytest.mark.slow
+def test_roles_are_told_by_their_thresholds():
+    length = 12
+    previous, other = (np.roll(np.eye(length), -k, axis=1) for k in (1, 5))
+    first, sixth = (np.eye(length)[[k]].repeat(length, 0) for k in (0, 5))
+    weights = {
+        "positional": 0.48 * previous + 0.4 * other,
+        "previous_token": 0.8 * previous,
+        "first_token": 0.55 * first,
+        "mixed": 0.46 * first + 0.4 * sixth,
+        "broad": np.where((np.arange(length) % 11 > 2)[None], 1 / 8, 0) + 0 * first,
+        "uniform": np.random.default_rng(0).uniform(0.5, 1, (length, length)) / length,
+        # Further above its threshold than above the threshold of "previous_token".
+        "both": 0.6 * previous,
+    }
+    scores = [
+        np.log(x + (1 - x.sum(-1, keepdims=True)) / length + 1e-9)
+        for x in weights.values()
+    ]
+    subject = _one_layer(scores)
+    found = heads.roles(subject.model, subject.params, subject.batches)
+    assert found["role"].names[0].tolist() == [*weights][:-1] + ["positional"]
+    assert found["offset"].mean[0, 0] == 1
+    share = found["positional"].mean[0, 0]
+    assert share == pytest.approx(11 / 12)
+    wanted = pytest.approx(np.log(8) / np.log(12), abs=1e-5)
+    assert found["relative_entropy"].mean[0, 4] == wanted
+    assert 0.95 < found["relative_entropy"].mean[0, 5] < 0.999
+
+
+@pytest.mark.parametrize("lengths", [None, [6, 4]])
+def test_a_head_that_reads_backwards_is_anti_diagonal(lengths):
+    """Query t looks at the last valid key but t."""
+    own = [6, 6] if lengths is None else lengths
+    key = np.broadcast_to(np.eye(6)[None, :, None], (2, 6, 1, 6))
+    query = np.zeros((2, 6, 1, 6))
+    for n, length in enumerate(own):
+        query[n, :length, 0] = np.pad(np.eye(length)[::-1], ((0, 0), (0, 6 - length)))
+    valid = np.arange(6) < np.array(own)[:, None]
+    mask = valid[:, :, None] & valid[:, None]
+    _, found = mh.attend(99 * query, key, key, mask=mask)
+    told = heads.role_evidence(found, found.statistics(), lengths=lengths)
+    sums = {name: np.asarray(x).sum(0) for name, x in told.items()}
+    roles = heads.roles_of_evidence([sums])
+    assert roles["role"].names.tolist() == [["anti_diagonal"]]
+    assert roles["anti_diagonal"].mean[0, 0] == 1
+    if lengths is not None:
+        told = heads.role_evidence(found, found.statistics())
+        sums = {name: np.asarray(x).sum(0) for name, x in told.items()}
+        roles = heads.roles_of_evidence([sums])
+        assert roles["anti_diagonal"].mean[0, 0] == pytest.approx(0.6)
+
+
+def test_offsets_far_away_are_others():
+    key = np.eye(200)[None, :, None]
+    _, found = mh.attend(999 * np.roll(key, -150, axis=1), key, key)
+    told = heads.role_evidence(found, found.statistics())
+    counts = np.asarray(told["positional"])[0, 0]
+    # Queries 0 to 49 look 150 ahead, the others 50 back.
+    assert (counts[-1], counts[128 + 50], counts.sum()) == (50, 150, 200)
+
+
+@pytest.mark.slow
+def test_roles_are_means_over_examples_and_queries_that_count():
+    length = 8
+    subject = _one_layer([20 * np.eye(length), np.zeros((length, length))])
+    (batch,) = subject.batches
+    count = len(batch.inputs)
+    batches = [
+        batch._replace(lengths=np.full(count, each, np.int32)) for each in (8, 4)
+    ]
+    found = heads.roles(subject.model, subject.params, batches)
+    assert found["role"].names[0].tolist() == ["own_position", "uniform"]
+    assert found["positional"].mean[0, 0] == 1
+    assert found["relative_entropy"].mean[0, 1] == pytest.approx(1, abs=1e-6)
+    sink = (1 / 8 + 1 / 4) / 2
+    assert found["first_token"].mean[0, 1] == pytest.approx(sink, abs=1e-6)
+    # Of induction the queries count whose token has occurred before.
+    mass = shares = 0
+    for each, size in zip(batches, (8, 4), strict=True):
+        output = subject.model.apply(
+            subject.params, None, each.inputs, lengths=each.lengths, is_training=False
+        )
+        mass += output.maps[0].statistics(tokens=each.inputs).induction.sum(0)
+        for row in each.inputs[:, :size].tolist():
+            shares += np.mean([x in row[:i] for i, x in enumerate(row)])
+    np.testing.assert_allclose(
+        found["induction_of_repeated"].mean[0], mass / shares, rtol=1e-5
+    )
+
+
+def test_separators_are_those_that_are_given():
+    subject = _one_layer([np.zeros((6, 6))] * 2, num_tokens=5)
+    (batch,) = subject.batches
+    tokens = batch.inputs.copy()
+    tokens[:, 2], tokens[:, [0, 1, 3, 4, 5]] = 4, tokens[:, [0, 1, 3, 4, 5]] % 4
+    batch = batch._replace(inputs=tokens)
+    params = subject.params
+    params["encoder/layer_0/attention/query"]["w"][:5, 0] = 30
+    params["encoder/layer_0/attention/key"]["w"][:, 0] = np.arange(11) == 4
+    found = heads.roles(subject.model, params, [batch], separators=[4])
+    assert found["role"].names[0].tolist() == ["separator", "uniform"]
+    assert found["separator"].mean[0] == pytest.approx([1, 1 / 6], abs=1e-4)
+
+
+@pytest.mark.slow
+def test_induction_is_judged_where_a_token_occurs_again():
+    known = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=2)
+    ((layer, head),) = [x for x, role in known.heads.items() if role == "induction"]
+    found = heads.roles(known.model, known.params, [known.examples(4)])
+    assert found["induction_of_repeated"].mean[layer, head] > 0.9
+    assert found["role"].names[layer, head] == "induction"
+
+
+@pytest.mark.slow
+def test_places_without_a_head_have_no_role():
+    of = config()
+    params, pruned = heads.prune(random_params(of), of, [[0, 1], [], [2]])
+    found = heads.roles(build(pruned), params, [example()])
+    assert (found["role"].names == "").tolist() == [
+        [False] * 2,
+        [True] * 2,
+        [False, True],
+    ]
+    assert np.isnan(found["first_token"].mean[1]).all()
+
+
+@pytest.mark.slow
+def test_heads_of_a_shuffled_model_are_found_again():
+    of = config()
+    params = random_params(of)
+    generator = np.random.default_rng(0)
+    orders = [generator.permutation(H) for _ in range(L)]
+    shuffled = {name: dict(leaves) for name, leaves in params.items()}
+    for i, order in enumerate(orders):
+        for name, axis in (("query", -1), ("key", -1), ("value", -1), ("linear", 0)):
+            leaves = shuffled[f"encoder/layer_{i}/attention/{name}"]
+            parts = np.split(leaves["w"], H, axis)
+            leaves["w"] = np.concatenate([parts[h] for h in order], axis)
+            if name != "linear":
+                parts = np.split(leaves["b"], H)
+                leaves["b"] = np.concatenate([parts[h] for h in order])
+    model = build(of)
+    found = heads.match((model, params), (model, shuffled), [example(0), example(1)])
+    np.testing.assert_allclose(found.divergence, 0, atol=1e-5)
+    for (i, h), (j, g) in zip(found.first, found.second, strict=True):
+        assert (i, h) == (j, orders[j][g])
+    assert len({tuple(each) for each in found.second.tolist()}) == L * H
+
+
+@pytest.mark.slow
+def test_heads_match_that_diverge_least_on_average():
+    of = config()
+    model, pair = build(of), (random_params(of, 1), random_params(of, 2))
+    batches = [example(0), example(1)]
+    found = heads.match((model, pair[0]), (model, pair[1]), batches)
+
+    def entropy(weights):
+        logs = np.log(np.where(weights > 0, weights, 1))
+        return -(weights * logs).sum(-1)
+
+    total = np.zeros((L * H, L * H))
+    for batch in batches:
+        one, other = (
+            np.concatenate(
+                [
+                    np.float64(each.weights())
+                    for each in model.apply(
+                        params, None, batch.inputs, is_training=False
+                    ).maps
+                ],
+                axis=1,
+            )
+            for params in pair
+        )
+        one, other = one[:, :, None], other[:, None]
+        between = entropy((one + other) / 2) - (entropy(one) + entropy(other)) / 2
+        total += between.mean((0, -1)) / len(batches)
+    rows = [i * H + h for i, h in found.first]
+    columns = [i * H + h for i, h in found.second]
+    np.testing.assert_allclose(found.divergence, total[rows, columns], atol=1e-5)
+    best = scipy.optimize.linear_sum_assignment(total)
+    assert found.divergence.sum() == pytest.approx(total[best].sum(), abs=1e-4)
+
+
+def test_devices_that_share_examples_need_not_meet_to_count():
+    # `heads.roles` is the function.
+    roles = importlib.import_module("mha_haiku.lab.heads.roles")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("data",))
+    split = jax.NamedSharding(mesh, jax.P("data"))
+
+    def counted(values, seen, tokens):
+        return roles._counts(values, seen), roles._repeated(tokens, seen[:, 0])
+
+    given = (
+        np.arange(48).reshape(4, 2, 6) % 300 - 150,
+        np.ones((4, 2, 6), bool),
+        np.arange(24).reshape(4, 6) % 5,
+    )
+    given = jax.device_put(given, split)
+    program = jax.jit(counted, out_shardings=split).lower(*given).compile()
+    for collective in ("all-reduce", "all-gather", "all-to-all"):
+        assert collective not in program.as_text()
+    shares = [np.mean([x in row[:i] for i, x in enumerate(row)]) for row in given[2]]
+    np.testing.assert_allclose(program(*given)[1], shares, rtol=1e-6)

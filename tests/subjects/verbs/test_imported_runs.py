@@ -1,0 +1,112 @@
+"""Imported models of every family are runs like any other: they learn, stop, divide."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.subjects import imported_runs
+from tests import pretrained
+from tests.interop import small_models
+from tests.training.runs import faults
+
+_STEPS = 6
+# Others differ in what test_formula.py has, and not in how they train.
+_FAMILIES = ["bert", "llama", "gemma2"]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """The path of a text in a few words."""
+    path = tmp_path_factory.mktemp("text") / "text"
+    path.write_text(pretrained.text())
+    return str(path)
+
+
+def _written(folder, case, **options):
+    """Returns the folder of a tiny model, with a tokenizer of few words."""
+    folder.mkdir()
+    small_models.write(folder, case, **options)
+    pretrained.words().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", _FAMILIES)
+def test_runs_of_each_family_learn_resume_and_divide_their_heads(case, text, tmp_path):
+    # Two devices can divide two key/value heads, and not the three that are stored.
+    source = _written(tmp_path / "source", case, key_value_heads=2)
+    whole, divided, killed = (tmp_path / name for name in ("run", "heads", "killed"))
+    config = imported_runs.write(source, whole, sequence_length=9, path=text).config
+    shutil.copytree(whole, divided)
+    config = config.replace(
+        optimizer=dict(learning_rate=0.01, warmup_steps=1),
+        training=dict(
+            steps=_STEPS,
+            batch_size=6,
+            steps_per_dispatch=2,
+            report_every=1,
+            evaluate_every=_STEPS,
+            evaluation_examples=6,
+            checkpoint_every=2,
+        ),
+    )
+    faults.train(config, whole, devices=1)
+    reports = faults.reports(whole)
+    assert reports[-1]["loss"] < 0.9 * reports[0]["loss"]
+
+    if case == _FAMILIES[0]:  # nothing in it depends on the model
+        shutil.copytree(whole, killed)
+        shutil.rmtree(killed / "checkpoints" / f"{_STEPS}")
+        (killed / "summary.json").unlink()
+        assert faults.train(config, killed, devices=1).resumed_from == _STEPS - 2
+        assert faults.reports(killed) == reports
+        assert _last_state(killed) == _last_state(whole)
+
+    config = config.replace(devices=dict(heads=2))
+    faults.train(config, divided, devices=2)
+    found = faults.reports(divided)
+    # The first is of the imported parameters, the others are of Adam's.
+    np.testing.assert_allclose(found[0]["loss"], reports[0]["loss"], rtol=1e-5)
+    for name in ("loss", "gradient_norm"):
+        both = [[report[name] for report in each] for each in (found, reports)]
+        np.testing.assert_allclose(*both, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("vit", "reads features, such as patches of images: there is no task for it"),
+        ("bert_classes", "gives 7 classes: there is no task for it"),
+        ("distilbert_tokens", "gives 7 classes: there is no task for it"),
+    ],
+)
+def test_models_without_a_task_are_no_runs(case, message, text, tmp_path):
+    source = _written(tmp_path / "source", case)
+    with pytest.raises(ConfigError, match=message) as refusal:
+        imported_runs.write(source, tmp_path / "run", path=text)
+    assert len(str(refusal.value).splitlines()) == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_models_that_restore_tokens_need_a_token_that_hides(text, tmp_path):
+    source = _written(tmp_path / "source", "bert")
+    file = source / "tokenizer.json"
+    file.write_text(file.read_text().replace("[MASK]", "[HIDE]"))
+    with pytest.raises(ConfigError, match=r"its tokenizer has no \[MASK\]"):
+        imported_runs.write(source, tmp_path / "run", path=text)
+
+
+def test_texts_without_sentences_are_refused_before_anything_is_made(tmp_path):
+    source = _written(tmp_path / "source", "bert_sentences")
+    (tmp_path / "words").write_text("cat " * 200)
+    with pytest.raises(ConfigError, match="path must have sentences in its held-out"):
+        imported_runs.write(source, tmp_path / "run", path=str(tmp_path / "words"))
+    assert not (tmp_path / "run").exists()
+
+
+def _last_state(folder):
+    """Returns the bytes of the files of the last checkpoint, by name."""
+    files = (folder / "checkpoints" / f"{_STEPS}").iterdir()
+    return {file.name: file.read_bytes() for file in files}
