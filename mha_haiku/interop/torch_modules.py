@@ -196,6 +196,7 @@ def _environment() -> Any:
     try:
         _define_dropped()
         import torch  # pyright: ignore[reportMissingImports]
+        import torchax.interop  # pyright: ignore[reportMissingImports]
         import torchax.tensor  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise checks.ConfigError(
