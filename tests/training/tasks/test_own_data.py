@@ -242,10 +242,12 @@ class Same(tasks.Task):
     length: int = 6
     largest: int = 5
     dtype: str = "float32"
+    others: dict | None = None
 
     def example(self, key, data):
         inputs = jnp.arange(self.length) % self.largest
-        return tasks.Example(inputs, inputs, jnp.ones(6, self.dtype))
+        weights = jnp.ones(6, self.dtype)
+        return tasks.Example(inputs, inputs, weights, others=self.others)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +263,7 @@ class Same(tasks.Task):
             [r"inputs .* \(6,\), got int32 of shape \(5,\)", "targets", "weights"],
         ),
         ({"largest": 6}, ["inputs .* num_tokens, 5, got 0 to 5", "targets .* 0 to 5"]),
+        ({"others": {"image": 1.0}}, ["others must be None"]),
     ],
 )
 def test_all_that_is_wrong_with_a_task_is_told_at_once(given, messages):
