@@ -76,7 +76,10 @@ _BART = dict(
     decoder_start_token_id=1,
 )
 _WHISPER = dict(num_mel_bins=6, max_source_positions=S, max_target_positions=16)
-_T5 = dict(d_model=D, d_kv=8, num_layers=L, num_heads=H, d_ff=20)
+# Scores of T5 are not scaled: of random weights they are large, and lose digits.
+_T5 = dict(
+    d_model=D, d_kv=8, num_layers=L, num_heads=H, d_ff=20, initializer_factor=0.5
+)
 _VIT = dict(_HEADS, intermediate_size=20, image_size=8, patch_size=4)
 _SWIN = dict(image_size=8, patch_size=1, embed_dim=12, window_size=4)
 _EXPERTS = dict(num_local_experts=4, num_experts=4, num_experts_per_tok=2)
