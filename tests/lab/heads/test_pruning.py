@@ -232,7 +232,7 @@ def test_parameters_of_other_names_are_refused(change, holder):
     with pytest.raises(ValueError, match=message):
         change(_renamed(params), of)
     more = params | {f"encoder/layer_{L}/norm_1": {"scale": np.ones(D)}}
-    with pytest.raises(ValueError, match="must be of 3 layers, got 'encoder/layer_3"):
+    with pytest.raises(ValueError, match="must have 3 layers, got 'encoder/layer_3"):
         change(more, of)
     fewer = {name: own for name, own in params.items() if "layer" not in name}
     with pytest.raises(ValueError, match=r"layers \[0, 1, 2\] have none"):
