@@ -160,8 +160,8 @@ class AttentionMap:
         """
         if len(example) != self.ndim - 3:
             raise ValueError(
-                f"head() takes a head and {self.ndim - 3} indices of batch axes for a "
-                f"map of shape {self.shape}, got {len(example)} indices."
+                f"head() of a map of shape {self.shape} takes a head and an index for "
+                f"each batch axis, {self.ndim - 3}, got {len(example)}."
             )
         head = tiles.checked_index("head", head, self.shape[-3])
         example = tuple(

@@ -266,7 +266,7 @@ def test_one_head_is_a_map_of_its_own(attention_map, weights):
     traced = jax.jit(lambda x, h, b: x.head(h, b).pooled(3, 2))(attention_map, 3, 0)
     pooled = attention_map.pooled(3, 2)[0, 3]
     np.testing.assert_allclose(traced[0], pooled, rtol=1e-5)
-    with pytest.raises(ValueError, match="1 of batch axes"):
+    with pytest.raises(ValueError, match="each batch axis, 1, got 0"):
         attention_map.head(2)
 
 

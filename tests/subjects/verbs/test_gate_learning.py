@@ -148,7 +148,7 @@ def test_gates_ablate_heads_of_a_run(trained, learned, tmp_path):
     subject = Subject.of_folder(folder)
     for name, changes, message in (
         ("gates", {"penalty": 0.3}, "penalty; choose another folder"),
-        ("gates", {"penalty": 0.3, "steps": 1}, "penalty and steps; give a folder"),
+        ("gates", {"penalty": 0.3, "steps": 1}, "penalty and steps; choose another"),
         ("none", {"penalty": 1e3, "steps": 40}, "ablates all heads; give a smaller"),
     ):
         with pytest.raises(ConfigError, match=message):
