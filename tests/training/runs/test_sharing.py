@@ -99,11 +99,11 @@ def test_run_goes_on_with_devices_that_share_it_otherwise(
     [
         (
             {"devices__data": 3},
-            "must multiply to the 4 available devices .*data 3 x heads 1 x seq",
+            "must multiply to the 4 available devices, got data 3 x heads 1 x seq",
         ),
         (
             {"devices__heads": 3},
-            "multiply to the 4 available devices .*data any x heads 3",
+            "multiply to the 4 available devices, got data any x heads 3",
         ),
         ({"devices__heads": 4}, "must divide the 2 heads of layer 0, got 4"),
         (
