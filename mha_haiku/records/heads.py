@@ -17,6 +17,7 @@ from mha_haiku.core import checks, display
 from mha_haiku.records import archive, means, ranks, tables
 
 ROLE = "role"  # the column with the roles of heads
+OFFSET = "offset"  # the column with t - s of a query t and the key s it sees most
 _MOST_SAID = 3  # columns in a repr
 
 

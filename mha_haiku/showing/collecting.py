@@ -20,7 +20,7 @@ from mha_haiku.core import attention, tiles
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment
 from mha_haiku.records import Column, Layer, means
-from mha_haiku.records.heads import ROLE
+from mha_haiku.records.heads import OFFSET, ROLE
 from mha_haiku.showing.map_set import Example, MapSet
 
 Array = jax.Array
@@ -196,7 +196,8 @@ def map_set(
     known = summary([layer_seen.numbers for layer_seen in seen], columns)
     filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
     if all(layer_seen.evidence for layer_seen in seen):
-        known[ROLE] = roles(seen)[ROLE]
+        found = roles(seen).columns
+        known |= {name: found[name] for name in (ROLE, OFFSET) if name in found}
     return MapSet(name, tuple(layers), tuple(filled), step, known)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku.records.heads import ROLE
+from mha_haiku.records.heads import OFFSET, ROLE
 from mha_haiku.showing import labels, map_set
 from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet
 
@@ -254,9 +254,21 @@ def _of_roles(maps: MapSet) -> list[str | list]:
         place = np.unravel_index(np.argmax(of_role), names.shape)
         best[place] = of_role[place]
     for place in _largest(best):
-        does_it = does[str(names[place])]
+        name = str(names[place])
+        does_it = _at_distance(maps, place) if name == "positional" else does[name]
         said += [_head(maps, *place), f" attends {does_it} with {best[place]:.2f}. "]
     return said
+
+
+def _at_distance(maps: MapSet, place: tuple[int, ...]) -> str:
+    """Says at which distance a positional head attends, where that is known."""
+    if OFFSET not in maps.columns:
+        return _ROLES["positional"]
+    before = int(maps.columns[OFFSET].mean[place])
+    if not before:
+        return _ROLES["own_position"]
+    where = "before" if before > 0 else "after"
+    return f"to the position {abs(before)} {where} each token"
 
 
 def _largest(values: np.ndarray) -> list[tuple[int, ...]]:

@@ -1,4 +1,5 @@
 import base64
+import dataclasses
 import hashlib
 import html.parser
 import json
@@ -10,6 +11,7 @@ import zlib
 import numpy as np
 import pytest
 
+from mha_haiku import records
 from mha_haiku.showing import labels, map_set, page
 from tests.showing.saved_maps import make_maps_of_kinds
 
@@ -329,3 +331,26 @@ def test_a_page_says_what_heads_do_and_which_matter(whole):
         ".",
     ]
     assert second == []
+
+
+@pytest.mark.parametrize(
+    ("offset", "words"),
+    [
+        (2, "to the position 2 before each token"),
+        (-1, "to the position 1 after each token"),
+        (0, "from each token to itself"),
+        (None, "to a fixed distance"),
+    ],
+)
+def test_a_positional_head_is_said_with_its_distance(whole, offset, words):
+    names = np.array([["positional", ""], ["", ""]])
+    scores = np.array([[0.95, np.nan], [np.nan, np.nan]])
+    columns = {"role": records.Column(scores, "score", "what", names=names)}
+    if offset is not None:
+        columns["offset"] = records.Column(
+            np.full((2, 2), offset), "positions", "t - s"
+        )
+    first = dataclasses.replace(whole.sets[0], columns=columns)
+    shown = dataclasses.replace(whole, sets=(first,))
+    (contents,) = page.contents(shown)["sets"]
+    assert contents["said"][-1] == f" attends {words} with 0.95. "

@@ -76,7 +76,9 @@ def test_a_page_has_the_weights_of_the_map(attention_map, view):
 def test_a_page_has_the_statistics_of_the_heads():
     attention_map = make_map(1, mask=mh.masks.causal(), first_query=1)
     statistics = attention_map.statistics()
-    for number in page_of(mh.show(attention_map))["sets"][0]["numbers"]:
+    *numbers, offset = page_of(mh.show(attention_map))["sets"][0]["numbers"]
+    assert (offset["name"], offset["unit"]) == ("offset", "positions")
+    for number in numbers:
         wanted = np.mean(getattr(statistics, number["name"]), 0)
         np.testing.assert_allclose(number["values"], [wanted], atol=1e-5)
         assert number["label"] == mh.attention.STATISTICS[number["name"]].label

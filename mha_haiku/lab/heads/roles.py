@@ -14,7 +14,7 @@ import numpy as np
 
 from mha_haiku.core import attention, models, tiles
 from mha_haiku.lab.heads import alignment, running
-from mha_haiku.records.heads import ROLE, Column, Heads
+from mha_haiku.records.heads import OFFSET, ROLE, Column, Heads
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -306,13 +306,13 @@ def roles_of_evidence(
         columns = [range(len(sums["positional"])) for sums in found]
     shape = len(found), 1 + max((h for row in columns for h in row), default=-1)
     names, deciding = np.full(shape, "", dtype=object), np.full(shape, np.nan)
-    values = {name: np.full(shape, np.nan) for name in [*SCORES, "offset"]}
+    values = {name: np.full(shape, np.nan) for name in [*SCORES, OFFSET]}
     for i, (sums, places) in enumerate(zip(found, columns, strict=True)):
         scores = _scores(sums)
         for name, x in scores.items():
             values[name][i, list(places)] = x
         of_offset = sums["positional"][:, :-1]
-        values["offset"][i, list(places)] = of_offset.argmax(-1) - _FARTHEST
+        values[OFFSET][i, list(places)] = of_offset.argmax(-1) - _FARTHEST
         for h, place in enumerate(places):
             of_head = {name: x[h] for name, x in scores.items()}
             names[i, place] = name = role_of(of_head)
@@ -323,8 +323,8 @@ def roles_of_evidence(
         for name, x in values.items()
         if not np.isnan(x).all()
     }
-    if "offset" in known:
-        known["offset"] = known["offset"]._replace(unit="positions")
+    if OFFSET in known:
+        known[OFFSET] = known[OFFSET]._replace(unit="positions")
     notes = [
         f"role {name:<{_LONGEST}}  at least {role.threshold:g} of: {role.label}"
         for name, role in ROLES.items()

@@ -20,6 +20,7 @@ from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.records import Heads, Layer, archive
+from mha_haiku.records.heads import OFFSET
 from mha_haiku.showing import (
     collecting,
     drawing,
@@ -281,7 +282,9 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
             _logger.warning(f"left out: {str(error).splitlines()[0]}")
             continue
         known = maps.columns.items()
-        alignments = {x: y for x, y in known if x not in attention.STATISTICS}
+        alignments = {
+            x: y for x, y in known if x not in {*attention.STATISTICS, OFFSET}
+        }
         maps = dataclasses.replace(
             maps, name=f"step {step}", step=step, columns=alignments
         )
