@@ -351,6 +351,6 @@ def test_a_positional_head_is_said_with_its_distance(whole, offset, words):
             np.full((2, 2), offset), "positions", "t - s"
         )
     first = dataclasses.replace(whole.sets[0], columns=columns)
-    shown = dataclasses.replace(whole, sets=(first,))
+    shown = whole._replace(sets=(first,))
     (contents,) = page.contents(shown)["sets"]
     assert contents["said"][-1] == f" attends {words} with 0.95. "
