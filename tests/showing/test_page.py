@@ -348,7 +348,7 @@ def test_a_positional_head_is_said_with_its_distance(whole, offset, words):
     columns = {"role": records.Column(scores, "score", "what", names=names)}
     if offset is not None:
         columns["offset"] = records.Column(
-            np.full((2, 2), offset), "positions", "t - s"
+            np.full((2, 2), float(offset)), "positions", "t - s"
         )
     first = dataclasses.replace(whole.sets[0], columns=columns)
     shown = whole._replace(sets=(first,))
