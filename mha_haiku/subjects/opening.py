@@ -121,13 +121,13 @@ def train(
             "config.training.seeds must be 1, as a subject is one model, got "
             f"{config.training.seeds}; runs.train trains several."
         )
-    summary = recorded(config, workdir, task=task, override_config=override_config)
+    summary = train_observed(config, workdir, task=task, override_config=override_config)
     if not summary.interrupted:
         dumping.dump(Subject.of_folder(workdir))
     return load(workdir)
 
 
-def recorded(
+def train_observed(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
 ) -> opening.Summary | opening.SeedsSummary:
     """Trains with every observer of the laboratory; otherwise as `runs.train`."""

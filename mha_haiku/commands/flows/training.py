@@ -43,7 +43,7 @@ def train(
     resolved, workdir = config.value, config.folder
     if init_from is not None:
         resolved = resolved.replace(init_from=init_from)
-    summary = opening.recorded(resolved, workdir, override_config=override_config)
+    summary = opening.train_observed(resolved, workdir, override_config=override_config)
     places = [one.root for _, one in folders.of_runs(folders.Folder(workdir), resolved)]
     dump = results.command("dump_attention", places[0])
     if summary.interrupted:  # no maps then, which take a while
