@@ -121,7 +121,9 @@ def train(
             "config.training.seeds must be 1, as a subject is one model, got "
             f"{config.training.seeds}; runs.train trains several."
         )
-    summary = train_observed(config, workdir, task=task, override_config=override_config)
+    summary = train_observed(
+        config, workdir, task=task, override_config=override_config
+    )
     if not summary.interrupted:
         dumping.dump(Subject.of_folder(workdir))
     return load(workdir)
