@@ -63,7 +63,7 @@ KINDS = [
         left_out="tests/scripts/benchmarks/test_quick_runs.py",
     ),
     Kind(r"scripts/benchmarks/heads\.py", left_out="its exit status judges its times"),
-    Kind(r"scripts/benchmarks/decoding\.py", left_out="needs .[bench,parity]"),
+    Kind(r"scripts/benchmarks/(decoding|lab)\.py", left_out="needs .[bench,parity]"),
     Kind(r"scripts/benchmarks/scaling\.py", left_out="compiles for 512 devices"),
     Kind(r"scripts/notebooks\.py", left_out="tests/experiments/test_notebooks.py"),
     Kind(

@@ -61,6 +61,7 @@ def test_materialized_statistics_are_those_of_the_map():
     [
         (attention, "--case=module_128 --contenders=ours,haiku,flax,equinox,jax_nn"),
         (training, "--case=reverse --contenders=ours,haiku"),
+        (lab, "--case=patching --contenders=ours,forward"),
         (pretrained, "--case=edges"),
     ],
 )
