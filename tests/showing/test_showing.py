@@ -78,6 +78,11 @@ def test_a_page_has_the_statistics_of_the_heads():
     statistics = attention_map.statistics()
     *numbers, offset = page_of(mh.show(attention_map))["sets"][0]["numbers"]
     assert (offset["name"], offset["unit"]) == ("offset", "positions")
+    largest = np.asarray(attention_map.weights()).argmax(-1)  # [B, H, T]
+    apart = np.arange(1, 1 + largest.shape[-1]) - largest  # the first query is 1
+    for head, found in enumerate(offset["values"][0]):
+        values, counts = np.unique(apart[:, head], return_counts=True)
+        assert counts[values == found] == counts.max()
     for number in numbers:
         wanted = np.mean(getattr(statistics, number["name"]), 0)
         np.testing.assert_allclose(number["values"], [wanted], atol=1e-5)

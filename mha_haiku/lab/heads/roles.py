@@ -227,8 +227,9 @@ def role_evidence(
         right = alignment.shares(jnp.where(seen, places, -1), aligned)
         found |= alignment.evidence({"aligned": right})
     last = num_keys if lengths is None else jnp.asarray(lengths)[:, None, None]
+    origin = attention_map.weighting.origin
     return found | {
-        "positional": _counts(rows - places, seen),
+        "positional": _counts(rows + (origin.query - origin.key) - places, seen),
         "anti_diagonal": _counts(rows + places - (last - 1), seen),
     }
 
