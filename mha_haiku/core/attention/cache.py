@@ -56,7 +56,7 @@ class Cache:
     before: Array | None = None
     # Whether slots are used as a ring buffer.
     is_ring: bool = tiles.static(default=False)
-    # Whether keys and values are those of a source, complete from the start:
+    # Whether keys and values come from a source and are complete from the start:
     # `[B..., G, K, S]` and `[B..., G, S, V]`.
     is_source: bool = tiles.static(default=False)
 

@@ -43,7 +43,7 @@ class DecodingCache:
 class Decoding(NamedTuple):
     """The functions that run a model token by token.
 
-    Logits and maps with a cache equal those of whole texts without it.
+    Logits and maps with a cache equal logits and maps of whole texts.
 
     Attributes:
       prefill: `prefill(params, prompts, lengths, *, max_length, source=None,

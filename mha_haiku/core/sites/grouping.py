@@ -18,7 +18,7 @@ class Mixing(NamedTuple):
 
     @property
     def shared(self) -> dict[int, int]:
-        """The axes that weights share with values, mapped to those of values."""
+        """The axes that weights share with values, mapped to axes of values."""
         sides = map(self.product.shared, (self.side, 1 - self.side))
         return dict(zip(*sides, strict=True))
 

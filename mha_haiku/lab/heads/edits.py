@@ -148,7 +148,7 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
 
 
 def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edits:
-    """Makes an edit that sets attention weights to those of a map, or an array.
+    """Makes an edit that sets attention weights to a map, or an array.
 
     An array is `[B..., H, T, S]`. The weights are applied to the values of the edited
     run. `at` is as in `ablate`.

@@ -3,7 +3,7 @@
 An edge goes from a head to the queries, keys or values of a later head, or to the
 logits. It carries what the head wrote through everything but heads: residual
 connections, norms and feed-forward parts are recomputed. The direct effect of the
-inputs, around all heads, is that of the clean run. For models of known architecture
+inputs, around all heads, comes from the clean run. For models of known architecture
 `edge_measures` also has feed-forward parts and embeddings as nodes.
 
 B batch, T positions, P attention parts, H heads of a part, V value size per head, S all

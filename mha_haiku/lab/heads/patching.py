@@ -243,13 +243,13 @@ def path_patching(
     """Computes the change of the metric when one head reads another's corrupted output.
 
     An edge goes from a head to the queries, keys or values of a later head, or to the
-    logits. In the clean run the sender's output is replaced by that of the corrupted
-    run, and all other heads are held at their clean outputs: so the change reaches
-    later streams only through residual connections, norms and feed-forward parts, which
-    are recomputed. The receiver reads this stream for its queries, say, and the clean
-    one for the rest; its output is put into the clean run, and everything after it is
-    recomputed. For the logits the metric is that of the held run. Gates of attention
-    are read with the queries.
+    logits. In the clean run the sender's output is replaced by its output in the
+    corrupted run, and all other heads are held at their clean outputs: so the change
+    reaches later streams only through residual connections, norms and feed-forward
+    parts, which are recomputed. The receiver reads this stream for its queries, say,
+    and the clean one for the rest; its output is put into the clean run, and everything
+    after it is recomputed. For the logits the metric is that of the held run. Gates of
+    attention are read with the queries.
 
     An edge takes two runs of the model. Memory does not grow with the number of edges.
 
