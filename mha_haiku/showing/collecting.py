@@ -70,10 +70,11 @@ def known(
     kind: str = "",
     *,
     tokens: Array | np.ndarray | None = None,
+    separators: Array | np.ndarray | None = None,
     lengths: Array | np.ndarray | None = None,
 ) -> Seen:
     """Measures the heads of a whole map; arguments as of `see`."""
-    statistics = attention_map.statistics(tokens=tokens)
+    statistics = attention_map.statistics(tokens=tokens, positions=separators)
     evidence = heads.role_evidence(
         attention_map, statistics, kind, tokens=tokens, lengths=lengths
     )
@@ -89,6 +90,7 @@ def see(
     bins: int | None = None,
     kind: str = "",
     tokens: Array | np.ndarray | None = None,
+    separators: Array | np.ndarray | None = None,
     lengths: Array | np.ndarray | None = None,
     has_numbers: bool = True,
 ) -> Seen:
@@ -100,6 +102,7 @@ def see(
       bins: Maximum rows and columns of a pooled map; None for a whole map.
       kind: The kind of its layer, for the roles of heads, which whole maps have.
       tokens: The tokens of the queries, which some statistics and roles need.
+      separators: `[B..., S]` booleans, keys that are separators, for a role.
       lengths: Numbers of valid keys. Defaults to all keys.
       has_numbers: Whether there are statistics, in the same pass as a pooled map.
     """
@@ -111,7 +114,13 @@ def see(
     if pooled is None:
         weights = attention_map.weights()
         if has_numbers:
-            told = known(attention_map, kind, tokens=tokens, lengths=lengths)
+            told = known(
+                attention_map,
+                kind,
+                tokens=tokens,
+                separators=separators,
+                lengths=lengths,
+            )
     elif has_numbers:
         statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
         weights = statistics.pooled

@@ -253,11 +253,12 @@ def _of_roles(maps: MapSet) -> list[str | list]:
         of_role = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
         place = np.unravel_index(np.argmax(of_role), names.shape)
         best[place] = of_role[place]
+    clearest = []
     for place in _largest(best):
         name = str(names[place])
         does_it = _at_distance(maps, place) if name == "positional" else does[name]
-        said += [_head(maps, *place), f" attends {does_it} with {best[place]:.2f}. "]
-    return said
+        clearest += [_head(maps, *place), f" {does_it} ({best[place]:.2f})", "; "]
+    return [*said, "The clearest: ", *clearest[:-1], ". "] if clearest else said
 
 
 def _at_distance(maps: MapSet, place: tuple[int, ...]) -> str:

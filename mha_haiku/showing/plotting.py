@@ -77,18 +77,17 @@ def plot(
             raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
         width, height = (checks.positive_number("size", x) for x in size)
         size = width, height
-    what, texts, *_ = sets.given(what, tokens=tokens, key_tokens=key_tokens)
+    texts = {"tokens": tokens, "key_tokens": key_tokens}
+    found = sets.text_maps(what, **texts)
     with drawing.style():
-        if sets.is_maps(what):
-            maps = sets.layers_of(what)
+        if found is not None:
+            maps = sets.layers_of(found.maps)
             count = math.prod(list(maps.values())[-1].shape[:-3])
             checks.integer_in("example", example, 0, count - 1)
             chosen = _chosen_layers(list(maps), layer)
-            whole = sets.map_set(
-                maps, texts, layers=chosen, only=example, has_numbers=False
-            )
+            whole = sets.map_set(found, layers=chosen, only=example, has_numbers=False)
         elif _is_saved(what) or (sets.has_own(what) and not _is_file(what)):
-            if texts:
+            if tokens is not None or key_tokens is not None:
                 raise ValueError(
                     "tokens must be None for saved maps, which have their own."
                 )

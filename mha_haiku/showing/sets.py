@@ -11,7 +11,7 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,52 +21,78 @@ from mha_haiku.core.attention import sited
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
-from mha_haiku.showing import collecting
+from mha_haiku.showing import collecting, labels
 from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet, Why
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
 _MOST_EXAMPLES = 16
+_COLUMN_NAMES = {"chosen_positions": "special_tokens"}  # as they are what is chosen
 
 
-class Given(NamedTuple):
-    """Maps, with texts and images along their sides.
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class TextMaps(Sequence):
+    """Attention maps, one per layer, with texts or images along their sides.
 
-    Attributes:
-      maps: Maps as `mh.show` takes them, or an object without maps.
-      texts: `tokens`, `key_tokens` and `images` as `mh.show` takes them, if known.
-      why: Why heads look there, `heads.why.Cells` of one example.
-      name: Name of the model, or "" if unknown.
+    `maps[2].weights()[0, 3]` is the map of head 3 in layer 2, `[T, S]`.
+
+    Example:
+      >>> maps = subject.maps(tokens[0])
+      >>> maps
+      TextMaps(2 layers of shape (1, 2, 9, 9), (B, H, T, S))
+      >>> maps[1].weights()[0, 0, -1].argmax()  # where head (1, 0) looks at the end
+      Array(5, dtype=int32)
     """
 
-    maps: Any
-    texts: Mapping[str, Any] = {}
-    why: tuple[Any, ...] = ()
-    name: str = ""
+    maps: Any  # `models.Output.maps`, or by name of a function without known layers
+    # The text of T queries and S keys, and pictures of keys, as `mh.show` takes them.
+    tokens: Any = None
+    key_tokens: Any = None
+    images: Any = None
+    why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
+    name: str = ""  # of the model, for the title of a page
+
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each map."""
+        if isinstance(self.maps, Mapping):
+            return list(self.maps)
+        return [f"layer {i}" for i in range(len(self.maps))]
+
+    def __getitem__(self, layer: Any) -> attention.AttentionMap:
+        return self.maps[layer] if isinstance(layer, str) else self._list()[layer]
+
+    def __len__(self) -> int:
+        return len(self.maps)
+
+    def __repr__(self) -> str:
+        first = self._list()[0].shape if len(self) else ()
+        return f"TextMaps({len(self)} layers of shape {first}, (B, H, T, S))"
+
+    def _list(self) -> list[attention.AttentionMap]:
+        is_named = isinstance(self.maps, Mapping)
+        return list(self.maps.values() if is_named else self.maps)
 
 
-@functools.singledispatch
-def maps_of(value: Any) -> Given:
-    """Finds the maps in a value; a value without maps is returned itself.
+def text_maps(value: Any, **texts: Any) -> TextMaps | None:
+    """Finds the maps in a value, or None if it has none.
 
     Plain arrays of weights `[B, H, T, S]`, such as `outputs.attentions` of
-    transformers, become maps.
+    transformers, become maps. Texts that are not None replace the value's own.
     """
-    if _is_weights(value):
-        weights = _array(value)
-        sums = weights.sum(-1)
-        are_shares = (weights >= 0).all() and (np.isclose(sums, 1) | (sums == 0)).all()
-        return Given(sited.map_of_weights(weights, are_shares=bool(are_shares)))
-    if isinstance(value, list | tuple) and value and all(map(_is_weights, value)):
-        return Given([maps_of(item).maps for item in value])
-    return Given(value)
-
-
-def given(value: Any, **texts: Any) -> Given:
-    """Finds the maps in a value; texts that are not None replace its texts."""
-    found = maps_of(value)
+    if not isinstance(value, TextMaps):
+        is_list = isinstance(value, list | tuple) and len(value)
+        if _is_weights(value):
+            value = _map_of_weights(value)
+        elif is_list and all(map(_is_weights, value)):
+            value = [_map_of_weights(weights) for weights in value]
+        if not _are_maps(value):
+            return None
+        value = TextMaps(value)
     texts = {name: text for name, text in texts.items() if text is not None}
-    return found._replace(texts={**found.texts, **texts})
+    return dataclasses.replace(value, **texts)
 
 
 @functools.singledispatch
@@ -130,7 +156,7 @@ def named(value: Any) -> tuple[str, Any]:
     return "", value
 
 
-def is_maps(value: Any) -> bool:
+def _are_maps(value: Any) -> bool:
     """Checks whether a value is a map, or a container of maps."""
     if isinstance(value, attention.AttentionMap | models.Output):
         return True
@@ -193,8 +219,7 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
 
 
 def map_set(
-    maps: Mapping[Layer, attention.AttentionMap],
-    texts: Mapping[str, Any] = {},
+    found: TextMaps,
     *,
     layers: Sequence[int] | None = None,
     only: int | None = None,
@@ -203,35 +228,40 @@ def map_set(
 ) -> MapSet:
     """Reads maps, in one pass over each.
 
-    Texts are as in `Given`; if there are several kinds of layers, they belong to cross
-    maps. `layers` are the places of the layers that are read, and `only` is the
-    index of one example; by default all layers, the first examples. Without
-    `has_numbers` there are no statistics of the heads, which take a second to compile.
+    If there are several kinds of layers, the texts belong to cross maps. `layers` are
+    the places of the layers that are read, and `only` is the index of one example; by
+    default all layers, the first examples. Without `has_numbers` there are no
+    statistics of the heads, which take a second to compile.
     """
+    pairs = list(layers_of(found.maps).items())
     # The last: with a decoder that is a cross map, which has both texts.
-    *batch_shape, _, num_queries, num_keys = list(maps.values())[-1].shape
+    *batch_shape, _, num_queries, num_keys = pairs[-1][1].shape
     count = math.prod(batch_shape)
-    queries = _texts("tokens", texts.get("tokens"), count, num_queries)
-    keys = _texts("key_tokens", texts.get("key_tokens"), count, num_keys)
+    queries = _texts("tokens", found.tokens, count, num_queries)
+    keys = _texts("key_tokens", found.key_tokens, count, num_keys)
     if not keys and num_queries == num_keys:
         keys = queries
-    images = _all_images(texts.get("images"), count)
+    images = _all_images(found.images, count)
     has_ids = has_numbers and queries and queries == keys and not images
-    pairs = list(maps.items())
     pairs = [pairs[i] for i in (range(len(pairs)) if layers is None else layers)]
     shown = list(range(min(count, _MOST_EXAMPLES))) if only is None else [only]
     is_whole = all(max(attention_map.shape[-2:]) <= WHOLE for _, attention_map in pairs)
+    tokens = separators = None
+    if has_ids and is_whole:
+        tokens = _token_ids(queries, batch_shape)
+        separators = _separators(keys, batch_shape)
     seen, edges = [], {}
     for layer, attention_map in pairs:
-        found = collecting.see_alone(
+        of_layer = collecting.see_alone(
             attention_map,
             examples=np.array(shown),
             bins=None if is_whole else _BINS,
             kind=layer.kind,
-            tokens=_token_ids(queries, batch_shape) if has_ids and is_whole else None,
+            tokens=tokens,
+            separators=separators,
             has_numbers=has_numbers,
         )
-        seen.append(jax.device_get(found))
+        seen.append(jax.device_get(of_layer))
         edges[layer.kind] = [
             attention.bin_edges(size, size if is_whole else _BINS)
             for size in attention_map.shape[-2:]
@@ -255,7 +285,9 @@ def map_set(
                 kinds={kind: sides for kind, sides in axes.items() if kind},
             )
         )
-    return collecting.map_set(name, [layer for layer, _ in pairs], seen, examples)
+    whole = collecting.map_set(name, [layer for layer, _ in pairs], seen, examples)
+    columns = {_COLUMN_NAMES.get(x, x): y for x, y in whole.columns.items()}
+    return dataclasses.replace(whole, columns=columns)
 
 
 def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
@@ -285,11 +317,14 @@ def _is_weights(value) -> bool:
     return len(value.shape) == 4 and "float" in str(value.dtype)
 
 
-def _array(value) -> np.ndarray:
-    """Converts an array of jax, NumPy or torch to NumPy."""
+def _map_of_weights(value) -> attention.AttentionMap:
+    """Makes the map of weights, an array of jax, NumPy or torch."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
-    return np.asarray(value)
+    weights = np.asarray(value)
+    sums = weights.sum(-1)
+    are_shares = (weights >= 0).all() and (np.isclose(sums, 1) | (sums == 0)).all()
+    return sited.map_of_weights(weights, are_shares=bool(are_shares))
 
 
 def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:
@@ -326,6 +361,14 @@ def _token_ids(tokens, batch_shape) -> np.ndarray:
     return ids.reshape(*batch_shape, tokens.shape[1]).astype(np.int32)
 
 
+def _separators(tokens, batch_shape) -> np.ndarray | None:
+    """Marks special tokens `[B..., T]` past the first position, None without any."""
+    rows = tokens[: math.prod(batch_shape)]
+    marked = np.array([[labels.is_special(token) for token in row] for row in rows])
+    marked[:, 0] = False  # a head that attends to it has another role
+    return marked.reshape(*batch_shape, -1) if marked.any() else None
+
+
 def _short(names: list[str], kinds: Sequence[str]) -> list[str]:
     """Leaves out the modules with which all paths of a kind begin or end."""
     short = []
@@ -344,7 +387,7 @@ def _short(names: list[str], kinds: Sequence[str]) -> list[str]:
 
 def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
     """Converts tokens to N tuples of T strings; () where the tokens are None."""
-    if tokens is None:
+    if tokens is None or (isinstance(tokens, tuple) and not tokens):
         return ()
     is_array = isinstance(tokens, np.ndarray | jax.Array)
     tokens = tokens.tolist() if is_array else list(tokens)

@@ -1,5 +1,6 @@
 """`show`: maps, runs and numbers of heads as one view for notebooks and files."""
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.showing import fitting, map_set, markup, page, sets, shown
+from mha_haiku.showing import fitting, labels, map_set, markup, page, sets, shown
 from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _LONGEST_TITLE = 80  # characters of a text
-# Tokens that are no words: "[CLS]", "<s>", and places in a picture or a sound.
-_SPECIAL = re.compile(r"\[\w+\]|<[^<>]+>|\d+,\d+|[\d.]+s")
+_PLACE = re.compile(r"\d+,\d+|[\d.]+s")  # of a patch of a picture, or of a sound
 _HEIGHT = 680  # pixels of a page inside of a notebook
 _MOST_THUMBNAILS = 48
 _PICTURE = 560  # pixels of the longer side, about
@@ -67,22 +67,20 @@ def show(
       True
     """
     checks.positive_integer("budget", budget)
-    value, texts, why, name = sets.given(
-        maps_or_run, tokens=tokens, key_tokens=key_tokens, images=images
-    )
-    if sets.is_maps(value):
-        whole = _of_maps(value, texts, compare, name)
-        first, *others = whole.sets
-        whole = whole._replace(sets=(sets.with_why(first, why), *others))
-    elif not sets.has_own(value):
-        return shown.view(value, **texts, heads=heads, compare=compare)
+    texts = {"tokens": tokens, "key_tokens": key_tokens, "images": images}
+    found = sets.text_maps(maps_or_run, **texts)
+    if found is not None:
+        whole = _of_maps(found, compare)
+    elif not sets.has_own(maps_or_run):
+        return shown.view(maps_or_run, **texts, heads=heads, compare=compare)
     else:
-        for name in texts:
-            raise ValueError(
-                f"{name} must be None for a run, which has its own examples; "
-                "show(run.maps(text), tokens=...) shows others."
-            )
-        whole = sets.dossier_of(value, compare)
+        for name, text in texts.items():
+            if text is not None:
+                raise ValueError(
+                    f"{name} must be None for a run, which has its own examples; "
+                    "show(run.maps(text), tokens=...) shows others."
+                )
+        whole = sets.dossier_of(maps_or_run, compare)
     if heads is not None:
         chosen = tuple(sets.with_heads(maps, heads) for maps in whole.sets)
         whole = whole._replace(sets=chosen)
@@ -103,41 +101,53 @@ def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
     return View(whole.title, pages[inline], inline)
 
 
-def _of_maps(value, texts, compare, name) -> map_set.Dossier:
-    maps = sets.layers_of(value)
+def _of_maps(found: sets.TextMaps, compare: Any) -> map_set.Dossier:
     if compare is None:
-        own = sets.map_set(maps, texts)
-        return map_set.Dossier(_title(name, own, maps), (own,))
-    other_name, other = sets.named(compare)
-    others = sets.layers_of(sets.maps_of(other).maps)
-    ends = (list(each.values())[-1] for each in (maps, others))
+        shown_set = sets.with_why(sets.map_set(found), found.why)
+        return map_set.Dossier(_title(found, shown_set), (shown_set,))
+    other_name, compare = sets.named(compare)
+    other = sets.text_maps(compare)
+    if other is None:
+        raise TypeError(
+            "compare must be attention maps, as what is shown, got "
+            f"{type(compare).__name__}."
+        )
+    ends = (list(sets.layers_of(x.maps).values())[-1] for x in (found, other))
     sets.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
+    texts = {name: getattr(found, name) for name in ("tokens", "key_tokens", "images")}
+    other = dataclasses.replace(other, **texts)
     both = (
-        sets.map_set(maps, texts, name=name or "first"),
-        sets.map_set(others, texts, name=other_name or "second"),
+        sets.with_why(sets.map_set(found, name=found.name or "first"), found.why),
+        sets.map_set(other, name=other_name or "second"),
     )
-    return map_set.Dossier(_title(name, both[0], maps), both)
+    return map_set.Dossier(_title(found, both[0]), both)
 
 
-def _title(name: str, own: map_set.MapSet, maps) -> str:
+def _title(found: sets.TextMaps, shown_set: map_set.MapSet) -> str:
     """Names the model and its first text, or the sizes if neither is known."""
-    tokens = own.examples[0].keys.tokens
-    words = [x for x in tokens if x and not _SPECIAL.fullmatch(x.strip())]
+    tokens = shown_set.examples[0].keys.tokens
+    words = [x for x in tokens if x and not _is_no_word(x.strip())]
     is_spelled = all(len(x) == 1 for x in words) and any(map(str.isalpha, words))
     is_text = is_spelled or any(x.startswith((" ", "\n")) for x in words)
     text = ("" if is_text else " ").join(words).strip()
     if len(text) > _LONGEST_TITLE:
         text = text[:_LONGEST_TITLE].rpartition(" ")[0] or text[:_LONGEST_TITLE]
         text += " …"
-    if len(own.inputs) > 1 and text:
-        text += f" (and {len(own.inputs) - 1} more)"
-    name = re.split("[:/]", name)[-1]  # of a package, a repository or a folder
+    if len(shown_set.inputs) > 1 and text:
+        text += f" (and {len(shown_set.inputs) - 1} more)"
+    name = re.split("[:/]", found.name)[-1]  # of a package, a repository or a folder
     if title := ": ".join(filter(None, (name, text))):
         return title
+    maps = sets.layers_of(found.maps)
     first = next(iter(maps.values()))
     layers = f"{len(maps)} layers, " if len(maps) > 1 else ""
     shape = " x ".join(map(str, first.shape[-3:]))
     return f"Attention, {layers}{shape}, mask {first.weighting.mask}"
+
+
+def _is_no_word(token: str) -> bool:
+    """Whether a token is special, or a place in a picture or a sound."""
+    return labels.is_special(token) or _PLACE.fullmatch(token) is not None
 
 
 def _inline(whole: map_set.Dossier, html: str) -> str:

@@ -64,7 +64,7 @@ def html(value: Any) -> str:
     if display.is_traced(value):
         return markup.preformatted(repr(value))
     try:
-        if isinstance(value, MapSet) or sets.is_maps(sets.maps_of(value).maps):
+        if isinstance(value, MapSet) or sets.text_maps(value) is not None:
             return display.show(value).inline
         return fragment(value)
     except ValueError as error:

@@ -4,60 +4,14 @@ B batch, T positions, S keys, L layers, N examples.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, display
-from mha_haiku.showing import markup, sets, shown
+from mha_haiku.core import display
+from mha_haiku.showing import markup, shown
 from mha_haiku.showing.answers import Grid, rows_table, shows, visible
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class TextMaps(Sequence):
-    """Attention maps, one per layer, with the tokens along their sides.
-
-    `maps[2].weights()[0, 3]` is the map of head 3 in layer 2, `[T, S]`.
-
-    Example:
-      >>> maps = subject.maps(tokens[0])
-      >>> maps
-      TextMaps(2 layers of shape (1, 2, 9, 9), (B, H, T, S))
-      >>> maps[1].weights()[0, 0, -1].argmax()  # where head (1, 0) looks at the end
-      Array(5, dtype=int32)
-    """
-
-    maps: Any  # `models.Output.maps`, or by name of a function without known layers
-    tokens: tuple[tuple[str, ...], ...] = ()  # T queries per example; () for features
-    key_tokens: tuple[tuple[str, ...], ...] = ()  # S keys per example; () if the same
-    why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
-    images: np.ndarray | None = None  # `[B, S, h, w, 3]` in [0, 1], the patches at keys
-    name: str = ""  # of the model, for the title of a page
-
-    _repr_html_, show, plot = display.html, display.show, display.plot
-
-    @property
-    def names(self) -> list[str]:
-        """The name of each map."""
-        if isinstance(self.maps, Mapping):
-            return list(self.maps)
-        return [f"layer {i}" for i in range(len(self.maps))]
-
-    def __getitem__(self, layer: Any) -> attention.AttentionMap:
-        return self.maps[layer] if isinstance(layer, str) else self._list()[layer]
-
-    def __len__(self) -> int:
-        return len(self.maps)
-
-    def __repr__(self) -> str:
-        first = self._list()[0].shape if len(self) else ()
-        return f"TextMaps({len(self)} layers of shape {first}, (B, H, T, S))"
-
-    def _list(self) -> list[attention.AttentionMap]:
-        is_named = isinstance(self.maps, Mapping)
-        return list(self.maps.values() if is_named else self.maps)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -171,15 +125,6 @@ class Strongest:
             [f"Strongest(layer {self.layer}, head {self.head})"]
             + ["  ".join(f"{k} {v}" for k, v in row.items()) for row in self.rows()]
         )
-
-
-@sets.maps_of.register
-def _(answer: TextMaps) -> sets.Given:
-    tokens = {"tokens": answer.tokens, "key_tokens": answer.key_tokens}
-    texts: dict[str, Any] = {name: text for name, text in tokens.items() if text}
-    if answer.images is not None:
-        texts["images"] = list(answer.images)
-    return sets.Given(answer.maps, texts, answer.why, answer.name)
 
 
 def _of_lens(lens: Lens) -> Grid:

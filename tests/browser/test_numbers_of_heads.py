@@ -2,9 +2,13 @@
 
 import dataclasses
 
+import jax
 import numpy as np
+import pytest
 
+import mha_haiku as mh
 from mha_haiku import records
+from mha_haiku.showing import sets
 from tests.browser import samples
 from tests.browser.samples import H, L
 
@@ -34,6 +38,21 @@ def test_roles_stand_in_full_and_numbers_are_named(drawn):
     assert wide <= 400
 
 
+def test_many_layers_stand_in_columns(drawn):
+    """Thirty layers of nine heads: in one column they would be 12 pixels wide."""
+    layers, heads = 30, 9
+    query, key = jax.random.normal(jax.random.key(0), (2, layers, 1, 6, heads, 4))
+    maps = [mh.attend(q, k, k)[1] for q, k in zip(query, key, strict=True)]
+    opened = drawn(sets.joined(sets.map_set(sets.TextMaps(maps))))
+    lines = opened.locator("#overview .layer")
+    first, second, below = (lines.nth(i).bounding_box() for i in (0, 15, 16))
+    assert second["x"] > first["x"] + first["width"]
+    assert second["y"] == pytest.approx(first["y"], abs=1) and below["y"] > second["y"]
+    assert opened.locator("#overview .head").first.bounding_box()["width"] > 20
+    box = opened.locator("#overview")
+    assert box.evaluate("(x) => x.scrollWidth - x.clientWidth") == 0
+
+
 def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
     names = np.full((L, H), "first_token", object)
     names[1, 2], names[0, 1] = "induction", "mixed"
@@ -43,9 +62,9 @@ def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
     opened = drawn(samples.show(own))
     assert opened.inner_text("#said") == (
         "Of 6 heads 4 attend to the first token, 1 attends to what followed the same "
-        "token before and 1 has no clear role. layer 1, head 2 attends to what "
-        "followed the same token before with 0.90. layer 0, head 0 attends to the "
-        "first token with 0.60."
+        "token before and 1 has no clear role. The clearest: layer 1, head 2 to what "
+        "followed the same token before (0.90); layer 0, head 0 to the first token "
+        "(0.60)."
     )
     assert opened.inner_text("#detail-title").startswith("layer 1, head 2")
     roles = opened.locator("#roles button")

@@ -317,8 +317,10 @@ def test_a_page_says_what_heads_do_and_which_matter(whole):
     head = ["layer 0, head 0", 0, 0]
     assert first == [
         "Of 1 head 1 attends to what followed the same token before. ",
+        "The clearest: ",
         head,
-        " attends to what followed the same token before with 0.75. ",
+        " to what followed the same token before (0.75)",
+        ". ",
         "Most important (rise of the loss): ",
         ["layer 2, head 1", 1, 0],
         " 2 nats",
@@ -353,4 +355,4 @@ def test_a_positional_head_is_said_with_its_distance(whole, offset, words):
     first = dataclasses.replace(whole.sets[0], columns=columns)
     shown = whole._replace(sets=(first,))
     (contents,) = page.contents(shown)["sets"]
-    assert contents["said"][-1] == f" attends {words} with 0.95. "
+    assert contents["said"][-2] == f" {words} (0.95)"

@@ -18,7 +18,7 @@ def test_masked_cells_are_those_of_the_chosen_heads(kind, bins, monkeypatch):
         "padding": masks.padding(np.array([2, 4])),
     }[kind]
     attention_map = make_map(mask=mask)
-    whole = sets.map_set(sets.layers_of(attention_map), has_numbers=False)
+    whole = sets.map_set(sets.TextMaps(attention_map), has_numbers=False)
     whole = whole.with_heads([[3, 1]])
     expected = collecting.masked_cells(attention_map, *((bins, bins) if bins else ()))
     for example, cells in zip(whole.examples, np.asarray(expected), strict=True):

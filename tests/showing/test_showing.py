@@ -13,7 +13,6 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku.showing import fitting, map_set, sets
-from mha_haiku.subjects import answers
 
 from .small_maps import B, H, S, T, make_empty, make_map
 
@@ -187,7 +186,7 @@ def test_a_view_keeps_to_its_budget_and_says_what_it_leaves_out(budget):
 def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
     queries, keys = 39, 45
     attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
-    whole = map_set.Dossier("one", (sets.map_set(sets.layers_of(attention_map)),))
+    whole = map_set.Dossier("one", (sets.map_set(sets.TextMaps(attention_map)),))
     cut = fitting.Cut(examples=1, join=2)
     (pooled,) = fitting.cut_to(whole, cut, 20).sets[0].examples
     weights = np.asarray(attention_map.weights(), np.float64)[0]
@@ -297,7 +296,7 @@ def test_a_layer_without_heads_is_beside_others(attention_map):
 def test_a_title_is_the_model_and_its_text():
     attention_map = make_map(batch=(1,), queries=5, keys=5)
     tokens = ["[CLS]", " the", " cat", "s", "[SEP]"]
-    found = answers.TextMaps([attention_map], (tokens,), name="package:small-model")
+    found = sets.TextMaps([attention_map], (tokens,), name="package:small-model")
     assert mh.show(found).title == "small-model: the cats"
     assert mh.show(attention_map, tokens=tokens).title == "the cats"
     long = [f" word{i}" for i in range(5)] * 9

@@ -130,7 +130,7 @@ def test_arrays_of_signed_weights_are_shown_and_drawn():
     pytest.importorskip("matplotlib")
     weights = np.linspace(-0.5, 1, 18, dtype=np.float32).reshape(1, 2, 3, 3)
     view = mh.show(weights)
-    assert "rows sum to any amount" in repr(sets.maps_of(weights).maps)
+    assert "rows sum to any amount" in repr(sets.text_maps(weights).maps)
     assert "data:image/png" in view._repr_html_()
     for scale in ("linear", "root", "log"):
         image = mh.plot(weights, scale=scale).axes[0].images[0]

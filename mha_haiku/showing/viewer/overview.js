@@ -16,7 +16,7 @@ const millisecondsPerFrame = 12;
 const overview = {
   buttons: new Map(), // "layer.head" -> button
   waiting: new Set(), // buttons whose thumbnails are to be drawn
-  watcher: null, marked: null, side: 0, lines: [], most: 0,
+  watcher: null, marked: null, side: 0, columns: 1, lines: [], most: 0,
   names: '', arranged: '', told: '', look: '', // what the parts were last made for
 };
 const headId = (layer, head) => `${layer}.${head}`;
@@ -95,6 +95,7 @@ function arrangeHeads(set) {
   const button = ([layer, head]) => overview.buttons.get(headId(layer, head));
   box.className = choice.order ? 'ranked' : `layers${side < captionFrom ? ' small' : ''}`;
   box.style.setProperty('--side', `${side}px`);
+  box.style.setProperty('--columns', overview.columns);
   box.style.setProperty('--pitch', `${pitch}px`);
   if (choice.order) {
     box.replaceChildren(...ranked(set).map((head) => {
@@ -172,7 +173,7 @@ function sizeThumbnails(set, box) {
   const most = Math.max(1, ...set.layers.map(({ heads }) => heads.length));
   const titles = kindTitleHeight * kindsOf(set).length;
   const high = (overviewRoom() - titles) / Math.max(1, set.layers.length);
-  overview.side = 56;
+  Object.assign(overview, { side: 56, columns: 1 });
   if (choice.order) return;
   const fit = (lines) => Math.min(
     largestSide, Math.floor((box.clientWidth - 70) / most) - 6,
@@ -181,9 +182,13 @@ function sizeThumbnails(set, box) {
   while (overview.most && fit(overview.most) < captionFrom) overview.most -= 1;
   overview.side = fit(overview.most);
   if (overview.side < captionFrom) {
-    overview.side = Math.max(smallestSide, Math.min(
-      captionFrom - 1, Math.floor((box.clientWidth - 30) / most) - 4, Math.floor(high) - 8,
+    // Many layers stand in columns next to each other, where that makes heads larger.
+    const sideIn = (columns) => Math.max(smallestSide, Math.min(
+      captionFrom - 1, Math.floor((box.clientWidth / columns - 42) / most) - 4,
+      Math.floor((overviewRoom() - titles) / Math.ceil(set.layers.length / columns)) - 8,
     ));
+    for (const columns of [2, 3, 4]) if (sideIn(columns) > sideIn(overview.columns)) overview.columns = columns;
+    overview.side = sideIn(overview.columns);
   }
 }
 

@@ -11,6 +11,7 @@ from mha_haiku.core import checks, display
 from mha_haiku.core import sites as all_sites
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
+from mha_haiku.showing import sets
 from mha_haiku.subjects import answers
 from mha_haiku.subjects import inputs as given
 from mha_haiku.subjects.subject import Subject, refuse, verb
@@ -30,7 +31,7 @@ def logits(subject: Subject, inputs: Any) -> jax.Array:
 
 
 @verb
-def maps(subject: Subject, inputs: Any, *, why: int = 0) -> answers.TextMaps:
+def maps(subject: Subject, inputs: Any, *, why: int = 0) -> sets.TextMaps:
     """Computes the attention map of each layer, with its tokens.
 
     For one text, the page explains the `why` largest weights of each query, which takes
@@ -55,7 +56,8 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> answers.TextMaps:
             tokens = tokens or keys
     keys = () if keys == tokens else keys
     cells = tuple(cells[::-1])
-    return answers.TextMaps(found, tokens, keys, cells, pictures, subject.name)
+    images = None if pictures is None else list(pictures)
+    return sets.TextMaps(found, tokens, keys, images, cells, subject.name)
 
 
 @verb

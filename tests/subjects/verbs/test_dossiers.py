@@ -53,10 +53,21 @@ def test_equal_texts_tell_induction_and_images_do_not():
     _, found = mh.attend(query, key, key)
     images = np.zeros((8, 2, 2), np.uint8)
     for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
-        texts = {"tokens": "aaaaaaaa", **options}
-        shown = sets.map_set(sets.layers_of([found]), texts)
+        shown = sets.map_set(sets.TextMaps([found], "aaaaaaaa", **options))
         assert shown.columns["role"].names.tolist() == [[expected]]
     assert np.isnan(shown.columns["role"].mean).all()
+
+
+def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
+    """All queries look at the last key: [SEP], or a word."""
+    query = np.ones((1, 5, 1, 4), np.float32)
+    key = np.where(np.arange(5)[None, :, None, None] == 4, 20, 0) * query
+    _, found = mh.attend(query, key, key)
+    for last, expected in (("[SEP]", "separator"), ("down", "mixed")):
+        tokens = ["[CLS]", "the", "cat", "sat", last]
+        columns = sets.map_set(sets.TextMaps([found], tokens)).columns
+        assert columns["role"].names.tolist() == [[expected]]
+        assert ("special_tokens" in columns) == (expected == "separator")
 
 
 def test_numbers_are_those_that_were_computed(trained):
