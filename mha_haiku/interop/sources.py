@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from mha_haiku.core import arrays, checks
 from mha_haiku.interop import gguf_files
 from mha_haiku.training.tasks import tokenization
 
-_PACKAGE = "package:"
+PACKAGE = "package:"
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -36,12 +37,23 @@ class Source(NamedTuple):
     read_tokenizer: Callable[[int], tokenization.Pretrained | None]
     folder: Path | None = None  # in the layout of the hub, if it is one
 
+    @property
+    def title(self) -> str:
+        """The model's name by its card, or the name of its file or folder."""
+        card = self.folder and self.folder / "README.md"
+        if card and card.exists():
+            heading = re.search(r"^# (\S+)$", card.read_text("utf-8"), re.MULTILINE)
+            if heading:
+                return heading[1]
+        path = Path(self.name)
+        return path.stem if path.suffix == ".gguf" else path.name
+
 
 def find(source: str | os.PathLike) -> Source:
     """Finds the model at a place; see `interop.load`."""
     text = os.fspath(source)
-    if text.startswith(_PACKAGE):
-        return _open(_in_package(text.removeprefix(_PACKAGE)))
+    if text.startswith(PACKAGE):
+        return _open(_in_package(text.removeprefix(PACKAGE)))
     path = checks.as_path(text)
     if os.path.exists(path):  # which takes any text, unlike path.exists()
         return _open(path)

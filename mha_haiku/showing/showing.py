@@ -135,7 +135,7 @@ def _title(found: sets.TextMaps, shown_set: map_set.MapSet) -> str:
         text += " …"
     if len(shown_set.inputs) > 1 and text:
         text += f" (and {len(shown_set.inputs) - 1} more)"
-    name = re.split("[:/]", found.name)[-1]  # of a package, a repository or a folder
+    name = found.name.rpartition("/")[2]  # of a repository or a folder
     if title := ": ".join(filter(None, (name, text))):
         return title
     maps = sets.layers_of(found.maps)

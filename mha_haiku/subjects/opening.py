@@ -60,6 +60,8 @@ def load(
     if step is not None:
         raise ValueError(f"step must be None: {name} is not a run, got {step!r}.")
     found = sources.find(source)
+    if name.startswith(sources.PACKAGE):  # packages have names of their own
+        name = found.title
     loaded = torch_modules.load(found, dtype=dtype)
     if loaded is not None:
         return wrap(loaded.module, tokenizer=loaded.tokenizer, name=name)

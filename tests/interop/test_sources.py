@@ -9,6 +9,7 @@ import pytest
 
 from mha_haiku import interop
 from mha_haiku.core import arrays, checks
+from mha_haiku.interop import sources
 from tests import pretrained
 from tests.interop import small_models
 
@@ -455,3 +456,24 @@ def test_names_on_the_hub_are_fetched(folder, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(folder))
     _same(interop.load("somebody/model"), interop.load(folder))
+
+
+@pytest.mark.parametrize(
+    ("card", "name", "title"),
+    [
+        (
+            "---\nlanguage: en\n---\n\n# all-Small-v2\nText.\n# Usage",
+            "model",
+            "all-Small-v2",
+        ),
+        ("# A model of sentences\n", "model", "model"),
+        (None, "model", "model"),
+        (None, "Small-2B.Q4_1.gguf", "Small-2B.Q4_1"),
+    ],
+)
+def test_a_source_has_the_name_of_its_card_or_of_its_place(tmp_path, card, name, title):
+    folder = tmp_path / name
+    folder.mkdir()
+    if card is not None:
+        (folder / "README.md").write_text(card)
+    assert sources.Source(str(folder), {}, {}, lambda rows: None, folder).title == title

@@ -296,7 +296,7 @@ def test_a_layer_without_heads_is_beside_others(attention_map):
 def test_a_title_is_the_model_and_its_text():
     attention_map = make_map(batch=(1,), queries=5, keys=5)
     tokens = ["[CLS]", " the", " cat", "s", "[SEP]"]
-    found = sets.TextMaps([attention_map], (tokens,), name="package:small-model")
+    found = sets.TextMaps([attention_map], (tokens,), name="owner/small-model")
     assert mh.show(found).title == "small-model: the cats"
     assert mh.show(attention_map, tokens=tokens).title == "the cats"
     long = [f" word{i}" for i in range(5)] * 9
