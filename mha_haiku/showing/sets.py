@@ -387,7 +387,7 @@ def _short(names: list[str], kinds: Sequence[str]) -> list[str]:
 
 def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
     """Converts tokens to N tuples of T strings; () where the tokens are None."""
-    if tokens is None or (isinstance(tokens, tuple) and not tokens):
+    if tokens is None:
         return ()
     is_array = isinstance(tokens, np.ndarray | jax.Array)
     tokens = tokens.tolist() if is_array else list(tokens)

@@ -56,8 +56,8 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> sets.TextMaps:
             tokens = tokens or keys
     keys = () if keys == tokens else keys
     cells = tuple(cells[::-1])
-    images = None if pictures is None else list(pictures)
-    return sets.TextMaps(found, tokens, keys, images, cells, subject.name)
+    texts = tokens or None, keys or None, None if pictures is None else list(pictures)
+    return sets.TextMaps(found, *texts, cells, subject.name)
 
 
 @verb
