@@ -174,7 +174,7 @@ def wrap(
 
     Raises:
       ConfigError: If function is a PyTorch module, and torchax is missing.
-      TypeError: If the tokenizer has no `encode` or no `decode`.
+      TypeError: If function is neither, or the tokenizer lacks `encode` or `decode`.
 
     Example:
       >>> def f(params, tokens):  # to logits [B, T, C]
@@ -190,6 +190,11 @@ def wrap(
         function, params = module.function, module.params
         codec = codec._replace(reads=inputs.Reads(*module[2:]))
         name = name or module.name
+    elif not callable(function):
+        raise TypeError(
+            "function must be a function from parameters and inputs to logits, or a "
+            f"torch.nn.Module, got {type(function).__name__}."
+        )
     takes_lengths = _takes_lengths(function)
     codec = codec._replace(reads=codec.reads._replace(knows_lengths=takes_lengths))
     # Modules of Equinox also have leaves such as activations; only arrays are traced.

@@ -523,6 +523,9 @@ def test_inputs_without_a_tokenizer_are_arrays(foreign):
         foreign.maps(["hello", "you"])
     with pytest.raises(TypeError, match=r"tokenizer must have encode\(text\)"):
         mh.wrap(_by_hand, {}, tokenizer=3)
+    for other in (3, None, {"w": np.ones(3)}):
+        with pytest.raises(TypeError, match="function must be a function"):
+            mh.wrap(other)
 
 
 def test_what_cannot_be_loaded_is_refused_by_name(tmp_path):
