@@ -6,18 +6,13 @@ from typing import Any
 
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import (
-    associative_recall,
     checking,
-    induction,
     labeled_texts,
-    language_model,
-    modular_addition,
     own_data,
-    parity,
-    reverse_seq2seq,
-    sentences,
+    sequence_to_sequence,
     task_files,
-    uniform_tokens,
+    text_tasks,
+    uniform_tasks,
 )
 from mha_haiku.training.tasks.base import Example, Kept, Task, batch
 from mha_haiku.training.tasks.checking import check
@@ -52,18 +47,18 @@ __all__ = [
 _TASKS = {
     task.name: task
     for task in (
-        uniform_tokens.Reverse,
-        uniform_tokens.Copy,
-        uniform_tokens.Sort,
-        uniform_tokens.Histogram,
-        associative_recall.AssociativeRecall,
-        induction.Induction,
-        modular_addition.ModularAddition,
-        parity.Parity,
-        language_model.MaskedLanguageModel,
-        language_model.LanguageModel,
-        sentences.Sentences,
-        reverse_seq2seq.ReverseSeq2Seq,
+        uniform_tasks.Reverse,
+        uniform_tasks.Copy,
+        uniform_tasks.Sort,
+        uniform_tasks.Histogram,
+        uniform_tasks.AssociativeRecall,
+        uniform_tasks.Induction,
+        uniform_tasks.ModularAddition,
+        uniform_tasks.Parity,
+        text_tasks.MaskedLanguageModel,
+        text_tasks.LanguageModel,
+        text_tasks.Sentences,
+        sequence_to_sequence.ReverseSeq2Seq,
         labeled_texts.LabeledTexts,
     )
 }

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import base, sampling, text
+from mha_haiku.training.tasks import base, sampling, text_tasks
 
 _COLUMNS = ("text", "label")
 _CLS = "[CLS]"
@@ -23,7 +23,7 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabeledTexts(text.TextTask):
+class LabeledTexts(text_tasks.TextTask):
     """The target is the label of the whole text.
 
     Inputs are [CLS] and the tokens of a text, cut or padded to T. Example, T = 8, with
@@ -150,7 +150,7 @@ def read_table(path: str) -> list[tuple[str, str]]:
         raise checks.ConfigError(
             "path must be given: a CSV or TSV file with the columns text and label."
         )
-    content = text.read_file(path)
+    content = text_tasks.read_file(path)
     header = content.partition("\n")[0]
     has_tabs = "\t" in header
     reader = csv.reader(

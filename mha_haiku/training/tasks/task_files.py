@@ -77,7 +77,7 @@ def trusting_runs(trust_code: bool) -> contextlib.AbstractContextManager[None]:
 
     Example:
       >>> import pathlib
-      >>> code = "from mha_haiku.training.tasks.parity import Parity"
+      >>> code = "from mha_haiku.training.tasks.uniform_tasks import Parity"
       >>> _ = pathlib.Path("mine.py").write_text(code)
       >>> with mh.tasks.trusting_runs(True), mh.tasks.named_by_a_file():
       ...     mh.tasks.of_name("mine.py:Parity").__name__
