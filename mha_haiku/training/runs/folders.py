@@ -19,7 +19,7 @@ from mha_haiku.core import arrays, checks, display, fields, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import checkpoints, configuration, files, lock
+from mha_haiku.training.runs import checkpoints, configuration, files
 
 _FORM = 2  # version of the folder's format
 
@@ -302,11 +302,9 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
     if saved is None:
         return None
     try:
-        with tasks.named_by_a_file():
-            config = configuration.of_json(saved["config"])
+        return configuration.of_json(saved["config"])
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
-    return config
 
 
 def _verified(path, sha256) -> bytes | None:
@@ -399,7 +397,7 @@ def write_run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(not_left_empty(folder.root))
         open_folder(folder.root, is_new=True)
-        stack.enter_context(lock.held(folder.lock))
+        stack.enter_context(files.locked(folder.lock))
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
         try:
             with checkpoints.Checkpoints(folder.checkpoints) as stored:

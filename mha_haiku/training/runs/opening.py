@@ -5,12 +5,12 @@ import json
 import os
 import statistics
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mha_haiku.core import checks, fields
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import checkpoints, configuration, files, folders, lock
+from mha_haiku.training.runs import checkpoints, configuration, files, folders
 
 
 class Summary(NamedTuple):
@@ -68,6 +68,19 @@ class SeedsSummary(NamedTuple):
     examples_per_second: float  # of all
 
 
+# Fields of `SeedsSummary`, by what they are of the fields of all seeds.
+_JOINED = {
+    "steps": min,
+    "interrupted": any,
+    "resumed_from": min,
+    "skipped_steps": sum,
+    "wall_seconds": max,
+    "compile_seconds": max,
+    "steps_per_second": statistics.fmean,
+    "examples_per_second": sum,
+}
+
+
 class Opened(NamedTuple):
     """A run's folder, open for training."""
 
@@ -75,17 +88,6 @@ class Opened(NamedTuple):
     folder: folders.Folder
     stored: checkpoints.Checkpoints | checkpoints.Elsewhere  # entered
     finished: Summary | None  # the summary if the run has ended already, else None
-
-
-def _check_same(config: dict[str, Any]) -> None:
-    """Raises ConfigError on all processes if they have different configs."""
-    first, *others = map(json.loads, cluster.exchange(json.dumps(config)))
-    for i, other in enumerate(others, start=1):
-        if lines := configuration.difference(first, other):
-            raise ConfigError(
-                f"All processes must have the same config; from process 0 to {i}: "
-                f"{'; '.join(lines[:4])}."
-            )
 
 
 def open_runs(
@@ -100,15 +102,18 @@ def open_runs(
     They are locked until the stack closes. All processes raise ConfigError if the
     config does not fit; see `loop.train`.
     """
-    _check_same(config.to_json())
+    texts = cluster.exchange(json.dumps(config.to_json()))
+    first, *others = map(json.loads, texts)
+    for i, other in enumerate(others, start=1):
+        if lines := configuration.difference(first, other):
+            raise ConfigError(
+                f"All processes must have the same config; from process 0 to {i}: "
+                f"{'; '.join(lines[:4])}."
+            )
     root = folders.Folder(checks.as_path(workdir))
     seeds = config.training.seeds, config.seed
-
-    def open_root():
-        _open_folder(stack, root, *seeds)
-
     if config.training.seeds > 1:
-        cluster.first_does(open_root)
+        cluster.first_does(lambda: _open_folder(stack, root, *seeds) is not None)
     return [
         _open_run(stack, run_config, folder, override_config)
         for run_config, folder in folders.of_runs(root, config)
@@ -152,24 +157,19 @@ def whole(
     ended = list(summaries.values())
     names = [name for name in ended[0].metrics if all(name in x.metrics for x in ended)]
     values = {name: [summary.metrics[name] for summary in ended] for name in names}
+    joined = {
+        name: function([getattr(summary, name) for summary in ended])
+        for name, function in _JOINED.items()
+    }
     return SeedsSummary(
         seeds=sorted([*summaries, *failed]),
         failed={str(seed): why for seed, why in failed.items()},
-        steps=min(summary.steps for summary in ended),
         metrics={name: statistics.fmean(x) for name, x in values.items()},
         spread={name: statistics.stdev(x) for name, x in values.items() if len(x) > 1},
         each={str(seed): x.metrics for seed, x in summaries.items()},
         baseline=ended[0].baseline,
         baseline_name=ended[0].baseline_name,
-        interrupted=any(summary.interrupted for summary in ended),
-        resumed_from=min(summary.resumed_from for summary in ended),
-        skipped_steps=sum(summary.skipped_steps for summary in ended),
-        wall_seconds=max(summary.wall_seconds for summary in ended),
-        compile_seconds=max(summary.compile_seconds for summary in ended),
-        steps_per_second=statistics.fmean(
-            summary.steps_per_second for summary in ended
-        ),
-        examples_per_second=sum(summary.examples_per_second for summary in ended),
+        **joined,
     )
 
 
@@ -180,7 +180,7 @@ def _open_folder(stack, folder, *seeds) -> configuration.RunConfig | None:
     """
     stack.enter_context(folders.not_left_empty(folder.root))
     folders.open_folder(folder.root)
-    stack.enter_context(lock.held(folder.lock))
+    stack.enter_context(files.locked(folder.lock))
     saved = folders.read_config(folder)
     has = (saved.training.seeds, saved.seed) if saved else seeds
     if has[0] != seeds[0] or (has[0] > 1 and has != seeds):

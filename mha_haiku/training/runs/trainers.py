@@ -18,7 +18,6 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import (
     devices,
     evaluation,
-    health,
     losses,
     optimizers,
     stepping,
@@ -248,7 +247,7 @@ class Trainer:
         self._evaluation = evaluate.lower(
             self.state.params, self._held_out_data, self.seeds
         ).compile()
-        least_rise = health.LEAST_RISE * task.baseline.get("loss", 0.0)
+        least_rise = stepping.LEAST_RISE * task.baseline.get("loss", 0.0)
         self.models = [
             Model(
                 run,
