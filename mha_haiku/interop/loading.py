@@ -18,7 +18,7 @@ import numpy as np
 
 from mha_haiku.core import arrays, checks, fields, models
 from mha_haiku.interop import sources
-from mha_haiku.interop.families import FAMILIES, changes, tables
+from mha_haiku.interop.families import FAMILIES, tables
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
@@ -107,7 +107,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     _check_names(found, head, needed, stored)
     params: Params = {}
     for each in rows:
-        place = changes.Place(config, theirs, each.layer)
+        place = tables.Place(config, theirs, each.layer)
         _check_shapes(found, each, place, expected, stored)
         whole = [_numbers(found, n, stored[n]) for n in each.theirs]
         results = each.change.to_ours(whole, place)

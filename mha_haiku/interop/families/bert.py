@@ -3,7 +3,9 @@
 MiniLM and many other sentence encoders are BERT models.
 """
 
-from mha_haiku.interop.families import changes, rules, tables
+import numpy as np
+
+from mha_haiku.interop.families import rules, tables
 
 _FIELDS = {
     "family": "encoder",
@@ -55,7 +57,7 @@ def _heads(
             (
                 *tables.linear("output_hidden", hidden),
                 *tables.norm("output_norm", norm),
-                tables.row("logits/w", f"{decoder}.weight", changes.transposed),
+                tables.row("logits/w", f"{decoder}.weight", tables.transposed),
                 tables.row("logits/b", bias),
             ),
             has=bias,
@@ -123,8 +125,18 @@ BERT = tables.Family(
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
 )
 
+
 # Positions of RoBERTa count from pad_token_id + 1; those before are unused.
-_AFTER_PADDING = changes.rows_from(lambda place: place.theirs["pad_token_id"] + 1)
+def _num_unused(place: tables.Place) -> int:
+    return place.theirs["pad_token_id"] + 1
+
+
+_AFTER_PADDING = tables.Change(
+    lambda arrays, place: [x[_num_unused(place) :] for x in arrays],
+    lambda arrays, place: [
+        np.pad(x, [(_num_unused(place), 0), (0, 0)]) for x in arrays
+    ],
+)
 ROBERTA = BERT._replace(
     name="roberta",
     prefix="roberta.",

@@ -14,7 +14,7 @@ import numpy as np
 
 from mha_haiku.core import checks, fields
 from mha_haiku.core.positions import encodings
-from mha_haiku.interop.families import changes, tables
+from mha_haiku.interop.families import tables
 from mha_haiku.interop.families.tables import CannotSayError, Rule, Setting
 
 Theirs = Mapping[str, Any]
@@ -165,7 +165,7 @@ def next_token(
     return tables.Head(
         name,
         {"output.with_bias": False},
-        (tables.row("logits/w", logits, changes.transposed),),
+        (tables.row("logits/w", logits, tables.transposed),),
         copies={logits: embeddings},
         settings=(Setting("output.tied", "tie_word_embeddings", tied), *settings),
     )

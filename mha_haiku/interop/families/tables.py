@@ -7,14 +7,17 @@ parameters.
 
 Settings and rules declare the keys that they read. They get the result of `checked`, in
 which every key is present, of the right type and in range.
+
+Linear maps of torch are `[out, in]`, ours are `[in, out]`.
 """
 
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mha_haiku.core import checks, fields, models
-from mha_haiku.interop.families import changes
 
 REQUIRED = object()
 
@@ -40,6 +43,36 @@ def key(
     return fields.Field(default, "", check, kind)
 
 
+class Place(NamedTuple):
+    """The place of an array in a model."""
+
+    config: models.ModelConfig
+    theirs: Mapping[str, Any]  # the contents of `config.json`, checked
+    layer: int  # the layer's number; 0 outside of layers
+
+
+Arrays = list[np.ndarray]
+
+
+class Change(NamedTuple):
+    """A transformation of arrays and its inverse."""
+
+    to_ours: Callable[[Arrays, Place], Arrays]
+    to_theirs: Callable[[Arrays, Place], Arrays]
+
+
+def each(to_ours: Callable, to_theirs: Callable) -> Change:
+    """Makes the change that maps every array by itself, in any place."""
+    return Change(
+        lambda arrays, place: [to_ours(x) for x in arrays],
+        lambda arrays, place: [to_theirs(x) for x in arrays],
+    )
+
+
+as_it_is = each(lambda x: x, lambda x: x)
+transposed = each(lambda x: x.T, lambda x: x.T)
+
+
 class Row(NamedTuple):
     """One or more of our arrays, and one or more of theirs with the same content."""
 
@@ -47,7 +80,7 @@ class Row(NamedTuple):
     ours: tuple[str, ...]
     # Names such as `attention.self.query.weight`, without the layer's prefix.
     theirs: tuple[str, ...]
-    change: changes.Change  # from theirs to ours
+    change: Change  # from theirs to ours
     layer: int = 0  # once names are whole; 0 outside of layers
 
     def below(self, ours: str, theirs: str, layer: int = 0) -> "Row":
@@ -57,14 +90,12 @@ class Row(NamedTuple):
         return Row(own, its, self.change, layer)
 
 
-def row(ours: str, theirs: str, change: changes.Change = changes.as_it_is) -> Row:
+def row(ours: str, theirs: str, change: Change = as_it_is) -> Row:
     """Makes the row of one array."""
     return Row((ours,), (theirs,), change)
 
 
-def linear(
-    ours: str, theirs: str, change: changes.Change = changes.transposed
-) -> tuple[Row, ...]:
+def linear(ours: str, theirs: str, change: Change = transposed) -> tuple[Row, ...]:
     """Makes the rows of a linear map: weight and bias."""
     return (
         row(f"{ours}/w", f"{theirs}.weight", change),
@@ -72,9 +103,7 @@ def linear(
     )
 
 
-def norm(
-    ours: str, theirs: str, change: changes.Change = changes.as_it_is
-) -> tuple[Row, ...]:
+def norm(ours: str, theirs: str, change: Change = as_it_is) -> tuple[Row, ...]:
     """Makes the rows of a norm: scale, and offset if it has one."""
     return (
         row(f"{ours}/scale", f"{theirs}.weight", change),
@@ -82,9 +111,7 @@ def norm(
     )
 
 
-def query_key_value(
-    theirs: str, weight: changes.Change, bias: changes.Change
-) -> tuple[Row, ...]:
+def query_key_value(theirs: str, change: Change) -> tuple[Row, ...]:
     """Makes the rows of one linear map for queries, keys and values together."""
     return tuple(
         Row(
@@ -92,7 +119,7 @@ def query_key_value(
             (f"{theirs}.{name}",),
             change,
         )
-        for ours, name, change in (("w", "weight", weight), ("b", "bias", bias))
+        for ours, name in (("w", "weight"), ("b", "bias"))
     )
 
 

@@ -402,7 +402,7 @@ def _look(trainer) -> None:
     }
     if any(looks.values()):
         # A collective: all processes must take part.
-        for model, params in trainer.params():
+        for model, params in trainer.of_moved(trainer.state.params):
             for observer in looks[model.seed] if cluster.is_first() else ():
                 observer.look(model.step, params)
 
@@ -422,7 +422,7 @@ def _next_stop(trainer, most) -> int:
 
 
 def _opening_line(trainer) -> str:
-    (_, params), *others = trainer.params()
+    (_, params), *others = trainer.of_moved(trainer.state.params)
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     verb = f"resumes at step {trainer.step}" if trainer.step else "starts"
     used = trainer.placement.devices

@@ -6,7 +6,6 @@ Runs that differ only in their seeds can share a trainer, which trains them all 
 import dataclasses
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import (
     devices,
@@ -36,7 +36,6 @@ class NonFiniteLossError(ArithmeticError):
 
 
 def _restored(stored, abstract, transformation) -> stepping.TrainState:
-    """Restores the newest state, as host arrays."""
     alone = stepping.Parameters(abstract.step, abstract.params)
     if stored.fields() != {f".{field}" for field in alone._fields}:
         return stored.restore(abstract)
@@ -49,19 +48,13 @@ def _state_of(params, transformation) -> stepping.TrainState:
     return jax.tree.map(np.asarray, stepping.state_of(params, transformation))
 
 
-def _check_fits(
-    abstract: Any,
-    count: int,
-    on: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
-) -> None:
+def _check_fits(abstract, count, platform) -> None:
     size = count * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
-    if on[0].platform == "cpu":  # whose devices share the memory of a machine
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        memory = pages * jax.process_count()
-    else:
+    memory = checks.memory()
+    if platform != "cpu":  # CPU devices share the memory of a machine
         limits = (device.memory_stats() or {} for device in jax.local_devices())
         memory = sum(x.get("bytes_limit", math.inf) for x in limits)
-        memory *= jax.process_count()
+    memory *= jax.process_count()
     if size > memory:
         raise ConfigError(
             f"config.model and config.optimizer must fit into {memory / 2**30:.3g} GiB "
@@ -218,7 +211,7 @@ class Trainer:
             return stepping.initial_state(model, transformation, task, seed)
 
         abstract = jax.eval_shape(initial, seeds[0])
-        _check_fits(abstract, len(opened), placement.devices)
+        _check_fits(abstract, len(opened), placement.devices[0].platform)
 
         def start(run, seed):
             if run.stored.latest() is not None:
@@ -317,16 +310,12 @@ class Trainer:
         if without := [x for x in self.models if not (x.metrics or x.failure)]:
             self._evaluate(without)
 
-    def params(self) -> list[tuple[Model, Any]]:
-        """Lists the models that the last dispatch has moved, with parameters."""
-        return self._of_moved(self.state.params)
-
     def save(self) -> None:
         """Starts to save checkpoints, with the held-out loss of a report at this step.
 
         Between reports, it also saves the sums that the next report will need.
         """
-        for model, state in self._of_moved(self.state):
+        for model, state in self.of_moved(self.state):
             if model.window.numbers["steps"]:
                 model.stored.save(self.step, state, window=model.window.numbers)
             else:
@@ -351,7 +340,8 @@ class Trainer:
         """Fetches the states of all models, without their arrays, to the host."""
         return self._fetch(self.state._replace(params=(), optimizer_state=()))
 
-    def _of_moved(self, tree) -> list[tuple[Model, Any]]:
+    def of_moved(self, tree: Any) -> list[tuple[Model, Any]]:
+        """Lists the models that the last dispatch has moved, with their host arrays."""
         pairs = zip(self.models, self._fetch(tree), strict=True)
         return [(model, state) for model, state in pairs if model in self.moved]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import files
-from mha_haiku.training.runs.checkpoints import arrays, manifest
+from mha_haiku.training.runs.checkpoints import contents
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -137,7 +137,7 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def fields(self, step: int | None = None) -> set[str]:
         """Lists the fields that were saved, {".step", ".params"}; see `restore`."""
-        return arrays.fields(self._described(self._existing(step)))
+        return contents.fields_of(self._described(self._existing(step)))
 
     def check_layers(
         self, name: str, count: int, *, is_scanned: bool, step: int | None = None
@@ -173,12 +173,13 @@ class Checkpoints(contextlib.AbstractContextManager):
         step = self._existing(step)
         where = f"The checkpoint of step {step} in {self._root}"
         saved = self._described(step)
-        wanted, names = arrays.describe(abstract), list(saved)
+        wanted, names = contents.describe(abstract), list(saved)
         if partly:
-            saved = arrays.of_fields(saved, arrays.fields(wanted))
-        arrays.compare(saved, wanted, where)
+            kept = contents.fields_of(wanted)
+            saved = {x: y for x, y in saved.items() if contents.fields_of([x]) <= kept}
+        contents.compare(saved, wanted, where)
         try:
-            return arrays.read(self._path(step) / _ARRAYS, abstract, names)
+            return contents.read_arrays(self._path(step) / _ARRAYS, abstract, names)
         except Exception as error:  # the file contradicts its manifest
             raise ConfigError(f"{where} is damaged: {error}") from error
 
@@ -229,8 +230,8 @@ class Checkpoints(contextlib.AbstractContextManager):
                 f"{damage}{kept}; {instead}."
             )
 
-    def _described(self, step) -> Mapping[str, Mapping[str, Any]]:
-        return manifest.read(self._path(step)).arrays
+    def _described(self, step) -> contents.Described:
+        return contents.read(self._path(step)).arrays
 
     def _path(self, step) -> Path:
         return self._root / str(step)
@@ -244,8 +245,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         if step not in self._damage:
             self._damage[step] = None
             try:
-                manifest.check(self._path(step))
-            except manifest.DamageError as error:
+                contents.check(self._path(step))
+            except contents.DamageError as error:
                 self._damage[step] = str(error)
         return self._damage[step]
 
@@ -273,14 +274,14 @@ class Checkpoints(contextlib.AbstractContextManager):
         partial = self._root / f"{_PARTIAL}{step}"
         try:
             partial.mkdir(parents=True)
-            arrays.write(partial / _ARRAYS, tree)
+            contents.write_arrays(partial / _ARRAYS, tree)
             if window:
                 (partial / _WINDOW).write_text(json.dumps(dict(window)))
-            manifest.write(
+            contents.write(
                 partial,
                 step=step,
                 held_out_loss=held_out_loss,
-                arrays=arrays.describe(tree),
+                arrays=contents.describe(tree),
             )
             os.rename(partial, self._path(step))
         except BaseException:
@@ -292,8 +293,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Removes all but the newest two and the one with the least held-out loss."""
         steps, known = self._steps(), []
         for step in steps:
-            with contextlib.suppress(manifest.DamageError):
-                loss = manifest.read(self._path(step)).held_out_loss
+            with contextlib.suppress(contents.DamageError):
+                loss = contents.read(self._path(step)).held_out_loss
                 if loss is not None:
                     known.append((loss, step))
         _, best = min(known, default=(None, None))
