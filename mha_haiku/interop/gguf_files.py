@@ -234,7 +234,7 @@ def tokenizer(
     """
 
     # With the default of llama.cpp for a missing field.
-    def read(name, default, wanted, accepts):
+    def read(name, default, wanted, accepts) -> Any:
         name = f"tokenizer.ggml.{name}"
         if name not in fields:
             if default is _NEEDED:

@@ -105,12 +105,6 @@ def _window_kinds(name: str, value: Any) -> list[str]:
     return [checks.choice(name, kind, _WINDOW_KINDS) for kind in value]
 
 
-def _labels(theirs: Theirs) -> dict[str, Any]:
-    # Their number counts where both are there.
-    names = theirs["id2label"] or (0, 1)
-    return {"num_classes": theirs["num_labels"] or len(names)}
-
-
 def _write_labels(ours: Theirs) -> dict[str, Any]:
     names = {str(c): f"LABEL_{c}" for c in range(ours["num_classes"])}
     return {"id2label": names, "label2id": {name: int(c) for c, name in names.items()}}
@@ -118,7 +112,10 @@ def _write_labels(ours: Theirs) -> dict[str, Any]:
 
 # Classes other than tokens.
 LABELS = Rule(
-    _labels,
+    # Their number counts where both are there.
+    lambda theirs: {
+        "num_classes": theirs["num_labels"] or len(theirs["id2label"] or (0, 1))
+    },
     _write_labels,
     {
         "id2label": tables.key(None, _object, dict | None),
@@ -415,13 +412,8 @@ def _rope(
 ) -> dict[str, Any]:
     """Describes rotary positions by the keys of `transformers` 5.
 
-    Args:
-      name: The key of `given`.
-      given: The file's value there, which overrides the rest.
-      theirs: The checked `config.json`.
-      theta: The base from another key of the file.
-      share: The share of rotating features from another key of the file.
-      reads: Whether the family reads the share if frequencies are not scaled.
+    They are `given` at the file's key `name`, or else at others: the base `theta` and
+    the `share` of rotating features, which not every family `reads`.
     """
     name = f"config.json's {name}"
     for each in given:

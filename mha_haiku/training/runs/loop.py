@@ -28,7 +28,6 @@ from mha_haiku.training.runs import (
     opening,
     progress,
     trainers,
-    warm_start,
 )
 
 _logger = logging.getLogger("mha_haiku")
@@ -223,12 +222,12 @@ def train_seeds(
 
 def _make_task(
     config, opened, given, override_config
-) -> tuple[tasks.Task, warm_start.Source | None]:
+) -> tuple[tasks.Task, opening.Start | None]:
     """Makes the task from the runs' data, and loads the run that they start from."""
     begun = [run for run in opened if run.stored.latest() is not None]
     kept, source = None, None
     if config.init_from and len(begun) < len(opened):
-        source = warm_start.load(config)
+        source = opening.load_start(config)
         kept = source.kept
     if begun:
         kept = folders.shared_kept(begun[0].folder)

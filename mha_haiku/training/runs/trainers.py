@@ -23,7 +23,7 @@ from mha_haiku.training import (
     stepping,
     tasks,
 )
-from mha_haiku.training.runs import folders, metrics_log, opening, warm_start
+from mha_haiku.training.runs import folders, metrics_log, opening
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -178,7 +178,7 @@ class Trainer:
         opened: Sequence[opening.Opened],
         task: tasks.Task,
         placement: devices.Placement,
-        source: warm_start.Source | None = None,
+        source: opening.Start | None = None,
     ):
         began = time.perf_counter()
         config = opened[0].config
@@ -221,7 +221,7 @@ class Trainer:
             new = jax.device_get(jax.jit(initial)(seed))
             if source is None:
                 return new
-            params = warm_start.params(source, config, task, new.params)
+            params = opening.start_params(source, config, task, new.params)
             return _state_of(params, transformation)
 
         if source is None and len(opened) == 1 and opened[0].stored.latest() is None:

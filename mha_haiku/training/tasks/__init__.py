@@ -6,7 +6,6 @@ from typing import Any
 
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import (
-    checking,
     labeled_texts,
     own_data,
     sequence_to_sequence,
@@ -15,9 +14,9 @@ from mha_haiku.training.tasks import (
     uniform_tasks,
 )
 from mha_haiku.training.tasks.base import Example, Kept, Task, batch
-from mha_haiku.training.tasks.checking import check
 from mha_haiku.training.tasks.own_data import from_arrays, from_examples
 from mha_haiku.training.tasks.task_files import (
+    check,
     digest,
     named_by_a_file,
     trusting_runs,
@@ -62,10 +61,6 @@ _TASKS = {
         labeled_texts.LabeledTexts,
     )
 }
-
-
-# Named in configs, too, but made only by `from_arrays` and `from_examples`.
-_OF_OWN_DATA = own_data.TASKS
 
 
 def names() -> tuple[str, ...]:
@@ -184,9 +179,9 @@ def register(task: type[Task]) -> str:
       >>> mh.tasks.register(Backwards)
       ':Backwards'
     """
-    if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", "")) is task:
+    if (_TASKS | own_data.TASKS).get(getattr(task, "name", "")) is task:
         return task.name
-    checking.check_class(getattr(task, "__qualname__", repr(task)), task)
+    task_files.check_class(getattr(task, "__qualname__", repr(task)), task)
     return task_files.register(task)
 
 
@@ -212,7 +207,8 @@ def of_name(name: str) -> type[Task]:
     """
     if task_files.is_name(name):
         return task_files.load(name)
-    if name in (known := _TASKS | _OF_OWN_DATA):
+    # Those of own data are made only by `from_arrays` and `from_examples`.
+    if name in (known := _TASKS | own_data.TASKS):
         return known[name]
     try:
         checks.choice("config.task.name", name, names())

@@ -452,6 +452,13 @@ def edit_distance(answer: Sequence[int], right: Sequence[int]) -> int:
     return row[-1]
 
 
+def described(value: Any) -> str:
+    """Describes an array by dtype and shape, anything else as messages show it."""
+    if hasattr(value, "dtype"):
+        return f"{value.dtype} of shape {value.shape}"
+    return checks.shown(value)
+
+
 def all_count(targets: jax.Array) -> jax.Array:
     """Makes weights of 1 for every one of `targets`."""
     return jnp.ones(targets.shape, jnp.float32)

@@ -268,8 +268,7 @@ class TextPairsTask(PairsTask):
 
     def question(self, example: base.Example) -> str:
         tokens = np.asarray(example.inputs)[: example.lengths].tolist()
-        pieces = b"".join(map(self._tokenizers[0].piece, tokens))
-        return pieces.decode(errors="replace")
+        return self._tokenizers[0].decode(tokens)
 
 
 def _padded(labels: list[str], length: jax.Array | np.ndarray | None) -> list[str]:

@@ -349,8 +349,6 @@ def read(path: str) -> str:
     Files of a folder and its subfolders are joined by an empty line, in the order of
     their paths, without hidden files. A byte order mark is dropped; `\r\n` is `\n`.
     """
-    if not isinstance(path, str):
-        raise checks.ConfigError(f"path must be a text, got {path!r}.")
     if not path:
         from pydoc_data import topics
 
@@ -366,15 +364,6 @@ def read(path: str) -> str:
             f"path must have some text, got {path!r}: it is empty."
         )
     return text
-
-
-def read_file(path: str) -> str:
-    """Reads the text of a file, which may be no folder; see `read`."""
-    if os.path.isdir(os.path.expanduser(path)):
-        raise checks.ConfigError(
-            f"path must be a file, got {path!r}, which is a folder."
-        )
-    return read(path)
 
 
 def _files(path: str) -> list[pathlib.Path]:
