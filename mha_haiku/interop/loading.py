@@ -87,7 +87,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     family, theirs = None, {}
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found)
-        stored, head = dict(found.arrays), tables.Head(OWN, {})
+        stored, head = dict(found.arrays), tables.OutputHead(OWN, {})
     else:
         family = family_of(found.config)
         stored = named(family, found)
@@ -192,9 +192,10 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
     return result
 
 
+@checks.user_mistakes()
 def head_of(
     family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
-) -> tables.Head:
+) -> tables.OutputHead:
     """Finds the head named by config.json, or else a head that fits the arrays."""
     architectures = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
@@ -204,10 +205,8 @@ def head_of(
                 "config.json's architectures must be a list of names, got "
                 f"{checks.shown(architectures)}."
             )
-        with checks.user_mistakes():
-            name = "config.json's architectures"
-            checks.choice(name, architectures[0], heads, checks.meant)
-        return heads[architectures[0]]
+        name = "config.json's architectures"
+        return heads[checks.choice(name, architectures[0], heads, checks.meant)]
     fitting = (head for head in family.heads if head.has in (None, *stored))
     return next(fitting, family.heads[-1])
 
@@ -222,7 +221,7 @@ def family_of(theirs: Mapping[str, Any]) -> tables.Family:
 
 def read_fields(
     family: tables.Family,
-    head: tables.Head,
+    head: tables.OutputHead,
     theirs: Mapping[str, Any],
     count: int | None = None,
 ) -> tuple[models.ModelConfig, Sizes, dict[str, Any]]:
@@ -297,7 +296,7 @@ def _config(values: Mapping[str, Any]) -> models.ModelConfig:
 
 def rows_of(
     family: tables.Family,
-    head: tables.Head,
+    head: tables.OutputHead,
     config: models.ModelConfig,
     names: Collection[str],
 ) -> Iterator[tables.Row]:

@@ -41,7 +41,7 @@ def _heads(
     pooled_activation: str = "tanh",
     classifier: str = "classifier",
     unused: tuple[str, ...] = (),
-) -> tuple[tables.Head, ...]:
+) -> tuple[tables.OutputHead, ...]:
     # For masked words, with arrays `hidden`, `norm`, `decoder`, `bias` and the field of
     # `config.json` for the `activation` in between (None for gelu); for texts, with
     # arrays `pooled` and `classifier`; for positions; and without logits.
@@ -51,7 +51,7 @@ def _heads(
         hidden_by = "output.hidden", activation, "gelu", rules.HIDDEN
         settings = (*settings, tables.Setting(*hidden_by))
     return (
-        tables.Head(
+        tables.OutputHead(
             f"{name}ForMaskedLM",
             {"output.hidden": "gelu", "output.norm": True, "output.with_bias": True},
             (
@@ -65,7 +65,7 @@ def _heads(
             copies={f"{decoder}.weight": table, f"{decoder}.bias": bias},
             settings=settings,
         ),
-        tables.Head(
+        tables.OutputHead(
             f"{name}ForSequenceClassification",
             {
                 "output.pool": "first",
@@ -80,7 +80,7 @@ def _heads(
             unused=unused,
             settings=(rules.LABELS,),
         ),
-        tables.Head(
+        tables.OutputHead(
             f"{name}ForTokenClassification",
             {"output.with_bias": True},
             tables.linear("logits", "classifier"),
@@ -88,7 +88,7 @@ def _heads(
             unused=unused,
             settings=(rules.LABELS,),
         ),
-        tables.Head(f"{name}Model", rules.NO_LOGITS, unused=unused),
+        tables.OutputHead(f"{name}Model", rules.NO_LOGITS, unused=unused),
     )
 
 

@@ -77,7 +77,7 @@ GPT2 = tables.Family(
         rules.next_token(
             "GPT2LMHeadModel", "lm_head.weight", "transformer.wte.weight", tied=True
         ),
-        tables.Head("GPT2Model", rules.NO_LOGITS),
+        tables.OutputHead("GPT2Model", rules.NO_LOGITS),
     ),
     supported=rules.SUPPORTED_CAUSAL,
     buffers=(".attn.bias", ".attn.masked_bias"),

@@ -81,7 +81,7 @@ GPT_NEOX = tables.Family(
             "gpt_neox.embed_in.weight",
             tied=False,
         ),
-        tables.Head("GPTNeoXModel", rules.NO_LOGITS),
+        tables.OutputHead("GPTNeoXModel", rules.NO_LOGITS),
     ),
     supported=rules.SUPPORTED_CAUSAL,
     buffers=(".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"),

@@ -88,7 +88,7 @@ def _family(
                 *head_settings,
                 tied=tied,
             ),
-            tables.Head(f"{title}Model", rules.NO_LOGITS),
+            tables.OutputHead(f"{title}Model", rules.NO_LOGITS),
         ),
         supported=rules.SUPPORTED_CAUSAL,
         buffers=("rotary_emb.inv_freq",),

@@ -19,8 +19,6 @@ import numpy as np
 
 from mha_haiku.core import checks, fields, models
 
-REQUIRED = object()
-
 _OURS = {
     name.removeprefix("config.model."): field
     for name, field, _ in fields.flat(models.ModelConfig())
@@ -130,8 +128,8 @@ class Setting(NamedTuple):
     # arguments of `models.build`: num_tokens, feature_size, num_classes.
     ours: str
     theirs: str  # its name there
-    # The default of `transformers` for a missing key.
-    default: Any = REQUIRED
+    # The default of `transformers` for a missing key; None if there is none.
+    default: Any = None
     # Other names of values: theirs to ours.
     names: Mapping[Any, Any] | None = None
     # Checks its values; by default as our field does.
@@ -139,14 +137,13 @@ class Setting(NamedTuple):
 
     @property
     def keys(self) -> dict[str, fields.Field]:
-        default = None if self.default is REQUIRED else self.default
         if self.names is not None:
             check = functools.partial(
                 checks.choice, choices=self.names, suggest=checks.meant
             )
-            return {self.theirs: key(default, check, str)}
+            return {self.theirs: key(self.default, check, str)}
         ours = _OURS[self.ours]
-        return {self.theirs: key(default, self.check or ours.check, ours.kind)}
+        return {self.theirs: key(self.default, self.check or ours.check, ours.kind)}
 
     def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
         value = theirs[self.theirs]
@@ -180,7 +177,7 @@ class CannotSayError(Exception):
         self.count = count
 
 
-class Head(NamedTuple):
+class OutputHead(NamedTuple):
     """The module that reads the last layer."""
 
     architecture: str  # its class in `transformers`, as `BertForMaskedLM`
@@ -205,7 +202,7 @@ class Family(NamedTuple):
     settings: tuple[Setting | Rule, ...]  # what `config.json` says of the rest
     rows: tuple[Row, ...]  # arrays outside of the layers
     layer_rows: tuple[Row, ...]  # arrays of a layer
-    heads: tuple[Head, ...]  # what may read the last layer, the first that fits
+    heads: tuple[OutputHead, ...]  # what may read the last layer, the first that fits
     # Values of fields of `config.json` that change numbers and have to be as here,
     # where they are there at all.
     supported: Mapping[str, tuple[Any, ...]] = {}
@@ -216,7 +213,7 @@ class Family(NamedTuple):
     aliases: Mapping[str, str] = {}
 
 
-def keys_of(family: Family, head: Head) -> dict[str, fields.Field]:
+def keys_of(family: Family, head: OutputHead) -> dict[str, fields.Field]:
     """Collects the keys of `config.json` that a family and a head read."""
     result: dict[str, fields.Field] = {}
     settings = (*family.settings, *head.settings)
@@ -227,7 +224,9 @@ def keys_of(family: Family, head: Head) -> dict[str, fields.Field]:
 
 
 @checks.user_mistakes()
-def checked(family: Family, head: Head, theirs: Mapping[str, Any]) -> dict[str, Any]:
+def checked(
+    family: Family, head: OutputHead, theirs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Reads a `config.json`: checks all that is read, and adds defaults.
 
     Raises ConfigError where a key has a value of a wrong type or out of range, or one

@@ -151,7 +151,7 @@ VIT = tables.Family(
         *tables.linear("feed_forward/output", "output.dense"),
     ),
     heads=(
-        tables.Head(
+        tables.OutputHead(
             "ViTForImageClassification",
             {"output.pool": "first", "output.with_bias": True},
             tables.linear("logits", "classifier"),
@@ -159,7 +159,7 @@ VIT = tables.Family(
             settings=(rules.LABELS,),
             unused=("vit.pooler.",),
         ),
-        tables.Head("ViTModel", rules.NO_LOGITS, unused=("vit.pooler.",)),
+        tables.OutputHead("ViTModel", rules.NO_LOGITS, unused=("vit.pooler.",)),
     ),
     supported=rules.SUPPORTED,
 )

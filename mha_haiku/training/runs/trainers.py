@@ -103,7 +103,7 @@ class Window:
 
 
 @dataclasses.dataclass(eq=False)
-class Model:
+class Trainee:
     """One of the models that a `Trainer` trains, with its files."""
 
     run: opening.Opened
@@ -142,11 +142,6 @@ class Model:
                 what += f", as in all of the last {state.health.skipped_in_a_row} steps"
             self.fail(what)
         return taken
-
-    def close_window(self) -> None:
-        """Sets `metrics` to the means since the last call, and opens a new window."""
-        self.metrics = self.window.metrics(self.run.config.training.batch_size)
-        self.window = Window()
 
     def evaluate(self, sums: losses.Sums) -> None:
         means = evaluation.means(sums)
@@ -242,7 +237,7 @@ class Trainer:
         ).compile()
         least_rise = stepping.LEAST_RISE * task.baseline.get("loss", 0.0)
         self.models = [
-            Model(
+            Trainee(
                 run,
                 int(state.step),
                 int(state.health.skipped),
@@ -297,7 +292,8 @@ class Trainer:
         Only models that the last dispatch has moved are reported, and saved.
         """
         for model in self.moved:
-            model.close_window()
+            model.metrics = model.window.metrics(self.config.training.batch_size)
+            model.window = Window()
         if is_evaluated:
             self._evaluate(self.moved)
         learning_rate = float(self._schedule(np.int32(max(self.step - 1, 0))))
@@ -322,7 +318,7 @@ class Trainer:
                 loss = model.metrics.get("held_out_loss")
                 model.stored.save(self.step, state, held_out_loss=loss)
 
-    def _evaluate(self, of: Sequence[Model]) -> None:
+    def _evaluate(self, of: Sequence[Trainee]) -> None:
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
         for model, model_sums in zip(self.models, self._fetch(sums), strict=True):
             if model in of:
@@ -340,7 +336,7 @@ class Trainer:
         """Fetches the states of all models, without their arrays, to the host."""
         return self._fetch(self.state._replace(params=(), optimizer_state=()))
 
-    def of_moved(self, tree: Any) -> list[tuple[Model, Any]]:
+    def of_moved(self, tree: Any) -> list[tuple[Trainee, Any]]:
         """Lists the models that the last dispatch has moved, with their host arrays."""
         pairs = zip(self.models, self._fetch(tree), strict=True)
         return [(model, state) for model, state in pairs if model in self.moved]

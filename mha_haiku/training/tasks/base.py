@@ -342,8 +342,10 @@ class DataTask(Task):
     """A task over data from outside of the package; `_parts` reads both parts.
 
     Unless a subclass overrides it, the parts are examples with a leading axis, of which
-    one is drawn.
+    one is drawn, and the baseline predicts the frequencies of the training targets.
     """
+
+    baseline_name = "unigram"
 
     # The data that a run stored of this task. Then the data is only read when examples
     # are needed, and must be the run's.
@@ -375,6 +377,23 @@ class DataTask(Task):
     @abc.abstractmethod
     def _parts(self) -> tuple[Any, Any]:
         """Reads the data to train on, and the held-out data."""
+
+    @abc.abstractmethod
+    def _counts(self, part: Any) -> np.ndarray:
+        """Counts each class as a target in a part of the data, `[C]`."""
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level: the frequencies of targets in the training part.
+
+        One is added to every count, so that none is zero.
+        """
+        learned, met = map(self._counts, self._split)
+        log_probabilities = np.log((learned + 1) / (learned.sum() + len(learned)))
+        return {
+            "accuracy": float(met[learned.argmax()] / met.sum()),
+            "loss": float(-np.sum(met * log_probabilities) / met.sum()),
+        }
 
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
@@ -421,19 +440,6 @@ def needed(package: str, by: str) -> Iterator[None]:
         raise checks.ConfigError(
             f"{by} needs {package}: pip install 'mha_haiku[data]'."
         ) from error
-
-
-def unigram(learned: np.ndarray, met: np.ndarray) -> dict[str, float]:
-    """Computes the chance level of predicting the frequencies of training targets.
-
-    `learned` and `met`, `[C]`, count each class as a target of the training and of the
-    held-out part. One is added to every count in `learned`, so that none is zero.
-    """
-    log_probabilities = np.log((learned + 1) / (learned.sum() + len(learned)))
-    return {
-        "accuracy": float(met[learned.argmax()] / met.sum()),
-        "loss": float(-np.sum(met * log_probabilities) / met.sum()),
-    }
 
 
 def edit_distance(answer: Sequence[int], right: Sequence[int]) -> int:

@@ -90,11 +90,10 @@ class Arrays(_Held):
     """The target is a class at each position of an array; see `from_arrays`.
 
     Metric: accuracy over the positions that count. Baseline: the frequencies of the
-    classes, see `base.unigram`.
+    classes, see `DataTask.baseline`.
     """
 
     name: ClassVar[str] = "arrays"
-    baseline_name = "unigram"
     _kind = base.Example
     sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
     num_tokens: int | None = fields.field(
@@ -121,13 +120,9 @@ class Arrays(_Held):
     def feature_size(self) -> int | None:
         return None if self.num_tokens is not None else self._data.inputs.shape[-1]
 
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        def counts(rows):
-            classes, weights = rows.targets.ravel(), rows.weights.ravel()
-            return np.bincount(classes, weights, minlength=self.num_classes)
-
-        return base.unigram(*map(counts, self._split))
+    def _counts(self, part: base.Example) -> np.ndarray:
+        classes, weights = part.targets.ravel(), part.weights.ravel()
+        return np.bincount(classes, weights, minlength=self.num_classes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,7 +177,7 @@ class Labels(Arrays):
 class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
     """The source is a text, the target another one; see `from_examples`.
 
-    Metric: accuracy and exact match. Baseline: see `PairsTask.baseline`.
+    Metric: accuracy and exact match. Baseline: see `DataTask.baseline`.
     """
 
     name: ClassVar[str] = "text_pairs"

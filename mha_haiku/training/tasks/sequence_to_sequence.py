@@ -219,17 +219,11 @@ class ReverseSeq2Seq(SequenceToSequence):
 class PairsTask(base.DataTask, SequenceToSequence):
     """Draws examples from `Pairs`, uniformly."""
 
-    baseline_name = "unigram"
-
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        def counts(pairs):
-            counted = np.arange(pairs.targets.shape[1]) < pairs.target_lengths[:, None]
-            tokens = np.bincount(pairs.targets[counted], minlength=self.num_classes)
-            tokens[self.end_token] += len(pairs.targets)
-            return tokens
-
-        return base.unigram(*map(counts, self._split))
+    def _counts(self, part: Pairs) -> np.ndarray:
+        counted = np.arange(part.targets.shape[1]) < part.target_lengths[:, None]
+        tokens = np.bincount(part.targets[counted], minlength=self.num_classes)
+        tokens[self.end_token] += len(part.targets)
+        return tokens
 
     def example(self, key: jax.Array, data: Pairs) -> base.Example:
         return self.pair(*sampling.row(key, data))

@@ -44,7 +44,6 @@ class TextTask(base.DataTask):
     special tokens go around every window and are no targets.
     """
 
-    baseline_name = "unigram"
     model_defaults = {"embedding.max_length": 64}
     sequence_length: int = fields.field(64, "tokens in an example", sampling.count(1))
     path: str = fields.field(
@@ -126,10 +125,8 @@ class TextTask(base.DataTask):
     def num_classes(self) -> int:
         return self.encoder.num_tokens
 
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        count = functools.partial(np.bincount, minlength=self.num_classes)
-        return base.unigram(*map(count, self._split))
+    def _counts(self, part: np.ndarray) -> np.ndarray:
+        return np.bincount(part, minlength=self.num_classes)
 
     def token_label(self, token: int) -> str:
         return self.class_label(token)
@@ -218,7 +215,7 @@ class LanguageModel(TextTask):
 
     Metric: accuracy over all positions except special tokens, which the file of a
     tokenizer may put around the window. Chance is the unigram predictor, see
-    `TextTask.baseline`.
+    `DataTask.baseline`.
     """
 
     name: ClassVar[str] = "language_model"
@@ -247,7 +244,7 @@ class MaskedLanguageModel(TextTask):
 
     Special tokens, which the file of a tokenizer may put around the window, are never
     chosen. Metric: accuracy over the chosen positions. Chance is the unigram predictor,
-    see `TextTask.baseline`. The mask is the tokenizer's; where it has none, the last
+    see `DataTask.baseline`. The mask is the tokenizer's; where it has none, the last
     token, `num_tokens - 1`, which is no class. A user's text may contain `[MASK]`.
 
     Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805.
