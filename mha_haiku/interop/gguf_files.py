@@ -79,6 +79,8 @@ _NAMES = {
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Numbers and texts in a header; vocabularies of 200,000 tokens take about 2**20.
 _MOST_PARTS = 2**22
+# What gguf raises where a file is not as it says.
+_DAMAGE = ArithmeticError, LookupError, MemoryError, RecursionError, ValueError
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
@@ -116,13 +118,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
         with np.errstate(over="raise"):  # of a place past the end of the file
             reader = Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except (
-        ArithmeticError,
-        LookupError,
-        MemoryError,
-        RecursionError,
-        ValueError,
-    ) as error:
+    except _DAMAGE as error:
         raise checks.ConfigError(
             f"{path} is damaged, truncated or not a readable GGUF file: {error}."
         ) from None

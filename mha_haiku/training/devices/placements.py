@@ -211,8 +211,16 @@ class Sharded:
 
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
-    ) -> "_Program":
-        return _Program(function, self._everywhere, returns_state)
+    ) -> Any:
+        def placed(*arguments):
+            result = function(*arguments)
+            state, others = result if returns_state else ((), result)
+            # A state stays where it is.
+            state = jax.lax.with_sharding_constraint(state, self._shardings(state))
+            others = jax.lax.with_sharding_constraint(others, self._everywhere)
+            return (state, others) if returns_state else others
+
+        return jax.jit(placed, donate_argnums=0 if returns_state else ())
 
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
@@ -247,27 +255,6 @@ class Sharded:
     @property
     def _everywhere(self) -> jax.sharding.NamedSharding:
         return jax.sharding.NamedSharding(self.mesh, _Spec())
-
-
-class _Program:
-    """A jitted function whose returned state is sharded like its argument."""
-
-    def __init__(self, function, everywhere, returns_state):
-        self._function = function
-        self._everywhere = everywhere
-        self._returns_state = returns_state
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._jitted(*arguments)(*arguments)
-
-    def lower(self, *arguments: Any) -> Any:
-        return self._jitted(*arguments).lower(*arguments)
-
-    def _jitted(self, state, *others):
-        if not self._returns_state:
-            return jax.jit(self._function, out_shardings=self._everywhere)
-        shardings = jax.tree.map(lambda x: x.sharding, state), self._everywhere
-        return jax.jit(self._function, out_shardings=shardings, donate_argnums=0)
 
 
 def _put(leaf, sharding):
