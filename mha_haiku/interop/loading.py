@@ -24,7 +24,6 @@ from mha_haiku.training.tasks import tokenization
 _logger = logging.getLogger("mha_haiku")
 
 Params = dict[str, dict[str, jax.Array]]
-_LAYER = "encoder/layer_{}/"
 
 
 class Imported(NamedTuple):
@@ -92,8 +91,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         family = family_of(found.config)
         stored = named(family, found)
         head = head_of(family, found.config, stored)
-        read = read_fields(family, head, found.config, _count(stored))
-        config, sizes, theirs = read
+        config, sizes, theirs = read_fields(family, head, found.config, _count(stored))
     # Before the arrays are read: a config may be refused as a whole.
     model = models.build(config, **sizes._asdict())
     expected = flat(shapes(config, sizes))
@@ -255,7 +253,6 @@ def _checked(sizes: Sizes) -> Sizes:
 
 
 def _count(arrays: Mapping[str, Any]) -> int:
-    """Counts the numbers in arrays."""
     return sum(math.prod(x.shape) for x in arrays.values())
 
 
@@ -304,8 +301,8 @@ def rows_of(
     rows = [row.below("", family.prefix) for row in family.rows]
     rows += head.rows
     for i in range(config.num_layers):
-        ours, theirs = _LAYER.format(i), (family.prefix + family.layer).format(i)
-        rows += [each.below(ours, theirs, i) for each in family.layer_rows]
+        theirs = (family.prefix + family.layer).format(i)
+        rows += [x.below(f"encoder/layer_{i}/", theirs, i) for x in family.layer_rows]
     wanted = set(names)
     for each in rows:
         if wanted.issuperset(each.ours):
