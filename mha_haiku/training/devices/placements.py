@@ -212,15 +212,16 @@ class Sharded:
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
     ) -> Any:
+        if not returns_state:
+            return jax.jit(function, out_shardings=self._everywhere)
+
         def placed(*arguments):
-            result = function(*arguments)
-            state, others = result if returns_state else ((), result)
+            state, others = function(*arguments)
             # A state stays where it is.
             state = jax.lax.with_sharding_constraint(state, self._shardings(state))
-            others = jax.lax.with_sharding_constraint(others, self._everywhere)
-            return (state, others) if returns_state else others
+            return state, jax.lax.with_sharding_constraint(others, self._everywhere)
 
-        return jax.jit(placed, donate_argnums=0 if returns_state else ())
+        return jax.jit(placed, donate_argnums=0)
 
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
