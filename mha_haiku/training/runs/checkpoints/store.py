@@ -138,9 +138,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Reads the manifest of a step, by default of the newest good one."""
         return contents.read(self._path(self._existing(step)))
 
-    def fields(self) -> set[str]:
+    def fields(self, step: int | None = None) -> set[str]:
         """Lists the fields that were saved, {".step", ".params"}; see `restore`."""
-        return contents.fields_of(self.manifest().arrays)
+        return contents.fields_of(self.manifest(step).arrays)
 
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
