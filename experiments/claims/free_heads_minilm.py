@@ -10,7 +10,7 @@ from experiments.claims import base
 from mha_haiku.core import models
 from mha_haiku.lab import heads
 from mha_haiku.training import tasks
-from mha_haiku.training.tasks import sentences
+from mha_haiku.training.tasks import text_tasks
 
 _SHAPE = (6, 12)
 _FIFTH, _FIFTHS = 14, 29  # 20 and 40 percent
@@ -194,7 +194,7 @@ def _texts() -> list[list[str]]:
     """Returns sentences of a single topic, by topic, of the largest topics."""
     from pydoc_data import topics
 
-    found = {name: sentences.sentences(x) for name, x in topics.topics.items()}
+    found = {name: text_tasks.sentences(x) for name, x in topics.topics.items()}
     every = [sentence for texts in found.values() for sentence in texts]
     twice = {x for x in every if every.count(x) > 1}
     by_topic = [[x for x in texts if x not in twice] for texts in found.values()]

@@ -79,6 +79,8 @@ _NAMES = {
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Numbers and texts in a header; vocabularies of 200,000 tokens take about 2**20.
 _MOST_PARTS = 2**22
+# What gguf raises where a file is not as it says.
+_DAMAGE = ArithmeticError, LookupError, MemoryError, RecursionError, ValueError
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
@@ -116,13 +118,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
         with np.errstate(over="raise"):  # of a place past the end of the file
             reader = Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
-    except (
-        ArithmeticError,
-        LookupError,
-        MemoryError,
-        RecursionError,
-        ValueError,
-    ) as error:
+    except _DAMAGE as error:
         raise checks.ConfigError(
             f"{path} is damaged, truncated or not a readable GGUF file: {error}."
         ) from None
@@ -232,8 +228,20 @@ def tokenizer(
     `rows` are the rows of the model's embedding; by default as many as there are
     tokens.
     """
-    # The default of llama.cpp for a missing field, and the values that are supported.
-    read = functools.partial(_tokenizer_field, path, fields)
+
+    # With the default of llama.cpp for a missing field.
+    def read(name, default, wanted, accepts) -> Any:
+        name = f"tokenizer.ggml.{name}"
+        if name not in fields:
+            if default is _NEEDED:
+                raise checks.ConfigError(f"{path} lacks {name}: it must be {wanted}.")
+            return default
+        if not accepts(fields[name]):
+            raise checks.ConfigError(
+                f"{path}: {name} must be {wanted}, got {checks.shown(fields[name])}."
+            )
+        return fields[name]
+
     if (kind := read("model", None, "a text", _is_text)) is None:
         return None
     split = read("pre", "default", "a text", _is_text)
@@ -255,7 +263,8 @@ def tokenizer(
     )
     around = {}
     for place, is_there in (("bos", split == "llama-bpe"), ("eos", False)):
-        if read(f"add_{place}_token", is_there, "True or False", _is_bool):
+        name, is_bool = f"add_{place}_token", lambda x: isinstance(x, bool)
+        if read(name, is_there, "True or False", is_bool):
             token = read(
                 f"{place}_token_id",
                 _NEEDED,
@@ -267,9 +276,9 @@ def tokenizer(
     with tokenization.errors_named(str(path)):
         ids = {token: i for i, token in enumerate(tokens)}
         pairs = [tuple(pair.split(" ", 1)) for pair in merges]
-        is_llama = split == "llama-bpe"
-        model = library.models.BPE(ids, pairs, ignore_merges=is_llama)
-        result = library.Tokenizer(model)
+        result = library.Tokenizer(
+            library.models.BPE(ids, pairs, ignore_merges=split == "llama-bpe")
+        )
         added = [
             library.AddedToken(token, normalized=False, special=kind == _CONTROL)
             for token, kind in zip(tokens, kinds, strict=True)
@@ -316,24 +325,6 @@ _SPLITS = {
         r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
 }
-
-
-def _tokenizer_field(path, fields, name, default, wanted, accepts) -> Any:
-    """Reads a field below tokenizer.ggml; ConfigError if it is not as wanted."""
-    name = f"tokenizer.ggml.{name}"
-    if name not in fields:
-        if default is _NEEDED:
-            raise checks.ConfigError(f"{path} lacks {name}: it must be {wanted}.")
-        return default
-    if not accepts(fields[name]):
-        raise checks.ConfigError(
-            f"{path}: {name} must be {wanted}, got {checks.shown(fields[name])}."
-        )
-    return fields[name]
-
-
-def _is_bool(x: Any) -> bool:
-    return isinstance(x, bool)
 
 
 def _is_text(x: Any) -> bool:

@@ -18,13 +18,12 @@ import numpy as np
 
 from mha_haiku.core import arrays, checks, fields, models
 from mha_haiku.interop import sources
-from mha_haiku.interop.families import FAMILIES, changes, tables
+from mha_haiku.interop.families import FAMILIES, tables
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
 
 Params = dict[str, dict[str, jax.Array]]
-_LAYER = "encoder/layer_{}/"
 
 
 class Imported(NamedTuple):
@@ -87,13 +86,12 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     family, theirs = None, {}
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found)
-        stored, head = dict(found.arrays), tables.Head(OWN, {})
+        stored, head = dict(found.arrays), tables.OutputHead(OWN, {})
     else:
         family = family_of(found.config)
         stored = named(family, found)
         head = head_of(family, found.config, stored)
-        read = read_fields(family, head, found.config, _count(stored))
-        config, sizes, theirs = read
+        config, sizes, theirs = read_fields(family, head, found.config, _count(stored))
     # Before the arrays are read: a config may be refused as a whole.
     model = models.build(config, **sizes._asdict())
     expected = flat(shapes(config, sizes))
@@ -107,7 +105,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     _check_names(found, head, needed, stored)
     params: Params = {}
     for each in rows:
-        place = changes.Place(config, theirs, each.layer)
+        place = tables.Place(config, theirs, each.layer)
         _check_shapes(found, each, place, expected, stored)
         whole = [_numbers(found, n, stored[n]) for n in each.theirs]
         results = each.change.to_ours(whole, place)
@@ -192,9 +190,10 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
     return result
 
 
+@checks.user_mistakes()
 def head_of(
     family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
-) -> tables.Head:
+) -> tables.OutputHead:
     """Finds the head named by config.json, or else a head that fits the arrays."""
     architectures = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
@@ -204,10 +203,8 @@ def head_of(
                 "config.json's architectures must be a list of names, got "
                 f"{checks.shown(architectures)}."
             )
-        with checks.user_mistakes():
-            name = "config.json's architectures"
-            checks.choice(name, architectures[0], heads, checks.meant)
-        return heads[architectures[0]]
+        name = "config.json's architectures"
+        return heads[checks.choice(name, architectures[0], heads, checks.meant)]
     fitting = (head for head in family.heads if head.has in (None, *stored))
     return next(fitting, family.heads[-1])
 
@@ -222,7 +219,7 @@ def family_of(theirs: Mapping[str, Any]) -> tables.Family:
 
 def read_fields(
     family: tables.Family,
-    head: tables.Head,
+    head: tables.OutputHead,
     theirs: Mapping[str, Any],
     count: int | None = None,
 ) -> tuple[models.ModelConfig, Sizes, dict[str, Any]]:
@@ -256,7 +253,6 @@ def _checked(sizes: Sizes) -> Sizes:
 
 
 def _count(arrays: Mapping[str, Any]) -> int:
-    """Counts the numbers in arrays."""
     return sum(math.prod(x.shape) for x in arrays.values())
 
 
@@ -297,7 +293,7 @@ def _config(values: Mapping[str, Any]) -> models.ModelConfig:
 
 def rows_of(
     family: tables.Family,
-    head: tables.Head,
+    head: tables.OutputHead,
     config: models.ModelConfig,
     names: Collection[str],
 ) -> Iterator[tables.Row]:
@@ -305,8 +301,8 @@ def rows_of(
     rows = [row.below("", family.prefix) for row in family.rows]
     rows += head.rows
     for i in range(config.num_layers):
-        ours, theirs = _LAYER.format(i), (family.prefix + family.layer).format(i)
-        rows += [each.below(ours, theirs, i) for each in family.layer_rows]
+        theirs = (family.prefix + family.layer).format(i)
+        rows += [x.below(f"encoder/layer_{i}/", theirs, i) for x in family.layer_rows]
     wanted = set(names)
     for each in rows:
         if wanted.issuperset(each.ours):

@@ -20,7 +20,7 @@ from mha_haiku.core import arrays, checks, fields, models, modules
 from mha_haiku.core.modules import anatomy
 from mha_haiku.core.positions import encodings
 from mha_haiku.interop import loading
-from mha_haiku.interop.families import FAMILIES, changes, tables
+from mha_haiku.interop.families import FAMILIES, tables
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
@@ -231,7 +231,7 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
     looped = config.replace(scan_layers=False)
     names = loading.flat(loading.shapes(looped, sizes))
     for row in loading.rows_of(family, head, config, names):
-        place = changes.Place(config, theirs, row.layer)
+        place = tables.Place(config, theirs, row.layer)
         for name in row.ours:
             if name not in left:
                 raise checks.ConfigError(

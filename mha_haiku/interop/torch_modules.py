@@ -22,22 +22,14 @@ from mha_haiku.interop.families import FAMILIES
 
 # Overloads of aten that torchax 0.0.13 names as it is imported, and that torch 2.13 no
 # longer has, as it has no named axes.
-_DROPPED = {
-    "all": ("dimname", "dimname_out"),
-    "index_add": ("dimname",),
-    "index_copy": ("dimname",),
-    "index_copy_": ("dimname",),
-    "index_fill": ("Dimname_Scalar", "Dimname_Tensor"),
-    "index_fill_": ("Dimname_Scalar", "Dimname_Tensor"),
-    "norm": (
-        *("names_ScalarOpt_dim", "names_ScalarOpt_dim_dtype"),
-        *("names_dtype_out", "names_out"),
-    ),
-    "prod": ("dim_Dimname",),
-    "std": ("correction_names", "correction_names_out", "names_dim", "names_out"),
-    "std_mean": ("correction_names", "names_dim"),
-    "unbind": ("Dimname",),
-}
+_DROPPED = (
+    "all.dimname all.dimname_out index_add.dimname index_copy.dimname "
+    "index_copy_.dimname index_fill.Dimname_Scalar index_fill.Dimname_Tensor "
+    "index_fill_.Dimname_Scalar index_fill_.Dimname_Tensor norm.names_ScalarOpt_dim "
+    "norm.names_ScalarOpt_dim_dtype norm.names_dtype_out norm.names_out "
+    "prod.dim_Dimname std.correction_names std.correction_names_out std.names_dim "
+    "std.names_out std_mean.correction_names std_mean.names_dim unbind.Dimname"
+).split()
 # Methods of a model of transformers that choose what can be traced.
 _OPTIONS = {
     "set_attn_implementation": "eager",
@@ -117,7 +109,12 @@ def convert(module: Any) -> TorchModule:
             given[name] = array
             if lengths is not None:
                 mask = prefix + _MASK
-                _check_padding(mask in known, module, mask)
+                if mask not in known:
+                    raise ValueError(
+                        "inputs must be of one length each call: "
+                        f"{type(module).__name__} takes no {mask}, by which padding is "
+                        "known."
+                    )
                 valid = np.arange(array.shape[1])[None] < jnp.asarray(lengths)[:, None]
                 given[mask] = valid.astype(np.int32)
         if "use_cache" in known:
@@ -125,7 +122,10 @@ def convert(module: Any) -> TorchModule:
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # int64 is asked for everywhere, and is int32 in JAX.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            return _first(run(params, (), jax.tree.map(_as_jax, given)))
+            given = jax.tree.map(
+                lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, given
+            )
+            return _first(run(params, (), given))
 
     forward.__name__ = f"{type(module).__name__} of PyTorch"
     of_model, of_text = (
@@ -181,13 +181,10 @@ def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:
         raise checks.ConfigError(
             f"{found.name} could not be read by transformers.\n{reason}"
         ) from None
-    tokenizer = None
-    if any((found.folder / name).exists() for name in _TOKENIZERS):
+    tokenizer, files = None, ("tokenizer.json", "tokenizer_config.json")
+    if any((found.folder / name).exists() for name in files):
         tokenizer = transformers.AutoTokenizer.from_pretrained(found.folder, **options)
     return Loaded(module, tokenizer)
-
-
-_TOKENIZERS = "tokenizer.json", "tokenizer_config.json"
 
 
 @functools.cache
@@ -229,11 +226,11 @@ def _define_dropped() -> Any:
     import torch  # pyright: ignore[reportMissingImports]
 
     library = torch.library.Library("aten", "FRAGMENT")
-    for name, overloads in _DROPPED.items():
-        for overload in overloads:
-            if not hasattr(getattr(torch.ops.aten, name), overload):
-                # Nothing calls it, so that any arguments will do.
-                library.define(f"{name}.{overload}(str dropped) -> ()")
+    for whole in _DROPPED:
+        name, overload = whole.split(".")
+        if not hasattr(getattr(torch.ops.aten, name), overload):
+            # Nothing calls it, so that any arguments will do.
+            library.define(f"{whole}(str dropped) -> ()")
     return library
 
 
@@ -262,18 +259,6 @@ def _scoped(function: Callable, name: str) -> Callable:
             return function(*args, **kwargs)
 
     return scoped
-
-
-def _check_padding(is_taken: bool, module: Any, mask: str) -> None:
-    if not is_taken:
-        raise ValueError(
-            f"inputs must be of one length each call: {type(module).__name__} takes no "
-            f"{mask}, by which padding is known."
-        )
-
-
-def _as_jax(x: Any) -> Any:
-    return jnp.asarray(x) if isinstance(x, np.ndarray) else x
 
 
 def _first(output: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Training as pure functions: loss, optimizer, step, evaluation and health."""
+"""Training as pure functions: loss, optimizer, step and evaluation."""

@@ -91,8 +91,31 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
     Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, and the length of
     its steps: Liu et al. 2025, section 2.2, https://arxiv.org/abs/2502.16982.
     """
-    make_named = {"adamw": _adamw, "sgd": _sgd, "muon": _muon}[config.name]
-    optimizer = make_named(config, schedule(config, steps=steps))
+    learning_rate = schedule(config, steps=steps)
+    if config.name == "sgd":
+        optimizer = optax.chain(
+            optax.trace(config.momentum) if config.momentum else optax.identity(),
+            optax.add_decayed_weights(config.weight_decay, is_decayed),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+    elif config.name == "adamw":
+        optimizer = optax.adamw(
+            learning_rate,
+            b1=config.b1,
+            b2=config.b2,
+            weight_decay=config.weight_decay,
+            mask=is_decayed,
+        )
+    else:
+        optimizer = contrib.muon(
+            learning_rate,
+            beta=config.momentum,
+            weight_decay=config.weight_decay,
+            adam_b1=config.b1,
+            adam_b2=config.b2,
+            muon_weight_dimension_numbers=_matrices,
+            consistent_rms=0.2,
+        )
     if config.clip_norm is not None:
         optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
     if not config.frozen:
@@ -100,36 +123,6 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
     return optax.partition(
         {True: optax.set_to_zero(), False: optimizer},
         lambda params: are_frozen(config, params),
-    )
-
-
-def _adamw(config, learning_rate):
-    return optax.adamw(
-        learning_rate,
-        b1=config.b1,
-        b2=config.b2,
-        weight_decay=config.weight_decay,
-        mask=is_decayed,
-    )
-
-
-def _sgd(config, learning_rate):
-    return optax.chain(
-        optax.trace(config.momentum) if config.momentum else optax.identity(),
-        optax.add_decayed_weights(config.weight_decay, is_decayed),
-        optax.scale_by_learning_rate(learning_rate),
-    )
-
-
-def _muon(config, learning_rate):
-    return contrib.muon(
-        learning_rate,
-        beta=config.momentum,
-        weight_decay=config.weight_decay,
-        adam_b1=config.b1,
-        adam_b2=config.b2,
-        muon_weight_dimension_numbers=_matrices,
-        consistent_rms=0.2,
     )
 
 
@@ -181,16 +174,16 @@ def are_frozen(config: OptimizerConfig, params: Any) -> Any:
                 "config.optimizer.frozen must name modules of the model, got "
                 f"{name!r}.{checks.nearest(name, known)}\nIt has {', '.join(shown)}."
             )
-    frozen = {module: any(is_in(module, name) for name in names) for module in params}
-    if all(frozen.values()):
+    frozen = {
+        module: dict.fromkeys(leaves, any(is_in(module, name) for name in names))
+        for module, leaves in params.items()
+    }
+    if all(jax.tree.leaves(frozen)):
         raise checks.ConfigError(
             "config.optimizer.frozen must leave parameters to train, got "
             f"{config.frozen!r}, which freezes all."
         )
-    return {
-        module: jax.tree.map(lambda _, own=frozen[module]: own, leaves)
-        for module, leaves in params.items()
-    }
+    return frozen
 
 
 def is_decayed(params: Any) -> Any:

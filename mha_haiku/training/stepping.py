@@ -5,7 +5,7 @@ random is derived from (seed, step, index of the example), so resuming needs no 
 except `TrainState`, and the global batch is the same on any number of devices. A step
 whose loss or gradient is not finite counts, but changes no parameter.
 
-Dimensions: N steps in one dispatch.
+Dimensions: N steps in one dispatch, W losses in the window of `Health`.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,24 @@ import optax
 from jax import Array
 
 from mha_haiku.core import models
-from mha_haiku.training import devices, health, losses, tasks
+from mha_haiku.training import devices, losses, tasks
+
+WINDOW = 128  # finite steps
+# A loss has jumped where it exceeds the window's mean by both. The first only would
+# warn of healthy runs: near a loss of 0 a single hard example is tens of deviations up,
+# and nothing of what the model has learned is lost.
+SPIKE = 6.0  # standard deviations of the window
+LEAST_RISE = 0.1  # of the loss of the task's baseline
 
 _STREAMS = ("init", "data", "dropout", "held_out")
+
+
+class Health(NamedTuple):
+    """The last losses, and how many steps were skipped."""
+
+    losses: Array  # [W] float32, of the last finite steps; inf where there was none yet
+    skipped: Array  # [] int32, nonfinite steps, which were not applied
+    skipped_in_a_row: Array  # [] int32, those since the last finite step
 
 
 class TrainState(NamedTuple):
@@ -29,7 +44,7 @@ class TrainState(NamedTuple):
     step: Array  # [] int32, steps taken
     params: Any
     optimizer_state: optax.OptState
-    health: health.Health
+    health: Health
 
 
 class Parameters(NamedTuple):
@@ -45,7 +60,7 @@ class Report(NamedTuple):
     sums: losses.Sums  # [N] each, over the step's examples
     gradient_norm: Array  # [N] float32, before clipping
     finite: Array  # [N] bool, of loss and gradient; if not, the step is skipped
-    rise: Array  # [N] float32, nats; see `health.observe`
+    rise: Array  # [N] float32, nats; see `observe`
     deviations: Array  # [N] float32, the same in standard deviations
 
 
@@ -73,9 +88,9 @@ def initial_state(
 
 def state_of(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
     """Makes the state before the first step, with these parameters."""
-    return TrainState(
-        jnp.zeros((), jnp.int32), params, optimizer.init(params), health.initial()
-    )
+    none = jnp.zeros((), jnp.int32)
+    health = Health(jnp.full(WINDOW, jnp.inf, jnp.float32), none, none)
+    return TrainState(none, params, optimizer.init(params), health)
 
 
 def loss_sums(
@@ -130,6 +145,30 @@ def gradients(
     return placement.total((gradient, sums))
 
 
+def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array, Array]:
+    """Updates the health after a step; also returns the rise of its loss.
+
+    The rise is in nats and in standard deviations of the window, both `[]` float32; 0
+    while the window is not full, and for a step that is not `finite`.
+    """
+    is_full = jnp.isfinite(health.losses[0])  # the oldest
+    window = jnp.where(is_full, health.losses, 0)
+    mean = window.mean()
+    deviation = jnp.sqrt(jnp.square(window - mean).mean())
+    # At least a thousandth of the mean, so that rounding of a constant loss is no jump.
+    deviation = jnp.maximum(deviation, jnp.maximum(1e-3 * jnp.abs(mean), 1e-12))
+    # Selected before the division, so that no nonfinite number is computed.
+    rise = jnp.where(is_full & finite, loss - mean, 0)
+    moved = jnp.concatenate([health.losses[1:], loss.astype(jnp.float32).reshape(1)])
+    skipped = 1 - finite.astype(jnp.int32)
+    after = Health(
+        losses=jnp.where(finite, moved, health.losses),
+        skipped=health.skipped + skipped,
+        skipped_in_a_row=(health.skipped_in_a_row + 1) * skipped,
+    )
+    return after, rise, rise / deviation
+
+
 def make_dispatch(
     model: models.Model,
     task: tasks.Task,
@@ -170,7 +209,7 @@ def make_dispatch(
             is_leaf=_is_schedule,
         )
         mean = sums.loss / jnp.where(sums.weight > 0, sums.weight, 1)
-        after, rise, deviations = health.observe(state.health, mean, finite)
+        after, rise, deviations = observe(state.health, mean, finite)
         state = TrainState(state.step + 1, params, optimizer_state, after)
         return state, Report(sums, norm, finite, rise, deviations)
 

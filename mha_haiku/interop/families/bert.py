@@ -3,7 +3,9 @@
 MiniLM and many other sentence encoders are BERT models.
 """
 
-from mha_haiku.interop.families import changes, rules, tables
+import numpy as np
+
+from mha_haiku.interop.families import rules, tables
 
 _FIELDS = {
     "family": "encoder",
@@ -39,7 +41,7 @@ def _heads(
     pooled_activation: str = "tanh",
     classifier: str = "classifier",
     unused: tuple[str, ...] = (),
-) -> tuple[tables.Head, ...]:
+) -> tuple[tables.OutputHead, ...]:
     # For masked words, with arrays `hidden`, `norm`, `decoder`, `bias` and the field of
     # `config.json` for the `activation` in between (None for gelu); for texts, with
     # arrays `pooled` and `classifier`; for positions; and without logits.
@@ -49,13 +51,13 @@ def _heads(
         hidden_by = "output.hidden", activation, "gelu", rules.HIDDEN
         settings = (*settings, tables.Setting(*hidden_by))
     return (
-        tables.Head(
+        tables.OutputHead(
             f"{name}ForMaskedLM",
             {"output.hidden": "gelu", "output.norm": True, "output.with_bias": True},
             (
                 *tables.linear("output_hidden", hidden),
                 *tables.norm("output_norm", norm),
-                tables.row("logits/w", f"{decoder}.weight", changes.transposed),
+                tables.row("logits/w", f"{decoder}.weight", tables.transposed),
                 tables.row("logits/b", bias),
             ),
             has=bias,
@@ -63,7 +65,7 @@ def _heads(
             copies={f"{decoder}.weight": table, f"{decoder}.bias": bias},
             settings=settings,
         ),
-        tables.Head(
+        tables.OutputHead(
             f"{name}ForSequenceClassification",
             {
                 "output.pool": "first",
@@ -78,7 +80,7 @@ def _heads(
             unused=unused,
             settings=(rules.LABELS,),
         ),
-        tables.Head(
+        tables.OutputHead(
             f"{name}ForTokenClassification",
             {"output.with_bias": True},
             tables.linear("logits", "classifier"),
@@ -86,7 +88,7 @@ def _heads(
             unused=unused,
             settings=(rules.LABELS,),
         ),
-        tables.Head(f"{name}Model", rules.NO_LOGITS, unused=unused),
+        tables.OutputHead(f"{name}Model", rules.NO_LOGITS, unused=unused),
     )
 
 
@@ -123,8 +125,18 @@ BERT = tables.Family(
     renamed={"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"},
 )
 
+
 # Positions of RoBERTa count from pad_token_id + 1; those before are unused.
-_AFTER_PADDING = changes.rows_from(lambda place: place.theirs["pad_token_id"] + 1)
+def _num_unused(place: tables.Place) -> int:
+    return place.theirs["pad_token_id"] + 1
+
+
+_AFTER_PADDING = tables.Change(
+    lambda arrays, place: [x[_num_unused(place) :] for x in arrays],
+    lambda arrays, place: [
+        np.pad(x, [(_num_unused(place), 0), (0, 0)]) for x in arrays
+    ],
+)
 ROBERTA = BERT._replace(
     name="roberta",
     prefix="roberta.",

@@ -3,28 +3,29 @@
 import numpy as np
 
 from mha_haiku.core import fields
-from mha_haiku.interop.families import changes, rules, tables
+from mha_haiku.interop.families import rules, tables
 
 
 def _scale(theirs):
     return {} if theirs["scale_attn_weights"] else {"attention.scale": 1.0}
 
 
-def _queries_scaled(arrays, place, by):
+def _queries_scaled(query, place, by):
     # Where scores are divided by the layer's number, our queries are.
     if by == 1 or not place.theirs["scale_attn_by_inverse_layer_idx"]:
-        return arrays
+        return query
+    return query.astype(np.float32) * np.float32(by)
+
+
+# Queries, keys and values are side by side, along the last axis.
+def _to_ours(arrays, place):
+    query, *rest = np.split(arrays[0], 3, -1)
+    return [_queries_scaled(query, place, 1 / (place.layer + 1)), *rest]
+
+
+def _to_theirs(arrays, place):
     query, *rest = arrays
-    return [query.astype(np.float32) * np.float32(by), *rest]
-
-
-_QUERY_KEY_VALUE = changes.chain(
-    changes.thirds,
-    changes.Change(
-        lambda arrays, place: _queries_scaled(arrays, place, 1 / (place.layer + 1)),
-        lambda arrays, place: _queries_scaled(arrays, place, place.layer + 1),
-    ),
-)
+    return [np.concatenate([_queries_scaled(query, place, place.layer + 1), *rest], -1)]
 
 
 GPT2 = tables.Family(
@@ -66,17 +67,17 @@ GPT2 = tables.Family(
     ),
     layer_rows=(  # linear maps are stored `[in, out]`, as ours are
         *tables.norm("norm_1", "ln_1"),
-        *tables.query_key_value("attn.c_attn", _QUERY_KEY_VALUE, _QUERY_KEY_VALUE),
-        *tables.linear("attention/linear", "attn.c_proj", changes.as_it_is),
+        *tables.query_key_value("attn.c_attn", tables.Change(_to_ours, _to_theirs)),
+        *tables.linear("attention/linear", "attn.c_proj", tables.as_it_is),
         *tables.norm("norm_2", "ln_2"),
-        *tables.linear("feed_forward/hidden", "mlp.c_fc", changes.as_it_is),
-        *tables.linear("feed_forward/output", "mlp.c_proj", changes.as_it_is),
+        *tables.linear("feed_forward/hidden", "mlp.c_fc", tables.as_it_is),
+        *tables.linear("feed_forward/output", "mlp.c_proj", tables.as_it_is),
     ),
     heads=(
         rules.next_token(
             "GPT2LMHeadModel", "lm_head.weight", "transformer.wte.weight", tied=True
         ),
-        tables.Head("GPT2Model", rules.NO_LOGITS),
+        tables.OutputHead("GPT2Model", rules.NO_LOGITS),
     ),
     supported=rules.SUPPORTED_CAUSAL,
     buffers=(".attn.bias", ".attn.masked_bias"),

@@ -3,10 +3,10 @@
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.interop.families import changes, rules, tables
+from mha_haiku.interop.families import rules, tables
 
 
-def _order(place: changes.Place) -> np.ndarray:
+def _order(place: tables.Place) -> np.ndarray:
     """Orders the features `[K]` so that pairs are K/2 apart, as in our models.
 
     The first `turning` features of a head rotate, in pairs `turning / 2` apart. The
@@ -19,6 +19,25 @@ def _order(place: changes.Place) -> np.ndarray:
     first, second = features[:turning].reshape(2, -1)
     third, fourth = features[turning:].reshape(2, -1)
     return np.concatenate([first, third, second, fourth])
+
+
+# A head's query, key and value are one after the other: `[H 3 K, ...]`. Thirds of the
+# whole, as in GPT-2, would give wrong numbers and no error.
+def _to_ours(arrays, place):
+    (x,) = arrays
+    features = _order(place)
+    parts = x.reshape(place.config.attention.num_heads, 3, -1, *x.shape[1:])
+    query, key, value = np.moveaxis(parts, 1, 0)
+    parts = query[:, features], key[:, features], value
+    return [part.reshape(-1, *x.shape[1:]).T for part in parts]
+
+
+def _to_theirs(arrays, place):
+    features = np.argsort(_order(place))
+    num_heads, rest = place.config.attention.num_heads, arrays[0].T.shape[1:]
+    query, key, value = (x.T.reshape(num_heads, -1, *rest) for x in arrays)
+    parts = np.stack([query[:, features], key[:, features], value], axis=1)
+    return [parts.reshape(-1, *rest)]
 
 
 GPT_NEOX = tables.Family(
@@ -49,9 +68,7 @@ GPT_NEOX = tables.Family(
         *tables.norm("norm_1", "input_layernorm"),
         *tables.norm("norm_2", "post_attention_layernorm"),
         *tables.query_key_value(
-            "attention.query_key_value",
-            changes.chain(changes.by_heads(_order), changes.transposed),
-            changes.by_heads(_order),
+            "attention.query_key_value", tables.Change(_to_ours, _to_theirs)
         ),
         *tables.linear("attention/linear", "attention.dense"),
         *tables.linear("feed_forward/hidden", "mlp.dense_h_to_4h"),
@@ -64,7 +81,7 @@ GPT_NEOX = tables.Family(
             "gpt_neox.embed_in.weight",
             tied=False,
         ),
-        tables.Head("GPTNeoXModel", rules.NO_LOGITS),
+        tables.OutputHead("GPTNeoXModel", rules.NO_LOGITS),
     ),
     supported=rules.SUPPORTED_CAUSAL,
     buffers=(".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"),

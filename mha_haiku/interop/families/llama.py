@@ -8,8 +8,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from mha_haiku.core import checks
-from mha_haiku.interop.families import changes, rules, tables
+from mha_haiku.interop.families import rules, tables
 
 _FIELDS = {
     "family": "causal",
@@ -29,7 +31,7 @@ def _family(
     fields: Mapping[str, Any] | None = None,
     kv_heads: int | None = None,
     head_size: int | None = None,
-    scale: changes.Change = changes.as_it_is,
+    scale: tables.Change = tables.as_it_is,
     epsilon: float = 1e-6,
     tied: bool = False,
     head_settings: tuple = (),
@@ -86,13 +88,18 @@ def _family(
                 *head_settings,
                 tied=tied,
             ),
-            tables.Head(f"{title}Model", rules.NO_LOGITS),
+            tables.OutputHead(f"{title}Model", rules.NO_LOGITS),
         ),
         supported=rules.SUPPORTED_CAUSAL,
         buffers=("rotary_emb.inv_freq",),
     )
 
 
+# Norms of Gemma store their scale minus 1.
+_SCALE_LESS_ONE = tables.each(
+    lambda x: x.astype(np.float32) + np.float32(1),
+    lambda x: x.astype(np.float32) - np.float32(1),
+)
 _EMBEDDING_SCALE = tables.Rule(
     lambda theirs: {"embedding.scale": math.sqrt(theirs["hidden_size"])},
     lambda ours: {},
@@ -177,7 +184,7 @@ GEMMA = _family(
     _EMBEDDING_SCALE,
     kv_heads=16,
     head_size=256,
-    scale=changes.scale_less_one,
+    scale=_SCALE_LESS_ONE,
     tied=True,
 )
 
@@ -197,7 +204,7 @@ def _later_gemma(
         _QUERY_SCALE,
         kv_heads=4,
         head_size=256,
-        scale=changes.scale_less_one,
+        scale=_SCALE_LESS_ONE,
         tied=True,
         **options,
     )

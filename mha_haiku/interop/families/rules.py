@@ -7,14 +7,14 @@ pattern, or in `layer_types`. Both are read, and written files open in both.
 L layers, D width, H heads, F hidden units, K size of a head.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mha_haiku.core import checks, fields
 from mha_haiku.core.positions import encodings
-from mha_haiku.interop.families import changes, tables
+from mha_haiku.interop.families import tables
 from mha_haiku.interop.families.tables import CannotSayError, Rule, Setting
 
 Theirs = Mapping[str, Any]
@@ -91,6 +91,11 @@ _ROTARY_KEYS = (
     *("mrope_section", "mscale", "mscale_all_dim", "short_factor", "truncate"),
 )
 _WINDOW_KINDS = ("sliding_attention", "full_attention")
+# Keys of the bases of rotary positions, by kinds of layers.
+_THETAS = {
+    "full_attention": "rope_theta",
+    "sliding_attention": "rope_local_base_freq",
+}
 
 
 def _object(name: str, value: Any) -> Any:
@@ -105,12 +110,6 @@ def _window_kinds(name: str, value: Any) -> list[str]:
     return [checks.choice(name, kind, _WINDOW_KINDS) for kind in value]
 
 
-def _labels(theirs: Theirs) -> dict[str, Any]:
-    # Their number counts where both are there.
-    names = theirs["id2label"] or (0, 1)
-    return {"num_classes": theirs["num_labels"] or len(names)}
-
-
 def _write_labels(ours: Theirs) -> dict[str, Any]:
     names = {str(c): f"LABEL_{c}" for c in range(ours["num_classes"])}
     return {"id2label": names, "label2id": {name: int(c) for c, name in names.items()}}
@@ -118,7 +117,10 @@ def _write_labels(ours: Theirs) -> dict[str, Any]:
 
 # Classes other than tokens.
 LABELS = Rule(
-    _labels,
+    # Their number counts where both are there.
+    lambda theirs: {
+        "num_classes": theirs["num_labels"] or len(theirs["id2label"] or (0, 1))
+    },
     _write_labels,
     {
         "id2label": tables.key(None, _object, dict | None),
@@ -127,27 +129,26 @@ LABELS = Rule(
 )
 
 
+# Our fields of L, D, H and F, and their usual names in a `config.json`.
+_SIZES = {
+    "num_layers": "num_hidden_layers",
+    "model_size": "hidden_size",
+    "attention.num_heads": "num_attention_heads",
+    "feed_forward.hidden_size": "intermediate_size",
+}
+
+
 def sizes(
-    *defaults: int,
-    names: Sequence[str] = (
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "intermediate_size",
-    ),
+    *defaults: int, names: Iterable[str] = _SIZES.values()
 ) -> tuple[Setting, ...]:
     """Makes the settings of L, D, H and F; without defaults all are required."""
-    ours = (
-        "num_layers",
-        "model_size",
-        "attention.num_heads",
-        "feed_forward.hidden_size",
-    )
-    all_defaults = defaults or (tables.REQUIRED,) * 4
-    least_one = fields.integer(1, 2**20)  # head, as the width is divided by them
+    # The width is divided by the number of heads.
+    checked = {"attention.num_heads": fields.integer(1, 2**20)}
     return tuple(
-        Setting(field, name, default, check=least_one if field == ours[2] else None)
-        for field, name, default in zip(ours, names, all_defaults, strict=False)
+        Setting(ours, name, default, check=checked.get(ours))
+        for ours, name, default in zip(
+            _SIZES, names, defaults or [None] * 4, strict=False
+        )
     )
 
 
@@ -160,12 +161,12 @@ def activation(
 
 def next_token(
     name: str, logits: str, embeddings: str, *settings: Setting | Rule, tied: bool
-) -> tables.Head:
+) -> tables.OutputHead:
     """Makes the head of a causal model, from names of arrays; `tied` is a default."""
-    return tables.Head(
+    return tables.OutputHead(
         name,
         {"output.with_bias": False},
-        (tables.row("logits/w", logits, changes.transposed),),
+        (tables.row("logits/w", logits, tables.transposed),),
         copies={logits: embeddings},
         settings=(Setting("output.tied", "tie_word_embeddings", tied), *settings),
     )
@@ -239,20 +240,16 @@ def windows(
         sizes = {size for size in by_layer if size is not None}
         if len(sizes) > 1:
             raise CannotSayError(f"windows of {len(sizes)} sizes")
-        kinds = [
-            "full_attention" if w is None else "sliding_attention" for w in by_layer
-        ]
-        used = {
-            "use_sliding_window": bool(sizes),
-            "max_window_layers": 0 if sizes else num_layers,
-        }
         # Unless windows are optional, transformers wants a size even if none has it.
         unused = None if optional else keys["sliding_window"].default
-        return {
-            "sliding_window": sizes.pop() + 1 if sizes else unused,
-            "layer_types": kinds,
-            **(used if optional else {}),
+        written = {
+            "sliding_window": max(sizes) + 1 if sizes else unused,
+            "layer_types": [_WINDOW_KINDS[w is None] for w in by_layer],
         }
+        if optional:
+            written["use_sliding_window"] = bool(sizes)
+            written["max_window_layers"] = 0 if sizes else num_layers
+        return written
 
     keys |= {
         "sliding_window": tables.key(4096, _LENGTH, int | None),
@@ -339,10 +336,7 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
         for name in rope:
             checks.choice("a key of config.json's rope_parameters", name, _WINDOW_KINDS)
         ropes = {}
-        for kind, theta in (
-            ("full_attention", "rope_theta"),
-            ("sliding_attention", "rope_local_base_freq"),
-        ):
+        for kind, theta in _THETAS.items():
             name = f"rope_parameters.{kind}"
             said = rope.get(kind)
             said = {"rope_type": "default"} if said is None else _object(name, said)
@@ -360,18 +354,16 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
         windows = _of_layers(ours["attention.window"], num_layers)
         ropes: dict[str, Any] = {}
         for each, w in zip(frequencies, windows, strict=True):
-            kind = "full_attention" if w is None else "sliding_attention"
+            kind = _WINDOW_KINDS[w is None]
             rope = _written_rope(each, ours["embedding.rotary_period"])
             _check_all_turn(rope)
             if ropes.setdefault(kind, rope) != rope:
                 raise CannotSayError("rotary frequencies that differ by layer")
-        for kind in ("full_attention", "sliding_attention"):
+        written = {"rope_parameters": ropes}
+        for kind, theta in _THETAS.items():
             ropes.setdefault(kind, {"rope_type": "default", "rope_theta": 1e6})
-        return {
-            "rope_parameters": ropes,
-            "rope_theta": ropes["full_attention"]["rope_theta"],
-            "rope_local_base_freq": ropes["sliding_attention"]["rope_theta"],
-        }
+            written[theta] = ropes[kind]["rope_theta"]
+        return written
 
     keys = _rotary_keys("rope_theta", 1e6, "partial_rotary_factor", 1.0)
     return Rule(
@@ -415,13 +407,8 @@ def _rope(
 ) -> dict[str, Any]:
     """Describes rotary positions by the keys of `transformers` 5.
 
-    Args:
-      name: The key of `given`.
-      given: The file's value there, which overrides the rest.
-      theirs: The checked `config.json`.
-      theta: The base from another key of the file.
-      share: The share of rotating features from another key of the file.
-      reads: Whether the family reads the share if frequencies are not scaled.
+    They are `given` at the file's key `name`, or else at others: the base `theta` and
+    the `share` of rotating features, which not every family `reads`.
     """
     name = f"config.json's {name}"
     for each in given:

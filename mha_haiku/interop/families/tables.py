@@ -7,16 +7,17 @@ parameters.
 
 Settings and rules declare the keys that they read. They get the result of `checked`, in
 which every key is present, of the right type and in range.
+
+Linear maps of torch are `[out, in]`, ours are `[in, out]`.
 """
 
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from mha_haiku.core import checks, fields, models
-from mha_haiku.interop.families import changes
+import numpy as np
 
-REQUIRED = object()
+from mha_haiku.core import checks, fields, models
 
 _OURS = {
     name.removeprefix("config.model."): field
@@ -40,6 +41,36 @@ def key(
     return fields.Field(default, "", check, kind)
 
 
+class Place(NamedTuple):
+    """The place of an array in a model."""
+
+    config: models.ModelConfig
+    theirs: Mapping[str, Any]  # the contents of `config.json`, checked
+    layer: int  # the layer's number; 0 outside of layers
+
+
+Arrays = list[np.ndarray]
+
+
+class Change(NamedTuple):
+    """A transformation of arrays and its inverse."""
+
+    to_ours: Callable[[Arrays, Place], Arrays]
+    to_theirs: Callable[[Arrays, Place], Arrays]
+
+
+def each(to_ours: Callable, to_theirs: Callable) -> Change:
+    """Makes the change that maps every array by itself, in any place."""
+    return Change(
+        lambda arrays, place: [to_ours(x) for x in arrays],
+        lambda arrays, place: [to_theirs(x) for x in arrays],
+    )
+
+
+as_it_is = each(lambda x: x, lambda x: x)
+transposed = each(lambda x: x.T, lambda x: x.T)
+
+
 class Row(NamedTuple):
     """One or more of our arrays, and one or more of theirs with the same content."""
 
@@ -47,7 +78,7 @@ class Row(NamedTuple):
     ours: tuple[str, ...]
     # Names such as `attention.self.query.weight`, without the layer's prefix.
     theirs: tuple[str, ...]
-    change: changes.Change  # from theirs to ours
+    change: Change  # from theirs to ours
     layer: int = 0  # once names are whole; 0 outside of layers
 
     def below(self, ours: str, theirs: str, layer: int = 0) -> "Row":
@@ -57,14 +88,12 @@ class Row(NamedTuple):
         return Row(own, its, self.change, layer)
 
 
-def row(ours: str, theirs: str, change: changes.Change = changes.as_it_is) -> Row:
+def row(ours: str, theirs: str, change: Change = as_it_is) -> Row:
     """Makes the row of one array."""
     return Row((ours,), (theirs,), change)
 
 
-def linear(
-    ours: str, theirs: str, change: changes.Change = changes.transposed
-) -> tuple[Row, ...]:
+def linear(ours: str, theirs: str, change: Change = transposed) -> tuple[Row, ...]:
     """Makes the rows of a linear map: weight and bias."""
     return (
         row(f"{ours}/w", f"{theirs}.weight", change),
@@ -72,9 +101,7 @@ def linear(
     )
 
 
-def norm(
-    ours: str, theirs: str, change: changes.Change = changes.as_it_is
-) -> tuple[Row, ...]:
+def norm(ours: str, theirs: str, change: Change = as_it_is) -> tuple[Row, ...]:
     """Makes the rows of a norm: scale, and offset if it has one."""
     return (
         row(f"{ours}/scale", f"{theirs}.weight", change),
@@ -82,9 +109,7 @@ def norm(
     )
 
 
-def query_key_value(
-    theirs: str, weight: changes.Change, bias: changes.Change
-) -> tuple[Row, ...]:
+def query_key_value(theirs: str, change: Change) -> tuple[Row, ...]:
     """Makes the rows of one linear map for queries, keys and values together."""
     return tuple(
         Row(
@@ -92,7 +117,7 @@ def query_key_value(
             (f"{theirs}.{name}",),
             change,
         )
-        for ours, name, change in (("w", "weight", weight), ("b", "bias", bias))
+        for ours, name in (("w", "weight"), ("b", "bias"))
     )
 
 
@@ -103,8 +128,8 @@ class Setting(NamedTuple):
     # arguments of `models.build`: num_tokens, feature_size, num_classes.
     ours: str
     theirs: str  # its name there
-    # The default of `transformers` for a missing key.
-    default: Any = REQUIRED
+    # The default of `transformers` for a missing key; None if there is none.
+    default: Any = None
     # Other names of values: theirs to ours.
     names: Mapping[Any, Any] | None = None
     # Checks its values; by default as our field does.
@@ -112,14 +137,13 @@ class Setting(NamedTuple):
 
     @property
     def keys(self) -> dict[str, fields.Field]:
-        default = None if self.default is REQUIRED else self.default
         if self.names is not None:
             check = functools.partial(
                 checks.choice, choices=self.names, suggest=checks.meant
             )
-            return {self.theirs: key(default, check, str)}
+            return {self.theirs: key(self.default, check, str)}
         ours = _OURS[self.ours]
-        return {self.theirs: key(default, self.check or ours.check, ours.kind)}
+        return {self.theirs: key(self.default, self.check or ours.check, ours.kind)}
 
     def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
         value = theirs[self.theirs]
@@ -153,7 +177,7 @@ class CannotSayError(Exception):
         self.count = count
 
 
-class Head(NamedTuple):
+class OutputHead(NamedTuple):
     """The module that reads the last layer."""
 
     architecture: str  # its class in `transformers`, as `BertForMaskedLM`
@@ -178,7 +202,7 @@ class Family(NamedTuple):
     settings: tuple[Setting | Rule, ...]  # what `config.json` says of the rest
     rows: tuple[Row, ...]  # arrays outside of the layers
     layer_rows: tuple[Row, ...]  # arrays of a layer
-    heads: tuple[Head, ...]  # what may read the last layer, the first that fits
+    heads: tuple[OutputHead, ...]  # what may read the last layer, the first that fits
     # Values of fields of `config.json` that change numbers and have to be as here,
     # where they are there at all.
     supported: Mapping[str, tuple[Any, ...]] = {}
@@ -189,7 +213,7 @@ class Family(NamedTuple):
     aliases: Mapping[str, str] = {}
 
 
-def keys_of(family: Family, head: Head) -> dict[str, fields.Field]:
+def keys_of(family: Family, head: OutputHead) -> dict[str, fields.Field]:
     """Collects the keys of `config.json` that a family and a head read."""
     result: dict[str, fields.Field] = {}
     settings = (*family.settings, *head.settings)
@@ -200,7 +224,9 @@ def keys_of(family: Family, head: Head) -> dict[str, fields.Field]:
 
 
 @checks.user_mistakes()
-def checked(family: Family, head: Head, theirs: Mapping[str, Any]) -> dict[str, Any]:
+def checked(
+    family: Family, head: OutputHead, theirs: Mapping[str, Any]
+) -> dict[str, Any]:
     """Reads a `config.json`: checks all that is read, and adds defaults.
 
     Raises ConfigError where a key has a value of a wrong type or out of range, or one

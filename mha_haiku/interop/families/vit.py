@@ -3,7 +3,7 @@
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.interop.families import changes, rules, tables
+from mha_haiku.interop.families import rules, tables
 
 
 def patches(images: np.ndarray, size: int) -> np.ndarray:
@@ -73,6 +73,31 @@ def _write_image(ours):
     }
 
 
+# A convolution whose stride is its size is a linear map of patches; theirs is
+# [D, channels, P, P].
+_CONVOLUTION = tables.Change(
+    lambda arrays, place: [x.reshape(len(x), -1).T for x in arrays],
+    lambda arrays, place: [
+        x.T.reshape(x.shape[1], -1, *place.config.embedding.image[-1:] * 2)
+        for x in arrays
+    ],
+)
+
+
+def _class_token_to_ours(arrays, place):
+    positions, token, bias = arrays
+    ours = positions[0].astype(np.float32)
+    ours[0] += token[0, 0].astype(np.float32) - bias.astype(np.float32)
+    return [ours, bias]
+
+
+# A class token before the patches is a patch of zeros, which the embedding turns into
+# its bias: the rest of the token goes into the first position.
+_CLASS_TOKEN = tables.Change(
+    _class_token_to_ours,
+    lambda arrays, place: [arrays[0][None], arrays[1].reshape(1, 1, -1), arrays[1]],
+)
+
 VIT = tables.Family(
     name="vit",
     prefix="vit.",
@@ -106,12 +131,12 @@ VIT = tables.Family(
                 "embeddings.cls_token",
                 "embeddings.patch_embeddings.projection.bias",
             ),
-            changes.class_token,
+            _CLASS_TOKEN,
         ),
         tables.row(
             "embedding/w",
             "embeddings.patch_embeddings.projection.weight",
-            changes.convolution,
+            _CONVOLUTION,
         ),
         *tables.norm("encoder/norm", "layernorm"),
     ),
@@ -126,7 +151,7 @@ VIT = tables.Family(
         *tables.linear("feed_forward/output", "output.dense"),
     ),
     heads=(
-        tables.Head(
+        tables.OutputHead(
             "ViTForImageClassification",
             {"output.pool": "first", "output.with_bias": True},
             tables.linear("logits", "classifier"),
@@ -134,7 +159,7 @@ VIT = tables.Family(
             settings=(rules.LABELS,),
             unused=("vit.pooler.",),
         ),
-        tables.Head("ViTModel", rules.NO_LOGITS, unused=("vit.pooler.",)),
+        tables.OutputHead("ViTModel", rules.NO_LOGITS, unused=("vit.pooler.",)),
     ),
     supported=rules.SUPPORTED,
 )

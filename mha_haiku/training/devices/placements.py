@@ -61,7 +61,7 @@ class Replicas:
     def put(self, tree: Any) -> Any:
         """Puts host arrays on every device, as arrays `[devices, ...]`; see `fetch`."""
         mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,))
-        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(_AXIS))
+        sharding = jax.sharding.NamedSharding(mesh, _Spec(_AXIS))
 
         def put(leaf):
             row = np.asarray(leaf)[None]
@@ -168,7 +168,6 @@ class Sharded:
         self._shard_parameters = shard_parameters
 
     def implementation(self, name: str) -> attention.Sharded:
-        """Returns the argument `implementation` of `attend` for one of its names."""
         return attention.Sharded(self.mesh, name)
 
     def put(self, tree: Any) -> Any:
@@ -180,7 +179,6 @@ class Sharded:
         return jax.tree.map(_put, tree, self._shardings(tree))
 
     def initial_state(self, function: Callable, seed: np.uint32) -> Any:
-        """Puts `function(seed)`, a state, on the devices, as `put_state` does."""
         shardings = self._shardings(jax.eval_shape(function, seed))
         return jax.jit(function, out_shardings=shardings)(seed)
 
@@ -213,14 +211,21 @@ class Sharded:
 
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
-    ) -> "_Program":
-        """Compiles a function of arrays from `put` and `put_state`."""
-        return _Program(function, self._everywhere, returns_state)
+    ) -> Any:
+        if not returns_state:
+            return jax.jit(function, out_shardings=self._everywhere)
+
+        def placed(*arguments):
+            state, others = function(*arguments)
+            # A state stays where it is.
+            state = jax.lax.with_sharding_constraint(state, self._shardings(state))
+            return state, jax.lax.with_sharding_constraint(others, self._everywhere)
+
+        return jax.jit(placed, donate_argnums=0)
 
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
     ) -> tasks.Example:
-        """Makes a batch that the devices divide; only inside a program."""
         return self.spread(make(jnp.arange(batch_size, dtype=jnp.int32)))
 
     def spread(self, examples: tasks.Example) -> tasks.Example:
@@ -237,43 +242,20 @@ class Sharded:
 
         return jax.tree.map(constrain, examples.axes(), examples)
 
+    def own_key(self, key: jax.Array) -> jax.Array:
+        return key  # a program of a mesh draws for the whole batch
+
+    def total(self, tree: Any) -> Any:
+        return tree  # sums are over the whole batch already
+
     def _shardings(self, tree) -> Any:
         return jax.tree.map_with_path(
             lambda path, leaf: self.sharding_of(path, np.shape(leaf)), tree
         )
 
-    def own_key(self, key: jax.Array) -> jax.Array:
-        """Returns the key for the whole batch's random numbers."""
-        return key  # a program of a mesh draws for the whole batch
-
-    def total(self, tree: Any) -> Any:
-        """Returns the sums of every leaf over the batch."""
-        return tree  # sums are over the whole batch already
-
     @property
     def _everywhere(self) -> jax.sharding.NamedSharding:
         return jax.sharding.NamedSharding(self.mesh, _Spec())
-
-
-class _Program:
-    """A jitted function whose returned state is sharded like its argument."""
-
-    def __init__(self, function, everywhere, returns_state):
-        self._function = function
-        self._everywhere = everywhere
-        self._returns_state = returns_state
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self._jitted(*arguments)(*arguments)
-
-    def lower(self, *arguments: Any) -> Any:
-        return self._jitted(*arguments).lower(*arguments)
-
-    def _jitted(self, state, *others):
-        if not self._returns_state:
-            return jax.jit(self._function, out_shardings=self._everywhere)
-        shardings = jax.tree.map(lambda x: x.sharding, state), self._everywhere
-        return jax.jit(self._function, out_shardings=shardings, donate_argnums=0)
 
 
 def _put(leaf, sharding):

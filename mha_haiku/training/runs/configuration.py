@@ -298,7 +298,7 @@ def check_devices(
     training: TrainingConfig,
     num_devices: int,
 ) -> None:
-    """Raises ConfigError unless `count` devices can share the work of a run.
+    """Raises ConfigError unless `num_devices` devices can share the work of a run.
 
     The sizes of the mesh must multiply to the devices, and divide what they share.
     """

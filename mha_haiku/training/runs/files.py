@@ -1,14 +1,17 @@
-"""Files that are written whole or not at all, and logs of a JSON object per line.
+"""Files that are written whole or not at all, logs, and the lock of a run's folder.
 
-Logs are only appended to and truncated, never rewritten, so that a kill loses no line.
+A log has a JSON object per line. It is only appended to and truncated, never rewritten,
+so that a kill loses no line.
 """
 
 import contextlib
+import fcntl
 import io
 import json
 import logging
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,33 @@ class LineWriter(contextlib.AbstractContextManager):
             )
 
 
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a lock on `path.parent` while entered; ConfigError if it is in use.
+
+    One process trains in a folder at a time. The kernel holds the lock (`flock`) and
+    releases it when the process ends, also by a kill. The content of the file only
+    names the owner, for messages.
+    """
+    while (descriptor := _lock(path)) is None:
+        pass
+    before, host = _owner(descriptor), socket.gethostname()
+    if before is not None and before["host"] != host:
+        _logger.warning(
+            f"{path} is of process {before['pid']} on {before['host']}, "
+            "which ended without releasing it; it is taken over."
+        )
+    text = json.dumps({"pid": os.getpid(), "host": host}).encode()
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text, 0)
+    try:
+        yield
+    finally:
+        # Removed while locked, so that it cannot be another process's file.
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
 def _read_bytes(path) -> bytes:
     try:
         return checks.whole_file(path, _MOST_BYTES)
@@ -131,3 +161,38 @@ def _record(text: bytes) -> dict[str, Any] | None:
         return None
     record.pop("crc32", None)  # of logs that were written before
     return record
+
+
+def _lock(path) -> int | None:
+    """Opens and locks the file; returns None if another process has removed it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            return descriptor
+    except BlockingIOError:
+        owner = _owner(descriptor) or {"pid": "unknown", "host": "this host"}
+        os.close(descriptor)
+        raise ConfigError(
+            f"workdir {path.parent} is in use: process {owner['pid']} on "
+            f"{owner['host']} trains in it.\n"
+            "Wait for its end, or take another workdir."
+        ) from None
+    except FileNotFoundError:  # removed, and not there again
+        pass
+    except OSError as error:  # a file system without locks
+        _logger.warning(
+            f"{path.parent} cannot be locked ({error.strerror}): make sure that only "
+            "one process trains in it."
+        )
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _owner(descriptor) -> dict | None:
+    try:
+        owner = json.loads(os.pread(descriptor, 4096, 0))
+        return {"pid": int(owner["pid"]), "host": str(owner["host"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

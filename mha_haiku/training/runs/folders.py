@@ -19,9 +19,10 @@ from mha_haiku.core import arrays, checks, display, fields, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import checkpoints, configuration, files, lock
+from mha_haiku.training.runs import checkpoints, configuration, files
 
 _FORM = 2  # version of the folder's format
+_FEW_LAYERS = 16  # whose shapes are found fast
 
 
 def _path(name: str) -> property:
@@ -239,10 +240,21 @@ def check_layers(
     stored: checkpoints.Checkpoints,
     step: int | None = None,
 ) -> None:
-    """Raises ConfigError if a config has more layers than a checkpoint."""
+    """Raises ConfigError if a config has more layers than a checkpoint has arrays.
+
+    This is a cheap check before shapes, which take long to find. Scanned layers are
+    rows of one array.
+    """
     count = model.num_layers + models.num_decoder_layers(model)
-    name, is_scanned = "config.model.num_layers", model.scan_layers
-    stored.check_layers(name, count, is_scanned=is_scanned, step=step)
+    manifest = stored.manifest(step)
+    shapes = [x["shape"] for x in manifest.arrays.values()]
+    rows = [shape[0] for shape in shapes if shape and model.scan_layers]
+    most = max(len(shapes), _FEW_LAYERS, *rows)
+    if count > most:
+        raise ConfigError(
+            f"config.model.num_layers must be at most {most} for the arrays of the "
+            f"checkpoint of step {manifest.step} in {stored.root}, got {count}."
+        )
 
 
 def shared_kept(folder: Folder) -> tasks.Kept | None:
@@ -302,11 +314,9 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
     if saved is None:
         return None
     try:
-        with tasks.named_by_a_file():
-            config = configuration.of_json(saved["config"])
+        return configuration.of_json(saved["config"])
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
-    return config
 
 
 def _verified(path, sha256) -> bytes | None:
@@ -399,7 +409,7 @@ def write_run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(not_left_empty(folder.root))
         open_folder(folder.root, is_new=True)
-        stack.enter_context(lock.held(folder.lock))
+        stack.enter_context(files.locked(folder.lock))
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
         try:
             with checkpoints.Checkpoints(folder.checkpoints) as stored:

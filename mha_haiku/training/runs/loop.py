@@ -28,7 +28,6 @@ from mha_haiku.training.runs import (
     opening,
     progress,
     trainers,
-    warm_start,
 )
 
 _logger = logging.getLogger("mha_haiku")
@@ -223,12 +222,12 @@ def train_seeds(
 
 def _make_task(
     config, opened, given, override_config
-) -> tuple[tasks.Task, warm_start.Source | None]:
+) -> tuple[tasks.Task, opening.Start | None]:
     """Makes the task from the runs' data, and loads the run that they start from."""
     begun = [run for run in opened if run.stored.latest() is not None]
     kept, source = None, None
     if config.init_from and len(begun) < len(opened):
-        source = warm_start.load(config)
+        source = opening.load_start(config)
         kept = source.kept
     if begun:
         kept = folders.shared_kept(begun[0].folder)
@@ -402,7 +401,7 @@ def _look(trainer) -> None:
     }
     if any(looks.values()):
         # A collective: all processes must take part.
-        for model, params in trainer.params():
+        for model, params in trainer.of_moved(trainer.state.params):
             for observer in looks[model.seed] if cluster.is_first() else ():
                 observer.look(model.step, params)
 
@@ -422,7 +421,7 @@ def _next_stop(trainer, most) -> int:
 
 
 def _opening_line(trainer) -> str:
-    (_, params), *others = trainer.params()
+    (_, params), *others = trainer.of_moved(trainer.state.params)
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     verb = f"resumes at step {trainer.step}" if trainer.step else "starts"
     used = trainer.placement.devices

@@ -11,7 +11,7 @@ import numpy as np
 
 from mha_haiku.core import fields
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training import health, stepping
+from mha_haiku.training import stepping
 from mha_haiku.training.runs import files, progress
 
 _logger = logging.getLogger("mha_haiku")
@@ -63,7 +63,7 @@ class MetricsLog(files.LineWriter):
             said = (
                 f"The loss jumped to {event['loss']:.4g} at step {event['step']}: "
                 f"{event['deviations']:.1f} standard deviations above the mean of the "
-                f"{health.WINDOW} steps before."
+                f"{stepping.WINDOW} steps before."
             )
         _logger.warning(self._before + said)
 
@@ -153,11 +153,12 @@ def events_of_steps(
 
     Event "not_finite" has "what" ("loss" or "gradient") and "skipped", the number of
     skipped steps so far; "loss_spike" has the "loss" and its "deviations" from the mean
-    of the window, which it must also exceed by `least_rise` nats; see `health`. Before
-    the dispatch `first` steps were taken, of which `skipped` were skipped.
+    of the window, which it must also exceed by `least_rise` nats, as of
+    `stepping.observe`. Before the dispatch `first` steps were taken, of which `skipped`
+    were skipped.
     """
     events = []
-    jumped = (report.deviations > health.SPIKE) & (report.rise > least_rise)
+    jumped = (report.deviations > stepping.SPIKE) & (report.rise > least_rise)
     for i in np.flatnonzero(~report.finite | jumped):
         event: dict[str, Any] = {"step": first + int(i) + 1}
         loss = float(report.sums.loss[i])

@@ -1,4 +1,4 @@
-"""Starts a run: one process opens its folder, and all resume where it stopped."""
+"""Starts a run: opens its folder, in which it resumes, or begins from another run."""
 
 import contextlib
 import json
@@ -7,10 +7,38 @@ import statistics
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from mha_haiku.core import checks, fields
+import jax
+import numpy as np
+
+from mha_haiku.core import checks, fields, models
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.core.models import forward
+from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import checkpoints, configuration, files, folders, lock
+from mha_haiku.training.runs import checkpoints, configuration, files, folders
+
+Params = Mapping[str, Mapping[str, Any]]
+
+# Fields of config.model in which a run may differ from the run that it starts from: the
+# parameters mean the same.
+_FREE = tuple(
+    f"config.model.{field}"
+    for field in (
+        "family",
+        "dropout_rate",
+        "precision",
+        "rematerialize",
+        "scan_layers",
+        "embedding.max_length",
+        "embedding.rotary_period",
+        "embedding.frequencies",
+        "attention.window",
+        "attention.temperature",
+        "attention.implementation",
+        "output.",
+    )
+)
+_MOST_SHOWN = 3
 
 
 class Summary(NamedTuple):
@@ -68,6 +96,19 @@ class SeedsSummary(NamedTuple):
     examples_per_second: float  # of all
 
 
+# Fields of `SeedsSummary`, by what they are of the fields of all seeds.
+_JOINED = {
+    "steps": min,
+    "interrupted": any,
+    "resumed_from": min,
+    "skipped_steps": sum,
+    "wall_seconds": max,
+    "compile_seconds": max,
+    "steps_per_second": statistics.fmean,
+    "examples_per_second": sum,
+}
+
+
 class Opened(NamedTuple):
     """A run's folder, open for training."""
 
@@ -75,17 +116,6 @@ class Opened(NamedTuple):
     folder: folders.Folder
     stored: checkpoints.Checkpoints | checkpoints.Elsewhere  # entered
     finished: Summary | None  # the summary if the run has ended already, else None
-
-
-def _check_same(config: dict[str, Any]) -> None:
-    """Raises ConfigError on all processes if they have different configs."""
-    first, *others = map(json.loads, cluster.exchange(json.dumps(config)))
-    for i, other in enumerate(others, start=1):
-        if lines := configuration.difference(first, other):
-            raise ConfigError(
-                f"All processes must have the same config; from process 0 to {i}: "
-                f"{'; '.join(lines[:4])}."
-            )
 
 
 def open_runs(
@@ -100,19 +130,79 @@ def open_runs(
     They are locked until the stack closes. All processes raise ConfigError if the
     config does not fit; see `loop.train`.
     """
-    _check_same(config.to_json())
+    texts = cluster.exchange(json.dumps(config.to_json()))
+    first, *others = map(json.loads, texts)
+    for i, other in enumerate(others, start=1):
+        if lines := configuration.difference(first, other):
+            raise ConfigError(
+                f"All processes must have the same config; from process 0 to {i}: "
+                f"{'; '.join(lines[:4])}."
+            )
     root = folders.Folder(checks.as_path(workdir))
     seeds = config.training.seeds, config.seed
-
-    def open_root():
-        _open_folder(stack, root, *seeds)
-
     if config.training.seeds > 1:
-        cluster.first_does(open_root)
+        cluster.first_does(lambda: _open_folder(stack, root, *seeds) is not None)
     return [
         _open_run(stack, run_config, folder, override_config)
         for run_config, folder in folders.of_runs(root, config)
     ]
+
+
+class Start(NamedTuple):
+    """The run to start from."""
+
+    path: str  # `config.init_from`
+    run: folders.Run  # with looped layers
+    kept: tasks.Kept | None  # its tokenizer, for any text
+
+    def __str__(self) -> str:
+        return f"Embeddings and layers are from {self.path}, step {self.run.step}."
+
+
+def load_start(config: configuration.RunConfig) -> Start:
+    """Loads the run that `config.init_from` names; with several processes, on all."""
+    path = config.init_from
+    run = folders.load_run(path).looped()
+    kept = folders.shared_kept(folders.Folder(checks.as_path(path)))
+    own, its = (getattr(x.data, "tokenizer", None) for x in (config, run.config))
+    has, name = None, run.config.task.name
+    if kept is not None and its is None and config.task.name != name:
+        has = f"only tokens of the task {name!r}"
+    elif own != its:
+        has = f"config.data.tokenizer {its!r}" if its else "no tokenizer"
+        has += f", and this run has {repr(own) if own else 'none'}"
+    if has is not None:
+        raise ConfigError(
+            "config.init_from must be a run with the same kind of tokens; "
+            f"{path} has {has}."
+        )
+    return Start(path, run, kept and kept._replace(text=None))
+
+
+def start_params(
+    source: Start, config: configuration.RunConfig, task: tasks.Task, new: Params
+) -> Params:
+    """Chooses the parameters to start with: of `source`, or of a `new` model.
+
+    Embeddings and layers are copied; the logits are copied if they have the same
+    classes, and are new otherwise. A table of tokens may have more or fewer rows than
+    the other run's table, as for [MASK] or [CLS]: with the same tokenizer, the rows of
+    its tokens come first.
+    """
+    is_scanned = config.model.scan_layers
+    own = dict(models.unstacked(new) if is_scanned else new)
+    its = dict(source.run.params)
+    same_classes = _classes(task) == _classes(source.run.task)
+    for module in forward.OUTPUT_MODULES:
+        shapes = [jax.tree.map(np.shape, x.get(module)) for x in (own, its)]
+        if not same_classes or shapes[0] != shapes[1]:
+            its.pop(module, None)
+    fresh = [name for name in forward.OUTPUT_MODULES if name in own and name not in its]
+    if source.kept is not None and {"embedding"} <= set(own) & set(its):
+        its["embedding"] = _with_rows_of(its["embedding"], own["embedding"])
+    _check_alike(source, config, own, its, fresh)
+    taken = {name: own[name] if name in fresh else its[name] for name in own}
+    return models.stacked(taken) if is_scanned else taken
 
 
 def _open_run(stack, config, folder, override) -> Opened:
@@ -152,24 +242,19 @@ def whole(
     ended = list(summaries.values())
     names = [name for name in ended[0].metrics if all(name in x.metrics for x in ended)]
     values = {name: [summary.metrics[name] for summary in ended] for name in names}
+    joined = {
+        name: function([getattr(summary, name) for summary in ended])
+        for name, function in _JOINED.items()
+    }
     return SeedsSummary(
         seeds=sorted([*summaries, *failed]),
         failed={str(seed): why for seed, why in failed.items()},
-        steps=min(summary.steps for summary in ended),
         metrics={name: statistics.fmean(x) for name, x in values.items()},
         spread={name: statistics.stdev(x) for name, x in values.items() if len(x) > 1},
         each={str(seed): x.metrics for seed, x in summaries.items()},
         baseline=ended[0].baseline,
         baseline_name=ended[0].baseline_name,
-        interrupted=any(summary.interrupted for summary in ended),
-        resumed_from=min(summary.resumed_from for summary in ended),
-        skipped_steps=sum(summary.skipped_steps for summary in ended),
-        wall_seconds=max(summary.wall_seconds for summary in ended),
-        compile_seconds=max(summary.compile_seconds for summary in ended),
-        steps_per_second=statistics.fmean(
-            summary.steps_per_second for summary in ended
-        ),
-        examples_per_second=sum(summary.examples_per_second for summary in ended),
+        **joined,
     )
 
 
@@ -180,7 +265,7 @@ def _open_folder(stack, folder, *seeds) -> configuration.RunConfig | None:
     """
     stack.enter_context(folders.not_left_empty(folder.root))
     folders.open_folder(folder.root)
-    stack.enter_context(lock.held(folder.lock))
+    stack.enter_context(files.locked(folder.lock))
     saved = folders.read_config(folder)
     has = (saved.training.seeds, saved.seed) if saved else seeds
     if has[0] != seeds[0] or (has[0] > 1 and has != seeds):
@@ -228,3 +313,50 @@ def _finished(folder, steps, latest) -> Summary | None:
         raise ConfigError(f"{folder.summary} cannot be used: {error}") from None
     is_whole = summary.steps == latest == steps and not summary.interrupted
     return summary if is_whole else None
+
+
+def _classes(task) -> list[str]:
+    return [task.class_label(c) for c in range(task.num_classes)]
+
+
+def _shapes(params, left_out) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{module} {name}": np.shape(x)
+        for module, leaves in params.items()
+        for name, x in leaves.items()
+        if module not in left_out
+    }
+
+
+def _with_rows_of(its, own) -> dict[str, np.ndarray]:
+    """Makes tables of the size of `own`: the rows of `its`, then of `own`."""
+    widths, other = ({k: np.shape(x)[1:] for k, x in y.items()} for y in (own, its))
+    if widths != other:
+        return its
+    return {
+        name: np.concatenate([its[name][: len(x)], x[len(its[name]) :]])
+        for name, x in own.items()
+    }
+
+
+def _check_alike(source, config, own, its, fresh) -> None:
+    here, there = (_shapes(params, fresh) for params in (own, its))
+    differ = [
+        f"{name} ({_size(there.get(name))} there, {_size(here.get(name))} here)"
+        for name in here | there
+        if here.get(name) != there.get(name)
+    ]
+    there, here = ({"model": x.model.to_json()} for x in (source.run.config, config))
+    changed = configuration.difference(there, here)
+    changed = [line for line in changed if not line.startswith(_FREE)]
+    if differ or changed:
+        what = checks.listed(differ, _MOST_SHOWN) or "what its parameters mean"
+        raise ConfigError(
+            f"config.init_from must be a run of the same model; {source.path} differs "
+            f"in {what}.\nFields there and here: "
+            f"{checks.listed(changed, _MOST_SHOWN) or 'the same'}."
+        )
+
+
+def _size(shape) -> str:
+    return "none" if shape is None else " x ".join(map(str, shape)) or "a number"

@@ -6,7 +6,6 @@ Runs that differ only in their seeds can share a trainer, which trains them all 
 import dataclasses
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,17 +13,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import (
     devices,
     evaluation,
-    health,
     losses,
     optimizers,
     stepping,
     tasks,
 )
-from mha_haiku.training.runs import folders, metrics_log, opening, warm_start
+from mha_haiku.training.runs import folders, metrics_log, opening
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -37,7 +36,6 @@ class NonFiniteLossError(ArithmeticError):
 
 
 def _restored(stored, abstract, transformation) -> stepping.TrainState:
-    """Restores the newest state, as host arrays."""
     alone = stepping.Parameters(abstract.step, abstract.params)
     if stored.fields() != {f".{field}" for field in alone._fields}:
         return stored.restore(abstract)
@@ -50,19 +48,13 @@ def _state_of(params, transformation) -> stepping.TrainState:
     return jax.tree.map(np.asarray, stepping.state_of(params, transformation))
 
 
-def _check_fits(
-    abstract: Any,
-    count: int,
-    on: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
-) -> None:
+def _check_fits(abstract, count, platform) -> None:
     size = count * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
-    if on[0].platform == "cpu":  # whose devices share the memory of a machine
-        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        memory = pages * jax.process_count()
-    else:
+    memory = checks.memory()
+    if platform != "cpu":  # CPU devices share the memory of a machine
         limits = (device.memory_stats() or {} for device in jax.local_devices())
         memory = sum(x.get("bytes_limit", math.inf) for x in limits)
-        memory *= jax.process_count()
+    memory *= jax.process_count()
     if size > memory:
         raise ConfigError(
             f"config.model and config.optimizer must fit into {memory / 2**30:.3g} GiB "
@@ -111,7 +103,7 @@ class Window:
 
 
 @dataclasses.dataclass(eq=False)
-class Model:
+class Trainee:
     """One of the models that a `Trainer` trains, with its files."""
 
     run: opening.Opened
@@ -151,11 +143,6 @@ class Model:
             self.fail(what)
         return taken
 
-    def close_window(self) -> None:
-        """Sets `metrics` to the means since the last call, and opens a new window."""
-        self.metrics = self.window.metrics(self.run.config.training.batch_size)
-        self.window = Window()
-
     def evaluate(self, sums: losses.Sums) -> None:
         means = evaluation.means(sums)
         if not math.isfinite(means["loss"]):
@@ -186,7 +173,7 @@ class Trainer:
         opened: Sequence[opening.Opened],
         task: tasks.Task,
         placement: devices.Placement,
-        source: warm_start.Source | None = None,
+        source: opening.Start | None = None,
     ):
         began = time.perf_counter()
         config = opened[0].config
@@ -219,7 +206,7 @@ class Trainer:
             return stepping.initial_state(model, transformation, task, seed)
 
         abstract = jax.eval_shape(initial, seeds[0])
-        _check_fits(abstract, len(opened), placement.devices)
+        _check_fits(abstract, len(opened), placement.devices[0].platform)
 
         def start(run, seed):
             if run.stored.latest() is not None:
@@ -229,7 +216,7 @@ class Trainer:
             new = jax.device_get(jax.jit(initial)(seed))
             if source is None:
                 return new
-            params = warm_start.params(source, config, task, new.params)
+            params = opening.start_params(source, config, task, new.params)
             return _state_of(params, transformation)
 
         if source is None and len(opened) == 1 and opened[0].stored.latest() is None:
@@ -248,9 +235,9 @@ class Trainer:
         self._evaluation = evaluate.lower(
             self.state.params, self._held_out_data, self.seeds
         ).compile()
-        least_rise = health.LEAST_RISE * task.baseline.get("loss", 0.0)
+        least_rise = stepping.LEAST_RISE * task.baseline.get("loss", 0.0)
         self.models = [
-            Model(
+            Trainee(
                 run,
                 int(state.step),
                 int(state.health.skipped),
@@ -305,7 +292,8 @@ class Trainer:
         Only models that the last dispatch has moved are reported, and saved.
         """
         for model in self.moved:
-            model.close_window()
+            model.metrics = model.window.metrics(self.config.training.batch_size)
+            model.window = Window()
         if is_evaluated:
             self._evaluate(self.moved)
         learning_rate = float(self._schedule(np.int32(max(self.step - 1, 0))))
@@ -318,23 +306,19 @@ class Trainer:
         if without := [x for x in self.models if not (x.metrics or x.failure)]:
             self._evaluate(without)
 
-    def params(self) -> list[tuple[Model, Any]]:
-        """Lists the models that the last dispatch has moved, with parameters."""
-        return self._of_moved(self.state.params)
-
     def save(self) -> None:
         """Starts to save checkpoints, with the held-out loss of a report at this step.
 
         Between reports, it also saves the sums that the next report will need.
         """
-        for model, state in self._of_moved(self.state):
+        for model, state in self.of_moved(self.state):
             if model.window.numbers["steps"]:
                 model.stored.save(self.step, state, window=model.window.numbers)
             else:
                 loss = model.metrics.get("held_out_loss")
                 model.stored.save(self.step, state, held_out_loss=loss)
 
-    def _evaluate(self, of: Sequence[Model]) -> None:
+    def _evaluate(self, of: Sequence[Trainee]) -> None:
         sums = self._evaluation(self.state.params, self._held_out_data, self.seeds)
         for model, model_sums in zip(self.models, self._fetch(sums), strict=True):
             if model in of:
@@ -352,7 +336,8 @@ class Trainer:
         """Fetches the states of all models, without their arrays, to the host."""
         return self._fetch(self.state._replace(params=(), optimizer_state=()))
 
-    def _of_moved(self, tree) -> list[tuple[Model, Any]]:
+    def of_moved(self, tree: Any) -> list[tuple[Trainee, Any]]:
+        """Lists the models that the last dispatch has moved, with their host arrays."""
         pairs = zip(self.models, self._fetch(tree), strict=True)
         return [(model, state) for model, state in pairs if model in self.moved]
 

@@ -6,23 +6,17 @@ from typing import Any
 
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import (
-    associative_recall,
-    checking,
-    induction,
     labeled_texts,
-    language_model,
-    modular_addition,
     own_data,
-    parity,
-    reverse_seq2seq,
-    sentences,
+    sequence_to_sequence,
     task_files,
-    uniform_tokens,
+    text_tasks,
+    uniform_tasks,
 )
 from mha_haiku.training.tasks.base import Example, Kept, Task, batch
-from mha_haiku.training.tasks.checking import check
 from mha_haiku.training.tasks.own_data import from_arrays, from_examples
 from mha_haiku.training.tasks.task_files import (
+    check,
     digest,
     named_by_a_file,
     trusting_runs,
@@ -52,25 +46,21 @@ __all__ = [
 _TASKS = {
     task.name: task
     for task in (
-        uniform_tokens.Reverse,
-        uniform_tokens.Copy,
-        uniform_tokens.Sort,
-        uniform_tokens.Histogram,
-        associative_recall.AssociativeRecall,
-        induction.Induction,
-        modular_addition.ModularAddition,
-        parity.Parity,
-        language_model.MaskedLanguageModel,
-        language_model.LanguageModel,
-        sentences.Sentences,
-        reverse_seq2seq.ReverseSeq2Seq,
+        uniform_tasks.Reverse,
+        uniform_tasks.Copy,
+        uniform_tasks.Sort,
+        uniform_tasks.Histogram,
+        uniform_tasks.AssociativeRecall,
+        uniform_tasks.Induction,
+        uniform_tasks.ModularAddition,
+        uniform_tasks.Parity,
+        text_tasks.MaskedLanguageModel,
+        text_tasks.LanguageModel,
+        text_tasks.Sentences,
+        sequence_to_sequence.ReverseSeq2Seq,
         labeled_texts.LabeledTexts,
     )
 }
-
-
-# Named in configs, too, but made only by `from_arrays` and `from_examples`.
-_OF_OWN_DATA = own_data.TASKS
 
 
 def names() -> tuple[str, ...]:
@@ -189,9 +179,9 @@ def register(task: type[Task]) -> str:
       >>> mh.tasks.register(Backwards)
       ':Backwards'
     """
-    if (_TASKS | _OF_OWN_DATA).get(getattr(task, "name", "")) is task:
+    if (_TASKS | own_data.TASKS).get(getattr(task, "name", "")) is task:
         return task.name
-    checking.check_class(getattr(task, "__qualname__", repr(task)), task)
+    task_files.check_class(getattr(task, "__qualname__", repr(task)), task)
     return task_files.register(task)
 
 
@@ -217,7 +207,8 @@ def of_name(name: str) -> type[Task]:
     """
     if task_files.is_name(name):
         return task_files.load(name)
-    if name in (known := _TASKS | _OF_OWN_DATA):
+    # Those of own data are made only by `from_arrays` and `from_examples`.
+    if name in (known := _TASKS | own_data.TASKS):
         return known[name]
     try:
         checks.choice("config.task.name", name, names())

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import edit_distance, sampling
+from mha_haiku.training.tasks import sampling
 
 
 class Example(NamedTuple):
@@ -257,8 +257,8 @@ class Task(abc.ABC):
         """Scores the answers that a model has decoded to a batch on the host.
 
         Returns "exact_match", the share of answers that are right as a whole, in [0,
-        1], and "token_error_rate", in which an answer is compared with the nearest
-        right answer; see `edit_distance.error_rate`.
+        1], and "token_error_rate", edits per token of the nearest right answers; nan
+        where these have no token.
 
         Raises:
           ValueError: If there are not as many answers as examples.
@@ -268,14 +268,18 @@ class Task(abc.ABC):
                 f"answers must be as many as examples, {len(examples.targets)}, got "
                 f"{len(answers)}."
             )
-        nearest = []
+        nearest = []  # edits and length of the nearest right answer
         for i, answer in enumerate(answers):
+            answer = self.until_end(answer)
             right = self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples))
-            nearest.append(edit_distance.nearest(self.until_end(answer), right))
+            if answer in right:
+                right = [answer]
+            nearest.append(min((edit_distance(answer, x), len(x)) for x in right))
         edits, lengths = np.array(nearest, np.int64).reshape(-1, 2).T
+        total = int(lengths.sum())
         return {
             "exact_match": float(np.mean(edits == 0)),
-            "token_error_rate": edit_distance.error_rate(edits, lengths),
+            "token_error_rate": float(edits.sum()) / total if total else float("nan"),
         }
 
     def images(self, example: Example) -> np.ndarray | None:
@@ -338,8 +342,10 @@ class DataTask(Task):
     """A task over data from outside of the package; `_parts` reads both parts.
 
     Unless a subclass overrides it, the parts are examples with a leading axis, of which
-    one is drawn.
+    one is drawn, and the baseline predicts the frequencies of the training targets.
     """
+
+    baseline_name = "unigram"
 
     # The data that a run stored of this task. Then the data is only read when examples
     # are needed, and must be the run's.
@@ -371,6 +377,23 @@ class DataTask(Task):
     @abc.abstractmethod
     def _parts(self) -> tuple[Any, Any]:
         """Reads the data to train on, and the held-out data."""
+
+    @abc.abstractmethod
+    def _counts(self, part: Any) -> np.ndarray:
+        """Counts each class as a target in a part of the data, `[C]`."""
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        """Chance level: the frequencies of targets in the training part.
+
+        One is added to every count, so that none is zero.
+        """
+        learned, met = map(self._counts, self._split)
+        log_probabilities = np.log((learned + 1) / (learned.sum() + len(learned)))
+        return {
+            "accuracy": float(met[learned.argmax()] / met.sum()),
+            "loss": float(-np.sum(met * log_probabilities) / met.sum()),
+        }
 
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
@@ -419,17 +442,27 @@ def needed(package: str, by: str) -> Iterator[None]:
         ) from error
 
 
-def unigram(learned: np.ndarray, met: np.ndarray) -> dict[str, float]:
-    """Computes the chance level of predicting the frequencies of training targets.
+def edit_distance(answer: Sequence[int], right: Sequence[int]) -> int:
+    """Counts the fewest tokens to insert, delete and replace to reach `right`.
 
-    `learned` and `met`, `[C]`, count each class as a target of the training and of the
-    held-out part. One is added to every count in `learned`, so that none is zero.
+    Source: Levenshtein 1966; Wagner and Fischer 1974, doi:10.1145/321796.321811.
     """
-    log_probabilities = np.log((learned + 1) / (learned.sum() + len(learned)))
-    return {
-        "accuracy": float(met[learned.argmax()] / met.sum()),
-        "loss": float(-np.sum(met * log_probabilities) / met.sum()),
-    }
+    # row[j]: the distance of the tokens of `answer` so far to the first j of `right`.
+    row = list(range(len(right) + 1))
+    for i, token in enumerate(answer):
+        diagonal, row[0] = row[0], i + 1
+        for j, wanted in enumerate(right):
+            replaced = diagonal + (token != wanted)
+            diagonal = row[j + 1]
+            row[j + 1] = min(replaced, diagonal + 1, row[j] + 1)
+    return row[-1]
+
+
+def described(value: Any) -> str:
+    """Describes an array by dtype and shape, anything else as messages show it."""
+    if hasattr(value, "dtype"):
+        return f"{value.dtype} of shape {value.shape}"
+    return checks.shown(value)
 
 
 def all_count(targets: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.training.tasks import base, sampling, text
+from mha_haiku.training.tasks import base, sampling, text_tasks
 
 _COLUMNS = ("text", "label")
 _CLS = "[CLS]"
@@ -23,7 +24,7 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LabeledTexts(text.TextTask):
+class LabeledTexts(text_tasks.TextTask):
     """The target is the label of the whole text.
 
     Inputs are [CLS] and the tokens of a text, cut or padded to T. Example, T = 8, with
@@ -150,7 +151,11 @@ def read_table(path: str) -> list[tuple[str, str]]:
         raise checks.ConfigError(
             "path must be given: a CSV or TSV file with the columns text and label."
         )
-    content = text.read_file(path)
+    if os.path.isdir(os.path.expanduser(path)):
+        raise checks.ConfigError(
+            f"path must be a file, got {path!r}, which is a folder."
+        )
+    content = text_tasks.read(path)
     header = content.partition("\n")[0]
     has_tabs = "\t" in header
     reader = csv.reader(
@@ -201,7 +206,7 @@ def bag_of_words(
     """
     counts = [Counter() for _ in range(labels)]
     for each, label in train:
-        counts[label].update(_words(each))
+        counts[label].update(_WORD.findall(each.lower()))
     places = {word: i for i, word in enumerate(dict.fromkeys(itertools.chain(*counts)))}
     table = np.array(
         [[label_counts[word] + 1.0 for label_counts in counts] for word in places]
@@ -211,12 +216,8 @@ def bag_of_words(
     of_labels = np.log(of_labels / of_labels.sum())
     right, loss = 0, 0.0
     for each, label in held_out:
-        known = [places[word] for word in _words(each) if word in places]
+        known = [places[x] for x in _WORD.findall(each.lower()) if x in places]
         scores = of_labels + of_words[known].sum(0)
         right += int(scores.argmax() == label)
         loss += np.logaddexp.reduce(scores) - scores[label]
     return {"accuracy": right / len(held_out), "loss": float(loss / len(held_out))}
-
-
-def _words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())

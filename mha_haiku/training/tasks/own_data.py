@@ -16,7 +16,6 @@ import numpy as np
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import (
     base,
-    checking,
     sampling,
     sequence_to_sequence,
     tokenization,
@@ -59,7 +58,7 @@ class _Held(base.DataTask):
         places = kept.arrays[_PLACES]
         is_right = places.ndim == 1 and np.issubdtype(places.dtype, np.floating)
         if not (is_right and len(places) and ((places >= 0) & (places < 1)).all()):
-            got = checking.described(places)
+            got = base.described(places)
             raise ValueError(f"{_PLACES} must be numbers [N] in [0, 1), got {got}.")
         self._check(kept.arrays, len(places))
         _ = self._split  # so that its errors show now
@@ -91,11 +90,10 @@ class Arrays(_Held):
     """The target is a class at each position of an array; see `from_arrays`.
 
     Metric: accuracy over the positions that count. Baseline: the frequencies of the
-    classes, see `base.unigram`.
+    classes, see `DataTask.baseline`.
     """
 
     name: ClassVar[str] = "arrays"
-    baseline_name = "unigram"
     _kind = base.Example
     sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
     num_tokens: int | None = fields.field(
@@ -107,7 +105,7 @@ class Arrays(_Held):
         inputs, rows = _inputs(arrays["inputs"]), (count, self.sequence_length)
         if inputs.shape[:2] != rows or (inputs.ndim == 3) != (self.num_tokens is None):
             wanted = "features" if self.num_tokens is None else "tokens"
-            got = checking.described(inputs)
+            got = base.described(inputs)
             raise ValueError(f"inputs must be {wanted} of {rows} positions, got {got}.")
         if self.num_tokens is not None:
             _integers("inputs", inputs, "[N, T]", rows, 0, self.num_tokens - 1)
@@ -122,13 +120,9 @@ class Arrays(_Held):
     def feature_size(self) -> int | None:
         return None if self.num_tokens is not None else self._data.inputs.shape[-1]
 
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        def counts(rows):
-            classes, weights = rows.targets.ravel(), rows.weights.ravel()
-            return np.bincount(classes, weights, minlength=self.num_classes)
-
-        return base.unigram(*map(counts, self._split))
+    def _counts(self, part: base.Example) -> np.ndarray:
+        classes, weights = part.targets.ravel(), part.weights.ravel()
+        return np.bincount(classes, weights, minlength=self.num_classes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,7 +177,7 @@ class Labels(Arrays):
 class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
     """The source is a text, the target another one; see `from_examples`.
 
-    Metric: accuracy and exact match. Baseline: see `PairsTask.baseline`.
+    Metric: accuracy and exact match. Baseline: see `DataTask.baseline`.
     """
 
     name: ClassVar[str] = "text_pairs"
@@ -257,7 +251,7 @@ def from_arrays(
         if size or length < 2 or weights is not None or num_classes is not None:
             raise ValueError(
                 "without targets inputs must be [N, T] tokens with T of at least 2, "
-                f"and weights and num_classes None, got {checking.described(inputs)}."
+                f"and weights and num_classes None, got {base.described(inputs)}."
             )
         kind, inputs, targets = NextTokens, inputs[:, :-1], inputs[:, 1:]
         num_classes = num_tokens
@@ -390,19 +384,19 @@ def _inputs(inputs) -> np.ndarray:
     if not (is_tokens or is_features) or 0 in inputs.shape or len(inputs) < 2:
         raise ValueError(
             "inputs must be [N, T] integer tokens or [N, T, D] float features, N of at "
-            f"least 2, got {checking.described(inputs)}."
+            f"least 2, got {base.described(inputs)}."
         )
     if is_tokens:
         return _integers("inputs", inputs, "[N, T]", inputs.shape, 0)
     if bad := np.sum(~np.isfinite(inputs)):
-        got = f"got {checking.described(inputs)} with {bad:,} that are not"
+        got = f"got {base.described(inputs)} with {bad:,} that are not"
         raise ValueError(f"inputs must be finite, {got}.")
     return inputs.astype(np.float32)
 
 
 def _integers(name, values, axes, shape, low, high=sampling.LARGEST) -> np.ndarray:
     values = np.asarray(values)
-    got = f"got {checking.described(values)}"
+    got = f"got {base.described(values)}"
     if not np.issubdtype(values.dtype, np.integer) or values.shape != shape:
         raise ValueError(f"{name} must be integers {axes}, here {shape}, {got}.")
     if values.min() < low or values.max() > high:
@@ -418,14 +412,14 @@ def _weights(weights, targets, counted) -> np.ndarray:
     if weights.shape != targets.shape or weights.dtype.kind not in "biuf":
         raise ValueError(
             f"weights must be numbers shaped like targets, {targets.shape}, got "
-            f"{checking.described(weights)}."
+            f"{base.described(weights)}."
         )
     if counted is not None and targets.ndim == 2:
         weights = weights * (np.arange(targets.shape[1]) < counted[:, None])
     if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
         raise ValueError(
             "weights must be finite, 0 or more and not all 0 where targets count, got "
-            f"{checking.described(weights)}."
+            f"{base.described(weights)}."
         )
     return weights.astype(np.float32)
 

@@ -145,7 +145,7 @@ class BytePairs(Tokenizer):
             initial_alphabet=byte_level.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator(_lines(text), trainer)
+        tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
         return cls(tokenizer)
 
     def to_json(self) -> str:
@@ -156,7 +156,7 @@ class BytePairs(Tokenizer):
         return self.tokenizer.get_vocab_size()
 
     def encode(self, text: str) -> np.ndarray:
-        encodings = self.tokenizer.encode_batch(_lines(text))
+        encodings = self.tokenizer.encode_batch(text.splitlines(keepends=True))
         ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
         return np.fromiter(ids, np.int32)
 
@@ -474,10 +474,6 @@ def _bytes_of_letters(letters: str) -> bytes:
 
 def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), np.uint32)
-
-
-def _lines(text: str) -> list[str]:
-    return text.splitlines(keepends=True)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import pytest
 
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import checkpoints, trainers
-from mha_haiku.training.runs.checkpoints import arrays
+from mha_haiku.training.runs.checkpoints import contents
 from tests.training.runs import faults
 
 NO_DROPOUT = {"model__dropout_rate": 0.0}  # each device draws its own
@@ -63,7 +63,7 @@ def test_a_window_that_training_does_not_write_is_refused(
 
 @pytest.mark.slow
 def test_interruption_waits_for_its_checkpoint(make_config, tmp_path, monkeypatch):
-    write = arrays.write
+    write = contents.write_arrays
     is_handled = []
 
     def write_slowly(*args):
@@ -71,7 +71,7 @@ def test_interruption_waits_for_its_checkpoint(make_config, tmp_path, monkeypatc
         is_handled.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
         write(*args)
 
-    monkeypatch.setattr(arrays, "write", write_slowly)
+    monkeypatch.setattr(contents, "write_arrays", write_slowly)
     faults.act(monkeypatch, faults.interrupt_at(14))
     summary = faults.train(make_config(), tmp_path)
     assert summary.interrupted and is_handled[-1]
@@ -131,7 +131,7 @@ def test_killed_while_it_compiles_leaves_a_folder_to_start_in(
 def test_full_disk_is_a_warning_and_the_run_ends_as_it_would_have(
     make_config, whole, tmp_path, monkeypatch, caplog
 ):
-    write, failed = arrays.write, []
+    write, failed = contents.write_arrays, []
 
     def fail_at_ten(folder, tree):
         if tree.step == 10:
@@ -139,7 +139,7 @@ def test_full_disk_is_a_warning_and_the_run_ends_as_it_would_have(
             raise OSError(28, "No space left on device")
         write(folder, tree)
 
-    monkeypatch.setattr(arrays, "write", fail_at_ten)
+    monkeypatch.setattr(contents, "write_arrays", fail_at_ten)
     summary = faults.train(make_config(), tmp_path)
     assert failed and summary.steps == 30
     assert "step 10 could not be written" in caplog.text
@@ -151,7 +151,7 @@ def test_full_disk_is_a_warning_and_the_run_ends_as_it_would_have(
 def test_last_save_that_fails_ends_the_run_with_an_error(
     make_config, tmp_path, monkeypatch
 ):
-    write = arrays.write
+    write = contents.write_arrays
 
     def fail_at_the_end(folder, tree):
         if tree.step > 20:
@@ -159,7 +159,7 @@ def test_last_save_that_fails_ends_the_run_with_an_error(
         write(folder, tree)
 
     with monkeypatch.context() as patch:
-        patch.setattr(arrays, "write", fail_at_the_end)
+        patch.setattr(contents, "write_arrays", fail_at_the_end)
         with pytest.raises(checkpoints.SaveError, match="step 30 .*good one is of st"):
             faults.train(make_config(), tmp_path)
     assert not (tmp_path / "summary.json").exists()

@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 
 from mha_haiku import tasks
-from mha_haiku.training.tasks import associative_recall
+from mha_haiku.training.tasks import uniform_tasks
 
 
 def make(**changes):
     options = {"sequence_length": 11, "num_pairs": 3, "num_keys": 7, "num_values": 4}
-    return associative_recall.AssociativeRecall(**(options | changes))
+    return uniform_tasks.AssociativeRecall(**(options | changes))
 
 
 def check_rule(inputs, targets, weights, *, num_pairs, num_keys):

@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from mha_haiku.training.tasks import induction
+from mha_haiku.training.tasks import uniform_tasks
 
 
 def make(**changes):
     options = {"sequence_length": 12, "num_tokens": 9}
-    return induction.Induction(**(options | changes))
+    return uniform_tasks.Induction(**(options | changes))
 
 
 def check_rule(inputs, targets, weights):

@@ -1,11 +1,11 @@
 import numpy as np
 
-from mha_haiku.training.tasks import language_model
+from mha_haiku.training.tasks import text_tasks
 from tests.training.tasks import hamlet
 
 
 def make(tmp_path):
-    return hamlet.task_of(language_model.LanguageModel, tmp_path, 5)
+    return hamlet.task_of(text_tasks.LanguageModel, tmp_path, 5)
 
 
 def test_examples_are_all_windows_of_their_part_and_nothing_else(tmp_path, sampled):

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from mha_haiku.training.tasks import language_model
+from mha_haiku.training.tasks import text_tasks
 from tests.training.tasks import hamlet
 
 
 @pytest.fixture
 def task(tmp_path):
-    return hamlet.task_of(language_model.MaskedLanguageModel, tmp_path, 9)
+    return hamlet.task_of(text_tasks.MaskedLanguageModel, tmp_path, 9)
 
 
 def test_targets_are_all_windows_of_their_part_and_nothing_else(task, sampled):

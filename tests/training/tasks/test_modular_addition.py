@@ -3,13 +3,11 @@ import itertools
 import numpy as np
 import pytest
 
-from mha_haiku.training.tasks import modular_addition
+from mha_haiku.training.tasks import uniform_tasks
 
 
 def make(modulus=7, train_fraction=0.6):
-    return modular_addition.ModularAddition(
-        modulus=modulus, train_fraction=train_fraction
-    )
+    return uniform_tasks.ModularAddition(modulus=modulus, train_fraction=train_fraction)
 
 
 def test_inputs_are_a_sum_and_the_target_its_remainder(sampled):

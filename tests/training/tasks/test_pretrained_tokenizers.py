@@ -11,7 +11,7 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import language_model, tokenization
+from mha_haiku.training.tasks import text_tasks, tokenization
 from tests import pretrained
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -259,7 +259,7 @@ def _batch(task):
 
 
 def test_masked_windows_have_special_tokens_around_that_never_count(make):
-    task = make(language_model.MaskedLanguageModel, "word")
+    task = make(text_tasks.MaskedLanguageModel, "word")
     batch = jax.jit(lambda: _batch(task))()
     for x in (batch.inputs, batch.targets):
         assert (np.unique(x[:, 0]), np.unique(x[:, -1])) == ([2], [3])
@@ -274,16 +274,16 @@ def test_masked_windows_have_special_tokens_around_that_never_count(make):
 
 
 def test_the_mask_of_a_file_is_a_token_and_a_class(make):
-    task = make(language_model.MaskedLanguageModel, "word", vocabulary_size=21)
+    task = make(text_tasks.MaskedLanguageModel, "word", vocabulary_size=21)
     assert task.num_tokens == task.num_classes == 21
     labels = [task.token_label(i) for i in task.encode("the [MASK] sat").tolist()]
     assert labels == ["[CLS]", " the", "[MASK]", " sat", "[SEP]"]
-    without = make(language_model.MaskedLanguageModel, "byte")
+    without = make(text_tasks.MaskedLanguageModel, "byte")
     assert without.mask_token == without.num_classes == without.num_tokens - 1
 
 
 def test_windows_of_language_models_begin_as_a_text_does(make):
-    task = make(language_model.LanguageModel, "sentence")
+    task = make(text_tasks.LanguageModel, "sentence")
     batch = jax.jit(lambda: _batch(task))()
     assert np.unique(batch.inputs[:, 0]) == [1]
     np.testing.assert_array_equal(batch.inputs[:, 1:], batch.targets[:, :-1])
@@ -294,7 +294,7 @@ def test_windows_of_language_models_begin_as_a_text_does(make):
 
 
 def test_a_kept_tokenizer_needs_no_file(make, tmp_path):
-    task = make(language_model.MaskedLanguageModel, "word", vocabulary_size=21)
+    task = make(text_tasks.MaskedLanguageModel, "word", vocabulary_size=21)
     kept = task.keep()
     (tmp_path / "tokenizer.json").unlink()
     again = type(task)(
@@ -315,7 +315,7 @@ def test_files_that_are_no_tokenizers_are_refused(make, tmp_path):
     (tmp_path / "device.json").symlink_to("/dev/null")
     with pytest.raises(checks.ConfigError, match="Not a regular file"):
         tokenization.read_file(tmp_path / "device.json")
-    task = make(language_model.MaskedLanguageModel, "word", sequence_length=2)
+    task = make(text_tasks.MaskedLanguageModel, "word", sequence_length=2)
     with pytest.raises(checks.ConfigError, match="sequence_length must be above 2"):
         _batch(task)
 

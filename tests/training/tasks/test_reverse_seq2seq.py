@@ -4,13 +4,13 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import reverse_seq2seq
+from mha_haiku.training.tasks import sequence_to_sequence
 from tests.training.tasks import test_base
 
 
 def make(**options):
     given = {"min_length": 2, "max_length": 5, "num_tokens": 7} | options
-    return reverse_seq2seq.ReverseSeq2Seq(**given)
+    return sequence_to_sequence.ReverseSeq2Seq(**given)
 
 
 def test_target_is_the_source_in_reverse_order(sampled):

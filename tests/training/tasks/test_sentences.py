@@ -7,7 +7,7 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.tasks.sentences import sentences
+from mha_haiku.training.tasks import text_tasks
 
 TEXT = """A first sentence of
 seven words. Too short. Is this one a question? Yes, it is
@@ -20,7 +20,7 @@ the last one!
 
 
 def test_sentences_end_with_a_stop_and_are_there_once():
-    assert sentences(TEXT) == [
+    assert text_tasks.sentences(TEXT) == [
         "A first sentence of seven words.",
         "Is this one a question?",
         "And here is the last one!",

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mha_haiku import tasks
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import edit_distance, sampling
+from mha_haiku.training.tasks import base, sampling
 
 OPTIONS = {
     "reverse_seq2seq": {"min_length": 2, "max_length": 5, "num_tokens": 7},
@@ -144,14 +144,32 @@ def slow_distance(left, right):
 @given(tokens, tokens)
 def test_distance_is_the_fewest_edits(left, right):
     expected = slow_distance(tuple(left), tuple(right))
-    assert edit_distance.distance(left, right) == expected
+    assert base.edit_distance(left, right) == expected
 
 
 def test_distance_of_a_case_by_hand():
-    assert edit_distance.distance("kitten", "sitting") == 3
-    assert edit_distance.nearest([1, 2], [[1, 2, 3, 4], [2, 2, 2]]) == (2, 3)
-    assert edit_distance.error_rate(np.array([1, 2]), np.array([4, 2])) == 0.5
-    assert np.isnan(edit_distance.error_rate(np.array([1]), np.array([0])))
+    assert base.edit_distance("kitten", "sitting") == 3
+
+
+class SeveralRight(tasks.of_name("reverse_seq2seq")):
+    """A task with more than one right answer."""
+
+    def right_answers(self, example):
+        return [[1, 2, 3, 4], [2, 2, 2]]
+
+
+def test_answer_is_compared_with_the_nearest_right_one(sampled):
+    task = SeveralRight(max_length=5)
+    batch = first(sampled(task), slice(2))
+    scores = task.score([[1, 2], [1, 2, 3, 4]], batch)
+    assert scores == {"exact_match": 0.5, "token_error_rate": 2 / (3 + 4)}
+
+
+def test_right_answers_without_tokens_have_no_error_rate(sampled, monkeypatch):
+    monkeypatch.setattr(SeveralRight, "right_answers", lambda self, example: [[]])
+    task = SeveralRight(max_length=5)
+    scores = task.score([[1]], first(sampled(task), slice(1)))
+    assert np.isnan(scores["token_error_rate"])
 
 
 def test_share_that_is_held_out_is_as_asked_and_stays():

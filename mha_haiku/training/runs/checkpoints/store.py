@@ -19,7 +19,7 @@ from typing import Any
 
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import files
-from mha_haiku.training.runs.checkpoints import arrays, manifest
+from mha_haiku.training.runs.checkpoints import contents
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -27,7 +27,6 @@ _ARRAYS = "arrays.safetensors"
 _WINDOW = "window.json"  # only if there is a window
 _PARTIAL = ".partial-"  # being written
 _REMOVED = ".removed-"  # being deleted
-_FEW_LAYERS = 16  # whose shapes are found fast
 _STEP = re.compile("0|[1-9][0-9]{0,17}")
 
 
@@ -45,17 +44,17 @@ class Checkpoints(contextlib.AbstractContextManager):
     """
 
     def __init__(self, folder: str | Path, *, read_only: bool = False):
-        self._root = Path(folder).absolute()
+        self.root = Path(folder).absolute()
         self._damage: dict[int, str | None] = {}  # of the steps that were checked
         self._read_only = read_only
         self._thread: threading.Thread | None = None
         self._failure: SaveError | None = None
         self._reported: set[int] = set()  # damaged steps
         if not read_only:
-            for path in self._root.glob(".*-*"):
+            for path in self.root.glob(".*-*"):
                 if path.name.startswith((_PARTIAL, _REMOVED)):  # left by a kill
                     _remove(path)
-        elif not self._root.is_dir():
+        elif not self.root.is_dir():
             raise ConfigError(f"There are no checkpoints in {folder}.")
 
     def __exit__(self, kind: object, *exception: object) -> None:
@@ -85,7 +84,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         if damaged:
             reasons = "; ".join(f"step {step}: {why}" for step, why in damaged.items())
             raise ConfigError(
-                f"No checkpoint in {self._root} is good: {reasons}.\n"
+                f"No checkpoint in {self.root} is good: {reasons}.\n"
                 "Put back a copy of one, take another workdir, or remove this one to "
                 "start from the beginning."
             )
@@ -135,27 +134,13 @@ class Checkpoints(contextlib.AbstractContextManager):
             raise ConfigError(f"{path} must have only numbers.")
         return numbers
 
+    def manifest(self, step: int | None = None) -> contents.Manifest:
+        """Reads the manifest of a step, by default of the newest good one."""
+        return contents.read(self._path(self._existing(step)))
+
     def fields(self, step: int | None = None) -> set[str]:
         """Lists the fields that were saved, {".step", ".params"}; see `restore`."""
-        return arrays.fields(self._described(self._existing(step)))
-
-    def check_layers(
-        self, name: str, count: int, *, is_scanned: bool, step: int | None = None
-    ) -> None:
-        """Raises ConfigError if a model has more layers than a step has arrays.
-
-        This is a cheap check before shapes, which take long to find. Scanned layers are
-        rows of one array.
-        """
-        step = self._existing(step)
-        described = self._described(step)
-        rows = [x["shape"][0] for x in described.values() if x["shape"] and is_scanned]
-        most = max(len(described), _FEW_LAYERS, *rows)
-        if count > most:
-            raise ConfigError(
-                f"{name} must be at most {most} for the arrays of the checkpoint of "
-                f"step {step} in {self._root}, got {count}."
-            )
+        return contents.fields_of(self.manifest(step).arrays)
 
     def restore(
         self, abstract: Any, step: int | None = None, *, partly: bool = False
@@ -170,15 +155,16 @@ class Checkpoints(contextlib.AbstractContextManager):
           ConfigError: If there is no such step, it is damaged, or its arrays have other
             names, shapes or dtypes.
         """
-        step = self._existing(step)
-        where = f"The checkpoint of step {step} in {self._root}"
-        saved = self._described(step)
-        wanted, names = arrays.describe(abstract), list(saved)
+        manifest = self.manifest(step)
+        step, saved = manifest.step, manifest.arrays
+        where = f"The checkpoint of step {step} in {self.root}"
+        wanted, names = contents.describe(abstract), list(saved)
         if partly:
-            saved = arrays.of_fields(saved, arrays.fields(wanted))
-        arrays.compare(saved, wanted, where)
+            kept = contents.fields_of(wanted)
+            saved = {x: y for x, y in saved.items() if contents.fields_of([x]) <= kept}
+        contents.compare(saved, wanted, where)
         try:
-            return arrays.read(self._path(step) / _ARRAYS, abstract, names)
+            return contents.read_arrays(self._path(step) / _ARRAYS, abstract, names)
         except Exception as error:  # the file contradicts its manifest
             raise ConfigError(f"{where} is damaged: {error}") from error
 
@@ -195,7 +181,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             thread.join()
 
     def _existing(self, step) -> int:
-        steps, root = self.steps(), self._root
+        steps, root = self.steps(), self.root
         listed = ", ".join(map(str, steps))
         if step is None and (step := self.latest()) is None:
             raise ConfigError(f"There are no checkpoints in {root}.")
@@ -219,24 +205,21 @@ class Checkpoints(contextlib.AbstractContextManager):
             if self._read_only:
                 self._reported.add(step)
             else:
-                aside = self._root / f"{step}.damaged"
+                aside = self.root / f"{step}.damaged"
                 _remove(aside)
                 os.rename(self._path(step), aside)
                 del self._damage[step]
                 kept = f"; it is kept as {aside.name}"
             _logger.warning(
-                f"The checkpoint of step {step} in {self._root} is damaged: "
+                f"The checkpoint of step {step} in {self.root} is damaged: "
                 f"{damage}{kept}; {instead}."
             )
 
-    def _described(self, step) -> Mapping[str, Mapping[str, Any]]:
-        return manifest.read(self._path(step)).arrays
-
     def _path(self, step) -> Path:
-        return self._root / str(step)
+        return self.root / str(step)
 
     def _steps(self) -> list[int]:
-        names = os.listdir(self._root) if self._root.is_dir() else []
+        names = os.listdir(self.root) if self.root.is_dir() else []
         return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
     def _damage_of(self, step) -> str | None:
@@ -244,8 +227,8 @@ class Checkpoints(contextlib.AbstractContextManager):
         if step not in self._damage:
             self._damage[step] = None
             try:
-                manifest.check(self._path(step))
-            except manifest.DamageError as error:
+                contents.check(self._path(step))
+            except contents.DamageError as error:
                 self._damage[step] = str(error)
         return self._damage[step]
 
@@ -259,7 +242,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             kept = kept or "there is no good one before it"
             self._failure = SaveError(
                 f"The checkpoint of step {step} could not be written in "
-                f"{self._root} ({_reason(error)}); {kept}"
+                f"{self.root} ({_reason(error)}); {kept}"
             )
             _logger.warning(f"{self._failure}. The next save tries again.")
             return
@@ -270,17 +253,17 @@ class Checkpoints(contextlib.AbstractContextManager):
 
     def _write_folder(self, step, tree, held_out_loss, window) -> None:
         """Writes a new step; leaves nothing if that fails."""
-        partial = self._root / f"{_PARTIAL}{step}"
+        partial = self.root / f"{_PARTIAL}{step}"
         try:
             partial.mkdir(parents=True)
-            arrays.write(partial / _ARRAYS, tree)
+            contents.write_arrays(partial / _ARRAYS, tree)
             if window:
                 (partial / _WINDOW).write_text(json.dumps(dict(window)))
-            manifest.write(
+            contents.write(
                 partial,
                 step=step,
                 held_out_loss=held_out_loss,
-                arrays=arrays.describe(tree),
+                arrays=contents.describe(tree),
             )
             os.rename(partial, self._path(step))
         except BaseException:
@@ -292,14 +275,14 @@ class Checkpoints(contextlib.AbstractContextManager):
         """Removes all but the newest two and the one with the least held-out loss."""
         steps, known = self._steps(), []
         for step in steps:
-            with contextlib.suppress(manifest.DamageError):
-                loss = manifest.read(self._path(step)).held_out_loss
+            with contextlib.suppress(contents.DamageError):
+                loss = contents.read(self._path(step)).held_out_loss
                 if loss is not None:
                     known.append((loss, step))
         _, best = min(known, default=(None, None))
         for step in steps[:-2]:
             if step != best:
-                removed = self._root / f"{_REMOVED}{step}"
+                removed = self.root / f"{_REMOVED}{step}"
                 os.rename(self._path(step), removed)
                 _remove(removed)
                 self._damage.pop(step, None)

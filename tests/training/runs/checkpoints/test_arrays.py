@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs.checkpoints import arrays
+from mha_haiku.training.runs.checkpoints import contents
 
 
 @pytest.mark.parametrize(
@@ -26,8 +26,8 @@ from mha_haiku.training.runs.checkpoints import arrays
 def test_every_dtype_comes_back_with_its_bits(tmp_path, dtype, shape):
     bits = np.random.default_rng(0).integers(0, 2, (*shape, np.dtype(dtype).itemsize))
     values = np.ascontiguousarray(bits.astype(np.uint8)).view(dtype).reshape(shape)
-    arrays.write(tmp_path / "file", {"w": values})
-    after = arrays.read(tmp_path / "file", {"w": values})["w"]
+    contents.write_arrays(tmp_path / "file", {"w": values})
+    after = contents.read_arrays(tmp_path / "file", {"w": values})["w"]
     assert (after.dtype, after.shape) == (values.dtype, values.shape)
     assert after.tobytes() == values.tobytes()
 
@@ -41,18 +41,18 @@ def test_layout_in_memory_does_not_count(tmp_path):
         "device": jnp.arange(3),
         "scalar": np.float32(3),
     }
-    arrays.write(tmp_path / "file", tree)
+    contents.write_arrays(tmp_path / "file", tree)
     abstract = jax.tree.map(lambda x: np.asarray(x), tree)
     abstract["big_endian"] = values
-    after = arrays.read(tmp_path / "file", abstract)
+    after = contents.read_arrays(tmp_path / "file", abstract)
     jax.tree.map(np.testing.assert_array_equal, after, abstract)
 
 
 def test_other_tools_read_the_file_by_our_names(tmp_path, make_tree):
     tree = make_tree()
-    arrays.write(tmp_path / "file", tree)
+    contents.write_arrays(tmp_path / "file", tree)
     loaded = safetensors.numpy.load_file(tmp_path / "file")
-    assert set(loaded) == set(arrays.describe(tree))
+    assert set(loaded) == set(contents.describe(tree))
     np.testing.assert_array_equal(loaded["['params']['w']"], tree["params"]["w"])
 
 
@@ -64,9 +64,9 @@ def test_names_in_a_tree_lead_nowhere(tmp_path):
         "a\0b\udcff": np.float32(5),
         "": np.float32(6),
     }
-    arrays.write(tmp_path / "file", tree)
+    contents.write_arrays(tmp_path / "file", tree)
     assert os.listdir(tmp_path) == ["file"]
-    after = arrays.read(tmp_path / "file", tree)
+    after = contents.read_arrays(tmp_path / "file", tree)
     jax.tree.map(np.testing.assert_array_equal, after, tree)
 
 
@@ -88,7 +88,7 @@ class _Odd:
 
 def test_two_arrays_of_one_name_are_not_written(tmp_path):
     with pytest.raises(ValueError, match="names of their own"):
-        arrays.write(tmp_path / "file", _Odd("same", "same"))
+        contents.write_arrays(tmp_path / "file", _Odd("same", "same"))
     assert not os.listdir(tmp_path)
 
 
@@ -105,7 +105,7 @@ def test_crafted_files_are_refused(tmp_path):
     twins = [w | {"data_offsets": [0, 8]}, {**w, "shape": [2], "data_offsets": [0, 16]}]
     _crafted(path, [("['w']", twin) for twin in twins])
     with pytest.raises(ValueError, match="repeats names"):
-        arrays.read(path, {"w": np.zeros(2)})
+        contents.read_arrays(path, {"w": np.zeros(2)})
     first, second = w | {"data_offsets": [0, 8]}, w | {"data_offsets": [8, 16]}
     abstract = {"w": np.zeros(1)}
     for pairs in (
@@ -119,15 +119,15 @@ def test_crafted_files_are_refused(tmp_path):
     ):
         _crafted(path, pairs)
         with pytest.raises((ValueError, safetensors.SafetensorError)):
-            arrays.read(path, abstract)
+            contents.read_arrays(path, abstract)
     for content in (b"", b"\xff" * 20, bytes(8), b"\2" + bytes(7) + b"[]"):
         path.write_bytes(content)
         with pytest.raises((ValueError, safetensors.SafetensorError)):
-            arrays.read(path, abstract)
+            contents.read_arrays(path, abstract)
 
 
 def _described(**changes):
-    return arrays.describe(
+    return contents.describe(
         {"w": np.zeros((2, 3), np.float32), "b": np.zeros(3)} | changes
     )
 
@@ -142,9 +142,9 @@ def _described(**changes):
     ],
 )
 def test_other_arrays_are_refused_by_name(changes, message):
-    arrays.compare(_described(), _described(), "It")
+    contents.compare(_described(), _described(), "It")
     with pytest.raises(ConfigError, match=message) as refusal:
-        arrays.compare(_described(), _described(**changes), "It")
+        contents.compare(_described(), _described(**changes), "It")
     assert len(str(refusal.value).splitlines()) <= 2
 
 
@@ -152,17 +152,17 @@ def test_unknown_arrays_are_refused_by_name():
     more = {f"c{i}": np.zeros(3) for i in range(5)}
     message = r"it also has \['c0'\], \['c1'\], \['c2'\] and 2 more\.$"
     with pytest.raises(ConfigError, match=message):
-        arrays.compare(_described(**more), _described(), "It")
+        contents.compare(_described(**more), _described(), "It")
     renamed = _described(d=np.zeros(3))
     del renamed["['b']"]
     with pytest.raises(ConfigError, match=r"it lacks \['d'\]; it also has \['b'\]"):
-        arrays.compare(_described(), renamed, "It")
+        contents.compare(_described(), renamed, "It")
 
 
 def test_full_disk_is_told_before_anything_is_written(tmp_path, make_tree, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=70_000)
-    monkeypatch.setattr(arrays.shutil, "disk_usage", lambda _: usage)
-    arrays.write(tmp_path / "small", make_tree())
+    monkeypatch.setattr(contents.shutil, "disk_usage", lambda _: usage)
+    contents.write_arrays(tmp_path / "small", make_tree())
     with pytest.raises(OSError, match="No space left on device"):
-        arrays.write(tmp_path / "large", {"w": np.zeros(10_000)})
+        contents.write_arrays(tmp_path / "large", {"w": np.zeros(10_000)})
     assert os.listdir(tmp_path) == ["small"]

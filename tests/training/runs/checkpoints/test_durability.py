@@ -14,7 +14,7 @@ import pytest
 
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import checkpoints
-from mha_haiku.training.runs.checkpoints import arrays, store
+from mha_haiku.training.runs.checkpoints import contents, store
 from tests import everyday
 
 
@@ -144,13 +144,13 @@ def test_checkpoint_gets_its_name_when_it_is_whole(tmp_path, make_tree, monkeypa
 
 
 def test_saving_does_not_wait_for_the_disk(tmp_path, make_tree, monkeypatch):
-    write, may_write = arrays.write, threading.Event()
+    write, may_write = contents.write_arrays, threading.Event()
 
     def slow(*args):
         assert may_write.wait(60)
         write(*args)
 
-    monkeypatch.setattr(arrays, "write", slow)
+    monkeypatch.setattr(contents, "write_arrays", slow)
     with checkpoints.Checkpoints(tmp_path) as stored:
         stored.save(3, make_tree(3))
         assert not (tmp_path / "3").exists()
@@ -160,7 +160,7 @@ def test_saving_does_not_wait_for_the_disk(tmp_path, make_tree, monkeypatch):
 
 def _full(monkeypatch, is_full):
     """Lets every write fail half done while `is_full` holds something."""
-    write = arrays.write
+    write = contents.write_arrays
 
     def failing(folder, tree):
         if is_full:
@@ -169,7 +169,7 @@ def _full(monkeypatch, is_full):
             raise OSError(28, "No space left on device")
         write(folder, tree)
 
-    monkeypatch.setattr(arrays, "write", failing)
+    monkeypatch.setattr(contents, "write_arrays", failing)
 
 
 def test_save_that_fails_leaves_the_others_and_the_next_tries_again(

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from mha_haiku.training.tasks import uniform_tokens
+from mha_haiku.training.tasks import uniform_tasks
 
 
 def occurrences(tokens):
@@ -16,10 +16,10 @@ def occurrences(tokens):
 
 
 RULES = {
-    uniform_tokens.Reverse: lambda tokens: tokens[::-1],
-    uniform_tokens.Copy: list,
-    uniform_tokens.Sort: sorted,
-    uniform_tokens.Histogram: occurrences,
+    uniform_tasks.Reverse: lambda tokens: tokens[::-1],
+    uniform_tasks.Copy: list,
+    uniform_tasks.Sort: sorted,
+    uniform_tasks.Histogram: occurrences,
 }
 every_task = pytest.mark.parametrize(
     ("task", "rule"), RULES.items(), ids=[each.name for each in RULES]
@@ -35,7 +35,7 @@ def test_targets_are_by_the_rule_and_all_count(task, rule, sampled):
 
 
 def test_tokens_are_uniform(sampled):
-    inputs = sampled(uniform_tokens.Reverse(sequence_length=5, num_tokens=7)).inputs
+    inputs = sampled(uniform_tasks.Reverse(sequence_length=5, num_tokens=7)).inputs
     frequencies = np.bincount(inputs.ravel()) / inputs.size
     np.testing.assert_allclose(frequencies, np.full(7, 1 / 7), atol=0.015)
 
@@ -64,7 +64,7 @@ def test_baseline_is_that_of_all_sequences_counted_by_hand(task, rule):
 
 
 def test_every_count_is_a_class():
-    task = uniform_tokens.Histogram(sequence_length=9, num_tokens=4)
+    task = uniform_tasks.Histogram(sequence_length=9, num_tokens=4)
     assert task.num_classes == 10
     assert task.class_label(9) == "9"
 

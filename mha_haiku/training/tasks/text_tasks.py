@@ -6,8 +6,9 @@ import hashlib
 import os
 import pathlib
 import platform
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,16 @@ import numpy as np
 
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import base, sampling, tokenization
+
+_MASK = "[MASK]"
+# 15 percent of the tokens are chosen: 80 percent of these become the mask, 10 percent a
+# random token, 10 percent stay. Thresholds for uniform uint32 words.
+_MASKED = np.uint32(round(0.15 * 0.8 * 2**32))
+_REPLACED = np.uint32(round(0.15 * 0.9 * 2**32))
+_CHOSEN = np.uint32(round(0.15 * 2**32))
+_PARAGRAPHS = re.compile(r"\n\s*\n")
+_ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
+_FEWEST_WORDS = 4
 
 
 def _tokenizer_name(name: str, value: Any) -> str:
@@ -33,7 +44,6 @@ class TextTask(base.DataTask):
     special tokens go around every window and are no targets.
     """
 
-    baseline_name = "unigram"
     model_defaults = {"embedding.max_length": 64}
     sequence_length: int = fields.field(64, "tokens in an example", sampling.count(1))
     path: str = fields.field(
@@ -115,10 +125,8 @@ class TextTask(base.DataTask):
     def num_classes(self) -> int:
         return self.encoder.num_tokens
 
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        count = functools.partial(np.bincount, minlength=self.num_classes)
-        return base.unigram(*map(count, self._split))
+    def _counts(self, part: np.ndarray) -> np.ndarray:
+        return np.bincount(part, minlength=self.num_classes)
 
     def token_label(self, token: int) -> str:
         return self.class_label(token)
@@ -195,14 +203,149 @@ class TextTask(base.DataTask):
         return self.encoder.encode(text)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LanguageModel(TextTask):
+    r"""The target at position t is the token at position t + 1 of the text.
+
+    Example, T = 5 characters of "to be or":
+
+        inputs   t o ␣ b e
+        targets  o ␣ b e ␣
+        weights  1 1 1 1 1
+
+    Metric: accuracy over all positions except special tokens, which the file of a
+    tokenizer may put around the window. Chance is the unigram predictor, see
+    `DataTask.baseline`.
+    """
+
+    name: ClassVar[str] = "language_model"
+    continues: ClassVar[bool] = True
+
+    def example(self, key: jax.Array, data: np.ndarray) -> base.Example:
+        window, is_text = self.window(
+            sampling.words(key), data, self.sequence_length + 1
+        )
+        weights = jnp.asarray(is_text[1:], jnp.float32)
+        return base.Example(window[:-1], window[1:], weights)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskedLanguageModel(TextTask):
+    """The target is the original token; only chosen positions count.
+
+    Each position is chosen with probability 0.15, independently. A chosen token
+    becomes `[MASK]` (80 percent), a random token (10) or stays (10), as in BERT.
+    Example, T = 8 characters of "to be or not"; positions 1, 4 and 6 are chosen and
+    become the mask, a random token, and the same token:
+
+        inputs   t [MASK] ␣ b x ␣ o r
+        targets  . o . . e . o .
+        weights  0 1 0 0 1 0 1 0
+
+    Special tokens, which the file of a tokenizer may put around the window, are never
+    chosen. Metric: accuracy over the chosen positions. Chance is the unigram predictor,
+    see `DataTask.baseline`. The mask is the tokenizer's; where it has none, the last
+    token, `num_tokens - 1`, which is no class. A user's text may contain `[MASK]`.
+
+    Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805.
+    """
+
+    name: ClassVar[str] = "masked_language_model"
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of the tokenizer's tokens, plus one for the mask if it has none."""
+        return self.num_classes + (self.encoder.mask is None)
+
+    @property
+    def mask_token(self) -> int:
+        mask = self.encoder.mask
+        return self.num_classes if mask is None else mask[0]
+
+    def token_label(self, token: int) -> str:
+        return _MASK if token == self.mask_token else self.class_label(token)
+
+    def example(self, key: jax.Array, data: np.ndarray) -> base.Example:
+        random = sampling.words(key, 2 * self.sequence_length + 1)
+        choice, replacement = random[1:].reshape(2, self.sequence_length)
+        targets, is_text = self.window(random[0], data, self.sequence_length)
+        other = sampling.integers(replacement, self.num_classes)
+        inputs = jnp.where(choice < _REPLACED, other, targets)
+        inputs = jnp.where(choice < _MASKED, jnp.int32(self.mask_token), inputs)
+        inputs = jnp.where(is_text, inputs, targets)
+        weights = (is_text & (choice < _CHOSEN)).astype(jnp.float32)
+        return base.Example(inputs, targets, weights)
+
+    def _tokens(self, text: str) -> np.ndarray:
+        if self.encoder.mask is not None:  # the tokenizer knows it
+            return super()._tokens(text.replace(_MASK, self.encoder.mask[1]))
+        mask = np.array([self.mask_token], np.int32)
+        pieces = []
+        for piece in map(super()._tokens, text.split(_MASK)):
+            pieces += [mask, piece]
+        return np.concatenate(pieces[1:])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sentences(TextTask):
+    """Inputs are single sentences, padded to T; there is nothing to predict.
+
+    Example, T = 8, with a tokenizer that puts [CLS] and [SEP] around a text:
+
+        inputs   [CLS] the cat sat . [SEP] 0 0
+        weights    0    0   0   0  0   0   0 0
+        lengths  6
+
+    Metric: drift, the change in the direction of the mean of a model's outputs by an
+    intervention; see `heads.measured_by_drift`. A sentence ends with a period, question
+    mark or exclamation mark and has at least 4 words; longer ones are cut. No sentence
+    is twice in a part.
+    """
+
+    name: ClassVar[str] = "sentences"
+    metrics: ClassVar[tuple[str, ...]] = ("drift",)
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        return {"accuracy": float("nan"), "loss": float("nan")}
+
+    @functools.cached_property
+    def train_data(self) -> base.Example:
+        return self._encoded(0, "training")
+
+    @functools.cached_property
+    def held_out_data(self) -> base.Example:
+        return self._encoded(1, "held-out")
+
+    def _encoded(self, part, name) -> base.Example:
+        _ = self._split  # checks that the text is the run's
+        texts = sentences(self.texts[part])
+        if not texts:
+            raise checks.ConfigError(
+                f"path must have sentences in its {name} part, got none from "
+                f"{self.path!r}."
+            )
+        tokens, lengths = self.padded(texts)
+        return base.Example(tokens, tokens, np.zeros(tokens.shape, "f4"), lengths)
+
+
+def sentences(whole: str) -> list[str]:
+    """Lists the sentences of a text, each once, with single spaces between words."""
+    paragraphs = (" ".join(paragraph.split()) for paragraph in _PARAGRAPHS.split(whole))
+    pieces = (piece for paragraph in paragraphs for piece in _ENDS.split(paragraph))
+    return [
+        piece
+        for piece in dict.fromkeys(pieces)
+        if piece.endswith((".", "!", "?")) and piece.count(" ") >= _FEWEST_WORDS - 1
+    ]
+
+
 def read(path: str) -> str:
     r"""Reads the text of a file, of all files of a folder, or of Python's topics.
 
     Files of a folder and its subfolders are joined by an empty line, in the order of
     their paths, without hidden files. A byte order mark is dropped; `\r\n` is `\n`.
     """
-    if not isinstance(path, str):
-        raise checks.ConfigError(f"path must be a text, got {path!r}.")
     if not path:
         from pydoc_data import topics
 
@@ -218,15 +361,6 @@ def read(path: str) -> str:
             f"path must have some text, got {path!r}: it is empty."
         )
     return text
-
-
-def read_file(path: str) -> str:
-    """Reads the text of a file, which may be no folder; see `read`."""
-    if os.path.isdir(os.path.expanduser(path)):
-        raise checks.ConfigError(
-            f"path must be a file, got {path!r}, which is a folder."
-        )
-    return read(path)
 
 
 def _files(path: str) -> list[pathlib.Path]:

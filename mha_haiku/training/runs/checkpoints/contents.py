@@ -1,20 +1,99 @@
-"""manifest.json, which verifies a checkpoint: the sha256 of each of its files.
+"""The contents of a checkpoint: arrays in one safetensors file, and the manifest.
 
-A checkpoint must match its manifest: no file changed, cut short, missing or added, and
-no folder or link instead of a file.
+The name of an array is its path in the tree, ".params['encoder/norm']['scale']". The
+safetensors file is a JSON header and the bytes of the arrays, which other tools read.
+
+manifest.json has the sha256 of each file. A checkpoint must match its manifest: no file
+changed, cut short, missing or added, and no folder or link instead of a file.
 """
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mha_haiku.core import checks, fields
+import jax
+import numpy as np
+from jax.tree_util import keystr
+
+from mha_haiku.core import arrays, checks, fields
 
 NAME = "manifest.json"
 _MOST_BYTES = 2**26  # of a manifest; a larger file is damage
+_ROOM = 2**16  # bytes that a checkpoint takes in addition to its arrays
+_FIELD = re.compile(r"\.\w+|\[[^]]*\]")  # the first part of a name
+
+
+Described = Mapping[str, Mapping[str, Any]]  # "dtype" and "shape" by name of an array
+
+
+def describe(tree: Any) -> dict[str, dict[str, Any]]:
+    """Describes each leaf of a tree by "dtype" and "shape"."""
+    return {
+        keystr(path): {"dtype": str(x.dtype), "shape": list(x.shape)}
+        for path, x in jax.tree.leaves_with_path(tree)
+    }
+
+
+def fields_of(names: Iterable[str]) -> set[str]:
+    """Collects the fields of a tree: the first parts of array names, ".params"."""
+    return {match[0] for match in map(_FIELD.match, names) if match}
+
+
+def compare(saved: Described, wanted: Described, where: str) -> None:
+    """Raises ConfigError, with the parameter, unless saved arrays are as wanted."""
+    missing = [name for name in wanted if name not in saved]
+    unknown = [name for name in saved if name not in wanted]
+    if differ := checks.lacks_and_has(missing, unknown, 3):
+        raise checks.ConfigError(
+            f"{where} does not hold the parameters of this config's model:\n{differ}."
+        )
+    for name, has in wanted.items():
+        for what in ("shape", "dtype"):
+            before, after = saved[name][what], has[what]
+            if before != after:
+                raise checks.ConfigError(
+                    f"{where} has the {what} {_shown(before)} at {name}; this "
+                    f"config's model has {_shown(after)}."
+                )
+
+
+def write_arrays(path: Path, tree: Any) -> None:
+    """Writes a tree of host arrays as one safetensors file; OSError without room."""
+    import safetensors.numpy
+
+    leaves = jax.tree.leaves_with_path(tree)
+    named = {keystr(place): np.asarray(x, order="C") for place, x in leaves}
+    if len(named) < len(leaves) or arrays.METADATA in named:
+        raise ValueError(
+            f"arrays must have names of their own, none {arrays.METADATA!r}."
+        )
+    size = sum(array.nbytes for array in named.values())
+    if shutil.disk_usage(path.parent).free < size + _ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    safetensors.numpy.save_file(named, path)
+
+
+def read_arrays(path: Path, abstract: Any, names: Iterable[str] | None = None) -> Any:
+    """Reads a tree of arrays from a safetensors file, on the host.
+
+    The file must hold the arrays of these names, by default all of `abstract`, a tree
+    of the shapes and dtypes to read; else it is damaged, a ValueError.
+    """
+    wanted = describe(abstract)
+    stored = arrays.read_safetensors(path)
+    if set(stored) != set(names or wanted):
+        raise ValueError(f"{path} must hold the arrays of its manifest.")
+    found = {name: np.array(stored[name].read()) for name in wanted}
+    for name, array in found.items():
+        if describe(array)[""] != wanted[name]:
+            raise ValueError(f"{path} must hold {wanted[name]} at {name}.")
+    return jax.tree.unflatten(jax.tree.structure(abstract), found.values())
 
 
 class DamageError(Exception):
@@ -26,12 +105,11 @@ class Manifest(NamedTuple):
 
     step: int
     held_out_loss: float | None
-    # "dtype" and "shape" of each array, by its name.
-    arrays: Mapping[str, Mapping[str, Any]]
+    arrays: Described
     files: Mapping[str, str]  # sha256 of each file, by its name
 
 
-class _Described(NamedTuple):
+class _Array(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
@@ -41,7 +119,7 @@ def write(
     *,
     step: int,
     held_out_loss: float | None,
-    arrays: dict[str, dict[str, Any]],
+    arrays: Described,
 ) -> None:
     """Writes the manifest of the files in `folder`, and flushes all of them to disk."""
     files = {name: _digest(folder / name) for name in _names(folder)}
@@ -99,6 +177,10 @@ def check(folder: Path) -> Manifest:
     return manifest
 
 
+def _shown(value) -> str:
+    return value if isinstance(value, str) else str(tuple(value))
+
+
 def _names(folder) -> list[str]:
     """Lists the names of the files in a folder, which must hold nothing else."""
     paths = sorted(folder.iterdir())
@@ -118,7 +200,7 @@ def _read_contents(contents) -> Manifest:
         if not is_name or len(digest) != 64:
             raise ValueError("files must be names with a sha256")
     for name, described in manifest.arrays.items():
-        fields.decoded(_Described, described, name)
+        fields.decoded(_Array, described, name)
         for size in described["shape"]:
             checks.integer_in(name, size, 0, 2**63)
     return manifest

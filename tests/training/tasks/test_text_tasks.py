@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import language_model, text
+from mha_haiku.training.tasks import text_tasks
 
 ENGLISH = "It was the best of times, it was the worst of times. " * 10
 
 
-def make(path, kind=language_model.LanguageModel, **changes):
+def make(path, kind=text_tasks.LanguageModel, **changes):
     options = {
         "sequence_length": 8,
         "path": path if isinstance(path, int) else str(path),
@@ -51,7 +51,7 @@ def test_tokenizer_knows_nothing_of_the_held_out_part(tmp_path):
 
 
 def test_without_a_path_it_is_pythons_documentation():
-    assert text.read("") == "\n\n".join(pydoc_data.topics.topics.values())
+    assert text_tasks.read("") == "\n\n".join(pydoc_data.topics.topics.values())
 
 
 def test_folder_is_all_its_files_in_the_order_of_their_names(tmp_path):
@@ -62,22 +62,22 @@ def test_folder_is_all_its_files_in_the_order_of_their_names(tmp_path):
     (tmp_path / ".hidden").write_bytes(b"\0")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "index").write_bytes(b"\0")
-    assert text.read(str(tmp_path)) == "first\n\nsecond"
+    assert text_tasks.read(str(tmp_path)) == "first\n\nsecond"
 
 
 def test_byte_order_mark_and_carriage_returns_are_dropped(tmp_path):
     path = tmp_path / "windows.txt"
     path.write_bytes("\ufeffone\r\ntwo".encode())
-    assert text.read(str(path)) == "one\ntwo"
+    assert text_tasks.read(str(path)) == "one\ntwo"
 
 
 def test_home_is_understood(file, monkeypatch):
     monkeypatch.setenv("HOME", str(file.parent))
-    assert text.read("~/english.txt") == ENGLISH
+    assert text_tasks.read("~/english.txt") == ENGLISH
 
 
 @pytest.mark.parametrize(
-    "kind", [language_model.LanguageModel, language_model.MaskedLanguageModel]
+    "kind", [text_tasks.LanguageModel, text_tasks.MaskedLanguageModel]
 )
 def test_baseline_is_that_of_the_training_parts_counts(file, kind):
     task = make(file, kind)
