@@ -1,4 +1,4 @@
-"""`generate`."""
+"""The command `generate`: texts as a stream or in batches, and their scores."""
 
 import functools
 import time
