@@ -174,44 +174,27 @@ def help_lines(wanted: Sequence[Option]) -> list[str]:
 class _List(flags.ArgumentParser):
     """Reads words with commas between them as a list."""
 
-    wanted = "words"
+    def __init__(self, one: Callable[[str], Any] = str, wanted: str = ""):
+        super().__init__()
+        self._one, self._wanted = one, wanted
 
     def parse(self, argument: str | Sequence) -> list:
         if not isinstance(argument, str):
             return list(argument)
+        words = [word.strip() for word in argument.split(",")]
+        if self._one is str:
+            return words if argument else []
         try:
-            found = [self.one(word.strip()) for word in argument.split(",") if argument]
+            found = [self._one(word) for word in words]
         except ValueError as error:
-            raise ValueError(f"must be {self.wanted}") from error
+            raise ValueError(f"must be {self._wanted}") from error
         if any(isinstance(x, int) and abs(x) > _MOST for x in found):
             raise ValueError(f"must be integers of at most {_MOST}")
         return found
 
-    def one(self, word: str) -> Any:
-        return word
 
-
-class _Integers(_List):
-    """Reads `0,2` as [0, 2]."""
-
-    wanted = "integers, as 0,2"
-
-    def parse(self, argument):
-        if argument == "":
-            raise ValueError(f"must be {self.wanted}")
-        return super().parse(argument)
-
-    def one(self, word):
-        return int(word)
-
-
-class _Addresses(_Integers):
-    """Reads `0,cross.2` as [0, "cross.2"]."""
-
-    wanted = "integers or layers, as 0,2 or cross.0"
-
-    def one(self, word):
-        return word if _ADDRESS.fullmatch(word) else int(word)
+def _layer(word: str) -> int | str:
+    return word if _ADDRESS.fullmatch(word) else int(word)
 
 
 _PARSERS = {
@@ -220,8 +203,8 @@ _PARSERS = {
     float: flags.FloatParser(),
     str: flags.ArgumentParser(),
     Sequence[str]: _List(),
-    Sequence[int]: _Integers(),
-    Sequence[int | str]: _Addresses(),
+    Sequence[int]: _List(int, "integers, as 0,2"),
+    Sequence[int | str]: _List(_layer, "integers or layers, as 0,2 or cross.0"),
 }
 
 

@@ -45,10 +45,7 @@ _commands: dict[str, Command] = {}
 
 def command(function: Callable) -> Callable:
     """Enters a function in the table of commands, under its name; a decorator."""
-    call = functools.partial(signatures.call, function)
-    description = signatures.description(function)
-    name = function.__name__
-    _commands[name] = Command(description, signatures.options(function), call)
+    _commands[function.__name__] = _of_function(function)
     return function
 
 
@@ -126,10 +123,14 @@ def program(
     Returns:
       A function from the command line, with the program's name first, to the status.
     """
-    call = functools.partial(signatures.call, function)
-    description = (description or signatures.description(function)).strip()
-    entry = Command(description, signatures.options(function), call)
+    entry = _of_function(function, description.strip())
     return lambda argv: _ended(entry, argv[1:])
+
+
+def _of_function(function: Callable, description: str = "") -> Command:
+    call = functools.partial(signatures.call, function)
+    description = description or signatures.description(function)
+    return Command(description, signatures.options(function), call)
 
 
 def _of_verb(verb: Verb) -> Command:

@@ -20,7 +20,7 @@ from mha_haiku.core import checks, fields, models
 from mha_haiku.lab import heads
 from mha_haiku.records.heads import ROLE, Column
 from mha_haiku.showing import curves
-from mha_haiku.subjects import inputs, programs, results
+from mha_haiku.subjects import dossiers, inputs, programs, results
 from mha_haiku.subjects.subject import Subject, check_task
 from mha_haiku.subjects.verbs import dumping, generation
 from mha_haiku.training import tasks
@@ -192,7 +192,7 @@ class Snapshots(_Study):
     def _start(self, step: int) -> None:
         """Removes snapshots of steps after `step`, which will be taken again."""
         snapshots = self._folder.snapshots
-        for each in dumping.steps_of(snapshots):
+        for each in dossiers.steps_of(snapshots):
             if each > step:
                 shutil.rmtree(snapshots / str(each))
 

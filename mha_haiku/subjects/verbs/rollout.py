@@ -26,8 +26,8 @@ from mha_haiku.records import means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
 from mha_haiku.subjects import inputs, programs, results
-from mha_haiku.subjects.subject import RunSubject, Subject, refuse, verb
-from mha_haiku.training import evaluation, stepping, tasks
+from mha_haiku.subjects.subject import Subject, refuse, verb
+from mha_haiku.training import stepping, tasks
 
 Array = jax.Array
 
@@ -178,19 +178,13 @@ def rollout(
             flow_examples = min(_FLOW_EXAMPLES, count)
         checks.integer_in("flow_examples", flow_examples, 1, count)
         checks.positive_integer("draws", draws)
-    if batches is None:
-        found = _held_out_effects(subject, count, draws)
-    else:
-        found = _effects_of(subject, batches, draws)
-    effects = [
+    found = [
         jax.tree.map(operator.itemgetter(n), batch)
-        for batch in found
+        for batch in _effects(subject, batches, count, draws)
         for n in range(len(batch["row"]))
     ]
-    flows = _flows(subject, effects[:flow_examples])
-    for effect, own_flow in zip(effects, flows, strict=False):  # flow is of fewer
-        effect["measures"]["flow"] = own_flow
-    asks = [effect for effect in effects if effect["asks"]]
+    _add_flows(subject, found[:flow_examples])
+    asks = [effect for effect in found if effect["asks"]]
     if not asks:
         raise ConfigError(f"In {count} {kind}examples no target counts.")
     changes, drops = {}, {}
@@ -250,8 +244,10 @@ def _with_answers(subject, batches) -> list[tasks.Example]:
     """
     generator = np.random.default_rng(_seed(subject))
     run = jax.jit(functools.partial(running.run, subject.model))
-    answered = functools.partial(_answered, subject, run, generator)
-    return [x if _is_answered(subject, x) else answered(x) for x in batches]
+    return [
+        x if _is_answered(subject, x) else _answered(subject, run, generator, x)
+        for x in batches
+    ]
 
 
 def _is_answered(subject, batch) -> bool:
@@ -285,52 +281,46 @@ def _answered(subject, run, generator, batch) -> tasks.Example:
     return batch._replace(targets=targets, weights=valid.astype(np.float32))
 
 
-def _held_out_effects(subject, count, draws) -> Iterator[dict[str, Any]]:
-    batch_size = _BATCH_POSITIONS // subject.task.sequence_length**2
-    data = jax.device_put(subject.task.held_out_data)
-    program = jax.jit(functools.partial(look, subject, draws))
-    return programs.observations(
-        subject,
-        lambda params, indices: program(params, data, indices),
-        range(count),
-        batch_size=max(1, min(count, batch_size)),
-        name=_NAME,
-        examples_at=functools.partial(np.array, dtype=np.int32),
-    )
-
-
-def _effects_of(subject, batches, draws) -> Iterator[dict[str, Any]]:
-    """Yields the results of `look` on batches, on the host."""
-    if subject.task is None:  # there is no other vocabulary
+def _effects(subject, batches, count, draws) -> Iterator[dict[str, Any]]:
+    """Yields the results of `effects` on batches, or on held-out ones, on the host."""
+    task = subject.task
+    if task is None:  # there is no other vocabulary
         stand_ins = np.unique(np.concatenate([np.ravel(x.inputs) for x in batches]))
         if len(stand_ins) < 2:
             raise ValueError("examples must have two different tokens at least.")
     else:
-        stand_ins = _stand_ins(subject.task)
-    program = jax.jit(functools.partial(_effects, subject, stand_ins, draws))
+        stand_ins = _stand_ins(task)
+    program = jax.jit(functools.partial(effects, subject, stand_ins, draws))
+    if task is not None and batches is None:
+        batch_size = _BATCH_POSITIONS // task.sequence_length**2
+        yield from programs.observations(
+            subject,
+            program,
+            range(count),
+            batch_size=max(1, min(count, batch_size)),
+            name=_NAME,
+            examples_at=lambda i: (programs.held_out(subject, i), np.array(i, "i4")),
+        )
+        return
     first = 0
     for batch in subject.progress(batches, name=_NAME, unit="batch"):
         indices = np.arange(first, first + len(batch.inputs))
         first += len(indices)
-        keys = _keys(_seed(subject), indices)
-        yield jax.device_get(program(subject.params, batch, keys))
+        yield jax.device_get(program(subject.params, (batch, indices)))
 
 
 def _seed(subject) -> int:
     return 0 if subject.config is None else subject.config.seed
 
 
-def _flows(subject, effects):
-    """Returns the flows of examples, each `[L, T]`."""
+def _add_flows(subject, found):
+    """Adds the flows `[L, T]` to the measures of examples."""
     make_maps = jax.jit(functools.partial(_maps, subject))
-    flows = []
-    for effect in subject.progress(effects, name="flow", unit="example"):
+    for effect in subject.progress(found, name="flow", unit="example"):
         example = jax.tree.map(lambda x: x[None], effect["example"])
         maps, row = make_maps(subject.params, example), int(effect["row"])
-        flows.append(
-            np.array([flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))])
-        )
-    return flows
+        flows = [flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))]
+        effect["measures"]["flow"] = np.array(flows)
 
 
 def _maps(subject, params, example) -> Sequence[attention.AttentionMap]:
@@ -352,29 +342,23 @@ def _correlations(scores, importance, counted) -> np.ndarray:
         return np.corrcoef(ranks)[-1, :-1]
 
 
-def look(
-    subject: RunSubject, draws: int, params: Any, data: Any, indices: Array
+def effects(
+    subject: Subject,
+    stand_ins: np.ndarray,
+    draws: int,
+    params: Any,
+    batch: tuple[tasks.Example, Array],
 ) -> dict[str, Any]:
-    """Computes the effect of each input and the measures, of held-out examples.
+    """Computes the effect of each input, and the measures, of indexed examples.
 
     Under jit. Returns `example`; `row [N]`, the position of the answer; `asks [N]`,
     whether there is one; `counted [N, T]`, the inputs to rank; `drop [N, T]`; and
     `measures`, `[N, L, T]` by name, for the first 1 to L layers.
     """
-    example = evaluation.held_out_batch(
-        subject.task, subject.config.seed, data, indices
-    )
-    keys = _keys(subject.config.seed, indices)
-    stand_ins = _stand_ins(subject.task)
-    return _effects(subject, stand_ins, draws, params, example, keys)
-
-
-def _keys(seed, indices) -> Array:
-    key = jax.random.fold_in(stepping.stream(seed, "held_out"), np.uint32(_QUESTIONS))
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
-
-
-def _effects(subject, stand_ins, draws, params, example, keys) -> dict[str, Any]:
+    example, indices = batch
+    key = stepping.stream(_seed(subject), "held_out")
+    key = jax.random.fold_in(key, np.uint32(_QUESTIONS))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
     row, asks = jax.vmap(functools.partial(_question, subject.task))(keys, example)
     blanks = jax.vmap(functools.partial(_blanks, stand_ins, draws))(
         keys, example.inputs
@@ -394,11 +378,7 @@ def _effects(subject, stand_ins, draws, params, example, keys) -> dict[str, Any]
 
 
 def drops(
-    subject: Subject,
-    params: Any,
-    example: tasks.Example,
-    row: Array,
-    blanks: Array,
+    subject: Subject, params: Any, example: tasks.Example, row: Array, blanks: Array
 ) -> Array:
     """Measures how much the probability of the right answer falls without each input.
 
@@ -410,7 +390,8 @@ def drops(
     def probability(inputs):
         replaced = example._replace(inputs=inputs)
         logits = running.run(subject.model, params, replaced).logits
-        return jnp.exp(_answer(row, jax.nn.log_softmax(logits), example))
+        places = jnp.arange(len(row)), row, example.targets[jnp.arange(len(row)), row]
+        return jnp.exp(jax.nn.log_softmax(logits)[places])
 
     def per_draw(blanks):
         def without(s):
@@ -434,13 +415,6 @@ def _measures(subject, params, example, row):
         name: jnp.moveaxis(jnp.asarray(x)[:, :, 0], 0, 1)
         for name, x in measures.items()
     }
-
-
-def _answer(row, logits, example):
-    """Returns the logit of the right answer at the row of each example, `[N]`."""
-    return jax.vmap(lambda x, t, targets: x[t, targets[t]])(
-        logits, row, example.targets
-    )
 
 
 def _question(task, key, example):
