@@ -131,7 +131,15 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
             "inputs must be a batch of examples for a model with a decoder, which "
             "reads a target too; examples(count) gives some."
         )
-    batch, is_one = _read(subject.codec, given)
+    codec, is_one = subject.codec, False
+    if isinstance(given, tasks.Example):
+        batch = given
+    elif isinstance(given, Mapping):
+        batch = _of_mapping(codec, given)
+    elif codec.reads.has_decoder:
+        batch, is_one = _of_pair(codec, given)
+    else:
+        batch, is_one = _batch(codec, given)
     running.check_tokens(subject.model, subject.params, batch)
     return batch, is_one
 
@@ -264,16 +272,6 @@ def kind_of(subject: "Subject", layer: int) -> str:
     return kinds[layer] if kinds else ""
 
 
-def _read(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
-    if isinstance(given, tasks.Example):
-        return given, False
-    if isinstance(given, Mapping):
-        return _of_mapping(codec, given), False
-    if codec.reads.has_decoder:
-        return _of_pair(codec, given)
-    return _batch(codec, given)
-
-
 def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
     """Makes a batch of a function's keywords, with lengths if it knows them."""
     others = {name: np.asarray(x) for name, x in given.items()}
@@ -395,17 +393,13 @@ def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
     """Takes the first examples of batches, or all if there are fewer."""
     ends = np.cumsum([len(batch.inputs) for batch in batches])
     last = min(int(np.searchsorted(ends, count)), len(batches) - 1)
-    surplus = max(0, int(ends[last]) - count)
-    return [*batches[:last], _without_last(batches[last], surplus)]
-
-
-def _without_last(batch: tasks.Example, surplus: int) -> tasks.Example:
-    size = len(batch.inputs)
+    size = len(batches[last].inputs)
+    kept = size - max(0, int(ends[last]) - count)
 
     def cut(x):  # arrays without an axis of examples stay
-        return x[: size - surplus] if np.ndim(x) and len(x) == size else x
+        return x[:kept] if np.ndim(x) and len(x) == size else x
 
-    return jax.tree.map(cut, batch) if surplus else batch
+    return [*batches[:last], jax.tree.map(cut, batches[last])]
 
 
 def joined(batches: Sequence[tasks.Example]) -> tasks.Example:

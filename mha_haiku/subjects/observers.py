@@ -23,7 +23,6 @@ from mha_haiku.showing import curves
 from mha_haiku.subjects import dossiers, inputs, programs, results
 from mha_haiku.subjects.subject import Subject, check_task
 from mha_haiku.subjects.verbs import dumping, generation
-from mha_haiku.training import tasks
 from mha_haiku.training.runs import (
     configuration,
     files,
@@ -49,24 +48,11 @@ class _Study(loop.Observer):
         super().__init__(every)
         self._training = training
 
-    def begin(
-        self,
-        folder: folders.Folder,
-        config: configuration.RunConfig,
-        task: tasks.Task,
-        step: int,
-    ) -> None:
+    def begin(self, folder, config, task, step) -> None:
         model = folders.make_model(config.model, task)  # in this process only
-        subject = Subject(
-            model,
-            None,
-            folder.root.resolve().name,
-            config=config,
-            task=task,
-            step=step,
-            folder=folder,
-            progress=programs.silent,
-        )
+        name = folder.root.resolve().name
+        known: dict[str, Any] = dict(config=config, task=task, step=step, folder=folder)
+        subject = Subject(model, None, name, progress=programs.silent, **known)
         self._subject, self._folder = check_task(subject, "training"), folder
         self._start(step)
 

@@ -137,7 +137,7 @@ def train_observed(
     watching = [
         observers.Timeline(training),
         observers.Snapshots(training, config.attention.snapshots),
-        observers.Samples(training, generation.given(config.model, config.task.name)),
+        observers.Samples(training, generation.given(config)),
     ]
     return loop.train(config, workdir, observers=watching, **options)
 

@@ -21,7 +21,7 @@ from mha_haiku.lab.heads import running
 from mha_haiku.subjects import imported_runs, inputs, programs
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import folders
+from mha_haiku.training.runs import configuration, folders
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -52,30 +52,23 @@ class Text(NamedTuple):
         return self._replace(given_tokens=lists[0], tokens=lists[1])._asdict()
 
 
-def given(model: models.ModelConfig, task: str) -> str | None:
-    """Tells whether a run writes from a "prompt" or a "source", or None if it cannot.
-
-    `task` is its `config.task.name`.
-    """
+def given(config: configuration.RunConfig) -> str | None:
+    """Tells whether a run writes from a "prompt" or a "source"; None if it cannot."""
+    model, task = config.model, config.task.name
     if model.family == "encoder_decoder":
         return "source"
     is_writer = model.family == "causal" and tasks.of_name(task).continues
     return "prompt" if is_writer and model.output.logits else None
 
 
-def _given_to(subject: RunSubject) -> str | None:
-    return given(subject.config.model, subject.config.task.name)
-
-
 def check_given(subject: RunSubject, kind: str) -> None:
     """Raises ConfigError if a run does not write from a "prompt" or "source"."""
-    own, family = _given_to(subject), subject.config.model.family
+    own, family = given(subject.config), subject.config.model.family
     if own is None:
         why = f"is of family {family!r}, which writes no text"
         if family == "causal":
-            why = (
-                f"has the task {subject.task.name!r}, whose targets are no next tokens"
-            )
+            name = subject.task.name
+            why = f"has the task {name!r}, whose targets are no next tokens"
         raise ConfigError(
             f"{subject.name} {why}.\nA causal model of a text takes a prompt, "
             "an encoder_decoder takes a source."
@@ -150,7 +143,7 @@ def generate(
         how = strategy("prompt", **options)
         return _continued(subject, prompt, how, tokens or _ANEW, seed)
     subject = check_task(subject, "generate")
-    kind = _given_to(subject)
+    kind = given(subject.config)
     if kind is None:
         refuse(subject, "generate", "does not continue a text")
     how = strategy(kind, **options)
@@ -171,7 +164,7 @@ class Job(NamedTuple):
     @property
     def kind(self) -> str:
         """The kind of the given texts: "prompt" or "source"."""
-        return _given_to(self.subject) or ""
+        return given(self.subject.config) or ""
 
     def record(self, text: Text) -> dict[str, Any]:
         """Converts a text of the job, and the job's options, to JSON values."""
@@ -301,7 +294,7 @@ def of_held_out(
     """
     task = subject.task
     examples = jax.device_get(programs.held_out(subject, indices))
-    if _given_to(subject) == "source":
+    if given(subject.config) == "source":
         pairs = zip(examples.inputs, examples.lengths, strict=True)
         rows = tuple(row[:length] for row, length in pairs)
         texts = list(map(task.question, inputs.rows_of(examples)))
@@ -364,11 +357,8 @@ def _with_room(
     # loss of configs/text_lm.py rises from 1.2 to 3.2 within 256 tokens, about a
     # unigram's loss. If a token sees only the T - 1 before it, the loss stays at 1.2.
     trained = subject.task.sequence_length
-    most, name, room = (
-        imported_runs.most_positions(subject.config),
-        "tokens",
-        _MOST_TOKENS,
-    )
+    most = imported_runs.most_positions(subject.config)
+    name, room = "tokens", _MOST_TOKENS
     if most is not None:
         name = f"tokens, after a prompt of {prompt} and with {most} positions,"
         room = most - prompt
