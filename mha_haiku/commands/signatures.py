@@ -64,7 +64,11 @@ def options(function: Any) -> list[Option]:
     Raises:
       TypeError: If no flag has the type of a required parameter.
     """
-    meanings = _meanings(_docstring(function))
+    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", _docstring(function), re.M)
+    entries = re.findall(
+        r"^  (\w+): (.*(?:\n(?:   .*)?)*)", section[1] if section else "", re.M
+    )
+    meanings = {name: " ".join(text.split()) for name, text in entries}
     found = []
     for parameter in _parameters(function):
         kind = _kind(parameter.annotation)
@@ -76,10 +80,8 @@ def options(function: Any) -> list[Option]:
             found += options(kind)
         elif kind in _PARSERS or kind is Overrides:
             group = getattr(function, "flags_title", "")
-            meaning = meanings.get(parameter.name, "")
-            found.append(
-                Option(parameter.name, kind, parameter.default, meaning, group)
-            )
+            name, meaning = parameter.name, meanings.get(parameter.name, "")
+            found.append(Option(name, kind, parameter.default, meaning, group))
         elif parameter.default is REQUIRED:
             raise TypeError(f"{parameter} must be of a type that a flag has.")
     return found
@@ -130,7 +132,25 @@ def parse(wanted: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any]:
         if kind is int and name.endswith("examples"):
             parser = flags.IntegerParser(upper_bound=_MOST_EXAMPLES)
         flags.DEFINE(parser, name, default, meaning, flag_values=values)
-    _parse(values, words, has_fields)
+    names = [f"--{name}" for name in values] + ["--config.<field>"] * has_fields
+    listed = f"The flags are {', '.join(names)}."
+    try:
+        rest = values(["", *words])[1:]
+    except flags.UnrecognizedFlagError as error:
+        nearest = _nearest(error.flagname, values, has_fields)
+        raise checks.ConfigError(
+            f"There is no flag --{error.flagname}.{nearest}\n{listed}"
+        ) from error
+    except RecursionError as error:  # of absl, which compares long names with flags
+        raise checks.ConfigError(
+            f"There is no flag with so long a name.\n{listed}"
+        ) from error
+    except (flags.Error, ValueError) as error:
+        raise checks.ConfigError(str(error)) from error
+    if rest:
+        raise checks.ConfigError(
+            f"{rest[0]!r} belongs to no flag; write --name=value.\n{listed}"
+        )
     for option in wanted:
         if option.default is REQUIRED and not values[option.name].value:
             raise checks.ConfigError(
@@ -234,15 +254,6 @@ def _kind(annotation) -> Any:
     return annotation
 
 
-def _meanings(docstring: str) -> dict[str, str]:
-    """Returns the entries of a docstring's `Args:`."""
-    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
-    entries = re.findall(
-        r"^  (\w+): (.*(?:\n(?:   .*)?)*)", section[1] if section else "", re.MULTILINE
-    )
-    return {name: " ".join(text.split()) for name, text in entries}
-
-
 def _split_fields(arguments) -> tuple[list[str], list[tuple[str, str]]]:
     """Returns words without `--config.x.y=value`, and those as pairs (name, value)."""
     others, fields = [], []
@@ -258,28 +269,6 @@ def _split_fields(arguments) -> tuple[list[str], list[tuple[str, str]]]:
             text = words.pop(0) if has_value else "true"
         fields.append((name, text))
     return others, fields
-
-
-def _parse(values: flags.FlagValues, arguments, has_fields: bool) -> None:
-    names = [f"--{name}" for name in values] + ["--config.<field>"] * has_fields
-    listed = f"The flags are {', '.join(names)}."
-    try:
-        rest = values(["", *arguments])[1:]
-    except flags.UnrecognizedFlagError as error:
-        nearest = _nearest(error.flagname, values, has_fields)
-        raise checks.ConfigError(
-            f"There is no flag --{error.flagname}.{nearest}\n{listed}"
-        ) from error
-    except RecursionError as error:  # of absl, which compares long names with flags
-        raise checks.ConfigError(
-            f"There is no flag with so long a name.\n{listed}"
-        ) from error
-    except (flags.Error, ValueError) as error:
-        raise checks.ConfigError(str(error)) from error
-    if rest:
-        raise checks.ConfigError(
-            f"{rest[0]!r} belongs to no flag; write --name=value.\n{listed}"
-        )
 
 
 def _nearest(name: str, values, has_fields: bool) -> str:

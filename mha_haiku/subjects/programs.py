@@ -45,13 +45,10 @@ def silent(iterable: Any, **_: Any) -> Any:
 
 def compact(subject: AnySubject) -> AnySubject:
     """Scans the layers of the subject's model, where they are many and alike."""
-    if subject.config is None or subject.model.scanned is None:
+    model, params = running.compact(subject.model, subject.params)
+    if subject.config is None or model is subject.model:
         return subject
-    if subject.config.model.num_layers <= running.FEW_LAYERS:
-        return subject
-    model = subject.model.scanned
     config = subject.config.replace(model=dict(scan_layers=True))
-    params = models.stacked(subject.params)
     return subject.replace(config=config, model=model, params=params)
 
 

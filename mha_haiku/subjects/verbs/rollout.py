@@ -363,7 +363,13 @@ def effects(
     blanks = jax.vmap(functools.partial(_blanks, stand_ins, draws))(
         keys, example.inputs
     )
-    measures = _measures(subject, params, example, row)
+    maps, rows = _maps(subject, params, example), row[:, None]
+    raw = [rolled_out([layer], rows, residual=0.0) for layer in maps]
+    measures = {"raw": raw, "roll-out": rolled_out(maps, rows, per_layer=True)}
+    measures = {
+        name: jnp.moveaxis(jnp.asarray(x)[:, :, 0], 0, 1)
+        for name, x in measures.items()
+    }
     counted = _counted(subject, example, row)
     if subject.model.config is None:  # its attention shows whether it is causal
         counted &= measures["roll-out"][:, -1] > 0
@@ -402,19 +408,6 @@ def drops(
 
     blanked = jax.lax.map(per_draw, blanks).mean(0)  # [T, N]
     return (probability(example.inputs)[None] - blanked).T
-
-
-def _measures(subject, params, example, row):
-    """Returns the scores of the inputs by each measure, `[N, L, T]` by name."""
-    maps, rows = _maps(subject, params, example), row[:, None]
-    measures = {
-        "raw": [rolled_out([layer], rows, residual=0.0) for layer in maps],
-        "roll-out": rolled_out(maps, rows, per_layer=True),
-    }
-    return {
-        name: jnp.moveaxis(jnp.asarray(x)[:, :, 0], 0, 1)
-        for name, x in measures.items()
-    }
 
 
 def _question(task, key, example):
