@@ -165,8 +165,16 @@ def batch_size(
     return whole_batch(subject, min(examples, most))
 
 
-def batches_of(subject: Subject, examples: int, *, name: str = "") -> "Batches":
-    """Groups held-out examples in whole batches; with a name they show a bar."""
+def batches_of(
+    subject: Subject, examples: Any, *, targets: bool = True, name: str = ""
+) -> "Sequence[tasks.Example] | Batches":
+    """Makes the batches of `batches_given`, or whole batches of held-out examples.
+
+    With a name held-out batches show a bar.
+    """
+    batches = batches_given(subject, examples, targets=targets)
+    if batches is not None:
+        return batches
     subject = check_task(subject, "measuring")
     return Batches(subject, examples, batch_size(subject, examples), name)
 
@@ -206,10 +214,8 @@ def measured(
       name: Name of the progress bar, or "" for no bar.
     """
     model, params = subject.model, subject.params
-    batches = batches_given(subject, examples)
     metric = metric_name(subject, metric)
-    if batches is None:
-        batches = batches_of(subject, examples, name=name)
+    batches = batches_of(subject, examples, name=name)
     if metric is None or not has_task(subject):
         own = subject.metric or heads.metrics.loss
         if own is heads.metrics.loss and not np.any(next(iter(batches)).weights):
@@ -254,9 +260,7 @@ def ablation_value(subject: Subject, name: str, examples: Any) -> heads.Ablation
     with checks.user_mistakes():
         checks.choice("ablation_value", name, ABLATION_VALUES)
     if name == "mean":
-        batches = batches_given(subject, examples, targets=False)
-        if batches is None:
-            batches = batches_of(subject, examples, name="means of heads")
+        batches = batches_of(subject, examples, targets=False, name="means of heads")
         return heads.ablation_values.mean(subject.model, subject.params, batches)
     return getattr(heads.ablation_values, name)
 

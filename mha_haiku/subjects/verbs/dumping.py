@@ -30,7 +30,7 @@ from mha_haiku.showing import (
 )
 from mha_haiku.subjects import dossiers, imported_runs, inputs, programs
 from mha_haiku.subjects.subject import RunSubject, parts_of, refuse
-from mha_haiku.subjects.verbs import statistics
+from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import files, progress
@@ -95,7 +95,7 @@ def measured(
 
     Args:
       subject: The model.
-      layers: Layers, as `statistics.chosen_layers` takes them. Defaults to all.
+      layers: Layers, as `per_head.chosen_layers` takes them. Defaults to all.
       heads: Heads of every layer. Defaults to all.
       examples: Number of held-out examples, or the indices of some. Defaults to
         `config.attention.examples`.
@@ -109,10 +109,8 @@ def measured(
       `heads.alignment` for each of `Task.alignments` (over the examples of the mean if
       there is one; NaN except in cross-attention).
     """
-    length, target_length = (
-        subject.task.sequence_length,
-        subject.task.target_length or 0,
-    )
+    length = subject.task.sequence_length
+    target_length = subject.task.target_length or 0
     if own is None:
         indices = _indices(
             subject.config.attention.examples if examples is None else examples
@@ -128,10 +126,10 @@ def measured(
     )
     num_bins = None if is_whole else subject.config.attention.pooled_size
     layer_heads = parts_of(subject)
-    layers = statistics.chosen_layers(layer_heads, layers)
+    layers = per_head.chosen_layers(layer_heads, layers)
     parts = [layer_heads[i] for i in layers]
     num_heads = subject.config.model.attention.num_heads
-    wanted = statistics.chosen("heads", heads, num_heads)
+    wanted = per_head.chosen("heads", heads, num_heads)
     # Heads are named by their index in the unpruned layer, also in a pruned one.
     chosen = [[j for j in wanted if j in layer_heads[i].names] for i in layers]
     places = [

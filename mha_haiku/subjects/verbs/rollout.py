@@ -110,21 +110,21 @@ class Study(results.Result):
             rolled, raw = (correlations[name][:, -1] for name in ("roll-out", "raw"))
             difference = means.mean(rolled - raw)
             error = means.standard_error(rolled - raw)
-            line = (
-                f"With {what}: roll-out {means.mean(rolled):.2f}, raw attention "
-                f"{means.mean(raw):.2f} in the last layer, difference {difference:.3f} "
-                f"± {error:.3f}: "
-            )
             if self.published:
-                same = difference > 2 * error
-                line += "the same order." if same else "NOT the same order."
+                said = (
+                    "the same order" if difference > 2 * error else "NOT the same order"
+                )
             elif abs(difference) > 2 * error:
-                line += (
-                    f"{'roll-out' if difference > 0 else 'raw attention'} ranks better."
+                said = (
+                    f"{'roll-out' if difference > 0 else 'raw attention'} ranks better"
                 )
             else:
-                line += "no difference."
-            lines.append(line)
+                said = "no difference"
+            lines.append(
+                f"With {what}: roll-out {means.mean(rolled):.2f}, raw attention "
+                f"{means.mean(raw):.2f} in the last layer, difference {difference:.3f} "
+                f"± {error:.3f}: {said}."
+            )
         return "\n".join(lines)
 
     @property
@@ -187,19 +187,16 @@ def rollout(
     asks = [effect for effect in found if effect["asks"]]
     if not asks:
         raise ConfigError(f"In {count} {kind}examples no target counts.")
-    changes, drops = {}, {}
-    for name in _MEASURES:
-        measured = [effect for effect in asks if name in effect["measures"]]
-        changes[name], drops[name] = (
-            np.array(
-                [
-                    _correlations(x["measures"][name], of(x["drop"]), x["counted"])
-                    for x in measured
-                ]
-            )
-            for of in (np.abs, np.asarray)
-        )
+
+    def correlations(of):
+        found = {name: [] for name in _MEASURES}
+        for x in asks:
+            for name, scores in x["measures"].items():
+                found[name].append(_correlations(scores, of(x["drop"]), x["counted"]))
+        return {name: np.array(rows) for name, rows in found.items()}
+
     title = f"{subject.title}: means over {len(asks)} {kind}examples"
+    changes, drops = correlations(np.abs), correlations(np.asarray)
     return Study(title, changes, drops, published or {})
 
 
