@@ -31,14 +31,9 @@ _EXTRAS = {
 
 
 def ended(work: Callable[[], Any], *, debug: bool = False) -> int:
-    """Calls a function and reports its end.
+    """Calls a function, reports its end, and returns the exit status: 0, 1, 2 or 130.
 
-    Args:
-      work: The function; it returns an exit status, or None for 0.
-      debug: Whether to show the traceback of an error.
-
-    Returns:
-      The exit status: 0, 1, 2 or 130.
+    The function returns its status, or None for 0. `debug` shows an error's traceback.
     """
     try:
         with _interruption(), _warnings_shown():

@@ -88,12 +88,9 @@ def options(function: Any) -> list[Option]:
 
 
 def call(function: Any, given: Mapping[str, Any], enter: Callable) -> Any:
-    """Calls a function, or makes a dataclass, with the values of its flags.
+    """Calls a function, or makes a dataclass, with the values `given` by flag.
 
-    Args:
-      function: The function.
-      given: Values by the names of the flags.
-      enter: Called with each dataclass that is made, as it is made.
+    `enter` is called with each dataclass, as it is made.
     """
     values = {}
     for parameter in _parameters(function):

@@ -35,12 +35,9 @@ def write(
 ) -> folders.Run:
     """Makes a run of a pretrained model, in a folder that must not hold one.
 
-    Args:
-      source: The model; see `interop.load`.
-      workdir: Folder of the run.
-      sequence_length: T of the task's examples. Defaults to 128 (64 for sentences), or
-        fewer if the model has fewer positions.
-      path: The text that examples are from, see `config.data.path`.
+    `source` is as in `interop.load`. Examples have `sequence_length` positions, by
+    default 128 (64 of sentences), or fewer if the model has fewer, and are from the
+    text at `path`, see `config.data.path`.
     """
     folders.check_free(workdir)  # before the work
     run = in_memory(

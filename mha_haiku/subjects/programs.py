@@ -204,14 +204,9 @@ def batches_given(
 def measured(
     subject: Subject, examples: Any, *, metric: str | None = None, name: str = ""
 ) -> heads.Measured:
-    """Makes the argument of the measures of `mh.heads`.
+    """Makes the argument of the measures of `mh.heads`, with a metric by its name.
 
-    Args:
-      subject: The model. A wrapped function has its own metric.
-      examples: The number of examples (held-out examples are rounded up to whole
-        batches); or inputs, such as texts, whose targets are the next tokens.
-      metric: A name, see `metric_name`. Defaults to the task's first metric.
-      name: Name of the progress bar, or "" for no bar.
+    Examples are as in `batches_of`. A wrapped function has its own metric.
     """
     model, params = subject.model, subject.params
     metric = metric_name(subject, metric)
@@ -276,13 +271,10 @@ def observations(
 ) -> Iterator[Any]:
     """Yields the results of a program on examples, per batch, on the host.
 
-    Args:
-      observe: A `program` of parameters and a batch; its arrays are `[B, ...]`.
-      indices: The indices of the examples.
-      batch_size: The size of all batches: the last is filled up by repeating its
-        last example, and the repetitions are dropped from the result.
-      name: Name of the progress bar.
-      examples_at: A function from indices to a batch. Defaults to `held_out`.
+    The program `observe` takes parameters and a batch, which `examples_at` makes from
+    indices, by default as `held_out` does; its arrays are `[B, ...]`. All batches are of
+    one size: the last is filled up by repeating its last example, and the repetitions
+    are dropped from the result.
     """
     examples_at = examples_at or functools.partial(held_out, subject)
     starts = range(0, len(indices), batch_size)
