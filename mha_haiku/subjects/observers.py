@@ -150,18 +150,18 @@ class Samples(_Log):
     def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
         subject = self._job.subject.replace(params=params)
         job = self._job._replace(subject=subject)
-        for i, text in enumerate(generation.write(job)):
-            right = {"right": self._right[i]} if self._right else {}
-            yield {**text.record(), **right}
-            progress.tell(self._told(step, text, **right))
-
-    def _told(self, step, text, right=None) -> str:
         steps = self._training.steps
-        line = f"step {step:>{len(str(steps))}}/{steps}  sample "
-        line += f"{_quoted(text.given, is_end=right is None)} -> {_quoted(text.text)}"
-        if right is None:
-            return line
-        return f"{line} ({'right' if text.text == right else _quoted(right)})"
+        begun = f"step {step:>{len(str(steps))}}/{steps}  sample "
+        for i, text in enumerate(generation.write(job)):
+            given = _quoted(text.given, is_end=not self._right)
+            line = f"{begun}{given} -> {_quoted(text.text)}"
+            if not self._right:
+                yield text.record()
+            else:
+                right = self._right[i]
+                yield {**text.record(), "right": right}
+                line += f" ({'right' if text.text == right else _quoted(right)})"
+            progress.tell(line)
 
 
 class Snapshots(_Study):

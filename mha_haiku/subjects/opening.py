@@ -186,10 +186,11 @@ def wrap(
     if torch_modules.is_module(function):
         module = torch_modules.convert(function)
         function, params = module.function, module.params
-        codec = codec._replace(reads=inputs.Reads(*module[2:]))
+        names, has_decoder, start = module[2:]
+        codec = codec._replace(names=names, has_decoder=has_decoder, start=start)
         name = name or module.name
     takes_lengths = _takes_lengths(function)
-    codec = codec._replace(reads=codec.reads._replace(knows_lengths=takes_lengths))
+    codec = codec._replace(knows_lengths=takes_lengths)
     # Modules of Equinox also have leaves such as activations; only arrays are traced.
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
     arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)

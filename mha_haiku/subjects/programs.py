@@ -272,7 +272,7 @@ def observations(
     """Yields the results of a program on examples, per batch, on the host.
 
     The program `observe` takes parameters and a batch, which `examples_at` makes from
-    indices, by default as `held_out` does; its arrays are `[B, ...]`. All batches are of
+    indices, by default as `held_out` does; its arrays are `[B, ...]`. All batches have
     one size: the last is filled up by repeating its last example, and the repetitions
     are dropped from the result.
     """

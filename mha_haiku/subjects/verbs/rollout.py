@@ -210,7 +210,7 @@ def summary(correlations: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _check(subject) -> None:
     config, task = subject.model.config, subject.task
-    if subject.codec.reads.has_decoder or (
+    if subject.codec.has_decoder or (
         config is not None and config.family == "encoder_decoder"
     ):
         raise ConfigError(
@@ -241,10 +241,26 @@ def _with_answers(subject, batches) -> list[tasks.Example]:
     """
     generator = np.random.default_rng(_seed(subject))
     run = jax.jit(functools.partial(running.run, subject.model))
-    return [
-        x if _is_answered(subject, x) else _answered(subject, run, generator, x)
-        for x in batches
-    ]
+    mask = getattr(subject.task, "mask_token", None)
+    encoder = getattr(subject.task, "encoder", None)
+    special = () if encoder is None else (*encoder.before, *encoder.after)
+    answered = []
+    for batch in batches:
+        if _is_answered(subject, batch):
+            answered.append(batch)
+            continue
+        original = np.array(batch.inputs)
+        tokens = original.copy()
+        valid = np.arange(tokens.shape[1]) < np.array(inputs.lengths(batch))[:, None]
+        if mask is not None:
+            can_hide = valid & ~np.isin(tokens, special)
+            for row in np.flatnonzero(can_hide.any(1) & ~(tokens == mask).any(1)):
+                tokens[row, generator.choice(np.flatnonzero(can_hide[row]))] = mask
+        batch = batch._replace(inputs=tokens, weights=valid.astype(np.float32))
+        answers = np.asarray(run(subject.params, batch).logits.argmax(-1))
+        targets = np.where(tokens == original, answers, original).astype(np.int32)
+        answered.append(batch._replace(targets=targets))
+    return answered
 
 
 def _is_answered(subject, batch) -> bool:
@@ -260,22 +276,6 @@ def _is_answered(subject, batch) -> bool:
         refuse(subject, "rollout", "gives no answer at each position")
     asked = np.asarray(batch.targets)[np.asarray(batch.weights) > 0]
     return asked.size > 0 and asked.max() < logits.shape[-1]
-
-
-def _answered(subject, run, generator, batch) -> tasks.Example:
-    original, task = np.array(batch.inputs), subject.task
-    tokens = original.copy()
-    valid = np.arange(tokens.shape[1]) < np.array(inputs.lengths(batch))[:, None]
-    if (mask := getattr(task, "mask_token", None)) is not None:
-        encoder = getattr(task, "encoder", None)
-        special = () if encoder is None else (*encoder.before, *encoder.after)
-        can_hide = valid & ~np.isin(tokens, special)
-        for row in np.flatnonzero(can_hide.any(1) & ~(tokens == mask).any(1)):
-            tokens[row, generator.choice(np.flatnonzero(can_hide[row]))] = mask
-    batch = batch._replace(inputs=tokens)
-    answers = np.asarray(run(subject.params, batch).logits.argmax(-1))
-    targets = np.where(tokens == original, answers, original).astype(np.int32)
-    return batch._replace(targets=targets, weights=valid.astype(np.float32))
 
 
 def _effects(subject, batches, count, draws) -> Iterator[dict[str, Any]]:
