@@ -158,8 +158,6 @@ def batch_size(
     subject: RunSubject, examples: int, positions: int = _BATCH_POSITIONS
 ) -> int:
     """Finds how many of `examples` fit a batch of at most `positions`."""
-    with checks.user_mistakes():
-        checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
     task = subject.task
     most = max(1, positions // max(task.sequence_length, task.target_length or 0))
     return whole_batch(subject, min(examples, most))

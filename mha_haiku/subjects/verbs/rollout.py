@@ -27,7 +27,7 @@ from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
 from mha_haiku.subjects import inputs, programs, results
 from mha_haiku.subjects.subject import Subject, refuse, verb
-from mha_haiku.training import stepping, tasks
+from mha_haiku.training import evaluation, stepping, tasks
 
 Array = jax.Array
 
@@ -290,13 +290,19 @@ def _effects(subject, batches, count, draws) -> Iterator[dict[str, Any]]:
     program = jax.jit(functools.partial(effects, subject, stand_ins, draws))
     if task is not None and batches is None:
         batch_size = _BATCH_POSITIONS // task.sequence_length**2
+        data, seed = jax.device_put(task.held_out_data), _seed(subject)
+
+        @jax.jit
+        def of_indices(data, indices):
+            return evaluation.held_out_batch(task, seed, data, indices), indices
+
         yield from programs.observations(
             subject,
             program,
             range(count),
             batch_size=max(1, min(count, batch_size)),
             name=_NAME,
-            examples_at=lambda i: (programs.held_out(subject, i), np.array(i, "i4")),
+            examples_at=lambda indices: of_indices(data, np.array(indices, "i4")),
         )
         return
     first = 0
