@@ -44,10 +44,6 @@ class _Study(loop.Observer):
 
     _start: Callable[[int], None]  # prepares looks, from a step on
 
-    def __init__(self, training: configuration.TrainingConfig, every: int):
-        super().__init__(every)
-        self._training = training
-
     def begin(self, folder, config, task, step) -> None:
         model = folders.make_model(config.model, task)  # in this process only
         name = folder.root.resolve().name
@@ -93,7 +89,7 @@ class Timeline(_Log):
     file = "timeline"
 
     def __init__(self, training: configuration.TrainingConfig):
-        super().__init__(training, training.timeline_every)
+        super().__init__(training.timeline_every)
 
     def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
         subject = self._subject
@@ -127,8 +123,8 @@ class Samples(_Log):
     def __init__(self, training: configuration.TrainingConfig, kind: str | None):
         """Takes the result of `generation.given` for the run."""
         is_on = training.samples and kind
-        super().__init__(training, training.evaluate_every if is_on else 0)
-        self._kind = kind or ""
+        super().__init__(training.evaluate_every if is_on else 0)
+        self._training, self._kind = training, kind or ""
 
     def _start(self, step: int) -> None:
         super()._start(step)
@@ -172,7 +168,7 @@ class Snapshots(_Study):
     """
 
     def __init__(self, training: configuration.TrainingConfig, count: int):
-        super().__init__(training, training.report_every if count else 0)
+        super().__init__(training.report_every if count else 0)
         self._steps = spread(training.steps, training.report_every, count)
 
     def _start(self, step: int) -> None:
