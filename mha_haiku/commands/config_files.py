@@ -51,10 +51,9 @@ def title(path: str) -> str:
 
 
 def load(path: str) -> RunConfig:
-    """Returns the config that the file's `get_config()` returns.
+    """Returns the config that the `get_config()` of a file returns.
 
-    Args:
-      path: The file, relative to the working directory or to the project's folder.
+    The path is relative to the working directory or to the project's folder.
 
     Raises:
       ConfigError: If there is no such file, or it does not return a config.
@@ -93,13 +92,9 @@ def load(path: str) -> RunConfig:
 def override(config: RunConfig, overrides: Iterable[tuple[str, str]]) -> RunConfig:
     """Returns a config with fields set from text.
 
-    If the task changes, options that both tasks have keep their values, and the others
-    get their defaults.
-
-    Args:
-      config: The config.
-      overrides: Pairs of a field's dotted name, such as `config.model.num_layers`, and
-        the text to parse by its annotation.
+    `overrides` are pairs of a field's dotted name, such as `config.model.num_layers`,
+    and the text to parse by its annotation. If the task changes, options that both
+    tasks have keep their values, and the others get their defaults.
 
     Raises:
       ConfigError: If there is no such field, or the value is invalid.

@@ -31,14 +31,9 @@ _EXTRAS = {
 
 
 def ended(work: Callable[[], Any], *, debug: bool = False) -> int:
-    """Calls a function and reports its end.
+    """Calls a function, reports its end, and returns the exit status: 0, 1, 2 or 130.
 
-    Args:
-      work: The function; it returns an exit status, or None for 0.
-      debug: Whether to show the traceback of an error.
-
-    Returns:
-      The exit status: 0, 1, 2 or 130.
+    The function returns its status, or None for 0. `debug` shows an error's traceback.
     """
     try:
         with _interruption(), _warnings_shown():
@@ -141,7 +136,12 @@ def _interruption() -> Iterator[None]:
 @contextlib.contextmanager
 def _warnings_shown() -> Iterator[None]:
     """Shows the warnings of mha_haiku as lines `warning: ...` while entered."""
-    logger, handler = logging.getLogger("mha_haiku"), _WarningLines()
+
+    def tell(record):  # above the progress bar if there is one
+        tqdm.tqdm.write(f"warning: {record.getMessage()}", file=sys.stderr)
+
+    logger, handler = logging.getLogger("mha_haiku"), logging.Handler()
+    handler.emit = tell
     logger.addHandler(handler)
     # Other packages install handlers at the root logger, which would print them again.
     before, logger.propagate = logger.propagate, False
@@ -150,10 +150,3 @@ def _warnings_shown() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = before
-
-
-class _WarningLines(logging.Handler):
-    """Writes a line per warning, above the progress bar if there is one."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        tqdm.tqdm.write(f"warning: {record.getMessage()}", file=sys.stderr)

@@ -64,7 +64,11 @@ def options(function: Any) -> list[Option]:
     Raises:
       TypeError: If no flag has the type of a required parameter.
     """
-    meanings = _meanings(_docstring(function))
+    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", _docstring(function), re.M)
+    entries = re.findall(
+        r"^  (\w+): (.*(?:\n(?:   .*)?)*)", section[1] if section else "", re.M
+    )
+    meanings = {name: " ".join(text.split()) for name, text in entries}
     found = []
     for parameter in _parameters(function):
         kind = _kind(parameter.annotation)
@@ -76,22 +80,17 @@ def options(function: Any) -> list[Option]:
             found += options(kind)
         elif kind in _PARSERS or kind is Overrides:
             group = getattr(function, "flags_title", "")
-            meaning = meanings.get(parameter.name, "")
-            found.append(
-                Option(parameter.name, kind, parameter.default, meaning, group)
-            )
+            name, meaning = parameter.name, meanings.get(parameter.name, "")
+            found.append(Option(name, kind, parameter.default, meaning, group))
         elif parameter.default is REQUIRED:
             raise TypeError(f"{parameter} must be of a type that a flag has.")
     return found
 
 
 def call(function: Any, given: Mapping[str, Any], enter: Callable) -> Any:
-    """Calls a function, or makes a dataclass, with the values of its flags.
+    """Calls a function, or makes a dataclass, with the values `given` by flag.
 
-    Args:
-      function: The function.
-      given: Values by the names of the flags.
-      enter: Called with each dataclass that is made, as it is made.
+    `enter` is called with each dataclass, as it is made.
     """
     values = {}
     for parameter in _parameters(function):
@@ -130,7 +129,25 @@ def parse(wanted: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any]:
         if kind is int and name.endswith("examples"):
             parser = flags.IntegerParser(upper_bound=_MOST_EXAMPLES)
         flags.DEFINE(parser, name, default, meaning, flag_values=values)
-    _parse(values, words, has_fields)
+    names = [f"--{name}" for name in values] + ["--config.<field>"] * has_fields
+    listed = f"The flags are {', '.join(names)}."
+    try:
+        rest = values(["", *words])[1:]
+    except flags.UnrecognizedFlagError as error:
+        nearest = _nearest(error.flagname, values, has_fields)
+        raise checks.ConfigError(
+            f"There is no flag --{error.flagname}.{nearest}\n{listed}"
+        ) from error
+    except RecursionError as error:  # of absl, which compares long names with flags
+        raise checks.ConfigError(
+            f"There is no flag with so long a name.\n{listed}"
+        ) from error
+    except (flags.Error, ValueError) as error:
+        raise checks.ConfigError(str(error)) from error
+    if rest:
+        raise checks.ConfigError(
+            f"{rest[0]!r} belongs to no flag; write --name=value.\n{listed}"
+        )
     for option in wanted:
         if option.default is REQUIRED and not values[option.name].value:
             raise checks.ConfigError(
@@ -174,44 +191,27 @@ def help_lines(wanted: Sequence[Option]) -> list[str]:
 class _List(flags.ArgumentParser):
     """Reads words with commas between them as a list."""
 
-    wanted = "words"
+    def __init__(self, one: Callable[[str], Any] = str, wanted: str = ""):
+        super().__init__()
+        self._one, self._wanted = one, wanted
 
     def parse(self, argument: str | Sequence) -> list:
         if not isinstance(argument, str):
             return list(argument)
+        words = [word.strip() for word in argument.split(",")]
+        if self._one is str:
+            return words if argument else []
         try:
-            found = [self.one(word.strip()) for word in argument.split(",") if argument]
+            found = [self._one(word) for word in words]
         except ValueError as error:
-            raise ValueError(f"must be {self.wanted}") from error
+            raise ValueError(f"must be {self._wanted}") from error
         if any(isinstance(x, int) and abs(x) > _MOST for x in found):
             raise ValueError(f"must be integers of at most {_MOST}")
         return found
 
-    def one(self, word: str) -> Any:
-        return word
 
-
-class _Integers(_List):
-    """Reads `0,2` as [0, 2]."""
-
-    wanted = "integers, as 0,2"
-
-    def parse(self, argument):
-        if argument == "":
-            raise ValueError(f"must be {self.wanted}")
-        return super().parse(argument)
-
-    def one(self, word):
-        return int(word)
-
-
-class _Addresses(_Integers):
-    """Reads `0,cross.2` as [0, "cross.2"]."""
-
-    wanted = "integers or layers, as 0,2 or cross.0"
-
-    def one(self, word):
-        return word if _ADDRESS.fullmatch(word) else int(word)
+def _layer(word: str) -> int | str:
+    return word if _ADDRESS.fullmatch(word) else int(word)
 
 
 _PARSERS = {
@@ -220,8 +220,8 @@ _PARSERS = {
     float: flags.FloatParser(),
     str: flags.ArgumentParser(),
     Sequence[str]: _List(),
-    Sequence[int]: _Integers(),
-    Sequence[int | str]: _Addresses(),
+    Sequence[int]: _List(int, "integers, as 0,2"),
+    Sequence[int | str]: _List(_layer, "integers or layers, as 0,2 or cross.0"),
 }
 
 
@@ -251,15 +251,6 @@ def _kind(annotation) -> Any:
     return annotation
 
 
-def _meanings(docstring: str) -> dict[str, str]:
-    """Returns the entries of a docstring's `Args:`."""
-    section = re.search(r"^Args:\n((?:[ ]+.*\n?|\n)*)", docstring, re.MULTILINE)
-    entries = re.findall(
-        r"^  (\w+): (.*(?:\n(?:   .*)?)*)", section[1] if section else "", re.MULTILINE
-    )
-    return {name: " ".join(text.split()) for name, text in entries}
-
-
 def _split_fields(arguments) -> tuple[list[str], list[tuple[str, str]]]:
     """Returns words without `--config.x.y=value`, and those as pairs (name, value)."""
     others, fields = [], []
@@ -275,28 +266,6 @@ def _split_fields(arguments) -> tuple[list[str], list[tuple[str, str]]]:
             text = words.pop(0) if has_value else "true"
         fields.append((name, text))
     return others, fields
-
-
-def _parse(values: flags.FlagValues, arguments, has_fields: bool) -> None:
-    names = [f"--{name}" for name in values] + ["--config.<field>"] * has_fields
-    listed = f"The flags are {', '.join(names)}."
-    try:
-        rest = values(["", *arguments])[1:]
-    except flags.UnrecognizedFlagError as error:
-        nearest = _nearest(error.flagname, values, has_fields)
-        raise checks.ConfigError(
-            f"There is no flag --{error.flagname}.{nearest}\n{listed}"
-        ) from error
-    except RecursionError as error:  # of absl, which compares long names with flags
-        raise checks.ConfigError(
-            f"There is no flag with so long a name.\n{listed}"
-        ) from error
-    except (flags.Error, ValueError) as error:
-        raise checks.ConfigError(str(error)) from error
-    if rest:
-        raise checks.ConfigError(
-            f"{rest[0]!r} belongs to no flag; write --name=value.\n{listed}"
-        )
 
 
 def _nearest(name: str, values, has_fields: bool) -> str:

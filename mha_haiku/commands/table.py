@@ -11,7 +11,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from mha_haiku.commands import config_files, groups, running, signatures
@@ -33,11 +33,9 @@ _DEBUG = re.compile("--?debug(=(true|t|1))?", re.IGNORECASE)
 class Command(NamedTuple):
     """A command with a line in `python -m mha_haiku --help`."""
 
+    function: Callable[..., int | None]  # returns an exit status, or None
     description: str  # before the flags in `--help`
     options: list[Option]
-    # Runs it with the values of its flags, and a function that enters their groups;
-    # returns an exit status, or None.
-    call: Callable[[Mapping[str, Any], Callable], int | None]
 
 
 _commands: dict[str, Command] = {}
@@ -45,10 +43,7 @@ _commands: dict[str, Command] = {}
 
 def command(function: Callable) -> Callable:
     """Enters a function in the table of commands, under its name; a decorator."""
-    call = functools.partial(signatures.call, function)
-    description = signatures.description(function)
-    name = function.__name__
-    _commands[name] = Command(description, signatures.options(function), call)
+    _commands[function.__name__] = _of_function(function)
     return function
 
 
@@ -126,37 +121,39 @@ def program(
     Returns:
       A function from the command line, with the program's name first, to the status.
     """
-    call = functools.partial(signatures.call, function)
-    description = (description or signatures.description(function)).strip()
-    entry = Command(description, signatures.options(function), call)
+    entry = _of_function(function, description.strip())
     return lambda argv: _ended(entry, argv[1:])
+
+
+def _of_function(function: Callable, description: str = "") -> Command:
+    description = description or signatures.description(function)
+    return Command(function, description, signatures.options(function))
 
 
 def _of_verb(verb: Verb) -> Command:
     """Makes a command that calls a verb, prints the answer and writes its files."""
     asked = functools.partial(verb.function, None)  # without the subject
-    out = f"Folder to write to; default: <workdir>/{verb.folder}."
-    options = [
-        *signatures.options(groups.Run),
-        *signatures.options(asked),
-        Option("out", str, None, out),
-        *signatures.options(groups.Pictures),
-        *signatures.options(groups.Processes),
-    ]
 
-    def ask(given, enter):
-        shared = groups.Run, groups.Pictures, groups.Processes
-        run, pictures, _ = (signatures.call(x, given, enter) for x in shared)
-        bound = functools.partial(verb.function, run.subject())
+    @signatures.options_of(asked)
+    def ask(
+        *,
+        run: groups.Run,
+        out: str | None = None,
+        pictures: groups.Pictures,
+        processes: groups.Processes,
+        **options: Any,
+    ) -> None:
+        subject = run.subject()
         with checks.user_mistakes():  # a verb says by ValueError what it cannot answer
-            result = signatures.call(bound, given, enter)
+            result = verb.function(subject, **options)
         if cluster.leave():
-            folder = given["out"] or pathlib.Path(run.workdir, verb.folder)
-            tell(result, folder, pictures.format)
+            tell(result, out or pathlib.Path(run.workdir, verb.folder), pictures.format)
 
     first, *others = signatures.description(asked).split("\n")
     example = ["", f"Run: python -m mha_haiku {verb.command} --workdir=..."]
-    return Command("\n".join([first, *example, *others]), options, ask)
+    said = f"Args:\n  out: Folder to write to; default: <workdir>/{verb.folder}."
+    ask.__doc__ = "\n".join([first, *example, *others, "", said])
+    return _of_function(ask)
 
 
 def _ended(entry: Command, arguments: Sequence[str]) -> int:
@@ -177,7 +174,7 @@ def _run(entry: Command, arguments: Sequence[str]) -> int | None:
         def enter(group: groups.Group) -> None:
             stack.enter_context(group.ready() or contextlib.nullcontext())
 
-        return entry.call(values, enter)
+        return signatures.call(entry.function, values, enter)
 
 
 def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> str:

@@ -6,12 +6,12 @@
 from mha_haiku.showing.sets import TextMaps
 from mha_haiku.subjects import pictures as _pictures  # noqa: F401  (shows itself)
 from mha_haiku.subjects import verbs
-from mha_haiku.subjects.answers import Circuits, Lens, Strongest
+from mha_haiku.subjects.answers import Compositions, Lens, Strongest
 from mha_haiku.subjects.opening import load, train, wrap
 from mha_haiku.subjects.subject import Subject, verb
 
 __all__ = [
-    "Circuits",
+    "Compositions",
     "Lens",
     "Strongest",
     "Subject",

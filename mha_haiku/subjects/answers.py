@@ -51,12 +51,12 @@ class Lens:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Circuits:
+class Compositions:
     """How much each head reads from every other head, from weights only.
 
     Example:
-      >>> circuits = subject.circuits("k")
-      >>> circuits.scores.shape, circuits.rows()[0]["sender_head"]
+      >>> found = subject.compositions("k")
+      >>> found.scores.shape, found.rows()[0]["sender_head"]
       ((2, 2, 2, 2), 0)
     """
 
@@ -80,7 +80,7 @@ class Circuits:
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.scores.shape))
-        return f"Circuits({self.kind}-composition, {shape})"
+        return f"Compositions({self.kind}-composition, {shape})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -140,18 +140,18 @@ def _of_lens(lens: Lens) -> Grid:
     )
 
 
-def _of_circuits(circuits: Circuits) -> Grid:
-    known = ~np.isnan(circuits.scores)
+def _of_compositions(found: Compositions) -> Grid:
+    known = ~np.isnan(found.scores)
     senders, receivers = (
         np.argwhere(known.any(others)).tolist() for others in ((2, 3), (0, 1))
     )
     if not senders:
         raise ValueError("there is no layer that reads another one.")
-    values = np.array([[circuits.scores[*a, *b] for b in receivers] for a in senders])
+    values = np.array([[found.scores[*a, *b] for b in receivers] for a in senders])
     rows, columns = (
         [f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)
     )
-    kind = circuits.kind.upper()
+    kind = found.kind.upper()
     return Grid(
         values,
         rows,
@@ -164,7 +164,7 @@ def _of_circuits(circuits: Circuits) -> Grid:
 
 
 shows(Lens, _of_lens)
-shows(Circuits, _of_circuits)
+shows(Compositions, _of_compositions)
 
 
 @shown.fragment.register

@@ -35,12 +35,9 @@ def write(
 ) -> folders.Run:
     """Makes a run of a pretrained model, in a folder that must not hold one.
 
-    Args:
-      source: The model; see `interop.load`.
-      workdir: Folder of the run.
-      sequence_length: T of the task's examples. Defaults to 128 (64 for sentences), or
-        fewer if the model has fewer positions.
-      path: The text that examples are from, see `config.data.path`.
+    `source` is as in `interop.load`. Examples have `sequence_length` positions, by
+    default 128 (64 of sentences), or fewer if the model has fewer, and are from the
+    text at `path`, see `config.data.path`.
     """
     folders.check_free(workdir)  # before the work
     run = in_memory(
@@ -61,8 +58,33 @@ def in_memory(
     path: str = "",
 ) -> folders.Run:
     """Loads a pretrained model as a run at step 0; other arguments as in `write`."""
-    name = _task_name(imported, source)
-    config = _config(imported, name, sequence_length, path)
+    name, sizes = _task_name(imported, source), interop.sizes_of(imported.params)
+    most, length = imported.config.embedding.max_length, sequence_length
+    if length is None:
+        length = min(_LENGTHS[name], most)
+    with checks.user_mistakes():
+        checks.integer_in("sequence_length", length, 4, most)
+    data: dict[str, Any] = dict(path=path, tokenizer=_TOKENIZER)
+    data["vocabulary_size"] = sizes.num_tokens
+    if name == "sentences":
+        data["held_out_fraction"] = 0.5  # nothing trains on the other half
+    config = configuration.default_config(name).replace(
+        task=dict(sequence_length=length),
+        data=data,
+        model=imported.config,
+        # For further training, from a good model and with large batches of tokens.
+        optimizer=dict(learning_rate=2e-5, warmup_steps=10),
+        training=dict(
+            steps=100,
+            batch_size=8,
+            steps_per_dispatch=10,
+            report_every=10,
+            evaluate_every=50,
+            evaluation_examples=256 if name == "sentences" else 32,
+            checkpoint_every=50,
+        ),
+        attention=dict(examples=4),
+    )
     assert imported.tokenizer is not None  # or `_task_name` has refused the model
     task = configuration.make_task(config, tasks.Kept(imported.tokenizer.to_json()))
     return folders.Run(config, task, imported.model, imported.params, 0)
@@ -108,34 +130,3 @@ def _task_name(imported: interop.Imported, source) -> str:
             f"hides them.\n{_IN_PYTHON}"
         )
     return "masked_language_model"
-
-
-def _config(imported, name, sequence_length, path) -> configuration.RunConfig:
-    """Makes the config of a run of a model."""
-    most, length = imported.config.embedding.max_length, sequence_length
-    if length is None:
-        length = min(_LENGTHS[name], most)
-    with checks.user_mistakes():
-        checks.integer_in("sequence_length", length, 4, most)
-    sizes = interop.sizes_of(imported.params)
-    data: dict[str, Any] = dict(path=path, tokenizer=_TOKENIZER)
-    data["vocabulary_size"] = sizes.num_tokens
-    if name == "sentences":
-        data["held_out_fraction"] = 0.5  # nothing trains on the other half
-    return configuration.default_config(name).replace(
-        task=dict(sequence_length=length),
-        data=data,
-        model=imported.config,
-        # For further training, from a good model and with large batches of tokens.
-        optimizer=dict(learning_rate=2e-5, warmup_steps=10),
-        training=dict(
-            steps=100,
-            batch_size=8,
-            steps_per_dispatch=10,
-            report_every=10,
-            evaluate_every=50,
-            evaluation_examples=256 if name == "sentences" else 32,
-            checkpoint_every=50,
-        ),
-        attention=dict(examples=4),
-    )

@@ -36,18 +36,8 @@ _MOST_CHANNELS = 4
 _MOST_MARKS = 5  # positions of an image that are no patches: of its class, registers
 
 
-class Reads(NamedTuple):
-    """The inputs of a wrapped model."""
-
-    # Keywords of the inputs in a mapping; the first one present counts.
-    names: tuple[str, ...] = ("inputs",)
-    has_decoder: bool = False
-    start: int | None = None  # the token in front of what a decoder writes
-    knows_lengths: bool = False  # whether it can be told the lengths of padded inputs
-
-
 class Codec(NamedTuple):
-    """Text to tokens and back; without a tokenizer there are only arrays."""
+    """Text to tokens and back, or only arrays; and what else a model reads."""
 
     encode: Callable[[str], Any] = _no_encode  # to `[T]` integers
     decode: Callable[[Sequence[int]], str] = _no_decode
@@ -55,7 +45,11 @@ class Codec(NamedTuple):
     prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
     tokenizer: tokenization.Tokenizer | None = None  # to save, where no task has it
     end_token: int | None = None  # of a text
-    reads: Reads = Reads()
+    # Of a wrapped model, the keywords of its inputs: the first one present counts.
+    names: tuple[str, ...] = ("inputs",)
+    has_decoder: bool = False
+    start: int | None = None  # the token in front of what a decoder writes
+    knows_lengths: bool = False  # whether it can be told the lengths of padded inputs
 
 
 def of_task(task: tasks.Task) -> Codec:
@@ -131,7 +125,15 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
             "inputs must be a batch of examples for a model with a decoder, which "
             "reads a target too; examples(count) gives some."
         )
-    batch, is_one = _read(subject.codec, given)
+    codec, is_one = subject.codec, False
+    if isinstance(given, tasks.Example):
+        batch = given
+    elif isinstance(given, Mapping):
+        batch = _of_mapping(codec, given)
+    elif codec.has_decoder:
+        batch, is_one = _of_pair(codec, given)
+    else:
+        batch, is_one = _batch(codec, given)
     running.check_tokens(subject.model, subject.params, batch)
     return batch, is_one
 
@@ -147,9 +149,7 @@ def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Exam
         return [batch]
     if targets and batch.decoder_inputs is None:
         batch = _with_next_tokens(subject, batch)
-    knows_lengths = (
-        subject.model.config is not None or subject.codec.reads.knows_lengths
-    )
+    knows_lengths = subject.model.config is not None or subject.codec.knows_lengths
     if knows_lengths or batch.lengths is None:
         return [batch]
     return [
@@ -180,7 +180,7 @@ def some_tokens(codec: Codec) -> tasks.Example:
     """Makes a batch of one row of tokens, to trace a model on."""
     tokens = np.zeros((1, 8), np.int32)
     batch = example(tokens)
-    return batch._replace(decoder_inputs=tokens) if codec.reads.has_decoder else batch
+    return batch._replace(decoder_inputs=tokens) if codec.has_decoder else batch
 
 
 def one(subject: "Subject", given: Any) -> tasks.Example:
@@ -230,7 +230,7 @@ def places(
     `[B, S, h, w, 3]`. Positions of log-mel features, frames 10 ms apart, are times.
     """
     features = np.asarray(batch.inputs)
-    if features.ndim == 3 and subject.codec.reads.names[0] == _SOUND:
+    if features.ndim == 3 and subject.codec.names[0] == _SOUND:
         step = features.shape[2] / 100 / size
         return tuple(f"{i * step:.2f}s" for i in range(size)), None
     if features.ndim != 4:
@@ -264,22 +264,12 @@ def kind_of(subject: "Subject", layer: int) -> str:
     return kinds[layer] if kinds else ""
 
 
-def _read(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
-    if isinstance(given, tasks.Example):
-        return given, False
-    if isinstance(given, Mapping):
-        return _of_mapping(codec, given), False
-    if codec.reads.has_decoder:
-        return _of_pair(codec, given)
-    return _batch(codec, given)
-
-
 def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
     """Makes a batch of a function's keywords, with lengths if it knows them."""
     others = {name: np.asarray(x) for name, x in given.items()}
-    name = next((name for name in codec.reads.names if name in others), None)
+    name = next((name for name in codec.names if name in others), None)
     if name is None:
-        names = " or ".join(codec.reads.names)
+        names = " or ".join(codec.names)
         raise ValueError(f"inputs must have {names}, got {checks.listed([*others])}.")
     batch = example(others.pop(name), _lengths(others, "attention_mask"))
     decoder_inputs = others.pop("decoder_input_ids", None)
@@ -303,7 +293,7 @@ def _lengths(others: dict[str, np.ndarray], name: str) -> np.ndarray | None:
 
 def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
     """Makes a batch of a source and the target that a decoder should write."""
-    if not isinstance(given, tuple) or len(given) != 2 or codec.reads.start is None:
+    if not isinstance(given, tuple) or len(given) != 2 or codec.start is None:
         raise ValueError(
             "inputs must be a tuple of source and target, or a mapping with "
             "decoder_input_ids, for a model with a decoder."
@@ -315,7 +305,7 @@ def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
             "a target must be a text or tokens for each source, got shapes "
             f"{tokens.shape} for {source.inputs.shape}."
         )
-    starts = np.full_like(tokens[:, :1], codec.reads.start)
+    starts = np.full_like(tokens[:, :1], codec.start)
     valid = np.ones(tokens.shape, np.float32)
     if lengths is not None:
         valid *= np.arange(tokens.shape[1]) < lengths[:, None]
@@ -395,17 +385,13 @@ def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
     """Takes the first examples of batches, or all if there are fewer."""
     ends = np.cumsum([len(batch.inputs) for batch in batches])
     last = min(int(np.searchsorted(ends, count)), len(batches) - 1)
-    surplus = max(0, int(ends[last]) - count)
-    return [*batches[:last], _without_last(batches[last], surplus)]
-
-
-def _without_last(batch: tasks.Example, surplus: int) -> tasks.Example:
-    size = len(batch.inputs)
+    size = len(batches[last].inputs)
+    kept = size - max(0, int(ends[last]) - count)
 
     def cut(x):  # arrays without an axis of examples stay
-        return x[: size - surplus] if np.ndim(x) and len(x) == size else x
+        return x[:kept] if np.ndim(x) and len(x) == size else x
 
-    return jax.tree.map(cut, batch) if surplus else batch
+    return [*batches[:last], jax.tree.map(cut, batches[last])]
 
 
 def joined(batches: Sequence[tasks.Example]) -> tasks.Example:

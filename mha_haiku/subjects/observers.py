@@ -20,10 +20,9 @@ from mha_haiku.core import checks, fields, models
 from mha_haiku.lab import heads
 from mha_haiku.records.heads import ROLE, Column
 from mha_haiku.showing import curves
-from mha_haiku.subjects import inputs, programs, results
+from mha_haiku.subjects import dossiers, inputs, programs, results
 from mha_haiku.subjects.subject import Subject, check_task
 from mha_haiku.subjects.verbs import dumping, generation
-from mha_haiku.training import tasks
 from mha_haiku.training.runs import (
     configuration,
     files,
@@ -45,28 +44,11 @@ class _Study(loop.Observer):
 
     _start: Callable[[int], None]  # prepares looks, from a step on
 
-    def __init__(self, training: configuration.TrainingConfig, every: int):
-        super().__init__(every)
-        self._training = training
-
-    def begin(
-        self,
-        folder: folders.Folder,
-        config: configuration.RunConfig,
-        task: tasks.Task,
-        step: int,
-    ) -> None:
+    def begin(self, folder, config, task, step) -> None:
         model = folders.make_model(config.model, task)  # in this process only
-        subject = Subject(
-            model,
-            None,
-            folder.root.resolve().name,
-            config=config,
-            task=task,
-            step=step,
-            folder=folder,
-            progress=programs.silent,
-        )
+        name = folder.root.resolve().name
+        known: dict[str, Any] = dict(config=config, task=task, step=step, folder=folder)
+        subject = Subject(model, None, name, progress=programs.silent, **known)
         self._subject, self._folder = check_task(subject, "training"), folder
         self._start(step)
 
@@ -107,7 +89,7 @@ class Timeline(_Log):
     file = "timeline"
 
     def __init__(self, training: configuration.TrainingConfig):
-        super().__init__(training, training.timeline_every)
+        super().__init__(training.timeline_every)
 
     def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
         subject = self._subject
@@ -141,8 +123,8 @@ class Samples(_Log):
     def __init__(self, training: configuration.TrainingConfig, kind: str | None):
         """Takes the result of `generation.given` for the run."""
         is_on = training.samples and kind
-        super().__init__(training, training.evaluate_every if is_on else 0)
-        self._kind = kind or ""
+        super().__init__(training.evaluate_every if is_on else 0)
+        self._training, self._kind = training, kind or ""
 
     def _start(self, step: int) -> None:
         super()._start(step)
@@ -164,18 +146,18 @@ class Samples(_Log):
     def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
         subject = self._job.subject.replace(params=params)
         job = self._job._replace(subject=subject)
-        for i, text in enumerate(generation.write(job)):
-            right = {"right": self._right[i]} if self._right else {}
-            yield {**text.record(), **right}
-            progress.tell(self._told(step, text, **right))
-
-    def _told(self, step, text, right=None) -> str:
         steps = self._training.steps
-        line = f"step {step:>{len(str(steps))}}/{steps}  sample "
-        line += f"{_quoted(text.given, is_end=right is None)} -> {_quoted(text.text)}"
-        if right is None:
-            return line
-        return f"{line} ({'right' if text.text == right else _quoted(right)})"
+        begun = f"step {step:>{len(str(steps))}}/{steps}  sample "
+        for i, text in enumerate(generation.write(job)):
+            given = _quoted(text.given, is_end=not self._right)
+            line = f"{begun}{given} -> {_quoted(text.text)}"
+            if not self._right:
+                yield text.record()
+            else:
+                right = self._right[i]
+                yield {**text.record(), "right": right}
+                line += f" ({'right' if text.text == right else _quoted(right)})"
+            progress.tell(line)
 
 
 class Snapshots(_Study):
@@ -186,13 +168,13 @@ class Snapshots(_Study):
     """
 
     def __init__(self, training: configuration.TrainingConfig, count: int):
-        super().__init__(training, training.report_every if count else 0)
+        super().__init__(training.report_every if count else 0)
         self._steps = spread(training.steps, training.report_every, count)
 
     def _start(self, step: int) -> None:
         """Removes snapshots of steps after `step`, which will be taken again."""
         snapshots = self._folder.snapshots
-        for each in dumping.steps_of(snapshots):
+        for each in dossiers.steps_of(snapshots):
             if each > step:
                 shutil.rmtree(snapshots / str(each))
 

@@ -139,7 +139,7 @@ def train_observed(
     watching = [
         observers.Timeline(training),
         observers.Snapshots(training, config.attention.snapshots),
-        observers.Samples(training, generation.given(config.model, config.task.name)),
+        observers.Samples(training, generation.given(config)),
     ]
     return loop.train(config, workdir, observers=watching, **options)
 
@@ -188,7 +188,8 @@ def wrap(
     if torch_modules.is_module(function):
         module = torch_modules.convert(function)
         function, params = module.function, module.params
-        codec = codec._replace(reads=inputs.Reads(*module[2:]))
+        names, has_decoder, start = module[2:]
+        codec = codec._replace(names=names, has_decoder=has_decoder, start=start)
         name = name or module.name
     elif not callable(function):
         raise TypeError(
@@ -196,7 +197,7 @@ def wrap(
             f"torch.nn.Module, got {type(function).__name__}."
         )
     takes_lengths = _takes_lengths(function)
-    codec = codec._replace(reads=codec.reads._replace(knows_lengths=takes_lengths))
+    codec = codec._replace(knows_lengths=takes_lengths)
     # Modules of Equinox also have leaves such as activations; only arrays are traced.
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
     arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)

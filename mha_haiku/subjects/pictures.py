@@ -10,7 +10,7 @@ import jax
 from mha_haiku.core import checks, models
 from mha_haiku.showing import markup, plotting, sets, shown
 from mha_haiku.showing.map_set import Dossier, MapSet
-from mha_haiku.subjects import observers, programs
+from mha_haiku.subjects import dossiers, observers, programs
 from mha_haiku.subjects.subject import Subject, has_task
 from mha_haiku.subjects.verbs import dumping, sweep
 from mha_haiku.training.runs import folders
@@ -59,7 +59,7 @@ def _(path: Any, compare: Any = None) -> Dossier:
     folder = folders.Folder(checks.as_path(path)).attention
     if not (folder / "maps.npz").exists():
         return sets.joined(path, compare)
-    whole = dumping.dossier(folder)
+    whole = dossiers.of_folder(folder)
     if compare is None:
         return whole
     return sets.joined(dataclasses.replace(whole.sets[-1], name=whole.title), compare)

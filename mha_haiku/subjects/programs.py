@@ -45,13 +45,10 @@ def silent(iterable: Any, **_: Any) -> Any:
 
 def compact(subject: AnySubject) -> AnySubject:
     """Scans the layers of the subject's model, where they are many and alike."""
-    if subject.config is None or subject.model.scanned is None:
+    model, params = running.compact(subject.model, subject.params)
+    if subject.config is None or model is subject.model:
         return subject
-    if subject.config.model.num_layers <= running.FEW_LAYERS:
-        return subject
-    model = subject.model.scanned
     config = subject.config.replace(model=dict(scan_layers=True))
-    params = models.stacked(subject.params)
     return subject.replace(config=config, model=model, params=params)
 
 
@@ -161,15 +158,21 @@ def batch_size(
     subject: RunSubject, examples: int, positions: int = _BATCH_POSITIONS
 ) -> int:
     """Finds how many of `examples` fit a batch of at most `positions`."""
-    with checks.user_mistakes():
-        checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
     task = subject.task
     most = max(1, positions // max(task.sequence_length, task.target_length or 0))
     return whole_batch(subject, min(examples, most))
 
 
-def batches_of(subject: Subject, examples: int, *, name: str = "") -> "Batches":
-    """Groups held-out examples in whole batches; with a name they show a bar."""
+def batches_of(
+    subject: Subject, examples: Any, *, targets: bool = True, name: str = ""
+) -> "Sequence[tasks.Example] | Batches":
+    """Makes the batches of `batches_given`, or whole batches of held-out examples.
+
+    With a name held-out batches show a bar.
+    """
+    batches = batches_given(subject, examples, targets=targets)
+    if batches is not None:
+        return batches
     subject = check_task(subject, "measuring")
     return Batches(subject, examples, batch_size(subject, examples), name)
 
@@ -199,20 +202,13 @@ def batches_given(
 def measured(
     subject: Subject, examples: Any, *, metric: str | None = None, name: str = ""
 ) -> heads.Measured:
-    """Makes the argument of the measures of `mh.heads`.
+    """Makes the argument of the measures of `mh.heads`, with a metric by its name.
 
-    Args:
-      subject: The model. A wrapped function has its own metric.
-      examples: The number of examples (held-out examples are rounded up to whole
-        batches); or inputs, such as texts, whose targets are the next tokens.
-      metric: A name, see `metric_name`. Defaults to the task's first metric.
-      name: Name of the progress bar, or "" for no bar.
+    Examples are as in `batches_of`. A wrapped function has its own metric.
     """
     model, params = subject.model, subject.params
-    batches = batches_given(subject, examples)
     metric = metric_name(subject, metric)
-    if batches is None:
-        batches = batches_of(subject, examples, name=name)
+    batches = batches_of(subject, examples, name=name)
     if metric is None or not has_task(subject):
         own = subject.metric or heads.metrics.loss
         if own is heads.metrics.loss and not np.any(next(iter(batches)).weights):
@@ -257,9 +253,7 @@ def ablation_value(subject: Subject, name: str, examples: Any) -> heads.Ablation
     with checks.user_mistakes():
         checks.choice("ablation_value", name, ABLATION_VALUES)
     if name == "mean":
-        batches = batches_given(subject, examples, targets=False)
-        if batches is None:
-            batches = batches_of(subject, examples, name="means of heads")
+        batches = batches_of(subject, examples, targets=False, name="means of heads")
         return heads.ablation_values.mean(subject.model, subject.params, batches)
     return getattr(heads.ablation_values, name)
 
@@ -275,13 +269,10 @@ def observations(
 ) -> Iterator[Any]:
     """Yields the results of a program on examples, per batch, on the host.
 
-    Args:
-      observe: A `program` of parameters and a batch; its arrays are `[B, ...]`.
-      indices: The indices of the examples.
-      batch_size: The size of all batches: the last is filled up by repeating its
-        last example, and the repetitions are dropped from the result.
-      name: Name of the progress bar.
-      examples_at: A function from indices to a batch. Defaults to `held_out`.
+    The program `observe` takes parameters and a batch, which `examples_at` makes from
+    indices, by default as `held_out` does; its arrays are `[B, ...]`. All batches have
+    one size: the last is filled up by repeating its last example, and the repetitions
+    are dropped from the result.
     """
     examples_at = examples_at or functools.partial(held_out, subject)
     starts = range(0, len(indices), batch_size)

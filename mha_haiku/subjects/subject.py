@@ -5,6 +5,7 @@ B batch, T positions.
 
 import collections
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -229,11 +230,7 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         return [Part(x.path, x.kind, x.layer, x.names) for x in known]
     if batch is None and subject.batches is not None:
         batch = subject.batches[0]
-    arguments = (
-        subject.model,
-        subject.params,
-        batch or inputs.some_tokens(subject.codec),
-    )
+    arguments = model, subject.params, batch or inputs.some_tokens(subject.codec)
     try:
         counts = running.parts(*arguments)
     except Exception as error:
@@ -244,10 +241,8 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         refuse(subject, "counting heads", why)
     kinds = running.kinds_of(*arguments) or [""] * len(counts)
     return [
-        Part(path, kind, i - kinds.index(kind), tuple(range(count)))
-        for i, (kind, (path, count)) in enumerate(
-            zip(kinds, counts.items(), strict=True)
-        )
+        Part(path, kinds[i], i - kinds.index(kinds[i]), tuple(range(count)))
+        for i, (path, count) in enumerate(counts.items())
     ]
 
 
@@ -299,11 +294,8 @@ def verb(
       >>> mh.wrap(lambda params, x: x).answer(factor=3)
       63
     """
-
-    def enter(function):
-        name = function.__name__
-        VERBS[name] = Verb(function, command, folder)
-        setattr(Subject, name, function)
-        return function
-
-    return enter if function is None else enter(function)
+    if function is None:
+        return functools.partial(verb, command=command, folder=folder)
+    VERBS[function.__name__] = Verb(function, command, folder)
+    setattr(Subject, function.__name__, function)
+    return function

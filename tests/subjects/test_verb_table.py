@@ -130,7 +130,7 @@ def _subject(kind, folder):
 CALLS = {
     "ablated": lambda s, x, y, n, out: s.ablated((0, 1)).maps(x),
     "circuit": lambda s, x, y, n, out: s.circuit(x, y, answers=(1, 2), edges=5),
-    "circuits": lambda s, x, y, n, out: s.circuits(),
+    "compositions": lambda s, x, y, n, out: s.compositions(),
     "edited": lambda s, x, y, n, out: s.edited({"*/weights": lambda w: w}).maps(x),
     "generate": lambda s, x, y, n, out: s.generate(
         "1 2 3" if s.name == "encoder-decoder" else "abc", tokens=2

@@ -167,14 +167,14 @@ def circuit(
 
 
 @verb
-def circuits(subject: Subject, kind: str = "k") -> answered.Circuits:
+def compositions(subject: Subject, kind: str = "k") -> answered.Compositions:
     """Measures how much each head reads from every other head, by weights only.
 
     It reads by its queries, keys or values, as `kind` "q", "k" or "v" says.
     """
-    check_parameters(subject, "circuits")
+    check_parameters(subject, "compositions")
     scores = heads.circuits.compositions(subject.model, subject.params, kind)
-    return answered.Circuits(kind, scores)
+    return answered.Compositions(kind, scores)
 
 
 def _pair(subject, clean, corrupted, given):

@@ -3,7 +3,6 @@
 Dimensions: N examples shown, H heads, T query positions, S key positions.
 """
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -19,8 +18,7 @@ import numpy as np
 from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
-from mha_haiku.records import Heads, Layer, archive
-from mha_haiku.records.heads import OFFSET
+from mha_haiku.records import Layer
 from mha_haiku.showing import (
     collecting,
     drawing,
@@ -30,12 +28,12 @@ from mha_haiku.showing import (
     map_set,
     page,
 )
-from mha_haiku.subjects import imported_runs, inputs, programs, results
+from mha_haiku.subjects import dossiers, imported_runs, inputs, programs
 from mha_haiku.subjects.subject import RunSubject, parts_of, refuse
-from mha_haiku.subjects.verbs import statistics
+from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import files, folders, progress
+from mha_haiku.training.runs import files, progress
 
 _logger = logging.getLogger("mha_haiku")
 _MEAN_EXAMPLES = 64  # at least
@@ -97,7 +95,7 @@ def measured(
 
     Args:
       subject: The model.
-      layers: Layers, as `statistics.chosen_layers` takes them. Defaults to all.
+      layers: Layers, as `per_head.chosen_layers` takes them. Defaults to all.
       heads: Heads of every layer. Defaults to all.
       examples: Number of held-out examples, or the indices of some. Defaults to
         `config.attention.examples`.
@@ -111,10 +109,8 @@ def measured(
       `heads.alignment` for each of `Task.alignments` (over the examples of the mean if
       there is one; NaN except in cross-attention).
     """
-    length, target_length = (
-        subject.task.sequence_length,
-        subject.task.target_length or 0,
-    )
+    length = subject.task.sequence_length
+    target_length = subject.task.target_length or 0
     if own is None:
         indices = _indices(
             subject.config.attention.examples if examples is None else examples
@@ -130,10 +126,10 @@ def measured(
     )
     num_bins = None if is_whole else subject.config.attention.pooled_size
     layer_heads = parts_of(subject)
-    layers = statistics.chosen_layers(layer_heads, layers)
+    layers = per_head.chosen_layers(layer_heads, layers)
     parts = [layer_heads[i] for i in layers]
     num_heads = subject.config.model.attention.num_heads
-    wanted = statistics.chosen("heads", heads, num_heads)
+    wanted = per_head.chosen("heads", heads, num_heads)
     # Heads are named by their index in the unpruned layer, also in a pruned one.
     chosen = [[j for j in wanted if j in layer_heads[i].names] for i in layers]
     places = [
@@ -215,8 +211,7 @@ def write_report(
     """
     folder = checks.as_path(folder)
     maps = map_set.MapSet.load(folder / "maps.npz")
-    shown = dossier(folder)
-    _, html = fitting.fitted(shown, _PAGE_BYTES, page.render)
+    _, html = fitting.fitted(dossiers.of_folder(folder), _PAGE_BYTES, page.render)
     written = []
     if drawing.is_possible():
         count = sum(bool(layer.heads) for layer in maps.layers) * len(formats)
@@ -230,66 +225,6 @@ def write_report(
         if _PICTURE.fullmatch(path.name) and path not in written:
             path.unlink()
     return [*written, files.write(folder / "index.html", html)]
-
-
-def dossier(folder: str | os.PathLike) -> map_set.Dossier:
-    """Makes a dossier of the `maps.npz` of a folder."""
-    folder = checks.as_path(folder)
-    above = folder.resolve().parents[:3]
-    root = next((x for x in above if folders.Folder(x).config.exists()), None)
-    shown = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
-    moments = _snapshots(folder / "snapshots")
-    if moments and shown.step is not None:
-        # The last of the training may be a snapshot as well.
-        moments = [moment for moment in moments if moment.step != shown.step]
-        moments.append(dataclasses.replace(shown, name=f"step {shown.step}"))
-        moments.sort(key=lambda moment: moment.step or 0)
-    else:
-        moments = [dataclasses.replace(shown, step=None)]
-    note = "The exact numbers are in maps.npz next to this page."
-    return map_set.Dossier(shown.name, tuple(moments), notes=(note,))
-
-
-def steps_of(snapshots: Path) -> list[int]:
-    """Lists the steps of the snapshots in a folder, in order."""
-    paths = snapshots.glob("*/maps.npz")
-    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
-
-
-def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
-    """Adds the importance of its heads to the set, if it was measured."""
-    if root is None or any(layer.index is None for layer in maps.layers):
-        return maps
-    path = folders.Folder(root).heads / "head_importance.npz"
-    command = results.command("head_importance", root)
-    if path.exists():
-        # What an earlier version measured is to be measured again, as of another step.
-        with contextlib.suppress(archive.FormatError):
-            found = Heads.load(path, written_by=command)
-            if found.step == maps.step:
-                columns = {**maps.columns, **found.at(maps.layers)}
-                return dataclasses.replace(maps, columns=columns)
-    return dataclasses.replace(maps, missing=(("importance", command),))
-
-
-def _snapshots(folder: Path) -> list[map_set.MapSet]:
-    """Loads the saved moments of a training, with only the numbers `aligned`."""
-    moments = []
-    for step in steps_of(folder):
-        try:
-            maps = map_set.MapSet.load(folder / str(step) / "maps.npz")
-        except archive.FormatError as error:
-            _logger.warning(f"left out: {str(error).splitlines()[0]}")
-            continue
-        known = maps.columns.items()
-        alignments = {
-            x: y for x, y in known if x not in {*attention.STATISTICS, OFFSET}
-        }
-        maps = dataclasses.replace(
-            maps, name=f"step {step}", step=step, columns=alignments
-        )
-        moments.append(maps)
-    return moments
 
 
 def _observer(subject, parts, heads_of_layers, num_bins):

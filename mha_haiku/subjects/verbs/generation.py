@@ -1,27 +1,27 @@
 """Text generation: a model continues prompts, or answers sources.
 
 B texts decoded together, t tokens of a prompt or source, n tokens of the written text,
-T positions of the training's examples.
+T positions of the training's examples, C classes.
 """
 
 import codecs
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, models, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
-from mha_haiku.subjects import anew, imported_runs, inputs, programs
+from mha_haiku.lab.heads import running
+from mha_haiku.subjects import imported_runs, inputs, programs
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
-from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import folders
+from mha_haiku.training.runs import configuration, folders
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -31,8 +31,8 @@ TEMPERATURE = 0.8  # of texts that continue a prompt
 CHUNK = 4  # tokens of a stream that come at a time, after the first
 BATCH = 64  # texts decoded together
 _MOST_TOKENS = 2**20
-_MOST_SHOWN = 64  # texts with maps
 _MOST_WIDTH = 2**10
+_TOLERANCE = 1e-3  # of logits at a position, whatever comes after it
 
 Strategy = decoding.Greedy | decoding.Sampled | decoding.Beam
 
@@ -52,30 +52,23 @@ class Text(NamedTuple):
         return self._replace(given_tokens=lists[0], tokens=lists[1])._asdict()
 
 
-def given(model: models.ModelConfig, task: str) -> str | None:
-    """Tells whether a run writes from a "prompt" or a "source", or None if it cannot.
-
-    `task` is its `config.task.name`.
-    """
+def given(config: configuration.RunConfig) -> str | None:
+    """Tells whether a run writes from a "prompt" or a "source"; None if it cannot."""
+    model, task = config.model, config.task.name
     if model.family == "encoder_decoder":
         return "source"
     is_writer = model.family == "causal" and tasks.of_name(task).continues
     return "prompt" if is_writer and model.output.logits else None
 
 
-def _given_to(subject: RunSubject) -> str | None:
-    return given(subject.config.model, subject.config.task.name)
-
-
 def check_given(subject: RunSubject, kind: str) -> None:
     """Raises ConfigError if a run does not write from a "prompt" or "source"."""
-    own, family = _given_to(subject), subject.config.model.family
+    own, family = given(subject.config), subject.config.model.family
     if own is None:
         why = f"is of family {family!r}, which writes no text"
         if family == "causal":
-            why = (
-                f"has the task {subject.task.name!r}, whose targets are no next tokens"
-            )
+            name = subject.task.name
+            why = f"has the task {name!r}, whose targets are no next tokens"
         raise ConfigError(
             f"{subject.name} {why}.\nA causal model of a text takes a prompt, "
             "an encoder_decoder takes a source."
@@ -148,9 +141,9 @@ def generate(
     """
     if subject.model.config is None:
         how = strategy("prompt", **options)
-        return anew.continued(subject, prompt, how, tokens or _ANEW, seed)
+        return _continued(subject, prompt, how, tokens or _ANEW, seed)
     subject = check_task(subject, "generate")
-    kind = _given_to(subject)
+    kind = given(subject.config)
     if kind is None:
         refuse(subject, "generate", "does not continue a text")
     how = strategy(kind, **options)
@@ -171,7 +164,7 @@ class Job(NamedTuple):
     @property
     def kind(self) -> str:
         """The kind of the given texts: "prompt" or "source"."""
-        return _given_to(self.subject) or ""
+        return given(self.subject.config) or ""
 
     def record(self, text: Text) -> dict[str, Any]:
         """Converts a text of the job, and the job's options, to JSON values."""
@@ -220,38 +213,28 @@ def job(
     return Job(subject, tuple(texts), tuple(encoded), tokens, strategy, seed)
 
 
-class Stream:
-    """Writes the text of a job of one prompt as a stream; not by a beam search.
+def stream(job: Job, tokens: list[int]) -> Iterator[str]:
+    """Yields the text of a job of one prompt in parts, as they come; not of a beam.
 
-    It yields the parts of the text as they come.
+    Its tokens, the end token too, are appended to `tokens`, for `text_of`.
     """
-
-    def __init__(self, job: Job):
-        self._job = job
-        self._tokens: list[int] = []  # with the end token
-
-    def __iter__(self) -> Iterator[str]:
-        job, task = self._job, self._job.subject.task
-        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        for (token,) in decoding.stream(
-            job.subject.model,
-            job.subject.params,
-            job.given_tokens[0][np.newaxis],
-            strategy=job.strategy,
-            max_length=len(job.given_tokens[0]) + job.tokens,
-            end_token=task.end_token,
-            key=_key(job, 0),
-            chunk=CHUNK,
-        ):
-            self._tokens.append(int(token))
-            if int(token) == task.end_token:
-                break
-            yield utf8.decode(task.piece(int(token)))
-        yield utf8.decode(b"", final=True)
-
-    def text(self) -> Text:
-        """Returns the text that has been written so far."""
-        return _text(self._job, 0, self._tokens)
+    task = job.subject.task
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    for (token,) in decoding.stream(
+        job.subject.model,
+        job.subject.params,
+        job.given_tokens[0][np.newaxis],
+        strategy=job.strategy,
+        max_length=len(job.given_tokens[0]) + job.tokens,
+        end_token=task.end_token,
+        key=_key(job, 0),
+        chunk=CHUNK,
+    ):
+        tokens.append(int(token))
+        if int(token) == task.end_token:
+            break
+        yield utf8.decode(task.piece(int(token)))
+    yield utf8.decode(b"", final=True)
 
 
 def write(job: Job, *, name: str = "") -> Iterator[Text]:
@@ -292,7 +275,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
         examples_at=np.array,
     ):
         for i, tokens, length in zip(*batch, strict=True):
-            yield _text(job, i, tokens[given_lengths[i] if is_prompt else 1 : length])
+            yield text_of(job, i, tokens[given_lengths[i] if is_prompt else 1 : length])
 
 
 def of_held_out(
@@ -311,7 +294,7 @@ def of_held_out(
     """
     task = subject.task
     examples = jax.device_get(programs.held_out(subject, indices))
-    if _given_to(subject) == "source":
+    if given(subject.config) == "source":
         pairs = zip(examples.inputs, examples.lengths, strict=True)
         rows = tuple(row[:length] for row, length in pairs)
         texts = list(map(task.question, inputs.rows_of(examples)))
@@ -324,20 +307,9 @@ def of_held_out(
     return Job(subject, tuple(texts), rows, tokens, strategy, seed), examples
 
 
-def write_attention(
-    job: Job, texts: Sequence[Text], formats: Sequence[str] = ("png",)
-) -> Path:
-    """Writes the maps of up to 64 texts into attention/generated; returns the page."""
-    if job.subject.folder is None:
-        refuse(job.subject, "write_attention", "has no folder")
-    folder, texts = job.subject.folder.attention / "generated", texts[:_MOST_SHOWN]
-    dumping.dump(job.subject, own=_example(job, texts), out=folder)
-    return dumping.write_report(folder, formats)[-1]
-
-
-def _example(job, texts) -> tasks.Example:
+def example(job: Job, texts: Sequence[Text]) -> tasks.Example:
     """Makes a batch of examples from texts, with the written tokens as targets."""
-    task = job.subject.task
+    task: Any = job.subject.task  # with a start and an end token, where it answers
     if job.kind == "prompt":
         rows = [np.concatenate([text.given_tokens, text.tokens]) for text in texts]
         read, lengths = inputs.padded(rows)
@@ -359,23 +331,12 @@ def _example(job, texts) -> tasks.Example:
     )
 
 
-def check_samples(samples: int, strategy: Strategy) -> None:
-    """Raises ConfigError where several texts of a prompt could not differ."""
-    with checks.user_mistakes():
-        checks.positive_integer("samples", samples)
-    if samples > 1 and not isinstance(strategy, decoding.Sampled):
-        raise ConfigError(
-            f"samples must be 1 without drawing, as all would be the same, got "
-            f"{samples}.\nA temperature above 0, and no beam, draws tokens."
-        )
-
-
 def _key(job, start) -> jax.Array:
     """Derives the random key of the batch that begins with a text."""
     return jax.random.fold_in(jax.random.key(job.seed), start)
 
 
-def _text(job, i, written) -> Text:
+def text_of(job: Job, i: int, written: Sequence[int] | np.ndarray) -> Text:
     """Makes text i from its tokens, cut before the end token."""
     task, written = job.subject.task, written[: job.tokens]
     tokens = np.array(task.until_end(written), np.int32)
@@ -396,11 +357,8 @@ def _with_room(
     # loss of configs/text_lm.py rises from 1.2 to 3.2 within 256 tokens, about a
     # unigram's loss. If a token sees only the T - 1 before it, the loss stays at 1.2.
     trained = subject.task.sequence_length
-    most, name, room = (
-        imported_runs.most_positions(subject.config),
-        "tokens",
-        _MOST_TOKENS,
-    )
+    most = imported_runs.most_positions(subject.config)
+    name, room = "tokens", _MOST_TOKENS
     if most is not None:
         name = f"tokens, after a prompt of {prompt} and with {most} positions,"
         room = most - prompt
@@ -452,3 +410,45 @@ def _refuse_others(name, others) -> None:
     both = [other for other, value in others.items() if value is not None]
     if both:
         raise ValueError(f"{both[0]} must be left out with {name}.")
+
+
+def _continued(
+    subject: Subject, prompt: str, strategy: Strategy, tokens: int, seed: int
+) -> str:
+    """Continues a prompt without a cache: each token takes a run over all of them."""
+    if isinstance(strategy, decoding.Beam):
+        refuse(subject, "a beam search", "keeps no cache of what it has read")
+    if not isinstance(prompt, str):
+        raise TypeError(f"prompt must be a text, got {type(prompt).__name__}.")
+    written = np.asarray(subject.codec.prompt(prompt), np.int32).tolist()
+    if not written:
+        raise ValueError("prompt must have at least one token, got none.")
+    start, key = len(written), jax.random.key(seed)
+    room = start + tokens if _is_causal(subject, written) else None
+    for i in range(tokens):
+        keys = jax.random.fold_in(key, i)[None]
+        token = int(strategy.choose(_logits(subject, written, room), keys)[0])
+        if token == subject.codec.end_token:
+            break
+        written.append(token)
+    return subject.codec.decode(written[start:])
+
+
+def _is_causal(subject, tokens) -> bool:
+    """Checks that a token after a text changes no logit of the text."""
+    alone, followed = (_logits(subject, tokens, len(tokens) + i) for i in range(2))
+    size = 1 + jnp.abs(alone).max()
+    return bool(jnp.abs(alone - followed).max() < _TOLERANCE * size)
+
+
+def _logits(subject, tokens, room: int | None) -> jax.Array:
+    """Computes the logits `[1, C]` of the token after a text, padded to a length."""
+
+    def at(params, row, place):
+        example = inputs.example(row)
+        return running.run(subject.model, params, example).logits[:, place]
+
+    program = programs.once(subject, "logits at a place", lambda: jax.jit(at))
+    row = np.zeros((1, room or len(tokens)), np.int32)
+    row[0, : len(tokens)] = tokens
+    return program(subject.params, row, len(tokens) - 1)

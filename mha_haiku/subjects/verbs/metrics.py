@@ -27,11 +27,9 @@ def metrics(subject: Subject, whole: Subject | None = None) -> dict[str, float]:
 def held_out(
     subject: RunSubject, vectors: np.ndarray | None = None
 ) -> dict[str, float]:
-    """Measures the held-out loss and accuracy of a subject.
+    """Measures what `metrics` does, with the vectors of the whole model.
 
-    For a task without targets it returns `drift`, a mean over examples, and
-    `neighbours`, the share of examples whose nearest other example stays the same, both
-    compared with the vectors of the whole model, which default to this model's.
+    They are the result of `vectors_of`, by default this model's.
     """
     vectors_now = vectors_of(subject)
     if vectors_now is not None:

@@ -8,7 +8,7 @@ L layers, H heads of a layer.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -71,16 +71,8 @@ def prune(
         return without_heads(narrow, keep)
     if keep is None and metric_drop is None:
         keep = 0.5
-    how = How(order, ablation_value, examples)
-    return shrunk(subject, "prune", 1, keep, metric_drop, keep_units, how)[-1]
-
-
-class How(NamedTuple):
-    """The way in which the order of removal is found; see `prune`."""
-
-    order: str
-    ablation_value: str
-    examples: int
+    how = keep, metric_drop, keep_units, order, ablation_value, examples
+    return shrunk(subject, "prune", 1, *how)[-1]
 
 
 @checks.user_mistakes()
@@ -91,7 +83,9 @@ def shrunk(
     keep: float | None,
     metric_drop: float | None,
     keep_units: float,
-    how: How,
+    order: str,
+    ablation_value: str,
+    examples: int,
 ) -> list[RunSubject]:
     """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
     subject = check_task(subject, verb_name)
@@ -103,20 +97,16 @@ def shrunk(
             raise ValueError(f"{name} must be a number in [0, 1], got {value!r}.")
     if not 0 < keep_units <= 1:
         raise ValueError(f"keep_units must be a number in (0, 1], got {keep_units!r}.")
-    checks.positive_integer("examples", how.examples)
-    checks.choice("order", how.order, ORDERS)
-    checks.choice("ablation_value", how.ablation_value, programs.ABLATION_VALUES)
-    narrow = without_units(subject, keep_units, examples=how.examples)
+    checks.positive_integer("examples", examples)
+    checks.choice("order", order, ORDERS)
+    checks.choice("ablation_value", ablation_value, programs.ABLATION_VALUES)
+    narrow = without_units(subject, keep_units, examples=examples)
     worst = None
     if metric_drop is not None and "loss" not in subject.task.metrics:
         # Order and end are measured on different examples: leave some room.
         worst = 1.5 * metric_drop
     ranked = order_of(
-        narrow,
-        how.order,
-        ablation_value=how.ablation_value,
-        examples=how.examples,
-        worst=worst,
+        narrow, order, ablation_value=ablation_value, examples=examples, worst=worst
     )
     fewest = 0 if keep is None else round(keep * len(ranked))
     if metric_drop is not None:
@@ -140,8 +130,6 @@ def order_of(
     The order is one of `ORDERS`, on some held-out examples. The greedy order may stop
     at the `worst` mean metric: the remaining heads are last, in no particular order.
     """
-    with checks.user_mistakes():
-        checks.choice("order", by, ORDERS)
     if by == "random":
         places = all_heads(subject)
         generator = np.random.default_rng(subject.config.seed)

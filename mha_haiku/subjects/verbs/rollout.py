@@ -26,7 +26,7 @@ from mha_haiku.records import means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
 from mha_haiku.subjects import inputs, programs, results
-from mha_haiku.subjects.subject import RunSubject, Subject, refuse, verb
+from mha_haiku.subjects.subject import Subject, refuse, verb
 from mha_haiku.training import evaluation, stepping, tasks
 
 Array = jax.Array
@@ -110,21 +110,21 @@ class Study(results.Result):
             rolled, raw = (correlations[name][:, -1] for name in ("roll-out", "raw"))
             difference = means.mean(rolled - raw)
             error = means.standard_error(rolled - raw)
-            line = (
-                f"With {what}: roll-out {means.mean(rolled):.2f}, raw attention "
-                f"{means.mean(raw):.2f} in the last layer, difference {difference:.3f} "
-                f"± {error:.3f}: "
-            )
             if self.published:
-                same = difference > 2 * error
-                line += "the same order." if same else "NOT the same order."
+                said = (
+                    "the same order" if difference > 2 * error else "NOT the same order"
+                )
             elif abs(difference) > 2 * error:
-                line += (
-                    f"{'roll-out' if difference > 0 else 'raw attention'} ranks better."
+                said = (
+                    f"{'roll-out' if difference > 0 else 'raw attention'} ranks better"
                 )
             else:
-                line += "no difference."
-            lines.append(line)
+                said = "no difference"
+            lines.append(
+                f"With {what}: roll-out {means.mean(rolled):.2f}, raw attention "
+                f"{means.mean(raw):.2f} in the last layer, difference {difference:.3f} "
+                f"± {error:.3f}: {said}."
+            )
         return "\n".join(lines)
 
     @property
@@ -178,34 +178,25 @@ def rollout(
             flow_examples = min(_FLOW_EXAMPLES, count)
         checks.integer_in("flow_examples", flow_examples, 1, count)
         checks.positive_integer("draws", draws)
-    if batches is None:
-        found = _held_out_effects(subject, count, draws)
-    else:
-        found = _effects_of(subject, batches, draws)
-    effects = [
+    found = [
         jax.tree.map(operator.itemgetter(n), batch)
-        for batch in found
+        for batch in _effects(subject, batches, count, draws)
         for n in range(len(batch["row"]))
     ]
-    flows = _flows(subject, effects[:flow_examples])
-    for effect, own_flow in zip(effects, flows, strict=False):  # flow is of fewer
-        effect["measures"]["flow"] = own_flow
-    asks = [effect for effect in effects if effect["asks"]]
+    _add_flows(subject, found[:flow_examples])
+    asks = [effect for effect in found if effect["asks"]]
     if not asks:
         raise ConfigError(f"In {count} {kind}examples no target counts.")
-    changes, drops = {}, {}
-    for name in _MEASURES:
-        measured = [effect for effect in asks if name in effect["measures"]]
-        changes[name], drops[name] = (
-            np.array(
-                [
-                    _correlations(x["measures"][name], of(x["drop"]), x["counted"])
-                    for x in measured
-                ]
-            )
-            for of in (np.abs, np.asarray)
-        )
+
+    def correlations(of):
+        found = {name: [] for name in _MEASURES}
+        for x in asks:
+            for name, scores in x["measures"].items():
+                found[name].append(_correlations(scores, of(x["drop"]), x["counted"]))
+        return {name: np.array(rows) for name, rows in found.items()}
+
     title = f"{subject.title}: means over {len(asks)} {kind}examples"
+    changes, drops = correlations(np.abs), correlations(np.asarray)
     return Study(title, changes, drops, published or {})
 
 
@@ -219,7 +210,7 @@ def summary(correlations: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _check(subject) -> None:
     config, task = subject.model.config, subject.task
-    if subject.codec.reads.has_decoder or (
+    if subject.codec.has_decoder or (
         config is not None and config.family == "encoder_decoder"
     ):
         raise ConfigError(
@@ -250,8 +241,26 @@ def _with_answers(subject, batches) -> list[tasks.Example]:
     """
     generator = np.random.default_rng(_seed(subject))
     run = jax.jit(functools.partial(running.run, subject.model))
-    answered = functools.partial(_answered, subject, run, generator)
-    return [x if _is_answered(subject, x) else answered(x) for x in batches]
+    mask = getattr(subject.task, "mask_token", None)
+    encoder = getattr(subject.task, "encoder", None)
+    special = () if encoder is None else (*encoder.before, *encoder.after)
+    answered = []
+    for batch in batches:
+        if _is_answered(subject, batch):
+            answered.append(batch)
+            continue
+        original = np.array(batch.inputs)
+        tokens = original.copy()
+        valid = np.arange(tokens.shape[1]) < np.array(inputs.lengths(batch))[:, None]
+        if mask is not None:
+            can_hide = valid & ~np.isin(tokens, special)
+            for row in np.flatnonzero(can_hide.any(1) & ~(tokens == mask).any(1)):
+                tokens[row, generator.choice(np.flatnonzero(can_hide[row]))] = mask
+        batch = batch._replace(inputs=tokens, weights=valid.astype(np.float32))
+        answers = np.asarray(run(subject.params, batch).logits.argmax(-1))
+        targets = np.where(tokens == original, answers, original).astype(np.int32)
+        answered.append(batch._replace(targets=targets))
+    return answered
 
 
 def _is_answered(subject, batch) -> bool:
@@ -269,68 +278,52 @@ def _is_answered(subject, batch) -> bool:
     return asked.size > 0 and asked.max() < logits.shape[-1]
 
 
-def _answered(subject, run, generator, batch) -> tasks.Example:
-    original, task = np.array(batch.inputs), subject.task
-    tokens = original.copy()
-    valid = np.arange(tokens.shape[1]) < np.array(inputs.lengths(batch))[:, None]
-    if (mask := getattr(task, "mask_token", None)) is not None:
-        encoder = getattr(task, "encoder", None)
-        special = () if encoder is None else (*encoder.before, *encoder.after)
-        can_hide = valid & ~np.isin(tokens, special)
-        for row in np.flatnonzero(can_hide.any(1) & ~(tokens == mask).any(1)):
-            tokens[row, generator.choice(np.flatnonzero(can_hide[row]))] = mask
-    batch = batch._replace(inputs=tokens)
-    answers = np.asarray(run(subject.params, batch).logits.argmax(-1))
-    targets = np.where(tokens == original, answers, original).astype(np.int32)
-    return batch._replace(targets=targets, weights=valid.astype(np.float32))
-
-
-def _held_out_effects(subject, count, draws) -> Iterator[dict[str, Any]]:
-    batch_size = _BATCH_POSITIONS // subject.task.sequence_length**2
-    data = jax.device_put(subject.task.held_out_data)
-    program = jax.jit(functools.partial(look, subject, draws))
-    return programs.observations(
-        subject,
-        lambda params, indices: program(params, data, indices),
-        range(count),
-        batch_size=max(1, min(count, batch_size)),
-        name=_NAME,
-        examples_at=functools.partial(np.array, dtype=np.int32),
-    )
-
-
-def _effects_of(subject, batches, draws) -> Iterator[dict[str, Any]]:
-    """Yields the results of `look` on batches, on the host."""
-    if subject.task is None:  # there is no other vocabulary
+def _effects(subject, batches, count, draws) -> Iterator[dict[str, Any]]:
+    """Yields the results of `effects` on batches, or on held-out ones, on the host."""
+    task = subject.task
+    if task is None:  # there is no other vocabulary
         stand_ins = np.unique(np.concatenate([np.ravel(x.inputs) for x in batches]))
         if len(stand_ins) < 2:
             raise ValueError("examples must have two different tokens at least.")
     else:
-        stand_ins = _stand_ins(subject.task)
-    program = jax.jit(functools.partial(_effects, subject, stand_ins, draws))
+        stand_ins = _stand_ins(task)
+    program = jax.jit(functools.partial(effects, subject, stand_ins, draws))
+    if task is not None and batches is None:
+        batch_size = _BATCH_POSITIONS // task.sequence_length**2
+        data, seed = jax.device_put(task.held_out_data), _seed(subject)
+
+        @jax.jit
+        def of_indices(data, indices):
+            return evaluation.held_out_batch(task, seed, data, indices), indices
+
+        yield from programs.observations(
+            subject,
+            program,
+            range(count),
+            batch_size=max(1, min(count, batch_size)),
+            name=_NAME,
+            examples_at=lambda indices: of_indices(data, np.array(indices, "i4")),
+        )
+        return
     first = 0
     for batch in subject.progress(batches, name=_NAME, unit="batch"):
         indices = np.arange(first, first + len(batch.inputs))
         first += len(indices)
-        keys = _keys(_seed(subject), indices)
-        yield jax.device_get(program(subject.params, batch, keys))
+        yield jax.device_get(program(subject.params, (batch, indices)))
 
 
 def _seed(subject) -> int:
     return 0 if subject.config is None else subject.config.seed
 
 
-def _flows(subject, effects):
-    """Returns the flows of examples, each `[L, T]`."""
+def _add_flows(subject, found):
+    """Adds the flows `[L, T]` to the measures of examples."""
     make_maps = jax.jit(functools.partial(_maps, subject))
-    flows = []
-    for effect in subject.progress(effects, name="flow", unit="example"):
+    for effect in subject.progress(found, name="flow", unit="example"):
         example = jax.tree.map(lambda x: x[None], effect["example"])
         maps, row = make_maps(subject.params, example), int(effect["row"])
-        flows.append(
-            np.array([flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))])
-        )
-    return flows
+        flows = [flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))]
+        effect["measures"]["flow"] = np.array(flows)
 
 
 def _maps(subject, params, example) -> Sequence[attention.AttentionMap]:
@@ -352,34 +345,34 @@ def _correlations(scores, importance, counted) -> np.ndarray:
         return np.corrcoef(ranks)[-1, :-1]
 
 
-def look(
-    subject: RunSubject, draws: int, params: Any, data: Any, indices: Array
+def effects(
+    subject: Subject,
+    stand_ins: np.ndarray,
+    draws: int,
+    params: Any,
+    batch: tuple[tasks.Example, Array],
 ) -> dict[str, Any]:
-    """Computes the effect of each input and the measures, of held-out examples.
+    """Computes the effect of each input, and the measures, of indexed examples.
 
     Under jit. Returns `example`; `row [N]`, the position of the answer; `asks [N]`,
     whether there is one; `counted [N, T]`, the inputs to rank; `drop [N, T]`; and
     `measures`, `[N, L, T]` by name, for the first 1 to L layers.
     """
-    example = evaluation.held_out_batch(
-        subject.task, subject.config.seed, data, indices
-    )
-    keys = _keys(subject.config.seed, indices)
-    stand_ins = _stand_ins(subject.task)
-    return _effects(subject, stand_ins, draws, params, example, keys)
-
-
-def _keys(seed, indices) -> Array:
-    key = jax.random.fold_in(stepping.stream(seed, "held_out"), np.uint32(_QUESTIONS))
-    return jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
-
-
-def _effects(subject, stand_ins, draws, params, example, keys) -> dict[str, Any]:
+    example, indices = batch
+    key = stepping.stream(_seed(subject), "held_out")
+    key = jax.random.fold_in(key, np.uint32(_QUESTIONS))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
     row, asks = jax.vmap(functools.partial(_question, subject.task))(keys, example)
     blanks = jax.vmap(functools.partial(_blanks, stand_ins, draws))(
         keys, example.inputs
     )
-    measures = _measures(subject, params, example, row)
+    maps, rows = _maps(subject, params, example), row[:, None]
+    raw = [rolled_out([layer], rows, residual=0.0) for layer in maps]
+    measures = {"raw": raw, "roll-out": rolled_out(maps, rows, per_layer=True)}
+    measures = {
+        name: jnp.moveaxis(jnp.asarray(x)[:, :, 0], 0, 1)
+        for name, x in measures.items()
+    }
     counted = _counted(subject, example, row)
     if subject.model.config is None:  # its attention shows whether it is causal
         counted &= measures["roll-out"][:, -1] > 0
@@ -394,11 +387,7 @@ def _effects(subject, stand_ins, draws, params, example, keys) -> dict[str, Any]
 
 
 def drops(
-    subject: Subject,
-    params: Any,
-    example: tasks.Example,
-    row: Array,
-    blanks: Array,
+    subject: Subject, params: Any, example: tasks.Example, row: Array, blanks: Array
 ) -> Array:
     """Measures how much the probability of the right answer falls without each input.
 
@@ -410,7 +399,8 @@ def drops(
     def probability(inputs):
         replaced = example._replace(inputs=inputs)
         logits = running.run(subject.model, params, replaced).logits
-        return jnp.exp(_answer(row, jax.nn.log_softmax(logits), example))
+        places = jnp.arange(len(row)), row, example.targets[jnp.arange(len(row)), row]
+        return jnp.exp(jax.nn.log_softmax(logits)[places])
 
     def per_draw(blanks):
         def without(s):
@@ -421,26 +411,6 @@ def drops(
 
     blanked = jax.lax.map(per_draw, blanks).mean(0)  # [T, N]
     return (probability(example.inputs)[None] - blanked).T
-
-
-def _measures(subject, params, example, row):
-    """Returns the scores of the inputs by each measure, `[N, L, T]` by name."""
-    maps, rows = _maps(subject, params, example), row[:, None]
-    measures = {
-        "raw": [rolled_out([layer], rows, residual=0.0) for layer in maps],
-        "roll-out": rolled_out(maps, rows, per_layer=True),
-    }
-    return {
-        name: jnp.moveaxis(jnp.asarray(x)[:, :, 0], 0, 1)
-        for name, x in measures.items()
-    }
-
-
-def _answer(row, logits, example):
-    """Returns the logit of the right answer at the row of each example, `[N]`."""
-    return jax.vmap(lambda x, t, targets: x[t, targets[t]])(
-        logits, row, example.targets
-    )
 
 
 def _question(task, key, example):

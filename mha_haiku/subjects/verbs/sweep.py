@@ -165,12 +165,12 @@ def sweep(
       baseline: Another order to compare with in a sweep: random.
       sizes: Number of models of a sweep, at most, next to the whole one.
     """
-    how = pruning.How(order, ablation_value, examples)
+    how = keep, metric_drop, keep_units, order, ablation_value, examples
     with checks.user_mistakes():
         if baseline is not None:
             checks.choice("baseline", baseline, pruning.ORDERS)
         checks.positive_integer("sizes", sizes)
-    found = pruning.shrunk(subject, "sweep", sizes, keep, metric_drop, keep_units, how)
+    found = pruning.shrunk(subject, "sweep", sizes, *how)
     measured = points(found)
     count = len(pruning.all_heads(found[0]))
     title = f"{subject.title}: {count} heads, order by {order}"

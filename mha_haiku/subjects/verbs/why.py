@@ -116,10 +116,12 @@ def strongest(
     batches = batches or [subject.examples(examples)]
     path = part_with(parts_of(subject, batches[0]), layer, head)
     kind = given.kind_of(subject, layer)
-    program, places = _strongest(subject.model, path), []
+    program = _strongest(subject.model, path)
+    found: list[tuple[np.ndarray, ...]] = []  # queries, keys and weights of batches
+    texts: tuple[list, list] = [], []  # of the sides of maps
     for batch in batches:
-        found = program(subject.params, batch)
-        weights, keys = (np.asarray(x)[:, head] for x in found)
+        largest = program(subject.params, batch)
+        weights, keys = (np.asarray(x)[:, head] for x in largest)
         if len(keys) != len(batch.inputs):
             why = "has windows of its inputs as rows, whose places are not known"
             refuse(subject, "strongest", why)
@@ -127,19 +129,16 @@ def strongest(
         sees = keys[..., -1] >= 0
         valid = running.valid(sees.shape[1], batch, running.kind_of(path))
         values = np.where(sees & np.asarray(valid), weights, -np.inf)
-        sides = [
-            side or [()] * len(values) for side in given.labels(subject, batch, kind)
-        ]
-        for i, query in enumerate(values.argmax(-1)):
-            texts = [side[i] for side in sides]
-            places.append((query, keys[i, query, 0], values[i, query], *texts))
-    best = np.array([place[2] for place in places])
-    order = np.argsort(-best, kind="stable")
-    order = order[np.isfinite(best[order])][:count]
-    chosen = zip(*(places[i] for i in order), strict=True) if len(order) else [()] * 5
-    queries, keys, weights, *texts = chosen
-    tokens, key_tokens = (side if any(side) else () for side in texts)
-    queries, keys, weights = map(np.array, (queries, keys, weights))
+        best, n = values.argmax(-1), np.arange(len(values))
+        found.append((best, keys[n, best, 0], values[n, best]))
+        for side, known in zip(texts, given.labels(subject, batch, kind), strict=True):
+            side.extend(known or [()] * len(values))
+    queries, keys, weights = map(np.concatenate, zip(*found, strict=True))
+    order = np.argsort(-weights, kind="stable")
+    order = order[np.isfinite(weights[order])][:count]
+    queries, keys, weights = (x[order] for x in (queries, keys, weights))
+    sides = (tuple(side[i] for i in order) for side in texts)
+    tokens, key_tokens = (side if any(side) else () for side in sides)
     return answers.Strongest(
         layer, head, order, queries, keys, weights, tokens, key_tokens
     )

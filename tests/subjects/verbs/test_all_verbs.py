@@ -54,7 +54,7 @@ CALLS = {
 # Whose examples devices share.
 SHARED = ("importance", "measured", "metrics", "roles", "show", "statistics")
 REFUSING = {
-    "circuits": lambda x, folder: x.circuits(),
+    "compositions": lambda x, folder: x.compositions(),
     "learn_gates": lambda x, folder: x.learn_gates(folder, penalty=0.1, steps=1),
     "prune": lambda x, folder: x.prune(0.5),
     "reads": lambda x, folder: x.reads(2),

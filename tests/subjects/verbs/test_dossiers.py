@@ -12,7 +12,7 @@ from mha_haiku import heads, records
 from mha_haiku.records import Layer, archive
 from mha_haiku.showing import sets
 from mha_haiku.showing.map_set import MapSet
-from mha_haiku.subjects import results
+from mha_haiku.subjects import dossiers, results
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.runs import folders
@@ -71,7 +71,7 @@ def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
 
 
 def test_numbers_are_those_that_were_computed(trained):
-    shown = dumping.dossier(trained / "attention").check()
+    shown = dossiers.of_folder(trained / "attention").check()
     (maps,) = shown.sets
     assert maps.missing[0][0] == "importance"
     assert f"--workdir={trained}" in maps.missing[0][1]
@@ -90,12 +90,12 @@ def test_numbers_are_those_that_were_computed(trained):
     result = results.HeadResult("", layers, numbers, 30, file_name="head_importance")
     written = folders.Folder(trained).heads
     result.save(written)
-    (maps,) = dumping.dossier(trained / "attention").sets
+    (maps,) = dossiers.of_folder(trained / "attention").sets
     assert maps.missing == ()
     np.testing.assert_array_equal(maps.columns["ablation"].mean, [[1, 2], [3, 4]])
     # Of another step it says nothing of these maps.
     dataclasses.replace(result, step=20).save(written)
-    (maps,) = dumping.dossier(trained / "attention").sets
+    (maps,) = dossiers.of_folder(trained / "attention").sets
     assert "ablation" not in maps.columns and maps.missing
 
 
@@ -106,7 +106,7 @@ def test_files_of_earlier_versions_are_left_out(trained, monkeypatch, tmp_path, 
         earlier.setattr(archive, "FORMAT", 2)
         archive.save(tmp_path / "heads" / "head_importance.npz", maps.heads)
         archive.save(tmp_path / "attention" / "snapshots" / "1" / "maps.npz", maps)
-    (shown,) = dumping.dossier(tmp_path / "attention").sets
+    (shown,) = dossiers.of_folder(tmp_path / "attention").sets
     assert shown.missing[0][0] == "importance"
     assert "snapshots/1/maps.npz is not in format 3" in caplog.text
 

@@ -63,32 +63,37 @@ def _job(subject, *prompts, strategy=None, **options):
     return generation.job(subject, "prompt", prompts, strategy, **options)
 
 
+def _streamed(job):
+    tokens = []
+    parts = list(generation.stream(job, tokens))
+    return parts, generation.text_of(job, 0, tokens)
+
+
 def test_a_stream_never_shows_half_a_character(writer, monkeypatch):
     pytest.importorskip("tokenizers")
     subject = writer("bpe")
     text = "é🙂a\nüz"
     tokens = subject.task.encode(text)
     monkeypatch.setattr(decoding, "stream", lambda *_, **__: iter(tokens[:, None]))
-    stream = generation.Stream(_job(subject, "ab", tokens=len(tokens)))
-    parts = list(stream)
+    parts, streamed = _streamed(_job(subject, "ab", tokens=len(tokens)))
     assert len(parts) == len(tokens) + 1 and parts.count("") > 3
-    assert "".join(parts) == stream.text().text == text
+    assert "".join(parts) == streamed.text == text
     assert set("".join(parts)) == set(text)  # no part is replaced
     # A text that ends inside of a character says so.
     monkeypatch.setattr(decoding, "stream", lambda *_, **__: iter(tokens[:3, None]))
-    stream = generation.Stream(_job(subject, "ab"))
-    assert "".join(stream) == stream.text().text == "é\N{REPLACEMENT CHARACTER}"
+    parts, streamed = _streamed(_job(subject, "ab"))
+    assert "".join(parts) == streamed.text == "é\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.slow
 def test_a_text_is_the_same_streamed_and_written_beside_others(writer):
     subject = writer()
-    alone = generation.Stream(_job(subject, "aé b", tokens=9))
-    assert "".join(alone) == alone.text().text
+    parts, alone = _streamed(_job(subject, "aé b", tokens=9))
+    assert "".join(parts) == alone.text
     together = list(generation.write(_job(subject, "aé b", "c", tokens=9)))
     assert [text.given for text in together] == ["aé b", "c"]
-    assert together[0].text == alone.text().text
-    np.testing.assert_array_equal(together[0].tokens, alone.text().tokens)
+    assert together[0].text == alone.text
+    np.testing.assert_array_equal(together[0].tokens, alone.tokens)
     assert [len(text.tokens) for text in together] == [9, 9]
     # A prompt is gone on with by the likeliest tokens.
     row = np.concatenate([together[1].given_tokens, together[1].tokens])[None, :T]

@@ -17,7 +17,7 @@ from mha_haiku.records import Layer
 from mha_haiku.showing import collecting
 from mha_haiku.subjects import programs
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import statistics
+from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import evaluation
 from mha_haiku.training.runs import folders
 from tests import oracles
@@ -90,7 +90,7 @@ def _oracle(loaded, count):
 
 @pytest.mark.slow
 def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
-    table = statistics.statistics(Subject.of_folder(untrained), examples=N)
+    table = per_head.statistics(Subject.of_folder(untrained), examples=N)
     path, picture, _ = table.save(tmp_path / "new" / "folder")
     assert picture.name == "head_statistics.png"
     assert path == tmp_path / "new" / "folder" / "head_statistics.csv"
@@ -121,10 +121,10 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
 
 @pytest.mark.slow
 def test_many_layers_are_measured_as_they_run(untrained, monkeypatch):
-    wanted = statistics.statistics(Subject.of_folder(untrained), examples=N).numbers
+    wanted = per_head.statistics(Subject.of_folder(untrained), examples=N).numbers
     monkeypatch.setattr(running, "FEW_LAYERS", 1)
     assert programs.compact(Subject.of_folder(untrained)).config.model.scan_layers
-    found = statistics.statistics(Subject.of_folder(untrained), examples=N).numbers
+    found = per_head.statistics(Subject.of_folder(untrained), examples=N).numbers
     assert found.keys() == wanted.keys()
     for name, numbers in found.items():
         np.testing.assert_allclose(numbers.mean, wanted[name].mean, rtol=1e-5)
@@ -133,7 +133,7 @@ def test_many_layers_are_measured_as_they_run(untrained, monkeypatch):
 @pytest.mark.slow
 def test_padding_and_empty_examples_do_not_count(of_task):
     loaded = of_task(Padded())
-    table = statistics.statistics(Subject.of_folder("anywhere"), examples=40)
+    table = per_head.statistics(Subject.of_folder("anywhere"), examples=40)
     expected, example = _oracle(loaded, 40)
     lengths = np.asarray(example.lengths)
     assert {0, T} <= set(lengths.tolist())
@@ -149,9 +149,9 @@ def test_padding_and_empty_examples_do_not_count(of_task):
 @pytest.mark.slow
 def test_batches_change_nothing(of_task, monkeypatch):
     of_task(Padded())
-    whole = statistics.statistics(Subject.of_folder("anywhere"), examples=N)
-    monkeypatch.setattr(statistics, "_BATCH_POSITIONS", 3 * T + 1)
-    in_parts = statistics.statistics(Subject.of_folder("anywhere"), examples=N)
+    whole = per_head.statistics(Subject.of_folder("anywhere"), examples=N)
+    monkeypatch.setattr(per_head, "_BATCH_POSITIONS", 3 * T + 1)
+    in_parts = per_head.statistics(Subject.of_folder("anywhere"), examples=N)
     for name, each in whole.numbers.items():
         np.testing.assert_allclose(in_parts.numbers[name].mean, each.mean, 1e-5, 1e-6)
 
@@ -159,7 +159,7 @@ def test_batches_change_nothing(of_task, monkeypatch):
 @pytest.mark.slow
 def test_features_have_no_tokens_to_compare(of_task):
     of_task(Features())
-    table = statistics.statistics(Subject.of_folder("anywhere"), examples=N)
+    table = per_head.statistics(Subject.of_folder("anywhere"), examples=N)
     assert not {"same_token", "induction"} & set(table)
     assert np.isfinite(table.numbers["entropy"].mean).all()
 
@@ -167,7 +167,7 @@ def test_features_have_no_tokens_to_compare(of_task):
 @pytest.mark.slow
 def test_one_example_has_no_standard_error(of_task, tmp_path):
     of_task(Features())
-    table = statistics.statistics(Subject.of_folder("anywhere"), examples=1, layers=[1])
+    table = per_head.statistics(Subject.of_folder("anywhere"), examples=1, layers=[1])
     assert all(np.isnan(x.standard_error).all() for x in table.numbers.values())
     path, *_ = table.save(tmp_path)
     with path.open(newline="") as file:
@@ -213,7 +213,7 @@ def test_layers_may_have_different_numbers_of_heads():
 )
 def test_what_is_not_there_is_refused(untrained, options, message):
     with pytest.raises(ConfigError, match=message):
-        statistics.statistics(Subject.of_folder(untrained), **options)
+        per_head.statistics(Subject.of_folder(untrained), **options)
 
 
 @pytest.mark.slow
@@ -225,4 +225,4 @@ def test_a_model_that_attends_to_nothing_is_refused(of_task, monkeypatch):
     with pytest.raises(
         ConfigError, match="In 2 held-out examples every query is fully masked"
     ):
-        statistics.statistics(Subject.of_folder("anywhere"), examples=2)
+        per_head.statistics(Subject.of_folder("anywhere"), examples=2)

@@ -17,10 +17,9 @@ from mha_haiku.subjects import observers, programs
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
     gate_learning,
-    importance,
+    per_head,
     pruning,
     saving,
-    statistics,
     sweep,
 )
 from mha_haiku.training import stepping
@@ -77,7 +76,7 @@ PLACES = [
 
 @pytest.mark.slow
 def test_statistics_of_cross_heads_are_those_of_their_weights(subject):
-    found = statistics.statistics(subject, examples=N)
+    found = per_head.statistics(subject, examples=N)
     kinds_and_layers = list(zip(KINDS, LAYERS, strict=True))
     assert [(x.kind, x.number) for x in found.layers] == kinds_and_layers
     run = subject
@@ -109,7 +108,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(subject):
 
 @pytest.mark.slow
 def test_importance_is_by_kind_layer_and_head(subject, tmp_path):
-    found = importance.importance(subject, examples=4, measures=["confidence"])
+    found = per_head.importance(subject, examples=4, measures=["confidence"])
     path, picture, _ = found.save(tmp_path)
     rows = _rows(path.read_text())
     assert _places(rows) == PLACES

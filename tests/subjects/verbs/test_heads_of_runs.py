@@ -13,7 +13,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import drawing
 from mha_haiku.subjects import observers, programs
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import importance
+from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import evaluation
 from mha_haiku.training.runs import files, folders, loop
 
@@ -21,7 +21,7 @@ from mha_haiku.training.runs import files, folders, loop
 @pytest.mark.slow
 def test_measures_of_a_run_are_written_and_shown(trained, tmp_path):
     folder = trained()
-    found = importance.importance(
+    found = per_head.importance(
         Subject.of_folder(folder), examples=9, metric="accuracy"
     )
     assert list(found) == list(heads.MEASURES)
@@ -65,7 +65,7 @@ def test_a_measure_is_one_function_that_everything_finds(
     monkeypatch.setattr(heads, "MEASURES", measures)
     heads.importance._offered("furlongs", "how far it is")(nothing)
     subject = Subject.of_folder(trained())
-    found = importance.importance(subject, examples=2, measures=["nothing"])
+    found = per_head.importance(subject, examples=2, measures=["nothing"])
     text, csv_file, picture, _ = found.text(), *found.save(tmp_path)
     for each in (text, found._repr_html_()):
         assert "nothing" in each and "furlongs" in each and "how far it is" in each
@@ -81,7 +81,7 @@ def test_a_measure_is_one_function_that_everything_finds(
     assert commands.run(["dump_attention", f"--workdir={folder}"]) == 0
     page = (folder / "attention" / "index.html").read_text()
     assert '"how far it is"' in page and '"furlongs"' in page
-    other = importance.importance(subject, examples=2, measures=["confidence"])
+    other = per_head.importance(subject, examples=2, measures=["confidence"])
     assert picture.read_bytes() != drawing.content(other.picture)
 
 
@@ -109,7 +109,7 @@ def test_ablated_heads_pass_on_what_is_asked_for(trained):
     mean = heads.ablation_values.mean(run.model, run.params, of.batches)
     wanted = heads.ablation(of, ablation_value=mean).mean
     options = {"examples": 4, "measures": ["ablation"]}
-    found = importance.importance(
+    found = per_head.importance(
         Subject.of_folder(folder), ablation_value="mean", **options
     )
     np.testing.assert_allclose(found["ablation"].mean, wanted, atol=1e-6)
@@ -133,7 +133,7 @@ def test_ablated_heads_pass_on_what_is_asked_for(trained):
 )
 def test_what_cannot_be_measured_is_refused(trained, options, message):
     with pytest.raises(ConfigError, match=message):
-        importance.importance(Subject.of_folder(trained()), **options)
+        per_head.importance(Subject.of_folder(trained()), **options)
 
 
 def test_runs_of_two_seeds_that_share_a_model_have_examples_of_their_own(trained):

@@ -12,6 +12,7 @@ from mha_haiku import attention, runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.showing.map_set import MapSet
+from mha_haiku.subjects import dossiers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import stepping
@@ -103,7 +104,7 @@ def test_maps_of_each_kind_are_those_of_the_model(made, saved):
 
 @pytest.mark.slow
 def test_the_share_of_aligned_rows_is_that_of_brute_force(made, saved):
-    shown = dumping.dossier(made / "attention")
+    shown = dossiers.of_folder(made / "attention")
     number = shown.sets[0].columns["aligned"]
     run = folders.load_run(made)
     count = int(re.fullmatch(r"mean of (\d+) examples", saved.mean.name)[1])
@@ -178,7 +179,7 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
         by_hand = np.add.reduceat(by_hand, target[:-1], axis=-2)
         count = np.maximum(np.add.reduceat(sees, target[:-1], axis=-2, dtype=int), 1)
         np.testing.assert_allclose(one.weights[3], by_hand / count, atol=2e-3)
-    dumping.dossier(tmp_path).check()
+    dossiers.of_folder(tmp_path).check()
 
 
 @pytest.mark.slow

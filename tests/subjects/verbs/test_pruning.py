@@ -14,9 +14,9 @@ from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
     dumping,
     metrics,
+    per_head,
     pruning,
     saving,
-    statistics,
     sweep,
 )
 from mha_haiku.training.runs import folders, loop
@@ -45,7 +45,7 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
     names = [layer.names for layer in models.heads_of_layers(run.config.model)]
     assert [list(x) for x in names] == half.keep
     # It is looked at like any other, and its heads keep their names.
-    measured = statistics.statistics(Subject.of_folder(out), examples=3)
+    measured = per_head.statistics(Subject.of_folder(out), examples=3)
     there = ~np.isnan(measured.numbers["entropy"].mean)
     wanted = np.zeros_like(there)
     for layer, names in enumerate(half.keep):

@@ -69,9 +69,10 @@ def _looked(loaded, draws=8):
     """Returns what is found of the first examples; of one task once."""
     name = loaded.task.name, draws
     if name not in _FOUND:
-        indices = np.arange(N, dtype=np.int32)
-        look = functools.partial(rollouts.look, loaded, draws)
-        _FOUND[name] = jax.device_get(jax.jit(look)(loaded.params, (), indices))
+        batch = _held_out(loaded), np.arange(N, dtype=np.int32)
+        stand_ins = rollouts._stand_ins(loaded.task)
+        effects = functools.partial(rollouts.effects, loaded, stand_ins, draws)
+        _FOUND[name] = jax.device_get(jax.jit(effects)(loaded.params, batch))
     return jax.tree.map(np.copy, _FOUND[name])
 
 

@@ -33,7 +33,7 @@ def config_of(make_config):
 
 
 def _samples(config):
-    kind = generation.given(config.model, config.task.name)
+    kind = generation.given(config)
     return Samples(config.training, kind)
 
 

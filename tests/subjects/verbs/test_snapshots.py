@@ -6,7 +6,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.showing.map_set import MapSet
-from mha_haiku.subjects import observers
+from mha_haiku.subjects import dossiers, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.runs import folders
@@ -47,7 +47,7 @@ def _assert_same(found, wanted):
 
 def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):
     config, folder = watched
-    assert dumping.steps_of(folder.snapshots) == [5, 10, 30]
+    assert dossiers.steps_of(folder.snapshots) == [5, 10, 30]
     subject = Subject.of_folder(folder.root, 10)
     path = dumping.dump(subject, out=tmp_path, means=False, devices=DEVICES)
     snapshot, maps = _saved(folder, 10), MapSet.load(path)
@@ -72,7 +72,7 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
     ]
     with pytest.raises(RuntimeError):
         runs.train(config, tmp_path, observers=watching, devices=DEVICES)
-    assert dumping.steps_of(folder.snapshots) == [5, 10, 15, 20, 25]
+    assert dossiers.steps_of(folder.snapshots) == [5, 10, 15, 20, 25]
     before = (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns
 
     runs.train(
@@ -81,7 +81,7 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
         observers=[observers.Snapshots(config.training, config.attention.snapshots)],
         devices=DEVICES,
     )
-    assert dumping.steps_of(folder.snapshots) == [5, 10, 15, 20, 25, 30]
+    assert dossiers.steps_of(folder.snapshots) == [5, 10, 15, 20, 25, 30]
     assert (folder.snapshots / "20" / "maps.npz").stat().st_mtime_ns == before
     for step in (10, 30):
         expected = vars(_saved(whole, step)) | {"name": None}
@@ -91,6 +91,6 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
 def test_snapshots_are_the_steps_of_a_dossier(watched):
     _, folder = watched
     dumping.dump(Subject.of_folder(folder.root), devices=DEVICES)
-    shown = dumping.dossier(folder.attention)
+    shown = dossiers.of_folder(folder.attention)
     assert [each.step for each in shown.sets] == [5, 10, 30]
     assert shown.sets[-1].columns and not shown.sets[0].heads.numbers

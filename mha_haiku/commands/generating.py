@@ -1,4 +1,4 @@
-"""`generate`."""
+"""The command `generate`: texts as a stream or in batches, and their scores."""
 
 import functools
 import time
@@ -11,8 +11,10 @@ from mha_haiku.commands.table import command
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
-from mha_haiku.subjects.verbs import answering, generation
+from mha_haiku.subjects.verbs import answering, dumping, generation
 from mha_haiku.training.runs import files, folders, progress
+
+_MOST_SHOWN = 64  # texts with maps
 
 
 @command
@@ -61,11 +63,18 @@ def generate(
         examples=examples,
     )
     strategy = generation.strategy(kind, **options)
-    generation.check_samples(samples, strategy)
+    with checks.user_mistakes():
+        checks.positive_integer("samples", samples)
+    if samples > 1 and not isinstance(strategy, decoding.Sampled):
+        raise ConfigError(
+            f"samples must be 1 without drawing, as all would be the same, got "
+            f"{samples}.\nA temperature above 0, and no beam, draws tokens."
+        )
     if examples is not None and samples > 1:
         raise ConfigError("--samples needs --prompt or --source: leave it out.")
     subject = run.subject()
-    kept = folders.Folder(checks.as_path(run.workdir)).generated
+    folder = folders.Folder(checks.as_path(run.workdir))
+    kept = folder.generated
     if examples is not None:
         result = answering.score(subject, examples, strategy, tokens=tokens, seed=seed)
         job, texts = result.job, result.texts
@@ -84,8 +93,10 @@ def generate(
             texts = [_write_one(job, log)] if is_alone else _write(job, log)
     print(f"Kept in: {kept}")
     if attention:
-        maps = generation.write_attention(job, texts, pictures.format)
-        print(f"Attention maps: {maps}")
+        shown = generation.example(job, texts[:_MOST_SHOWN])
+        maps = dumping.dump(job.subject, own=shown, out=folder.attention / "generated")
+        page = dumping.write_report(maps.parent, pictures.format)[-1]
+        print(f"Attention maps: {page}")
 
 
 def _given(**flags: str | int | None) -> tuple[str, Sequence[str]]:
@@ -138,8 +149,8 @@ def _write(job, log) -> list:
 
 def _write_one(job, log):
     """Writes, prints and stores a text as a stream; returns it."""
-    stream, times = generation.Stream(job), [time.perf_counter()]
-    parts = iter(stream)
+    tokens, times = [], [time.perf_counter()]
+    parts = generation.stream(job, tokens)
     try:
         with progress.during("compiling"):
             first = next(parts, "")
@@ -149,7 +160,7 @@ def _write_one(job, log):
             print(part, end="", flush=True)
             times.append(time.perf_counter())
     finally:  # an interrupted text is kept as well
-        text = stream.text()
+        text = generation.text_of(job, 0, tokens)
         log.append(job.record(text))
         print(flush=True)
     count, begun = len(text.tokens), 1 + generation.CHUNK  # both programs are compiled
