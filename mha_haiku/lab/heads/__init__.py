@@ -33,7 +33,11 @@ from mha_haiku.lab.heads.edge_measures import (
     strongest,
     with_edges,
 )
-from mha_haiku.lab.heads.head_circuits import circuit_of_heads, with_head_edges
+from mha_haiku.lab.heads.head_circuits import (
+    circuit_of_heads,
+    path_patching,
+    with_head_edges,
+)
 from mha_haiku.lab.heads.head_weights import (
     HeadWeights,
     token_embedding,
@@ -51,13 +55,7 @@ from mha_haiku.lab.heads.importance import (
     unit_gradient,
 )
 from mha_haiku.lab.heads.matching import Matching, match
-from mha_haiku.lab.heads.patching import (
-    Cost,
-    Edges,
-    Patched,
-    activation_patching,
-    path_patching,
-)
+from mha_haiku.lab.heads.patching import Cost, Edges, Patched, activation_patching
 from mha_haiku.lab.heads.pruning import open_gates, prune, prune_units, scaled
 from mha_haiku.lab.heads.ranking import (
     Step,

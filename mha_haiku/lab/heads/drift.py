@@ -7,6 +7,7 @@ model, in place of targets: every measure accepts a `measured_by_drift`.
 B batch, T positions, D width.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -66,7 +67,7 @@ def vectors(
     model: models.Model, params: Any, batches: Iterable[tasks.Example]
 ) -> np.ndarray:
     """Computes the `mean_pooled` vectors of all examples, `[N, D]` float32."""
-    program = _vectors(mean_pooled(model))
+    program = _vectors(model)
     return np.concatenate(running.over(batches, lambda x: program(params, x)))
 
 
@@ -81,22 +82,23 @@ def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
     return float(np.mean(nearest[0] == nearest[1]))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Compared:
     """Batches whose targets are a model's vectors of their inputs."""
 
-    def __init__(self, batches, model, params):
-        self._batches, self._params = batches, params
-        self._vectors = _vectors(mean_pooled(model))
+    batches: Iterable[tasks.Example]
+    model: models.Model
+    params: Any
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        running.check_batches(self._batches)
-        for example in self._batches:
-            targets = self._vectors(self._params, example)
-            yield example._replace(targets=targets)
+        running.check_batches(self.batches)
+        for example in self.batches:
+            yield example._replace(targets=_vectors(self.model)(self.params, example))
 
 
 @functools.lru_cache(maxsize=8)
-def _vectors(pooled):
+def _vectors(model):
+    pooled = mean_pooled(model)
     return jax.jit(lambda params, x: running.run(pooled, params, x).logits)
 
 

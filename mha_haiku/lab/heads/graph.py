@@ -26,6 +26,8 @@ from mha_haiku.lab.heads import head_weights
 Node = tuple[int, int]
 
 KINDS = ("q", "k", "v", "feed_forward", "logits")
+# The sites that an edge of a kind changes; gates read what queries read.
+READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 LOGITS = (-1, -1)
 EMBEDDING, DECODER_EMBEDDING = (-2, 0), (-2, 1)
 UNITS = -1  # in place of a head, for the feed-forward part of the layer
@@ -91,6 +93,11 @@ class Graph(NamedTuple):
     def places(self) -> np.ndarray:
         """`[E, 2]`, writer and reader of each edge, ordered by reader."""
         return np.argwhere(self.exists.T)[:, ::-1]
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return int(self.exists.sum())
 
     @property
     def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ examples, P patterns of gates.
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from mha_haiku.lab.heads import edits, metrics, programs, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
 from mha_haiku.records import Heads
 from mha_haiku.records.means import PerExample
-from mha_haiku.training import tasks
 
 Array = jax.Array
 
@@ -76,20 +75,12 @@ def ablation(
              [3., 0.]])
     """
     options = {"metric": subject.metric, "ablation_value": ablation_value}
-    return _measured(subject, "ablation", changes, **options)
+    return _measured(subject, "ablation", _changes, **options)
 
 
 @running.compiled
-def changes(
-    model: models.Model,
-    params: Any,
-    example: tasks.Example,
-    *,
-    metric: running.Metric,
-    ablation_value: AblationValue,
-) -> Array:
-    """Computes the change of the metric when one head is ablated, `[B, L, H]`."""
-    return programs.Clean.of(model, params, example, metric, ablation_value).ablated()
+def _changes(*run, metric, ablation_value):
+    return programs.Clean.of(*run, metric, ablation_value).ablated()
 
 
 @_offered("nats", "slope of the loss by the head's gate")
@@ -119,9 +110,8 @@ def gradient(
 
 
 @running.compiled
-def _slopes(model, params, example, *, metric, ablation_value):
-    clean = programs.Clean.of(model, params, example, metric, ablation_value)
-    return jnp.abs(clean.slopes(1.0))
+def _slopes(*run, metric, ablation_value):
+    return jnp.abs(programs.Clean.of(*run, metric, ablation_value).slopes(1.0))
 
 
 def unit_gradient(subject: running.Measured) -> PerExample:
@@ -196,10 +186,10 @@ def attribution(
 
 
 @running.compiled
-def _shares(model, params, example, *, metric, ablation_value, points):
+def _shares(*run, metric, ablation_value, points):
     nodes, weights = np.polynomial.legendre.leggauss(points)
     nodes, weights = jnp.float32((nodes + 1) / 2), jnp.float32(weights / 2)
-    clean = programs.Clean.of(model, params, example, metric, ablation_value)
+    clean = programs.Clean.of(*run, metric, ablation_value)
 
     def add(total, point):
         node, weight = point
@@ -264,20 +254,11 @@ def gated_metric(
       array([0.02, 3.03])
     """
     options = {"metric": subject.metric, "ablation_value": ablation_value}
-    return _results(subject, gated, jnp.asarray(gates, jnp.float32), **options)
+    return _results(subject, _gated, jnp.asarray(gates, jnp.float32), **options)
 
 
 @running.compiled
-def gated(
-    model: models.Model,
-    params: Any,
-    example: tasks.Example,
-    gates: Array,
-    *,
-    metric: running.Metric,
-    ablation_value: AblationValue,
-) -> Array:
-    """Computes the metric, `[B, P]`, under patterns of gates `[P, L, H]`."""
+def _gated(model, params, example, gates, *, metric, ablation_value):
     clean = programs.Clean.of(model, params, example, metric, ablation_value)
     return programs.over(clean.gated, gates, example).T
 
@@ -316,10 +297,8 @@ def _check_slope(subject) -> None:
 def _measured(subject, name, compiled, **options) -> Heads:
     per_example = _results(subject, compiled, **options)
     kinds, measure = running.kinds_measured(subject), MEASURES[name]
-    label = measure.label.format(metric="metric")
-    return Heads.of_examples(
-        per_example, kinds, name=name, unit=measure.unit or "", label=label
-    )
+    named = {"unit": measure.unit or "", "label": measure.label.format(metric="metric")}
+    return Heads.of_examples(per_example, kinds, name=name, **named)
 
 
 def _results(subject, compiled, *arrays, **options) -> np.ndarray:

@@ -77,12 +77,11 @@ def match(
 
     divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))
     divergence = np.stack(divergences).mean(0, dtype=np.float64)
-    rows, columns = scipy.optimize.linear_sum_assignment(divergence)
-    of_one_kind = divergence[rows, columns] < _APART
-    rows, columns = rows[of_one_kind], columns[of_one_kind]
+    pairs = scipy.optimize.linear_sum_assignment(divergence)
+    rows, columns = np.array(pairs)[:, divergence[pairs] < _APART]
     example = next(iter(batches))
-    places = [
+    one, other = (
         np.argwhere(running.exists(running.num_heads(*pair, example)))
         for pair in (first, second)
-    ]
-    return Matching(places[0][rows], places[1][columns], divergence[rows, columns])
+    )
+    return Matching(one[rows], other[columns], divergence[rows, columns])

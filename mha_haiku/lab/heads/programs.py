@@ -128,10 +128,10 @@ class Clean(NamedTuple):
                 *_, length, count, _ = heads.shape
                 is_it = is_part & (jnp.arange(count) == head)
                 at = jnp.arange(length) == position if per_position else np.ones(length)
-                gates = jnp.broadcast_to(
-                    1 - at[:, None] * is_it[None], heads.shape[:-1]
+                gates = 1 - at[:, None] * is_it[None]
+                return edits.gated(
+                    heads, jnp.broadcast_to(gates, heads.shape[:-1]), value
                 )
-                return edits.gated(heads, gates, value)
 
             return self._edits(change)
 
