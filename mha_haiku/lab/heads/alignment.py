@@ -5,6 +5,7 @@ N examples, H heads, T target and S source positions.
 
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +55,7 @@ def shares(places: Array, alignment: Array) -> Array:
     a row that sees nothing; `alignment` `[N, T, S]` is true where a row should look.
     The result is `[N, H]` in [0, 1], NaN for an example without an aligned row.
     """
-    xnp = jnp if isinstance(places, jax.Array) else np
+    xnp: Any = jnp if isinstance(places, jax.Array) else np
     places = xnp.asarray(places)[..., None]
     aligned = xnp.asarray(alignment, bool)[:, None]
     broad = xnp.broadcast_to(aligned, (*places.shape[:3], aligned.shape[-1]))

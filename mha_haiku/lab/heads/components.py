@@ -201,6 +201,11 @@ class Held:
         return both, jnp.stack([of_tokens, value - of_tokens], -2)
 
 
+def is_set(model: models.Model) -> bool:
+    """Checks whether a model has one logit for each element of a set."""
+    return model.config is not None and model.config.family == "set_classifier"
+
+
 def _last(name: str) -> str:
     return name.rpartition("/")[2]
 

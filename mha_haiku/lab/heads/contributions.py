@@ -73,8 +73,7 @@ def logit_attribution(
     """
     if model.config is not None:
         _check_config(model.config)
-    is_set = model.config is not None and model.config.family == "set_classifier"
-    if classes is not None and not is_set:
+    if classes is not None and not components.is_set(model):
         running.check_classes("classes", model, params, example, classes)
     found, curvature = _contributions(model)(params, example, classes)
     components.check_linear(curvature)
@@ -117,8 +116,7 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
       array([0., 0., 1.])
     """
     config = model.config
-    is_known = config is not None
-    if is_known and (config.family == "encoder_decoder" or not config.output.logits):
+    if config and (config.family == "encoder_decoder" or not config.output.logits):
         raise ValueError(
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
@@ -140,15 +138,16 @@ def _lens(model, params, example):
     last = next(reversed(streams))
 
     def read(stream):
-        edits = {last: lambda _: stream}
-        return running.run_edited(model, params, example, edits).logits
+        return running.run_edited(
+            model, params, example, {last: lambda _: stream}
+        ).logits
 
-    return jax.lax.map(read, jnp.stack(list(streams.values())))
+    return jax.lax.map(read, jnp.stack([*streams.values()]))
 
 
 @running.compiled
 def _contributions(model, params, example, classes):
-    is_set = model.config is not None and model.config.family == "set_classifier"
+    is_set = components.is_set(model)
 
     def read(*run):
         logits = components.read_logits(*run)["logits"]
@@ -158,15 +157,13 @@ def _contributions(model, params, example, classes):
 
     held = components.Held(model, params, example, read).linearized()
     logits = held.ends["logits"]
-    numbers = [m for m, x in enumerate(held.components) if x.kind == "head"]
-    numbers = np.array(numbers, int)
+    numbers = np.flatnonzero([x.kind == "head" for x in held.components])
     if is_set or classes is not None:
         # Backward, once for all heads: a logit depends on what is written at its
         # position.
         axis, gradients = -1, held.pull({"logits": jnp.ones_like(logits)})
         added = held.parts(gradients)[numbers]
-        is_pooled = logits.ndim == 1
-        added = added.sum(-1) if is_pooled else added[..., : logits.shape[1]]
+        added = added.sum(-1) if logits.ndim == 1 else added[..., : logits.shape[1]]
     else:
         axis = -2
         added = jax.lax.map(lambda m: held.push(held.single(m))["logits"], numbers)

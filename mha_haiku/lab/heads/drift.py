@@ -20,8 +20,6 @@ from mha_haiku.core import models
 from mha_haiku.lab.heads import metrics, running
 from mha_haiku.training import tasks
 
-Array = jax.Array
-
 
 def measured_by_drift(
     model: models.Model, params: Any, batches: Iterable[tasks.Example]
@@ -57,7 +55,14 @@ def mean_pooled(model: models.Model) -> models.Model:
         output = model.apply(params, rng, inputs, lengths=lengths, **options)
         if options.get("decoder_inputs") is not None:
             lengths = options.get("decoder_lengths")
-        return output._replace(logits=_means(output.output, lengths))
+        outputs: Any = output.output
+        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        if lengths is None:
+            return output._replace(logits=outputs.mean(1))
+        valid = jnp.arange(outputs.shape[1])[None] < jnp.asarray(lengths)[:, None]
+        total = jnp.where(valid[..., None], outputs, 0).sum(1)
+        count = jnp.maximum(valid.sum(1), 1)[:, None]
+        return output._replace(logits=total / count)
 
     scanned = model.scanned and mean_pooled(model.scanned)
     return model._replace(apply=apply, scanned=scanned)
@@ -100,13 +105,3 @@ class _Compared:
 def _vectors(model):
     pooled = mean_pooled(model)
     return jax.jit(lambda params, x: running.run(pooled, params, x).logits)
-
-
-def _means(outputs, lengths) -> Array:
-    """Averages `[B, T, D]` to `[B, D]` over valid positions, float32."""
-    outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
-    if lengths is None:
-        return outputs.mean(1)
-    valid = jnp.arange(outputs.shape[1])[None] < jnp.asarray(lengths)[:, None]
-    total = jnp.where(valid[..., None], outputs, 0).sum(1)
-    return total / jnp.maximum(valid.sum(1), 1)[:, None]

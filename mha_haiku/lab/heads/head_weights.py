@@ -112,10 +112,10 @@ def token_embedding(model: models.Model, params: Any) -> np.ndarray:
       >>> mh.heads.token_embedding(model, params).shape
       (13, 45)
     """
-    config, leaves = config_of(model), params.get("embedding", {})
+    config, leaves = config_of(model), _leaves_of(params, "embedding")
     if "embeddings" not in leaves:
         raise ValueError("params must have embeddings of tokens, got none.")
-    return _float64(leaves["embeddings"]) * config.embedding.scale
+    return leaves["embeddings"] * config.embedding.scale
 
 
 def unembedding(
@@ -137,18 +137,17 @@ def unembedding(
     check_logits(config)
     has_decoder = config.family == "encoder_decoder"
     if not config.output.tied:
-        matrix = _float64(params["logits"]["w"])
+        matrix = _leaves_of(params, "logits")["w"]
     else:
         table = "decoder_embedding" if has_decoder else "embedding"
-        matrix = _float64(params[table]["embeddings"]).T
+        matrix = _leaves_of(params, table)["embeddings"].T
         if "logits" in params:  # its bias tells how many classes there are
             matrix = matrix[:, : len(params["logits"]["b"])]
-    if folded:
+    if folded and config.output.norm:
+        matrix = _norm_of(config, params, "output_norm")[0] @ matrix
+    if folded and not models.NORM_PLACES[config.norm.position].end:
         stack = "decoder" if has_decoder else "encoder"
-        if config.output.norm:
-            matrix = _norm_of(config, params, "output_norm")[0] @ matrix
-        if not models.NORM_PLACES[config.norm.position].end:
-            matrix = _norm_of(config, params, f"{stack}/norm")[0] @ matrix
+        matrix = _norm_of(config, params, f"{stack}/norm")[0] @ matrix
     return matrix
 
 
@@ -173,17 +172,15 @@ def config_of(model: models.Model) -> Any:
 
 
 def _norm_in_front(config, params, place, name) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the norm before the queries, keys or values of a part."""
     if not models.NORM_PLACES[config.norm.position].before:
         raise ValueError(
             "folded must be False for a model whose norms come after the parts: there "
             "is no norm before them to fold."
         )
     layer, _, attention = place.path.rpartition("/")
-    is_cross = attention == "cross_attention"
-    if is_cross and name != "query":
-        return _norm_of(config, params, "encoder/norm")
-    return _norm_of(config, params, f"{layer}/{'norm_2' if is_cross else 'norm_1'}")
+    norm = f"{layer}/{'norm_2' if attention == 'cross_attention' else 'norm_1'}"
+    is_encoder = attention == "cross_attention" and name != "query"
+    return _norm_of(config, params, "encoder/norm" if is_encoder else norm)
 
 
 def _norm_of(config, params, module) -> tuple[np.ndarray, np.ndarray]:
@@ -202,8 +199,4 @@ def _leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
     if leaves is None and layer is not None:
         stacked = params.get(str(layer._replace(index=None)), {})
         leaves = {name: x[layer.index] for name, x in stacked.items()}
-    return {name: _float64(x) for name, x in (leaves or {}).items()}
-
-
-def _float64(x) -> np.ndarray:
-    return np.asarray(x, np.float64)
+    return {name: np.asarray(x, np.float64) for name, x in (leaves or {}).items()}

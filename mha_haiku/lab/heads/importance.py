@@ -79,8 +79,8 @@ def ablation(
 
 
 @running.compiled
-def _changes(*run, metric, ablation_value):
-    return programs.Clean.of(*run, metric, ablation_value).ablated()
+def _changes(model, params, example, *, metric, ablation_value):
+    return programs.Clean.of(model, params, example, metric, ablation_value).ablated()
 
 
 @_offered("nats", "slope of the loss by the head's gate")
@@ -110,8 +110,9 @@ def gradient(
 
 
 @running.compiled
-def _slopes(*run, metric, ablation_value):
-    return jnp.abs(programs.Clean.of(*run, metric, ablation_value).slopes(1.0))
+def _slopes(model, params, example, *, metric, ablation_value):
+    clean = programs.Clean.of(model, params, example, metric, ablation_value)
+    return jnp.abs(clean.slopes(1.0))
 
 
 def unit_gradient(subject: running.Measured) -> PerExample:
@@ -186,10 +187,10 @@ def attribution(
 
 
 @running.compiled
-def _shares(*run, metric, ablation_value, points):
+def _shares(model, params, example, *, metric, ablation_value, points):
     nodes, weights = np.polynomial.legendre.leggauss(points)
     nodes, weights = jnp.float32((nodes + 1) / 2), jnp.float32(weights / 2)
-    clean = programs.Clean.of(*run, metric, ablation_value)
+    clean = programs.Clean.of(model, params, example, metric, ablation_value)
 
     def add(total, point):
         node, weight = point

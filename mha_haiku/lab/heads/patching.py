@@ -174,9 +174,9 @@ def _activations(model, params, clean, corrupted, *, metric, what, per_position,
     """Computes changes `[B, P, H]` or `[B, L]` (and T), and both metrics."""
     examples = (clean, corrupted) if into == "clean" else (corrupted, clean)
     pair = both(model, params, *examples, programs.AT)
-    known = (lambda logits, _: metric(logits, clean)), ablation_values.zero
+    of_clean, zero = (lambda logits, _: metric(logits, clean)), ablation_values.zero
     ours, theirs = (
-        programs.Clean.of(model, params, example, *known, seen)
+        programs.Clean.of(model, params, example, of_clean, zero, seen)
         for example, seen in zip(examples, pair, strict=True)
     )
     if what == "heads":

@@ -44,9 +44,8 @@ def pairs(
     rows = np.arange(1, len(gates))
     for which in (firsts, seconds):
         gates[(rows, *heads[which].T)] = 0
-    metric = importance.gated_metric(
-        subject, gates, ablation_value=ablation_value
-    ).mean(0)
+    options = {"ablation_value": ablation_value}
+    metric = importance.gated_metric(subject, gates, **options).mean(0)
     change = np.full((*exists.shape, *exists.shape), np.nan)
     for one, other in ((firsts, seconds), (seconds, firsts)):
         change[(*heads[one].T, *heads[other].T)] = metric[1:] - metric[0]
@@ -137,15 +136,13 @@ _PATTERNS = 16
 
 def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
     """Computes the mean metric `[P]` with one more of the heads `[P, 2]` ablated."""
-    metrics = []
+    metrics, options = [], {"ablation_value": ablation_value}
     size = min(_PATTERNS, int(np.size(gates)))
     for start in range(0, len(heads), size):
         chunk = heads[start : start + size]
         patterns = np.repeat(gates[None], size, axis=0)
         patterns[(np.arange(len(chunk)), *chunk.T)] = 0
-        metric = importance.gated_metric(
-            subject, patterns, ablation_value=ablation_value
-        )
+        metric = importance.gated_metric(subject, patterns, **options)
         metrics.append(metric.mean(0)[: len(chunk)])
     return np.concatenate(metrics)
 

@@ -178,7 +178,7 @@ def parts(model: models.Model, params: Any, example: tasks.Example) -> dict[str,
 
 @functools.lru_cache(maxsize=32)
 def _heads_of(model) -> Any:  # which traces a function once for inputs of one shape
-    return jax.jit(lambda *given: look(model, *given, ["*/heads"])[1])
+    return jax.jit(lambda params, x: look(model, params, x, ["*/heads"])[1])
 
 
 def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
