@@ -52,7 +52,7 @@ class Component(NamedTuple):
         return f"{self.kind} {self.layer}" if self.layer >= 0 else self.kind
 
 
-class Map(NamedTuple):
+class Projections(NamedTuple):
     """The queries, keys and values of a map, with a key and a value per query head."""
 
     query: Array  # [B, T, H, K]
@@ -60,7 +60,7 @@ class Map(NamedTuple):
     value: Array  # [B, S, H, V]; V is 0 if values are not known
 
     @classmethod
-    def of(cls, map_: attention.AttentionMap) -> "Map":
+    def of(cls, map_: attention.AttentionMap) -> "Projections":
         """Takes the queries, keys and values of all heads from an attention map."""
         value = map_.key[..., :0] if map_.value is None else map_.value
         both = (scores.repeat_heads(x, map_.shape[-3]) for x in (map_.key, value))
@@ -97,18 +97,18 @@ class Held:
         self.shapes = [found[name].shape for name in maps]
         self.part = {n: i for i, n in enumerate(maps) if found[n].shape[-3]}
         self.maps = {name: found[name] for name in self.part}
-        names = [name for name in found if _last(name) in _EMBEDDINGS]
-        self._embeddings = names
-        others = "/heads", "feed_forward/output"
-        names = [*names, *(name for name in found if name.endswith(others))]
-        self.sources = {name: found[name] for name in names}
-        self.heads = [name for name in names if name.endswith("/heads")]
+        self._embeddings = [name for name in found if _last(name) in _EMBEDDINGS]
+        self.heads = [name for name in found if name.endswith("/heads")]
+        self._units = [name for name in found if name.endswith("feed_forward/output")]
+        others = [name for name in found if name in {*self.heads, *self._units}]
+        self.sources = {name: found[name] for name in (*self._embeddings, *others)}
         self._factors = {n: x for n, x in found.items() if n.endswith("/factor")}
-        self.components, self._stacks = (), {}  # the components of a site: [B, T, m, X]
+        self.components: tuple[Component, ...] = ()
+        self._stacks = {}  # the components of a site: [B, T, m, X]
         for name, value in self.sources.items():
             of_site, self._stacks[name] = self._components(name, value, found)
             self.components += of_site
-        is_whole = "embedding" in map(_last, names)
+        is_whole = "embedding" in map(_last, self._embeddings)
         self.components += (Component("biases" if is_whole else "rest"),)
 
     def linearized(self) -> "Held":
@@ -133,7 +133,8 @@ class Held:
     def pull(self, cotangents: dict[str, Any]) -> dict[str, Array]:
         """Computes gradients by `sources` of the sum of products with cotangents.
 
-        Cotangents are fields of a `Map` by its name, or logits; missing ones are 0.
+        Cotangents are `Projections._asdict()` by the name of a map, without those that
+        are 0, or logits.
         """
         every = jax.tree.map(jnp.zeros_like, self.ends)
         for name, x in cotangents.items():
@@ -180,21 +181,17 @@ class Held:
         if name in self.heads:
             part, count = self.heads.index(name), value.shape[-2]
             return tuple(Component("head", part, h) for h in range(count)), value
-        if name not in self._embeddings:
-            known = *self._embeddings, *self.heads
-            others = [n for n in self.sources if n not in known]
-            component = Component("feed-forward", others.index(name))
+        if name in self._units:
+            component = Component("feed-forward", self._units.index(name))
             return (component,), value[..., None, :]
-        side, tokens = (
-            _last(name).removesuffix("embedding").replace("_", " "),
-            _tokens_of(name),
-        )
+        side, tokens = _last(name).removesuffix("embedding"), _tokens_of(name)
+        side = side.replace("_", " ")
         if tokens not in found:
             return (Component(f"{side}embedding"),), value[..., None, :]
 
-        def embed(tokens_):
+        def embed(x):
             read = lambda *given: running.look(*given, at=[name])[1][name]  # noqa: E731
-            return self._run({tokens: tokens_}, read)
+            return self._run({tokens: x}, read)
 
         of_tokens = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]
         both = Component(f"{side}token"), Component(f"{side}position")
@@ -227,19 +224,14 @@ def check_linear(curvature: Any) -> None:
         )
 
 
-def read_maps(
-    model: models.Model, params: Any, example: tasks.Example
-) -> dict[str, Map]:
-    """Reads queries, keys and values of all maps, by name."""
-    return dict(running.look(model, params, example, {"*/map": Map.of})[1])
+def read_maps(*run: Any) -> dict[str, Projections]:
+    """Reads queries, keys and values of all maps of a run, by name."""
+    return dict(running.look(*run, at={"*/map": Projections.of})[1])
 
 
-def read_logits(
-    model: models.Model, params: Any, example: tasks.Example
-) -> dict[str, Array]:
+def read_logits(*run: Any) -> dict[str, Array]:
     """Reads the logits before a soft cap, as "logits"."""
-    at = ["uncapped_logits"]
-    output, found = running.look(model, params, example, at, strict=False)
+    output, found = running.look(*run, at=["uncapped_logits"], strict=False)
     return {"logits": found.get("uncapped_logits", output.logits)}
 
 
@@ -249,7 +241,7 @@ def scales(map_: attention.AttentionMap) -> tuple[Array, Array]:
     Raises:
       ValueError: If the score is not a scaled product.
     """
-    score, (query, key, _) = map_.weighting.score, Map.of(map_)
+    score, (query, key, _) = map_.weighting.score, Projections.of(map_)
     ones = [jnp.ones((*x.shape[:-1], 1), map_.dtype) for x in (query, key)]
     if isinstance(score, scores.Cosine):
         lengths = [jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
@@ -266,7 +258,7 @@ def scales(map_: attention.AttentionMap) -> tuple[Array, Array]:
     return ones[0] * (score.scale_of(query.shape[-1]) or 1.0), ones[1]
 
 
-class Cells(NamedTuple):
+class CellNumbers(NamedTuple):
     """Numbers of cells, `[H, R]`: R queries of an example, with a key per head."""
 
     keys: Array
@@ -276,16 +268,14 @@ class Cells(NamedTuple):
     weights: Array
 
     @classmethod
-    def of(cls, map_: attention.AttentionMap, rows: Array, key: Array) -> "Cells":
+    def of(cls, map_: attention.AttentionMap, rows: Array, key: Array) -> "CellNumbers":
         """Computes the numbers at a key; -n is the key of the n-th largest weight."""
         num_heads, num_queries, num_keys = map_.shape[-3:]
         shape = num_heads, len(rows), num_keys
         weights = map_.tile(rows, slice(None))[0]
 
         def without_largest(_, left):  # faster to compile than a sort; of any sign
-            largest = left.argmax(-1)[..., None] == jnp.arange(num_keys).reshape(
-                1, 1, -1
-            )
+            largest = left.argmax(-1)[..., None] == jnp.arange(num_keys)[None, None]
             return jnp.where(largest, -jnp.inf, left)
 
         left = jax.lax.fori_loop(0, jnp.maximum(-key - 1, 0), without_largest, weights)
@@ -297,14 +287,13 @@ class Cells(NamedTuple):
 
         mask, bias, score, *_ = map_.weighting
         places = map_.checked_origin().at(rows, jnp.arange(num_keys))
-        seen = at(mask.aligned_tile(*places))
+        seen = at(mask.aligned_tile(*places)) & (key >= -num_keys)
         seen &= (rows < num_queries)[None] & (keys < num_keys)
-        seen &= key >= -num_keys
         is_recognized = isinstance(score, scores.DotProduct) and score.scale == 0
         positions = jnp.zeros(keys.shape, map_.dtype)
         if bias is not None and not is_recognized:
             positions = at(bias.aligned_tile(*places))
-        query, key, _ = Map.of(map_)
+        query, key, _ = Projections.of(map_)
         query, key = at_rows(query, rows), at_keys(key, keys)
         of_queries, of_keys = scales(map_)
         factors = (at_rows(of_queries, rows) * at_keys(of_keys, keys))[..., 0]

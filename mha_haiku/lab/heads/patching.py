@@ -162,11 +162,11 @@ def activation_patching(
     checks.choice("into", into, ("clean", "corrupted"))
     options = {"what": what, "per_position": per_position, "into": into}
     program = _activations(subject.model, metric=subject.metric, **options)
-    found = over_pairs(subject, corrupted, program)
+    changes, base, other = over_pairs(subject, corrupted, program)
     axes = ("layer", "head") if what == "heads" else ("layer",)
     axes = (*axes, "position") if per_position else axes
     kinds = running.kinds_measured(subject) if what == "heads" else ()
-    return Patched(*found, axes, tuple(kinds))
+    return Patched(changes, base, other, axes, tuple(kinds))
 
 
 @running.compiled
@@ -174,7 +174,8 @@ def _activations(model, params, clean, corrupted, *, metric, what, per_position,
     """Computes changes `[B, P, H]` or `[B, L]` (and T), and both metrics."""
     examples = (clean, corrupted) if into == "clean" else (corrupted, clean)
     pair = both(model, params, *examples, programs.AT)
-    of_clean, zero = (lambda logits, _: metric(logits, clean)), ablation_values.zero
+    of_clean = lambda logits, _: metric(logits, clean)  # noqa: E731
+    zero = ablation_values.zero
     ours, theirs = (
         programs.Clean.of(model, params, example, of_clean, zero, seen)
         for example, seen in zip(examples, pair, strict=True)

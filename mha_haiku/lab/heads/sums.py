@@ -122,17 +122,11 @@ class Cells(Answer):
         rows = []
         for part, terms in self.terms.items():
             for h, r in np.argwhere(np.isfinite(self.scores[part])).tolist():
-                query, key = (
-                    str(self.components[m]) for m in self.pairs[part][h, r, 0]
-                )
+                pair = self.pairs[part][h, r, 0]
+                query, key = (str(self.components[m]) for m in pair)
                 at = f"{part}.{h}: {self.queries[r]} to {self.keys[part][h, r]}"
-                row = {
-                    "term": float(terms[h, r, 0]),
-                    "at": at,
-                    "query": query,
-                    "key": key,
-                }
-                rows.append(row)
+                row = {"term": float(terms[h, r, 0]), "at": at}
+                rows.append(row | {"query": query, "key": key})
         return _largest_first(rows, count)
 
 

@@ -14,7 +14,7 @@ https://transformer-circuits.pub/2021/framework/index.html.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,14 @@ from mha_haiku.core import checks, models
 from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.lab.heads import circuits, components, running
-from mha_haiku.lab.heads.components import Component, Held, Map
+from mha_haiku.lab.heads.components import (
+    CellNumbers,
+    Component,
+    Held,
+    Projections,
+    at_keys,
+    at_rows,
+)
 from mha_haiku.lab.heads.sums import Answer, Cells, Pairs, Reads, Terms
 from mha_haiku.training import tasks
 
@@ -83,14 +90,15 @@ def pairs(
         factors of its norms held.
     """
     known = _known(model, params, example)
-    _, _, num_queries, num_keys = known.of(layer, head)
+    _, _, num_queries, num_keys = _shape_of(known, layer, head)
     query = _position("query", query, num_queries)
     key = -1 if key is None else _position("key", key, num_keys)
-    for place in () if isinstance(sources, bool) else sources:
-        known.of(*place)
+    split = set() if isinstance(sources, bool) else set(map(tuple, sources))
+    for place in split:
+        _shape_of(known, *place)
     program = _cell(model, splits=bool(sources))
     found = _run(program, params, example, layer, head, query, key)
-    # In the order of `components.Cells`.
+    # In the order of `CellNumbers`.
     place, score, bias, scale, weight = map(float, found["cell"])
     key = int(place)
     if not np.isfinite(score):
@@ -98,23 +106,21 @@ def pairs(
     sides = [_with_rest(side["parts"], side["whole"]) for side in found["sides"]]
     if sources is True:
         largest = np.argsort(-np.abs(sides[0] @ sides[1].T), axis=None)[:MOST_SPLIT]
-        chosen = np.concatenate(np.divmod(largest, len(sides[1]))).tolist()
-        sources = [known.components[m][1:3] for m in chosen]
-    (query_labels, query_parts), (key_labels, key_parts) = (
-        _split(known.components, parts, side["splits"], set(map(tuple, sources or ())))
-        for side, parts in zip(found["sides"], sides, strict=True)
+        split = np.concatenate(np.divmod(largest, len(sides[1]))).tolist()
+        split = {known.components[m][1:3] for m in split}
+    labels, (query_parts, key_parts) = zip(
+        *(
+            _split(known.components, parts, side["splits"], split)
+            for side, parts in zip(found["sides"], sides, strict=True)
+        ),
+        strict=True,
     )
-    query_parts = query_parts * scale
+    parts = query_parts * scale, key_parts
+    place = layer, head, query, key
+    title = "Layer {}, head {}, query {}, key {}: score ".format(*place)
+    title += f"{score:.4g}, weight {weight:.3g}"
     return Pairs(
-        (layer, head, query, key),
-        f"Layer {layer}, head {head}, query {query}, key {key}: score "
-        f"{score:.4g}, weight {weight:.3g}",
-        (query_labels, key_labels),
-        query_parts @ key_parts.T,
-        score,
-        (query_parts, key_parts),
-        bias,
-        weight,
+        place, title, labels, parts[0] @ key_parts.T, score, parts, bias, weight
     )
 
 
@@ -167,10 +173,9 @@ def written(
     output, and add up to its length.
     """
     known = _known(model, params, example)
-    _, _, num_queries, num_keys = known.of(layer, head)
+    _, _, num_queries, num_keys = _shape_of(known, layer, head)
     query = _position("query", query, num_queries)
-    is_set = model.config is not None and model.config.family == "set_classifier"
-    if answer is not None and not is_set:
+    if answer is not None and not components.is_set(model):
         running.check_classes("answer", model, params, example, answer)
     unit, answer = ("output", -1) if answer is None else ("logit", answer)
     program = _values(model, is_logit=unit == "logit")
@@ -210,13 +215,11 @@ def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) ->
 def _cell(model, params, example, layer, head, query, key, *, splits):
     held = Held(model, params, example).linearized()
     numbers = [
-        jnp.stack(
-            [x[head, 0] * 1.0 for x in components.Cells.of(map_, query[None], key)]
-        )
+        jnp.stack([x[head, 0] * 1.0 for x in CellNumbers.of(map_, query[None], key)])
         for map_ in held.maps.values()
     ]
     is_own = np.array(list(held.part.values()))[:, None] == layer
-    cell = components.Cells(*jnp.where(is_own, jnp.stack(numbers), 0).sum(0))
+    cell = CellNumbers(*jnp.where(is_own, jnp.stack(numbers), 0).sum(0))
     ends = ("query", query), ("key", cell.keys.astype(int))
     sides = [_side(held, layer, head, *end, splits) for end in ends]
     return {"cell": cell, "sides": sides, "curvature": held.curvature()}
@@ -244,33 +247,24 @@ def _side(held, layer, head, name, at, splits):
         jnp.where(held.part[end] == layer, x[0, at, head], 0)
         for end, x in wholes.items()
     )
-    # The factors of the gradients of heads: weights, gates and values.
-    splits = {
-        held.part[name]: (
-            gradients[held.part[name]],
-            map_.tile(rows, slice(None))[0],
-            jnp.ones(())
-            if map_.weighting.gates is None
-            else map_.weighting.gates[0, rows],
-            Map.of(map_).value[0],
-        )
-        for name, map_ in held.maps.items()
-        if splits
-    }
-    return {"parts": parts.T, "whole": whole, "splits": splits}
+    result = {"parts": parts.T, "whole": whole, "splits": {}}
+    for name, map_ in held.maps.items() if splits else ():
+        # The factors of the gradients of heads: weights, gates and values.
+        weights, gates = map_.tile(rows, slice(None))[0], map_.weighting.gates
+        gates = jnp.ones(()) if gates is None else gates[0, rows]
+        factors = weights, gates, Projections.of(map_).value[0]
+        result["splits"][held.part[name]] = (gradients[held.part[name]], *factors)
+    return result
 
 
 @running.compiled
 def _largest(model, params, example, rows, key, *, count):
     held = Held(model, params, example).linearized()
-    numbers = {n: components.Cells.of(map_, rows, key) for n, map_ in held.maps.items()}
+    numbers = {n: CellNumbers.of(map_, rows, key) for n, map_ in held.maps.items()}
 
     def chosen(ends):
         return {
-            name: (
-                components.at_rows(ends[name].query, rows),
-                components.at_keys(ends[name].key, cell.keys),
-            )
+            name: (at_rows(ends[name].query, rows), at_keys(ends[name].key, cell.keys))
             for name, cell in numbers.items()
         }
 
@@ -311,8 +305,7 @@ def _values(model, params, example, layer, head, query, answer, *, is_logit):
     if is_logit:
         shape = held.ends["logits"].shape
         places = (query, answer) if len(shape) == 3 else (answer,)
-        if model.config is not None and model.config.family == "set_classifier":
-            places = (query,)  # one logit per element
+        places = (query,) if components.is_set(model) else places
         gradients = held.pull({"logits": components.one(shape, *places)})
     total, cotangents = 0.0, {}
     for name, map_ in held.maps.items():
@@ -348,7 +341,7 @@ def _sums(model, params, example):
         norms.append(jnp.square(output * valid).sum((1, 3)))
         counts.append(valid[..., 0, 0].sum(1))
         heads = range(map_.shape[-3])
-        places += [(part, h, j) for j in range(len(Map._fields)) for h in heads]
+        places += [(part, h, j) for j in range(len(Projections._fields)) for h in heads]
 
     def of_head(given):
         part, head, kind = given
@@ -356,11 +349,12 @@ def _sums(model, params, example):
         for name, target in targets.items():
             is_head = components.one(target.query.shape[-2:-1], head)
             is_head = is_head[None, None, :, None] * (part == held.part[name])
-            chosen = Map(*(x * is_head * (kind == j) for j, x in enumerate(target)))
-            products = jax.tree.map(
-                lambda x, y: (x * y).sum((1, 2, 3)), chosen, held.ends[name]
+            chosen = Projections(
+                *(x * is_head * (kind == j) for j, x in enumerate(target))
             )
-            cotangents[name], whole = chosen._asdict(), whole + sum(products)
+            ends = zip(chosen, held.ends[name], strict=True)
+            whole += sum((x * y).sum((1, 2, 3)) for x, y in ends)
+            cotangents[name] = chosen._asdict()
         parts = held.parts(held.pull(cotangents)).sum(-1)  # [M, B]
         return jnp.concatenate([parts, (whole - parts.sum(0))[None]])
 
@@ -374,16 +368,15 @@ def _sums(model, params, example):
         values = jnp.moveaxis(found[places[:, 2] == j], -1, 0)
         by[kind] = jnp.full((*shape, values.shape[-1]), jnp.nan)
         by[kind] = by[kind].at[:, parts, heads].set(values)
-    sums = by, jnp.zeros(shape).at[:, parts, heads].set(jnp.concatenate(norms, 1))
-    counts = (
-        jnp.zeros(shape[:2]).at[:, list(held.part.values())].set(jnp.stack(counts, 1))
-    )
-    return {"sums": (*sums, counts), "curvature": held.curvature()}
+    norms = jnp.zeros(shape).at[:, parts, heads].set(jnp.concatenate(norms, 1))
+    with_heads = list(held.part.values())
+    counts = jnp.zeros(shape[:2]).at[:, with_heads].set(jnp.stack(counts, 1))
+    return {"sums": (by, norms, counts), "curvature": held.curvature()}
 
 
-def _targets(map_, output, example, kind) -> tuple[Map, Array]:
+def _targets(map_, output, example, kind) -> tuple[Projections, Array]:
     """Computes the factors of queries, keys and values, and the valid queries."""
-    query, key, _ = Map.of(map_)
+    query, key, _ = Projections.of(map_)
     of_queries, of_keys = components.scales(map_)
     plain = map_.weighting._replace(
         bias=None, score=scores.dot_product(0.0), normalizer=None, gates=None
@@ -403,34 +396,28 @@ def _targets(map_, output, example, kind) -> tuple[Map, Array]:
     at_key = map_.apply_transposed(query) - uniform.apply_transposed(sums * query)
     output, gates = output * valid, map_.weighting.gates
     at_value = map_.apply_transposed(output if gates is None else output * gates)
-    return Map(at_query * of_queries * valid, at_key * of_keys, at_value), valid
+    return Projections(at_query * of_queries * valid, at_key * of_keys, at_value), valid
 
 
 # --- On the host
 
 
-class _Known(NamedTuple):
-    """The facts about a model that need no run."""
-
-    components: tuple[Component, ...]
-    shapes: list[tuple[int, ...]]  # of the maps of all parts
-
-    def of(self, layer: int, head: int) -> tuple[int, ...]:
-        """Returns the shape of a head's map; raises ValueError without such a head."""
-        checks.integer_in("layer", layer, 0, len(self.shapes) - 1)
-        checks.integer_in("head", head, 0, self.shapes[layer][1] - 1)
-        return self.shapes[layer]
-
-
-def _known(model, params, example) -> _Known:
+def _known(model, params, example) -> Held:
+    """Traces a run for what needs no numbers: its components, and shapes of maps."""
     found = []
 
     def trace(params, example):
-        held = Held(*running.compact(model, params), example)
-        found.append(_Known(held.components, held.shapes))
+        found.append(Held(*running.compact(model, params), example))
 
     jax.eval_shape(trace, params, example)
     return found[0]
+
+
+def _shape_of(known, layer, head) -> tuple[int, ...]:
+    """Returns the shape of a head's map; raises ValueError without such a head."""
+    checks.integer_in("layer", layer, 0, len(known.shapes) - 1)
+    checks.integer_in("head", head, 0, known.shapes[layer][1] - 1)
+    return known.shapes[layer]
 
 
 def _with_rest(parts, whole) -> np.ndarray:
