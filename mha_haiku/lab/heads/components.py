@@ -177,7 +177,6 @@ class Held:
         return read(edited, *arguments)
 
     def _components(self, name, value, found) -> tuple[tuple[Component, ...], Array]:
-        """Splits a site into its components and their values."""
         if name in self.heads:
             part, count = self.heads.index(name), value.shape[-2]
             return tuple(Component("head", part, h) for h in range(count)), value

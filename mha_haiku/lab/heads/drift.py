@@ -9,7 +9,7 @@ B batch, T positions, D width.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,12 +18,11 @@ import numpy as np
 
 from mha_haiku.core import models
 from mha_haiku.lab.heads import metrics, running
+from mha_haiku.lab.heads.running import Batches, Measured
 from mha_haiku.training import tasks
 
 
-def measured_by_drift(
-    model: models.Model, params: Any, batches: Iterable[tasks.Example]
-) -> running.Measured:
+def measured_by_drift(model: models.Model, params: Any, batches: Batches) -> Measured:
     """Returns a subject whose metric is `metrics.drift` from the unedited model.
 
     The model's `Output` must have `output`; targets are ignored.
@@ -35,7 +34,7 @@ def measured_by_drift(
              [0.05, 0.  ]])
     """
     compared = _Compared(batches, model, params)
-    return running.Measured(mean_pooled(model), metrics.drift, params, compared)
+    return Measured(mean_pooled(model), metrics.drift, params, compared)
 
 
 @functools.lru_cache(maxsize=8)
@@ -68,9 +67,7 @@ def mean_pooled(model: models.Model) -> models.Model:
     return model._replace(apply=apply, scanned=scanned)
 
 
-def vectors(
-    model: models.Model, params: Any, batches: Iterable[tasks.Example]
-) -> np.ndarray:
+def vectors(model: models.Model, params: Any, batches: Batches) -> np.ndarray:
     """Computes the `mean_pooled` vectors of all examples, `[N, D]` float32."""
     program = _vectors(model)
     return np.concatenate(running.over(batches, lambda x: program(params, x)))
@@ -91,7 +88,7 @@ def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
 class _Compared:
     """Batches whose targets are a model's vectors of their inputs."""
 
-    batches: Iterable[tasks.Example]
+    batches: Batches
     model: models.Model
     params: Any
 

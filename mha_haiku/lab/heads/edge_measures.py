@@ -14,7 +14,7 @@ import bisect
 import dataclasses
 import functools
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -25,11 +25,10 @@ import optax
 from mha_haiku.core import checks, display
 from mha_haiku.lab.heads import edge_runs, hard_concrete, patching, programs, running
 from mha_haiku.lab.heads import graph as graphs
-from mha_haiku.lab.heads.running import Measured
+from mha_haiku.lab.heads.running import Batches, Measured
 from mha_haiku.training import tasks
 
 Array = jax.Array
-Examples = Iterable[tasks.Example]
 Cost = patching.Cost
 Edges = patching.Edges
 EdgeMeasure = Callable[..., Edges]
@@ -40,7 +39,6 @@ EDGE_MEASURES: dict[str, EdgeMeasure] = {}
 
 
 def _offered(function: _Function) -> _Function:
-    """Registers a function in `EDGE_MEASURES`."""
     EDGE_MEASURES[function.__name__] = function
     return function
 
@@ -60,7 +58,7 @@ def _program(function: Callable, **options: bool) -> Callable:
 
 
 @_offered
-def edge_patching(subject: Measured, corrupted: Examples) -> Edges:
+def edge_patching(subject: Measured, corrupted: Batches) -> Edges:
     """Computes the change of the metric when one edge is patched, for each edge.
 
     The receiver reads the sender's output of the corrupted run; everything after it is
@@ -86,7 +84,7 @@ def _patched_one_by_one(runs, edges):
 
 @_offered
 def edge_attribution(
-    subject: Measured, corrupted: Examples, *, steps: int | None = None
+    subject: Measured, corrupted: Batches, *, steps: int | None = None
 ) -> Edges:
     """Runs attribution patching: the change by patching an edge, at first order.
 
@@ -114,7 +112,7 @@ def edge_attribution(
 
 @_offered
 def integrated_edge_attribution(
-    subject: Measured, corrupted: Examples, *, steps: int = 5
+    subject: Measured, corrupted: Batches, *, steps: int = 5
 ) -> Edges:
     """Computes `edge_attribution` with integrated gradients, EAP-IG.
 
@@ -138,7 +136,7 @@ def _slopes(runs, shares):
 
 
 @_offered
-def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> Edges:
+def acdc(subject: Measured, corrupted: Batches, *, threshold: float = 0.01) -> Edges:
     """Runs ACDC: removes edges from the logits back, if the metric allows it.
 
     An edge is patched for good if the mean metric then rises by less than the
@@ -182,7 +180,7 @@ def _removed(runs, order, threshold):
 @_offered
 def learned_edges(
     subject: Measured,
-    corrupted: Examples,
+    corrupted: Batches,
     *,
     steps: int = 300,
     penalty: float = 1.0,
@@ -312,7 +310,7 @@ class Circuit:
 
 def circuit(
     subject: Measured,
-    corrupted: Examples,
+    corrupted: Batches,
     *,
     edges: int,
     measure: str = "integrated_edge_attribution",
@@ -393,7 +391,7 @@ def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarr
     return kept
 
 
-def with_edges(subject: Measured, corrupted: Examples, kept: np.ndarray) -> np.ndarray:
+def with_edges(subject: Measured, corrupted: Batches, kept: np.ndarray) -> np.ndarray:
     """Computes the metric with some edges kept and all others patched, `[N, X]`.
 
     `kept` is `[X, E]`, booleans or numbers from 0 to 1, in the order of `heads.graph`.

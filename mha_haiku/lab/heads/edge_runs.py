@@ -363,7 +363,6 @@ def _patterns(names) -> list[str]:
 
 
 def _left(part) -> str:
-    """Returns the site of the stream after a feed-forward part."""
     return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
 
 

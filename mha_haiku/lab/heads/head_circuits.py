@@ -12,7 +12,7 @@ heads, E edges, X patterns of edges.
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,14 +29,14 @@ from mha_haiku.lab.heads import (
     running,
 )
 from mha_haiku.lab.heads import graph as graphs
-from mha_haiku.training import tasks
+from mha_haiku.lab.heads.running import Batches, Measured
 
 Array = jax.Array
 
 
 def path_patching(
-    subject: running.Measured,
-    corrupted: Iterable[tasks.Example],
+    subject: Measured,
+    corrupted: Batches,
     *,
     senders: Sequence[tuple[int, int]] | None = None,
     receivers: Sequence[tuple[int, int]] | None = None,
@@ -110,7 +110,6 @@ def path_patching(
 
 
 def _checked(name, heads, counts) -> list[tuple[int, ...]]:
-    """Checks and lists the wanted heads, by default all heads."""
     every = _nodes(counts)
     if heads is None:
         return every
@@ -160,7 +159,7 @@ def _paths(model, params, clean, corrupted, edges, *, metric):
 
 
 def circuit_of_heads(
-    subject: running.Measured, corrupted: Iterable[tasks.Example], *, edges: int
+    subject: Measured, corrupted: Batches, *, edges: int
 ) -> edge_measures.Circuit:
     """Finds the circuit of the strongest edges between heads.
 
@@ -202,7 +201,7 @@ def circuit_of_heads(
     return edge_measures.Circuit(every, kept, only, without, "head_edge_attribution")
 
 
-def graph_of_heads(subject: running.Measured) -> graphs.Graph:
+def graph_of_heads(subject: Measured) -> graphs.Graph:
     """Builds the graph of the heads of a model; all of them may read the inputs."""
     example = next(iter(subject.batches))
     counts = running.num_heads(subject.model, subject.params, example)
@@ -220,7 +219,7 @@ def graph_of_heads(subject: running.Measured) -> graphs.Graph:
 
 
 def with_head_edges(
-    subject: running.Measured, corrupted: Iterable[tasks.Example], kept: np.ndarray
+    subject: Measured, corrupted: Batches, kept: np.ndarray
 ) -> np.ndarray:
     """Computes the metric with some edges kept and all others patched, `[N, X]`.
 

@@ -22,6 +22,7 @@ import numpy as np
 from mha_haiku.core import models
 from mha_haiku.lab.heads import edits, metrics, programs, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
+from mha_haiku.lab.heads.running import Measured
 from mha_haiku.records import Heads
 from mha_haiku.records.means import PerExample
 
@@ -62,9 +63,7 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
 
 
 @_offered(None, "change of the {metric} when the head is ablated")
-def ablation(
-    subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> Heads:
+def ablation(subject: Measured, *, ablation_value: AblationValue = zero) -> Heads:
     """Computes the change of the metric when one head is ablated, for each head.
 
     Source: Michel et al. 2019, section 3.2, https://arxiv.org/abs/1905.10650.
@@ -84,9 +83,7 @@ def _changes(model, params, example, *, metric, ablation_value):
 
 
 @_offered("nats", "slope of the loss by the head's gate")
-def gradient(
-    subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> Heads:
+def gradient(subject: Measured, *, ablation_value: AblationValue = zero) -> Heads:
     """Computes the absolute derivative of the metric by each head's gate.
 
     A metric that is best with all heads open has slopes of 0 up to rounding; a warning
@@ -115,7 +112,7 @@ def _slopes(model, params, example, *, metric, ablation_value):
     return jnp.abs(clean.slopes(1.0))
 
 
-def unit_gradient(subject: running.Measured) -> PerExample:
+def unit_gradient(subject: Measured) -> PerExample:
     """Computes the absolute derivative of the metric by each hidden unit's gate.
 
     A gate multiplies a unit at all positions of an example; the importance is
@@ -160,7 +157,7 @@ def _unit_slopes(model, params, example, *, metric):
 
 @_offered("nats", "share of what ablating all heads costs")
 def attribution(
-    subject: running.Measured, *, ablation_value: AblationValue = zero, points: int = 16
+    subject: Measured, *, ablation_value: AblationValue = zero, points: int = 16
 ) -> Heads:
     """Computes integrated gradients: each head's share of the cost of ablating all.
 
@@ -201,9 +198,7 @@ def _shares(model, params, example, *, metric, ablation_value, points):
 
 
 @_offered("weight", "largest weight of a query")
-def confidence(
-    subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> Heads:
+def confidence(subject: Measured, *, ablation_value: AblationValue = zero) -> Heads:
     """Computes the confidence of each head: the mean largest weight of a query.
 
     No head is ablated, and the metric is not used.
@@ -236,7 +231,7 @@ def _largest_weights(model, params, example):
 
 
 def gated_metric(
-    subject: running.Measured,
+    subject: Measured,
     gates: np.ndarray,
     *,
     ablation_value: AblationValue = zero,

@@ -3,7 +3,6 @@
 L layers, H heads of a layer, P pairs of heads.
 """
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 
 from mha_haiku.core import display, models
 from mha_haiku.lab.heads import running
-from mha_haiku.training import tasks
+from mha_haiku.lab.heads.running import Batches
 
 # Replaces the divergence of heads of different kinds. It is larger than any divergence,
 # so that such heads are paired only if nothing else is left, and then dropped.
@@ -41,7 +40,7 @@ class Matching(NamedTuple):
 def match(
     first: tuple[models.Model, Any],
     second: tuple[models.Model, Any],
-    batches: Iterable[tasks.Example],
+    batches: Batches,
 ) -> Matching:
     """Pairs the heads of two models, such as two seeds, by similar attention.
 

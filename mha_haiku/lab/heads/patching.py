@@ -12,7 +12,7 @@ examples, E edges.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +22,7 @@ import numpy as np
 from mha_haiku.core import checks, models
 from mha_haiku.lab.heads import ablation_values, programs, running
 from mha_haiku.lab.heads.graph import LOGITS as LOGITS
+from mha_haiku.lab.heads.running import Batches, Measured
 from mha_haiku.records.means import PerExample
 from mha_haiku.training import tasks
 
@@ -125,8 +126,8 @@ class Edges(Changes):
 
 
 def activation_patching(
-    subject: running.Measured,
-    corrupted: Iterable[tasks.Example],
+    subject: Measured,
+    corrupted: Batches,
     *,
     what: str = "heads",
     per_position: bool = False,
@@ -213,8 +214,8 @@ def _of_layers(ours, theirs, per_position) -> Array:
 
 
 def over_pairs(
-    subject: running.Measured,
-    corrupted: Iterable[tasks.Example],
+    subject: Measured,
+    corrupted: Batches,
     program: Callable,
     *arrays: jax.typing.ArrayLike,
 ) -> tuple[np.ndarray, ...]:

@@ -195,7 +195,6 @@ def _indices(row) -> list[int]:
 
 
 def _names(keep, layers) -> list[list[int]]:
-    """Checks and lists the names of the heads that each layer keeps."""
     if len(keep) != len(layers):
         raise ValueError(
             f"keep must have an entry for each of the {len(layers)} layers, got "

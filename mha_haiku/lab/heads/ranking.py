@@ -11,6 +11,7 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.lab.heads import importance, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
+from mha_haiku.lab.heads.running import Measured
 
 
 def order(values: np.ndarray) -> list[tuple[int, int]]:
@@ -25,9 +26,7 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
     return [tuple(head) for head in heads[ranks].tolist()]
 
 
-def pairs(
-    subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> np.ndarray:
+def pairs(subject: Measured, *, ablation_value: AblationValue = zero) -> np.ndarray:
     """Computes the mean change of the metric when two heads are ablated.
 
     It is `[L, H, L, H]` float64, symmetric; the diagonal is for single heads.
@@ -66,7 +65,7 @@ class Step(NamedTuple):
 
 
 def greedy_order(
-    subject: running.Measured,
+    subject: Measured,
     *,
     ablation_value: AblationValue = zero,
     steps: int | None = None,

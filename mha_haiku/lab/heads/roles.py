@@ -4,7 +4,7 @@ B batch, T positions, L layers, H heads of a layer.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,8 +13,8 @@ import numpy as np
 
 from mha_haiku.core import attention, models, tiles
 from mha_haiku.lab.heads import alignment, running
+from mha_haiku.lab.heads.running import Batches
 from mha_haiku.records.heads import OFFSET, ROLE, Column, Heads
-from mha_haiku.training import tasks
 
 Array = jax.Array
 
@@ -66,7 +66,7 @@ SCORES = {role.score or name: role.label for name, role in ROLES.items()}
 def roles(
     model: models.Model,
     params: Any,
-    batches: Iterable[tasks.Example],
+    batches: Batches,
     *,
     separators: Sequence[int] = (),
     align: alignment.Align | None = None,

@@ -28,6 +28,11 @@ FEW_LAYERS = 6
 Metric = Callable[[Array, tasks.Example], Array]
 
 
+# Batches of one size that can be iterated over more than once: a list, not a generator.
+# A `tqdm` around a list shows progress.
+Batches = Iterable[tasks.Example]
+
+
 class Measured(NamedTuple):
     """The subject of a measure: a model, its data, and a metric of the two.
 
@@ -40,9 +45,7 @@ class Measured(NamedTuple):
     model: models.Model  # from `models.build`, or any pure functions of these arguments
     metric: Metric  # how badly the model performs; some measures differentiate it
     params: Any
-    # Batches of one size that can be iterated over more than once: a list, not a
-    # generator. A `tqdm` around a list shows progress.
-    batches: Iterable[tasks.Example]
+    batches: Batches
 
 
 def over(batches: Iterable[Any], function: Callable) -> list[Any]:

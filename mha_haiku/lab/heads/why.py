@@ -13,7 +13,7 @@ https://transformer-circuits.pub/2021/framework/index.html.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -32,6 +32,7 @@ from mha_haiku.lab.heads.components import (
     at_keys,
     at_rows,
 )
+from mha_haiku.lab.heads.running import Batches
 from mha_haiku.lab.heads.sums import Answer, Cells, Pairs, Reads, Terms
 from mha_haiku.training import tasks
 
@@ -187,7 +188,7 @@ def written(
     return Terms((layer, head, query), title, sides, terms, total)
 
 
-def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Reads:
+def reads(model: models.Model, params: Any, batches: Batches) -> Reads:
     """Computes what all heads read by queries, keys and values, over a data set.
 
     Queries that see nothing, and padding, do not count. It takes a pass over the maps
