@@ -3,22 +3,26 @@
 With the factors of norms held constant (those of queries and keys too), queries, keys
 and values are linear in the components of the residual stream. This uses only sites:
 the model runs again on single components, with the same factors, and a run with all
-components at zero checks that this makes it linear. The functions here are traced.
+components at zero checks that this makes it linear. The functions here are traced;
+`why` asks and answers on the host.
 
 B batch, T query positions, S key positions, H heads of a part, K query/key and V value
-size per head, R queries, M components.
+size per head, R queries, P attention parts, M components.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_haiku.core import attention, models, sites
 from mha_haiku.core.attention import scores
-from mha_haiku.lab.heads import edits, running
+from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.lab.heads import circuits, edits, running
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -317,3 +321,199 @@ def one(shape: tuple[int, ...], *places: Any) -> Array:
     for size, place in zip(shape[-len(places) :], places, strict=True):
         result = jnp.multiply.outer(result, jnp.arange(size) == place)
     return jnp.broadcast_to(result, shape)
+
+
+# --- The programs of `why`
+
+
+@running.compiled
+def split_cell(model, params, example, layer, head, query, key, *, splits):
+    """Computes the numbers of a cell, and the parts of its query and key."""
+    held = Held(model, params, example).linearized()
+    numbers = [
+        jnp.stack([x[head, 0] * 1.0 for x in CellNumbers.of(map_, query[None], key)])
+        for map_ in held.maps.values()
+    ]
+    is_own = np.array(list(held.part.values()))[:, None] == layer
+    cell = CellNumbers(*jnp.where(is_own, jnp.stack(numbers), 0).sum(0))
+    ends = ("query", query), ("key", cell.keys.astype(int))
+    sides = [_side(held, layer, head, *end, splits) for end in ends]
+    return {"cell": cell, "sides": sides, "curvature": held.curvature()}
+
+
+def _side(held, layer, head, name, at, splits):
+    """Computes a query or key, its parts, and the arrays that split it by source."""
+    wholes = {end: getattr(held.ends[end], name) for end in held.maps}
+    rows = jnp.stack([at, jnp.maximum(at - 1, 0)])  # smeared keys read two positions
+    first = jnp.stack([True, at > 0])[:, None, None]
+
+    def chosen(end, *places):
+        whole = wholes[end]
+        return one(whole.shape, *places) * (held.part[end] == layer)
+
+    def of_channel(channel):
+        at_channel = {end: {name: chosen(end, at, head, channel)} for end in wholes}
+        gradients = held.pull(at_channel)
+        kept = [gradients[name][0, rows] * first for name in held.heads if splits]
+        return held.parts(gradients)[:, 0].sum(-1), kept
+
+    size = max(x.shape[-1] for x in wholes.values())
+    parts, gradients = jax.lax.map(of_channel, jnp.arange(size))
+    whole = sum(
+        jnp.where(held.part[end] == layer, x[0, at, head], 0)
+        for end, x in wholes.items()
+    )
+    result = {"parts": parts.T, "whole": whole, "splits": {}}
+    for name, map_ in held.maps.items() if splits else ():
+        # The factors of the gradients of heads: weights, gates and values.
+        weights, gates = map_.tile(rows, slice(None))[0], map_.weighting.gates
+        gates = jnp.ones(()) if gates is None else gates[0, rows]
+        factors = weights, gates, Projections.of(map_).value[0]
+        result["splits"][held.part[name]] = (gradients[held.part[name]], *factors)
+    return result
+
+
+@running.compiled
+def largest_pairs(model, params, example, rows, key, *, count):
+    """Computes the numbers of cells of all heads, and their largest pairs of parts."""
+    held = Held(model, params, example).linearized()
+    numbers = {n: CellNumbers.of(map_, rows, key) for n, map_ in held.maps.items()}
+
+    def chosen(ends):
+        return {
+            name: (at_rows(ends[name].query, rows), at_keys(ends[name].key, cell.keys))
+            for name, cell in numbers.items()
+        }
+
+    numbered = jnp.arange(len(held.components) - 1)
+    parts = jax.lax.map(lambda m: chosen(held.push(held.single(m))), numbered)
+    wholes = chosen(held.ends)
+
+    def largest(given):
+        query, key, scale = given
+        terms = jnp.matmul(query * scale, key.T, precision="highest")
+        _, best = jax.lax.top_k(jnp.abs(terms).ravel(), count)
+        return jnp.stack(jnp.divmod(best, len(key)), -1), terms.ravel()[best]
+
+    sides, size = ([], []), max(map_.key.shape[-1] for map_ in held.maps.values())
+    for name in numbers:
+        for side, x, whole in zip(sides, parts[name], wholes[name], strict=True):
+            x = jnp.concatenate([x, (whole - x.sum(0))[None]])  # [M, H, R, K]
+            x = jnp.moveaxis(x, 0, 2).reshape(-1, len(x), x.shape[-1])
+            side.append(jnp.pad(x, ((0, 0), (0, 0), (0, size - x.shape[-1]))))
+    scales = [cell.scales.ravel() for cell in numbers.values()]
+    given = *map(jnp.concatenate, sides), jnp.concatenate(scales)
+    # A single loop over the cells of all parts, which compiles once.
+    best, found, first = jax.lax.map(largest, given), [], 0
+    for cell in numbers.values():
+        cells_ = slice(first, first + cell.scales.size)
+        shaped = (x[cells_].reshape(*cell.scales.shape, *x.shape[1:]) for x in best)
+        found.append((cell.keys, cell.scores, cell.positions, cell.weights, *shaped))
+        first = cells_.stop
+    return {"cells": found, "curvature": held.curvature()}
+
+
+@running.compiled
+def split_output(model, params, example, layer, head, query, answer, *, is_logit):
+    """Computes the terms of a head's output, or of its direct share of a logit."""
+
+    def both(*run):
+        return read_maps(*run) | read_logits(*run)
+
+    held = Held(model, params, example, both if is_logit else None).linearized()
+    if is_logit:
+        shape = held.ends["logits"].shape
+        places = (query, answer) if len(shape) == 3 else (answer,)
+        places = (query,) if is_set(model) else places
+        gradients = held.pull({"logits": one(shape, *places)})
+    total, cotangents = 0.0, {}
+    for name, map_ in held.maps.items():
+        output = held.sources[name.removesuffix("map") + "heads"][0, query, head]
+        if is_logit:
+            along = gradients[name.removesuffix("map") + "heads"][0, query, head]
+        else:
+            along = output / jnp.maximum(jnp.linalg.norm(output), 1e-30)
+        is_own = held.part[name] == layer
+        total += is_own * (output * along).sum()
+        if map_.weighting.gates is not None:
+            along = along * map_.weighting.gates[0, query, head]
+        weights = map_.tile(query[None], slice(None))[0, :, 0]
+        weights = weights * one(weights.shape[:1], head)[:, None] * is_own
+        cotangents[name] = {"value": jnp.einsum("hs,v->shv", weights, along)[None]}
+    terms = held.parts(held.pull(cotangents))[:, 0]  # [M, S]
+    whole = jnp.zeros(terms.shape[1:])
+    for name, cotangent in cotangents.items():
+        of_part = (held.ends[name].value * cotangent["value"]).sum((0, 2, 3))
+        whole += jnp.pad(of_part, (0, len(whole) - len(of_part)))
+    result = {"terms": terms, "whole": whole, "total": total}
+    return result | {"curvature": held.curvature()}
+
+
+@running.compiled
+def sums_read(model, params, example):
+    """Computes the sums over the queries of an example that `why.Reads` averages."""
+    held = Held(model, params, example).linearized()
+    places, targets, norms, counts = [], {}, [], []
+    for name, map_ in held.maps.items():
+        part = held.part[name]
+        output = held.sources[name.removesuffix("map") + "heads"]
+        targets[name], valid = _targets(map_, output, example, running.kind_of(name))
+        norms.append(jnp.square(output * valid).sum((1, 3)))
+        counts.append(valid[..., 0, 0].sum(1))
+        heads = range(map_.shape[-3])
+        places += [(part, h, j) for j in range(len(Projections._fields)) for h in heads]
+
+    def of_head(given):
+        part, head, kind = given
+        cotangents, whole = {}, 0.0
+        for name, target in targets.items():
+            is_head = one(target.query.shape[-2:-1], head)
+            is_head = is_head[None, None, :, None] * (part == held.part[name])
+            chosen = Projections(
+                *(x * is_head * (kind == j) for j, x in enumerate(target))
+            )
+            ends = zip(chosen, held.ends[name], strict=True)
+            whole += sum((x * y).sum((1, 2, 3)) for x, y in ends)
+            cotangents[name] = chosen._asdict()
+        parts = held.parts(held.pull(cotangents)).sum(-1)  # [M, B]
+        return jnp.concatenate([parts, (whole - parts.sum(0))[None]])
+
+    places = np.array(places)
+    found = jax.lax.map(of_head, tuple(map(jnp.asarray, places.T)))  # [..., M, B]
+    num_heads = max(map_.shape[-3] for map_ in held.maps.values())
+    shape = len(example.inputs), len(held.shapes), num_heads
+    by = {}
+    for j, kind in enumerate(circuits.KINDS):
+        parts, heads, _ = places[places[:, 2] == j].T
+        values = jnp.moveaxis(found[places[:, 2] == j], -1, 0)
+        by[kind] = jnp.full((*shape, values.shape[-1]), jnp.nan)
+        by[kind] = by[kind].at[:, parts, heads].set(values)
+    norms = jnp.zeros(shape).at[:, parts, heads].set(jnp.concatenate(norms, 1))
+    with_heads = list(held.part.values())
+    counts = jnp.zeros(shape[:2]).at[:, with_heads].set(jnp.stack(counts, 1))
+    return {"sums": (by, norms, counts), "curvature": held.curvature()}
+
+
+def _targets(map_, output, example, kind) -> tuple[Projections, Array]:
+    """Computes the factors of queries, keys and values, and the valid queries."""
+    query, key, _ = Projections.of(map_)
+    of_queries, of_keys = scales(map_)
+    plain = map_.weighting._replace(
+        bias=None, score=scores.dot_product(0.0), normalizer=None, gates=None
+    )
+
+    def with_sums(logs):  # the map with equal weights on all visible keys
+        return dataclasses.replace(map_, weighting=plain, log_sum=LogSum.rounded(logs))
+
+    counts = with_sums(jnp.zeros_like(map_.logsumexp)).row_sums()
+    uniform = with_sums(jnp.log(counts))
+    by_query = [jnp.moveaxis(x, -1, -2)[..., None] for x in (map_.row_sums(), counts)]
+    sums = by_query[0]  # with a sink, both maps have the row sum of the map
+    valid = running.valid(map_.shape[-2], example, kind)[..., None, None]
+    valid = valid & (by_query[1] > 0)
+    query, key = query * of_queries * valid, key * of_keys
+    at_query = map_.apply(key) - sums * uniform.apply(key)
+    at_key = map_.apply_transposed(query) - uniform.apply_transposed(sums * query)
+    output, gates = output * valid, map_.weighting.gates
+    at_value = map_.apply_transposed(output if gates is None else output * gates)
+    return Projections(at_query * of_queries * valid, at_key * of_keys, at_value), valid
