@@ -15,6 +15,12 @@ from mha_haiku.lab.heads import (
     why,
 )
 from mha_haiku.lab.heads.ablation_values import AblationValue
+from mha_haiku.lab.heads.circuits import (
+    HeadWeights,
+    token_embedding,
+    unembedding,
+    weights,
+)
 from mha_haiku.lab.heads.contributions import (
     Contributions,
     logit_attribution,
@@ -37,12 +43,6 @@ from mha_haiku.lab.heads.head_circuits import (
     circuit_of_heads,
     path_patching,
     with_head_edges,
-)
-from mha_haiku.lab.heads.head_weights import (
-    HeadWeights,
-    token_embedding,
-    unembedding,
-    weights,
 )
 from mha_haiku.lab.heads.importance import (
     MEASURES,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.lab.heads import components, head_weights, running
+from mha_haiku.lab.heads import circuits, components, running
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -93,7 +93,7 @@ def _check_config(config) -> None:
             f"attention.residual = {config.attention.residual} and "
             f"feed_forward.residual = {config.feed_forward.residual}."
         )
-    head_weights.check_logits(config)
+    circuits.check_logits(config)
 
 
 def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Array:

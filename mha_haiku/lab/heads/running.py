@@ -100,6 +100,16 @@ def shown(model: models.Model) -> models.Model:
     return model._replace(apply=sites.show_stream(model.apply))
 
 
+def config_of(model: models.Model) -> Any:
+    """Returns the config of a model, or raises ValueError if there is none."""
+    if model.config is None:
+        raise ValueError(
+            "model must be from models.build or interop.load, whose architecture is "
+            "known; got one without a config."
+        )
+    return model.config
+
+
 def check_tokens(model: models.Model, params: Any, example: tasks.Example) -> None:
     """Raises ValueError if the model has no row for a token; see `Model.apply`.
 
