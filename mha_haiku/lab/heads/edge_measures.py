@@ -322,8 +322,6 @@ def circuit(
     effect; they are excluded, and others take their place.
 
     Args:
-      subject: The model to measure, with the clean examples.
-      corrupted: The other examples of the pairs, see `heads.patching`.
       edges: The largest number of edges of the circuit.
       measure: A name in `heads.EDGE_MEASURES`.
       **options: Options of the measure.

@@ -27,6 +27,8 @@ from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.training import tasks
 
 Array = jax.Array
+Example = tasks.Example
+Parts = Sequence[graphs.Part]
 Params = Mapping[str, Mapping[str, Array]]
 
 
@@ -38,11 +40,7 @@ class Pieces:
     """
 
     def __init__(
-        self,
-        model: models.Model,
-        params: Params,
-        example: tasks.Example,
-        of: Sequence[graphs.Part],
+        self, model: models.Model, params: Params, example: Example, of: Parts
     ):
         """Traces the model; `of` lists the parts of its layers that are needed."""
         graph = graphs.of_model(model)
@@ -235,7 +233,9 @@ class EdgeRuns:
             columns = np.flatnonzero(graph.exists[rows.start])
             arrays = map(jnp.concatenate, (added[stack], slopes_by[stack]))
             # One large product for all layers: small ones take several times as long.
-            written, by = map(_rows, arrays)
+            written, by = (
+                jnp.moveaxis(x, 0, 1).reshape(x.shape[1], len(x), -1) for x in arrays
+            )
             edges = edges.at[:, rows, columns].set(written @ by.mT)
         return edges[:, *graph.places.T]
 
@@ -343,7 +343,11 @@ class EdgeRuns:
                 carry, result = step(layer, self._params, carry, tree)
                 results.append(result)
             return carry, results
-        of_layers, rest = _parted(self._compact[1])
+        # Stacked parameters get the names of the first layer.
+        rest, of_layers = dict(self._compact[1]), {}
+        for name in [x for x in rest if anatomy.is_stacked(x)]:
+            layer: Any = anatomy.layer_of(name)
+            of_layers[str(layer._replace(index=0))] = rest.pop(name)
 
         def body(carry, x):
             return step(layers[0], rest | x[0], carry, x[1])
@@ -366,22 +370,8 @@ def _left(part) -> str:
     return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
 
 
-def _rows(x) -> Array:
-    """Reshapes `[U, B, T, D]` to `[B, U, T D]`."""
-    return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], x.shape[0], -1)
-
-
 def _contributions(part, params, heads) -> Array:
     """Computes the terms of heads in the stream, `[H, B, T, D]`, without biases."""
     weights = params[f"{part.path}/linear"]["w"]
     weights = weights.reshape(*heads.shape[-2:], -1)
     return jnp.einsum("bthv,hvd->hbtd", heads, weights)
-
-
-def _parted(params) -> tuple[Params, Params]:
-    """Splits off stacked parameters, with the names of the first layer."""
-    stacked = {name: x for name, x in params.items() if anatomy.is_stacked(name)}
-    rest = {name: x for name, x in params.items() if name not in stacked}
-    layers = [(name, anatomy.layer_of(name)) for name in stacked]
-    first = {name: str(x._replace(index=0)) for name, x in layers if x is not None}
-    return {first[name]: x for name, x in stacked.items()}, rest

@@ -150,11 +150,8 @@ def of_model(model: models.Model) -> Graph:
             f"{config.norm.position!r}."
         )
     heads = {x.path: (i, x) for i, x in enumerate(models.heads_of_layers(config))}
-    units = models.hidden_sizes(config)
-    counts = {
-        "encoder": config.num_layers,
-        "decoder": models.num_decoder_layers(config),
-    }
+    units, num_decoder = models.hidden_sizes(config), models.num_decoder_layers(config)
+    counts = {"encoder": config.num_layers, "decoder": num_decoder}
     layers, writers, readers, stacks = [], [], [], {}
 
     def part(path, nodes, reads, order, kinds, groups=()):
@@ -174,18 +171,16 @@ def of_model(model: models.Model) -> Graph:
         for i in range(count):
             path, parts, site, order = f"{stack}/layer_{i}", [], "stream", 3 * i
             for name in ("attention", "cross_attention"):
-                if f"{path}/{name}" not in heads:
+                if (module := f"{path}/{name}") not in heads:
                     continue
-                index, place = heads[f"{path}/{name}"]
-                indices = range(len(place.names))
-                size = max(1, len(indices) // max(1, place.num_key_value_heads))
+                index, place = heads[module]
                 read, is_cross = f"{path}/{site}", name == "cross_attention"
                 reads = (read, *("encoder/stream" if is_cross else read,) * 2)
-                if indices:
+                if indices := range(len(place.names)):
                     nodes = tuple((index, head) for head in indices)
+                    size = len(indices) // place.num_key_value_heads
                     groups = place.groups or [head // size for head in indices]
-                    heads_ = part(f"{path}/{name}", nodes, reads, order, "qkv", groups)
-                    parts.append(heads_)
+                    parts.append(part(module, nodes, reads, order, "qkv", groups))
                 site, order = f"stream_after_{name}", order + 1
             if units[len(layers)]:
                 if config.feed_forward.parallel and parts:

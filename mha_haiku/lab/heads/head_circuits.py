@@ -56,8 +56,6 @@ def path_patching(
     An edge takes two runs of the model. Memory does not grow with the number of edges.
 
     Args:
-      subject: The model to measure, with the clean examples.
-      corrupted: The other examples of the pairs, see `heads.patching`.
       senders: Pairs of a part's index and a head. Defaults to all heads.
       receivers: Pairs like the senders. Defaults to all heads.
       kinds: Kinds of edges, among "q", "k", "v" and "logits".

@@ -138,8 +138,6 @@ def activation_patching(
     Everything after the patched activation is recomputed.
 
     Args:
-      subject: The model to measure, with the clean examples.
-      corrupted: The other examples of the pairs.
       what: "heads" to patch a head's output, or "layers" to patch the input of a layer.
       per_position: Patch one position at a time instead of all at once.
       into: The run that is patched: "clean" shows what breaks the answer, "corrupted"

@@ -78,8 +78,6 @@ def greedy_order(
     Unlike an order by single ablations, it keeps one of two heads that do the same.
 
     Args:
-      subject: The model to measure.
-      ablation_value: The value that replaces ablated heads.
       steps: The largest number of heads to ablate. Defaults to all.
       worst: End before the mean metric exceeds this value. Unlimited by default.
       tries: The number of heads to try at a time, starting with those that harmed least

@@ -36,6 +36,9 @@ Batches = Iterable[tasks.Example]
 class Measured(NamedTuple):
     """The subject of a measure: a model, its data, and a metric of the two.
 
+    Functions that take a `subject` measure this model; of those that take pairs, its
+    batches are the clean examples, and `corrupted` the other examples of the pairs.
+
     Example:
       >>> measured = mh.heads.Measured(model, mh.heads.metrics.loss, params, batches)
       >>> mh.heads.ablation(measured)
