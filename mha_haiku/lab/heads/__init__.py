@@ -57,12 +57,7 @@ from mha_haiku.lab.heads.importance import (
 from mha_haiku.lab.heads.matching import Matching, match
 from mha_haiku.lab.heads.patching import Cost, Edges, Patched, activation_patching
 from mha_haiku.lab.heads.pruning import open_gates, prune, prune_units, scaled
-from mha_haiku.lab.heads.ranking import (
-    Step,
-    greedy_order,
-    order,
-    pairs,
-)
+from mha_haiku.lab.heads.ranking import Step, greedy_order, order, pairs
 from mha_haiku.lab.heads.roles import (
     MIXED,
     ROLES,

@@ -202,10 +202,7 @@ def copying_score(
 
 
 def matching_score(
-    weights: HeadWeights,
-    embedding: np.ndarray,
-    *,
-    earlier: HeadWeights | None = None,
+    weights: HeadWeights, embedding: np.ndarray, *, earlier: HeadWeights | None = None
 ) -> np.ndarray:
     """Computes `copying_score` of the QK circuit: 1 if a head seeks equal tokens.
 

@@ -231,10 +231,7 @@ def _largest_weights(model, params, example):
 
 
 def gated_metric(
-    subject: Measured,
-    gates: np.ndarray,
-    *,
-    ablation_value: AblationValue = zero,
+    subject: Measured, gates: np.ndarray, *, ablation_value: AblationValue = zero
 ) -> np.ndarray:
     """Computes the metric `[N, P]` of each example with each pattern of gates.
 

@@ -38,9 +38,7 @@ class Matching(NamedTuple):
 
 
 def match(
-    first: tuple[models.Model, Any],
-    second: tuple[models.Model, Any],
-    batches: Batches,
+    first: tuple[models.Model, Any], second: tuple[models.Model, Any], batches: Batches
 ) -> Matching:
     """Pairs the heads of two models, such as two seeds, by similar attention.
 
