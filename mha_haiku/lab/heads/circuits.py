@@ -244,12 +244,8 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     written = np.linalg.qr(earlier.value, mode="r") @ earlier.output  # [H.., V, D]
     of_rest: Any = np.linalg.qr(rest, mode="r")
     taken = read @ of_rest.mT  # [H'.., D, K]
-    both = np.einsum(
-        "gvd,hdk->ghvk",
-        written.reshape(-1, *written.shape[-2:]),
-        taken.reshape(-1, *taken.shape[-2:]),
-        optimize=True,
-    )
+    both = (x.reshape(-1, *x.shape[-2:]) for x in (written, taken))
+    both = np.einsum("gvd,hdk->ghvk", *both, optimize=True)
     norms = map(np.linalg.matrix_norm, (written, taken))
     sizes = np.multiply.outer(*norms)
     products = np.linalg.matrix_norm(both).reshape(sizes.shape)

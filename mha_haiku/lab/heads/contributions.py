@@ -138,9 +138,8 @@ def _lens(model, params, example):
     last = next(reversed(streams))
 
     def read(stream):
-        return running.run_edited(
-            model, params, example, {last: lambda _: stream}
-        ).logits
+        edits = {last: lambda _: stream}
+        return running.run_edited(model, params, example, edits).logits
 
     return jax.lax.map(read, jnp.stack([*streams.values()]))
 

@@ -166,11 +166,8 @@ def _removed(runs, order, threshold):
         without = state[0].at[edge].set(0)
         after = runs.patched(without)
         change = after - state[1]
-        is_removed = change.mean() < threshold
-        state = jax.tree.map(
-            lambda x, y: jnp.where(is_removed, x, y), (without, after), state
-        )
-        return state, change
+        keep = functools.partial(jnp.where, change.mean() < threshold)
+        return jax.tree.map(keep, (without, after), state), change
 
     init = jnp.ones(len(order)), runs.before
     (kept, _), changes = jax.lax.scan(step, init, order)
@@ -290,15 +287,13 @@ class Circuit:
         """Lists a row for each edge of the circuit, the strongest first."""
         edges = self.edges
         order = np.argsort(-np.where(self.kept, edges.strength, -np.inf), kind="stable")
-        return [
-            {
-                "sender": graphs.label(edges.senders[i]),
-                "receiver": graphs.label(edges.receivers[i]),
-                "kind": str(edges.kinds[i]),
-                "value": float(edges.mean[i]),
-            }
-            for i in order[: self.kept.sum()]
-        ]
+        rows = []
+        for i in order[: self.kept.sum()]:
+            ends = graphs.label(edges.senders[i]), graphs.label(edges.receivers[i])
+            row = *ends, str(edges.kinds[i]), float(edges.mean[i])
+            names = ("sender", "receiver", "kind", "value")
+            rows.append(dict(zip(names, row, strict=True)))
+        return rows
 
     def __repr__(self) -> str:
         return (
@@ -381,9 +376,8 @@ def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarr
         return result
 
     # The number of used edges never falls with the number of edges.
-    count = bisect.bisect_right(
-        range(len(order) + 1), edges, key=lambda n: len(used(n))
-    )
+    counts = range(len(order) + 1)
+    count = bisect.bisect_right(counts, edges, key=lambda n: len(used(n)))
     kept = np.zeros(len(ends), bool)
     kept[used(count - 1)] = True
     return kept

@@ -144,9 +144,8 @@ def _paths(model, params, clean, corrupted, edges, *, metric):
             is_other = (part == receiver[0]) & ~_is_head(receiver, part, whole)
             return jnp.where(is_other, whole, values)
 
-        changed = runs.reading(
-            read, lambda *at: (at[0] == receiver[0]) & (at[1] == kind)
-        )
+        is_read = lambda *at: (at[0] == receiver[0]) & (at[1] == kind)  # noqa: E731
+        changed = runs.reading(read, is_read)
         changed |= edits.on_parts(runs.parts, enumerate(runs.heads), restored)
         through = running.run_edited(model, params, clean, changed)
         is_direct = kind == graphs.KINDS.index("logits")
@@ -185,9 +184,8 @@ def circuit_of_heads(
     checks.positive_integer("edges", edges)
     graph = graph_of_heads(subject)
     program = _attributed(subject.model, metric=subject.metric)
-    direct, read, before = patching.over_pairs(
-        subject, corrupted, program, np.array(graph.writers)
-    )
+    nodes = np.array(graph.writers)
+    direct, read, before = patching.over_pairs(subject, corrupted, program, nodes)
     # `[N, S, R]`: readers are ordered as in the graph, by kind and then by head.
     worth = np.concatenate([read.reshape(*read.shape[:2], -1), direct[..., None]], -1)
     changes = worth[:, *graph.places.T]

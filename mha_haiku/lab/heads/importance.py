@@ -297,7 +297,5 @@ def _measured(subject, name, compiled, **options) -> Heads:
 def _results(subject, compiled, *arrays, **options) -> np.ndarray:
     """Runs a program compiled with `options` on all N examples."""
     program = compiled(subject.model, **options)
-    results = running.over(
-        subject.batches, lambda example: program(subject.params, example, *arrays)
-    )
-    return np.concatenate(results).astype(np.float64)
+    run = lambda example: program(subject.params, example, *arrays)  # noqa: E731
+    return np.concatenate(running.over(subject.batches, run)).astype(np.float64)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from mha_haiku.core import checks, models
 from mha_haiku.lab.heads import ablation_values, programs, running
@@ -27,6 +28,7 @@ from mha_haiku.records.means import PerExample
 from mha_haiku.training import tasks
 
 Array = jax.Array
+Example = tasks.Example
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -114,14 +116,11 @@ class Edges(Changes):
     def rows(self) -> list[dict[str, int | float | str]]:
         """Lists a row for each edge: its ends, its kind and its numbers."""
         names = ("sender_layer", "sender_head", "receiver_layer", "receiver_head")
-        ends = [
-            *self.senders.T.tolist(),
-            *self.receivers.T.tolist(),
-            self.kinds.tolist(),
-        ]
+        ends = np.concatenate([self.senders, self.receivers], axis=1).T.tolist()
+        rows = zip(*ends, self.kinds.tolist(), strict=True)
         return [
             dict(zip((*names, "kind"), row, strict=True)) | self._numbers((i,))
-            for i, row in enumerate(zip(*ends, strict=True))
+            for i, row in enumerate(rows)
         ]
 
 
@@ -212,10 +211,7 @@ def _of_layers(ours, theirs, per_position) -> Array:
 
 
 def over_pairs(
-    subject: Measured,
-    corrupted: Batches,
-    program: Callable,
-    *arrays: jax.typing.ArrayLike,
+    subject: Measured, corrupted: Batches, program: Callable, *arrays: ArrayLike
 ) -> tuple[np.ndarray, ...]:
     """Runs a program on all pairs of batches; results are float64 `[N, ...]`."""
     for batches in (subject.batches, corrupted):
@@ -249,11 +245,7 @@ def over_pairs(
 
 
 def both(
-    model: models.Model,
-    params: Any,
-    one: tasks.Example,
-    other: tasks.Example,
-    at: Sequence[str],
+    model: models.Model, params: Any, one: Example, other: Example, at: Sequence[str]
 ) -> list[tuple[Any, dict[str, Array]]]:
     """Applies `running.look` to two batches; the model is compiled once."""
     look = lambda x: running.look(model, params, x, at, strict=False)  # noqa: E731

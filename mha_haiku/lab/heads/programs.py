@@ -129,9 +129,8 @@ class Clean(NamedTuple):
                 is_it = is_part & (jnp.arange(count) == head)
                 at = jnp.arange(length) == position if per_position else np.ones(length)
                 gates = 1 - at[:, None] * is_it[None]
-                return edits.gated(
-                    heads, jnp.broadcast_to(gates, heads.shape[:-1]), value
-                )
+                gates = jnp.broadcast_to(gates, heads.shape[:-1])
+                return edits.gated(heads, gates, value)
 
             return self._edits(change)
 

@@ -196,10 +196,8 @@ def _indices(row) -> list[int]:
 
 def _names(keep, layers) -> list[list[int]]:
     if len(keep) != len(layers):
-        raise ValueError(
-            f"keep must have an entry for each of the {len(layers)} layers, got "
-            f"{len(keep)}."
-        )
+        wanted = f"an entry for each of the {len(layers)} layers"
+        raise ValueError(f"keep must have {wanted}, got {len(keep)}.")
     result = [_indices(row) for row in keep]
     for names, layer in zip(result, layers, strict=True):
         if set(names) - set(layer.names) or len(set(names)) < len(names):

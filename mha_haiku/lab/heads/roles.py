@@ -298,12 +298,9 @@ def roles_of_evidence(
                 deciding[i, place] = of_head[ROLES[name].score or name]
     told = {name: ("", label) for name, label in SCORES.items()}
     told[OFFSET] = "positions", "most frequent offset of a query's key"
-    shown = {
-        ROLE: Column(deciding, "score", "score that decides the role", names=names)
-    }
-    shown |= {
-        x: Column(y, *told[x]) for x, y in values.items() if not np.isnan(y).all()
-    }
+    role = Column(deciding, "score", "score that decides the role", names=names)
+    known = {x: y for x, y in values.items() if not np.isnan(y).all()}
+    shown = {ROLE: role} | {x: Column(y, *told[x]) for x, y in known.items()}
     meanings = {
         name: f"at least {role.threshold:g} of: {role.label}"
         for name, role in ROLES.items()
