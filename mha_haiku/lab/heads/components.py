@@ -227,14 +227,19 @@ def check_linear(curvature: Any) -> None:
         )
 
 
-def read_maps(*run: Any) -> dict[str, Projections]:
+def read_maps(
+    model: models.Model, params: Any, example: tasks.Example
+) -> dict[str, Projections]:
     """Reads queries, keys and values of all maps of a run, by name."""
-    return dict(running.look(*run, at={"*/map": Projections.of})[1])
+    return dict(running.look(model, params, example, {"*/map": Projections.of})[1])
 
 
-def read_logits(*run: Any) -> dict[str, Array]:
+def read_logits(
+    model: models.Model, params: Any, example: tasks.Example
+) -> dict[str, Array]:
     """Reads the logits before a soft cap, as "logits"."""
-    output, found = running.look(*run, at=["uncapped_logits"], strict=False)
+    at = ["uncapped_logits"]
+    output, found = running.look(model, params, example, at, strict=False)
     return {"logits": found.get("uncapped_logits", output.logits)}
 
 
@@ -359,10 +364,8 @@ def _side(held, layer, head, name, at, splits):
 
     size = max(x.shape[-1] for x in wholes.values())
     parts, gradients = jax.lax.map(of_channel, jnp.arange(size))
-    whole = sum(
-        jnp.where(held.part[end] == layer, x[0, at, head], 0)
-        for end, x in wholes.items()
-    )
+    ends = wholes.items()
+    whole = sum(jnp.where(held.part[x] == layer, y[0, at, head], 0) for x, y in ends)
     result = {"parts": parts.T, "whole": whole, "splits": {}}
     for name, map_ in held.maps.items() if splits else ():
         # The factors of the gradients of heads: weights, gates and values.
@@ -469,9 +472,8 @@ def sums_read(model, params, example):
         for name, target in targets.items():
             is_head = one(target.query.shape[-2:-1], head)
             is_head = is_head[None, None, :, None] * (part == held.part[name])
-            chosen = Projections(
-                *(x * is_head * (kind == j) for j, x in enumerate(target))
-            )
+            chosen = (x * is_head * (kind == j) for j, x in enumerate(target))
+            chosen = Projections(*chosen)
             ends = zip(chosen, held.ends[name], strict=True)
             whole += sum((x * y).sum((1, 2, 3)) for x, y in ends)
             cotangents[name] = chosen._asdict()

@@ -177,9 +177,8 @@ class Reads(Answer):
     @property
     def title(self) -> str:
         """The title, with the number of examples."""
-        return (
-            f"What heads read by queries, keys and values, {len(self.norms)} examples"
-        )
+        count = len(self.norms)
+        return f"What heads read by queries, keys and values, {count} examples"
 
     def mean(self, kind: str) -> np.ndarray:
         """Averages "q", "k" or "v" over all queries of all examples, `[P, H, M]`."""
@@ -270,20 +269,15 @@ def pairs(
         largest = np.argsort(-np.abs(sides[0] @ sides[1].T), axis=None)[:MOST_SPLIT]
         split = np.concatenate(np.divmod(largest, len(sides[1]))).tolist()
         split = {known.components[m][1:3] for m in split}
-    labels, (query_parts, key_parts) = zip(
-        *(
-            _split(known.components, parts, side["splits"], split)
-            for side, parts in zip(found["sides"], sides, strict=True)
-        ),
-        strict=True,
+    (queries, query_parts), (keys, key_parts) = (
+        _split(known.components, parts, side["splits"], split)
+        for side, parts in zip(found["sides"], sides, strict=True)
     )
-    parts = query_parts * scale, key_parts
-    place = layer, head, query, key
+    parts, place = (query_parts * scale, key_parts), (layer, head, query, key)
     title = "Layer {}, head {}, query {}, key {}: score ".format(*place)
     title += f"{score:.4g}, weight {weight:.3g}"
-    return Pairs(
-        place, title, labels, parts[0] @ key_parts.T, score, parts, bias, weight
-    )
+    terms = parts[0] @ key_parts.T
+    return Pairs(place, title, (queries, keys), terms, score, parts, bias, weight)
 
 
 def cells(
@@ -309,9 +303,8 @@ def cells(
     checks.positive_integer("count", count)
     queries = range(longest) if queries is None else queries
     places = np.array([_position("queries", t, longest) for t in queries], np.int32)
-    program = components.largest_pairs(
-        model, count=min(count, len(known.components) ** 2)
-    )
+    count = min(count, len(known.components) ** 2)
+    program = components.largest_pairs(model, count=count)
     found = _run(program, params, example, places, key)
     parts = [part for part, shape in enumerate(known.shapes) if shape[1]]
     by_part = zip(*found["cells"], strict=True)
@@ -358,9 +351,8 @@ def reads(model: models.Model, params: Any, batches: Batches) -> Reads:
     and three backward passes through linear maps per head. `batches` are examples;
     other arguments and errors are as for `pairs`.
     """
-    results = running.over(
-        batches, lambda batch: components.sums_read(model)(params, batch)
-    )
+    program = components.sums_read(model)
+    results = running.over(batches, lambda batch: program(params, batch))
     for result in results:
         components.check_linear(result["curvature"])
     known, config = _known(model, params, next(iter(batches))), model.config
