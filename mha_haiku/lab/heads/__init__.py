@@ -15,6 +15,12 @@ from mha_haiku.lab.heads import (
     why,
 )
 from mha_haiku.lab.heads.ablation_values import AblationValue
+from mha_haiku.lab.heads.circuits import (
+    HeadWeights,
+    token_embedding,
+    unembedding,
+    weights,
+)
 from mha_haiku.lab.heads.contributions import (
     Contributions,
     logit_attribution,
@@ -33,12 +39,10 @@ from mha_haiku.lab.heads.edge_measures import (
     strongest,
     with_edges,
 )
-from mha_haiku.lab.heads.head_circuits import circuit_of_heads, with_head_edges
-from mha_haiku.lab.heads.head_weights import (
-    HeadWeights,
-    token_embedding,
-    unembedding,
-    weights,
+from mha_haiku.lab.heads.head_circuits import (
+    circuit_of_heads,
+    path_patching,
+    with_head_edges,
 )
 from mha_haiku.lab.heads.importance import (
     MEASURES,
@@ -51,20 +55,9 @@ from mha_haiku.lab.heads.importance import (
     unit_gradient,
 )
 from mha_haiku.lab.heads.matching import Matching, match
-from mha_haiku.lab.heads.patching import (
-    Cost,
-    Edges,
-    Patched,
-    activation_patching,
-    path_patching,
-)
+from mha_haiku.lab.heads.patching import Cost, Edges, Patched, activation_patching
 from mha_haiku.lab.heads.pruning import open_gates, prune, prune_units, scaled
-from mha_haiku.lab.heads.ranking import (
-    Step,
-    greedy_order,
-    order,
-    pairs,
-)
+from mha_haiku.lab.heads.ranking import Step, greedy_order, order, pairs
 from mha_haiku.lab.heads.roles import (
     MIXED,
     ROLES,

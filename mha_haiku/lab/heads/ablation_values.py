@@ -4,7 +4,7 @@ B batch, T positions, P attention parts, H heads of a part, V value size per hea
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from mha_haiku.core import models
 from mha_haiku.lab.heads import running
-from mha_haiku.training import tasks
+from mha_haiku.lab.heads.running import Batches
 
 Array = jax.Array
 
@@ -37,9 +37,7 @@ def resample(heads: Sequence[Array]) -> list[Array]:
     return [jnp.roll(values, -1, axis=0) for values in heads]
 
 
-def mean(
-    model: models.Model, params: Any, batches: Iterable[tasks.Example]
-) -> AblationValue:
+def mean(model: models.Model, params: Any, batches: Batches) -> AblationValue:
     """Computes the mean output of each head over data and unpadded positions.
 
     Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
@@ -53,7 +51,6 @@ def mean(
 
 @running.compiled
 def _sums(model, params, example) -> list[tuple[Array, Array]]:
-    """Sums the outputs of the heads of each part, and counts the positions."""
     _, heads = running.look(model, params, example, ["*/heads"])
     sums = []
     for name, values in heads.items():

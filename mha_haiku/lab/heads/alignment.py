@@ -55,7 +55,7 @@ def shares(places: Array, alignment: Array) -> Array:
     a row that sees nothing; `alignment` `[N, T, S]` is true where a row should look.
     The result is `[N, H]` in [0, 1], NaN for an example without an aligned row.
     """
-    xnp = _module_of(places)
+    xnp: Any = jnp if isinstance(places, jax.Array) else np
     places = xnp.asarray(places)[..., None]
     aligned = xnp.asarray(alignment, bool)[:, None]
     broad = xnp.broadcast_to(aligned, (*places.shape[:3], aligned.shape[-1]))
@@ -68,9 +68,6 @@ def evidence(found: Mapping[str, Array]) -> dict[str, Array]:
     """Makes the evidence of alignment for `heads.role_evidence` from `shares`."""
     if "aligned" not in found:
         return {}
-    xnp, share = _module_of(found["aligned"]), found["aligned"]
+    share = found["aligned"]
+    xnp = jnp if isinstance(share, jax.Array) else np
     return {"aligned": xnp.stack([xnp.nan_to_num(share), ~xnp.isnan(share)], -1)}
-
-
-def _module_of(x) -> Any:
-    return jnp if isinstance(x, jax.Array) else np

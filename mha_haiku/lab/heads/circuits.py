@@ -1,24 +1,173 @@
-"""QK and OV circuits of heads, from their weights.
+"""The matrices of heads, their QK and OV circuits, and a model's unembedding.
 
-D width, H heads, K query/key and V value size per head, N tokens, C classes. Vectors
-are rows. A head's score of a query vector x and a key vector y is `x QK y^T` (times its
-scale), and it adds `y OV` to the residual stream for a key it looks at: two matrices of
-low rank describe the head. Everything is float64 NumPy, and works on small factors: no
-`[N, N]` array is made.
+D width, H heads, G key/value heads, K query/key and V value size per head, N tokens, C
+classes. Vectors are rows: a head's query is `x @ query + query_bias`, and its output
+`z` `[V]` is written to the residual stream as `z @ output`. A head's score of a query
+vector x and a key vector y is `x QK y^T` (times its scale), and it adds `y OV` to the
+residual stream for a key it looks at: two matrices of low rank describe the head.
+Everything is float64 NumPy, and works on small factors: no `[N, N]` array is made.
 
 Source: Elhage et al. 2021, https://transformer-circuits.pub/2021/framework/index.html.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mha_haiku.core import checks, models
-from mha_haiku.lab.heads import head_weights
-from mha_haiku.lab.heads.head_weights import HeadWeights
+from mha_haiku.core.modules import anatomy
+from mha_haiku.lab.heads import running
 
 KINDS = ("q", "k", "v")  # how a head reads what another wrote
+
+
+class HeadWeights(NamedTuple):
+    """The weights of a head, or of all heads of a layer with a leading axis H.
+
+    The bias of the output belongs to the layer, not to a head.
+
+    Example:
+      >>> of_head = mh.heads.weights(model, params, layer=1, head=0)
+      >>> of_head.query.shape, of_head.output.shape
+      ((45, 13), (13, 45))
+    """
+
+    query: np.ndarray  # `[D, K]`, from the head's input to its queries
+    key: np.ndarray  # `[D, K]`
+    value: np.ndarray  # `[D, V]`
+    output: np.ndarray  # `[V, D]`, from its output to the residual stream
+    query_bias: np.ndarray  # `[K]`; zeros if the model has no biases
+    key_bias: np.ndarray  # `[K]`
+    value_bias: np.ndarray  # `[V]`
+
+
+def weights(
+    model: models.Model,
+    params: Any,
+    layer: int,
+    head: int | None = None,
+    *,
+    folded: bool = False,
+) -> HeadWeights:
+    """Extracts the four matrices of one head from the parameters, float64.
+
+    Grouped heads have the key and value of their group. Later operations (rotary
+    positions, norms of queries and keys, smeared keys, the score's scale and
+    temperature, sinks and gates) are not included.
+
+    Args:
+      model: A model from `models.build` or `interop.load`.
+      params: Its parameters, looped or stacked, pruned or not.
+      layer: The attention part.
+      head: The index of the head in the layer, as for gates. Defaults to all H heads.
+      folded: Whether to fold the norm before the layer (for keys and values of
+        cross-attention, the norm at the encoder's end) into the weights: its scale,
+        its offset, and layer norm's subtraction of the mean. Only a factor per position
+        remains of the norm.
+
+    Raises:
+      ValueError: If there is no such layer or head, or no norm to fold.
+
+    Source: Elhage et al. 2021, "Virtual weights and the residual stream",
+    https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix
+    on layer normalization.
+
+    Example:
+      >>> query, key, *_ = mh.heads.weights(model, params, layer=1, head=0)
+      >>> (query @ key.T).shape  # how each pair of directions attends, [D, D]
+      (45, 45)
+    """
+    config = running.config_of(model)
+    parts = models.heads_of_layers(config)
+    place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
+    if config.attention.differential:
+        raise ValueError(
+            f"heads have no separate weights with {models.shared_by_heads(config)}."
+        )
+    num_heads, num_groups = len(place.names), place.num_key_value_heads
+    if not num_heads:
+        raise ValueError(f"{place.label} has no heads: all are pruned.")
+    groups = place.groups or [h * num_groups // num_heads for h in range(num_heads)]
+    maps = []
+    for name in ("query", "key", "value"):
+        leaves = _leaves_of(params, f"{place.path}/{name}")
+        count = num_heads if name == "query" else num_groups
+        w = leaves["w"].reshape(len(leaves["w"]), count, -1).swapaxes(0, 1)
+        b = leaves.get("b", np.zeros(w.shape[0] * w.shape[2])).reshape(count, -1)
+        if name != "query":
+            w, b = w[np.asarray(groups)], b[np.asarray(groups)]
+        if folded:
+            matrix, offset = _norm_in_front(config, params, place, name)
+            w, b = matrix @ w, b + offset @ w
+        maps.append((w, b))
+    output = _leaves_of(params, f"{place.path}/linear")["w"]
+    output = output.reshape(num_heads, -1, output.shape[-1])
+    (query, key, value), biases = zip(*maps, strict=True)
+    result = HeadWeights(query, key, value, output, *biases)
+    if head is None:
+        return result
+    checks.integer_in("head", head, 0, num_heads - 1)
+    return HeadWeights(*(x[head] for x in result))
+
+
+def token_embedding(model: models.Model, params: Any) -> np.ndarray:
+    """Returns token embeddings (no positions, segments or norm), `[N, D]` float64.
+
+    Raises:
+      ValueError: If the model has no config, or its inputs are not tokens.
+
+    Example:
+      >>> mh.heads.token_embedding(model, params).shape
+      (13, 45)
+    """
+    config, leaves = running.config_of(model), _leaves_of(params, "embedding")
+    if "embeddings" not in leaves:
+        raise ValueError("params must have embeddings of tokens, got none.")
+    return leaves["embeddings"] * config.embedding.scale
+
+
+def unembedding(
+    model: models.Model, params: Any, *, folded: bool = False
+) -> np.ndarray:
+    """Builds the linear map from the residual stream to logits, `[D, C]` float64.
+
+    With `folded` it includes the norms after the last layer, as in `weights`.
+
+    Raises:
+      ValueError: If the model has no config, no logits, or a nonlinear layer before
+        them.
+
+    Example:
+      >>> mh.heads.unembedding(model, params).shape
+      (45, 13)
+    """
+    config = running.config_of(model)
+    check_logits(config)
+    has_decoder = config.family == "encoder_decoder"
+    if not config.output.tied:
+        matrix = _leaves_of(params, "logits")["w"]
+    else:
+        table = "decoder_embedding" if has_decoder else "embedding"
+        matrix = _leaves_of(params, table)["embeddings"].T
+        if "logits" in params:  # its bias tells how many classes there are
+            matrix = matrix[:, : len(params["logits"]["b"])]
+    if folded and config.output.norm:
+        matrix = _norm_of(config, params, "output_norm")[0] @ matrix
+    if folded and not models.NORM_PLACES[config.norm.position].end:
+        stack = "decoder" if has_decoder else "encoder"
+        matrix = _norm_of(config, params, f"{stack}/norm")[0] @ matrix
+    return matrix
+
+
+def check_logits(config: models.ModelConfig) -> None:
+    """Raises ValueError unless logits are linear in the last layer's output."""
+    output = config.output
+    if output.hidden is not None or not output.logits:
+        raise ValueError(
+            "the model must have logits that are linear in its last vectors, got "
+            f"output.hidden = {output.hidden!r} and output.logits = {output.logits}."
+        )
 
 
 def ov(weights: HeadWeights) -> np.ndarray:
@@ -53,10 +202,7 @@ def copying_score(
 
 
 def matching_score(
-    weights: HeadWeights,
-    embedding: np.ndarray,
-    *,
-    earlier: HeadWeights | None = None,
+    weights: HeadWeights, embedding: np.ndarray, *, earlier: HeadWeights | None = None
 ) -> np.ndarray:
     """Computes `copying_score` of the QK circuit: 1 if a head seeks equal tokens.
 
@@ -98,12 +244,8 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     written = np.linalg.qr(earlier.value, mode="r") @ earlier.output  # [H.., V, D]
     of_rest: Any = np.linalg.qr(rest, mode="r")
     taken = read @ of_rest.mT  # [H'.., D, K]
-    both = np.einsum(
-        "gvd,hdk->ghvk",
-        written.reshape(-1, *written.shape[-2:]),
-        taken.reshape(-1, *taken.shape[-2:]),
-        optimize=True,
-    )
+    both = (x.reshape(-1, *x.shape[-2:]) for x in (written, taken))
+    both = np.einsum("gvd,hdk->ghvk", *both, optimize=True)
     norms = map(np.linalg.matrix_norm, (written, taken))
     sizes = np.multiply.outer(*norms)
     products = np.linalg.matrix_norm(both).reshape(sizes.shape)
@@ -120,17 +262,13 @@ def compositions(model: models.Model, params: Any, kind: str) -> np.ndarray:
       ValueError: If `kind` is unknown, or the model has no config.
     """
     checks.choice("kind", kind, KINDS)
-    places = models.heads_of_layers(head_weights.config_of(model))
+    places = models.heads_of_layers(running.config_of(model))
     kinds = [place.kind for place in places]
     widest = max(len(place.names) for place in places)
     result = np.full((len(places), widest) * 2, np.nan)
-    weights = {
-        i: head_weights.weights(model, params, i)
-        for i, place in enumerate(places)
-        if place.names
-    }
-    for i, earlier in weights.items():
-        for j, later in weights.items():
+    of_parts = {i: weights(model, params, i) for i, x in enumerate(places) if x.names}
+    for i, earlier in of_parts.items():
+        for j, later in of_parts.items():
             if kind in kinds_read(kinds, i, j):
                 shares = composition(kind, earlier, later)
                 result[i, : shares.shape[0], j, : shares.shape[1]] = shares
@@ -162,3 +300,34 @@ def _positivity(matrix: np.ndarray) -> np.ndarray:
     values = np.linalg.eigvals(matrix)
     sizes = np.abs(values).sum(-1)
     return values.sum(-1).real / np.where(sizes > 0, sizes, 1)
+
+
+def _norm_in_front(config, params, place, name) -> tuple[np.ndarray, np.ndarray]:
+    if not models.NORM_PLACES[config.norm.position].before:
+        raise ValueError(
+            "folded must be False for a model whose norms come after the parts: there "
+            "is no norm before them to fold."
+        )
+    layer, _, attention = place.path.rpartition("/")
+    norm = f"{layer}/{'norm_2' if attention == 'cross_attention' else 'norm_1'}"
+    is_encoder = attention == "cross_attention" and name != "query"
+    return _norm_of(config, params, "encoder/norm" if is_encoder else norm)
+
+
+def _norm_of(config, params, module) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a norm, up to a factor per position, as a matrix and an offset."""
+    size = config.model_size
+    leaves = {"scale": np.ones(size), "offset": np.zeros(size)}
+    leaves |= _leaves_of(params, module)
+    # Layer norm subtracts the mean over the D features first.
+    centers = np.eye(size) - (config.norm.kind == "layer_norm") / size
+    return centers * leaves["scale"], leaves["offset"]
+
+
+def _leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:
+    """Returns a module's arrays by name, in float64, or {}; layers may be stacked."""
+    leaves, layer = params.get(module), anatomy.layer_of(module)
+    if leaves is None and layer is not None:
+        stacked = params.get(str(layer._replace(index=None)), {})
+        leaves = {name: x[layer.index] for name, x in stacked.items()}
+    return {name: np.asarray(x, np.float64) for name, x in (leaves or {}).items()}

@@ -3,22 +3,26 @@
 With the factors of norms held constant (those of queries and keys too), queries, keys
 and values are linear in the components of the residual stream. This uses only sites:
 the model runs again on single components, with the same factors, and a run with all
-components at zero checks that this makes it linear. The functions here are traced.
+components at zero checks that this makes it linear. The functions here are traced;
+`why` asks and answers on the host.
 
 B batch, T query positions, S key positions, H heads of a part, K query/key and V value
-size per head, R queries, M components.
+size per head, R queries, P attention parts, M components.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mha_haiku.core import attention, models, sites
 from mha_haiku.core.attention import scores
-from mha_haiku.lab.heads import edits, running
+from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.lab.heads import circuits, edits, running
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -52,7 +56,7 @@ class Component(NamedTuple):
         return f"{self.kind} {self.layer}" if self.layer >= 0 else self.kind
 
 
-class Map(NamedTuple):
+class Projections(NamedTuple):
     """The queries, keys and values of a map, with a key and a value per query head."""
 
     query: Array  # [B, T, H, K]
@@ -60,7 +64,7 @@ class Map(NamedTuple):
     value: Array  # [B, S, H, V]; V is 0 if values are not known
 
     @classmethod
-    def of(cls, map_: attention.AttentionMap) -> "Map":
+    def of(cls, map_: attention.AttentionMap) -> "Projections":
         """Takes the queries, keys and values of all heads from an attention map."""
         value = map_.key[..., :0] if map_.value is None else map_.value
         both = (scores.repeat_heads(x, map_.shape[-3]) for x in (map_.key, value))
@@ -97,18 +101,18 @@ class Held:
         self.shapes = [found[name].shape for name in maps]
         self.part = {n: i for i, n in enumerate(maps) if found[n].shape[-3]}
         self.maps = {name: found[name] for name in self.part}
-        names = [name for name in found if _last(name) in _EMBEDDINGS]
-        self._embeddings = names
-        others = "/heads", "feed_forward/output"
-        names = [*names, *(name for name in found if name.endswith(others))]
-        self.sources = {name: found[name] for name in names}
-        self.heads = [name for name in names if name.endswith("/heads")]
+        self._embeddings = [name for name in found if _last(name) in _EMBEDDINGS]
+        self.heads = [name for name in found if name.endswith("/heads")]
+        self._units = [name for name in found if name.endswith("feed_forward/output")]
+        others = [name for name in found if name in {*self.heads, *self._units}]
+        self.sources = {name: found[name] for name in (*self._embeddings, *others)}
         self._factors = {n: x for n, x in found.items() if n.endswith("/factor")}
-        self.components, self._stacks = (), {}  # the components of a site: [B, T, m, X]
+        self.components: tuple[Component, ...] = ()
+        self._stacks = {}  # the components of a site: [B, T, m, X]
         for name, value in self.sources.items():
             of_site, self._stacks[name] = self._components(name, value, found)
             self.components += of_site
-        is_whole = "embedding" in map(_last, names)
+        is_whole = "embedding" in map(_last, self._embeddings)
         self.components += (Component("biases" if is_whole else "rest"),)
 
     def linearized(self) -> "Held":
@@ -133,7 +137,8 @@ class Held:
     def pull(self, cotangents: dict[str, Any]) -> dict[str, Array]:
         """Computes gradients by `sources` of the sum of products with cotangents.
 
-        Cotangents are fields of a `Map` by its name, or logits; missing ones are 0.
+        Cotangents are `Projections._asdict()` by the name of a map, without those that
+        are 0, or logits.
         """
         every = jax.tree.map(jnp.zeros_like, self.ends)
         for name, x in cotangents.items():
@@ -176,29 +181,29 @@ class Held:
         return read(edited, *arguments)
 
     def _components(self, name, value, found) -> tuple[tuple[Component, ...], Array]:
-        """Splits a site into its components and their values."""
         if name in self.heads:
             part, count = self.heads.index(name), value.shape[-2]
             return tuple(Component("head", part, h) for h in range(count)), value
-        if name not in self._embeddings:
-            known = *self._embeddings, *self.heads
-            others = [n for n in self.sources if n not in known]
-            component = Component("feed-forward", others.index(name))
+        if name in self._units:
+            component = Component("feed-forward", self._units.index(name))
             return (component,), value[..., None, :]
-        side, tokens = (
-            _last(name).removesuffix("embedding").replace("_", " "),
-            _tokens_of(name),
-        )
+        side, tokens = _last(name).removesuffix("embedding"), _tokens_of(name)
+        side = side.replace("_", " ")
         if tokens not in found:
             return (Component(f"{side}embedding"),), value[..., None, :]
 
-        def embed(tokens_):
+        def embed(x):
             read = lambda *given: running.look(*given, at=[name])[1][name]  # noqa: E731
-            return self._run({tokens: tokens_}, read)
+            return self._run({tokens: x}, read)
 
         of_tokens = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]
         both = Component(f"{side}token"), Component(f"{side}position")
         return both, jnp.stack([of_tokens, value - of_tokens], -2)
+
+
+def is_set(model: models.Model) -> bool:
+    """Checks whether a model has one logit for each element of a set."""
+    return model.config is not None and model.config.family == "set_classifier"
 
 
 def _last(name: str) -> str:
@@ -224,9 +229,9 @@ def check_linear(curvature: Any) -> None:
 
 def read_maps(
     model: models.Model, params: Any, example: tasks.Example
-) -> dict[str, Map]:
-    """Reads queries, keys and values of all maps, by name."""
-    return dict(running.look(model, params, example, {"*/map": Map.of})[1])
+) -> dict[str, Projections]:
+    """Reads queries, keys and values of all maps of a run, by name."""
+    return dict(running.look(model, params, example, {"*/map": Projections.of})[1])
 
 
 def read_logits(
@@ -244,7 +249,7 @@ def scales(map_: attention.AttentionMap) -> tuple[Array, Array]:
     Raises:
       ValueError: If the score is not a scaled product.
     """
-    score, (query, key, _) = map_.weighting.score, Map.of(map_)
+    score, (query, key, _) = map_.weighting.score, Projections.of(map_)
     ones = [jnp.ones((*x.shape[:-1], 1), map_.dtype) for x in (query, key)]
     if isinstance(score, scores.Cosine):
         lengths = [jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
@@ -261,7 +266,7 @@ def scales(map_: attention.AttentionMap) -> tuple[Array, Array]:
     return ones[0] * (score.scale_of(query.shape[-1]) or 1.0), ones[1]
 
 
-class Cells(NamedTuple):
+class CellNumbers(NamedTuple):
     """Numbers of cells, `[H, R]`: R queries of an example, with a key per head."""
 
     keys: Array
@@ -271,16 +276,14 @@ class Cells(NamedTuple):
     weights: Array
 
     @classmethod
-    def of(cls, map_: attention.AttentionMap, rows: Array, key: Array) -> "Cells":
+    def of(cls, map_: attention.AttentionMap, rows: Array, key: Array) -> "CellNumbers":
         """Computes the numbers at a key; -n is the key of the n-th largest weight."""
         num_heads, num_queries, num_keys = map_.shape[-3:]
         shape = num_heads, len(rows), num_keys
         weights = map_.tile(rows, slice(None))[0]
 
         def without_largest(_, left):  # faster to compile than a sort; of any sign
-            largest = left.argmax(-1)[..., None] == jnp.arange(num_keys).reshape(
-                1, 1, -1
-            )
+            largest = left.argmax(-1)[..., None] == jnp.arange(num_keys)[None, None]
             return jnp.where(largest, -jnp.inf, left)
 
         left = jax.lax.fori_loop(0, jnp.maximum(-key - 1, 0), without_largest, weights)
@@ -292,14 +295,13 @@ class Cells(NamedTuple):
 
         mask, bias, score, *_ = map_.weighting
         places = map_.checked_origin().at(rows, jnp.arange(num_keys))
-        seen = at(mask.aligned_tile(*places))
+        seen = at(mask.aligned_tile(*places)) & (key >= -num_keys)
         seen &= (rows < num_queries)[None] & (keys < num_keys)
-        seen &= key >= -num_keys
         is_recognized = isinstance(score, scores.DotProduct) and score.scale == 0
         positions = jnp.zeros(keys.shape, map_.dtype)
         if bias is not None and not is_recognized:
             positions = at(bias.aligned_tile(*places))
-        query, key, _ = Map.of(map_)
+        query, key, _ = Projections.of(map_)
         query, key = at_rows(query, rows), at_keys(key, keys)
         of_queries, of_keys = scales(map_)
         factors = (at_rows(of_queries, rows) * at_keys(of_keys, keys))[..., 0]
@@ -324,3 +326,196 @@ def one(shape: tuple[int, ...], *places: Any) -> Array:
     for size, place in zip(shape[-len(places) :], places, strict=True):
         result = jnp.multiply.outer(result, jnp.arange(size) == place)
     return jnp.broadcast_to(result, shape)
+
+
+# --- The programs of `why`
+
+
+@running.compiled
+def split_cell(model, params, example, layer, head, query, key, *, splits):
+    """Computes the numbers of a cell, and the parts of its query and key."""
+    held = Held(model, params, example).linearized()
+    numbers = [
+        jnp.stack([x[head, 0] * 1.0 for x in CellNumbers.of(map_, query[None], key)])
+        for map_ in held.maps.values()
+    ]
+    is_own = np.array(list(held.part.values()))[:, None] == layer
+    cell = CellNumbers(*jnp.where(is_own, jnp.stack(numbers), 0).sum(0))
+    ends = ("query", query), ("key", cell.keys.astype(int))
+    sides = [_side(held, layer, head, *end, splits) for end in ends]
+    return {"cell": cell, "sides": sides, "curvature": held.curvature()}
+
+
+def _side(held, layer, head, name, at, splits):
+    """Computes a query or key, its parts, and the arrays that split it by source."""
+    wholes = {end: getattr(held.ends[end], name) for end in held.maps}
+    rows = jnp.stack([at, jnp.maximum(at - 1, 0)])  # smeared keys read two positions
+    first = jnp.stack([True, at > 0])[:, None, None]
+
+    def chosen(end, *places):
+        whole = wholes[end]
+        return one(whole.shape, *places) * (held.part[end] == layer)
+
+    def of_channel(channel):
+        at_channel = {end: {name: chosen(end, at, head, channel)} for end in wholes}
+        gradients = held.pull(at_channel)
+        kept = [gradients[name][0, rows] * first for name in held.heads if splits]
+        return held.parts(gradients)[:, 0].sum(-1), kept
+
+    size = max(x.shape[-1] for x in wholes.values())
+    parts, gradients = jax.lax.map(of_channel, jnp.arange(size))
+    ends = wholes.items()
+    whole = sum(jnp.where(held.part[x] == layer, y[0, at, head], 0) for x, y in ends)
+    result = {"parts": parts.T, "whole": whole, "splits": {}}
+    for name, map_ in held.maps.items() if splits else ():
+        # The factors of the gradients of heads: weights, gates and values.
+        weights, gates = map_.tile(rows, slice(None))[0], map_.weighting.gates
+        gates = jnp.ones(()) if gates is None else gates[0, rows]
+        factors = weights, gates, Projections.of(map_).value[0]
+        result["splits"][held.part[name]] = (gradients[held.part[name]], *factors)
+    return result
+
+
+@running.compiled
+def largest_pairs(model, params, example, rows, key, *, count):
+    """Computes the numbers of cells of all heads, and their largest pairs of parts."""
+    held = Held(model, params, example).linearized()
+    numbers = {n: CellNumbers.of(map_, rows, key) for n, map_ in held.maps.items()}
+
+    def chosen(ends):
+        return {
+            name: (at_rows(ends[name].query, rows), at_keys(ends[name].key, cell.keys))
+            for name, cell in numbers.items()
+        }
+
+    numbered = jnp.arange(len(held.components) - 1)
+    parts = jax.lax.map(lambda m: chosen(held.push(held.single(m))), numbered)
+    wholes = chosen(held.ends)
+
+    def largest(given):
+        query, key, scale = given
+        terms = jnp.matmul(query * scale, key.T, precision="highest")
+        _, best = jax.lax.top_k(jnp.abs(terms).ravel(), count)
+        return jnp.stack(jnp.divmod(best, len(key)), -1), terms.ravel()[best]
+
+    sides, size = ([], []), max(map_.key.shape[-1] for map_ in held.maps.values())
+    for name in numbers:
+        for side, x, whole in zip(sides, parts[name], wholes[name], strict=True):
+            x = jnp.concatenate([x, (whole - x.sum(0))[None]])  # [M, H, R, K]
+            x = jnp.moveaxis(x, 0, 2).reshape(-1, len(x), x.shape[-1])
+            side.append(jnp.pad(x, ((0, 0), (0, 0), (0, size - x.shape[-1]))))
+    scales = [cell.scales.ravel() for cell in numbers.values()]
+    given = *map(jnp.concatenate, sides), jnp.concatenate(scales)
+    # A single loop over the cells of all parts, which compiles once.
+    best, found, first = jax.lax.map(largest, given), [], 0
+    for cell in numbers.values():
+        cells_ = slice(first, first + cell.scales.size)
+        shaped = (x[cells_].reshape(*cell.scales.shape, *x.shape[1:]) for x in best)
+        found.append((cell.keys, cell.scores, cell.positions, cell.weights, *shaped))
+        first = cells_.stop
+    return {"cells": found, "curvature": held.curvature()}
+
+
+@running.compiled
+def split_output(model, params, example, layer, head, query, answer, *, is_logit):
+    """Computes the terms of a head's output, or of its direct share of a logit."""
+
+    def both(*run):
+        return read_maps(*run) | read_logits(*run)
+
+    held = Held(model, params, example, both if is_logit else None).linearized()
+    if is_logit:
+        shape = held.ends["logits"].shape
+        places = (query, answer) if len(shape) == 3 else (answer,)
+        places = (query,) if is_set(model) else places
+        gradients = held.pull({"logits": one(shape, *places)})
+    total, cotangents = 0.0, {}
+    for name, map_ in held.maps.items():
+        output = held.sources[name.removesuffix("map") + "heads"][0, query, head]
+        if is_logit:
+            along = gradients[name.removesuffix("map") + "heads"][0, query, head]
+        else:
+            along = output / jnp.maximum(jnp.linalg.norm(output), 1e-30)
+        is_own = held.part[name] == layer
+        total += is_own * (output * along).sum()
+        if map_.weighting.gates is not None:
+            along = along * map_.weighting.gates[0, query, head]
+        weights = map_.tile(query[None], slice(None))[0, :, 0]
+        weights = weights * one(weights.shape[:1], head)[:, None] * is_own
+        cotangents[name] = {"value": jnp.einsum("hs,v->shv", weights, along)[None]}
+    terms = held.parts(held.pull(cotangents))[:, 0]  # [M, S]
+    whole = jnp.zeros(terms.shape[1:])
+    for name, cotangent in cotangents.items():
+        of_part = (held.ends[name].value * cotangent["value"]).sum((0, 2, 3))
+        whole += jnp.pad(of_part, (0, len(whole) - len(of_part)))
+    result = {"terms": terms, "whole": whole, "total": total}
+    return result | {"curvature": held.curvature()}
+
+
+@running.compiled
+def sums_read(model, params, example):
+    """Computes the sums over the queries of an example that `why.Reads` averages."""
+    held = Held(model, params, example).linearized()
+    places, targets, norms, counts = [], {}, [], []
+    for name, map_ in held.maps.items():
+        part = held.part[name]
+        output = held.sources[name.removesuffix("map") + "heads"]
+        targets[name], valid = _targets(map_, output, example, running.kind_of(name))
+        norms.append(jnp.square(output * valid).sum((1, 3)))
+        counts.append(valid[..., 0, 0].sum(1))
+        heads = range(map_.shape[-3])
+        places += [(part, h, j) for j in range(len(Projections._fields)) for h in heads]
+
+    def of_head(given):
+        part, head, kind = given
+        cotangents, whole = {}, 0.0
+        for name, target in targets.items():
+            is_head = one(target.query.shape[-2:-1], head)
+            is_head = is_head[None, None, :, None] * (part == held.part[name])
+            chosen = (x * is_head * (kind == j) for j, x in enumerate(target))
+            chosen = Projections(*chosen)
+            ends = zip(chosen, held.ends[name], strict=True)
+            whole += sum((x * y).sum((1, 2, 3)) for x, y in ends)
+            cotangents[name] = chosen._asdict()
+        parts = held.parts(held.pull(cotangents)).sum(-1)  # [M, B]
+        return jnp.concatenate([parts, (whole - parts.sum(0))[None]])
+
+    places = np.array(places)
+    found = jax.lax.map(of_head, tuple(map(jnp.asarray, places.T)))  # [..., M, B]
+    num_heads = max(map_.shape[-3] for map_ in held.maps.values())
+    shape = len(example.inputs), len(held.shapes), num_heads
+    by = {}
+    for j, kind in enumerate(circuits.KINDS):
+        parts, heads, _ = places[places[:, 2] == j].T
+        values = jnp.moveaxis(found[places[:, 2] == j], -1, 0)
+        by[kind] = jnp.full((*shape, values.shape[-1]), jnp.nan)
+        by[kind] = by[kind].at[:, parts, heads].set(values)
+    norms = jnp.zeros(shape).at[:, parts, heads].set(jnp.concatenate(norms, 1))
+    with_heads = list(held.part.values())
+    counts = jnp.zeros(shape[:2]).at[:, with_heads].set(jnp.stack(counts, 1))
+    return {"sums": (by, norms, counts), "curvature": held.curvature()}
+
+
+def _targets(map_, output, example, kind) -> tuple[Projections, Array]:
+    """Computes the factors of queries, keys and values, and the valid queries."""
+    query, key, _ = Projections.of(map_)
+    of_queries, of_keys = scales(map_)
+    plain = map_.weighting._replace(
+        bias=None, score=scores.dot_product(0.0), normalizer=None, gates=None
+    )
+
+    def with_sums(logs):  # the map with equal weights on all visible keys
+        return dataclasses.replace(map_, weighting=plain, log_sum=LogSum.rounded(logs))
+
+    counts = with_sums(jnp.zeros_like(map_.logsumexp)).row_sums()
+    uniform = with_sums(jnp.log(counts))
+    by_query = [jnp.moveaxis(x, -1, -2)[..., None] for x in (map_.row_sums(), counts)]
+    sums = by_query[0]  # with a sink, both maps have the row sum of the map
+    valid = running.valid(map_.shape[-2], example, kind)[..., None, None]
+    valid = valid & (by_query[1] > 0)
+    query, key = query * of_queries * valid, key * of_keys
+    at_query = map_.apply(key) - sums * uniform.apply(key)
+    at_key = map_.apply_transposed(query) - uniform.apply_transposed(sums * query)
+    output, gates = output * valid, map_.weighting.gates
+    at_value = map_.apply_transposed(output if gates is None else output * gates)
+    return Projections(at_query * of_queries * valid, at_key * of_keys, at_value), valid

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.lab.heads import components, head_weights, running
+from mha_haiku.lab.heads import circuits, components, running
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -73,8 +73,7 @@ def logit_attribution(
     """
     if model.config is not None:
         _check_config(model.config)
-    is_set = model.config is not None and model.config.family == "set_classifier"
-    if classes is not None and not is_set:
+    if classes is not None and not components.is_set(model):
         running.check_classes("classes", model, params, example, classes)
     found, curvature = _contributions(model)(params, example, classes)
     components.check_linear(curvature)
@@ -94,7 +93,7 @@ def _check_config(config) -> None:
             f"attention.residual = {config.attention.residual} and "
             f"feed_forward.residual = {config.feed_forward.residual}."
         )
-    head_weights.check_logits(config)
+    circuits.check_logits(config)
 
 
 def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Array:
@@ -117,8 +116,7 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
       array([0., 0., 1.])
     """
     config = model.config
-    is_known = config is not None
-    if is_known and (config.family == "encoder_decoder" or not config.output.logits):
+    if config and (config.family == "encoder_decoder" or not config.output.logits):
         raise ValueError(
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
@@ -143,12 +141,12 @@ def _lens(model, params, example):
         edits = {last: lambda _: stream}
         return running.run_edited(model, params, example, edits).logits
 
-    return jax.lax.map(read, jnp.stack(list(streams.values())))
+    return jax.lax.map(read, jnp.stack([*streams.values()]))
 
 
 @running.compiled
 def _contributions(model, params, example, classes):
-    is_set = model.config is not None and model.config.family == "set_classifier"
+    is_set = components.is_set(model)
 
     def read(*run):
         logits = components.read_logits(*run)["logits"]
@@ -158,15 +156,13 @@ def _contributions(model, params, example, classes):
 
     held = components.Held(model, params, example, read).linearized()
     logits = held.ends["logits"]
-    numbers = [m for m, x in enumerate(held.components) if x.kind == "head"]
-    numbers = np.array(numbers, int)
+    numbers = np.flatnonzero([x.kind == "head" for x in held.components])
     if is_set or classes is not None:
         # Backward, once for all heads: a logit depends on what is written at its
         # position.
         axis, gradients = -1, held.pull({"logits": jnp.ones_like(logits)})
         added = held.parts(gradients)[numbers]
-        is_pooled = logits.ndim == 1
-        added = added.sum(-1) if is_pooled else added[..., : logits.shape[1]]
+        added = added.sum(-1) if logits.ndim == 1 else added[..., : logits.shape[1]]
     else:
         axis = -2
         added = jax.lax.map(lambda m: held.push(held.single(m))["logits"], numbers)

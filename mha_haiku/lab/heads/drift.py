@@ -7,8 +7,9 @@ model, in place of targets: every measure accepts a `measured_by_drift`.
 B batch, T positions, D width.
 """
 
+import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,14 +18,11 @@ import numpy as np
 
 from mha_haiku.core import models
 from mha_haiku.lab.heads import metrics, running
+from mha_haiku.lab.heads.running import Batches, Measured
 from mha_haiku.training import tasks
 
-Array = jax.Array
 
-
-def measured_by_drift(
-    model: models.Model, params: Any, batches: Iterable[tasks.Example]
-) -> running.Measured:
+def measured_by_drift(model: models.Model, params: Any, batches: Batches) -> Measured:
     """Returns a subject whose metric is `metrics.drift` from the unedited model.
 
     The model's `Output` must have `output`; targets are ignored.
@@ -36,7 +34,7 @@ def measured_by_drift(
              [0.05, 0.  ]])
     """
     compared = _Compared(batches, model, params)
-    return running.Measured(mean_pooled(model), metrics.drift, params, compared)
+    return Measured(mean_pooled(model), metrics.drift, params, compared)
 
 
 @functools.lru_cache(maxsize=8)
@@ -56,17 +54,22 @@ def mean_pooled(model: models.Model) -> models.Model:
         output = model.apply(params, rng, inputs, lengths=lengths, **options)
         if options.get("decoder_inputs") is not None:
             lengths = options.get("decoder_lengths")
-        return output._replace(logits=_means(output.output, lengths))
+        outputs: Any = output.output
+        outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
+        if lengths is None:
+            return output._replace(logits=outputs.mean(1))
+        valid = jnp.arange(outputs.shape[1])[None] < jnp.asarray(lengths)[:, None]
+        total = jnp.where(valid[..., None], outputs, 0).sum(1)
+        count = jnp.maximum(valid.sum(1), 1)[:, None]
+        return output._replace(logits=total / count)
 
     scanned = model.scanned and mean_pooled(model.scanned)
     return model._replace(apply=apply, scanned=scanned)
 
 
-def vectors(
-    model: models.Model, params: Any, batches: Iterable[tasks.Example]
-) -> np.ndarray:
+def vectors(model: models.Model, params: Any, batches: Batches) -> np.ndarray:
     """Computes the `mean_pooled` vectors of all examples, `[N, D]` float32."""
-    program = _vectors(mean_pooled(model))
+    program = _vectors(model)
     return np.concatenate(running.over(batches, lambda x: program(params, x)))
 
 
@@ -81,30 +84,21 @@ def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
     return float(np.mean(nearest[0] == nearest[1]))
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Compared:
     """Batches whose targets are a model's vectors of their inputs."""
 
-    def __init__(self, batches, model, params):
-        self._batches, self._params = batches, params
-        self._vectors = _vectors(mean_pooled(model))
+    batches: Batches
+    model: models.Model
+    params: Any
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        running.check_batches(self._batches)
-        for example in self._batches:
-            targets = self._vectors(self._params, example)
-            yield example._replace(targets=targets)
+        running.check_batches(self.batches)
+        for example in self.batches:
+            yield example._replace(targets=_vectors(self.model)(self.params, example))
 
 
 @functools.lru_cache(maxsize=8)
-def _vectors(pooled):
+def _vectors(model):
+    pooled = mean_pooled(model)
     return jax.jit(lambda params, x: running.run(pooled, params, x).logits)
-
-
-def _means(outputs, lengths) -> Array:
-    """Averages `[B, T, D]` to `[B, D]` over valid positions, float32."""
-    outputs = outputs.astype(jnp.promote_types(outputs.dtype, jnp.float32))
-    if lengths is None:
-        return outputs.mean(1)
-    valid = jnp.arange(outputs.shape[1])[None] < jnp.asarray(lengths)[:, None]
-    total = jnp.where(valid[..., None], outputs, 0).sum(1)
-    return total / jnp.maximum(valid.sum(1), 1)[:, None]

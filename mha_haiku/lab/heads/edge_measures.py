@@ -14,7 +14,7 @@ import bisect
 import dataclasses
 import functools
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -23,13 +23,12 @@ import numpy as np
 import optax
 
 from mha_haiku.core import checks, display
-from mha_haiku.lab.heads import edge_runs, hard_concrete, patching, programs
+from mha_haiku.lab.heads import edge_runs, hard_concrete, patching, programs, running
 from mha_haiku.lab.heads import graph as graphs
-from mha_haiku.lab.heads.running import Measured, check_batches, compiled
+from mha_haiku.lab.heads.running import Batches, Measured
 from mha_haiku.training import tasks
 
 Array = jax.Array
-Examples = Iterable[tasks.Example]
 Cost = patching.Cost
 Edges = patching.Edges
 EdgeMeasure = Callable[..., Edges]
@@ -40,16 +39,26 @@ EDGE_MEASURES: dict[str, EdgeMeasure] = {}
 
 
 def _offered(function: _Function) -> _Function:
-    """Registers a function in `EDGE_MEASURES`."""
     EDGE_MEASURES[function.__name__] = function
     return function
 
 
-compiled_whole = functools.partial(compiled, compacts=False)
+def _program(function: Callable, **options: bool) -> Callable:
+    """Compiles a function of `EdgeRuns` and arrays; results are its, and both metrics.
+
+    The options are those of `EdgeRuns`.
+    """
+
+    @functools.partial(running.compiled, compacts=False)
+    def program(model, params, clean, corrupted, *arrays, metric):
+        runs = edge_runs.EdgeRuns(model, params, clean, corrupted, metric, **options)
+        return (*function(runs, *arrays), runs.before, runs.after)
+
+    return program
 
 
 @_offered
-def edge_patching(subject: Measured, corrupted: Examples) -> Edges:
+def edge_patching(subject: Measured, corrupted: Batches) -> Edges:
     """Computes the change of the metric when one edge is patched, for each edge.
 
     The receiver reads the sender's output of the corrupted run; everything after it is
@@ -62,23 +71,20 @@ def edge_patching(subject: Measured, corrupted: Examples) -> Edges:
       >>> f"{np.sum(edges.mean > 0.1)} of {len(edges.mean)} edges matter"
       '5 of 29 edges matter'
     """
-    edges = np.arange(graphs.of_model(subject.model).exists.sum())
-    program = _patched_one_by_one(subject.model, metric=subject.metric)
-    changes, *both = patching.over_pairs(subject, corrupted, program, edges)
-    return _edges(subject, (changes, *both), Cost(2 + len(edges)))
+    edges = np.arange(graphs.of_model(subject.model).num_edges)
+    cost = Cost(2 + len(edges))
+    return _edges(subject, corrupted, _patched_one_by_one, edges, cost=cost)
 
 
-@compiled_whole
-def _patched_one_by_one(model, params, clean, corrupted, edges, *, metric):
-    pair = edge_runs.Pair(model, params, clean, corrupted, metric)
-    run = lambda edge: pair.patched(jnp.ones(len(edges)).at[edge].set(0))  # noqa: E731
-    changes = programs.over(run, edges, clean) - pair.before[None]
-    return changes.T, pair.before, pair.after
+@_program
+def _patched_one_by_one(runs, edges):
+    run = lambda edge: runs.patched(jnp.ones(len(edges)).at[edge].set(0))  # noqa: E731
+    return ((programs.over(run, edges, runs.example) - runs.before[None]).T,)
 
 
 @_offered
 def edge_attribution(
-    subject: Measured, corrupted: Examples, *, steps: int | None = None
+    subject: Measured, corrupted: Batches, *, steps: int | None = None
 ) -> Edges:
     """Runs attribution patching: the change by patching an edge, at first order.
 
@@ -100,14 +106,13 @@ def edge_attribution(
     """
     count = 1 if steps is None else checks.positive_integer("steps", steps)
     shares = np.float32(np.arange(1, count) / count)  # without 1, the clean input
-    program = _slopes(subject.model, metric=subject.metric)
-    changes = patching.over_pairs(subject, corrupted, program, shares)
-    return _edges(subject, changes, Cost(1 + 2 * count, 2 * count))
+    cost = Cost(1 + 2 * count, 2 * count)
+    return _edges(subject, corrupted, _slopes, shares, cost=cost)
 
 
 @_offered
 def integrated_edge_attribution(
-    subject: Measured, corrupted: Examples, *, steps: int = 5
+    subject: Measured, corrupted: Batches, *, steps: int = 5
 ) -> Edges:
     """Computes `edge_attribution` with integrated gradients, EAP-IG.
 
@@ -119,21 +124,19 @@ def integrated_edge_attribution(
     return edge_attribution(subject, corrupted, steps=steps)
 
 
-@compiled_whole
-def _slopes(model, params, clean, corrupted, shares, *, metric):
-    pair = edge_runs.Pair(model, params, clean, corrupted, metric, runs_clean=False)
-
+@functools.partial(_program, runs_clean=False)
+def _slopes(runs, shares):
     def add(total, share):
-        return total + pair.slopes(share), None
+        return total + runs.slopes(share), None
 
-    edges = pair.slopes()
+    edges = runs.slopes()
     if len(shares):
         edges, _ = jax.lax.scan(add, edges, shares)
-    return edges / (1 + len(shares)), pair.before, pair.after
+    return (edges / (1 + len(shares)),)
 
 
 @_offered
-def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> Edges:
+def acdc(subject: Measured, corrupted: Batches, *, threshold: float = 0.01) -> Edges:
     """Runs ACDC: removes edges from the logits back, if the metric allows it.
 
     An edge is patched for good if the mean metric then rises by less than the
@@ -152,37 +155,29 @@ def acdc(subject: Measured, corrupted: Examples, *, threshold: float = 0.01) -> 
       >>> f"{edges.kept.sum()} of {len(edges.kept)} edges"
       '5 of 29 edges'
     """
-    count = int(graphs.of_model(subject.model).exists.sum())
-    program = _removed(subject.model, metric=subject.metric)
-    changes, kept, *both = _at_once(
-        subject, corrupted, program, np.arange(count)[::-1], np.float32(threshold)
-    )
-    return _edges(subject, (changes, *both), Cost(2 + count), kept=kept > 0)
+    order = np.arange(graphs.of_model(subject.model).num_edges)[::-1]
+    pair, cost = _at_once(subject, corrupted), Cost(2 + len(order))
+    return _edges(*pair, _removed, order, np.float32(threshold), cost=cost)
 
 
-@compiled_whole
-def _removed(model, params, clean, corrupted, order, threshold, *, metric):
-    pair = edge_runs.Pair(model, params, clean, corrupted, metric)
-
+@_program
+def _removed(runs, order, threshold):
     def step(state, edge):
         without = state[0].at[edge].set(0)
-        after = pair.patched(without)
+        after = runs.patched(without)
         change = after - state[1]
-        is_removed = change.mean() < threshold
-        state = jax.tree.map(
-            lambda x, y: jnp.where(is_removed, x, y), (without, after), state
-        )
-        return state, change
+        keep = functools.partial(jnp.where, change.mean() < threshold)
+        return jax.tree.map(keep, (without, after), state), change
 
-    init = jnp.ones(len(order)), pair.before
+    init = jnp.ones(len(order)), runs.before
     (kept, _), changes = jax.lax.scan(step, init, order)
-    return changes[jnp.argsort(order)].T, kept, pair.before, pair.after
+    return changes[jnp.argsort(order)].T, kept
 
 
 @_offered
 def learned_edges(
     subject: Measured,
-    corrupted: Examples,
+    corrupted: Batches,
     *,
     steps: int = 300,
     penalty: float = 1.0,
@@ -212,30 +207,22 @@ def learned_edges(
       >>> f"{np.sum(edges.mean > 0.9)} of {len(edges.mean)} gates are likely open"
       '5 of 29 gates are likely open'
     """
-    count = int(graphs.of_model(subject.model).exists.sum())
-    program = _learned(subject.model, metric=subject.metric, count=count)
     keys = jax.random.split(jax.random.key(seed), steps)
     rates = np.float32(penalty), np.float32(learning_rate)
-    probabilities, gates, *both = _at_once(subject, corrupted, program, keys, *rates)
-    return _edges(
-        subject,
-        (probabilities[None], *both),
-        Cost(2 + steps, steps),
-        kept=gates >= 0.5,
-        unit="probability that the gate is open",
-    )
+    pair, cost = _at_once(subject, corrupted), Cost(2 + steps, steps)
+    found = _edges(*pair, _learned, keys, *rates, cost=cost)
+    return dataclasses.replace(found, unit="probability that the gate is open")
 
 
 _OPEN = 2.0  # the logit of gates at the start
 
 
-@compiled_whole
-def _learned(model, params, clean, corrupted, keys, penalty, rate, *, metric, count):
-    pair = edge_runs.Pair(model, params, clean, corrupted, metric)
-    size = jnp.square(pair.after - pair.before).mean()
+@_program
+def _learned(runs, keys, penalty, rate):
+    size = jnp.square(runs.after - runs.before).mean()
 
     def loss(logits, key):
-        change = pair.patched(hard_concrete.sample(logits, key)) - pair.before
+        change = runs.patched(hard_concrete.sample(logits, key)) - runs.before
         is_open = hard_concrete.open_probability(logits).mean()
         return jnp.square(change).mean() / size + penalty * is_open
 
@@ -246,10 +233,10 @@ def _learned(model, params, clean, corrupted, keys, penalty, rate, *, metric, co
         updates, moments = adam.update(jax.grad(loss)(logits, key), moments)
         return (optax.apply_updates(logits, updates), moments), None
 
-    init = jnp.full(count, _OPEN)
+    init = jnp.full(runs.graph.num_edges, _OPEN)
     (logits, _), _ = jax.lax.scan(step, (init, adam.init(init)), keys)
     probabilities = hard_concrete.open_probability(logits)
-    return probabilities, hard_concrete.settled(logits), pair.before, pair.after
+    return probabilities[None], hard_concrete.settled(logits)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -300,15 +287,13 @@ class Circuit:
         """Lists a row for each edge of the circuit, the strongest first."""
         edges = self.edges
         order = np.argsort(-np.where(self.kept, edges.strength, -np.inf), kind="stable")
-        return [
-            {
-                "sender": graphs.label(edges.senders[i]),
-                "receiver": graphs.label(edges.receivers[i]),
-                "kind": str(edges.kinds[i]),
-                "value": float(edges.mean[i]),
-            }
-            for i in order[: self.kept.sum()]
-        ]
+        rows = []
+        for i in order[: self.kept.sum()]:
+            ends = graphs.label(edges.senders[i]), graphs.label(edges.receivers[i])
+            row = *ends, str(edges.kinds[i]), float(edges.mean[i])
+            names = ("sender", "receiver", "kind", "value")
+            rows.append(dict(zip(names, row, strict=True)))
+        return rows
 
     def __repr__(self) -> str:
         return (
@@ -320,7 +305,7 @@ class Circuit:
 
 def circuit(
     subject: Measured,
-    corrupted: Examples,
+    corrupted: Batches,
     *,
     edges: int,
     measure: str = "integrated_edge_attribution",
@@ -332,8 +317,6 @@ def circuit(
     effect; they are excluded, and others take their place.
 
     Args:
-      subject: The model to measure, with the clean examples.
-      corrupted: The other examples of the pairs.
       edges: The largest number of edges of the circuit.
       measure: A name in `heads.EDGE_MEASURES`.
       **options: Options of the measure.
@@ -350,8 +333,7 @@ def circuit(
     graph = graphs.of_model(subject.model)
     measured = EDGE_MEASURES[measure](subject, corrupted, **options)
     kept = strongest(graph, measured.strength, edges)
-    both = with_edges(subject, corrupted, np.stack([kept, ~kept]))
-    only, without = both.T
+    only, without = with_edges(subject, corrupted, np.stack([kept, ~kept])).T
     return Circuit(measured, kept, only, without, measure)
 
 
@@ -394,21 +376,17 @@ def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarr
         return result
 
     # The number of used edges never falls with the number of edges.
-    count = bisect.bisect_right(
-        range(len(order) + 1), edges, key=lambda n: len(used(n))
-    )
+    counts = range(len(order) + 1)
+    count = bisect.bisect_right(counts, edges, key=lambda n: len(used(n)))
     kept = np.zeros(len(ends), bool)
     kept[used(count - 1)] = True
     return kept
 
 
-def with_edges(subject: Measured, corrupted: Examples, kept: np.ndarray) -> np.ndarray:
+def with_edges(subject: Measured, corrupted: Batches, kept: np.ndarray) -> np.ndarray:
     """Computes the metric with some edges kept and all others patched, `[N, X]`.
 
-    Args:
-      subject: The model to measure, with the clean examples.
-      corrupted: The other examples of the pairs.
-      kept: `[X, E]`, booleans or numbers from 0 to 1, in the order of `heads.graph`.
+    `kept` is `[X, E]`, booleans or numbers from 0 to 1, in the order of `heads.graph`.
 
     Raises:
       TypeError: If batches can be iterated over only once.
@@ -420,31 +398,33 @@ def with_edges(subject: Measured, corrupted: Examples, kept: np.ndarray) -> np.n
       >>> mh.heads.with_edges(measured, corrupted, kept).mean(0).round(1)
       array([0. , 5.6])
     """
-    program = _with_edges(subject.model, metric=subject.metric)
     kept = np.asarray(kept, np.float32)
-    count = len(graphs.of_model(subject.model).places)
+    count = graphs.of_model(subject.model).num_edges
     if kept.ndim != 2 or kept.shape[1] != count:
         raise ValueError(f"kept must be [X, E], E = {count}, got shape {kept.shape}.")
+    program = _with_edges(subject.model, metric=subject.metric)
     return patching.over_pairs(subject, corrupted, program, kept)[0]
 
 
-@compiled_whole
-def _with_edges(model, params, clean, corrupted, kept, *, metric):
-    pair = edge_runs.Pair(model, params, clean, corrupted, metric)
-    return (programs.over(pair.patched, kept, clean).T,)
+@_program
+def _with_edges(runs, kept):
+    return (programs.over(runs.patched, kept, runs.example).T,)
 
 
-def _edges(subject, changes, cost, **options) -> Edges:
-    per_example, base, other = changes
+def _edges(subject, corrupted, program, *arrays, cost) -> Edges:
+    """Measures all edges by a program that returns numbers, and gates if it has any."""
+    program = program(subject.model, metric=subject.metric)
+    found = patching.over_pairs(subject, corrupted, program, *arrays)
+    numbers, *gates, base, other = found
+    kept = gates[0] >= 0.5 if gates else None
     ends = graphs.of_model(subject.model).ends
-    return Edges(per_example, base, other, *ends, cost=cost, **options)
+    return Edges(numbers, base, other, *ends, cost=cost, kept=kept)
 
 
-def _at_once(subject, corrupted, program, *arrays):
-    """Runs a program on all pairs as one batch."""
+def _at_once(subject, corrupted) -> tuple[Measured, list[tasks.Example]]:
+    """Makes one batch of all pairs."""
     joined = []
     for batches in (subject.batches, corrupted):
-        check_batches(batches)
+        running.check_batches(batches)
         joined.append([jax.tree.map(lambda *x: np.concatenate(x), *batches)])
-    subject = subject._replace(batches=joined[0])
-    return patching.over_pairs(subject, joined[1], program, *arrays)
+    return subject._replace(batches=joined[0]), joined[1]

@@ -27,6 +27,8 @@ from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.training import tasks
 
 Array = jax.Array
+Example = tasks.Example
+Parts = Sequence[graphs.Part]
 Params = Mapping[str, Mapping[str, Array]]
 
 
@@ -38,11 +40,7 @@ class Pieces:
     """
 
     def __init__(
-        self,
-        model: models.Model,
-        params: Params,
-        example: tasks.Example,
-        of: Sequence[graphs.Part],
+        self, model: models.Model, params: Params, example: Example, of: Parts
     ):
         """Traces the model; `of` lists the parts of its layers that are needed."""
         graph = graphs.of_model(model)
@@ -86,10 +84,12 @@ class Pieces:
         return dict(zip(names, program(*leaves), strict=True))
 
 
-class Pair:
+class EdgeRuns:
     """A clean and a corrupted batch, and runs between the two.
 
     Attributes:
+      graph: The graph of the model.
+      example: The clean batch.
       before: `[B]`, the metric of the clean run.
       after: `[B]`, the metric of the corrupted run.
     """
@@ -112,7 +112,7 @@ class Pair:
         # Layers with the same shapes run as a scan of the first one.
         self._is_scanned = running.is_scanned(*self._compact)
         layers = self.graph.layers[:1] if self._is_scanned else self.graph.layers
-        self._params, self._example, self._metric = params, clean, metric
+        self._params, self.example, self._metric = params, clean, metric
         self._pieces = Pieces(model, params, clean, sum(layers, ()))
         embeddings = [_EMBEDDINGS[stack] for stack in self.graph.stacks]
         self._written = [*embeddings, *(part.written for part in self.graph.parts)]
@@ -159,10 +159,9 @@ class Pair:
                 ]
                 given = {part.reads[0]: sources[0][0]}
                 if part.groups:
-                    read_by = {}
-                    for kind, source in zip("qkv", sources, strict=True):
-                        read_by |= self._projected(part, params, kind, source)
-                    heads = self._attended(part, params, read_by)
+                    heads = self._attended(
+                        part, params, self._read(part, params, sources)
+                    )
                     written = _contributions(part, params, theirs - heads)
                     given = {part.written: heads}
                 name = f"{part.path}/output"
@@ -184,7 +183,7 @@ class Pair:
         (streams, missing), _ = self._over_layers(step, (streams, missing), given)
         (stream,) = read(graph.end, cut[:, -1:], streams, missing)
         found = self._pieces(self._params, ["logits"], {graph.end: stream})
-        return self._metric(found["logits"], self._example)
+        return self._metric(found["logits"], self.example)
 
     def slopes(self, share: Array | None = None) -> Array:
         """Computes the change by patching each edge, at first order, `[B, E]`.
@@ -234,7 +233,9 @@ class Pair:
             columns = np.flatnonzero(graph.exists[rows.start])
             arrays = map(jnp.concatenate, (added[stack], slopes_by[stack]))
             # One large product for all layers: small ones take several times as long.
-            written, by = map(_rows, arrays)
+            written, by = (
+                jnp.moveaxis(x, 0, 1).reshape(x.shape[1], len(x), -1) for x in arrays
+            )
             edges = edges.at[:, rows, columns].set(written @ by.mT)
         return edges[:, *graph.places.T]
 
@@ -257,8 +258,8 @@ class Pair:
         def total(shifts):
             changes = edit | edits.on_parts(shifts, shifts.values(), jnp.add)
             run = sites.edit(functools.partial(running.run, model), changes)
-            output, seen = sites.look(run, _patterns(at))(params, self._example)
-            metric = self._metric(output.logits, self._example)
+            output, seen = sites.look(run, _patterns(at))(params, self.example)
+            metric = self._metric(output.logits, self.example)
             return metric.sum(), (metric, dict(seen))
 
         slopes, (metric, seen) = jax.grad(total, has_aux=True)(shifts)
@@ -269,25 +270,29 @@ class Pair:
 
     # --- Attention whose heads read separate streams
 
-    def _read(self, part, params, kind, source) -> dict[str, Array]:
-        """Computes queries (and gates), keys or values from a stream `[B, T, D]`."""
-        names = [f"{part.path}/{name}" for name in _READ[kind]]
-        return self._pieces(params, names, {part.reads["qkv".index(kind)]: source})
+    def _head_reads(self, part, params, kind, source, head) -> dict[str, Array]:
+        """Computes the query (and gates), key or value of a head from `[B, T, D]`."""
+        names = [f"{part.path}/{name}" for name in graphs.READ[kind]]
+        given = {part.reads["qkv".index(kind)]: source}
+        values = self._pieces(params, names, given)
+        # The heads of a group read the same key and value.
+        place = head if kind == "q" else jnp.array(part.groups)[head]
+        return {name: x[..., place, :] for name, x in values.items()}
 
-    def _projected(self, part, params, kind, sources) -> dict[str, Array]:
-        """Applies `_read` to the streams of heads `[H, B, T, D]`: `[B, T, H, K]`."""
+    def _read(self, part, params, sources, axis: int | None = 0) -> dict[str, Array]:
+        """Computes what heads read, `[B, T, H, K]`, from the streams of q, k and v.
 
-        def of_head(source, place):
-            values = self._read(part, params, kind, source)
-            return {name: x[..., place, :] for name, x in values.items()}
-
-        return jax.vmap(of_head, out_axes=-2)(sources, jnp.array(_places(part, kind)))
+        Streams are `[H, B, T, D]`, or `[B, T, D]` for all heads with `axis=None`.
+        """
+        read, heads = {}, jnp.arange(len(part.groups))
+        for kind, source in zip("qkv", sources, strict=True):
+            of_head = functools.partial(self._head_reads, part, params, kind)
+            read |= jax.vmap(of_head, (axis, 0), -2)(source, heads)
+        return read
 
     def _attended(self, part, params, read) -> Array:
-        """Runs heads `[B, T, H, V]` with separate keys and values `[B, S, H, K]`.
-
-        Attention runs once for each of the heads that share a key/value head.
-        """
+        """Runs heads `[B, T, H, V]` with separate keys and values `[B, S, H, K]`."""
+        # Attention runs once for each of the heads that share a key/value head.
         groups = np.array(part.groups)
         rank = np.array([(groups[:i] == g).sum() for i, g in enumerate(groups)])
         shared = [np.flatnonzero(groups == g) for g in range(groups.max() + 1)]
@@ -309,30 +314,22 @@ class Pair:
         `sources` are the three streams; `slope` is the slope by the outputs,
         `[B, T, H, V]`.
         """
-        read, backs = {}, []
-        for kind, source in zip("qkv", sources, strict=True):
-            of_stream = functools.partial(self._read, part, params, kind)
-            values, back = jax.vjp(of_stream, source)
-            place = _places(part, kind)
-            read |= {name: x[..., place, :] for name, x in values.items()}
-            backs.append((values, back))
         attend = functools.partial(self._attended, part, params)
+        read = self._read(part, params, sources, axis=None)
         (slopes,) = jax.vjp(attend, read)[1](slope)
-        result = []
-        for kind, (values, back) in zip("qkv", backs, strict=True):
 
-            def of_head(head, place, values=values, back=back):
-                cotangents = {
-                    name: jnp.zeros_like(x)
-                    .at[..., place, :]
-                    .set(slopes[name][..., head, :])
-                    for name, x in values.items()
-                }
-                return back(cotangents)[0]
+        # Only the way back depends on the head: the streams are projected once.
+        def of_head(kind, source, head, slopes):
+            reads = functools.partial(self._head_reads, part, params, kind, head=head)
+            return jax.vjp(reads, source)[1](slopes)[0]
 
-            heads = jnp.arange(len(part.groups)), jnp.array(_places(part, kind))
-            result.append(jax.vmap(of_head)(*heads))
-        return result
+        return [
+            jax.vmap(functools.partial(of_head, kind, source), (0, -2))(
+                jnp.arange(len(part.groups)),
+                {name: slopes[name] for name in graphs.READ[kind] if name in slopes},
+            )
+            for kind, source in zip("qkv", sources, strict=True)
+        ]
 
     def _over_layers(self, step, carry, given) -> tuple[Any, list]:
         """Runs `step(parts, params, carry, trees)`; returns the last carry and results.
@@ -346,7 +343,11 @@ class Pair:
                 carry, result = step(layer, self._params, carry, tree)
                 results.append(result)
             return carry, results
-        of_layers, rest = _parted(self._compact[1])
+        # Stacked parameters get the names of the first layer.
+        rest, of_layers = dict(self._compact[1]), {}
+        for name in [x for x in rest if anatomy.is_stacked(x)]:
+            layer: Any = anatomy.layer_of(name)
+            of_layers[str(layer._replace(index=0))] = rest.pop(name)
 
         def body(carry, x):
             return step(layers[0], rest | x[0], carry, x[1])
@@ -358,7 +359,6 @@ class Pair:
 
 
 _EMBEDDINGS = {"encoder": "embedding", "decoder": "decoder_embedding"}
-_READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 
 
 def _patterns(names) -> list[str]:
@@ -367,18 +367,7 @@ def _patterns(names) -> list[str]:
 
 
 def _left(part) -> str:
-    """Returns the site of the stream after a feed-forward part."""
     return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
-
-
-def _places(part, kind) -> tuple[int, ...]:
-    """Finds the indices of heads among the queries, or keys and values."""
-    return tuple(range(len(part.groups))) if kind == "q" else part.groups
-
-
-def _rows(x) -> Array:
-    """Reshapes `[U, B, T, D]` to `[B, U, T D]`."""
-    return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], x.shape[0], -1)
 
 
 def _contributions(part, params, heads) -> Array:
@@ -386,12 +375,3 @@ def _contributions(part, params, heads) -> Array:
     weights = params[f"{part.path}/linear"]["w"]
     weights = weights.reshape(*heads.shape[-2:], -1)
     return jnp.einsum("bthv,hvd->hbtd", heads, weights)
-
-
-def _parted(params) -> tuple[Params, Params]:
-    """Splits off stacked parameters, with the names of the first layer."""
-    stacked = {name: x for name, x in params.items() if anatomy.is_stacked(name)}
-    rest = {name: x for name, x in params.items() if name not in stacked}
-    layers = [(name, anatomy.layer_of(name)) for name in stacked]
-    first = {name: str(x._replace(index=0)) for name, x in layers if x is not None}
-    return {first[name]: x for name, x in stacked.items()}, rest

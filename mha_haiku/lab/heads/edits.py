@@ -101,9 +101,7 @@ def patch(
     return {name: change}
 
 
-_OF_HEADS = re.compile(
-    r"query|key|value|gates|heads|(query|key|difference)_norm/factor"
-)
+_OF_HEADS = re.compile("query|key|value|gates|heads|(query|key|difference)_norm/factor")
 _OF_POSITIONS = re.compile(
     r"weights|scores|stream\w*|\w*embedding|hidden|output|\w+/factor|\w*logits"
 )
@@ -142,7 +140,7 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
 
     def change(stream):
         added = jnp.asarray(scale * vector, stream.dtype)
-        return stream + added.reshape(*(1,) * (stream.ndim - added.ndim), *added.shape)
+        return stream + tiles.lifted(added, stream.ndim)
 
     return {f"{path}/stream": change}
 
@@ -182,29 +180,19 @@ def gated(values: Array, gates: Array, replacement: Array | None = None) -> Arra
     Raises:
       ValueError: If gates have another shape.
     """
-    gates = _aligned(jnp.asarray(gates), values.shape[:-1]).astype(values.dtype)
-    gates = gates[..., None]
+    gates, shape = jnp.asarray(gates), values.shape[:-1]
+    per_head, per_example = shape[-1:], (*shape[:-2], shape[-1])
+    if gates.shape not in (shape, per_example, per_head):
+        raise ValueError(
+            f"gates must be [H], [B..., H] or [B..., T, H], of shape {per_head}, "
+            f"{per_example} or {shape}, got {gates.shape}."
+        )
+    gates = gates if gates.shape == shape else gates[..., None, :]
+    gates = tiles.lifted(gates.astype(values.dtype)[..., None], values.ndim)
     if replacement is None:
         return values * gates
-    missing = values.ndim - jnp.ndim(replacement)
-    replacement = jnp.asarray(replacement, values.dtype)
-    replacement = replacement.reshape(*(1,) * missing, *replacement.shape)
+    replacement = tiles.lifted(jnp.asarray(replacement, values.dtype), values.ndim)
     return values * gates + replacement * (1 - gates)
-
-
-def _aligned(gates, shape):
-    """Gives gates all axes of `[B..., T, H]`, new ones of size 1."""
-    per_head, per_example = shape[-1:], (*shape[:-2], shape[-1])
-    if gates.shape == shape:
-        return gates
-    if gates.shape == per_example:
-        return gates[..., None, :]
-    if gates.shape == per_head:
-        return gates.reshape(*(1,) * (len(shape) - 1), -1)
-    raise ValueError(
-        f"gates must be [H], [B..., H] or [B..., T, H], of shape {per_head}, "
-        f"{per_example} or {shape}, got {gates.shape}."
-    )
 
 
 def _of_layers(trees, change):

@@ -21,11 +21,13 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.lab.heads import head_weights
+from mha_haiku.lab.heads import running
 
 Node = tuple[int, int]
 
 KINDS = ("q", "k", "v", "feed_forward", "logits")
+# The sites that an edge of a kind changes; gates read what queries read.
+READ = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
 LOGITS = (-1, -1)
 EMBEDDING, DECODER_EMBEDDING = (-2, 0), (-2, 1)
 UNITS = -1  # in place of a head, for the feed-forward part of the layer
@@ -93,6 +95,11 @@ class Graph(NamedTuple):
         return np.argwhere(self.exists.T)[:, ::-1]
 
     @property
+    def num_edges(self) -> int:
+        """E."""
+        return int(self.exists.sum())
+
+    @property
     def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Senders `[E, 2]`, receivers `[E, 2]` and kinds `[E]`, as in `heads.Edges`."""
         senders, readers = self.places.T
@@ -132,7 +139,7 @@ def of_model(model: models.Model) -> Graph:
       ValueError: If the model is not from `models.build` or `interop.load`, or its
         stream is not the sum of what its nodes write.
     """
-    config = head_weights.config_of(model)
+    config = running.config_of(model)
     norms = models.NORM_PLACES[config.norm.position]
     has_residual = config.attention.residual and config.feed_forward.residual
     if norms.end or norms.after or not has_residual or config.attention.differential:
@@ -143,11 +150,8 @@ def of_model(model: models.Model) -> Graph:
             f"{config.norm.position!r}."
         )
     heads = {x.path: (i, x) for i, x in enumerate(models.heads_of_layers(config))}
-    units = models.hidden_sizes(config)
-    counts = {
-        "encoder": config.num_layers,
-        "decoder": models.num_decoder_layers(config),
-    }
+    units, num_decoder = models.hidden_sizes(config), models.num_decoder_layers(config)
+    counts = {"encoder": config.num_layers, "decoder": num_decoder}
     layers, writers, readers, stacks = [], [], [], {}
 
     def part(path, nodes, reads, order, kinds, groups=()):
@@ -167,18 +171,16 @@ def of_model(model: models.Model) -> Graph:
         for i in range(count):
             path, parts, site, order = f"{stack}/layer_{i}", [], "stream", 3 * i
             for name in ("attention", "cross_attention"):
-                if f"{path}/{name}" not in heads:
+                if (module := f"{path}/{name}") not in heads:
                     continue
-                index, place = heads[f"{path}/{name}"]
-                indices = range(len(place.names))
-                size = max(1, len(indices) // max(1, place.num_key_value_heads))
+                index, place = heads[module]
                 read, is_cross = f"{path}/{site}", name == "cross_attention"
                 reads = (read, *("encoder/stream" if is_cross else read,) * 2)
-                if indices:
+                if indices := range(len(place.names)):
                     nodes = tuple((index, head) for head in indices)
+                    size = len(indices) // place.num_key_value_heads
                     groups = place.groups or [head // size for head in indices]
-                    heads_ = part(f"{path}/{name}", nodes, reads, order, "qkv", groups)
-                    parts.append(heads_)
+                    parts.append(part(module, nodes, reads, order, "qkv", groups))
                 site, order = f"stream_after_{name}", order + 1
             if units[len(layers)]:
                 if config.feed_forward.parallel and parts:

@@ -1,4 +1,4 @@
-"""Circuits of heads, in any function in which sites find attention.
+"""Paths and circuits of heads, in any function in which sites find attention.
 
 An edge goes from a head to the queries, keys or values of a later head, or to the
 logits. It carries what the head wrote through everything but heads: residual
@@ -11,7 +11,8 @@ heads, E edges, X patterns of edges.
 """
 
 import functools
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,16 +20,143 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, sites
-from mha_haiku.lab.heads import edge_measures, edits, patching, programs, running
+from mha_haiku.lab.heads import (
+    circuits,
+    edge_measures,
+    edits,
+    patching,
+    programs,
+    running,
+)
 from mha_haiku.lab.heads import graph as graphs
-from mha_haiku.training import tasks
+from mha_haiku.lab.heads.running import Batches, Measured
 
 Array = jax.Array
-_KINDS = ("q", "k", "v")
+
+
+def path_patching(
+    subject: Measured,
+    corrupted: Batches,
+    *,
+    senders: Sequence[tuple[int, int]] | None = None,
+    receivers: Sequence[tuple[int, int]] | None = None,
+    kinds: Sequence[str] = (*circuits.KINDS, "logits"),
+) -> patching.Edges:
+    """Computes the change of the metric when one head reads another's corrupted output.
+
+    An edge goes from a head to the queries, keys or values of a later head, or to the
+    logits. In the clean run the sender's output is replaced by its output in the
+    corrupted run, and all other heads are held at their clean outputs: so the change
+    reaches later streams only through residual connections, norms and feed-forward
+    parts, which are recomputed. The receiver reads this stream for its queries, say,
+    and the clean one for the rest; its output is put into the clean run, and everything
+    after it is recomputed. For the logits the metric is that of the held run. Gates of
+    attention are read with the queries.
+
+    An edge takes two runs of the model. Memory does not grow with the number of edges.
+
+    Args:
+      senders: Pairs of a part's index and a head. Defaults to all heads.
+      receivers: Pairs like the senders. Defaults to all heads.
+      kinds: Kinds of edges, among "q", "k", "v" and "logits".
+
+    Returns:
+      All edges among these: to higher layers, and from an encoder to keys and values of
+      cross-attention.
+
+    Raises:
+      TypeError: If batches can be iterated over only once.
+      ValueError: If batches do not pair, or there is no such head, kind or edge.
+
+    Source: Wang et al. 2022, section 3.1, https://arxiv.org/abs/2211.00593; Goldowsky-
+    Dill et al. 2023, section 2, https://arxiv.org/abs/2304.05969.
+
+    Example:
+      >>> one, other = [(0, 0)], [(1, 0)]
+      >>> edges = mh.heads.path_patching(
+      ...     measured, corrupted, senders=one, receivers=other, kinds="qkv"
+      ... )
+      >>> dict(zip(edges.kinds.tolist(), abs(edges.mean.round(1)).tolist()))
+      {'q': 0.0, 'k': 4.4, 'v': 0.0}
+    """
+    for kind in kinds:
+        checks.choice("kinds", kind, (*circuits.KINDS, "logits"))
+    model, params, example = subject.model, subject.params, next(iter(subject.batches))
+    counts = running.num_heads(model, params, example)
+    parts = running.kinds_of(model, params, example) or [""] * len(counts)
+    writers = _checked("senders", senders, counts)
+    readers = _checked("receivers", receivers, counts)
+    edges = [
+        (sender, receiver, kind)
+        for sender in writers
+        for receiver in readers
+        for kind in circuits.kinds_read(parts, sender[0], receiver[0])
+        if kind in kinds
+    ]
+    if "logits" in kinds:  # which do not read an encoder
+        direct = [head for head in writers if parts[head[0]] != "encoder"]
+        edges += [(head, graphs.LOGITS, "logits") for head in direct]
+    if not edges:
+        raise ValueError(
+            f"there are no edges of kinds {tuple(kinds)} from senders to receivers."
+        )
+    numbers = [(*one, *other, graphs.KINDS.index(kind)) for one, other, kind in edges]
+    program = _paths(model, metric=subject.metric)
+    changes = patching.over_pairs(subject, corrupted, program, np.array(numbers))
+    cost = patching.Cost(2 + 2 * len(edges))
+    return patching.Edges(*changes, *map(np.array, zip(*edges, strict=True)), cost=cost)
+
+
+def _checked(name, heads, counts) -> list[tuple[int, ...]]:
+    every = _nodes(counts)
+    if heads is None:
+        return every
+    heads = [tuple(map(operator.index, head)) for head in heads]
+    for head in heads:
+        if head not in every:
+            raise ValueError(
+                f"{name} must be pairs of a part and one of its heads; the parts have "
+                f"{counts} heads, got {head}."
+            )
+    return heads
+
+
+def _nodes(counts) -> list[tuple[int, int]]:
+    return [(part, head) for part, size in enumerate(counts) for head in range(size)]
+
+
+@running.compiled
+def _paths(model, params, clean, corrupted, edges, *, metric):
+    """Returns changes `[B, E]`, and both metrics."""
+    # An edge `[5]` is part and head of its sender, part and head of its receiver, and
+    # the kind.
+    runs = _HeadRuns(model, params, clean, corrupted)
+    before, after = (metric(x.logits, clean) for x in runs.outputs)
+
+    def change(edge):
+        sender, receiver, kind = edge[:2], edge[2:4], edge[4]
+        output, read = runs.with_heads(runs.patched(sender))
+
+        # All heads of the receiver's part read the changed values; the others are then
+        # set back to their clean outputs.
+        def restored(values, known):
+            part, whole = known
+            is_other = (part == receiver[0]) & ~_is_head(receiver, part, whole)
+            return jnp.where(is_other, whole, values)
+
+        is_read = lambda *at: (at[0] == receiver[0]) & (at[1] == kind)  # noqa: E731
+        changed = runs.reading(read, is_read)
+        changed |= edits.on_parts(runs.parts, enumerate(runs.heads), restored)
+        through = running.run_edited(model, params, clean, changed)
+        is_direct = kind == graphs.KINDS.index("logits")
+        logits = jnp.where(is_direct, output.logits, through.logits)
+        return metric(logits, clean) - before
+
+    return programs.over(change, edges, clean).T, before, after
 
 
 def circuit_of_heads(
-    subject: running.Measured, corrupted: Iterable[tasks.Example], *, edges: int
+    subject: Measured, corrupted: Batches, *, edges: int
 ) -> edge_measures.Circuit:
     """Finds the circuit of the strongest edges between heads.
 
@@ -39,10 +167,8 @@ def circuit_of_heads(
     Ranking the edges takes 4 runs of the model per head, testing the circuit 12. Memory
     does not grow with the number of heads.
 
-    Args:
-      subject: The model to measure, with the clean examples.
-      corrupted: The other examples of the pairs.
-      edges: The largest number of edges of the circuit.
+    Arguments are as in `path_patching`; `edges` is the largest number of edges of the
+    circuit.
 
     Raises:
       TypeError: If batches can be iterated over only once.
@@ -58,34 +184,30 @@ def circuit_of_heads(
     checks.positive_integer("edges", edges)
     graph = graph_of_heads(subject)
     program = _attributed(subject.model, metric=subject.metric)
-    direct, read, before = patching.over_pairs(
-        subject, corrupted, program, np.array(graph.writers)
-    )
+    nodes = np.array(graph.writers)
+    direct, read, before = patching.over_pairs(subject, corrupted, program, nodes)
     # `[N, S, R]`: readers are ordered as in the graph, by kind and then by head.
     worth = np.concatenate([read.reshape(*read.shape[:2], -1), direct[..., None]], -1)
     changes = worth[:, *graph.places.T]
     kept = edge_measures.strongest(graph, np.abs(changes.mean(0)), edges)
-    nothing = np.zeros_like(kept)
-    only, without, other = with_head_edges(
-        subject, corrupted, np.stack([kept, ~kept, nothing])
-    ).T
-    count = len(graph.writers)
-    cost = patching.Cost(3 + 4 * count, 1)
+    patterns = np.stack([kept, ~kept, np.zeros_like(kept)])
+    only, without, other = with_head_edges(subject, corrupted, patterns).T
+    cost = patching.Cost(3 + 4 * len(graph.writers), 1)
     every = patching.Edges(changes, before, other, *graph.ends, cost=cost)
     return edge_measures.Circuit(every, kept, only, without, "head_edge_attribution")
 
 
-def graph_of_heads(subject: running.Measured) -> graphs.Graph:
+def graph_of_heads(subject: Measured) -> graphs.Graph:
     """Builds the graph of the heads of a model; all of them may read the inputs."""
     example = next(iter(subject.batches))
     counts = running.num_heads(subject.model, subject.params, example)
     if not counts:
         raise ValueError("the model has no heads: no attention was found in it.")
     rank = np.argsort(_order(subject.model, subject.params, example))
-    nodes = [(part, head) for part, size in enumerate(counts) for head in range(size)]
+    nodes = _nodes(counts)
     place = np.array([rank[part] for part, _ in nodes])
-    read = [(node, kind) for kind in _KINDS for node in nodes]
-    exists = np.tile(place[:, None] < place[None], (1, len(_KINDS)))
+    read = [(node, kind) for kind in circuits.KINDS for node in nodes]
+    exists = np.tile(place[:, None] < place[None], (1, len(circuits.KINDS)))
     exists = np.concatenate([exists, np.ones((len(nodes), 1), bool)], 1)
     starts = {str(i): slice(i, i + 1) for i in range(len(nodes))}
     readers = (*read, (graphs.LOGITS, "logits"))
@@ -93,7 +215,7 @@ def graph_of_heads(subject: running.Measured) -> graphs.Graph:
 
 
 def with_head_edges(
-    subject: running.Measured, corrupted: Iterable[tasks.Example], kept: np.ndarray
+    subject: Measured, corrupted: Batches, kept: np.ndarray
 ) -> np.ndarray:
     """Computes the metric with some edges kept and all others patched, `[N, X]`.
 
@@ -123,21 +245,32 @@ def _order(model, params, example) -> list[int]:
     return [known.index(name.removesuffix("/heads")) for name in names]
 
 
-class _Pair:
+class _HeadRuns:
     """A clean and a corrupted run, and runs of the clean inputs with changed heads."""
 
     def __init__(self, model, params, clean, corrupted):
-        names = [name for names in patching.READ.values() for name in names]
+        names = [name for names in graphs.READ.values() for name in names]
         at = ["*/heads", *(f"*/{name}" for name in names)]
         pair = patching.both(model, params, clean, corrupted, at)
-        (self.output, ours), (_, theirs) = pair
+        self.outputs, (ours, theirs) = zip(*pair, strict=True)
         self._run = functools.partial(running.run, model, params)
         self._clean = clean
         self.parts = [name for name in ours if name.endswith("/heads")]
-        self.read = patching.places_read(ours, self.parts)
+        # By the sites that heads read, the part and the index of the kind.
+        self.read = {
+            f"{path}/{name}": (part, kind)
+            for part, path in enumerate(x.removesuffix("/heads") for x in self.parts)
+            for kind, names in enumerate(graphs.READ.values())
+            for name in names
+            if f"{path}/{name}" in ours
+        }
         self.heads = [ours[name] for name in self.parts]
         self.corrupted = [theirs[name] for name in self.parts]
-        self.values = {name: ours[name] for name in self.read}
+
+    def patched(self, node) -> list[Array]:
+        """Returns the outputs of heads, of one head from the corrupted run."""
+        pairs = enumerate(zip(self.heads, self.corrupted, strict=True))
+        return [jnp.where(_is_head(node, i, x), other, x) for i, (x, other) in pairs]
 
     def with_heads(self, heads) -> tuple[Any, dict[str, Array]]:
         """Computes the output, and what heads read, from given outputs of all heads."""
@@ -145,59 +278,56 @@ class _Pair:
         run = sites.edit(self._run, changed)
         return sites.look(run, list(self.read), strict=False)(self._clean)
 
-    def reading(self, values, heads=None, part=None) -> list[Array]:
-        """Computes heads from new queries, keys and values, of one part or of all."""
+    def reading(self, values, where: Callable[[Any, Any], Any]) -> edits.Edits:
+        """Makes the edits by which `where(part, kind)` heads read new values."""
 
         def replaced(before, new):
             at, value = new
-            return value if part is None else jnp.where(at == part, value, before)
+            return jnp.where(where(*at), value, before)
 
-        new = [(at, values[name]) for name, (at, _) in self.read.items()]
-        changed = edits.on_parts(self.read, new, replaced)
-        if heads is not None:
-            changed |= edits.on_parts(self.parts, heads, lambda _, value: value)
+        new = [(at, values[name]) for name, at in self.read.items()]
+        return edits.on_parts(self.read, new, replaced)
+
+    def computed(self, changed: edits.Edits) -> list[Array]:
+        """Computes heads in an edited run, also those that are set for what follows."""
         # `look` is inside `edit`, and so sees computed values, not those that are set.
         look = sites.look(self._run, self.parts)
         _, seen = sites.edit(look, changed)(self._clean)
         return [seen[name] for name in self.parts]
 
 
+def _is_head(head: Any, part: int, values: Array) -> Array:
+    """Marks a head among the heads of a part, booleans `[1, 1, H, 1]`."""
+    is_it = (part == head[0]) & (jnp.arange(values.shape[-2]) == head[1])
+    return is_it[None, None, :, None]
+
+
 @running.compiled
 def _attributed(model, params, clean, corrupted, nodes, *, metric):
     """Returns direct changes `[B, S]`, changes by kind `[B, S, 3, S]`, and metrics."""
-    pair = _Pair(model, params, clean, corrupted)
-    before = metric(pair.output.logits, clean)
+    runs = _HeadRuns(model, params, clean, corrupted)
+    before = metric(runs.outputs[0].logits, clean)
 
     def moved(shifts):
-        changed = edits.on_parts(pair.parts, shifts, jnp.add)
+        changed = edits.on_parts(runs.parts, shifts, jnp.add)
         return metric(running.run_edited(model, params, clean, changed).logits, clean)
 
-    slopes = jax.grad(lambda shifts: moved(shifts).sum())(
-        [jnp.zeros_like(x) for x in pair.heads]
-    )
+    zeros = jax.tree.map(jnp.zeros_like, runs.heads)
+    slopes = jax.grad(lambda shifts: moved(shifts).sum())(zeros)
+    held = edits.on_parts(runs.parts, runs.heads, lambda _, value: value)
 
     def of_node(node):
-        heads = [
-            jnp.where(patching.is_head(node, part, x), other, x)
-            for part, (x, other) in enumerate(
-                zip(pair.heads, pair.corrupted, strict=True)
-            )
-        ]
-        output, changed = pair.with_heads(heads)
+        output, read = runs.with_heads(runs.patched(node))
 
         def of_kind(kind):
-            values = {
-                name: jnp.where(kind == kind_read, changed[name], pair.values[name])
-                for name, (_, kind_read) in pair.read.items()
-            }
-            new = pair.reading(values, pair.heads)
+            new = runs.computed(held | runs.reading(read, lambda _, x: x == kind))
             worth = [
                 (slope * (x - whole)).sum((1, 3))
-                for slope, x, whole in zip(slopes, new, pair.heads, strict=True)
+                for slope, x, whole in zip(slopes, new, runs.heads, strict=True)
             ]
             return jnp.concatenate(worth, 1)
 
-        by_kind = jax.lax.map(of_kind, jnp.arange(len(_KINDS)))
+        by_kind = jax.lax.map(of_kind, jnp.arange(len(circuits.KINDS)))
         return metric(output.logits, clean) - before, by_kind
 
     direct, by_kind = jax.lax.map(of_node, nodes)
@@ -207,16 +337,15 @@ def _attributed(model, params, clean, corrupted, nodes, *, metric):
 @running.compiled
 def _with_edges(model, params, clean, corrupted, kept, places, *, metric):
     """Returns the metric `[B, X]`; `places` has index, part and head of each head."""
-    pair = _Pair(model, params, clean, corrupted)
-    sizes = np.cumsum([x.shape[-2] for x in pair.heads])[:-1]
-    count = sum(x.shape[-2] for x in pair.heads)
+    runs = _HeadRuns(model, params, clean, corrupted)
+    sizes = np.cumsum([x.shape[-2] for x in runs.heads])
 
     def mixed(now, shares):
         """Mixes heads of this run, with shares `[S]`, and of the corrupted run."""
-        shares = jnp.split(shares[None, None, :, None], sizes, 2)
+        shares = jnp.split(shares[None, None, :, None], sizes[:-1], 2)
         return [
             share * x + (1 - share) * other
-            for share, x, other in zip(shares, now, pair.corrupted, strict=True)
+            for share, x, other in zip(shares, now, runs.corrupted, strict=True)
         ]
 
     def patched(kept):
@@ -224,21 +353,19 @@ def _with_edges(model, params, clean, corrupted, kept, places, *, metric):
             number, part, head = place
 
             def of_kind(kind):
-                shares = kept[:, kind * count + number]
-                return pair.with_heads(mixed(now, shares))[1]
+                shares = kept[:, kind * sizes[-1] + number]
+                return runs.with_heads(mixed(now, shares))[1]
 
-            by_kind = jax.lax.map(of_kind, jnp.arange(len(_KINDS)))
-            values = {
-                name: by_kind[name][kind] for name, (_, kind) in pair.read.items()
-            }
-            new = pair.reading(values, part=part)
+            by_kind = jax.lax.map(of_kind, jnp.arange(len(circuits.KINDS)))
+            values = {name: x[runs.read[name][1]] for name, x in by_kind.items()}
+            new = runs.computed(runs.reading(values, lambda at, _: at == part))
             return [
-                jnp.where(patching.is_head((part, head), i, x), x, before)
+                jnp.where(_is_head((part, head), i, x), x, before)
                 for i, (x, before) in enumerate(zip(new, now, strict=True))
             ], None
 
-        now, _ = jax.lax.scan(step, pair.heads, places)
-        output, _ = pair.with_heads(mixed(now, kept[:, -1]))
+        now, _ = jax.lax.scan(step, runs.heads, places)
+        output, _ = runs.with_heads(mixed(now, kept[:, -1]))
         return metric(output.logits, clean)
 
     return (programs.over(patched, kept, clean).T,)

@@ -13,7 +13,7 @@ examples, P patterns of gates.
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,9 @@ import numpy as np
 from mha_haiku.core import models
 from mha_haiku.lab.heads import edits, metrics, programs, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
+from mha_haiku.lab.heads.running import Measured
 from mha_haiku.records import Heads
 from mha_haiku.records.means import PerExample
-from mha_haiku.training import tasks
 
 Array = jax.Array
 
@@ -63,9 +63,7 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
 
 
 @_offered(None, "change of the {metric} when the head is ablated")
-def ablation(
-    subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> Heads:
+def ablation(subject: Measured, *, ablation_value: AblationValue = zero) -> Heads:
     """Computes the change of the metric when one head is ablated, for each head.
 
     Source: Michel et al. 2019, section 3.2, https://arxiv.org/abs/1905.10650.
@@ -76,26 +74,16 @@ def ablation(
              [3., 0.]])
     """
     options = {"metric": subject.metric, "ablation_value": ablation_value}
-    return _measured(subject, "ablation", changes, **options)
+    return _measured(subject, "ablation", _changes, **options)
 
 
 @running.compiled
-def changes(
-    model: models.Model,
-    params: Any,
-    example: tasks.Example,
-    *,
-    metric: running.Metric,
-    ablation_value: AblationValue,
-) -> Array:
-    """Computes the change of the metric when one head is ablated, `[B, L, H]`."""
+def _changes(model, params, example, *, metric, ablation_value):
     return programs.Clean.of(model, params, example, metric, ablation_value).ablated()
 
 
 @_offered("nats", "slope of the loss by the head's gate")
-def gradient(
-    subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> Heads:
+def gradient(subject: Measured, *, ablation_value: AblationValue = zero) -> Heads:
     """Computes the absolute derivative of the metric by each head's gate.
 
     A metric that is best with all heads open has slopes of 0 up to rounding; a warning
@@ -124,7 +112,7 @@ def _slopes(model, params, example, *, metric, ablation_value):
     return jnp.abs(clean.slopes(1.0))
 
 
-def unit_gradient(subject: running.Measured) -> PerExample:
+def unit_gradient(subject: Measured) -> PerExample:
     """Computes the absolute derivative of the metric by each hidden unit's gate.
 
     A gate multiplies a unit at all positions of an example; the importance is
@@ -169,7 +157,7 @@ def _unit_slopes(model, params, example, *, metric):
 
 @_offered("nats", "share of what ablating all heads costs")
 def attribution(
-    subject: running.Measured, *, ablation_value: AblationValue = zero, points: int = 16
+    subject: Measured, *, ablation_value: AblationValue = zero, points: int = 16
 ) -> Heads:
     """Computes integrated gradients: each head's share of the cost of ablating all.
 
@@ -210,9 +198,7 @@ def _shares(model, params, example, *, metric, ablation_value, points):
 
 
 @_offered("weight", "largest weight of a query")
-def confidence(
-    subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> Heads:
+def confidence(subject: Measured, *, ablation_value: AblationValue = zero) -> Heads:
     """Computes the confidence of each head: the mean largest weight of a query.
 
     No head is ablated, and the metric is not used.
@@ -245,10 +231,7 @@ def _largest_weights(model, params, example):
 
 
 def gated_metric(
-    subject: running.Measured,
-    gates: np.ndarray,
-    *,
-    ablation_value: AblationValue = zero,
+    subject: Measured, gates: np.ndarray, *, ablation_value: AblationValue = zero
 ) -> np.ndarray:
     """Computes the metric `[N, P]` of each example with each pattern of gates.
 
@@ -264,20 +247,11 @@ def gated_metric(
       array([0.02, 3.03])
     """
     options = {"metric": subject.metric, "ablation_value": ablation_value}
-    return _results(subject, gated, jnp.asarray(gates, jnp.float32), **options)
+    return _results(subject, _gated, jnp.asarray(gates, jnp.float32), **options)
 
 
 @running.compiled
-def gated(
-    model: models.Model,
-    params: Any,
-    example: tasks.Example,
-    gates: Array,
-    *,
-    metric: running.Metric,
-    ablation_value: AblationValue,
-) -> Array:
-    """Computes the metric, `[B, P]`, under patterns of gates `[P, L, H]`."""
+def _gated(model, params, example, gates, *, metric, ablation_value):
     clean = programs.Clean.of(model, params, example, metric, ablation_value)
     return programs.over(clean.gated, gates, example).T
 
@@ -316,16 +290,12 @@ def _check_slope(subject) -> None:
 def _measured(subject, name, compiled, **options) -> Heads:
     per_example = _results(subject, compiled, **options)
     kinds, measure = running.kinds_measured(subject), MEASURES[name]
-    label = measure.label.format(metric="metric")
-    return Heads.of_examples(
-        per_example, kinds, name=name, unit=measure.unit or "", label=label
-    )
+    named = {"unit": measure.unit or "", "label": measure.label.format(metric="metric")}
+    return Heads.of_examples(per_example, kinds, name=name, **named)
 
 
 def _results(subject, compiled, *arrays, **options) -> np.ndarray:
     """Runs a program compiled with `options` on all N examples."""
     program = compiled(subject.model, **options)
-    results = running.over(
-        subject.batches, lambda example: program(subject.params, example, *arrays)
-    )
-    return np.concatenate(results).astype(np.float64)
+    run = lambda example: program(subject.params, example, *arrays)  # noqa: E731
+    return np.concatenate(running.over(subject.batches, run)).astype(np.float64)

@@ -3,7 +3,6 @@
 L layers, H heads of a layer, P pairs of heads.
 """
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 
 from mha_haiku.core import display, models
 from mha_haiku.lab.heads import running
-from mha_haiku.training import tasks
+from mha_haiku.lab.heads.running import Batches
 
 # Replaces the divergence of heads of different kinds. It is larger than any divergence,
 # so that such heads are paired only if nothing else is left, and then dropped.
@@ -39,9 +38,7 @@ class Matching(NamedTuple):
 
 
 def match(
-    first: tuple[models.Model, Any],
-    second: tuple[models.Model, Any],
-    batches: Iterable[tasks.Example],
+    first: tuple[models.Model, Any], second: tuple[models.Model, Any], batches: Batches
 ) -> Matching:
     """Pairs the heads of two models, such as two seeds, by similar attention.
 
@@ -77,12 +74,11 @@ def match(
 
     divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))
     divergence = np.stack(divergences).mean(0, dtype=np.float64)
-    rows, columns = scipy.optimize.linear_sum_assignment(divergence)
-    of_one_kind = divergence[rows, columns] < _APART
-    rows, columns = rows[of_one_kind], columns[of_one_kind]
+    pairs = scipy.optimize.linear_sum_assignment(divergence)
+    rows, columns = np.array(pairs)[:, divergence[pairs] < _APART]
     example = next(iter(batches))
-    places = [
+    one, other = (
         np.argwhere(running.exists(running.num_heads(*pair, example)))
         for pair in (first, second)
-    ]
-    return Matching(places[0][rows], places[1][columns], divergence[rows, columns])
+    )
+    return Matching(one[rows], other[columns], divergence[rows, columns])

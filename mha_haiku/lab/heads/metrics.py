@@ -5,18 +5,16 @@ B batch, T positions, C classes. `logits` are `[B, T, C]` for an answer per posi
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku.lab.heads.running import Metric
 from mha_haiku.training import losses, tasks
 
-if TYPE_CHECKING:
-    from mha_haiku.lab.heads.running import Metric
-
 Array = jax.Array
+Correct = Callable[[Array, tasks.Example], Array]
 
 
 def loss(logits: Array, example: tasks.Example) -> Array:
@@ -25,26 +23,17 @@ def loss(logits: Array, example: tasks.Example) -> Array:
     return _mean(jnp.where(example.weights > 0, entropies, 0), example.weights)
 
 
-def mistakes(
-    correct: Callable[[Array, tasks.Example], Array] | None = None,
-) -> "Metric":
+def mistakes(correct: Correct | None = None) -> Metric:
     """Makes the metric that is the share of wrong answers of each example.
 
     `correct` returns booleans in the shape of the targets, from logits and batch, as a
     task's does. By default the likeliest class must be the target.
     """
     correct = correct or _likeliest
-
-    def share_wrong(logits, example):
-        wrong = jnp.where(correct(logits, example), 0.0, 1.0)
-        return _mean(wrong, example.weights)
-
-    return share_wrong
+    return lambda logits, x: _mean(1.0 - correct(logits, x), x.weights)
 
 
-def failures(
-    correct: Callable[[Array, tasks.Example], Array] | None = None,
-) -> "Metric":
+def failures(correct: Correct | None = None) -> Metric:
     """Makes the metric that is 1 for an example with a wrong answer, else 0.
 
     Its mean is one minus the share of exact matches. `correct` is as in `mistakes`.

@@ -128,9 +128,8 @@ class Clean(NamedTuple):
                 *_, length, count, _ = heads.shape
                 is_it = is_part & (jnp.arange(count) == head)
                 at = jnp.arange(length) == position if per_position else np.ones(length)
-                gates = jnp.broadcast_to(
-                    1 - at[:, None] * is_it[None], heads.shape[:-1]
-                )
+                gates = 1 - at[:, None] * is_it[None]
+                gates = jnp.broadcast_to(gates, heads.shape[:-1])
                 return edits.gated(heads, gates, value)
 
             return self._edits(change)

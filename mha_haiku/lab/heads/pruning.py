@@ -45,8 +45,7 @@ def prune(
     """
     before = models.heads_of_layers(config)
     keep = _names(keep, before)
-    shared = models.shared_by_heads(config)
-    if shared:
+    if shared := models.shared_by_heads(config):
         raise ValueError(f"config must not have {shared}. Ablate the head instead.")
     params, config = _looped(params, config)
     pruned = config.replace(
@@ -70,9 +69,7 @@ def prune(
 
 
 def prune_units(
-    params: Params,
-    config: models.ModelConfig,
-    keep: Sequence[Sequence[int] | np.ndarray],
+    params: Params, config: models.ModelConfig, keep: Sequence[Sequence[int]]
 ) -> tuple[dict[str, dict[str, Any]], models.ModelConfig]:
     """Removes hidden units of the feed-forward parts.
 
@@ -104,8 +101,7 @@ def prune_units(
                 f" each once, got {units}."
             )
     params, config = _looped(params, config)
-    counts = [len(units) for units in keep]
-    pruned = config.replace(feed_forward=dict(hidden_sizes=counts))
+    pruned = config.replace(feed_forward=dict(hidden_sizes=[*map(len, keep)]))
 
     def without_units(i, axis, leaf):
         return anatomy.taken(leaf, axis, sizes[i], keep[i])
@@ -123,11 +119,8 @@ def open_gates(
       [array([1., 0.], dtype=float32), array([1., 1.], dtype=float32)]
     """
     layers = models.heads_of_layers(config)
-    keep = _names(keep, layers)
-    return [
-        np.isin(layer.names, kept).astype(np.float32)
-        for layer, kept in zip(layers, keep, strict=True)
-    ]
+    pairs = zip(layers, _names(keep, layers), strict=True)
+    return [np.isin(layer.names, kept).astype(np.float32) for layer, kept in pairs]
 
 
 def scaled(
@@ -146,10 +139,8 @@ def scaled(
       Array(3., dtype=float32)
     """
     counts = [len(layer.names) for layer in models.heads_of_layers(config)]
-    if [len(row) for row in gates] != counts:
-        raise ValueError(
-            f"gates must have {counts} heads, got {[len(row) for row in gates]}."
-        )
+    if (got := [len(row) for row in gates]) != counts:
+        raise ValueError(f"gates must have {counts} heads, got {got}.")
 
     def with_gates(i, axis, leaf):
         if not axis.is_read:
@@ -164,13 +155,11 @@ def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
     """Changes all arrays of the parameters that have an axis of `holders`."""
     # `change(layer, axis, array)` returns None to remove an array; the layer is a slice
     # if layers are stacked.
-    if anatomy.UNITS in holders:
-        counts, place = models.hidden_sizes(config), models.layer_of
-    else:
+    counts, place = models.hidden_sizes(config), models.layer_of
+    if anatomy.UNITS not in holders:
         counts = [len(layer.names) for layer in models.heads_of_layers(config)]
         place = models.part_of
-    result, changed = {}, set()
-    indices = range(len(counts))
+    result, changed, indices = {}, set(), range(len(counts))
     for module, leaves in params.items():
         layer = place(config, module)
         is_stacked = isinstance(layer, slice)
@@ -195,7 +184,6 @@ def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
 
 
 def _looped(params, config):
-    """Unstacks the parameters, and updates the config."""
     if config.scan_layers:
         params = models.unstacked(params)
     return params, config.replace(scan_layers=False)
@@ -207,20 +195,14 @@ def _indices(row) -> list[int]:
 
 
 def _names(keep, layers) -> list[list[int]]:
-    """Checks and lists the names of the heads that each layer keeps."""
     if len(keep) != len(layers):
-        raise ValueError(
-            f"keep must have an entry for each of the {len(layers)} layers, got "
-            f"{len(keep)}."
-        )
-    result = []
-    for row, layer in zip(keep, layers, strict=True):
-        names = _indices(row)
-        absent = sorted(set(names) - set(layer.names))
-        if absent or len(set(names)) < len(names):
+        wanted = f"an entry for each of the {len(layers)} layers"
+        raise ValueError(f"keep must have {wanted}, got {len(keep)}.")
+    result = [_indices(row) for row in keep]
+    for names, layer in zip(result, layers, strict=True):
+        if set(names) - set(layer.names) or len(set(names)) < len(names):
             raise ValueError(
                 f"{layer.label} must keep some of its heads {list(layer.names)}, each "
                 f"once, got {names}."
             )
-        result.append(names)
     return result

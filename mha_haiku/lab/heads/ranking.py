@@ -11,6 +11,7 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.lab.heads import importance, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
+from mha_haiku.lab.heads.running import Measured
 
 
 def order(values: np.ndarray) -> list[tuple[int, int]]:
@@ -25,9 +26,7 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
     return [tuple(head) for head in heads[ranks].tolist()]
 
 
-def pairs(
-    subject: running.Measured, *, ablation_value: AblationValue = zero
-) -> np.ndarray:
+def pairs(subject: Measured, *, ablation_value: AblationValue = zero) -> np.ndarray:
     """Computes the mean change of the metric when two heads are ablated.
 
     It is `[L, H, L, H]` float64, symmetric; the diagonal is for single heads.
@@ -44,9 +43,8 @@ def pairs(
     rows = np.arange(1, len(gates))
     for which in (firsts, seconds):
         gates[(rows, *heads[which].T)] = 0
-    metric = importance.gated_metric(
-        subject, gates, ablation_value=ablation_value
-    ).mean(0)
+    options = {"ablation_value": ablation_value}
+    metric = importance.gated_metric(subject, gates, **options).mean(0)
     change = np.full((*exists.shape, *exists.shape), np.nan)
     for one, other in ((firsts, seconds), (seconds, firsts)):
         change[(*heads[one].T, *heads[other].T)] = metric[1:] - metric[0]
@@ -67,7 +65,7 @@ class Step(NamedTuple):
 
 
 def greedy_order(
-    subject: running.Measured,
+    subject: Measured,
     *,
     ablation_value: AblationValue = zero,
     steps: int | None = None,
@@ -80,8 +78,6 @@ def greedy_order(
     Unlike an order by single ablations, it keeps one of two heads that do the same.
 
     Args:
-      subject: The model to measure.
-      ablation_value: The value that replaces ablated heads.
       steps: The largest number of heads to ablate. Defaults to all.
       worst: End before the mean metric exceeds this value. Unlimited by default.
       tries: The number of heads to try at a time, starting with those that harmed least
@@ -137,15 +133,13 @@ _PATTERNS = 16
 
 def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
     """Computes the mean metric `[P]` with one more of the heads `[P, 2]` ablated."""
-    metrics = []
+    metrics, options = [], {"ablation_value": ablation_value}
     size = min(_PATTERNS, int(np.size(gates)))
     for start in range(0, len(heads), size):
         chunk = heads[start : start + size]
         patterns = np.repeat(gates[None], size, axis=0)
         patterns[(np.arange(len(chunk)), *chunk.T)] = 0
-        metric = importance.gated_metric(
-            subject, patterns, ablation_value=ablation_value
-        )
+        metric = importance.gated_metric(subject, patterns, **options)
         metrics.append(metric.mean(0)[: len(chunk)])
     return np.concatenate(metrics)
 

@@ -3,9 +3,8 @@
 B batch, T positions, L layers, H heads of a layer.
 """
 
-import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +13,8 @@ import numpy as np
 
 from mha_haiku.core import attention, models, tiles
 from mha_haiku.lab.heads import alignment, running
+from mha_haiku.lab.heads.running import Batches
 from mha_haiku.records.heads import OFFSET, ROLE, Column, Heads
-from mha_haiku.training import tasks
 
 Array = jax.Array
 
@@ -29,6 +28,7 @@ class Role(NamedTuple):
     score: str | None = None  # the name of the score; defaults to the role's
 
 
+_ENTROPY = "entropy, as a share of the largest possible"
 ROLES = {
     # Only for cross-attention, if the task says where its rows should look.
     "aligned": Role(0.5, alignment.label("aligned")),
@@ -52,17 +52,8 @@ ROLES = {
     "monotonic": Role(
         0.9, "correlation, up or down, of a query's place and its largest weight's"
     ),
-    "uniform": Role(
-        0.95,
-        "entropy, as a share of the largest possible",
-        score="relative_entropy",
-    ),
-    "broad": Role(
-        0.75,
-        "entropy, as a share of the largest possible",
-        limit=0.95,
-        score="relative_entropy",
-    ),
+    "uniform": Role(0.95, _ENTROPY, score="relative_entropy"),
+    "broad": Role(0.75, _ENTROPY, limit=0.95, score="relative_entropy"),
 }
 MIXED = "mixed"
 _LONGEST = max(map(len, ROLES))
@@ -75,7 +66,7 @@ SCORES = {role.score or name: role.label for name, role in ROLES.items()}
 def roles(
     model: models.Model,
     params: Any,
-    batches: Iterable[tasks.Example],
+    batches: Batches,
     *,
     separators: Sequence[int] = (),
     align: alignment.Align | None = None,
@@ -110,8 +101,8 @@ def roles(
             aligned = known.get("aligned", np.zeros(shape, bool))
         return observe(params, example, aligned)
 
-    sums = [jax.tree.map(np.float64, x) for x in running.over(batches, of_batch)]
-    total = functools.reduce(lambda a, b: jax.tree.map(np.add, a, b), sums)
+    sums = running.over(batches, of_batch)
+    total = jax.tree.map(lambda *x: sum(map(np.float64, x)), *sums)
     example = next(iter(batches)) if model.config is None else None
     kinds = running.kinds_of(model, params, example)
     return roles_of_evidence(total, kinds=kinds)
@@ -147,14 +138,9 @@ def _observed(model, params, example, aligned, *, separators):
         positions = None
         if of_source and kind != "decoder" and separators.size:
             positions = jnp.isin(example.inputs, separators)
-        found = role_evidence(
-            attention_map,
-            attention_map.statistics(tokens=tokens, positions=positions),
-            kind,
-            tokens=tokens,
-            lengths=running.key_lengths(example, kind),
-            aligned=aligned,
-        )
+        statistics = attention_map.statistics(tokens=tokens, positions=positions)
+        given = {"tokens": tokens, "lengths": running.key_lengths(example, kind)}
+        found = role_evidence(attention_map, statistics, kind, **given, aligned=aligned)
         return jax.tree.map(lambda x: x.sum(0), found)
 
     at = running.by_kind(summed, model, params, example)
@@ -198,7 +184,11 @@ def role_evidence(
     weights, places = (x.reshape(*lines, num_queries) for x in attention_map.top(1))
     seen = weights > 0  # not fully masked
     rows = jnp.arange(num_queries)[None, None]
-    most = _entropy_of_equal_weights(attention_map)
+    # The mean entropy of equal weights on unmasked keys, of queries that have a key.
+    weighting, origin = attention_map.weighting, attention_map.weighting.origin
+    keys = weighting.mask.key_counts(num_queries, num_keys, origin)
+    keys = tiles.lifted(keys, len(batch_shape) + 2)
+    most = jnp.log(jnp.maximum(keys, 1)).sum(-1) / jnp.maximum((keys > 0).sum(-1), 1)
     scores = {
         "first_token": statistics.first_position,
         "separator": statistics.chosen_positions,
@@ -227,7 +217,6 @@ def role_evidence(
         right = alignment.shares(jnp.where(seen, places, -1), aligned)
         found |= alignment.evidence({"aligned": right})
     last = num_keys if lengths is None else jnp.asarray(lengths)[:, None, None]
-    origin = attention_map.weighting.origin
     return found | {
         "positional": _counts(rows + (origin.query - origin.key) - places, seen),
         "anti_diagonal": _counts(rows + places - (last - 1), seen),
@@ -272,17 +261,6 @@ def _correlations(rows, places, seen) -> Array:
     return (x * y).sum(-1) / jnp.sqrt(jnp.where(squares > 0, squares, jnp.inf))
 
 
-def _entropy_of_equal_weights(attention_map) -> Array:
-    """Averages the entropy of equal weights on unmasked keys, `[B..., H or 1]`."""
-    *batch_shape, _, num_queries, num_keys = attention_map.shape
-    weighting = attention_map.weighting
-    counts = weighting.mask.key_counts(num_queries, num_keys, weighting.origin)
-    counts = tiles.lifted(counts, len(batch_shape) + 2)
-    entropies = jnp.log(jnp.maximum(counts, 1))
-    # Queries without a key do not count.
-    return entropies.sum(-1) / jnp.maximum((counts > 0).sum(-1), 1)
-
-
 def roles_of_evidence(
     found: Sequence[Mapping[str, np.ndarray]],
     *,
@@ -310,42 +288,36 @@ def roles_of_evidence(
     values = {name: np.full(shape, np.nan) for name in [*SCORES, OFFSET]}
     for i, (sums, places) in enumerate(zip(found, columns, strict=True)):
         scores = _scores(sums)
-        for name, x in scores.items():
+        offsets = sums["positional"][:, :-1].argmax(-1) - _FARTHEST
+        for name, x in (*scores.items(), (OFFSET, offsets)):
             values[name][i, list(places)] = x
-        of_offset = sums["positional"][:, :-1]
-        values[OFFSET][i, list(places)] = of_offset.argmax(-1) - _FARTHEST
         for h, place in enumerate(places):
             of_head = {name: x[h] for name, x in scores.items()}
             names[i, place] = name = role_of(of_head)
             if name != MIXED:
                 deciding[i, place] = of_head[ROLES[name].score or name]
-    known = {
-        name: Column(x, "", SCORES.get(name, "most frequent offset of a query's key"))
-        for name, x in values.items()
-        if not np.isnan(x).all()
-    }
-    if OFFSET in known:
-        known[OFFSET] = known[OFFSET]._replace(unit="positions")
-    notes = [
-        f"role {name:<{_LONGEST}}  at least {role.threshold:g} of: {role.label}"
-        for name, role in ROLES.items()
-        if name in names
-    ]
-    if MIXED in names:
-        notes.append(f"role {MIXED:<{_LONGEST}}  none of the roles")
+    told = {name: ("", label) for name, label in SCORES.items()}
+    told[OFFSET] = "positions", "most frequent offset of a query's key"
     role = Column(deciding, "score", "score that decides the role", names=names)
-    shown = {ROLE: role, **known}
+    known = {x: y for x, y in values.items() if not np.isnan(y).all()}
+    shown = {ROLE: role} | {x: Column(y, *told[x]) for x, y in known.items()}
+    meanings = {
+        name: f"at least {role.threshold:g} of: {role.label}"
+        for name, role in ROLES.items()
+    }
+    meanings[MIXED] = "none of the roles"
+    notes = (f"role {x:<{_LONGEST}}  {y}" for x, y in meanings.items() if x in names)
     return Heads.of("Roles of heads", shown, tuple(kinds), notes=tuple(notes))
 
 
 def _scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Computes the scores of the heads of a layer, `[H]`, from sums of evidence."""
-    scores = {}
-    for name, x in sums.items():
-        if x.shape[-1] == 2:
-            scores[name] = x[:, 0] / np.maximum(x[:, 1], 1e-9)
-        else:
-            scores[name] = x[:, :-1].max(-1) / np.maximum(x.sum(-1), 1)
+    scores = {
+        name: x[:, 0] / np.maximum(x[:, 1], 1e-9)
+        if x.shape[-1] == 2
+        else x[:, :-1].max(-1) / np.maximum(x.sum(-1), 1)
+        for name, x in sums.items()
+    }
     if "aligned" in scores:  # NaN if nothing is known
         known = sums["aligned"][:, 1] > 0
         scores["aligned"] = np.where(known, scores["aligned"], np.nan)

@@ -24,11 +24,7 @@ Rows = int | tiles.Index
 
 
 def rollout(
-    maps: Maps,
-    rows: Rows,
-    *,
-    residual: float = 0.5,
-    per_layer: bool = False,
+    maps: Maps, rows: Rows, *, residual: float = 0.5, per_layer: bool = False
 ) -> Array:
     """Computes attention rollout: rows of the product of the layers' mean attention.
 
@@ -78,8 +74,7 @@ def rollout(
     rows = jnp.swapaxes(columns, -1, -2)
     if not per_layer:
         return rows
-    by_layer = (len(maps), start.shape[-1], start.shape[-2])
-    rows = rows.reshape(*rows.shape[:-2], *by_layer)
+    rows = rows.reshape(*rows.shape[:-2], len(maps), *start.shape[:-3:-1])
     return jnp.moveaxis(rows, -3, 0)[::-1]
 
 
@@ -108,8 +103,8 @@ def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
     from scipy.sparse import csgraph
 
     positions = np.asarray(_positions(maps, rows))
-    matrices = [_matrix(layer, residual) for layer in maps]
-    matrices = np.stack(jax.device_get(matrices)).astype(np.float64)
+    matrices = jax.device_get([_matrix(layer, residual) for layer in maps])
+    matrices = np.stack(matrices).astype(np.float64)
     num_layers, size = matrices.shape[0], matrices.shape[-1]
     flows = np.zeros((*positions.shape, size))
     for example in np.ndindex(positions.shape[:-1]):
@@ -123,26 +118,6 @@ def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
 
 def _positions(maps: Maps, rows: Rows) -> Array | np.ndarray:
     """Returns the positions `[B..., R]` that `rows` choose."""
-    _check_maps(maps)
-    *batch_shape, _, size, _ = maps[0].shape
-    shape = (-1,)
-    if not isinstance(rows, slice | range):
-        rows = rows if isinstance(rows, jax.Array) else np.asarray(rows)
-        if rows.ndim > 1 and rows.shape[:-1] != tuple(batch_shape):
-            raise ValueError(
-                "rows must be [R] or [B..., R] with B... = "
-                f"{tuple(batch_shape)}, got shape {rows.shape}."
-            )
-        shape, rows = rows.shape or (1,), rows.reshape(-1)
-    positions = tiles.positions(rows, size).reshape(shape)
-    if positions.ndim == 1:
-        positions = positions.reshape(*(1,) * len(batch_shape), -1)
-    xnp = jnp if isinstance(positions, jax.Array) else np
-    return xnp.broadcast_to(positions, (*batch_shape, positions.shape[-1]))
-
-
-def _check_maps(maps) -> None:
-    """Raises ValueError unless maps are of layers of self-attention over one input."""
     if not maps:
         raise ValueError("maps must have at least one layer, got none.")
     if isinstance(maps, models.Maps):
@@ -156,6 +131,19 @@ def _check_maps(maps) -> None:
             "maps must be (B..., H, T, T) with the same B... and T in each layer, got "
             f"{', '.join(str(layer.shape) for layer in maps)}."
         )
+    *batch_shape, _, size, _ = maps[0].shape
+    shape = (-1,)
+    if not isinstance(rows, slice | range):
+        rows = rows if isinstance(rows, jax.Array) else np.asarray(rows)
+        if rows.ndim > 1 and rows.shape[:-1] != tuple(batch_shape):
+            wanted = f"[R] or [B..., R] with B... = {tuple(batch_shape)}"
+            raise ValueError(f"rows must be {wanted}, got shape {rows.shape}.")
+        shape, rows = rows.shape or (1,), rows.reshape(-1)
+    positions = tiles.positions(rows, size).reshape(shape)
+    if positions.ndim == 1:
+        positions = positions.reshape(*(1,) * len(batch_shape), -1)
+    xnp = jnp if isinstance(positions, jax.Array) else np
+    return xnp.broadcast_to(positions, (*batch_shape, positions.shape[-1]))
 
 
 def _mixed(attention_map, residual, columns) -> Array:
@@ -189,7 +177,5 @@ def _capacities(matrices):
     capacities = np.rint(matrices * _UNIT).astype(np.int32)
     layers, above, below = np.nonzero(capacities)
     ends = (layers + 1) * size + above, layers * size + below
-    count = (num_layers + 1) * size
-    return sparse.csr_array(
-        (capacities[layers, above, below], ends), shape=(count, count)
-    )
+    shape = ((num_layers + 1) * size,) * 2
+    return sparse.csr_array((capacities[layers, above, below], ends), shape=shape)

@@ -7,7 +7,7 @@ import collections
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -28,8 +28,16 @@ FEW_LAYERS = 6
 Metric = Callable[[Array, tasks.Example], Array]
 
 
+# Batches of one size that can be iterated over more than once: a list, not a generator.
+# A `tqdm` around a list shows progress.
+Batches = Iterable[tasks.Example]
+
+
 class Measured(NamedTuple):
     """The subject of a measure: a model, its data, and a metric of the two.
+
+    Functions that take a `subject` measure this model; of those that take pairs, its
+    batches are the clean examples, and `corrupted` the other examples of the pairs.
 
     Example:
       >>> measured = mh.heads.Measured(model, mh.heads.metrics.loss, params, batches)
@@ -40,9 +48,7 @@ class Measured(NamedTuple):
     model: models.Model  # from `models.build`, or any pure functions of these arguments
     metric: Metric  # how badly the model performs; some measures differentiate it
     params: Any
-    # Batches of one size that can be iterated over more than once: a list, not a
-    # generator. A `tqdm` around a list shows progress.
-    batches: Iterable[tasks.Example]
+    batches: Batches
 
 
 def over(batches: Iterable[Any], function: Callable) -> list[Any]:
@@ -95,6 +101,16 @@ def shown(model: models.Model) -> models.Model:
     if model.config is not None:
         return model
     return model._replace(apply=sites.show_stream(model.apply))
+
+
+def config_of(model: models.Model) -> Any:
+    """Returns the config of a model, or raises ValueError if there is none."""
+    if model.config is None:
+        raise ValueError(
+            "model must be from models.build or interop.load, whose architecture is "
+            "known; got one without a config."
+        )
+    return model.config
 
 
 def check_tokens(model: models.Model, params: Any, example: tasks.Example) -> None:
@@ -152,7 +168,6 @@ def run_edited(
 
 _ORDER = ("encoder", "", "decoder", "cross")
 
-
 # Names of cross-attention: here and in Flax, BART, T5 and torch.nn.
 _CROSS = re.compile("cross|encoder_?attn|enc_?dec|multihead_attn", re.IGNORECASE)
 
@@ -173,20 +188,13 @@ def parts(model: models.Model, params: Any, example: tasks.Example) -> dict[str,
     if model.config is not None:
         places = models.heads_of_layers(model.config)
         return {place.path: len(place.names) for place in places}
-    shape = lambda x: jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x))  # noqa: E731
-    leaves, structure = jax.tree.flatten(jax.tree.map(shape, (params, example)))
-    return dict(_parts(model, tuple(leaves), structure))
+    shapes = _heads_of(model).eval_shape(params, example)
+    return {name.removesuffix("/heads"): x.shape[-2] for name, x in shapes.items()}
 
 
 @functools.lru_cache(maxsize=32)
-def _parts(model, leaves, structure) -> tuple[tuple[str, int], ...]:
-    """Traces a function for `parts`."""
-
-    def found(params, example):
-        return look(model, params, example, ["*/heads"])[1]
-
-    shapes = jax.eval_shape(found, *jax.tree.unflatten(structure, leaves))
-    return tuple((x.removesuffix("/heads"), y.shape[-2]) for x, y in shapes.items())
+def _heads_of(model) -> Any:  # which traces a function once for inputs of one shape
+    return jax.jit(lambda params, x: look(model, params, x, ["*/heads"])[1])
 
 
 def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
@@ -224,21 +232,10 @@ def kinds_measured(subject: Measured) -> list[str]:
     return kinds_of(model, params, example)
 
 
-def label(kinds: Sequence[str], layer: int) -> str:
-    """Labels an attention part: "cross 0", or "layer 3" without kinds."""
-    if not kinds:
-        return f"layer {layer}"
-    return f"{kinds[layer]} {layer - list(kinds).index(kinds[layer])}"
-
-
 def queries(
     example: tasks.Example, kind: str
 ) -> tuple[Array | np.ndarray, Array | np.ndarray | None]:
-    """Returns the inputs at the queries of maps of a kind, and the valid lengths.
-
-    They are tokens `[B, T]` or features `[B, T, D]`, and lengths `[B]`, or None if all
-    are valid.
-    """
+    """Returns the inputs at the queries of maps of a kind, and their valid lengths."""
     if kind in ("decoder", "cross") and example.decoder_inputs is not None:
         return example.decoder_inputs, example.decoder_lengths
     return example.inputs, example.lengths
@@ -289,9 +286,10 @@ def by_example(heads: Array, count: int) -> Array:
     return heads.reshape(count, length, *heads.shape[-2:])
 
 
-def exists(counts: Sequence[int]) -> np.ndarray:
+def exists(counts: Iterable[int]) -> np.ndarray:
     """Marks the heads that exist, `[P, H]` booleans, from the counts of the parts."""
-    return np.arange(max(counts))[None] < np.array(counts)[:, None]
+    counts = np.array([*counts])
+    return np.arange(counts.max())[None] < counts[:, None]
 
 
 def num_heads(model: models.Model, params: Any, example: tasks.Example) -> list[int]:
@@ -310,15 +308,13 @@ def by_kind(
     The kind is one of `models.KINDS`, or "" in models of one kind; see `kinds_of`.
     """
     if not (kinds := kinds_of(model, params, example)):
-        return {"*/map": functools.partial(function, kind="")}
-    if model.config is None and example is not None:
-        pairs = zip(parts(model, params, example), kinds, strict=True)
-        return {f"{x}/map": functools.partial(function, kind=y) for x, y in pairs}
-    return {
-        "decoder/*/cross_attention/map": functools.partial(function, kind="cross"),
-        "decoder/*/map": functools.partial(function, kind="decoder"),
-        "*/map": functools.partial(function, kind="encoder"),
-    }
+        names = {"*": ""}
+    elif model.config is None and example is not None:
+        names = dict(zip(parts(model, params, example), kinds, strict=True))
+    else:
+        names = {"decoder/*/cross_attention": "cross", "decoder/*": "decoder"}
+        names["*"] = "encoder"
+    return {f"{x}/map": functools.partial(function, kind=y) for x, y in names.items()}
 
 
 def fetched(tree: Any) -> Any:

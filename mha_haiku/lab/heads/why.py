@@ -13,41 +13,209 @@ https://transformer-circuits.pub/2021/framework/index.html.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, models
-from mha_haiku.core.attention import scores
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core import checks, display, models
 from mha_haiku.lab.heads import circuits, components, running
-from mha_haiku.lab.heads.components import Component, Held, Map
-from mha_haiku.lab.heads.sums import Answer, Cells, Pairs, Reads, Terms
+from mha_haiku.lab.heads.components import Component, Held
+from mha_haiku.lab.heads.running import Batches
 from mha_haiku.training import tasks
-
-Array = jax.Array
-
-__all__ = [
-    "HELD",
-    "Answer",
-    "Cells",
-    "Pairs",
-    "Reads",
-    "Terms",
-    "cells",
-    "pairs",
-    "reads",
-    "written",
-]
 
 HELD = (
     "Held: the factors of norms, of queries and keys too. Scores are those before a "
     "soft cap; rotary positions are in each pair."
 )
 MOST_SPLIT = 8  # with sources=True, the heads in this number of terms are split
+
+
+class Answer:
+    """The base of answers: a title and the rows of a table, the largest first."""
+
+    title: str
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Lists a row per number, as a dict by the names of columns."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        lines = [
+            "  ".join(f"{x:10.4g}" if isinstance(x, float) else f"{x}" for x in cells)
+            for cells in (row.values() for row in self.rows(12))
+        ]
+        return "\n".join([self.title, *lines])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Terms(Answer):
+    """A number of the model as a sum of terms `[M, M']`; host arrays.
+
+    Attributes:
+      place: The attention part, its head, and the position of the query (and the key).
+      title: The question, and the number.
+      labels: The labels of the rows and of the columns.
+      terms: `[M, M']` float64.
+      total: The number in the model.
+    """
+
+    place: tuple[int, ...]
+    title: str
+    labels: tuple[tuple[Any, ...], tuple[Any, ...]]
+    terms: np.ndarray
+    total: float
+    names = ("source", "component")
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Lists a row for each term that is not 0, at most `count` rows."""
+        rows = []
+        for (i, j), x in np.ndenumerate(self.terms):
+            labels = (str(self.labels[0][i]), str(self.labels[1][j]))
+            rows.append({"term": float(x)} | dict(zip(self.names, labels, strict=True)))
+        return _largest_first(rows, count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Pairs(Terms):
+    """The score of a query and a key as a sum over pairs of components.
+
+    `total` is the score before a soft cap and softmax, without a scale if attention was
+    recognized in a function. `labels` are components of the query and of the key.
+
+    Attributes:
+      parts: The components: `[M, K]` of the query, times the score's scale, and
+        `[M', K]` of the key. `terms` are their products.
+      position: The bias of the two positions (ALiBi, other biases), added to the terms.
+      weight: The weight of the key, in [0, 1].
+    """
+
+    parts: tuple[np.ndarray, np.ndarray]
+    position: float
+    weight: float
+    names = ("query", "key")
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Lists the rows of `Terms.rows`, and a row for positions."""
+        row = {"term": self.position, "query": "position", "key": "of the score"}
+        return _largest_first([*super().rows(), row], count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Cells(Answer):
+    """The largest pairs of many cells of all maps; host arrays.
+
+    Arrays are by attention part, without parts that have no heads.
+
+    Attributes:
+      components: The M terms of queries and keys.
+      queries: `[R]`, positions of the queries.
+      keys: `[H, R]` by part, the position of the key of each cell.
+      scores: `[H, R]`, the model's, as in `Pairs`; -inf if no key is seen.
+      positions: `[H, R]`, the biases of the two positions.
+      weights: `[H, R]`, the weight of the key, in [0, 1].
+      pairs: `[H, R, count, 2]`, indices into `components`, query first.
+      terms: `[H, R, count]`, their terms, in decreasing order of magnitude.
+    """
+
+    components: tuple[Component, ...]
+    queries: np.ndarray
+    keys: dict[int, np.ndarray]
+    scores: dict[int, np.ndarray]
+    positions: dict[int, np.ndarray]
+    weights: dict[int, np.ndarray]
+    pairs: dict[int, np.ndarray]
+    terms: dict[int, np.ndarray]
+
+    @property
+    def title(self) -> str:
+        """The title, with the number of cells."""
+        count = sum(map(np.size, self.scores.values()))
+        return f"The largest pairs of {count} cells"
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Lists a row for each cell, with its largest pair."""
+        rows = []
+        for part, terms in self.terms.items():
+            for h, r in np.argwhere(np.isfinite(self.scores[part])).tolist():
+                pair = self.pairs[part][h, r, 0]
+                query, key = (str(self.components[m]) for m in pair)
+                at = f"{part}.{h}: {self.queries[r]} to {self.keys[part][h, r]}"
+                row = {"term": float(terms[h, r, 0]), "at": at}
+                rows.append(row | {"query": query, "key": key})
+        return _largest_first(rows, count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Reads(Answer):
+    """The components that heads' queries, keys and values read, over a data set.
+
+    For queries and keys the number is how much a component raises the scores of
+    attended keys over the mean of all visible keys, `sum_s (p_s - 1 / n) score_s`,
+    averaged over queries: the numbers of all components add up to that of the whole
+    score, and constants of a row do not count. For values it is the share of the head's
+    output, `z_m . z / |z|^2`; shares add up to 1.
+
+    Attributes:
+      components: M components, the last one the biases.
+      by: For "q", "k" and "v" `[N, P, H, M]` per example, NaN where there is no such
+        head; for values the numerators of shares.
+      norms: `[N, P, H]`, `|z|^2` summed over the queries of an example.
+      counts: `[N, P]`, the number of its queries.
+      composition: For "q", "k" and "v" `[P, H, P, H]`, `circuits.compositions` of the
+        weights; {} for a function.
+    """
+
+    components: tuple[Component, ...]
+    by: dict[str, np.ndarray]
+    norms: np.ndarray
+    counts: np.ndarray
+    composition: dict[str, np.ndarray]
+
+    @property
+    def title(self) -> str:
+        """The title, with the number of examples."""
+        count = len(self.norms)
+        return f"What heads read by queries, keys and values, {count} examples"
+
+    def mean(self, kind: str) -> np.ndarray:
+        """Averages "q", "k" or "v" over all queries of all examples, `[P, H, M]`."""
+        checks.choice("kind", kind, circuits.KINDS)
+        divisor = self.norms if kind == "v" else self.counts[..., None]
+        return self.by[kind].sum(0) / divisor.sum(0)[..., None]
+
+    def graph(self, kind: str) -> np.ndarray:
+        """Returns `[P, H, P, H]`, the earlier head first, as `circuits.compositions`.
+
+        NaN if there is no such head, or the second does not come after the first.
+        """
+        mean = self.mean(kind)
+        result = np.full((*mean.shape[:2], *mean.shape[:2]), np.nan)
+        for m, component in enumerate(self.components):
+            if component.kind == "head":
+                by_head = np.where(mean[:, :, m] == 0, np.nan, mean[:, :, m])
+                result[component.layer, component.head] = by_head
+        return result
+
+    def rows(self, count: int | None = None) -> list[dict[str, Any]]:
+        """Lists a row per head and component, with the composition of weights.
+
+        `count` is the largest number of rows for each of "q", "k" and "v".
+        """
+        rows = []
+        for kind in self.by:
+            weights, of_kind = self.composition.get(kind), []
+            for (p, h, m), x in np.ndenumerate(self.mean(kind)):
+                source, known = self.components[m], float("nan")
+                if source.kind == "head" and weights is not None:
+                    known = float(weights[source.layer, source.head, p, h])
+                row = {"term": float(x), "head": f"{p}.{h}", "by": kind}
+                row |= {"reads": str(source), "composition of weights": known}
+                of_kind.append(row)
+            rows += _largest_first(of_kind, count)
+        return rows
 
 
 def pairs(
@@ -83,14 +251,15 @@ def pairs(
         factors of its norms held.
     """
     known = _known(model, params, example)
-    _, _, num_queries, num_keys = known.of(layer, head)
+    _, _, num_queries, num_keys = _shape_of(known, layer, head)
     query = _position("query", query, num_queries)
     key = -1 if key is None else _position("key", key, num_keys)
-    for place in () if isinstance(sources, bool) else sources:
-        known.of(*place)
-    program = _cell(model, splits=bool(sources))
+    split = set() if isinstance(sources, bool) else set(map(tuple, sources))
+    for place in split:
+        _shape_of(known, *place)
+    program = components.split_cell(model, splits=bool(sources))
     found = _run(program, params, example, layer, head, query, key)
-    # In the order of `components.Cells`.
+    # In the order of `CellNumbers`.
     place, score, bias, scale, weight = map(float, found["cell"])
     key = int(place)
     if not np.isfinite(score):
@@ -98,24 +267,17 @@ def pairs(
     sides = [_with_rest(side["parts"], side["whole"]) for side in found["sides"]]
     if sources is True:
         largest = np.argsort(-np.abs(sides[0] @ sides[1].T), axis=None)[:MOST_SPLIT]
-        chosen = np.concatenate(np.divmod(largest, len(sides[1]))).tolist()
-        sources = [known.components[m][1:3] for m in chosen]
-    (query_labels, query_parts), (key_labels, key_parts) = (
-        _split(known.components, parts, side["splits"], set(map(tuple, sources or ())))
+        split = np.concatenate(np.divmod(largest, len(sides[1]))).tolist()
+        split = {known.components[m][1:3] for m in split}
+    (queries, query_parts), (keys, key_parts) = (
+        _split(known.components, parts, side["splits"], split)
         for side, parts in zip(found["sides"], sides, strict=True)
     )
-    query_parts = query_parts * scale
-    return Pairs(
-        (layer, head, query, key),
-        f"Layer {layer}, head {head}, query {query}, key {key}: score "
-        f"{score:.4g}, weight {weight:.3g}",
-        (query_labels, key_labels),
-        query_parts @ key_parts.T,
-        score,
-        (query_parts, key_parts),
-        bias,
-        weight,
-    )
+    parts, place = (query_parts * scale, key_parts), (layer, head, query, key)
+    title = "Layer {}, head {}, query {}, key {}: score ".format(*place)
+    title += f"{score:.4g}, weight {weight:.3g}"
+    terms = parts[0] @ key_parts.T
+    return Pairs(place, title, (queries, keys), terms, score, parts, bias, weight)
 
 
 def cells(
@@ -141,7 +303,8 @@ def cells(
     checks.positive_integer("count", count)
     queries = range(longest) if queries is None else queries
     places = np.array([_position("queries", t, longest) for t in queries], np.int32)
-    program = _largest(model, count=min(count, len(known.components) ** 2))
+    count = min(count, len(known.components) ** 2)
+    program = components.largest_pairs(model, count=count)
     found = _run(program, params, example, places, key)
     parts = [part for part, shape in enumerate(known.shapes) if shape[1]]
     by_part = zip(*found["cells"], strict=True)
@@ -167,13 +330,12 @@ def written(
     output, and add up to its length.
     """
     known = _known(model, params, example)
-    _, _, num_queries, num_keys = known.of(layer, head)
+    _, _, num_queries, num_keys = _shape_of(known, layer, head)
     query = _position("query", query, num_queries)
-    is_set = model.config is not None and model.config.family == "set_classifier"
-    if answer is not None and not is_set:
+    if answer is not None and not components.is_set(model):
         running.check_classes("answer", model, params, example, answer)
     unit, answer = ("output", -1) if answer is None else ("logit", answer)
-    program = _values(model, is_logit=unit == "logit")
+    program = components.split_output(model, is_logit=unit == "logit")
     found = _run(program, params, example, layer, head, query, answer)
     terms = _with_rest(found["terms"], found["whole"]).T[:num_keys]
     total = float(found["total"])
@@ -182,14 +344,15 @@ def written(
     return Terms((layer, head, query), title, sides, terms, total)
 
 
-def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) -> Reads:
+def reads(model: models.Model, params: Any, batches: Batches) -> Reads:
     """Computes what all heads read by queries, keys and values, over a data set.
 
     Queries that see nothing, and padding, do not count. It takes a pass over the maps
     and three backward passes through linear maps per head. `batches` are examples;
     other arguments and errors are as for `pairs`.
     """
-    results = running.over(batches, lambda batch: _sums(model)(params, batch))
+    program = components.sums_read(model)
+    results = running.over(batches, lambda batch: program(params, batch))
     for result in results:
         components.check_linear(result["curvature"])
     known, config = _known(model, params, next(iter(batches))), model.config
@@ -203,234 +366,22 @@ def reads(model: models.Model, params: Any, batches: Iterable[tasks.Example]) ->
     return Reads(known.components, by, norms, counts, composition)
 
 
-# --- Programs
-
-
-@running.compiled
-def _cell(model, params, example, layer, head, query, key, *, splits):
-    held = Held(model, params, example).linearized()
-    numbers = [
-        jnp.stack(
-            [x[head, 0] * 1.0 for x in components.Cells.of(map_, query[None], key)]
-        )
-        for map_ in held.maps.values()
-    ]
-    is_own = np.array(list(held.part.values()))[:, None] == layer
-    cell = components.Cells(*jnp.where(is_own, jnp.stack(numbers), 0).sum(0))
-    ends = ("query", query), ("key", cell.keys.astype(int))
-    sides = [_side(held, layer, head, *end, splits) for end in ends]
-    return {"cell": cell, "sides": sides, "curvature": held.curvature()}
-
-
-def _side(held, layer, head, name, at, splits):
-    """Computes a query or key, its parts, and the arrays that split it by source."""
-    wholes = {end: getattr(held.ends[end], name) for end in held.maps}
-    rows = jnp.stack([at, jnp.maximum(at - 1, 0)])  # smeared keys read two positions
-    first = jnp.stack([True, at > 0])[:, None, None]
-
-    def chosen(end, *places):
-        whole = wholes[end]
-        return components.one(whole.shape, *places) * (held.part[end] == layer)
-
-    def of_channel(channel):
-        at_channel = {end: {name: chosen(end, at, head, channel)} for end in wholes}
-        gradients = held.pull(at_channel)
-        kept = [gradients[name][0, rows] * first for name in held.heads if splits]
-        return held.parts(gradients)[:, 0].sum(-1), kept
-
-    size = max(x.shape[-1] for x in wholes.values())
-    parts, gradients = jax.lax.map(of_channel, jnp.arange(size))
-    whole = sum(
-        jnp.where(held.part[end] == layer, x[0, at, head], 0)
-        for end, x in wholes.items()
-    )
-    # The factors of the gradients of heads: weights, gates and values.
-    splits = {
-        held.part[name]: (
-            gradients[held.part[name]],
-            map_.tile(rows, slice(None))[0],
-            jnp.ones(())
-            if map_.weighting.gates is None
-            else map_.weighting.gates[0, rows],
-            Map.of(map_).value[0],
-        )
-        for name, map_ in held.maps.items()
-        if splits
-    }
-    return {"parts": parts.T, "whole": whole, "splits": splits}
-
-
-@running.compiled
-def _largest(model, params, example, rows, key, *, count):
-    held = Held(model, params, example).linearized()
-    numbers = {n: components.Cells.of(map_, rows, key) for n, map_ in held.maps.items()}
-
-    def chosen(ends):
-        return {
-            name: (
-                components.at_rows(ends[name].query, rows),
-                components.at_keys(ends[name].key, cell.keys),
-            )
-            for name, cell in numbers.items()
-        }
-
-    numbered = jnp.arange(len(held.components) - 1)
-    parts = jax.lax.map(lambda m: chosen(held.push(held.single(m))), numbered)
-    wholes = chosen(held.ends)
-
-    def largest(given):
-        query, key, scale = given
-        terms = jnp.matmul(query * scale, key.T, precision="highest")
-        _, best = jax.lax.top_k(jnp.abs(terms).ravel(), count)
-        return jnp.stack(jnp.divmod(best, len(key)), -1), terms.ravel()[best]
-
-    sides, size = ([], []), max(map_.key.shape[-1] for map_ in held.maps.values())
-    for name in numbers:
-        for side, x, whole in zip(sides, parts[name], wholes[name], strict=True):
-            x = jnp.concatenate([x, (whole - x.sum(0))[None]])  # [M, H, R, K]
-            x = jnp.moveaxis(x, 0, 2).reshape(-1, len(x), x.shape[-1])
-            side.append(jnp.pad(x, ((0, 0), (0, 0), (0, size - x.shape[-1]))))
-    scales = [cell.scales.ravel() for cell in numbers.values()]
-    given = *map(jnp.concatenate, sides), jnp.concatenate(scales)
-    # A single loop over the cells of all parts, which compiles once.
-    best, found, first = jax.lax.map(largest, given), [], 0
-    for cell in numbers.values():
-        cells_ = slice(first, first + cell.scales.size)
-        shaped = (x[cells_].reshape(*cell.scales.shape, *x.shape[1:]) for x in best)
-        found.append((cell.keys, cell.scores, cell.positions, cell.weights, *shaped))
-        first = cells_.stop
-    return {"cells": found, "curvature": held.curvature()}
-
-
-@running.compiled
-def _values(model, params, example, layer, head, query, answer, *, is_logit):
-    def both(*run):
-        return components.read_maps(*run) | components.read_logits(*run)
-
-    held = Held(model, params, example, both if is_logit else None).linearized()
-    if is_logit:
-        shape = held.ends["logits"].shape
-        places = (query, answer) if len(shape) == 3 else (answer,)
-        if model.config is not None and model.config.family == "set_classifier":
-            places = (query,)  # one logit per element
-        gradients = held.pull({"logits": components.one(shape, *places)})
-    total, cotangents = 0.0, {}
-    for name, map_ in held.maps.items():
-        output = held.sources[name.removesuffix("map") + "heads"][0, query, head]
-        if is_logit:
-            along = gradients[name.removesuffix("map") + "heads"][0, query, head]
-        else:
-            along = output / jnp.maximum(jnp.linalg.norm(output), 1e-30)
-        is_own = held.part[name] == layer
-        total += is_own * (output * along).sum()
-        if map_.weighting.gates is not None:
-            along = along * map_.weighting.gates[0, query, head]
-        weights = map_.tile(query[None], slice(None))[0, :, 0]
-        weights = weights * components.one(weights.shape[:1], head)[:, None] * is_own
-        cotangents[name] = {"value": jnp.einsum("hs,v->shv", weights, along)[None]}
-    terms = held.parts(held.pull(cotangents))[:, 0]  # [M, S]
-    whole = jnp.zeros(terms.shape[1:])
-    for name, cotangent in cotangents.items():
-        of_part = (held.ends[name].value * cotangent["value"]).sum((0, 2, 3))
-        whole += jnp.pad(of_part, (0, len(whole) - len(of_part)))
-    result = {"terms": terms, "whole": whole, "total": total}
-    return result | {"curvature": held.curvature()}
-
-
-@running.compiled
-def _sums(model, params, example):
-    held = Held(model, params, example).linearized()
-    places, targets, norms, counts = [], {}, [], []
-    for name, map_ in held.maps.items():
-        part = held.part[name]
-        output = held.sources[name.removesuffix("map") + "heads"]
-        targets[name], valid = _targets(map_, output, example, running.kind_of(name))
-        norms.append(jnp.square(output * valid).sum((1, 3)))
-        counts.append(valid[..., 0, 0].sum(1))
-        heads = range(map_.shape[-3])
-        places += [(part, h, j) for j in range(len(Map._fields)) for h in heads]
-
-    def of_head(given):
-        part, head, kind = given
-        cotangents, whole = {}, 0.0
-        for name, target in targets.items():
-            is_head = components.one(target.query.shape[-2:-1], head)
-            is_head = is_head[None, None, :, None] * (part == held.part[name])
-            chosen = Map(*(x * is_head * (kind == j) for j, x in enumerate(target)))
-            products = jax.tree.map(
-                lambda x, y: (x * y).sum((1, 2, 3)), chosen, held.ends[name]
-            )
-            cotangents[name], whole = chosen._asdict(), whole + sum(products)
-        parts = held.parts(held.pull(cotangents)).sum(-1)  # [M, B]
-        return jnp.concatenate([parts, (whole - parts.sum(0))[None]])
-
-    places = np.array(places)
-    found = jax.lax.map(of_head, tuple(map(jnp.asarray, places.T)))  # [..., M, B]
-    num_heads = max(map_.shape[-3] for map_ in held.maps.values())
-    shape = len(example.inputs), len(held.shapes), num_heads
-    by = {}
-    for j, kind in enumerate(circuits.KINDS):
-        parts, heads, _ = places[places[:, 2] == j].T
-        values = jnp.moveaxis(found[places[:, 2] == j], -1, 0)
-        by[kind] = jnp.full((*shape, values.shape[-1]), jnp.nan)
-        by[kind] = by[kind].at[:, parts, heads].set(values)
-    sums = by, jnp.zeros(shape).at[:, parts, heads].set(jnp.concatenate(norms, 1))
-    counts = (
-        jnp.zeros(shape[:2]).at[:, list(held.part.values())].set(jnp.stack(counts, 1))
-    )
-    return {"sums": (*sums, counts), "curvature": held.curvature()}
-
-
-def _targets(map_, output, example, kind) -> tuple[Map, Array]:
-    """Computes the factors of queries, keys and values, and the valid queries."""
-    query, key, _ = Map.of(map_)
-    of_queries, of_keys = components.scales(map_)
-    plain = map_.weighting._replace(
-        bias=None, score=scores.dot_product(0.0), normalizer=None, gates=None
-    )
-
-    def with_sums(logs):  # the map with equal weights on all visible keys
-        return dataclasses.replace(map_, weighting=plain, log_sum=LogSum.rounded(logs))
-
-    counts = with_sums(jnp.zeros_like(map_.logsumexp)).row_sums()
-    uniform = with_sums(jnp.log(counts))
-    by_query = [jnp.moveaxis(x, -1, -2)[..., None] for x in (map_.row_sums(), counts)]
-    sums = by_query[0]  # with a sink, both maps have the row sum of the map
-    valid = running.valid(map_.shape[-2], example, kind)[..., None, None]
-    valid = valid & (by_query[1] > 0)
-    query, key = query * of_queries * valid, key * of_keys
-    at_query = map_.apply(key) - sums * uniform.apply(key)
-    at_key = map_.apply_transposed(query) - uniform.apply_transposed(sums * query)
-    output, gates = output * valid, map_.weighting.gates
-    at_value = map_.apply_transposed(output if gates is None else output * gates)
-    return Map(at_query * of_queries * valid, at_key * of_keys, at_value), valid
-
-
-# --- On the host
-
-
-class _Known(NamedTuple):
-    """The facts about a model that need no run."""
-
-    components: tuple[Component, ...]
-    shapes: list[tuple[int, ...]]  # of the maps of all parts
-
-    def of(self, layer: int, head: int) -> tuple[int, ...]:
-        """Returns the shape of a head's map; raises ValueError without such a head."""
-        checks.integer_in("layer", layer, 0, len(self.shapes) - 1)
-        checks.integer_in("head", head, 0, self.shapes[layer][1] - 1)
-        return self.shapes[layer]
-
-
-def _known(model, params, example) -> _Known:
+def _known(model, params, example) -> Held:
+    """Traces a run for what needs no numbers: its components, and shapes of maps."""
     found = []
 
     def trace(params, example):
-        held = Held(*running.compact(model, params), example)
-        found.append(_Known(held.components, held.shapes))
+        found.append(Held(*running.compact(model, params), example))
 
     jax.eval_shape(trace, params, example)
     return found[0]
+
+
+def _shape_of(known, layer, head) -> tuple[int, ...]:
+    """Returns the shape of a head's map; raises ValueError without such a head."""
+    checks.integer_in("layer", layer, 0, len(known.shapes) - 1)
+    checks.integer_in("head", head, 0, known.shapes[layer][1] - 1)
+    return known.shapes[layer]
 
 
 def _with_rest(parts, whole) -> np.ndarray:
@@ -466,3 +417,9 @@ def _split(known, parts, splits, chosen) -> tuple[tuple[Component, ...], np.ndar
         result += [(head._replace(source=s), x) for s, x in enumerate(by_source)]
     labels, parts = zip(*result, strict=True)
     return labels, np.stack(parts)
+
+
+def _largest_first(rows, count) -> list[dict[str, Any]]:
+    """Sorts rows by the magnitude of their terms, largest first, without zeros."""
+    rows = [row for row in rows if abs(row["term"]) > 0]
+    return sorted(rows, key=lambda row: -abs(row["term"]))[:count]

@@ -82,9 +82,8 @@ class Compiled:
     @property
     def is_real(self) -> np.ndarray:
         """`[L, H]` booleans: the heads of the program."""
-        layers = range(self.config.num_layers)
-        heads = range(self.config.attention.num_heads)
-        return np.array([[(i, h) in self.heads for h in heads] for i in layers])
+        shape = self.config.num_layers, self.config.attention.num_heads
+        return np.reshape([x in self.heads for x in np.ndindex(shape)], shape)
 
     def examples(self, count: int, *, seed: int = 0) -> tasks.Example:
         """Makes a batch of `count` random inputs and the program's answers.
@@ -92,16 +91,12 @@ class Compiled:
         Targets `[B, T]` are indices into `answers`; the first position does not count.
         """
         checks.positive_integer("count", count)
-        program = self.program
+        program, known = self.program, self.program.vocabulary
         inputs = program.sample(np.random.default_rng(seed), count)
-        answers = [
-            program([program.vocabulary[i] for i in row]) for row in inputs.tolist()
-        ]
+        answers = [program([known[i] for i in row]) for row in inputs.tolist()]
         targets = [[self.answers.index(x) for x in row] for row in answers]
-        inputs = np.insert(np.int32(inputs), 0, len(program.vocabulary), axis=1)
-        targets = np.insert(
-            np.array(targets, np.int32), 0, len(self.answers) - 1, axis=1
-        )
+        inputs = np.insert(np.int32(inputs), 0, len(known), axis=1)
+        targets = np.insert(np.array(targets, np.int32), 0, len(self.answers) - 1, 1)
         weights = np.ones(targets.shape, np.float32)
         weights[:, 0] = 0
         return tasks.Example(inputs, targets, weights)
@@ -176,16 +171,11 @@ def compile(
         for sequence in sequences
         for sender in layout_.senders(sequence)
     }
-    return Compiled(
-        program,
-        config,
-        model,
-        params,
-        (*layout_.domain(program.output), None),
-        {place: head.name for head, place in places.items()},
-        frozenset(edges),
-        frozenset(places[head] for head in layout_.senders(program.output)),
-    )
+    answers = (*layout_.domain(program.output), None)
+    names = {place: head.name for head, place in places.items()}
+    senders = frozenset(places[head] for head in layout_.senders(program.output))
+    edges = frozenset(edges)
+    return Compiled(program, config, model, params, answers, names, edges, senders)
 
 
 def _sizes(layout_: layout.Layout) -> Sizes:
@@ -233,9 +223,8 @@ def built(
 ) -> tuple[models.Model, Any]:
     """Builds the model and the shapes of its parameters."""
     # Cached, so that jitted functions of the model are compiled once for all seeds.
-    model = models.build(
-        config, num_tokens=num_tokens, feature_size=None, num_classes=num_classes
-    )
+    sizes = {"num_tokens": num_tokens, "feature_size": None, "num_classes": num_classes}
+    model = models.build(config, **sizes)
     tokens = jax.ShapeDtypeStruct((1, config.embedding.max_length), np.int32)
     return model, jax.eval_shape(model.init, jax.random.key(0), tokens)
 

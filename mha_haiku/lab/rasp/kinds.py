@@ -112,11 +112,7 @@ def noisy(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
 
 @_offered
 def superposed(
-    program: Program,
-    *,
-    seed: int = 0,
-    width: float = 0.75,
-    **options: Any,
+    program: Program, *, seed: int = 0, width: float = 0.75, **options: Any
 ) -> Compiled:
     """Compresses the stream to `width` times what the program needs, by training.
 
@@ -139,19 +135,11 @@ def superposed(
     apply = functools.partial(known.model.apply, is_training=False)
     look = jax.jit(sites.look(apply, ["layer_*/stream*"]))
     _, streams = look(known.params, None, inputs)
-    streams = np.concatenate(
-        [np.reshape(x, (-1, x.shape[-1])) for x in streams.values()]
-    )
-    _, _, components = np.linalg.svd(streams, full_matrices=False)
+    streams = [np.reshape(x, (-1, x.shape[-1])) for x in streams.values()]
+    _, _, components = np.linalg.svd(np.concatenate(streams), full_matrices=False)
     compressed = dataclasses.replace(known, config=config, model=model)
-    return _trained(
-        compressed,
-        np.float32(components[:size].T),
-        _projected,
-        known.params,
-        seed=seed,
-        least=1.0,
-    )
+    start = np.float32(components[:size].T)
+    return _trained(compressed, start, _projected, known.params, seed=seed, least=1.0)
 
 
 @_offered
@@ -175,9 +163,8 @@ def trained(
         for _, view in _by_head(known, is_free, layer):
             view[:] = 1
             view[[head for i, head in known.heads if i == layer]] = 0
-    return _trained(
-        known, known.params, _held, (known.params, is_free), seed=seed, least=0.99
-    )
+    params = known.params
+    return _trained(known, params, _held, (params, is_free), seed=seed, least=0.99)
 
 
 def doubled(program: Program, *, is_backup: bool) -> Program:
@@ -190,24 +177,21 @@ def doubled(program: Program, *, is_backup: bool) -> Program:
     @functools.cache
     def of(part):
         if isinstance(part, Map):
-            return dataclasses.replace(
-                part, inputs=tuple(of(source) for source in part.inputs)
-            )
+            return dataclasses.replace(part, inputs=tuple(map(of, part.inputs)))
         if not isinstance(part, Head):
             return part
+        conditions = part.selector.conditions
         selector = Selector(
             tuple(
-                Condition(of(keys), of(queries), predicate)
-                for keys, queries, predicate in part.selector.conditions
+                Condition(of(keys), of(queries), f) for keys, queries, f in conditions
             ),
-            tuple(of(order) for order in part.selector.orders),
+            tuple(map(of, part.selector.orders)),
         )
         values = None if part.values is None else of(part.values)
         head = dataclasses.replace(part, selector=selector, values=values)
         if head.gathers != "value":
             return head
-        other = dataclasses.replace(head)
-        return Either(lambda one, _: one, (head, other), is_backup)
+        return Either(lambda one, _: one, (head, dataclasses.replace(head)), is_backup)
 
     result = dataclasses.replace(program, output=of(program.output))
     if not any(isinstance(part, Either) for part in layout.parts(result.output)):
@@ -227,12 +211,9 @@ def _quality(model) -> Callable:
     @jax.jit
     def quality(params, example):
         logits = model.apply(params, None, example.inputs, is_training=False).logits
-        is_right, count = logits.argmax(-1) == example.targets, example.weights.sum()
         cross_entropies = losses.cross_entropy(logits, example.targets)
-        return (
-            (cross_entropies * example.weights).sum() / count,
-            (is_right * example.weights).sum() / count,
-        )
+        both = cross_entropies, logits.argmax(-1) == example.targets
+        return [(x * example.weights).sum() / example.weights.sum() for x in both]
 
     return quality
 
@@ -292,7 +273,7 @@ def _held(x, given):
     """Uses the parameters `x` where they are free, and the old ones elsewhere."""
     params, is_free = given
     return jax.tree.map(
-        lambda new, old, free: jnp.where(free > 0, new, old), x, params, is_free
+        lambda x, y, free: jnp.where(free > 0, x, y), x, params, is_free
     )
 
 

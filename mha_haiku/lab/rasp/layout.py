@@ -103,10 +103,8 @@ class Layout:
         queries, keys = [], []
         for keys_of, queries_of, predicate in head.selector.conditions:
             query, key = self.read(queries_of), self.read(keys_of)
-            holds = [
-                [predicate(k, q) for q in self.domain(queries_of)]
-                for k in self.domain(keys_of)
-            ]
+            asked = self.domain(queries_of)
+            holds = [[predicate(k, q) for q in asked] for k in self.domain(keys_of)]
             holds = np.array(holds, float)
             if query.shape[1] > key.shape[1]:  # whichever makes K smaller
                 query = query @ holds.T
@@ -125,10 +123,10 @@ class Layout:
         bias[-1] = 1
         if head.values is None:  # it gathers a share
             value = np.eye(self.stream_size)[:, :1]
-        elif head.gathers == "mean":
-            value = self._number(head.values)[:, None]
         else:
             value = self.read(head.values)
+            if head.gathers == "mean":  # of the numbers of codes
+                value = (value @ np.array(self.domain(head.values), float))[:, None]
         return HeadMatrices(query, bias, key, value, self.slots[head])
 
     def units(self, layer: int) -> Units:
@@ -166,10 +164,6 @@ class Layout:
             return frozenset([part])
         inputs = language.inputs_of(part).get("", [])
         return frozenset().union(*map(self.senders, inputs))
-
-    def _number(self, part: Sequence) -> np.ndarray:
-        """Builds the vector that reads a code as its number, `[D]`."""
-        return self.read(part) @ np.array(self.domain(part), float)
 
     def _order(self, selector) -> tuple[np.ndarray, int]:
         """Returns the vector that reads the place in an order, `[D]`, and the last."""

@@ -46,16 +46,20 @@ def _mirrored(generator, count, length, size):
     """Draws palindromes, and changes one token in half of them."""
     half = _uniform(generator, count, -(-length // 2), size)
     inputs = np.concatenate([half, half[:, : length // 2][:, ::-1]], axis=1)
-    rows, places = np.arange(count // 2), generator.integers(0, length, count // 2)
-    inputs[rows, places] = generator.integers(0, size, count // 2)
-    return inputs
+    return _half_changed(generator, inputs, size)
 
 
 def _ascending(generator, count, length, size):
     """Draws tokens in order, and changes one token in half of the examples."""
     inputs = np.sort(_uniform(generator, count, length, size), axis=1)
-    rows, places = np.arange(count // 2), generator.integers(0, length, count // 2)
-    inputs[rows, places] = generator.integers(0, size, count // 2)
+    return _half_changed(generator, inputs, size)
+
+
+def _half_changed(generator, inputs, size):
+    """Changes one token in the first half of the examples."""
+    count, length = len(inputs) // 2, inputs.shape[1]
+    places = np.arange(count), generator.integers(0, length, count)
+    inputs[places] = generator.integers(0, size, count)
     return inputs
 
 
@@ -72,14 +76,9 @@ def _offered(
     def offer(make):
         def program(length: int = 8) -> Program:
             symbols = tuple(range(length) if vocabulary is None else vocabulary)
-            return Program(
-                make.__name__,
-                make(length),
-                symbols,
-                length,
-                is_causal,
-                lambda generator, count: sample(generator, count, length, len(symbols)),
-            )
+            draw = lambda *given: sample(*given, length, len(symbols))  # noqa: E731
+            name, output = make.__name__, make(length)
+            return Program(name, output, symbols, length, is_causal, draw)
 
         program.__doc__, program.__name__ = make.__doc__, make.__name__
         PROGRAMS[make.__name__] = program
@@ -352,9 +351,8 @@ def by_frequency(length: int) -> Sequence:
     """The tokens in order of frequency; in a tie the earlier first."""
     often = selector_width(_same(tokens), name="same token")
     key = map(lambda number, index: number * length - index, often, indices)
-    return _in_order(
-        selector_width(select(key, key, operator.gt), name="more frequent")
-    )
+    more = select(key, key, operator.gt)
+    return _in_order(selector_width(more, name="more frequent"))
 
 
 @_offered("()", is_causal=True)
@@ -363,8 +361,7 @@ def bracket_depth(length: int) -> Sequence:
     return map(lambda a, b: max(a - b, 0), _count("("), _count(")"))
 
 
-def _hops(number: int) -> Sequence:
-    """Gathers the token at the end of hops, which go to the position a token names."""
+def _hops(number: int) -> Sequence:  # each to the position that a token names
     here = tokens
     for i in range(number):
         named = select(indices, here, operator.eq)
