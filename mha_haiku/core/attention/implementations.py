@@ -10,28 +10,17 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import checks, marking, masks, positions, tiles
-from mha_haiku.core.attention import (
-    attention_map,
-    dense,
-    fused,
-    normalizers,
-    scores,
-    sited,
-    tiled,
-)
-from mha_haiku.core.attention.inputs import Inputs, Nonfinite
+from mha_haiku.core.attention import attention_map, dense, normalizers, scores, sited
+from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
 from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.weighting import Weighting
-
-Array = jax.Array
+from mha_haiku.core.attention.tiled import blockwise
 
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
 # `[B..., H, T]`, an array or a `LogSum`.
 Implementation = Callable[[Inputs, float], tuple[Array, Array | LogSum]]
-
 
 # From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
 Suits = Callable[[Inputs, float, str], bool]
@@ -171,9 +160,15 @@ def named(implementation: str | Implementation) -> Implementation:
 def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     """Chooses the implementation that "auto" takes for a call, by name.
 
-    It is the first of the registered ones that says it suits; else "dense" where
-    scores are few, and "blockwise" where they are many.
+    It is "fused" where a kernel can do it, else the first of the registered ones that
+    says it suits; else "dense" where scores are few, and "blockwise" where they are
+    many.
     """
+    if platform != "cpu":  # which has no kernels
+        from mha_haiku.core.attention import fused
+
+        if fused.suits(inputs, dropout_rate, platform):
+            return "fused"
     for name, suits in _SUITS.items():
         if suits(inputs, dropout_rate, platform):
             return name
@@ -198,18 +193,20 @@ def _auto(inputs, dropout_rate):
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
-def _formula(inputs, dropout_rate):
-    return dense.formula(inputs, dropout_rate)[:2]
+def _fused(inputs, dropout_rate):
+    from mha_haiku.core.attention import fused
+
+    return fused.attend(inputs, dropout_rate)
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "auto": _auto,
     "dense": dense.attend,
-    "formula": _formula,
-    "blockwise": tiled.Blockwise(),
-    "fused": fused.attend,
+    "formula": lambda inputs, dropout_rate: dense.formula(inputs, dropout_rate)[:2],
+    "blockwise": blockwise.Blockwise(),
+    "fused": _fused,
 }
-_SUITS: dict[str, Suits] = {"fused": fused.suits}  # asked in turn
+_SUITS: dict[str, Suits] = {}  # of registered implementations, asked in turn
 
 
 def _arrays(query, key, value) -> tuple[Array, Array, Array]:

@@ -4,9 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
-
-Array = jax.Array
+from jaxtyping import Array, Bool, Float
 
 
 class LogSum(NamedTuple):

@@ -12,12 +12,10 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention.log_sum import LogSum
-
-Array = jax.Array
 
 
 class Normalizer(abc.ABC):

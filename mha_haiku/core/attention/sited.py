@@ -5,15 +5,14 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import marking, masks, positions, tiles
 from mha_haiku.core.attention import attention_map, dense, normalizers, products, scores
+from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.weighting import Weighting
 from mha_haiku.core.positions import biases
 
-Array = jax.Array
 AttentionMap = attention_map.AttentionMap
 
 

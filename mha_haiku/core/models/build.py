@@ -17,13 +17,11 @@ import jax
 import jax.numpy as jnp
 import jmp
 import numpy as np
-from jax import core
+from jax import Array, core
 
 from mha_haiku.core import attention, checks, display, modules, sites, tiles
 from mha_haiku.core.models import architecture, consistency, forward, parts
 from mha_haiku.core.models.forward import Output
-
-Array = jax.Array
 
 
 @tiles.pytree

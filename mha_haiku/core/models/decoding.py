@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from mha_haiku.core import checks, display
 from mha_haiku.core.models import build
 
 __all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "stream"]
 
-Array = jax.Array
 _NO_TOKEN = -1
 _SHORTEST = 16  # the shortest padded length of prompts; then 64, 256, ...
 

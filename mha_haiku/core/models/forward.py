@@ -9,13 +9,12 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import jmp
+from jax import Array
 
 from mha_haiku.core import attention, display, marking, masks, modules, positions
 from mha_haiku.core.models import architecture, parts
 from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import layer_stacks
-
-Array = jax.Array
 
 OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
 """Names of the modules after the last layer, which make the predictions."""

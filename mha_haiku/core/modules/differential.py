@@ -1,12 +1,11 @@
 """Differential attention: two maps per head, whose difference weighs the values."""
 
 import haiku as hk
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core.modules import multi_head_attention, norms
 
-Array = jax.Array
 _START = 0.8  # lambda at initialization, about; the same at every depth
 _EPSILON = 1e-5
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import haiku as hk
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import positions
 
 if TYPE_CHECKING:
     from mha_haiku.core.models.architecture import EmbeddingConfig
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(eq=False, repr=False)

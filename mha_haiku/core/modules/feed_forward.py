@@ -5,11 +5,9 @@ from collections.abc import Callable
 
 import haiku as hk
 import jax
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import checks, marking
-
-Array = jax.Array
 
 
 class FeedForward(hk.Module):

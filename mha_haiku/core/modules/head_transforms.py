@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import haiku as hk
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import checks, positions
 from mha_haiku.core.modules import norms
-
-Array = jax.Array
 
 
 class HeadTransforms(NamedTuple):

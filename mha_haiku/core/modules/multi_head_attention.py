@@ -10,18 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import haiku as hk
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import attention, checks, marking, masks, positions, tiles
 from mha_haiku.core.attention import implementations, scores
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.modules import head_transforms
 from mha_haiku.core.modules import pattern as patterns
 
-Array = jax.Array
 Initializer = hk.initializers.Initializer
 
 

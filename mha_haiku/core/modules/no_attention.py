@@ -3,16 +3,14 @@
 from typing import Any
 
 import haiku as hk
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import attention, masks
 from mha_haiku.core.attention import sited
+from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.weighting import Weighting
 from mha_haiku.core.modules import multi_head_attention
-
-Array = jax.Array
 
 
 class NoAttention(multi_head_attention.CachedModule):

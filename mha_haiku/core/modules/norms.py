@@ -11,10 +11,9 @@ from typing import NamedTuple
 import haiku as hk
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import marking
-
-Array = jax.Array
 
 
 class Places(NamedTuple):

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import haiku as hk
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import attention, checks
 from mha_haiku.core.fields import Section
 from mha_haiku.core.modules import anatomy
-
-Array = jax.Array
 
 
 class Pattern(NamedTuple):

@@ -13,12 +13,10 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.typing import ArrayLike
 
 from mha_haiku.core import checks, tiles
-
-Array = jax.Array
 
 
 def as_bias(value: "ScoreBias | ArrayLike | None") -> "ScoreBias | None":

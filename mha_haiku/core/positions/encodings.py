@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
-from jaxtyping import Float, Int
+from jaxtyping import Array, Float, Int
 
 from mha_haiku.core import tiles
-
-Array = jax.Array
 
 
 def sinusoidal(

@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from mha_haiku.core.sites.axes import Axes, Axis, Step
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,6 @@ from haiku._src import stateful
 from mha_haiku.core import display
 from mha_haiku.core.sites import naming, passing, program, surveying
 
-Array = jax.Array
 Change = Callable[..., Any]
 
 

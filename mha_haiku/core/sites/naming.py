@@ -8,12 +8,10 @@ import fnmatch
 import re
 from collections.abc import Sequence
 
-import jax
+from jax import Array
 from jax.extend import core
 
 from mha_haiku.core.sites import jaxprs
-
-Array = jax.Array
 
 # The placeholder of a scan's turn in a name.
 TURN = "\0"

@@ -11,13 +11,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import display
 from mha_haiku.core.marking import site_p
 from mha_haiku.core.sites import naming, surveying
 from mha_haiku.core.sites.jaxprs import under_vmaps
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,10 +4,8 @@ from typing import Any
 
 import jax
 
-from mha_haiku.core.attention.inputs import Inputs, Nonfinite
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
 
-Array = jax.Array
 Spec = jax.sharding.PartitionSpec
 AnySpec = Any  # a `Spec`, in the place of an array in a pytree
 AXES = ("data", "heads", "sequence")

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from mha_haiku.core import masks
 from mha_haiku.core.masks import relative
 
-Array = jax.Array
 AXIS = "sequence"
 
 # From (query chunk, key chunk), their arrays, and the sums so far (per query, per key,

@@ -15,16 +15,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from mha_haiku.core import checks, masks, tiles
 from mha_haiku.core.attention import dense, gradients, products, scores
-from mha_haiku.core.attention.inputs import Inputs
+from mha_haiku.core.attention.inputs import Inputs, Weighting
 from mha_haiku.core.attention.log_sum import LogSum
 from mha_haiku.core.attention.tiled import sweep
-from mha_haiku.core.attention.weighting import Weighting
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
