@@ -130,7 +130,7 @@ class _Writer(NamedTuple):
     max_length: int
 
 
-class _Given(NamedTuple):
+class _Prompts(NamedTuple):
     prompts: Array | np.ndarray  # [B, P]
     lengths: Array | np.ndarray  # [B]
     source: Array | np.ndarray | None  # [B, S, ...]
@@ -458,7 +458,7 @@ def _checked(model, arrays, strategy, max_length, end_token, key):
     is_token = np.arange(columns) < lengths[:, None]
     padded[:, :columns] = np.where(is_token, prompts[:, :columns], 0)
     end = np.int32(_NO_TOKEN if end_token is None else end_token)
-    given = _Given(padded, lengths.astype(np.int32), source, source_lengths)
+    given = _Prompts(padded, lengths.astype(np.int32), source, source_lengths)
     return _Writer(decoding, strategy, max_length), given, end
 
 

@@ -124,10 +124,15 @@ def forward(
         """Runs a stack; returns embedding, valid positions, output, maps, caches."""
         is_last = decoder == has_decoder
         embedding = _make_embedding(config, num_tokens, decoder)
-        valid = _valid(inputs, lengths)
+        valid = None  # where all positions `[B, T]` are
+        if lengths is not None:
+            at = jnp.arange(inputs.shape[1])[None, :]
+            valid = at < jnp.asarray(lengths)[:, None]
+            # NaN in padding must reach no gradient.
+            is_valid = valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2))
+            inputs = jnp.where(is_valid, inputs, 0)
         start = first if is_last else 0
-        x = _zeroed(inputs, valid)
-        x = _embedded(config, embedding, x, segments, decoder, start)
+        x = _embedded(config, embedding, inputs, segments, decoder, start)
         options["mask"] = _masks(config, lengths, decoder)
         options["bias"] = _bias(config, decoder)
         layers = _make_stack(config, implementation, stack, decoder)
@@ -192,20 +197,6 @@ def _embedded(config, embedding, inputs, segments, decoder, first) -> Array:
 
 def _prefix(decoder: bool) -> str:
     return "decoder_" if decoder else ""
-
-
-def _valid(inputs: Array, lengths: Array | None) -> Array | None:
-    """Marks the valid positions `[B, T]` of inputs `[B, T, ...]`; None if all are."""
-    if lengths is None:
-        return None
-    return jnp.arange(inputs.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
-
-
-def _zeroed(inputs: Array, valid: Array | None) -> Array:
-    """Replaces padding by zeros, so that NaN there reaches no gradient."""
-    if valid is None:
-        return inputs
-    return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
 
 
 def _logits(config, embedding, x, valid, num_classes, policy) -> Array:

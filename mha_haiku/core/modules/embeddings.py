@@ -27,8 +27,7 @@ class TokenEmbedding(hk.Module):
       >>> x = jnp.array([[1, 2, 3]])
       >>> make = lambda x: mh.modules.TokenEmbedding(11, 8)(x)
       >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).shape
+      >>> f.apply(f.init(jax.random.key(0), x), x).shape
       (1, 3, 8)
     """
 
@@ -103,8 +102,7 @@ class LearnedPositions(hk.Module):
       >>> x = jnp.ones((2, 5, 8))
       >>> make = lambda x: mh.modules.LearnedPositions(9)(x)
       >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).shape
+      >>> f.apply(f.init(jax.random.key(0), x), x).shape
       (2, 5, 8)
     """
 

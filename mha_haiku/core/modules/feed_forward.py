@@ -19,8 +19,7 @@ class FeedForward(hk.Module):
     Example:
       >>> x = jnp.ones((2, 5, 8))
       >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.FeedForward(16)(x)))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).shape
+      >>> f.apply(f.init(jax.random.key(0), x), x).shape
       (2, 5, 8)
     """
 

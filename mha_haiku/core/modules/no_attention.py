@@ -20,8 +20,7 @@ class NoAttention(multi_head_attention.CachedModule):
       >>> x = jnp.ones((2, 5, 8))
       >>> make = lambda x: mh.modules.NoAttention(8)(x, x, x)[0]
       >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).shape
+      >>> f.apply(f.init(jax.random.key(0), x), x).shape
       (2, 5, 8)
     """
 

@@ -14,6 +14,7 @@ within one term: code that assumes that the sites add up must check it. Attentio
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -73,8 +74,8 @@ def stream(
       is_top: Whether the level is the whole program.
     """
     equations = graph.equations(jaxpr)
-    of_level = _Search(equations, heads, carries, is_top).found()
-    return Stream([*_factors(equations), *of_level.sites], of_level.begin)
+    sites, begin = _StreamSearch(equations, heads, carries, is_top).found()
+    return Stream([*_factors(equations), *sites], begin)
 
 
 class _Ancestry:
@@ -109,7 +110,7 @@ class _Ancestry:
         return self._by_product.get(value, 0)
 
 
-class _Search:
+class _StreamSearch:
     """The search for the sums of a residual stream in a level."""
 
     def __init__(self, equations, heads, carries, is_top):
@@ -131,7 +132,8 @@ class _Search:
         for name, x in zip(names, starts, strict=False):
             if self.is_top or x.maker is not None:
                 sites.append(Named(_site(x, Facet(name)), None))
-        if sums and len(starts) == 1 and _is_unbroken(sums):
+        is_unbroken = all(y.before is x.after for x, y in itertools.pairwise(sums))
+        if sums and len(starts) == 1 and is_unbroken:
             sites += self._streams(sums)
         is_given = len(starts) == 1 and starts[0].maker is None
         begin = starts[0].variable if is_given else None
@@ -239,7 +241,7 @@ def _factors(equations) -> Iterator[Named]:
             continue
         facet = Facet("factor")
         if equation.name == "sqrt":
-            facet = Facet("factor", jnp.reciprocal, _inverted)
+            facet = Facet("factor", jnp.reciprocal, lambda value, changed: 1 / changed)
         yield Named(_site(equation.outputs[0], facet), equation.eqn, "norm")
 
 
@@ -257,10 +259,6 @@ def _roots(value: graph.Value) -> Iterator[graph.Value]:
         if len(factors) != 1:
             return
         (value,) = factors
-
-
-def _is_unbroken(sums) -> bool:
-    return all(y.before is x.after for x, y in zip(sums, sums[1:], strict=False))
 
 
 def _is_named(name, value) -> bool:
@@ -289,8 +287,3 @@ def _site(value, facet) -> Site | None:
     if value.variable is None or _is_named(facet.name, value):
         return None
     return Site.of(value.index, value.variable, facet)
-
-
-def _inverted(value, changed):
-    del value
-    return 1 / changed

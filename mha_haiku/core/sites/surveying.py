@@ -23,11 +23,6 @@ from mha_haiku.core.sites.jaxprs import Site, under_vmaps
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
 
 
-def _unchanged(value, layer):
-    del layer
-    return value
-
-
 def _is_marked(eqn) -> bool:
     return jaxprs.is_marked(eqn) or eqn.primitive is site_p
 
@@ -122,12 +117,6 @@ class Level:
         for level in itertools.chain.from_iterable(self.inner.values()):
             yield from level.all_stops()
 
-    def is_active(self) -> bool:
-        return any(stop.is_active for stop in self.all_stops())
-
-    def has_edits(self) -> bool:
-        return any(stop.edits for stop in self.all_stops())
-
 
 class Survey:
     """The sites of a program; `shows_stream` adds the sites of `residual`, as edits.
@@ -141,13 +130,11 @@ class Survey:
         self._group = itertools.count().__next__
         # An inner edit may already have made sites of some; the others keep their
         # numbers.
-        walk = jaxprs.walk(closed.jaxpr)
-        taken = {jaxprs.path(eqn) for eqn in walk if eqn.primitive is site_p}
+        equations = list(jaxprs.walk(closed.jaxpr))
+        taken = {jaxprs.path(eqn) for eqn in equations if eqn.primitive is site_p}
         names = (f"attention_{i}" for i in itertools.count())
         self._pathless = (name for name in names if name not in taken)
-        equations = jaxprs.walk(closed.jaxpr) if shows_stream else ()
-        is_marked = any(map(jaxprs.is_marked, equations))
-        self._shows_stream = shows_stream and not is_marked
+        self._shows_stream = shows_stream and not any(map(jaxprs.is_marked, equations))
         self._heads: set[core.Var] = set()
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)
@@ -246,7 +233,8 @@ class Survey:
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"
             stop = self._stop(named.site, local, around, self._group())
-            stop.edits.append((0, _unchanged, np.ones(around.lengths, bool)))
+            chosen = np.ones(around.lengths, bool)
+            stop.edits.append((0, lambda value, layer: value, chosen))
             level.stops.append(stop)
         level.begin = stream.begin
 
