@@ -364,7 +364,6 @@ def _check_kind(name, value, kind, wanted) -> None:
 
 
 def _frozen(value: Any) -> Any:
-    """Freezes a value: lists become tuples."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     return value.item() if isinstance(value, np.generic) else value

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 from mha_haiku.core import checks, display, tiles
 from mha_haiku.core.attention import observation, scores
 from mha_haiku.core.attention.inputs import Weighting
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 
 if TYPE_CHECKING:
     from mha_haiku.core.attention.statistics import Statistics

@@ -25,7 +25,7 @@ from mha_haiku.core.attention import (
     sited,
 )
 from mha_haiku.core.attention.inputs import Weighting
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 
 _FEWEST_SLOTS = 128  # with fewer, reading only a part of them is not worthwhile
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, products
 from mha_haiku.core.attention.inputs import Inputs
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 
 
 def formula(

@@ -20,7 +20,7 @@ from jax import Array, lax
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.attention.tiled import blockwise
 from mha_haiku.core.masks import algebra, arrays, relative
 

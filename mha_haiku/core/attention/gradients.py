@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 
 from mha_haiku.core.attention import products, scores
 from mha_haiku.core.attention.inputs import Inputs, Weighting
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 
 # In the pytree of a gradient, in the place of what is not differentiated.
 NO_GRADIENT: Any = None

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from mha_haiku.core import checks, marking, masks, positions, tiles
 from mha_haiku.core.attention import attention_map, dense, normalizers, scores, sited
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.attention.tiled import blockwise
 
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
@@ -100,19 +100,12 @@ def attend(
     mask, first_query = masks.as_mask(mask), tiles.checked_first(first_query)
     stop = first_query + query.shape[-3] if isinstance(first_query, int) else None
     mask.check(query.shape[:-3], query.shape[-2], stop, key.shape[-3])
+    bias, score = positions.as_bias(bias), scores.as_score(score)
+    origin = tiles.Origin(first_query)
+    weighting = Weighting(mask, bias, score, normalizer, gates, origin)
+    options = {"dropout_rate": dropout_rate, "rng": rng}
     return attend_within(
-        *(query, key, value),
-        Weighting(
-            mask,
-            positions.as_bias(bias),
-            scores.as_score(score),
-            normalizer,
-            gates,
-            tiles.Origin(first_query),
-        ),
-        dropout_rate=dropout_rate,
-        rng=rng,
-        implementation=implementation,
+        query, key, value, weighting, implementation=implementation, **options
     )
 
 
@@ -210,7 +203,6 @@ _SUITS: dict[str, Suits] = {}  # of registered implementations, asked in turn
 
 
 def _arrays(query, key, value) -> tuple[Array, Array, Array]:
-    """Checks that queries, keys and values go together, and returns them as arrays."""
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim >= 3:

@@ -31,7 +31,7 @@ from jaxtyping import Array, Bool, Float
 
 from mha_haiku.core import masks, positions, tiles
 from mha_haiku.core.attention import normalizers, scores
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 
 HIDDEN = -1e30  # exp(HIDDEN) is 0, and 0 x HIDDEN is 0 and not NaN
 
@@ -63,16 +63,16 @@ class Weighting(NamedTuple):
         """Aligns its parts with the batch axes; raises ValueError on a bad shape."""
         *batch_shape, num_queries, num_heads, key_size = query.shape
         batch_ndim, first_query = len(batch_shape), self.origin.query
-        score = scores.as_score(self.score)
-        score.check(num_heads, key_size)
+        self.score.check(num_heads, key_size)
         normalizer = normalizers.as_normalizer(self.normalizer)
         if normalizer is not None:
             normalizer.check(num_heads)
             normalizer = normalizer.aligned(batch_ndim, num_heads)
         bias = positions.as_bias(self.bias)
         if bias is not None:
-            is_known = isinstance(first_query, int)
-            stop = first_query + num_queries if is_known else None
+            stop = None
+            if isinstance(first_query, int):
+                stop = first_query + num_queries
             bias.check(tuple(batch_shape), num_heads, stop, num_keys)
             bias = bias.aligned(batch_ndim)
         wanted = (*query.shape[:-1], value_size)
@@ -85,7 +85,7 @@ class Weighting(NamedTuple):
         return self._replace(
             mask=self.mask.aligned(batch_ndim),
             bias=bias,
-            score=score.aligned(batch_ndim),
+            score=self.score.aligned(batch_ndim),
             normalizer=normalizer,
         )
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from mha_haiku.core import marking, masks, positions, tiles
 from mha_haiku.core.attention import attention_map, dense, normalizers, products, scores
 from mha_haiku.core.attention.inputs import Weighting
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 
 AttentionMap = attention_map.AttentionMap
 

@@ -379,7 +379,6 @@ def _appended(strategy, texts, logits, keys, end):
 
 
 def _with_tokens(texts, tokens, end):
-    """Appends a token, `[...]`, to each unfinished text."""
     at, max_length = texts.lengths, texts.tokens.shape[-1]
     places = jnp.arange(max_length).reshape(*(1,) * at.ndim, -1)
     is_new = (places == at[..., None]) & ~texts.is_done[..., None]

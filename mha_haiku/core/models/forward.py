@@ -20,7 +20,6 @@ OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
 """Names of the modules after the last layer, which make the predictions."""
 
 
-@jax.tree_util.register_pytree_node_class
 class Maps(tuple):
     """The attention maps of an encoder-decoder: a tuple with a view of each kind.
 
@@ -58,14 +57,10 @@ class Maps(tuple):
         """The maps of the decoder's cross-attention, all `(B, H, T, S)`."""
         return tuple(self[sum(self.kinds[:2]) :])
 
-    def tree_flatten(self) -> tuple[tuple, tuple[int, int, int]]:
-        """Splits into the maps and their kinds, for JAX."""
-        return tuple(self), self.kinds
 
-    @classmethod
-    def tree_unflatten(cls, kinds: tuple[int, int, int], maps: Iterable[Any]) -> "Maps":
-        """Joins maps and kinds, for JAX."""
-        return cls(maps, kinds)
+jax.tree_util.register_pytree_node(
+    Maps, lambda maps: (tuple(maps), maps.kinds), lambda kinds, maps: Maps(maps, kinds)
+)
 
 
 class Output(NamedTuple):
@@ -135,7 +130,14 @@ def forward(
         x = _embedded(config, embedding, inputs, segments, decoder, start)
         options["mask"] = _masks(config, lengths, decoder)
         options["bias"] = _bias(config, decoder)
-        layers = _make_stack(config, implementation, stack, decoder)
+        ends_in_norm = architecture.NORM_PLACES[config.norm.position].end
+        layers = (modules.Decoder if decoder else modules.Encoder)(
+            parts.num_decoder_layers(config) if decoder else config.num_layers,
+            functools.partial(_make_layer, config, implementation, decoder),
+            make_norm=None if ends_in_norm else architecture.make_norm(config),
+            stack=stack,
+            name="decoder" if decoder else "encoder",
+        )
         if is_last and caches is not None:
             options |= {"cache": caches, "first_query": first}
             results = layers.step(x, *encoded, **options)
@@ -239,20 +241,6 @@ def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
 # --- The layers: their parts, masks and biases
 
 
-def _make_stack(config, implementation, stack, decoder):
-    """Makes the decoder; or the encoder, the only stack if there is no decoder."""
-    kind = modules.Decoder if decoder else modules.Encoder
-    decoder_layers = parts.num_decoder_layers(config)
-    ends_in_norm = architecture.NORM_PLACES[config.norm.position].end
-    return kind(
-        decoder_layers if decoder else config.num_layers,
-        functools.partial(_make_layer, config, implementation, decoder),
-        make_norm=None if ends_in_norm else architecture.make_norm(config),
-        stack=stack,
-        name="decoder" if decoder else "encoder",
-    )
-
-
 def _masks(config, lengths, decoder) -> masks.Mask | list[masks.Mask]:
     """Makes the mask of all layers, or a list of one per layer if they differ."""
     windows = parts.windows(config)
@@ -300,7 +288,6 @@ def _mask(window, lengths, is_causal) -> masks.Mask:
 
 
 def _make_layer(config, implementation, decoder, i):
-    """Makes layer i of the decoder, or of the encoder."""
     section = config.feed_forward
     place = config.num_layers + i if decoder else i  # among all layers
     hidden_size = parts.hidden_sizes(config)[place]

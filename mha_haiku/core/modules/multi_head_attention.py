@@ -237,7 +237,6 @@ class MultiHeadAttention(CachedModule):
 
     @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:
-        """Computes the keys and values of attention, and the updated cache."""
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")

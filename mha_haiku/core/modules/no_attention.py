@@ -9,7 +9,7 @@ from jax import Array
 from mha_haiku.core import attention, masks
 from mha_haiku.core.attention import sited
 from mha_haiku.core.attention.inputs import Weighting
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.modules import multi_head_attention
 
 

@@ -128,9 +128,7 @@ def groups(axes: Axes, mixing: Mixing, of_query: AxisFactors) -> Groups:
     return Groups([batch[i] for i in sorted(batch)], heads, left)
 
 
-def _by_use(
-    axes, heads, shared, free, order
-) -> tuple[AxisFactors | None, list[AxisFactors]]:
+def _by_use(axes, heads, shared, free, order) -> tuple:
     """Finds the factors of heads by their later use, and all merged axes.
 
     Heads are what the program merges or contracts with the size of values, or sums: ()

@@ -14,7 +14,7 @@ from haiku._src import base as haiku_base
 from haiku._src import stateful
 
 from mha_haiku.core import display
-from mha_haiku.core.sites import naming, program, surveying
+from mha_haiku.core.sites import program, surveying
 
 
 def look(
@@ -244,7 +244,7 @@ def _match(survey, reads, edits, strict) -> None:
             for pattern, change in edits.items():
                 chosen = np.zeros(stop.around.lengths, bool)
                 for turn, names in turns:
-                    chosen[turn] = naming.matches(pattern, names[i])
+                    chosen[turn] = surveying.matches(pattern, names[i])
                 if not chosen.any():
                     continue
                 if facet.write is None:
@@ -263,7 +263,7 @@ def _match(survey, reads, edits, strict) -> None:
 
 
 def _first(patterns, name) -> str | None:
-    return next((x for x in patterns if naming.matches(x, name)), None)
+    return next((x for x in patterns if surveying.matches(x, name)), None)
 
 
 def _refuse(pattern, names, survey) -> None:

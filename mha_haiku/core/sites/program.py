@@ -18,7 +18,7 @@ from jax.extend import core
 
 from mha_haiku.core import display
 from mha_haiku.core.marking import site_p
-from mha_haiku.core.sites import jaxprs, naming, surveying
+from mha_haiku.core.sites import jaxprs, surveying
 from mha_haiku.core.sites.jaxprs import under_vmaps
 
 
@@ -132,7 +132,6 @@ def _run_plain(jaxpr, begin, end, last_use, values) -> None:
 
 
 def _last_uses(jaxpr, stops) -> dict:
-    """Finds the index of the last equation that reads each variable."""
     reads = [(index, eqn.invars) for index, eqn in enumerate(jaxpr.eqns)]
     reads += [(stop.site.index, stop.site.inputs) for stop in stops]
     reads += [(len(jaxpr.eqns), jaxpr.outvars)]
@@ -214,7 +213,7 @@ def _scanned(eqn, level, inputs, turns):
     )
     by_turn = {}
     for (name, pattern), value in seen.items():
-        before, _, after = name.rpartition(naming.TURN)
+        before, _, after = name.rpartition(surveying.TURN)
         for i in range(length):
             by_turn[f"{before}{i}{after}", pattern] = jax.tree.map(
                 lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), value
@@ -282,9 +281,9 @@ def _sharded(eqn, level, inputs, turns):
 def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> list:
     """Edits the leaves of a site, and adds the values read to `seen`."""
     original, params = leaves, stop.site.params
-    layer = naming.layer(stop.names[0], turns)
+    layer = surveying.layer(stop.names[0], turns)
     for i, change, chosen in stop.edits:
-        name = stop.names[i].replace(naming.TURN, "*")
+        name = stop.names[i].replace(surveying.TURN, "*")
         changed = functools.partial(_chosen, change, chosen, turns, layer, name)
         leaves, params = _edited(leaves, params, params["facets"][i], changed)
     for i, pattern, function in stop.reads:
@@ -311,7 +310,6 @@ def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> lis
 
 
 def _chosen(change, chosen, turns, layer, name, view):
-    """Changes a view at the chosen turns of the scans."""
     if chosen.all():
         changed = change(view, layer)
         _check(name, view, changed)

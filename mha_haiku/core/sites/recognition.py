@@ -170,7 +170,6 @@ class _AttentionSearch:
         return end, self.sites(steps, softmax, scores, masks, mixing, groups)
 
     def may_mix(self) -> bool:
-        """Checks whether the product may be of weights and values."""
         product, side = self.product, self.side
         weights, values = product.inputs[side], product.inputs[1 - side]
         has_queries = len(product.contracted(side)) == 1 and bool(product.free(side))
@@ -201,7 +200,6 @@ class _AttentionSearch:
         return grouping.Mixing(product, side, weights, values, heads)
 
     def groups(self, steps, mixing, scores) -> grouping.Groups:
-        """Finds which factors of weights are batches, heads and queries."""
         of_query = grouping.made_with_size(self.axes, scores.query)
         groups = grouping.groups(self.axes, mixing, of_query)
         # `weights @ values` drops batch axes of size 1 from the weights, from the left.

@@ -124,7 +124,6 @@ class _StreamSearch:
         )
 
     def found(self) -> Stream:
-        """Finds sums and their sites."""
         sums = self._sums()
         starts = self._starts(sums)
         sites = [*self._written(sums)]
@@ -200,7 +199,6 @@ class _StreamSearch:
         return None
 
     def _is_inside(self, inner, outer) -> bool:
-        """Checks whether a sum is a part of the term of another one."""
         if outer.term is None or inner is outer:
             return False
         part = inner.before if inner.term is None else inner.term
@@ -208,7 +206,6 @@ class _StreamSearch:
         return bool(is_behind and self.made.own(inner.after) & self.made.of(outer.term))
 
     def _starts(self, sums) -> list[graph.Value]:
-        """Lists the values at the start of the chains."""
         starts, behind = {}, _union(self.made.own(x.after) for x in sums)
         for sum_ in sums:
             if not self.made.of(sum_.before) & behind:
@@ -234,7 +231,6 @@ class _StreamSearch:
 
 
 def _factors(equations) -> Iterator[Named]:
-    """Yields the sites of the factors of norms."""
     for equation in equations:
         is_here = equation.name in _ROOTS and not equation.calls
         if not is_here or not _is_of_sum(equation.inputs[0]):

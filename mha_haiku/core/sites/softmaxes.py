@@ -220,7 +220,6 @@ def _summed(axes, step, total, goal, *, is_log=False) -> tuple | None:
 
 
 def _change(axes, step, before) -> Change | None:
-    """Describes the change between two steps; None for no change."""
     maker = step.value.maker
     place = maker.inputs.index(before.value)
     if maker.name in graph.NEUTRAL:

@@ -22,7 +22,7 @@ import numpy as np
 
 from mha_haiku.core import checks, models
 from mha_haiku.core.attention import scores
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.lab.heads import circuits, components, running
 from mha_haiku.lab.heads.components import Component, Held, Map
 from mha_haiku.lab.heads.sums import Answer, Cells, Pairs, Reads, Terms

@@ -25,9 +25,9 @@ from jax import Array, lax
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, implementations, products
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.attention.observation import Given, Observation, Sums
-from mha_haiku.core.attention.sharded import layout, ring
+from mha_haiku.core.attention.sharded import layout
 from mha_haiku.core.attention.tiled import blockwise, fold, sweep
 
 IN_A_RING = ("auto", "blockwise")
@@ -98,7 +98,6 @@ class RingOptions(NamedTuple):
 
 
 def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tuple:
-    """Computes values and logsumexp, with `attend` on each device's part."""
     batch_ndim = inputs.query.ndim - 3
     rows = layout.logsumexp(batch_ndim)
     on_devices = jax.shard_map(
@@ -198,10 +197,10 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
 _attend_in_a_ring = gradients.differentiable(_forward, _backward)
 
 
-def _ring_of(inputs, options) -> ring.Ring:
+def _ring_of(inputs, options) -> layout.Ring:
     num_queries, num_keys = inputs.map_shape[-2:]
-    size = options.mesh.shape[ring.AXIS]
-    return ring.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
+    size = options.mesh.shape[layout.AXIS]
+    return layout.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
 
 
 def _spread(inputs) -> tuple[tuple, tuple]:
@@ -261,8 +260,8 @@ class RingFold:
         """Folds an observation over the tiles of a map."""
         *batch_shape, num_queries, _, _ = factors.query.shape
         batch_ndim, num_keys = len(batch_shape), factors.key.shape[-3]
-        mask, num_devices = factors.weighting.mask, self.mesh.shape[ring.AXIS]
-        device_ring = ring.Ring.of(mask, num_queries, num_keys, num_devices)
+        mask, num_devices = factors.weighting.mask, self.mesh.shape[layout.AXIS]
+        device_ring = layout.Ring.of(mask, num_queries, num_keys, num_devices)
 
         def local(factors, given):
             stay, go_round = device_ring.to_chunks(
@@ -292,7 +291,7 @@ class RingFold:
             row_sums, key_sums = device_ring.from_chunks(
                 (row_sums, key_sums), batch_ndim + 1
             )
-            head_sums = jax.tree.map(lambda x: lax.psum(x, ring.AXIS), head_sums)
+            head_sums = jax.tree.map(lambda x: lax.psum(x, layout.AXIS), head_sums)
             return Sums(row_sums, key_sums, head_sums)
 
         rows, rows_of_heads = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)

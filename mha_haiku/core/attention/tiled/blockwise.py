@@ -20,7 +20,7 @@ from jax import Array, lax
 from mha_haiku.core import checks, masks, tiles
 from mha_haiku.core.attention import dense, gradients, products, scores
 from mha_haiku.core.attention.inputs import Inputs, Weighting
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.attention.tiled import sweep
 
 

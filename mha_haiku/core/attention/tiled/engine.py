@@ -318,7 +318,6 @@ class _AtKeys(Observation):
 
 
 def _top(asked, k, sizes) -> tuple[Array, Array]:
-    """Finds the k largest weights and their keys, or -1."""
     sums = fold.fold(_Top(k), asked, NOTHING_GIVEN, sizes)
     relative, keys = sums.queries
     score = asked.weighting.score

@@ -22,7 +22,7 @@ from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients
 from mha_haiku.core.attention.gradients import NO_GRADIENT
 from mha_haiku.core.attention.inputs import HIDDEN, Weighting
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.attention.observation import Given, Observation, Sums, Tile, Tree
 from mha_haiku.core.attention.tiled import sweep
 

@@ -18,7 +18,7 @@ from jax import Array, lax
 
 from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention.inputs import Weighting
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 
 if TYPE_CHECKING:
     from mha_haiku.core.attention.attention_map import AttentionMap
