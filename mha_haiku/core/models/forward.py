@@ -118,7 +118,11 @@ def forward(
     ) -> tuple[Any, ...]:
         """Runs a stack; returns embedding, valid positions, output, maps, caches."""
         is_last = decoder == has_decoder
-        embedding = _make_embedding(config, num_tokens, decoder)
+        size, name = config.model_size, _prefix(decoder) + "embedding"
+        if num_tokens is None:
+            embedding = hk.Linear(size, name=name)
+        else:
+            embedding = modules.TokenEmbedding(num_tokens, size, name=name)
         valid = None  # where all positions `[B, T]` are
         if lengths is not None:
             at = jnp.arange(inputs.shape[1])[None, :]
@@ -166,13 +170,6 @@ def forward(
             read = jnp.take_along_axis(x, last[:, None, None], axis=1)
         logits = _logits(config, embedding, read, valid, num_classes, policy)
     return Output(logits, maps, policy.cast_to_output(x)), kept
-
-
-def _make_embedding(config, num_tokens, decoder) -> hk.Module:
-    name = _prefix(decoder) + "embedding"
-    if num_tokens is None:
-        return hk.Linear(config.model_size, name=name)
-    return modules.TokenEmbedding(num_tokens, config.model_size, name=name)
 
 
 def _embedded(config, embedding, inputs, segments, decoder, first) -> Array:
@@ -246,8 +243,20 @@ def _masks(config, lengths, decoder) -> masks.Mask | list[masks.Mask]:
     windows = parts.windows(config)
     windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
     is_causal = decoder or config.family == "causal"
-    by_layer = [_mask(window, lengths, is_causal) for window in windows]
-    return by_layer if len(set(windows)) > 1 else by_layer[0]
+
+    def mask(window):
+        kinds = []
+        if window is not None:
+            kinds.append(masks.window(window, 0 if is_causal else window))
+        elif is_causal:
+            kinds.append(masks.causal())
+        if lengths is not None:
+            kinds.append(masks.padding(lengths, lengths))
+        return functools.reduce(operator.and_, kinds, masks.full())
+
+    if len(set(windows)) == 1:
+        return mask(windows[0])
+    return [mask(window) for window in windows]
 
 
 def _cross_mask(source, lengths, decoder_lengths) -> masks.Mask | None:
@@ -274,17 +283,6 @@ def _bias(config, decoder) -> positions.ScoreBias | list | None:
         for heads in parts.heads_of_layers(config)
         if heads.kind in (("decoder",) if decoder else ("", "encoder"))
     ]
-
-
-def _mask(window, lengths, is_causal) -> masks.Mask:
-    kinds = []
-    if window is not None:
-        kinds.append(masks.window(window, 0 if is_causal else window))
-    elif is_causal:
-        kinds.append(masks.causal())
-    if lengths is not None:
-        kinds.append(masks.padding(lengths, lengths))
-    return functools.reduce(operator.and_, kinds) if kinds else masks.full()
 
 
 def _make_layer(config, implementation, decoder, i):

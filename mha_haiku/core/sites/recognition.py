@@ -137,18 +137,20 @@ class _AttentionSearch:
 
     def attention(self) -> tuple[Equation | None, list[Site]]:
         """Finds the end of the softmax, and the sites; none without attention."""
-        nothing = None, []
-        if not self.may_mix():
+        nothing, product, side = (None, []), self.product, self.side
+        weights, values = product.inputs[side], product.inputs[1 - side]
+        has_queries = len(product.contracted(side)) == 1 and bool(product.free(side))
+        is_computed = weights.maker is not None and not product.is_marked
+        if not has_queries or not is_computed or 0 in weights.shape + values.shape:
             return nothing
-        weights = self.product.inputs[self.side]
-        weights = self.axes.start(weights, *self.product.contracted(self.side))
+        weights = self.axes.start(weights, *product.contracted(side))
         goal = functools.partial(softmaxes.found, self.axes)
         walk = self.axes.walk(weights, softmaxes.weighing, goal)
         if walk is None:
             return nothing
         steps, softmax = walk
         # Attention entirely inside a call is found when the call is searched.
-        end, calls = steps[-1].value.maker, self.product.calls
+        end, calls = steps[-1].value.maker, product.calls
         if end is None or (calls and calls[:1] == end.calls[:1]):
             return nothing
 
@@ -168,14 +170,6 @@ class _AttentionSearch:
         if not set(groups.queries) <= only:
             return nothing
         return end, self.sites(steps, softmax, scores, masks, mixing, groups)
-
-    def may_mix(self) -> bool:
-        product, side = self.product, self.side
-        weights, values = product.inputs[side], product.inputs[1 - side]
-        has_queries = len(product.contracted(side)) == 1 and bool(product.free(side))
-        is_empty = 0 in weights.shape + values.shape
-        is_computed = weights.maker is not None and not product.is_marked
-        return has_queries and is_computed and not is_empty
 
     def mixing(self, weights: Reached) -> grouping.Mixing:
         """Follows axes of weights to the values and to the result of the product."""

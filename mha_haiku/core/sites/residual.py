@@ -257,13 +257,6 @@ def _roots(value: graph.Value) -> Iterator[graph.Value]:
         (value,) = factors
 
 
-def _is_named(name, value) -> bool:
-    """Checks whether a value, in any form, already has a site of this name."""
-    users = [user for x in graph.forms(graph.origin(value)) for user in x.users]
-    facets = [y for user in users for y in user.params.get("facets", ())]
-    return any(facet.name == name for facet in facets)
-
-
 def _is_of_sum(value) -> bool:
     """Checks whether a value is a sum of data, up to operations of norms."""
     waiting = [value]
@@ -280,6 +273,10 @@ def _is_of_sum(value) -> bool:
 
 def _site(value, facet) -> Site | None:
     """Makes the site of a value, if it has a variable and no such site yet."""
-    if value.variable is None or _is_named(facet.name, value):
+    if value.variable is None:
+        return None
+    users = [user for x in graph.forms(graph.origin(value)) for user in x.users]
+    known = [y for user in users for y in user.params.get("facets", ())]
+    if any(x.name == facet.name for x in known):
         return None
     return Site.of(value.index, value.variable, facet)

@@ -103,11 +103,6 @@ class Stop:
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         return jax.eval_shape(mapped, *shapes)
 
-    def place_at(self, turn: Sequence[int]) -> tuple[int, ...]:
-        """Returns the site's place among all sites, at a turn of enclosing scans."""
-        turns, place = iter(turn), (*self.around.place, self.site.index)
-        return tuple(next(turns) if x is None else x for x in place)
-
     def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
         """Yields the turns of the enclosing scans, and the facets' names there."""
         for turn in itertools.product(*map(range, self.around.lengths)):
@@ -178,11 +173,12 @@ class Survey:
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
         """Returns the sites and the names of their facets, in the order of the run."""
-        entries = [
-            (stop.place_at(turn), stop, names)
-            for stop in self.top.all_stops()
-            for turn, names in stop.turns()
-        ]
+        entries = []
+        for stop in self.top.all_stops():
+            for turn, names in stop.turns():
+                turns, place = iter(turn), (*stop.around.place, stop.site.index)
+                place = tuple(next(turns) if x is None else x for x in place)
+                entries.append((place, stop, names))
         entries.sort(key=lambda entry: entry[0])
         return [(stop, names) for _, stop, names in entries]
 
@@ -252,7 +248,7 @@ class Survey:
         path = joined(around.path, local)
         names = []
         for facet in site.params["facets"]:
-            name = of_facet(path, facet.name)
+            name = "/".join(filter(None, (path.partition(_NUMBERED)[0], facet.name)))
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
             names.append(of_call(name, count) if count else name)
@@ -302,11 +298,6 @@ def of_call(name: str, count: int) -> str:
     """Makes the name of a site whose path is passed for the `count`-th time."""
     parent, _, last = name.rpartition("/")
     return f"{parent}#{count}/{last}"
-
-
-def of_facet(path: str, name: str) -> str:
-    """Makes the name of a facet of a site with this path."""
-    return "/".join(filter(None, (path.partition(_NUMBERED)[0], name)))
 
 
 def is_empty(path: str) -> bool:
