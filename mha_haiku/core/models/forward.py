@@ -297,7 +297,7 @@ def _make_layer(config, implementation, decoder, i):
     def make_feed_forward():
         return modules.FeedForward(
             hidden_size,
-            **architecture.ACTIVATIONS[section.activation]._asdict(),
+            **architecture.ACTIVATIONS[section.activation],
             with_bias=section.with_bias,
             name="feed_forward",
         )

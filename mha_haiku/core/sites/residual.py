@@ -40,13 +40,6 @@ class Named(NamedTuple):
     kind: str = ""  # the name to number if there are no modules
 
 
-class Stream(NamedTuple):
-    """The sites found in a level."""
-
-    sites: list[Named]
-    begin: core.Var | None  # the input of the level that its chain starts with
-
-
 class _Sum(NamedTuple):
     """A term, and the stream that it is added to; a scan has no term."""
 
@@ -63,8 +56,8 @@ def stream(
     carries: dict[int, tuple[int, int]],
     *,
     is_top: bool,
-) -> Stream:
-    """Finds the sites of a level.
+) -> tuple[list[Named], core.Var | None]:
+    """Finds the sites of a level, and the input that its chain starts with.
 
     Args:
       jaxpr: The level.
@@ -75,7 +68,7 @@ def stream(
     """
     equations = graph.equations(jaxpr)
     sites, begin = _StreamSearch(equations, heads, carries, is_top).found()
-    return Stream([*_factors(equations), *sites], begin)
+    return [*_factors(equations), *sites], begin
 
 
 class _Ancestry:
@@ -123,7 +116,7 @@ class _StreamSearch:
             for x in equation.outputs
         )
 
-    def found(self) -> Stream:
+    def found(self) -> tuple[list[Named], core.Var | None]:
         sums = self._sums()
         starts = self._starts(sums)
         sites = [*self._written(sums)]
@@ -136,7 +129,7 @@ class _StreamSearch:
             sites += self._streams(sums)
         is_given = len(starts) == 1 and starts[0].maker is None
         begin = starts[0].variable if is_given else None
-        return Stream(sites, begin)
+        return sites, begin
 
     def _written(self, sums):
         """Yields the sites of terms that no head writes."""

@@ -230,8 +230,10 @@ class Survey:
             if stop.site.params["facets"][0].name == "heads":
                 self._heads.update(stop.site.outputs)
         jaxpr, is_top = level.closed.jaxpr, not around.place
-        stream = residual.stream(jaxpr, self._heads, self._carries, is_top=is_top)
-        for named in stream.sites:
+        sites, level.begin = residual.stream(
+            jaxpr, self._heads, self._carries, is_top=is_top
+        )
+        for named in sites:
             if named.site is None:
                 continue
             local = "" if named.eqn is None else jaxprs.path(named.eqn)
@@ -242,7 +244,6 @@ class Survey:
             chosen = np.ones(around.lengths, bool)
             stop.edits.append((0, lambda value, layer: value, chosen))
             level.stops.append(stop)
-        level.begin = stream.begin
 
     def _stop(self, site, local, around, group) -> Stop:
         path = joined(around.path, local)

@@ -16,7 +16,6 @@ Source: Liu et al. 2023, https://arxiv.org/abs/2310.01889.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +30,8 @@ from mha_haiku.core.attention.sharded import layout
 from mha_haiku.core.attention.tiled import blockwise, fold, sweep
 
 IN_A_RING = ("auto", "blockwise")
+# The devices, how two chunks attend, and the rate of dropout.
+RingOptions = tuple[jax.sharding.Mesh, blockwise.Blockwise, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +78,7 @@ class Sharded:
             chosen = self.implementation
             if not isinstance(chosen, blockwise.Blockwise):
                 chosen = blockwise.Blockwise()
-            return _attend_in_a_ring(
-                inputs, RingOptions(self.mesh, chosen, dropout_rate)
-            )
+            return _attend_in_a_ring(inputs, (self.mesh, chosen, dropout_rate))
         on_device = implementations.named(self.implementation)
 
         def attend(inputs):
@@ -87,14 +86,6 @@ class Sharded:
             return values, LogSum.rounded(logsumexp)
 
         return _on_devices(attend, inputs, self.mesh)
-
-
-class RingOptions(NamedTuple):
-    """What attention in a ring is compiled for."""
-
-    mesh: jax.sharding.Mesh  # the devices
-    chunks: blockwise.Blockwise  # how two chunks attend
-    dropout_rate: float  # the share of weights set to zero, in [0, 1)
 
 
 def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tuple:
@@ -112,7 +103,8 @@ def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tu
 
 
 def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple]:
-    device_ring = _ring_of(inputs, options)
+    mesh, chunks, dropout_rate = options
+    device_ring = _ring_of(inputs, mesh)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
     def local(inputs):
@@ -127,7 +119,7 @@ def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple
 
         def meet(at, row, key, sums, key_sums, device_sums):
             part = _part(inputs, num_keys, at, row, key)
-            chunk_options = options.chunks.options(part, options.dropout_rate)
+            chunk_options = chunks.options(part, dropout_rate)
             values, log_sum, _ = blockwise.forward(part, chunk_options)
             return _merged(sums, (values, log_sum)), key_sums, device_sums
 
@@ -136,16 +128,17 @@ def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple
         values = device_ring.from_chunks(values, batch_ndim)
         return values, device_ring.from_chunks(log_sum, batch_ndim + 1)
 
-    return *_on_devices(local, inputs, options.mesh), ()
+    return *_on_devices(local, inputs, mesh), ()
 
 
 def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
     del saved
-    device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
+    mesh, chunks, dropout_rate = options
+    device_ring, specs = _ring_of(inputs, mesh), layout.input_specs(inputs)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
     def local(inputs, rows_grad):
-        inputs = layout.with_own_key(inputs, options.mesh)
+        inputs = layout.with_own_key(inputs, mesh)
         rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         rows_grad = gradients.RowGradients(
             device_ring.to_chunks(rows_grad.values, batch_ndim),
@@ -161,7 +154,7 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
         def meet(at, row, key, query_grad, key_grad, shared_grads):
             row, back = row
             part = _part(inputs, num_keys, at, row, key)
-            chunk_options = options.chunks.options(part, options.dropout_rate)
+            chunk_options = chunks.options(part, dropout_rate)
             query, key, value, bias, score = blockwise.backward(
                 part, (), back, wants_bias, chunk_options
             )
@@ -187,7 +180,7 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
     rows, logsumexp = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
     return jax.shard_map(
         local,
-        mesh=options.mesh,
+        mesh=mesh,
         in_specs=(specs, gradients.RowGradients(rows, logsumexp, logsumexp)),
         out_specs=(rows, rows, rows, *shared_specs),
         check_vma=False,
@@ -197,9 +190,9 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
 _attend_in_a_ring = gradients.differentiable(_forward, _backward)
 
 
-def _ring_of(inputs, options) -> layout.Ring:
+def _ring_of(inputs, mesh) -> layout.Ring:
     num_queries, num_keys = inputs.map_shape[-2:]
-    size = options.mesh.shape[layout.AXIS]
+    size = mesh.shape[layout.AXIS]
     return layout.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
 
 

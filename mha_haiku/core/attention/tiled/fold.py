@@ -122,7 +122,9 @@ def forward(
 
         def fold_block(block, sums):
             def add_tile(columns, seen_from, sums):
-                tile = walk.tile(block, columns, seen_from)
+                relative = walk.relative_scores(block, columns, seen_from)
+                of_tile = walk.given_of(block, columns)
+                tile = walk.tile_of(relative, block, columns, of_tile)
                 tile_sums = sums._replace(keys=take(sums.keys, columns))
                 new = observation.add(tile, tile_sums)
                 return new._replace(keys=put(sums.keys, new.keys, columns))
@@ -178,8 +180,8 @@ class Walk:
             return x[:, 0] if x.shape[1] == 1 else x[:, head]
 
         self.observation, self.first = observation, first
-        self.num_queries, num_keys = factors.query.shape[-3], factors.key.shape[-3]
-        self.sizes = sizes.fitted(self.num_queries, num_keys)
+        self.num_queries, self.num_keys = (x.shape[-3] for x in factors[:2])
+        self.sizes = sizes.fitted(self.num_queries, self.num_keys)
         self.head = factors.head(example, head)
         self.given = jax.tree.map(given_of_head, given)
         assert self.head.log_sum is not None  # see `forward`
@@ -190,10 +192,6 @@ class Walk:
         return self.observation.nothing(
             self.sizes.rows, self.num_keys, self.given, self.dtype
         )
-
-    @property
-    def num_keys(self) -> int:
-        return self.head.key.shape[0]
 
     def over_rows(self, function: Callable[[Block, Tree], Tree], carry: Tree) -> Tree:
         """Folds `function(block, carry)` over blocks of queries; returns `carry`."""
@@ -236,10 +234,6 @@ class Walk:
     def given_of(self, block: Block, columns: tiles.Span) -> Given:
         queries = take(self.given.queries, block.rows)
         return Given(queries, take(self.given.keys, columns))
-
-    def tile(self, block: Block, columns: tiles.Span, seen_from: Any) -> Tile:
-        relative = self.relative_scores(block, columns, seen_from)
-        return self.tile_of(relative, block, columns, self.given_of(block, columns))
 
     def tile_of(
         self, relative: Array, block: Block, columns: tiles.Span, given: Given
