@@ -67,3 +67,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = importlib.import_module(f"{__name__}.{_PLACES[name]}")
     return getattr(place, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_PLACES]
