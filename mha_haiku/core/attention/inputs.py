@@ -63,7 +63,8 @@ class Weighting(NamedTuple):
         """Aligns its parts with the batch axes; raises ValueError on a bad shape."""
         *batch_shape, num_queries, num_heads, key_size = query.shape
         batch_ndim, first_query = len(batch_shape), self.origin.query
-        self.score.check(num_heads, key_size)
+        score = scores.as_score(self.score)
+        score.check(num_heads, key_size)
         normalizer = normalizers.as_normalizer(self.normalizer)
         if normalizer is not None:
             normalizer.check(num_heads)
@@ -85,7 +86,7 @@ class Weighting(NamedTuple):
         return self._replace(
             mask=self.mask.aligned(batch_ndim),
             bias=bias,
-            score=self.score.aligned(batch_ndim),
+            score=score.aligned(batch_ndim),
             normalizer=normalizer,
         )
 

@@ -220,7 +220,7 @@ class MultiHeadAttention(CachedModule):
         score, normalizer, _ = self.pattern
         score = scores.as_score(score and score(self.num_heads, self.key_size))
         normalizer = normalizer and normalizer(self.num_heads)
-        origin = tiles.Origin(first_query)
+        bias, origin = positions.as_bias(bias), tiles.Origin(first_query)
         weighting = Weighting(mask, bias, score, normalizer, gates, origin)
         attend = functools.partial(
             implementations.attend_within,
