@@ -19,7 +19,7 @@ _ROOT = pathlib.Path(__file__).parents[1]
     [
         "core/attention/test_attend_properties.py "
         "core/attention/test_blockwise.py "
-        "core/attention/fused/test_kernel_attention_properties.py",
+        "core/attention/test_kernel_attention_properties.py",
         "core/models/test_build.py training/runs/test_loop.py "
         "training/runs/test_durability.py",
     ],

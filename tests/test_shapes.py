@@ -15,7 +15,6 @@ from mha_haiku.core.attention import (
     inputs,
     reference,
     scores,
-    weighting,
 )
 
 B, T, S, H, G, K, V = 2, 3, 5, 6, 2, 4, 7
@@ -33,7 +32,7 @@ def everything_checked(monkeypatch):
         implementations: ["attend", "attend_within"],
         scores: ["repeat_heads"],
         scores.Score: ["gradients"],
-        weighting.Weighting: ["aligned", "scores", "finished"],
+        inputs.Weighting: ["aligned", "scores", "finished"],
         inputs.Nonfinite: ["pairs"],
         attention_map.AttentionMap: [
             *("weights", "scores", "tile", "row_sums", "pooled", "apply"),

@@ -39,6 +39,10 @@ _DTYPES = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
+_NPY_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 METADATA = "__metadata__"  # reserved by safetensors in the header
 _MOST_BYTES = 2**27  # of a header; a larger number means damage
 # Bytes of a file per byte outside its holes; small files are not checked.
@@ -174,7 +178,9 @@ def _check_unpacked(file) -> None:
             )
         for member in members:
             with archive.open(member) as entry:
-                shape, _, dtype = _npy_header(entry)
+                version = np.lib.format.read_magic(entry)
+                checks.choice("the version of .npy", version, _NPY_HEADERS)
+                shape, _, dtype = _NPY_HEADERS[version](entry)
                 left = member.file_size - entry.tell()
             if dtype.hasobject:
                 raise ValueError(
@@ -185,15 +191,6 @@ def _check_unpacked(file) -> None:
                     f"{member.filename} is {dtype} of shape {shape} in {left:,} bytes."
                 )
     file.seek(0)
-
-
-def _npy_header(entry) -> tuple[tuple[int, ...], bool, np.dtype]:
-    version = np.lib.format.read_magic(entry)
-    readers = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    return readers[checks.choice("the version of .npy", version, readers)](entry)
 
 
 def write_safetensors(path: Path | str, arrays: Mapping[str, Any]) -> None:

@@ -65,22 +65,18 @@ class Field(NamedTuple):
             return None
         if self.check is not None:
             return self.check(name, value)
-        is_known = set(self.kinds) <= set(_WANTED)
-        if is_known and not any(_is_of(kind, value) for kind in self.kinds):
+        if not set(self.kinds) <= set(_WANTED):
+            return value
+        kinds = tuple(_ABSTRACT.get(kind, kind) for kind in self.kinds)
+        # A boolean is an integer, too.
+        if not (bool in kinds if isinstance(value, bool) else isinstance(value, kinds)):
             wanted = " or ".join(_WANTED[kind] for kind in self.kinds)
             raise ValueError(f"{name} must be {wanted}, got {checks.shown(value)}.")
         return value
 
 
 _WANTED = {bool: "True or False", int: "an integer", float: "a number", str: "text"}
-
-
-def _is_of(kind, value) -> bool:
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(
-        value, {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
-    )
+_ABSTRACT: dict[type, type] = {int: numbers.Integral, float: numbers.Real}
 
 
 def integer(low: int, high: int) -> Check:
@@ -364,7 +360,6 @@ def _check_kind(name, value, kind, wanted) -> None:
 
 
 def _frozen(value: Any) -> Any:
-    """Freezes a value: lists become tuples."""
     if isinstance(value, list | tuple):
         return tuple(map(_frozen, value))
     return value.item() if isinstance(value, np.generic) else value

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core, lax
+from jax import Array, core, lax
 from jax.typing import ArrayLike
 
 from mha_haiku.core import checks, display
 
-Array = jax.Array
 Index = slice | range | np.ndarray | Array  # positions, as callers give them
 _Instance = TypeVar("_Instance")
 

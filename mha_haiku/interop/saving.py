@@ -16,9 +16,8 @@ from typing import Any
 import haiku as hk
 import numpy as np
 
-from mha_haiku.core import arrays, checks, fields, models, modules
+from mha_haiku.core import arrays, checks, fields, models, modules, positions
 from mha_haiku.core.modules import anatomy
-from mha_haiku.core.positions import encodings
 from mha_haiku.interop import loading
 from mha_haiku.interop.families import FAMILIES, tables
 from mha_haiku.training.tasks import tokenization
@@ -199,7 +198,7 @@ def _meaning(config, sizes) -> dict[str, Any]:
     said["attention.window"] = models.windows(config)
     if modules.POSITION_SCHEMES[config.embedding.positions].rotate:
         period = config.embedding.rotary_period
-        plain = encodings.frequencies_of(models.key_size(config), period)
+        plain = positions.frequencies_of(models.key_size(config), period)
         said["embedding.frequencies"] = [
             [float(f"{x:.6g}") for x in (plain if each is None else each)]
             for each in models.frequencies(config)

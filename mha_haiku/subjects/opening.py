@@ -184,14 +184,14 @@ def wrap(
       >>> mh.wrap(f, params).logits(np.array([[1, 2, 3]])).shape
       (1, 3, 7)
     """
-    codec = inputs.of_tokenizer(tokenizer)
+    codec, is_function = inputs.of_tokenizer(tokenizer), callable(function)
     if torch_modules.is_module(function):
         module = torch_modules.convert(function)
         function, params = module.function, module.params
         names, has_decoder, start = module[2:]
         codec = codec._replace(names=names, has_decoder=has_decoder, start=start)
         name = name or module.name
-    elif not callable(function):
+    elif not is_function:
         raise TypeError(
             "function must be a function from parameters and inputs to logits, or a "
             f"torch.nn.Module, got {type(function).__name__}."

@@ -113,11 +113,11 @@ def test_a_mistake_takes_two_lines_and_status_2(untrained, capsys, arguments, pa
 
 @pytest.mark.slow
 def test_a_statistic_that_is_added_shows_everywhere(untrained, capsys, monkeypatch):
-    entry = attention.statistics.Statistic(
+    entry = attention.Statistic(
         "beyond_the_first",
         "share of what is there",
         "attention on all positions but the first",
-        (attention.statistics.linear(lambda tile: tile.columns.array() != 0),),
+        (attention.observation.weighted_sum(lambda tile: tile.columns.array() != 0),),
     )
     # What a line in STATISTICS does as the module is imported.
     monkeypatch.setitem(attention.STATISTICS, entry.name, entry)

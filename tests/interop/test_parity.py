@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import interop, models
-from mha_haiku.core.positions import encodings
+from mha_haiku.core import positions
 from mha_haiku.interop import loading
 from tests.interop import small_models, test_configs, test_families
 
@@ -192,7 +192,7 @@ def test_rotary_settings_are_found_where_transformers_finds_them(case, change):
     size, period = models.key_size(config), config.embedding.rotary_period
     for found, kind in zip(models.frequencies(config), kinds, strict=True):
         if found is None:
-            found = encodings.frequencies_of(size, period)
+            found = positions.frequencies_of(size, period)
         wanted = getattr(rotary, f"{kind}_{plain}", None)
         wanted = (rotary.inv_freq if wanted is None else wanted).numpy()
         # Theirs lack the features that do not turn.

@@ -8,8 +8,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, interop, models
-from mha_haiku.core import arrays, checks
-from mha_haiku.core.positions import encodings
+from mha_haiku.core import arrays, checks, positions
 from mha_haiku.interop import loading
 from mha_haiku.training.tasks import tokenization
 from tests.interop import small_models
@@ -88,7 +87,7 @@ def test_pruned_models_are_saved_with_zeros_or_as_they_are(tmp_path, caplog):
 def test_any_share_of_the_features_of_gpt_neox_is_written(key_size, turning, tmp_path):
     """Also all of them, which its files have to say, and shares that round down."""
     rest = [0.0] * ((key_size - turning) // 2)
-    turns = [*encodings.frequencies_of(turning, 10_000.0).tolist(), *rest]
+    turns = [*positions.frequencies_of(turning, 10_000.0).tolist(), *rest]
     config = model_config(
         family="causal",
         model_size=key_size,

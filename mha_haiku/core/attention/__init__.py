@@ -4,9 +4,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mha_haiku.core.attention.attention_map import AttentionMap
-from mha_haiku.core.attention.cache import Cache, Prompt
 from mha_haiku.core.attention.implementations import IMPLEMENTATIONS, attend
+from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import Normalizer, sink, unnormalized
+from mha_haiku.core.attention.observation import RowSum, Statistic
 from mha_haiku.core.attention.scores import (
     Score,
     additive,
@@ -15,13 +16,13 @@ from mha_haiku.core.attention.scores import (
     linear,
     sigmoid,
 )
-from mha_haiku.core.attention.statistic import RowSum, Statistic
-from mha_haiku.core.attention.statistics import STATISTICS, Statistics
-from mha_haiku.core.attention.tiled import Blockwise, bin_edges
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention.tiled.blockwise import Blockwise
 
 if TYPE_CHECKING:
+    from mha_haiku.core.attention.cache import Cache, Prompt
     from mha_haiku.core.attention.sharded import IN_A_RING, Sharded
+    from mha_haiku.core.attention.statistics import STATISTICS, Statistics
+    from mha_haiku.core.attention.tiled.grid import bin_edges
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -49,12 +50,24 @@ __all__ = [
     "unnormalized",
 ]
 
-_OPTIONAL_BACKENDS = {"IN_A_RING": "sharded", "Sharded": "sharded"}
+# What `attend` does not need is imported on first use of its name.
+_PLACES = {
+    "Cache": "cache",
+    "IN_A_RING": "sharded",
+    "Prompt": "cache",
+    "STATISTICS": "statistics",
+    "Sharded": "sharded",
+    "Statistics": "statistics",
+    "bin_edges": "tiled.grid",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports an optional backend on first use of one of its names."""
-    if name not in _OPTIONAL_BACKENDS:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    backend = importlib.import_module(f"{__name__}.{_OPTIONAL_BACKENDS[name]}")
-    return getattr(backend, name)
+    place = importlib.import_module(f"{__name__}.{_PLACES[name]}")
+    return getattr(place, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_PLACES]

@@ -7,20 +7,27 @@ normalizer other than softmax, its log denominator replaces the logsumexp.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, Shaped
 
 from mha_haiku.core import checks, display, tiles
-from mha_haiku.core.attention import observation, scores, statistics
-from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.tiled import engine
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention import observation, scores
+from mha_haiku.core.attention.inputs import Weighting
+from mha_haiku.core.attention.normalizers import LogSum
 
-Array = jax.Array
+if TYPE_CHECKING:
+    from mha_haiku.core.attention.statistics import Statistics
+
+
+def _engine():
+    # Loaded when a map is first read: `attend` needs none of it.
+    from mha_haiku.core.attention.tiled import engine
+
+    return engine
 
 
 @tiles.pytree
@@ -198,7 +205,7 @@ class AttentionMap:
         tokens: Array | np.ndarray | None = None,
         key_tokens: Array | np.ndarray | None = None,
         per_query: bool = False,
-    ) -> statistics.Statistics:
+    ) -> "Statistics":
         """Computes the statistics of each head, in one pass over the tiles.
 
         Queries that see nothing (padding) do not count. A counted query that sees NaN
@@ -220,7 +227,7 @@ class AttentionMap:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
         arrays = counted, positions, tokens, key_tokens
-        return engine.statistics(self, pooled, per_query, *arrays)
+        return _engine().statistics(self, pooled, per_query, *arrays)
 
     def pooled(
         self,
@@ -247,7 +254,7 @@ class AttentionMap:
           ValueError: If a number of bins is below 1, or positions are not
             consecutive.
         """
-        return engine.pooled(self, rows, columns, queries, keys)
+        return _engine().pooled(self, rows, columns, queries, keys)
 
     def top(self, k: int) -> observation.Top:
         """Finds the k largest weights of each row, and their keys.
@@ -256,11 +263,11 @@ class AttentionMap:
           ValueError: If `k` is not in 1..S.
         """
         checks.integer_in("k", k, 1, self.shape[-1])
-        return engine.top(self, k)
+        return _engine().top(self, k)
 
     def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:
         """Multiplies the map by `x`: the weighted sum over keys for each query."""
-        return engine.apply(self, x)
+        return _engine().apply(self, x)
 
     def outputs(self) -> Float[Array, "*B T H V"]:
         """Computes each head's output: its weights times its values, gated.
@@ -282,7 +289,7 @@ class AttentionMap:
         self, y: Shaped[Array, "*B T #H V"]
     ) -> Float[Array, "*B S H V"]:
         """Multiplies the transposed map by `y`: for each key the sum over queries."""
-        return engine.apply_transposed(self, y)
+        return _engine().apply_transposed(self, y)
 
     def divergence(
         self, other: "AttentionMap | None" = None
@@ -297,7 +304,7 @@ class AttentionMap:
 
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """
-        return engine.divergence(self, other)
+        return _engine().divergence(self, other)
 
     def observe(
         self,
@@ -305,7 +312,7 @@ class AttentionMap:
         given: observation.Given = observation.NOTHING_GIVEN,
     ) -> observation.Sums:
         """Runs an observation over the tiles; sums get leading axes `[B..., H]`."""
-        return engine.observe(self, observed, given)
+        return _engine().observe(self, observed, given)
 
     def checked_origin(self) -> tiles.Origin:
         """Returns the origin; raises ValueError where stacked maps have several."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import (
@@ -24,10 +24,9 @@ from mha_haiku.core.attention import (
     products,
     sited,
 )
-from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention.inputs import Weighting
+from mha_haiku.core.attention.normalizers import LogSum
 
-Array = jax.Array
 _FEWEST_SLOTS = 128  # with fewer, reading only a part of them is not worthwhile
 
 

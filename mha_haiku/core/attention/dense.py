@@ -4,14 +4,12 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, products
 from mha_haiku.core.attention.inputs import Inputs
-from mha_haiku.core.attention.log_sum import LogSum
-
-Array = jax.Array
+from mha_haiku.core.attention.normalizers import LogSum
 
 
 def formula(

@@ -12,19 +12,22 @@ https://arxiv.org/abs/2205.14135.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jax import core
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, Float
 
-from mha_haiku.core.attention import custom_gradient, products, scores
-from mha_haiku.core.attention.custom_gradient import NO_GRADIENT
-from mha_haiku.core.attention.inputs import Inputs
-from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention import products, scores
+from mha_haiku.core.attention.inputs import Inputs, Weighting
+from mha_haiku.core.attention.normalizers import LogSum
 
-Array = jax.Array
+# In the pytree of a gradient, in the place of what is not differentiated.
+NO_GRADIENT: Any = None
 _FORWARD_MODE = (
     "attention is differentiated in reverse mode (jax.grad, jax.vjp) by a custom "
     "gradient; for forward mode (jax.jvp, jax.jacfwd, jax.linearize) use "
@@ -65,7 +68,7 @@ def tile_gradients(
     # A masked value of 1e38 makes `weights_grad` infinite, and 0 x inf is NaN.
     scores_grad = jnp.where(weights == 0, 0, scores_grad)
     query_grad, key_grad, score_grad = score.gradients(query, key, scores_grad)
-    value_grad = products.gather(used, rows.values, value.shape[-2])
+    value_grad = products.mix_transposed(used, rows.values, value.shape[-2])
     return query_grad, key_grad, value_grad, score_grad, scores_grad
 
 
@@ -87,11 +90,8 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 
         def pull_back(arguments, saved, is_wanted, cotangents):
             (inputs,), (wanted,) = arguments, is_wanted
-            values, logsumexp, saved = saved
-            values_grad, (logsumexp_grad, _) = cotangents
-            rows = _row_gradients(
-                inputs, values, logsumexp, values_grad, logsumexp_grad
-            )
+            *results, saved = saved
+            rows = _row_gradients(inputs, *results, *cotangents)
             # The gradient of the bias may be as large as the map, so it is computed
             # only where the bias is differentiated.
             wants_bias = bool(jax.tree.leaves(wanted.weighting.bias))
@@ -101,12 +101,12 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
             weighting = Weighting(NO_GRADIENT, bias, score, origin=NO_GRADIENT)
             return (Inputs(*arrays, weighting=weighting),)
 
-        return custom_gradient.differentiable(run, pull_back, _FORWARD_MODE)(inputs)
+        return reverse_only(run, pull_back, _FORWARD_MODE)(inputs)
 
     return attend
 
 
-def _row_gradients(inputs, values, log_sum: LogSum, values_grad, logsumexp_grad):
+def _row_gradients(inputs, values, log_sum: LogSum, values_grad, log_sum_grad):
     logsumexp, remainder = log_sum
     has_gradient = jnp.isfinite(logsumexp)
     if inputs.nonfinite is None:  # then NaN propagates
@@ -122,10 +122,75 @@ def _row_gradients(inputs, values, log_sum: LogSum, values_grad, logsumexp_grad)
     # Values of a row that the loss ignores may be infinite, and 0 x inf is NaN.
     shift = jnp.where(values_grad == 0, 0, shift).sum(-1)
     shift = jnp.moveaxis(shift, -1, -2)
-    if logsumexp_grad is not None:
-        shift -= logsumexp_grad * lost
+    if log_sum_grad.logsumexp is not None:
+        shift -= log_sum_grad.logsumexp * lost
     return RowGradients(
         values_grad,
         jnp.where(has_gradient, shift, 0),
         jnp.where(has_gradient, logsumexp, jnp.inf),
     )
+
+
+def reverse_only(run: Callable, pull_back: Callable, refusal: str) -> Callable:
+    """Gives a function the gradient `pull_back`, in reverse mode only.
+
+    `run(*arguments)` returns the outputs and the residuals that the gradient needs.
+    `pull_back(arguments, saved, is_wanted, cotangents)` returns the gradients of the
+    arguments. `is_wanted` has the structure of the arguments, with None for each array
+    that is not differentiated; a cotangent of zeros is None. Forward mode raises a
+    ValueError with the message `refusal`: JAX itself raises a `TypeError` that names no
+    alternative, and under jit only when lowering.
+    """
+
+    # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
+    # which cotangents are zero (`SymbolicZero`), so that neither costs anything.
+    # Residuals are a pytree, in which a bool would be traced. None is structure, so it
+    # can say "no" at trace time.
+    def forward_rule(*primals):
+        is_wanted = jax.tree.map(lambda x: x.perturbed or None, primals)
+        arguments = jax.tree.map(lambda x: x.value, primals)
+        outputs, saved = run(*arguments)
+        return outputs, (arguments, saved, is_wanted)
+
+    def backward_rule(residuals, cotangents):
+        cotangents = jax.tree.map(
+            lambda x: None if isinstance(x, SymbolicZero) else x, cotangents
+        )
+        return pull_back(*residuals, cotangents)
+
+    # Arrays are guarded one by one, so that those that are not differentiated remain
+    # so.
+    def guarded(x):
+        if not isinstance(x, core.Tracer) or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return _guarded.bind(x, message=refusal)
+
+    function = jax.custom_vjp(lambda *arguments: run(*arguments)[0])
+    function.defvjp(forward_rule, backward_rule, symbolic_zeros=True)
+    return lambda *arguments: function(*jax.tree.map(guarded, arguments))
+
+
+def _refuse(*_, message):
+    raise ValueError(message)
+
+
+# An identity whose tangent passes through a primitive that can be transposed, but not
+# run, batched or compiled: reverse mode transposes it away, and forward mode runs into
+# it. It is a primitive, not a `jax.custom_jvp`, whose rule would be batched as a whole:
+# then the gradient of a vmap would look the same as `jax.jacfwd`, a vmap of jvp.
+_guarded = Primitive("reverse_only")
+_guarded.def_impl(lambda x, *, message: x)
+_guarded.def_abstract_eval(lambda x, *, message: x)
+mlir.register_lowering(_guarded, lambda _, x, *, message: [x])
+batching.defvectorized(_guarded)
+ad.primitive_jvps[_guarded] = lambda primals, tangents, *, message: (
+    primals[0],
+    _tangent.bind(tangents[0], message=message),
+)
+
+_tangent = Primitive("reverse_only_tangent")
+_tangent.def_impl(_refuse)
+_tangent.def_abstract_eval(lambda x, *, message: x)
+mlir.register_lowering(_tangent, _refuse)
+batching.primitive_batchers[_tangent] = _refuse
+ad.deflinear2(_tangent, lambda cotangent, x, *, message: [cotangent])

@@ -10,28 +10,17 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import checks, marking, masks, positions, tiles
-from mha_haiku.core.attention import (
-    attention_map,
-    dense,
-    fused,
-    normalizers,
-    scores,
-    sited,
-    tiled,
-)
-from mha_haiku.core.attention.inputs import Inputs, Nonfinite
-from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.weighting import Weighting
-
-Array = jax.Array
+from mha_haiku.core.attention import attention_map, dense, normalizers, scores, sited
+from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
+from mha_haiku.core.attention.normalizers import LogSum
+from mha_haiku.core.attention.tiled import blockwise
 
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
 # `[B..., H, T]`, an array or a `LogSum`.
 Implementation = Callable[[Inputs, float], tuple[Array, Array | LogSum]]
-
 
 # From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
 Suits = Callable[[Inputs, float, str], bool]
@@ -111,19 +100,12 @@ def attend(
     mask, first_query = masks.as_mask(mask), tiles.checked_first(first_query)
     stop = first_query + query.shape[-3] if isinstance(first_query, int) else None
     mask.check(query.shape[:-3], query.shape[-2], stop, key.shape[-3])
+    bias, score = positions.as_bias(bias), scores.as_score(score)
+    origin = tiles.Origin(first_query)
+    weighting = Weighting(mask, bias, score, normalizer, gates, origin)
+    options = {"dropout_rate": dropout_rate, "rng": rng}
     return attend_within(
-        *(query, key, value),
-        Weighting(
-            mask,
-            positions.as_bias(bias),
-            scores.as_score(score),
-            normalizer,
-            gates,
-            tiles.Origin(first_query),
-        ),
-        dropout_rate=dropout_rate,
-        rng=rng,
-        implementation=implementation,
+        query, key, value, weighting, implementation=implementation, **options
     )
 
 
@@ -171,9 +153,15 @@ def named(implementation: str | Implementation) -> Implementation:
 def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     """Chooses the implementation that "auto" takes for a call, by name.
 
-    It is the first of the registered ones that says it suits; else "dense" where
-    scores are few, and "blockwise" where they are many.
+    It is "fused" where a kernel can do it, else the first of the registered ones that
+    says it suits; else "dense" where scores are few, and "blockwise" where they are
+    many.
     """
+    if platform != "cpu":  # which has no kernels
+        from mha_haiku.core.attention import fused
+
+        if fused.suits(inputs, dropout_rate, platform):
+            return "fused"
     for name, suits in _SUITS.items():
         if suits(inputs, dropout_rate, platform):
             return name
@@ -198,22 +186,23 @@ def _auto(inputs, dropout_rate):
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
-def _formula(inputs, dropout_rate):
-    return dense.formula(inputs, dropout_rate)[:2]
+def _fused(inputs, dropout_rate):
+    from mha_haiku.core.attention import fused
+
+    return fused.attend(inputs, dropout_rate)
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "auto": _auto,
     "dense": dense.attend,
-    "formula": _formula,
-    "blockwise": tiled.Blockwise(),
-    "fused": fused.attend,
+    "formula": lambda inputs, dropout_rate: dense.formula(inputs, dropout_rate)[:2],
+    "blockwise": blockwise.Blockwise(),
+    "fused": _fused,
 }
-_SUITS: dict[str, Suits] = {"fused": fused.suits}  # asked in turn
+_SUITS: dict[str, Suits] = {}  # of registered implementations, asked in turn
 
 
 def _arrays(query, key, value) -> tuple[Array, Array, Array]:
-    """Checks that queries, keys and values go together, and returns them as arrays."""
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim >= 3:

@@ -1,4 +1,4 @@
-"""The inputs of attention, and how masks hide keys: -inf, HIDDEN and NaN.
+"""The arguments of attention, and how masks hide keys: -inf, HIDDEN and NaN.
 
 Three special numbers have three purposes:
 
@@ -27,13 +27,121 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
-from mha_haiku.core import tiles
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core import masks, positions, tiles
+from mha_haiku.core.attention import normalizers, scores
+from mha_haiku.core.attention.normalizers import LogSum
 
-Array = jax.Array
 HIDDEN = -1e30  # exp(HIDDEN) is 0, and 0 x HIDDEN is 0 and not NaN
+
+
+class Weighting(NamedTuple):
+    """How scores become weights: mask, bias, score, normalizer, and gates of values.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> _, attention_map = mh.attend(query, key, value, mask=mh.masks.causal())
+      >>> attention_map.weighting.mask
+      causal()
+    """
+
+    mask: masks.Mask = masks.full()  # which query may attend to which key
+    # Added to the scores, or None; see `attend`.
+    bias: positions.ScoreBias | None = None
+    score: scores.Score = scores.dot_product()
+    # The denominator of the weights. Defaults to softmax.
+    normalizer: normalizers.Normalizer | None = None
+    # Multiply the resulting values, or None.
+    gates: Float[Array, "*B T H #V"] | None = None
+    # The positions of the first query and the first key.
+    origin: tiles.Origin = tiles.Origin()
+
+    def aligned(
+        self, query: Float[Array, "*B T H K"], num_keys: int, value_size: int
+    ) -> "Weighting":
+        """Aligns its parts with the batch axes; raises ValueError on a bad shape."""
+        *batch_shape, num_queries, num_heads, key_size = query.shape
+        batch_ndim, first_query = len(batch_shape), self.origin.query
+        score = scores.as_score(self.score)
+        score.check(num_heads, key_size)
+        normalizer = normalizers.as_normalizer(self.normalizer)
+        if normalizer is not None:
+            normalizer.check(num_heads)
+            normalizer = normalizer.aligned(batch_ndim, num_heads)
+        bias = positions.as_bias(self.bias)
+        if bias is not None:
+            stop = None
+            if isinstance(first_query, int):
+                stop = first_query + num_queries
+            bias.check(tuple(batch_shape), num_heads, stop, num_keys)
+            bias = bias.aligned(batch_ndim)
+        wanted = (*query.shape[:-1], value_size)
+        possible = (wanted, (*wanted[:-1], 1))
+        if self.gates is not None and self.gates.shape not in possible:
+            raise ValueError(
+                "gates must be [B..., T, H, 1] or [B..., T, H, V], of shape "
+                f"{possible[1]} or {wanted}, got {self.gates.shape}."
+            )
+        return self._replace(
+            mask=self.mask.aligned(batch_ndim),
+            bias=bias,
+            score=score.aligned(batch_ndim),
+            normalizer=normalizer,
+        )
+
+    def scoring(self) -> "Weighting":
+        """Drops the normalizer and gates, on which scores do not depend."""
+        return self._replace(normalizer=None, gates=None)
+
+    def moved(self, by: tiles.Origin) -> "Weighting":
+        """Moves the origin to the part of the map that begins at `by`."""
+        return self._replace(origin=self.origin.moved(by))
+
+    def at_head(self, example: tuple, head: int | Array) -> "Weighting":
+        """Selects the weighting of one head of one example: H = 1, no batch axes."""
+        bias, score, normalizer = jax.tree.map(
+            lambda x: tiles.at_batch(x, (*example, head))[None],
+            (self.bias, self.score, self.normalizer),
+        )
+        gates = self.gates
+        if gates is not None:
+            gates = tiles.at_batch(gates, example)[:, head][:, None]
+        mask = self.mask.at_head(example, head)
+        return Weighting(mask, bias, score, normalizer, gates, self.origin)
+
+    def scores(
+        self,
+        query: Float[Array, "*B R H K"],
+        key: Float[Array, "*B C G K"],
+        rows: tiles.Positions,
+        columns: tiles.Positions,
+    ) -> Float[Array, "*B H R C"]:
+        """Computes scores at absolute positions, -inf where the mask forbids."""
+        return self.masked(self.score(query, key), rows, columns)
+
+    def masked(
+        self,
+        tile: Float[Array, "*B H R C"],
+        rows: tiles.Positions,
+        columns: tiles.Positions,
+    ) -> Float[Array, "*B H R C"]:
+        """Adds the bias to scores and sets them to -inf where the mask forbids."""
+        if self.bias is not None:
+            bias = tiles.lifted(self.bias.aligned_tile(rows, columns), tile.ndim)
+            tile = tile + bias.astype(tile.dtype)
+        if isinstance(self.mask, masks.Full):
+            return tile
+        allowed = self.mask.aligned_tile(rows, columns)
+        return jnp.where(tiles.lifted(allowed, tile.ndim), tile, -jnp.inf)
+
+    def finished(
+        self, values: Float[Array, "*B T H V"], log_sum: LogSum
+    ) -> tuple[Float[Array, "*B T H V"], LogSum]:
+        """Applies the normalizer and the gates to the results of softmax attention."""
+        if self.normalizer is not None:
+            values, log_sum = self.normalizer(values, log_sum)
+        return values if self.gates is None else values * self.gates, log_sum
 
 
 class Nonfinite(NamedTuple):

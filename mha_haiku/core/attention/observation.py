@@ -1,18 +1,23 @@
-"""Observations of a map, computed tile by tile without any `[T, S]` array.
+"""What can be measured of a map tile by tile: statistics, and observations in general.
 
-An observation defines its initial sums and what a tile adds to them; `tiled` has the
-walk that runs it, and its gradient.
+An observation defines its initial sums and what a tile adds to them, without any
+`[T, S]` array; `tiled` has the walk that runs it, and its gradient. A statistic of a
+head is one entry of `STATISTICS` in `statistics.py`, which makes it an attribute of
+`Statistics` and a column of tables, CSV files, pages and notebooks. All statistics are
+computed by one observation.
 """
 
 import abc
+import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import tiles
 
-Array = jax.Array
 Tree = Any  # a pytree of arrays
 
 
@@ -38,14 +43,24 @@ NOTHING_GIVEN = Given()
 
 
 class Tile(NamedTuple):
-    """A tile of one head of one example."""
+    """A tile of one head of one example.
 
-    # `[R, C]`. Queries already counted by an earlier block have weights of 0.
+    It does not know S; `Statistic.from_head` does, from `HeadSums.received`.
+    """
+
+    # `[R, C]`, 0 where masked. Queries already counted by an earlier block have weights
+    # of 0.
     weights: Array
     log_weights: Array  # their logarithms, finite and very low where weights are 0
-    rows: tiles.Span  # the queries, as positions in the map
+    rows: tiles.Span  # the queries: positions in the map, start, stop, size, array()
     columns: tiles.Span  # the keys, as positions in the map
-    given: Given  # the arrays of these queries and keys
+    # The arrays of these queries and keys. Statistics get dicts, with entries of tokens
+    # and of chosen positions where `AttentionMap.statistics` got `tokens=` and
+    # `positions=`: `queries["position"]` `[R]`, which with `first_query`, or in a part
+    # of a sequence, is not the same as `rows.array()`; `queries["tokens"]` `[R]` and
+    # `keys["tokens"]` `[C]`; `keys["preceding"]` `[C]`, the token before each key; and
+    # `keys["positions"]` `[C]` booleans.
+    given: Given
     # Scores less the log sum of their row, -inf where masked; they rise with weights.
     relative_scores: Array
 
@@ -82,3 +97,69 @@ class Top(NamedTuple):
     weights: Array
     # `[B..., H, T, k]` integers, their keys; -1 where a row sees fewer.
     positions: Array
+
+
+class RowSum(NamedTuple):
+    """A sum over the keys of each query.
+
+    Example:
+      >>> from mha_haiku.core.attention import observation
+      >>> even = observation.weighted_sum(lambda tile: tile.columns.array() % 2 == 0)
+      >>> entry = mh.attention.Statistic("even", "share", "on even keys", (even,))
+      >>> entry.sums[0].is_largest
+      False
+    """
+
+    # `from_tile(tile, *products)` returns what a tile adds, `[R]`; with `size=n` a
+    # tuple of n such arrays. It must be 0 where weights are 0, because tiles may be
+    # skipped or overlap. There is one product `[R]` per function in `of_keys`.
+    from_tile: Callable[..., Any]
+    # Functions of a tile that return a number for each of its keys, `[C]`. The product
+    # is the sum of these numbers, weighted by the query's weights. The products of all
+    # statistics are computed as one matrix product, so they are nearly free.
+    of_keys: tuple[Callable[[Tile], Array], ...] = ()
+    # The number of sums, which `Statistic.from_sums` gets as a tuple; None for one sum,
+    # without a tuple.
+    size: int | None = None
+    # Combine tiles by maximum instead of sum. That has no gradient, except for
+    # `LARGEST`, which `statistics` gives one.
+    is_largest: bool = False
+
+
+def weighted_sum(of_keys: Callable[[Tile], Array]) -> RowSum:
+    """Makes the weighted sum over keys of a number per key."""
+    return RowSum(lambda tile, product: product, (of_keys,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistic:
+    """A number per query, averaged over the queries of a head; or a number per head.
+
+    Example:
+      >>> entropy = mh.attention.STATISTICS["entropy"]
+      >>> entropy.label, entropy.unit
+      ("entropy of a query's weights", 'nats')
+    """
+
+    name: str  # its name in `Statistics`
+    unit: str  # the unit it is measured in
+    label: str  # its meaning, for tables and figures
+    sums: tuple[RowSum, ...] = ()  # the sums over tiles it is computed from
+    # From these sums, `[..., T]`, to the statistic of each query.
+    from_sums: Callable[..., Array] = lambda x: x
+    # From the mean over queries to the statistic of the head.
+    from_mean: Callable[[Array], Array] = lambda x: x
+    # The argument of `AttentionMap.statistics` that it requires, if any.
+    needs: str | None = None
+    source: str = ""  # the reference
+    # Instead of the above, for a number per head, `[B..., H]`, that is not a mean.
+    from_head: Callable[["HeadSums"], Array] | None = None
+
+
+class HeadSums(NamedTuple):
+    """The sums from which statistics of whole heads are computed."""
+
+    counts: Array  # `[B..., H, T]` booleans, the queries that count
+    received: Array  # `[B..., H, S]`, the mass that each key receives
+    # Booleans `[B..., H, S]`, the keys that no query may see; None if there are none.
+    unseen: Array | None

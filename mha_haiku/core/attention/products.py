@@ -4,12 +4,9 @@ Axes are moved before the products, and sums over queries take the small operand
 what XLA chooses by itself is slower on the CPU.
 """
 
-import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Float
-
-Array = jax.Array
+from jaxtyping import Array, Float
 
 
 def pair(
@@ -38,19 +35,19 @@ def mix(
     return jnp.moveaxis(_merged(mixed), -3, -2)
 
 
-def gather(
+def mix_transposed(
     weights: Float[Array, "*B H T S"],
     rows: Float[Array, "*B T H V"],
     num_key_heads: int,
 ) -> Float[Array, "*B S G V"]:
     """Sums over queries what each key receives: `mix`, transposed."""
-    gathered = jnp.einsum(
+    received = jnp.einsum(
         "...grtv,...grts->...gvs",
         _grouped_rows(rows, num_key_heads),
         _grouped_weights(weights.astype(rows.dtype), num_key_heads),
         preferred_element_type=accumulation_dtype(rows.dtype),
     )
-    return jnp.moveaxis(gathered, -1, -3)
+    return jnp.moveaxis(received, -1, -3)
 
 
 def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:

@@ -6,11 +6,8 @@ these numbers for finite inputs, at a different cost, and are tested against the
 `inputs.py` describes how they treat NaN in masked places.
 """
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
-
-Array = jax.Array
+from jaxtyping import Array, Bool, Float
 
 
 def attention(

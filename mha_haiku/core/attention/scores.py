@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention import products
 
 if TYPE_CHECKING:
     from mha_haiku.core.attention.attention_map import AttentionMap
-
-Array = jax.Array
 
 
 class Score(tiles.Part, abc.ABC):
@@ -247,7 +245,7 @@ class DotProduct(Score):
             capped = self(query, key) / self.soft_cap
             cotangent = chained(cotangent, 1 - capped**2)
         query_grad = products.mix(cotangent, key) * scale
-        key_grad = products.gather(cotangent, query, key.shape[-2]) * scale
+        key_grad = products.mix_transposed(cotangent, query, key.shape[-2]) * scale
         return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
 
     def scale_of(self, size: int) -> float:
@@ -329,7 +327,7 @@ class Linear(Score):
         cotangent = cotangent / self._kernel(query_features, key_features)
         query_grad = products.mix(cotangent, key_features)
         query_grad *= jnp.minimum(query_features, 1)
-        key_grad = products.gather(cotangent, query_features, key.shape[-2])
+        key_grad = products.mix_transposed(cotangent, query_features, key.shape[-2])
         key_grad *= jnp.minimum(key_features, 1)
         return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
 

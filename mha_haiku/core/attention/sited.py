@@ -5,15 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import marking, masks, positions, tiles
 from mha_haiku.core.attention import attention_map, dense, normalizers, products, scores
-from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.positions import biases
+from mha_haiku.core.attention.inputs import Weighting
+from mha_haiku.core.attention.normalizers import LogSum
 
-Array = jax.Array
 AttentionMap = attention_map.AttentionMap
 
 
@@ -76,7 +74,7 @@ class Known(scores.DotProduct):
     def sees(self, whole):
         rows = whole.weighting.origin.rows(tiles.Span(0, whole.shape[-2]))
         bias = whole.weighting.bias
-        assert isinstance(bias, biases.DenseBias)  # see `_map_of`
+        assert isinstance(bias, positions.DenseBias)  # see `_map_of`
         return (tiles.take(bias.values, rows, -2) != 0).any(-1)
 
     def weights(self, relative):

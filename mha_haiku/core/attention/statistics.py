@@ -1,14 +1,11 @@
 """The registry of head statistics; add new entries here."""
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from mha_haiku.core import display, tiles
-from mha_haiku.core.attention.statistic import RowSum, Statistic, linear
-
-Array = jax.Array
+from mha_haiku.core.attention.observation import RowSum, Statistic, weighted_sum
 
 
 def gini(
@@ -183,7 +180,7 @@ STATISTICS: dict[str, Statistic] = {
             "first_position",
             "share of attention",
             "attention on the first position",
-            (linear(lambda tile: tile.columns.array() == 0),),
+            (weighted_sum(lambda tile: tile.columns.array() == 0),),
         ),
         *(
             Statistic(
@@ -203,7 +200,7 @@ STATISTICS: dict[str, Statistic] = {
             "chosen_positions",
             "share of attention",
             "attention on the chosen positions",
-            (linear(lambda tile: tile.given.keys["positions"]),),
+            (weighted_sum(lambda tile: tile.given.keys["positions"]),),
             needs="positions",
         ),
         Statistic(

@@ -15,11 +15,10 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Bool
+from jaxtyping import Array, Bool
 
 from mha_haiku.core import display, tiles
 
-Array = jax.Array
 Range = tuple[int | Array, int | Array]  # (start, stop)
 _BLOCK = 1024  # queries per block when a whole mask is evaluated
 

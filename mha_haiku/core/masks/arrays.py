@@ -6,12 +6,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.typing import ArrayLike
 
 from mha_haiku.core import display, tiles
 from mha_haiku.core.masks import algebra, relative
 
-Array = jax.Array
 Mask = algebra.Mask
 
 

@@ -3,14 +3,13 @@
 import abc
 from collections.abc import Callable, Iterable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from mha_haiku.core import checks, display, tiles
 from mha_haiku.core.masks import algebra
 
-Array = jax.Array
 Mask = algebra.Mask
 
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,25 +11,16 @@ from mha_haiku.core import attention, checks, fields, modules
 from mha_haiku.core.fields import OneOf, Section, field
 from mha_haiku.core.modules import norms
 
-
-class Activation(NamedTuple):
-    """An activation of hidden units."""
-
-    # Applied to the hidden units, or to the gate.
-    activation: Callable[[jax.Array], jax.Array]
-    # Whether the hidden units are multiplied by a gate, a separate linear map.
-    gated: bool = False
-
-
-# The valid values of fields, and what they mean.
+# The valid values of fields, and what they mean: activations are arguments of
+# `FeedForward`.
 _GELU_TANH = functools.partial(jax.nn.gelu, approximate=True)
-ACTIVATIONS = {
-    "gelu": Activation(modules.gelu),
-    "gelu_tanh": Activation(_GELU_TANH),
-    "relu": Activation(jax.nn.relu),
-    "swiglu": Activation(jax.nn.silu, gated=True),
-    "geglu": Activation(modules.gelu, gated=True),
-    "geglu_tanh": Activation(_GELU_TANH, gated=True),
+ACTIVATIONS: dict[str, dict[str, Any]] = {
+    "gelu": {"activation": modules.gelu},
+    "gelu_tanh": {"activation": _GELU_TANH},
+    "relu": {"activation": jax.nn.relu},
+    "swiglu": {"activation": jax.nn.silu, "gated": True},
+    "geglu": {"activation": modules.gelu, "gated": True},
+    "geglu_tanh": {"activation": _GELU_TANH, "gated": True},
 }
 OUTPUT_ACTIVATIONS = {"gelu": modules.gelu, "tanh": jnp.tanh, "relu": jax.nn.relu}
 NORMS = {

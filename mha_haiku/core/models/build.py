@@ -17,13 +17,11 @@ import jax
 import jax.numpy as jnp
 import jmp
 import numpy as np
-from jax import core
+from jax import Array
 
 from mha_haiku.core import attention, checks, display, modules, sites, tiles
 from mha_haiku.core.models import architecture, consistency, forward, parts
 from mha_haiku.core.models.forward import Output
-
-Array = jax.Array
 
 
 @tiles.pytree
@@ -440,7 +438,8 @@ def check_rows(name: str, ids: Any, count: int, lengths: Any) -> None:
         ...
       ValueError: inputs must be integers from 0 to 6, got 7 at [0, 1].
     """
-    if not _is_known(ids) or not _is_known(lengths):
+    arrays = [x for x in (ids, lengths) if isinstance(x, jax.Array)]
+    if not all(map(display.is_known, arrays)):
         return
     # In NumPy, as jax would trace the computation if called inside a trace.
     ids = np.asarray(ids)
@@ -452,9 +451,3 @@ def check_rows(name: str, ids: Any, count: int, lengths: Any) -> None:
             f"{name} must be integers from 0 to {count - 1}, got "
             f"{ids[is_outside][0]} at {np.argwhere(is_outside)[0].tolist()}."
         )
-
-
-def _is_known(x):
-    """Checks whether this process can read the numbers of an array."""
-    is_traced = isinstance(x, core.Tracer)
-    return not is_traced and getattr(x, "is_fully_addressable", True)

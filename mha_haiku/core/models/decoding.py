@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from mha_haiku.core import checks, display
 from mha_haiku.core.models import build
 
 __all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "stream"]
 
-Array = jax.Array
 _NO_TOKEN = -1
 _SHORTEST = 16  # the shortest padded length of prompts; then 64, 256, ...
 
@@ -130,7 +130,7 @@ class _Writer(NamedTuple):
     max_length: int
 
 
-class _Given(NamedTuple):
+class _Prompts(NamedTuple):
     prompts: Array | np.ndarray  # [B, P]
     lengths: Array | np.ndarray  # [B]
     source: Array | np.ndarray | None  # [B, S, ...]
@@ -379,7 +379,6 @@ def _appended(strategy, texts, logits, keys, end):
 
 
 def _with_tokens(texts, tokens, end):
-    """Appends a token, `[...]`, to each unfinished text."""
     at, max_length = texts.lengths, texts.tokens.shape[-1]
     places = jnp.arange(max_length).reshape(*(1,) * at.ndim, -1)
     is_new = (places == at[..., None]) & ~texts.is_done[..., None]
@@ -458,7 +457,7 @@ def _checked(model, arrays, strategy, max_length, end_token, key):
     is_token = np.arange(columns) < lengths[:, None]
     padded[:, :columns] = np.where(is_token, prompts[:, :columns], 0)
     end = np.int32(_NO_TOKEN if end_token is None else end_token)
-    given = _Given(padded, lengths.astype(np.int32), source, source_lengths)
+    given = _Prompts(padded, lengths.astype(np.int32), source, source_lengths)
     return _Writer(decoding, strategy, max_length), given, end
 
 

@@ -9,19 +9,17 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import jmp
+from jax import Array
 
 from mha_haiku.core import attention, display, marking, masks, modules, positions
 from mha_haiku.core.models import architecture, parts
 from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import layer_stacks
 
-Array = jax.Array
-
 OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
 """Names of the modules after the last layer, which make the predictions."""
 
 
-@jax.tree_util.register_pytree_node_class
 class Maps(tuple):
     """The attention maps of an encoder-decoder: a tuple with a view of each kind.
 
@@ -59,14 +57,10 @@ class Maps(tuple):
         """The maps of the decoder's cross-attention, all `(B, H, T, S)`."""
         return tuple(self[sum(self.kinds[:2]) :])
 
-    def tree_flatten(self) -> tuple[tuple, tuple[int, int, int]]:
-        """Splits into the maps and their kinds, for JAX."""
-        return tuple(self), self.kinds
 
-    @classmethod
-    def tree_unflatten(cls, kinds: tuple[int, int, int], maps: Iterable[Any]) -> "Maps":
-        """Joins maps and kinds, for JAX."""
-        return cls(maps, kinds)
+jax.tree_util.register_pytree_node(
+    Maps, lambda maps: (tuple(maps), maps.kinds), lambda kinds, maps: Maps(maps, kinds)
+)
 
 
 class Output(NamedTuple):
@@ -124,14 +118,30 @@ def forward(
     ) -> tuple[Any, ...]:
         """Runs a stack; returns embedding, valid positions, output, maps, caches."""
         is_last = decoder == has_decoder
-        embedding = _make_embedding(config, num_tokens, decoder)
-        valid = _valid(inputs, lengths)
+        size, name = config.model_size, _prefix(decoder) + "embedding"
+        if num_tokens is None:
+            embedding = hk.Linear(size, name=name)
+        else:
+            embedding = modules.TokenEmbedding(num_tokens, size, name=name)
+        valid = None  # where all positions `[B, T]` are
+        if lengths is not None:
+            at = jnp.arange(inputs.shape[1])[None, :]
+            valid = at < jnp.asarray(lengths)[:, None]
+            # NaN in padding must reach no gradient.
+            is_valid = valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2))
+            inputs = jnp.where(is_valid, inputs, 0)
         start = first if is_last else 0
-        x = _zeroed(inputs, valid)
-        x = _embedded(config, embedding, x, segments, decoder, start)
+        x = _embedded(config, embedding, inputs, segments, decoder, start)
         options["mask"] = _masks(config, lengths, decoder)
         options["bias"] = _bias(config, decoder)
-        layers = _make_stack(config, implementation, stack, decoder)
+        ends_in_norm = architecture.NORM_PLACES[config.norm.position].end
+        layers = (modules.Decoder if decoder else modules.Encoder)(
+            parts.num_decoder_layers(config) if decoder else config.num_layers,
+            functools.partial(_make_layer, config, implementation, decoder),
+            make_norm=None if ends_in_norm else architecture.make_norm(config),
+            stack=stack,
+            name="decoder" if decoder else "encoder",
+        )
         if is_last and caches is not None:
             options |= {"cache": caches, "first_query": first}
             results = layers.step(x, *encoded, **options)
@@ -162,13 +172,6 @@ def forward(
     return Output(logits, maps, policy.cast_to_output(x)), kept
 
 
-def _make_embedding(config, num_tokens, decoder) -> hk.Module:
-    name = _prefix(decoder) + "embedding"
-    if num_tokens is None:
-        return hk.Linear(config.model_size, name=name)
-    return modules.TokenEmbedding(num_tokens, config.model_size, name=name)
-
-
 def _embedded(config, embedding, inputs, segments, decoder, first) -> Array:
     """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`."""
     section, prefix = config.embedding, _prefix(decoder)
@@ -193,20 +196,6 @@ def _embedded(config, embedding, inputs, segments, decoder, first) -> Array:
 
 def _prefix(decoder: bool) -> str:
     return "decoder_" if decoder else ""
-
-
-def _valid(inputs: Array, lengths: Array | None) -> Array | None:
-    """Marks the valid positions `[B, T]` of inputs `[B, T, ...]`; None if all are."""
-    if lengths is None:
-        return None
-    return jnp.arange(inputs.shape[1])[None, :] < jnp.asarray(lengths)[:, None]
-
-
-def _zeroed(inputs: Array, valid: Array | None) -> Array:
-    """Replaces padding by zeros, so that NaN there reaches no gradient."""
-    if valid is None:
-        return inputs
-    return jnp.where(valid.reshape(*valid.shape, *(1,) * (inputs.ndim - 2)), inputs, 0)
 
 
 def _logits(config, embedding, x, valid, num_classes, policy) -> Array:
@@ -249,27 +238,25 @@ def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
 # --- The layers: their parts, masks and biases
 
 
-def _make_stack(config, implementation, stack, decoder):
-    """Makes the decoder; or the encoder, the only stack if there is no decoder."""
-    kind = modules.Decoder if decoder else modules.Encoder
-    decoder_layers = parts.num_decoder_layers(config)
-    ends_in_norm = architecture.NORM_PLACES[config.norm.position].end
-    return kind(
-        decoder_layers if decoder else config.num_layers,
-        functools.partial(_make_layer, config, implementation, decoder),
-        make_norm=None if ends_in_norm else architecture.make_norm(config),
-        stack=stack,
-        name="decoder" if decoder else "encoder",
-    )
-
-
 def _masks(config, lengths, decoder) -> masks.Mask | list[masks.Mask]:
     """Makes the mask of all layers, or a list of one per layer if they differ."""
     windows = parts.windows(config)
     windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
     is_causal = decoder or config.family == "causal"
-    by_layer = [_mask(window, lengths, is_causal) for window in windows]
-    return by_layer if len(set(windows)) > 1 else by_layer[0]
+
+    def mask(window):
+        kinds = []
+        if window is not None:
+            kinds.append(masks.window(window, 0 if is_causal else window))
+        elif is_causal:
+            kinds.append(masks.causal())
+        if lengths is not None:
+            kinds.append(masks.padding(lengths, lengths))
+        return functools.reduce(operator.and_, kinds, masks.full())
+
+    if len(set(windows)) == 1:
+        return mask(windows[0])
+    return [mask(window) for window in windows]
 
 
 def _cross_mask(source, lengths, decoder_lengths) -> masks.Mask | None:
@@ -298,19 +285,7 @@ def _bias(config, decoder) -> positions.ScoreBias | list | None:
     ]
 
 
-def _mask(window, lengths, is_causal) -> masks.Mask:
-    kinds = []
-    if window is not None:
-        kinds.append(masks.window(window, 0 if is_causal else window))
-    elif is_causal:
-        kinds.append(masks.causal())
-    if lengths is not None:
-        kinds.append(masks.padding(lengths, lengths))
-    return functools.reduce(operator.and_, kinds) if kinds else masks.full()
-
-
 def _make_layer(config, implementation, decoder, i):
-    """Makes layer i of the decoder, or of the encoder."""
     section = config.feed_forward
     place = config.num_layers + i if decoder else i  # among all layers
     hidden_size = parts.hidden_sizes(config)[place]
@@ -322,7 +297,7 @@ def _make_layer(config, implementation, decoder, i):
     def make_feed_forward():
         return modules.FeedForward(
             hidden_size,
-            **architecture.ACTIVATIONS[section.activation]._asdict(),
+            **architecture.ACTIVATIONS[section.activation],
             with_bias=section.with_bias,
             name="feed_forward",
         )

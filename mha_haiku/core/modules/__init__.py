@@ -10,7 +10,6 @@ from mha_haiku.core.modules.embeddings import (
     TokenEmbedding,
 )
 from mha_haiku.core.modules.feed_forward import FeedForward, gelu
-from mha_haiku.core.modules.head_transforms import HeadTransforms, smeared_keys
 from mha_haiku.core.modules.layer_stacks import (
     looped,
     rematerialized,
@@ -25,12 +24,14 @@ from mha_haiku.core.modules.norms import LayerNorm, RMSNorm, no_norm, over_all_h
 from mha_haiku.core.modules.pattern import (
     CHOICES,
     SCORES,
+    HeadTransforms,
     Pattern,
     additive_score,
     channel_gates,
     cosine_score,
     head_gates,
     learned_sinks,
+    smeared_keys,
 )
 
 __all__ = [

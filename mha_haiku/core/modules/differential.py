@@ -1,12 +1,11 @@
 """Differential attention: two maps per head, whose difference weighs the values."""
 
 import haiku as hk
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core.modules import multi_head_attention, norms
 
-Array = jax.Array
 _START = 0.8  # lambda at initialization, about; the same at every depth
 _EPSILON = 1e-5
 
@@ -27,8 +26,7 @@ class DifferentialAttention(multi_head_attention.MultiHeadAttention):
       >>> x = jnp.ones((2, 5, 8))
       >>> make = lambda x: mh.modules.DifferentialAttention(2, 4)(x, x, x)[1]
       >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).shape
+      >>> f.apply(f.init(jax.random.key(0), x), x).shape
       (2, 2, 5, 5)
     """
 

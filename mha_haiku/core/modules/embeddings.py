@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import haiku as hk
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import positions
 
 if TYPE_CHECKING:
     from mha_haiku.core.models.architecture import EmbeddingConfig
-
-Array = jax.Array
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -28,8 +27,7 @@ class TokenEmbedding(hk.Module):
       >>> x = jnp.array([[1, 2, 3]])
       >>> make = lambda x: mh.modules.TokenEmbedding(11, 8)(x)
       >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).shape
+      >>> f.apply(f.init(jax.random.key(0), x), x).shape
       (1, 3, 8)
     """
 
@@ -104,8 +102,7 @@ class LearnedPositions(hk.Module):
       >>> x = jnp.ones((2, 5, 8))
       >>> make = lambda x: mh.modules.LearnedPositions(9)(x)
       >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).shape
+      >>> f.apply(f.init(jax.random.key(0), x), x).shape
       (2, 5, 8)
     """
 

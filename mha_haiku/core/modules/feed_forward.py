@@ -5,11 +5,9 @@ from collections.abc import Callable
 
 import haiku as hk
 import jax
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import checks, marking
-
-Array = jax.Array
 
 
 class FeedForward(hk.Module):
@@ -21,8 +19,7 @@ class FeedForward(hk.Module):
     Example:
       >>> x = jnp.ones((2, 5, 8))
       >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.FeedForward(16)(x)))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).shape
+      >>> f.apply(f.init(jax.random.key(0), x), x).shape
       (2, 5, 8)
     """
 

@@ -16,10 +16,10 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from mha_haiku.core.modules import anatomy
 
-Array = jax.Array
 Params = Mapping[str, Mapping[str, Any]]
 
 # Calls layer i: from (i, x [..., T, D], its arguments) to (x [..., T, D], its map or

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import haiku as hk
 import jax
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import attention, checks, marking, masks, positions
 from mha_haiku.core.modules import (
@@ -21,7 +21,6 @@ from mha_haiku.core.modules import (
     norms,
 )
 
-Array = jax.Array
 MakeAttention = Callable[[], multi_head_attention.MultiHeadAttention]
 MakeFeedForward = Callable[[], feed_forward.FeedForward]
 MakeNorm = Callable[..., Callable[[Array], Array]]

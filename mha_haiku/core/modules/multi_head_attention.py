@@ -1,8 +1,7 @@
 """Multi-head attention as a Haiku module, a drop-in for `hk.MultiHeadAttention`.
 
-Two objects define variants of attention: a `Pattern` (`pattern.py`) makes scores,
-weights and gates, and `HeadTransforms` (`head_transforms.py`) change heads after their
-projection.
+Two objects of `pattern.py` define variants of attention: a `Pattern` makes scores,
+weights and gates, and `HeadTransforms` change heads after their projection.
 """
 
 import functools
@@ -10,18 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import haiku as hk
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import attention, checks, marking, masks, positions, tiles
 from mha_haiku.core.attention import implementations, scores
-from mha_haiku.core.attention.weighting import Weighting
-from mha_haiku.core.modules import head_transforms
+from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.modules import pattern as patterns
 
-Array = jax.Array
 Initializer = hk.initializers.Initializer
 
 
@@ -104,7 +100,7 @@ class MultiHeadAttention(CachedModule):
         model_size: int | None = None,
         num_key_value_heads: int | None = None,
         groups: Sequence[int] | None = None,
-        transforms: head_transforms.HeadTransforms | None = None,
+        transforms: patterns.HeadTransforms | None = None,
         pattern: patterns.Pattern | None = None,
         implementation: str | Callable = "auto",
         name: str | None = None,
@@ -145,9 +141,8 @@ class MultiHeadAttention(CachedModule):
             w_init = hk.initializers.VarianceScaling(scale)
         self.num_heads = checks.positive_integer("num_heads", num_heads)
         self.key_size = checks.positive_integer("key_size", key_size)
-        self.num_key_value_heads = _size(
-            "num_key_value_heads", num_key_value_heads, num_heads
-        )
+        size = _size("num_key_value_heads", num_key_value_heads, num_heads)
+        self.num_key_value_heads = size
         self.groups = None if groups is None else np.asarray(groups, np.int32)
         if self.groups is not None:
             of_all = set(range(self.num_key_value_heads))
@@ -168,7 +163,7 @@ class MultiHeadAttention(CachedModule):
         self.with_bias = with_bias
         self.output_bias = with_bias if output_bias is None else output_bias
         self.b_init = b_init
-        self.transforms = (transforms or head_transforms.HeadTransforms()).checked()
+        self.transforms = (transforms or patterns.HeadTransforms()).checked()
         self.pattern = (pattern or patterns.Pattern()).checked()
         self.implementation = implementation
 
@@ -212,12 +207,21 @@ class MultiHeadAttention(CachedModule):
             query, key, value = self._with_unseen_blanked(
                 query, key, value, mask, first_query
             )
-        gates = self._gates(query)
-        query = self._queries(query, first_query)  # [B..., T, H, K]
+        gates = None
+        if self.pattern.gates is not None:  # of queries before they are projected
+            gates = self.pattern.gates(query, self.num_heads, self.value_size)
+            gates = marking.site("gates", gates)
+        query = self._heads(query, self.num_heads, self.key_size, "query")
+        query = self.transforms.of_query(query, first_query)  # [B..., T, H, K]
+        query = marking.site("query", query)
         keys: tuple[Any, Any] = None, None
         if has_keys:  # [B..., S, G, K], [B..., S, G, V]
             keys, cache = self._keys_and_values(key, value, first_query, cache)
-        weighting = self._weighting(mask, bias, gates, first_query)
+        score, normalizer, _ = self.pattern
+        score = scores.as_score(score and score(self.num_heads, self.key_size))
+        normalizer = normalizer and normalizer(self.num_heads)
+        bias, origin = positions.as_bias(bias), tiles.Origin(first_query)
+        weighting = Weighting(mask, bias, score, normalizer, gates, origin)
         attend = functools.partial(
             implementations.attend_within,
             dropout_rate=dropout_rate,
@@ -232,33 +236,7 @@ class MultiHeadAttention(CachedModule):
         return marking.site("output", output), attention_map, *kept
 
     @hk.transparent
-    def _gates(self, query) -> Array | None:
-        """Computes the gates of values, from queries before they are projected."""
-        if self.pattern.gates is None:
-            return None
-        gates = self.pattern.gates(query, self.num_heads, self.value_size)
-        return marking.site("gates", gates)
-
-    @hk.transparent
-    def _queries(self, query, first_query) -> Array:
-        query = self._heads(query, self.num_heads, self.key_size, "query")
-        return marking.site("query", self.transforms.of_query(query, first_query))
-
-    @hk.transparent
-    def _weighting(self, mask, bias, gates, first_query) -> Weighting:
-        score, normalizer, _ = self.pattern
-        return Weighting(
-            mask,
-            bias,
-            scores.as_score(score and score(self.num_heads, self.key_size)),
-            normalizer and normalizer(self.num_heads),
-            gates,
-            tiles.Origin(first_query),
-        )
-
-    @hk.transparent
     def _keys_and_values(self, key, value, first_query, cache) -> tuple:
-        """Computes the keys and values of attention, and the updated cache."""
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")

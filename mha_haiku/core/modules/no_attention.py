@@ -3,16 +3,14 @@
 from typing import Any
 
 import haiku as hk
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import attention, masks
 from mha_haiku.core.attention import sited
-from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention.inputs import Weighting
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.modules import multi_head_attention
-
-Array = jax.Array
 
 
 class NoAttention(multi_head_attention.CachedModule):
@@ -22,8 +20,7 @@ class NoAttention(multi_head_attention.CachedModule):
       >>> x = jnp.ones((2, 5, 8))
       >>> make = lambda x: mh.modules.NoAttention(8)(x, x, x)[0]
       >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).shape
+      >>> f.apply(f.init(jax.random.key(0), x), x).shape
       (2, 5, 8)
     """
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import haiku as hk
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from mha_haiku.core import marking
-
-Array = jax.Array
 
 
 class Places(NamedTuple):
@@ -71,8 +70,7 @@ class RMSNorm(hk.Module):
     Example:
       >>> x = jnp.full((1, 4), 3.0)
       >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.modules.RMSNorm()(x)))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> f.apply(params, x).round(3)
+      >>> f.apply(f.init(jax.random.key(0), x), x).round(3)
       Array([[1., 1., 1., 1.]], dtype=float32)
     """
 

@@ -7,8 +7,8 @@ grad and scan.
 
 from mha_haiku.core.marking import SEEN, Facet, faceted, site
 from mha_haiku.core.sites.looking import Sites, edit, look, show_stream, sites
-from mha_haiku.core.sites.naming import numbered_by_layer
-from mha_haiku.core.sites.passing import Resume
+from mha_haiku.core.sites.program import Resume
+from mha_haiku.core.sites.surveying import numbered_by_layer
 
 __all__ = [
     "SEEN",

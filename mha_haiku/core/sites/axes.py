@@ -7,12 +7,12 @@ contain it. Axes of size 1 have no factors: they may come and go.
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from mha_haiku.core.sites.graph import Equation, Value
 
-Axis = tuple[int, ...]
+AxisFactors = tuple[int, ...]
 
 # The largest number of values on a walk; a softmax is a few values from its products.
 FARTHEST = 100
@@ -22,13 +22,13 @@ _RESIZING = {"slice", "dynamic_slice", "concatenate", "pad", "split"}
 _REORDERING = {"sort", "rev", "gather", "scatter", "cumsum", "cumlogsumexp", "cumprod"}
 
 
-class Step(NamedTuple):
+class Reached(NamedTuple):
     """A value on a walk."""
 
     value: Value
-    axes: list[Axis]
+    axes: list[AxisFactors]
     # Axes that the walk must not lose, such as the axis of keys.
-    marks: tuple[Axis, ...] = ()
+    marks: tuple[AxisFactors, ...] = ()
 
 
 class Axes:
@@ -36,15 +36,15 @@ class Axes:
 
     def __init__(self):
         self._sizes: list[int] = []
-        self._parts: dict[int, Axis] = {}
+        self._parts: dict[int, AxisFactors] = {}
 
-    def new(self, size: int) -> Axis:
+    def new(self, size: int) -> AxisFactors:
         if size == 1:
             return ()
         self._sizes.append(size)
         return (len(self._sizes) - 1,)
 
-    def of(self, *axes: Iterable[int]) -> Axis:
+    def of(self, *axes: Iterable[int]) -> AxisFactors:
         """Lists the factors of axes, in order, after all splits."""
         result = []
         for factor in itertools.chain.from_iterable(axes):
@@ -55,17 +55,17 @@ class Axes:
     def size(self, axis: Iterable[int]) -> int:
         return math.prod(self._sizes[x] for x in self.of(axis))
 
-    def start(self, value: Value, *marked: int) -> Step:
+    def start(self, value: Value, *marked: int) -> Reached:
         """Makes the first step of a walk, with some axes marked."""
         axes = [self.new(size) for size in value.shape]
-        return Step(value, axes, tuple(axes[i] for i in marked))
+        return Reached(value, axes, tuple(axes[i] for i in marked))
 
-    def back(self, equation: Equation, position: int, step: Step) -> Step | None:
+    def back(self, equation: Equation, position: int, step: Reached) -> Reached | None:
         """Steps from an equation's output back to an input; None if marks end."""
         value, marks = equation.inputs[position], step.marks
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)
-            return None if axes is None else Step(value, axes, marks)
+            return None if axes is None else Reached(value, axes, marks)
         linked = links(equation, position, step.value)
         if linked is None:
             return None
@@ -79,14 +79,14 @@ class Axes:
                     for mark in marks
                 )
         has_marks = set(self.of(*marks)) <= set(self.of(*axes))
-        return Step(value, axes, marks) if has_marks else None
+        return Reached(value, axes, marks) if has_marks else None
 
-    def ahead(self, equation: Equation, position: int, step: Step) -> Step | None:
+    def ahead(self, equation: Equation, position: int, step: Reached) -> Reached | None:
         """Steps from an equation's input ahead to its output."""
         value = equation.outputs[position if len(equation.outputs) > 1 else 0]
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)
-            return None if axes is None else Step(value, axes, step.marks)
+            return None if axes is None else Reached(value, axes, step.marks)
         linked = links(equation, position, value)
         if linked is None:
             return None
@@ -96,15 +96,15 @@ class Axes:
             else self.new(size)
             for link, size in zip(linked, value.shape, strict=True)
         ]
-        return Step(value, axes, step.marks)
+        return Reached(value, axes, step.marks)
 
     def walk(
         self,
-        step: Step | None,
+        step: Reached | None,
         passing: Callable[[Equation, Value], list[int]],
-        goal: Callable[[Equation, Step], Any],
+        goal: Callable[[Equation, Reached], Any],
         seen: set[Value] | None = None,
-    ) -> tuple[list[Step], Any] | None:
+    ) -> tuple[list[Reached], Any] | None:
         """Walks back to a goal, depth first; returns the steps and the goal's result.
 
         `passing` maps an equation and its output to the inputs that the walk may take;
@@ -128,29 +128,23 @@ class Axes:
                 return [step, *walk[0]], walk[1]
         return None
 
-    @overload
-    def origin(self, step: Step, fits: None = None) -> Step: ...
-
-    @overload
-    def origin(self, step: Step, fits: Callable[[Value], bool]) -> Step | None: ...
-
-    def origin(
-        self, step: Step, fits: Callable[[Value], bool] | None = None
-    ) -> Step | None:
-        """Walks back to the first value with the same numbers.
-
-        With `fits`, walks back to the first value met that fits; None if none does.
-        """
-        while fits is None or not fits(step.value):
-            maker, before = step.value.maker, None
-            if maker is not None and (positions := maker.neutral(step.value)):
-                before = self.back(maker, positions[0], step)
+    def forms(self, step: Reached) -> Iterator[Reached]:
+        """Yields a value, and all earlier values with the same numbers."""
+        while True:
+            yield step
+            maker = step.value.maker
+            if maker is None or not (positions := maker.neutral(step.value)):
+                return
+            before = self.back(maker, positions[0], step)
             if before is None:
-                return step if fits is None else None
+                return
             step = before
-        return step
 
-    def _regrouped(self, axes, shape) -> list[Axis] | None:
+    def origin(self, step: Reached) -> Reached:
+        """Walks back to the first value with the same numbers."""
+        return list(self.forms(step))[-1]
+
+    def _regrouped(self, axes, shape) -> list[AxisFactors] | None:
         """Regroups the axes for a reshape; None if sizes have no common factors."""
         rest, result = list(self.of(*axes)), []
         for size in shape:

@@ -161,7 +161,8 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
                 equation = Equation(eqn, name, place, calls, inputs, marked)
                 result.append(equation)
                 is_made = equation.is_product or any(x.is_made for x in inputs)
-                is_random = _is_random(name) or any(x.is_random for x in inputs)
+                is_random = name.startswith(("random_", "threefry", "rng_"))
+                is_random = is_random or any(x.is_random for x in inputs)
                 read = object() if eqn.effects else tuple(x.number for x in inputs)
                 key = eqn.primitive, tuple(eqn.params.items()), read
                 outputs = [
@@ -185,10 +186,6 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
     for x in jaxpr.outvars:
         value_of(x, values).is_output = True
     return result
-
-
-def _is_random(name: str) -> bool:
-    return name.startswith(("random_", "threefry", "rng_"))
 
 
 def _joined(name, params, pieces) -> tuple[core.Jaxpr, list[Value]] | None:
@@ -221,12 +218,8 @@ def _joined(name, params, pieces) -> tuple[core.Jaxpr, list[Value]] | None:
         is_whole = starts == [x.params["start_indices"][axis] for x in makers]
     else:
         return None
-    sizes = {piece.shape for piece in pieces}
-    if (
-        not is_whole
-        or len(sizes) > 1
-        or len(pieces) * shape[axis] != source.shape[axis]
-    ):
+    is_whole = is_whole and len(pieces) * shape[axis] == source.shape[axis]
+    if not is_whole or len({piece.shape for piece in pieces}) > 1:
         return None
 
     def reshaped(x):

@@ -14,10 +14,7 @@ from haiku._src import base as haiku_base
 from haiku._src import stateful
 
 from mha_haiku.core import display
-from mha_haiku.core.sites import naming, passing, program, surveying
-
-Array = jax.Array
-Change = Callable[..., Any]
+from mha_haiku.core.sites import program, surveying
 
 
 def look(
@@ -59,12 +56,12 @@ def look(
         at = [at]
     if not isinstance(at, Mapping):
         at = {pattern: lambda value: value for pattern in at}
-    reads = {pattern: passing.with_layer(function) for pattern, function in at.items()}
+    reads = {pattern: program.with_layer(function) for pattern, function in at.items()}
     return _walked(function, reads, {}, strict)
 
 
 def edit(
-    function: Callable, edits: Mapping[str, Change], *, strict: bool = True
+    function: Callable, edits: Mapping[str, Callable], *, strict: bool = True
 ) -> Callable:
     """Returns a function with changed values at some of its sites.
 
@@ -92,14 +89,8 @@ def edit(
       >>> float(mh.edit(f, {"half": lambda x: 10 * x})(3.0))  # 8 without the edit
       80.0
     """
-    changes = {pattern: passing.with_layer(change) for pattern, change in edits.items()}
-    walked = _walked(function, {}, changes, strict)
-
-    @functools.wraps(function)
-    def edited(*args, **kwargs):
-        return walked(*args, **kwargs)[0]
-
-    return edited
+    changes = {pattern: program.with_layer(change) for pattern, change in edits.items()}
+    return _only_output(_walked(function, {}, changes, strict))
 
 
 def show_stream(function: Callable) -> Callable:
@@ -109,13 +100,7 @@ def show_stream(function: Callable) -> Callable:
     `help(mha_haiku.core.sites.residual)`. A function whose attention already has sites
     is unchanged.
     """
-    walked = _walked(function, {}, {}, strict=True, shows_stream=True)
-
-    @functools.wraps(function)
-    def shown(*args, **kwargs):
-        return walked(*args, **kwargs)[0]
-
-    return shown
+    return _only_output(_walked(function, {}, {}, strict=True, shows_stream=True))
 
 
 class Sites(dict):
@@ -170,6 +155,14 @@ def _walked(function, *how, **options) -> Callable:
         return wrapped(function)(*args, **kwargs)
 
     return walked
+
+
+def _only_output(walked) -> Callable:
+    @functools.wraps(walked)
+    def run(*args, **kwargs):
+        return walked(*args, **kwargs)[0]
+
+    return run
 
 
 def _walk(function, args, kwargs, reads, edits, strict, shows_stream=False):
@@ -251,7 +244,7 @@ def _match(survey, reads, edits, strict) -> None:
             for pattern, change in edits.items():
                 chosen = np.zeros(stop.around.lengths, bool)
                 for turn, names in turns:
-                    chosen[turn] = naming.matches(pattern, names[i])
+                    chosen[turn] = surveying.matches(pattern, names[i])
                 if not chosen.any():
                     continue
                 if facet.write is None:
@@ -270,7 +263,7 @@ def _match(survey, reads, edits, strict) -> None:
 
 
 def _first(patterns, name) -> str | None:
-    return next((x for x in patterns if naming.matches(x, name)), None)
+    return next((x for x in patterns if surveying.matches(x, name)), None)
 
 
 def _refuse(pattern, names, survey) -> None:

@@ -1,17 +1,62 @@
 """Runs a traced program again, with reads and edits at its sites.
 
 JAX runs a level without reads and edits unchanged, with its custom gradients; in the
-other levels JAX runs the equations between two sites.
+other levels JAX runs the equations between two sites. A change is a function of the
+value and the number of its layer.
 """
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.extend import core
 
-from mha_haiku.core.sites import jaxprs, naming, passing, surveying
+from mha_haiku.core import display
+from mha_haiku.core.marking import site_p
+from mha_haiku.core.sites import jaxprs, surveying
+from mha_haiku.core.sites.jaxprs import under_vmaps
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """An edit that starts a run at a layer, with a given input.
+
+    Scanned layers before it are skipped; looped ones are dead code, which XLA drops.
+    """
+
+    layer: int | Array  # the first layer that runs; may be traced
+    value: Any  # its input, with the structure of the site's value
+
+    def __call__(self, value: Any, layer: int | Array | None) -> Any:
+        if isinstance(layer, int) and isinstance(self.layer, int):
+            return self.value if layer == self.layer else value
+        return jax.tree.map(
+            lambda new, old: jnp.where(layer == self.layer, new, old), self.value, value
+        )
+
+
+def with_layer(change: Callable) -> Callable:
+    """Adapts a change that takes only the value to also take the layer."""
+    if isinstance(change, Resume):
+        return change
+    try:
+        parameters = inspect.signature(change).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return lambda value, layer: change(value)
+    required = [
+        x
+        for x in parameters
+        if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+        and x.default is x.empty
+    ]
+    if len(required) > 1:
+        return change
+    return lambda value, layer: change(value)
 
 
 def run(
@@ -30,7 +75,7 @@ def run(
     inner = {
         index: levels
         for index, levels in level.inner.items()
-        if any(nested.is_active() for nested in levels)
+        if any(stop.is_active for nested in levels for stop in nested.all_stops())
     }
     last_use = _last_uses(jaxpr, stops)
     begin = 0
@@ -44,7 +89,7 @@ def run(
             # look.
             with jax.named_scope(stop.scope or "/"):
                 inputs = [read(x) for x in stop.site.inputs]
-                leaves = passing.passed(stop, inputs, turns, seen)
+                leaves = _passed(stop, inputs, turns, seen)
             values.update(zip(stop.site.outputs, leaves, strict=True))
             begin = index + (stop.group is None)
         if index in inner:
@@ -54,7 +99,8 @@ def run(
                     eqn, inner[index], [read(x) for x in eqn.invars], turns
                 )
             seen |= inside
-            if eqn.primitive.name in jaxprs.CUSTOM and not inner[index][0].has_edits():
+            has_edits = any(stop.edits for stop in inner[index][0].all_stops())
+            if eqn.primitive.name in jaxprs.CUSTOM and not has_edits:
                 continue  # it runs unchanged, and keeps its custom gradient
             values.update(zip(eqn.outvars, outputs, strict=True))
             begin = index + 1
@@ -86,7 +132,6 @@ def _run_plain(jaxpr, begin, end, last_use, values) -> None:
 
 
 def _last_uses(jaxpr, stops) -> dict:
-    """Finds the index of the last equation that reads each variable."""
     reads = [(index, eqn.invars) for index, eqn in enumerate(jaxpr.eqns)]
     reads += [(stop.site.index, stop.site.inputs) for stop in stops]
     reads += [(len(jaxpr.eqns), jaxpr.outvars)]
@@ -139,7 +184,7 @@ def _scanned(eqn, level, inputs, turns):
         change.layer
         for stop in level.all_stops()
         for _, change, _ in stop.edits
-        if isinstance(change, passing.Resume)
+        if isinstance(change, Resume)
     ]
 
     def step(carry, x):
@@ -168,7 +213,7 @@ def _scanned(eqn, level, inputs, turns):
     )
     by_turn = {}
     for (name, pattern), value in seen.items():
-        before, _, after = name.rpartition(naming.TURN)
+        before, _, after = name.rpartition(surveying.TURN)
         for i in range(length):
             by_turn[f"{before}{i}{after}", pattern] = jax.tree.map(
                 lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), value
@@ -228,3 +273,104 @@ def _sharded(eqn, level, inputs, turns):
         axis_names=set(axes),
     )
     return mapped(*inputs)
+
+
+# --- The reads and edits at a site
+
+
+def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> list:
+    """Edits the leaves of a site, and adds the values read to `seen`."""
+    original, params = leaves, stop.site.params
+    layer = surveying.layer(stop.names[0], turns)
+    for i, change, chosen in stop.edits:
+        name = stop.names[i].replace(surveying.TURN, "*")
+        changed = functools.partial(_chosen, change, chosen, turns, layer, name)
+        leaves, params = _edited(leaves, params, params["facets"][i], changed)
+    for i, pattern, function in stop.reads:
+        facet, tree = params["facets"][i], params["tree"]
+
+        def read(*leaves, facet=facet, tree=tree, function=function):
+            return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
+
+        mapped = under_vmaps(read, params["batched"], own_axes=False)
+        seen[stop.names[i], pattern] = mapped(*leaves)
+    leaves = site_p.bind(*leaves, **params)
+    if params["tree"] == stop.site.params["tree"]:
+        return leaves
+
+    # The program continues with a value of the structure that it expects.
+    def fitted(original, *leaves):
+        value = jax.tree.unflatten(stop.site.params["tree"], original)
+        changed = jax.tree.unflatten(params["tree"], leaves)
+        return jax.tree.leaves(params["fit"](value, changed))
+
+    for old, new in zip(stop.site.params["batched"], params["batched"], strict=True):
+        fitted = jax.vmap(fitted, (list(old), *new), list(old))
+    return fitted(original, *leaves)
+
+
+def _chosen(change, chosen, turns, layer, name, view):
+    if chosen.all():
+        changed = change(view, layer)
+        _check(name, view, changed)
+        return _like(view, changed)
+    _check(name, view, jax.eval_shape(lambda: change(view, layer)))
+    return jax.lax.cond(
+        jnp.asarray(chosen)[turns],
+        lambda view: _like(view, change(view, layer)),
+        lambda view: view,
+        view,
+    )
+
+
+def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
+    """Changes one facet of a site; returns the leaves and their parameters."""
+    trees = []
+
+    def changed(*leaves):
+        value = jax.tree.unflatten(params["tree"], leaves)
+        value = facet.write(value, change(facet.read(value)))
+        leaves, tree = jax.tree.flatten(value)
+        trees.append(tree)
+        return leaves
+
+    batched = params["batched"]
+    if batched:
+        jax.eval_shape(under_vmaps(changed, batched, own_axes=False), *leaves)
+        if trees[-1] == params["tree"]:
+            return under_vmaps(changed, batched, own_axes=True)(*leaves), params
+    leaves = under_vmaps(changed, batched, own_axes=False)(*leaves)
+    count = len(leaves)
+    return leaves, params | {
+        "tree": trees[-1],
+        "kept": tuple(range(count)),
+        "batched": ((0,) * count,) * len(batched),
+    }
+
+
+def _check(name, before, after) -> None:
+    if _form(before) != _form(after):
+        raise ValueError(
+            f"the edit of {name!r} must return a value like its argument: "
+            f"{display.value(before)}, got {display.value(after)}."
+        )
+
+
+def _form(view) -> tuple:
+    """Returns what an edit must keep: the shape of a map, the structure of a tree."""
+    structure, leaves = jax.tree.structure(view), jax.tree.leaves(view)
+    if hasattr(view, "shape") and not jax.tree_util.treedef_is_leaf(structure):
+        return type(view), view.shape
+    return structure, [*map(jnp.shape, leaves)]
+
+
+def _like(before, after):
+    """Casts an edited view to the dtypes that it had."""
+
+    def cast(x, y):
+        dtype = jnp.result_type(x)
+        return y if jnp.result_type(y) == dtype else jnp.asarray(y, dtype)
+
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        return after
+    return jax.tree.map(cast, before, after)

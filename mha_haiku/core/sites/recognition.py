@@ -52,11 +52,11 @@ from jax.extend import core
 from mha_haiku.core.attention import sited
 from mha_haiku.core.marking import Facet
 from mha_haiku.core.sites import axes as all_axes
-from mha_haiku.core.sites import graph, grouping, layouts, softmaxes
-from mha_haiku.core.sites.axes import Step
+from mha_haiku.core.sites import graph, grouping, softmaxes
+from mha_haiku.core.sites.axes import Reached
 from mha_haiku.core.sites.graph import Equation
+from mha_haiku.core.sites.grouping import Layout
 from mha_haiku.core.sites.jaxprs import Site
-from mha_haiku.core.sites.layouts import Layout
 
 _WEIGHING = {*graph.EXPONENTIALS, "logistic"}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
@@ -111,7 +111,7 @@ def _found(equations) -> dict[Equation, list[Site]]:
     sites_of = {}
     for product in equations:
         for side in (0, 1) if product.name == "dot_general" else ():
-            softmax, sites = _Search(product, side).attention()
+            softmax, sites = _AttentionSearch(product, side).attention()
             # The same weights in a second product belong to a derivative.
             if softmax is not None and sites and softmax not in sites_of:
                 sites_of[softmax] = sites
@@ -123,11 +123,11 @@ class _Scores(NamedTuple):
     """The product of queries and keys, whose sizes are marked."""
 
     product: Equation
-    query: Step
-    key: Step
+    query: Reached
+    key: Reached
 
 
-class _Search:
+class _AttentionSearch:
     """The search for an attention whose weights are one operand of a product."""
 
     def __init__(self, product: Equation, side: int):
@@ -137,18 +137,20 @@ class _Search:
 
     def attention(self) -> tuple[Equation | None, list[Site]]:
         """Finds the end of the softmax, and the sites; none without attention."""
-        nothing = None, []
-        if not self.may_mix():
+        nothing, product, side = (None, []), self.product, self.side
+        weights, values = product.inputs[side], product.inputs[1 - side]
+        has_queries = len(product.contracted(side)) == 1 and bool(product.free(side))
+        is_computed = weights.maker is not None and not product.is_marked
+        if not has_queries or not is_computed or 0 in weights.shape + values.shape:
             return nothing
-        weights = self.product.inputs[self.side]
-        weights = self.axes.start(weights, *self.product.contracted(self.side))
+        weights = self.axes.start(weights, *product.contracted(side))
         goal = functools.partial(softmaxes.found, self.axes)
         walk = self.axes.walk(weights, softmaxes.weighing, goal)
         if walk is None:
             return nothing
         steps, softmax = walk
         # Attention entirely inside a call is found when the call is searched.
-        end, calls = steps[-1].value.maker, self.product.calls
+        end, calls = steps[-1].value.maker, product.calls
         if end is None or (calls and calls[:1] == end.calls[:1]):
             return nothing
 
@@ -169,16 +171,7 @@ class _Search:
             return nothing
         return end, self.sites(steps, softmax, scores, masks, mixing, groups)
 
-    def may_mix(self) -> bool:
-        """Checks whether the product may be of weights and values."""
-        product, side = self.product, self.side
-        weights, values = product.inputs[side], product.inputs[1 - side]
-        has_queries = len(product.contracted(side)) == 1 and bool(product.free(side))
-        is_empty = 0 in weights.shape + values.shape
-        is_computed = weights.maker is not None and not product.is_marked
-        return has_queries and is_computed and not is_empty
-
-    def mixing(self, weights: Step) -> grouping.Mixing:
+    def mixing(self, weights: Reached) -> grouping.Mixing:
         """Follows axes of weights to the values and to the result of the product."""
         product, side = self.product, self.side
         values = self.axes.start(product.inputs[1 - side], *product.free(1 - side))
@@ -197,11 +190,10 @@ class _Search:
             y if set(y) <= known else x
             for x, y in zip(heads.axes, by_values.axes, strict=True)
         ]
-        heads = Step(heads.value, axes, (size,))
+        heads = Reached(heads.value, axes, (size,))
         return grouping.Mixing(product, side, weights, values, heads)
 
     def groups(self, steps, mixing, scores) -> grouping.Groups:
-        """Finds which factors of weights are batches, heads and queries."""
         of_query = grouping.made_with_size(self.axes, scores.query)
         groups = grouping.groups(self.axes, mixing, of_query)
         # `weights @ values` drops batch axes of size 1 from the weights, from the left.
@@ -273,7 +265,7 @@ class _Search:
 
     # --- The values shown
 
-    def weights(self, steps, masks, groups) -> tuple[Step, list[Step]] | None:
+    def weights(self, steps, masks, groups) -> tuple[Reached, list[Reached]] | None:
         """Finds the weights to show, and the steps to them from the softmax."""
         best = self.undropped(steps, masks)
         (keys,) = steps[0].marks
@@ -301,7 +293,7 @@ class _Search:
             best += 1
         return best
 
-    def held(self, step: Step) -> Step | None:
+    def held(self, step: Reached) -> Reached | None:
         """Finds the first variable of the level that has the numbers of a step."""
         while step.value.variable is None:
             users = step.value.users
@@ -333,13 +325,11 @@ class _Search:
         is_once = self.is_once(softmax, scores.product)
         variables, shown, sites = {}, {}, []
         for name, (place, step, *axes) in wanted.items():
-            fits = functools.partial(_is_readable, place.index)
-            step = self.axes.origin(step, fits)
+            forms = self.axes.forms(step)
+            step = next((x for x in forms if _is_readable(place.index, x.value)), None)
             axes = (*groups.batch, *axes)
-            if step is None:
-                continue
-            layout = Layout.of(self.axes, step, axes, groups.heads)
-            if layout is None:
+            layout = step and Layout.of(self.axes, step, axes, groups.heads)
+            if step is None or layout is None:
                 continue
             variables[name], shown[name] = step.value.variable, layout
             # An edit of a variable affects everything that reads it from there on.
@@ -352,11 +342,11 @@ class _Search:
             sites.append(Site.of(place.index, variables[name], facet))
         if not {"weights", "heads"} <= shown.keys():
             return []
-        known = layouts.fitting(shown)
+        known = grouping.fitting(shown)
         later = softmaxes.changes(self.axes, made)
         are_shares = softmax.are_shares(later, masks)
         make_map = functools.partial(sited.map_of_weights, are_shares=are_shares)
-        read = functools.partial(layouts.map_of, known, make_map)
+        read = functools.partial(grouping.map_of, known, make_map)
         facet = Facet("map", read, None, 'edit "weights"')
         leaves = {name: variables[name] for name in known}
         sites.insert(-1, Site.of(self.product.index, leaves, facet))

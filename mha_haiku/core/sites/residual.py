@@ -14,6 +14,7 @@ within one term: code that assumes that the sites add up must check it. Attentio
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -39,13 +40,6 @@ class Named(NamedTuple):
     kind: str = ""  # the name to number if there are no modules
 
 
-class Stream(NamedTuple):
-    """The sites found in a level."""
-
-    sites: list[Named]
-    begin: core.Var | None  # the input of the level that its chain starts with
-
-
 class _Sum(NamedTuple):
     """A term, and the stream that it is added to; a scan has no term."""
 
@@ -62,8 +56,8 @@ def stream(
     carries: dict[int, tuple[int, int]],
     *,
     is_top: bool,
-) -> Stream:
-    """Finds the sites of a level.
+) -> tuple[list[Named], core.Var | None]:
+    """Finds the sites of a level, and the input that its chain starts with.
 
     Args:
       jaxpr: The level.
@@ -73,8 +67,8 @@ def stream(
       is_top: Whether the level is the whole program.
     """
     equations = graph.equations(jaxpr)
-    of_level = _Search(equations, heads, carries, is_top).found()
-    return Stream([*_factors(equations), *of_level.sites], of_level.begin)
+    sites, begin = _StreamSearch(equations, heads, carries, is_top).found()
+    return [*_factors(equations), *sites], begin
 
 
 class _Ancestry:
@@ -109,7 +103,7 @@ class _Ancestry:
         return self._by_product.get(value, 0)
 
 
-class _Search:
+class _StreamSearch:
     """The search for the sums of a residual stream in a level."""
 
     def __init__(self, equations, heads, carries, is_top):
@@ -122,8 +116,7 @@ class _Search:
             for x in equation.outputs
         )
 
-    def found(self) -> Stream:
-        """Finds sums and their sites."""
+    def found(self) -> tuple[list[Named], core.Var | None]:
         sums = self._sums()
         starts = self._starts(sums)
         sites = [*self._written(sums)]
@@ -131,11 +124,12 @@ class _Search:
         for name, x in zip(names, starts, strict=False):
             if self.is_top or x.maker is not None:
                 sites.append(Named(_site(x, Facet(name)), None))
-        if sums and len(starts) == 1 and _is_unbroken(sums):
+        is_unbroken = all(y.before is x.after for x, y in itertools.pairwise(sums))
+        if sums and len(starts) == 1 and is_unbroken:
             sites += self._streams(sums)
         is_given = len(starts) == 1 and starts[0].maker is None
         begin = starts[0].variable if is_given else None
-        return Stream(sites, begin)
+        return sites, begin
 
     def _written(self, sums):
         """Yields the sites of terms that no head writes."""
@@ -198,7 +192,6 @@ class _Search:
         return None
 
     def _is_inside(self, inner, outer) -> bool:
-        """Checks whether a sum is a part of the term of another one."""
         if outer.term is None or inner is outer:
             return False
         part = inner.before if inner.term is None else inner.term
@@ -206,7 +199,6 @@ class _Search:
         return bool(is_behind and self.made.own(inner.after) & self.made.of(outer.term))
 
     def _starts(self, sums) -> list[graph.Value]:
-        """Lists the values at the start of the chains."""
         starts, behind = {}, _union(self.made.own(x.after) for x in sums)
         for sum_ in sums:
             if not self.made.of(sum_.before) & behind:
@@ -232,14 +224,13 @@ class _Search:
 
 
 def _factors(equations) -> Iterator[Named]:
-    """Yields the sites of the factors of norms."""
     for equation in equations:
         is_here = equation.name in _ROOTS and not equation.calls
         if not is_here or not _is_of_sum(equation.inputs[0]):
             continue
         facet = Facet("factor")
         if equation.name == "sqrt":
-            facet = Facet("factor", jnp.reciprocal, _inverted)
+            facet = Facet("factor", jnp.reciprocal, lambda value, changed: 1 / changed)
         yield Named(_site(equation.outputs[0], facet), equation.eqn, "norm")
 
 
@@ -259,17 +250,6 @@ def _roots(value: graph.Value) -> Iterator[graph.Value]:
         (value,) = factors
 
 
-def _is_unbroken(sums) -> bool:
-    return all(y.before is x.after for x, y in zip(sums, sums[1:], strict=False))
-
-
-def _is_named(name, value) -> bool:
-    """Checks whether a value, in any form, already has a site of this name."""
-    users = [user for x in graph.forms(graph.origin(value)) for user in x.users]
-    facets = [y for user in users for y in user.params.get("facets", ())]
-    return any(facet.name == name for facet in facets)
-
-
 def _is_of_sum(value) -> bool:
     """Checks whether a value is a sum of data, up to operations of norms."""
     waiting = [value]
@@ -286,11 +266,10 @@ def _is_of_sum(value) -> bool:
 
 def _site(value, facet) -> Site | None:
     """Makes the site of a value, if it has a variable and no such site yet."""
-    if value.variable is None or _is_named(facet.name, value):
+    if value.variable is None:
+        return None
+    users = [user for x in graph.forms(graph.origin(value)) for user in x.users]
+    known = [y for user in users for y in user.params.get("facets", ())]
+    if any(x.name == facet.name for x in known):
         return None
     return Site.of(value.index, value.variable, facet)
-
-
-def _inverted(value, changed):
-    del value
-    return 1 / changed

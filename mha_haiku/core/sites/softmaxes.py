@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jax.extend import core
 
 from mha_haiku.core.sites import graph
-from mha_haiku.core.sites.axes import Axes, Step
+from mha_haiku.core.sites.axes import Axes, Reached
 from mha_haiku.core.sites.graph import Equation, Value
 
 
@@ -36,7 +36,7 @@ class Change(NamedTuple):
 class Softmax(NamedTuple):
     """A softmax or sigmoid that turns scores into weights."""
 
-    scores: Step
+    scores: Reached
     # The changes of exponentials on their way into the numerator and into the sum. None
     # for a sum that has other terms, or if there is no sum.
     divided: Sequence[Change | None] = ()
@@ -57,7 +57,7 @@ class Softmax(NamedTuple):
         return keys - masks == {x.key for x in self.summed if x} - masks
 
 
-def found(axes: Axes, equation: Equation, step: Step) -> Softmax | None:
+def found(axes: Axes, equation: Equation, step: Reached) -> Softmax | None:
     """Finds the softmax or sigmoid of which an equation is the last step."""
     if equation.name == "logistic":
         scores = axes.back(equation, 0, step)
@@ -79,7 +79,7 @@ def found(axes: Axes, equation: Equation, step: Step) -> Softmax | None:
     return Softmax(scores, changes(axes, steps), summed, is_sigmoid, argument)
 
 
-def changes(axes: Axes, steps: list[Step]) -> list[Change | None]:
+def changes(axes: Axes, steps: list[Reached]) -> list[Change | None]:
     """Lists the changes between the steps of a walk; None for no change."""
     return [_change(axes, *pair) for pair in itertools.pairwise(steps)]
 
@@ -99,17 +99,12 @@ def weighing(equation: Equation, value: Value) -> list[int]:
 
 
 def is_computed_alike(
-    wanted: Equation, equation: Equation, step: Step
+    wanted: Equation, equation: Equation, step: Reached
 ) -> Equation | None:
     """Returns an equation if it computes the wanted numbers; a goal of walks."""
     del step
     is_same = equation.outputs[0].number == wanted.outputs[0].number
     return equation if is_same else None
-
-
-def _exponential(equation, step) -> Equation | None:
-    del step
-    return equation if equation.name in graph.EXPONENTIALS else None
 
 
 def _chosen(equation) -> list[int]:
@@ -147,14 +142,16 @@ def _of_inverse(axes, equation, step) -> Softmax | None:
     if adding is None or adding.name != "add":
         return None
     begin = axes.back(adding, int(adding.inputs[1].is_made), total)
-    walk = axes.walk(begin, weighing, _exponential)
+    walk = axes.walk(
+        begin, weighing, lambda x, _: x if x.name in graph.EXPONENTIALS else None
+    )
     if walk is None:
         return None
     steps, exponential = walk
     return Softmax(axes.back(exponential, 0, steps[-1]), is_sigmoid=True)
 
 
-def _quotient(axes, equation, step) -> tuple[Step, Step] | None:
+def _quotient(axes, equation, step) -> tuple[Reached, Reached] | None:
     """Finds the numerator and denominator of a division or an equivalent product."""
     back, whole = axes.back, step._replace(marks=())
     if equation.name == "div" and equation.inputs[1].is_made:
@@ -166,16 +163,14 @@ def _quotient(axes, equation, step) -> tuple[Step, Step] | None:
         maker = inverse.value.maker
         if maker and maker.name == "integer_pow" and maker.params["y"] == -1:
             return back(equation, i, step), back(maker, 0, inverse)
-        if maker and maker.name == "div" and _is_one(maker.eqn.invars[0]):
-            return back(equation, i, step), back(maker, 1, inverse)
+        if maker and maker.name == "div":
+            one = maker.eqn.invars[0]
+            if isinstance(one, core.Literal) and one.val == 1:
+                return back(equation, i, step), back(maker, 1, inverse)
     return None
 
 
-def _is_one(atom) -> bool:
-    return isinstance(atom, core.Literal) and atom.val == 1
-
-
-def _masses(axes, equation, step) -> tuple[Equation, Step, bool] | None:
+def _masses(axes, equation, step) -> tuple[Equation, Reached, bool] | None:
     """Finds a numerator that may be divided by its sum: exponentials, or weights."""
     if equation.name in graph.EXPONENTIALS:
         return equation, axes.back(equation, 0, step), False
@@ -225,7 +220,6 @@ def _summed(axes, step, total, goal, *, is_log=False) -> tuple | None:
 
 
 def _change(axes, step, before) -> Change | None:
-    """Describes the change between two steps; None for no change."""
     maker = step.value.maker
     place = maker.inputs.index(before.value)
     if maker.name in graph.NEUTRAL:

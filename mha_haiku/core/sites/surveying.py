@@ -1,11 +1,14 @@
 """Finds and names the sites of a traced program, before anything runs.
 
 A program is a tree of levels: a level is a jaxpr, with sites that are its equations or
-are added by recognition, and the levels inside its loops, branches and calls.
+are added by recognition, and the levels inside its loops, branches and calls. Names are
+paths of modules, in which a scan's turn is a layer's number: a path has a placeholder
+for the turn, which is only known when the program runs.
 """
 
 import collections
 import dataclasses
+import fnmatch
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +16,23 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax import Array
 from jax.extend import core
 
 from mha_haiku.core.marking import SEEN, site_p
-from mha_haiku.core.sites import jaxprs, naming, recognition, residual
+from mha_haiku.core.sites import jaxprs, recognition, residual
 from mha_haiku.core.sites.jaxprs import Site, under_vmaps
+
+# The placeholder of a scan's turn in a name.
+TURN = "\0"
+# Ends a path if the number of the next part is the turn.
+_NUMBERED = "\1"
+
+# The number of a layer: a part of a name, or the end of one.
+_LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
 
 # Primitives that may contain a whole attention without visible equations.
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
-
-
-def _unchanged(value, layer):
-    del layer
-    return value
 
 
 def _is_marked(eqn) -> bool:
@@ -46,13 +53,13 @@ class _Around(NamedTuple):
 
     def inside(self, eqn, index: int, number: int, jaxpr) -> "_Around":
         """Returns the surroundings of a jaxpr inside an equation of the level."""
-        path = naming.joined(self.path, jaxprs.path(eqn))
+        path = joined(self.path, jaxprs.path(eqn))
         in_while = self.in_while or eqn.primitive.name == "while"
         if eqn.primitive.name != "scan":
             place = (*self.place, index, number)
             return _Around(path, self.lengths, in_while, place)
         return _Around(
-            naming.inside_scan(path, jaxpr),
+            inside_scan(path, jaxpr),
             (*self.lengths, eqn.params["length"]),
             in_while,
             (*self.place, index, None),
@@ -96,15 +103,10 @@ class Stop:
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         return jax.eval_shape(mapped, *shapes)
 
-    def place_at(self, turn: Sequence[int]) -> tuple[int, ...]:
-        """Returns the site's place among all sites, at a turn of enclosing scans."""
-        turns, place = iter(turn), (*self.around.place, self.site.index)
-        return tuple(next(turns) if x is None else x for x in place)
-
     def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
         """Yields the turns of the enclosing scans, and the facets' names there."""
         for turn in itertools.product(*map(range, self.around.lengths)):
-            yield turn, tuple(naming.at_turn(name, turn) for name in self.names)
+            yield turn, tuple(at_turn(name, turn) for name in self.names)
 
 
 @dataclasses.dataclass
@@ -122,12 +124,6 @@ class Level:
         for level in itertools.chain.from_iterable(self.inner.values()):
             yield from level.all_stops()
 
-    def is_active(self) -> bool:
-        return any(stop.is_active for stop in self.all_stops())
-
-    def has_edits(self) -> bool:
-        return any(stop.edits for stop in self.all_stops())
-
 
 class Survey:
     """The sites of a program; `shows_stream` adds the sites of `residual`, as edits.
@@ -141,13 +137,11 @@ class Survey:
         self._group = itertools.count().__next__
         # An inner edit may already have made sites of some; the others keep their
         # numbers.
-        walk = jaxprs.walk(closed.jaxpr)
-        taken = {jaxprs.path(eqn) for eqn in walk if eqn.primitive is site_p}
+        equations = list(jaxprs.walk(closed.jaxpr))
+        taken = {jaxprs.path(eqn) for eqn in equations if eqn.primitive is site_p}
         names = (f"attention_{i}" for i in itertools.count())
         self._pathless = (name for name in names if name not in taken)
-        equations = jaxprs.walk(closed.jaxpr) if shows_stream else ()
-        is_marked = any(map(jaxprs.is_marked, equations))
-        self._shows_stream = shows_stream and not is_marked
+        self._shows_stream = shows_stream and not any(map(jaxprs.is_marked, equations))
         self._heads: set[core.Var] = set()
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)
@@ -155,8 +149,7 @@ class Survey:
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
             stop.names = tuple(
-                naming.of_call(name, 0) if name in several else name
-                for name in stop.names
+                of_call(name, 0) if name in several else name for name in stop.names
             )
 
     def advice(self) -> str:
@@ -180,11 +173,12 @@ class Survey:
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
         """Returns the sites and the names of their facets, in the order of the run."""
-        entries = [
-            (stop.place_at(turn), stop, names)
-            for stop in self.top.all_stops()
-            for turn, names in stop.turns()
-        ]
+        entries = []
+        for stop in self.top.all_stops():
+            for turn, names in stop.turns():
+                turns, place = iter(turn), (*stop.around.place, stop.site.index)
+                place = tuple(next(turns) if x is None else x for x in place)
+                entries.append((place, stop, names))
         entries.sort(key=lambda entry: entry[0])
         return [(stop, names) for _, stop, names in entries]
 
@@ -199,7 +193,7 @@ class Survey:
             for first, site in recognized.get(index, ()):
                 if id(first) not in named:
                     local = jaxprs.path(first)
-                    if naming.is_empty(naming.joined(around.path, local)):
+                    if is_empty(joined(around.path, local)):
                         local = next(self._pathless)
                     named[id(first)] = local, self._group()
                 local, group = named[id(first)]
@@ -232,30 +226,105 @@ class Survey:
         return level
 
     def _add_stream(self, level, around) -> None:
-        """Adds the sites of the residual stream and of norms."""
         for stop in level.stops:
             if stop.site.params["facets"][0].name == "heads":
                 self._heads.update(stop.site.outputs)
         jaxpr, is_top = level.closed.jaxpr, not around.place
-        stream = residual.stream(jaxpr, self._heads, self._carries, is_top=is_top)
-        for named in stream.sites:
+        sites, level.begin = residual.stream(
+            jaxpr, self._heads, self._carries, is_top=is_top
+        )
+        for named in sites:
             if named.site is None:
                 continue
             local = "" if named.eqn is None else jaxprs.path(named.eqn)
-            if named.kind and naming.is_empty(naming.joined(around.path, local)):
+            if named.kind and is_empty(joined(around.path, local)):
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"
             stop = self._stop(named.site, local, around, self._group())
-            stop.edits.append((0, _unchanged, np.ones(around.lengths, bool)))
+            chosen = np.ones(around.lengths, bool)
+            stop.edits.append((0, lambda value, layer: value, chosen))
             level.stops.append(stop)
-        level.begin = stream.begin
 
     def _stop(self, site, local, around, group) -> Stop:
-        path = naming.joined(around.path, local)
+        path = joined(around.path, local)
         names = []
         for facet in site.params["facets"]:
-            name = naming.of_facet(path, facet.name)
+            name = "/".join(filter(None, (path.partition(_NUMBERED)[0], facet.name)))
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
-            names.append(naming.of_call(name, count) if count else name)
+            names.append(of_call(name, count) if count else name)
         return Stop(site, local, tuple(names), around, group)
+
+
+# --- Names
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Checks whether a pattern, in which `*` matches anything, names a site.
+
+    It may begin at any part of the path; if it begins with `/`, only at the first. A
+    site that is passed more than once has a number, `path#1/heads`, which a pattern may
+    omit.
+    """
+    names = {f"/{name}", re.sub(r"#\d+", "", f"/{name}")}
+    pattern = pattern if pattern.startswith("/") else f"*/{pattern}"
+    return any(fnmatch.fnmatchcase(x, pattern) for x in names)
+
+
+def numbered_by_layer(name: str) -> tuple[str, int | None]:
+    """Replaces the number of the layer, the first in a name, by `*`; returns both."""
+    found = _LAYER.search(name)
+    if not found:
+        return name, None
+    number = None if found[1] == TURN else int(found[1])
+    return f"{name[: found.start(1)]}*{name[found.end(1) :]}", number
+
+
+def layer(name: str, turns: Sequence) -> int | Array | None:
+    """Finds the layer of a site: a number in its name, or the turn of a scan."""
+    found = _LAYER.search(name)
+    if not found:
+        return None
+    return turns[0] if found[1] == TURN else int(found[1])
+
+
+def at_turn(name: str, turn: Sequence[int]) -> str:
+    """Puts the turns of the enclosing scans into a site's name."""
+    for index in turn:
+        name = name.replace(TURN, str(index), 1)
+    return name
+
+
+def of_call(name: str, count: int) -> str:
+    """Makes the name of a site whose path is passed for the `count`-th time."""
+    parent, _, last = name.rpartition("/")
+    return f"{parent}#{count}/{last}"
+
+
+def is_empty(path: str) -> bool:
+    """Checks whether a path has nothing but the turns of scans."""
+    return not path.strip(f"{TURN}{_NUMBERED}/")
+
+
+def joined(path: str, local: str) -> str:
+    """Joins two paths; the first may end as `inside_scan` describes."""
+    path, is_inside_scan, head = path.partition(_NUMBERED)
+    if is_inside_scan and local:
+        _, _, rest = local.partition("/")
+        local = "/".join(filter(None, (f"{head[:-1]}{TURN}", rest)))
+    elif is_inside_scan:
+        return f"{path}{_NUMBERED}{head}"
+    return "/".join(filter(None, (path, local)))
+
+
+def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
+    """Makes the path for the inside of a scan, with a placeholder of the turn."""
+    # If everything inside is in one module whose name ends in 0, the turn replaces the
+    # 0 once that module is reached: layer 3 has the same name in a Python loop and in a
+    # scan.
+    paths = map(jaxprs.path, jaxprs.walk(jaxpr, lambda eqn: not jaxprs.path(eqn)))
+    heads = {path.partition("/")[0] for path in paths if path}
+    (head,) = heads if len(heads) == 1 else ("",)
+    if head.endswith("_0"):
+        return f"{path}{_NUMBERED}{head}"
+    return "/".join(filter(None, (path, TURN)))

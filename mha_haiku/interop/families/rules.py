@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku.core import checks, fields
-from mha_haiku.core.positions import encodings
+from mha_haiku.core import checks, fields, positions
 from mha_haiku.interop.families import tables
 from mha_haiku.interop.families.tables import CannotSayError, Rule, Setting
 
@@ -469,7 +468,7 @@ def _frequencies(rope: Theirs, size: int) -> list[float]:
             f"config.json's partial_rotary_factor = {rope['partial_rotary_factor']!r} "
             f"rotates {turns} of the {size} features of a head, but must rotate pairs."
         )
-    result = encodings.frequencies_of(turns, float(rope["rope_theta"]))
+    result = positions.frequencies_of(turns, float(rope["rope_theta"]))
     if rope["rope_type"] == "linear":
         result = result / rope["factor"]
     if rope["rope_type"] == "llama3":
@@ -497,7 +496,7 @@ def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
         share = float(np.nextafter(share, 1))
     for theta in thetas:
         rope = {"rope_theta": theta, "partial_rotary_factor": share}
-        plain = encodings.frequencies_of(2 * len(turning), theta)
+        plain = positions.frequencies_of(2 * len(turning), theta)
         for scaling in _scalings(turning / plain, plain / (2 * np.pi)):
             written = {**scaling, **rope}
             again = _frequencies(written, 2 * len(given))

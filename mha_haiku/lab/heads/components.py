@@ -21,7 +21,7 @@ import numpy as np
 
 from mha_haiku.core import attention, models, sites
 from mha_haiku.core.attention import scores
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.lab.heads import circuits, edits, running
 from mha_haiku.training import tasks
 

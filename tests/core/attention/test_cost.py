@@ -10,8 +10,7 @@ import pytest
 
 from mha_haiku import masks
 from mha_haiku.core.attention import Blockwise, attend, dense, scores
-from mha_haiku.core.attention.inputs import Inputs, Nonfinite
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
 
 B, T, H, K = 3, 64, 4, 8
 ARRAY = jax.ShapeDtypeStruct((B, T, H, K), jnp.float32)

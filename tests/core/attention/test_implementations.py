@@ -6,8 +6,7 @@ import pytest
 
 from mha_haiku import masks
 from mha_haiku.core.attention import attend, dot_product, implementations
-from mha_haiku.core.attention.inputs import Inputs
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention.inputs import Inputs, Weighting
 
 
 def inputs(batch, T, S, dtype=jnp.float32, mask=None, H=4, K=64):

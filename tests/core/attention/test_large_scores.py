@@ -12,7 +12,7 @@ import pytest
 
 from mha_haiku import attention, devices, masks
 from mha_haiku.core import tiles
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.normalizers import LogSum
 from tests import oracles
 
 B, T, S, H, G, K, V = 2, 4, 8, 4, 2, 3, 5

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, devices, masks
-from mha_haiku.core.attention.fused import kernel_attention, kernels
+from mha_haiku.core.attention import fused
 from tests import oracles
+from tests.core.attention.xla_kernel import XLA
 
 B, T, S, H, G, K, V = 2, 4, 6, 4, 2, 3, 5
 SINKS = np.array([-1.5, 0.0, 0.7, 3.0])
@@ -239,7 +240,7 @@ def test_devices_that_share_attention_agree_with_one(shape):
 
 @SLOW
 def test_kernels_of_accelerators_take_sinks():
-    by_kernel = functools.partial(kernel_attention.attend, kernel=kernels.CuDNN("xla"))
+    by_kernel = functools.partial(fused.attend, kernel=XLA())
     arrays = [jnp.asarray(x, jnp.float32) for x in _arrays((2, 4, 4, 4, 2, 3, 3))[:3]]
 
     def found(implementation):

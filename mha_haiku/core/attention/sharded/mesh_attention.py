@@ -6,26 +6,32 @@ of keys and values travel around it, in the backward pass with their gradients, 
 two chunks attend blockwise. No device holds more than its share of any array except
 masks and biases. Otherwise each device may use any implementation.
 
+C chunks on a device. Observations are folded in the same way: any two chunks of queries
+and keys are a part of the map, as the logsumexp of a row is known; sums of queries
+stay, sums of keys travel with the keys, and sums of heads are added over the devices at
+the end.
+
 Source: Liu et al. 2023, https://arxiv.org/abs/2310.01889.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, implementations, products
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
-from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.sharded import layout, ring, ring_fold
-from mha_haiku.core.attention.tiled import blockwise
+from mha_haiku.core.attention.normalizers import LogSum
+from mha_haiku.core.attention.observation import Given, Observation, Sums
+from mha_haiku.core.attention.sharded import layout
+from mha_haiku.core.attention.tiled import blockwise, fold, sweep
 
-Array = jax.Array
 IN_A_RING = ("auto", "blockwise")
+# The devices, how two chunks attend, and the rate of dropout.
+RingOptions = tuple[jax.sharding.Mesh, blockwise.Blockwise, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +67,9 @@ class Sharded:
             )
 
     @property
-    def fold(self) -> ring_fold.RingFold:
+    def fold(self) -> "RingFold":
         """The walk over the tiles of the maps; see `AttentionMap.fold`."""
-        return ring_fold.RingFold(self.mesh)
+        return RingFold(self.mesh)
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, LogSum]:
         """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
@@ -72,7 +78,7 @@ class Sharded:
             chosen = self.implementation
             if not isinstance(chosen, blockwise.Blockwise):
                 chosen = blockwise.Blockwise()
-            return _attend_in_a_ring(inputs, Options(self.mesh, chosen, dropout_rate))
+            return _attend_in_a_ring(inputs, (self.mesh, chosen, dropout_rate))
         on_device = implementations.named(self.implementation)
 
         def attend(inputs):
@@ -82,16 +88,7 @@ class Sharded:
         return _on_devices(attend, inputs, self.mesh)
 
 
-class Options(NamedTuple):
-    """Static options."""
-
-    mesh: jax.sharding.Mesh  # the devices
-    chunks: blockwise.Blockwise  # how two chunks attend
-    dropout_rate: float  # the share of weights set to zero, in [0, 1)
-
-
 def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tuple:
-    """Computes values and logsumexp, with `attend` on each device's part."""
     batch_ndim = inputs.query.ndim - 3
     rows = layout.logsumexp(batch_ndim)
     on_devices = jax.shard_map(
@@ -105,8 +102,9 @@ def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tu
     return jax.jit(on_devices, inline=True)(inputs)
 
 
-def _forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
-    device_ring = _ring_of(inputs, options)
+def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple]:
+    mesh, chunks, dropout_rate = options
+    device_ring = _ring_of(inputs, mesh)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
     def local(inputs):
@@ -121,7 +119,7 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
 
         def meet(at, row, key, sums, key_sums, device_sums):
             part = _part(inputs, num_keys, at, row, key)
-            chunk_options = options.chunks.options(part, options.dropout_rate)
+            chunk_options = chunks.options(part, dropout_rate)
             values, log_sum, _ = blockwise.forward(part, chunk_options)
             return _merged(sums, (values, log_sum)), key_sums, device_sums
 
@@ -130,16 +128,17 @@ def _forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
         values = device_ring.from_chunks(values, batch_ndim)
         return values, device_ring.from_chunks(log_sum, batch_ndim + 1)
 
-    return *_on_devices(local, inputs, options.mesh), ()
+    return *_on_devices(local, inputs, mesh), ()
 
 
 def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
     del saved
-    device_ring, specs = _ring_of(inputs, options), layout.input_specs(inputs)
+    mesh, chunks, dropout_rate = options
+    device_ring, specs = _ring_of(inputs, mesh), layout.input_specs(inputs)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
     def local(inputs, rows_grad):
-        inputs = layout.with_own_key(inputs, options.mesh)
+        inputs = layout.with_own_key(inputs, mesh)
         rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         rows_grad = gradients.RowGradients(
             device_ring.to_chunks(rows_grad.values, batch_ndim),
@@ -155,7 +154,7 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
         def meet(at, row, key, query_grad, key_grad, shared_grads):
             row, back = row
             part = _part(inputs, num_keys, at, row, key)
-            chunk_options = options.chunks.options(part, options.dropout_rate)
+            chunk_options = chunks.options(part, dropout_rate)
             query, key, value, bias, score = blockwise.backward(
                 part, (), back, wants_bias, chunk_options
             )
@@ -181,7 +180,7 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
     rows, logsumexp = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
     return jax.shard_map(
         local,
-        mesh=options.mesh,
+        mesh=mesh,
         in_specs=(specs, gradients.RowGradients(rows, logsumexp, logsumexp)),
         out_specs=(rows, rows, rows, *shared_specs),
         check_vma=False,
@@ -191,10 +190,10 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
 _attend_in_a_ring = gradients.differentiable(_forward, _backward)
 
 
-def _ring_of(inputs, options) -> ring.Ring:
+def _ring_of(inputs, mesh) -> layout.Ring:
     num_queries, num_keys = inputs.map_shape[-2:]
-    size = options.mesh.shape[ring.AXIS]
-    return ring.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
+    size = mesh.shape[layout.AXIS]
+    return layout.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
 
 
 def _spread(inputs) -> tuple[tuple, tuple]:
@@ -230,3 +229,105 @@ def _merged(first, second):
         for x, log_sum in zip(values, log_sums, strict=True)
     )
     return sum(parts), both
+
+
+# --- Observations
+
+
+@dataclasses.dataclass(frozen=True)
+class RingFold:
+    """Folds maps on a mesh; see `fold.forward`."""
+
+    mesh: jax.sharding.Mesh
+
+    def __repr__(self) -> str:
+        return f"on {self.mesh.size} devices"
+
+    def __call__(
+        self,
+        observation: Observation,
+        factors: sweep.Factors,
+        given: Given,
+        sizes: sweep.Sizes,
+    ) -> Sums:
+        """Folds an observation over the tiles of a map."""
+        *batch_shape, num_queries, _, _ = factors.query.shape
+        batch_ndim, num_keys = len(batch_shape), factors.key.shape[-3]
+        mask, num_devices = factors.weighting.mask, self.mesh.shape[layout.AXIS]
+        device_ring = layout.Ring.of(mask, num_queries, num_keys, num_devices)
+
+        def local(factors, given):
+            stay, go_round = device_ring.to_chunks(
+                ((factors.query, given.queries), (factors.key, given.keys)), batch_ndim
+            )
+            log_sums = device_ring.to_chunks(factors.log_sum, batch_ndim + 1)
+
+            def meet(at, row, key, row_sums, key_sums, head_sums):
+                (query, of_queries), log_sum = row
+                key, of_keys = key
+                first = tiles.Origin(at[0] * query.shape[-3], at[1] * key.shape[-3])
+                weighting = factors.weighting.moved(first)
+                part = sweep.Factors(query, key, weighting, log_sum)
+                of_chunks = Given(of_queries, of_keys)
+                sums = fold.forward(observation, part, of_chunks, sizes, first)
+                return (
+                    observation.merge(row_sums, sums.queries),
+                    jax.tree.map(jnp.add, key_sums, sums.keys),
+                    jax.tree.map(jnp.add, head_sums, sums.head),
+                )
+
+            nothing = _nothing(observation, log_sums.logsumexp, stay, go_round)
+            row_sums, key_sums, head_sums = device_ring.around(
+                meet, (stay, log_sums), go_round, *nothing
+            )
+            # The axis of positions follows B... and H.
+            row_sums, key_sums = device_ring.from_chunks(
+                (row_sums, key_sums), batch_ndim + 1
+            )
+            head_sums = jax.tree.map(lambda x: lax.psum(x, layout.AXIS), head_sums)
+            return Sums(row_sums, key_sums, head_sums)
+
+        rows, rows_of_heads = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
+        weighting = layout.weighting_specs(factors.weighting)
+        log_sum = LogSum(rows_of_heads, rows_of_heads)
+
+        def spec(x):
+            axes = zip(rows, x.shape, strict=False)
+            return layout.Spec(*(name if size > 1 else None for name, size in axes))
+
+        whole = jax.eval_shape(
+            lambda *x: fold.forward(observation, *x, sizes), factors, given
+        )
+        specs_of_sums = Sums(
+            *(jax.tree.map(lambda _: rows_of_heads, sums) for sums in whole[:2]),
+            head=jax.tree.map(lambda _: layout.Spec(*rows_of_heads[:-1]), whole.head),
+        )
+        return jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=(
+                sweep.Factors(rows, rows, weighting, log_sum),
+                jax.tree.map(spec, given),
+            ),
+            out_specs=specs_of_sums,
+            check_vma=False,
+        )(factors, given)
+
+
+def _nothing(observation, logsumexp, stay, go_round) -> Sums:
+    """Makes the initial sums `[C, B..., H, t, ...]` of chunks."""
+    (_, of_queries), (key, of_keys) = stay, go_round
+    *shape, num_queries = logsumexp.shape
+    given = jax.tree.map(
+        lambda x: x[(0,) * (len(shape) - 1)][:, 0], Given(of_queries, of_keys)
+    )
+    nothing = observation.nothing(num_queries, key.shape[-3], given, logsumexp.dtype)
+
+    def all_of(tree, shape):
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, *x.shape)), tree)
+
+    return Sums(
+        all_of(nothing.queries, shape),
+        all_of(nothing.keys, shape),
+        all_of(nothing.head, shape[1:]),
+    )

@@ -11,20 +11,19 @@ Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682; Dao et al. 2022
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from mha_haiku.core import checks, masks, tiles
 from mha_haiku.core.attention import dense, gradients, products, scores
-from mha_haiku.core.attention.inputs import Inputs
-from mha_haiku.core.attention.log_sum import LogSum
+from mha_haiku.core.attention.inputs import Inputs, Weighting
+from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.attention.tiled import sweep
-from mha_haiku.core.attention.weighting import Weighting
 
-Array = jax.Array
+# The sizes of tiles, which may be larger than the map, and the rate of dropout.
+Options = tuple[sweep.Sizes, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,27 +52,21 @@ class Blockwise:
             return dense.attend(inputs, dropout_rate)
         return attend(inputs, self.options(inputs, dropout_rate))
 
-    def options(self, inputs: Inputs, dropout_rate: float) -> "Options":
+    def options(self, inputs: Inputs, dropout_rate: float) -> Options:
         """Returns what `forward` and `backward` are compiled for."""
         best = sweep.default_sizes(
             inputs.map_shape, inputs.weighting, jax.default_backend()
         )
         chosen = dataclasses.astuple(self)
         sizes = (own or other for own, other in zip(chosen, best, strict=True))
-        return Options(sweep.Sizes(*sizes), dropout_rate)
-
-
-class Options(NamedTuple):
-    """What is known before anything is computed."""
-
-    sizes: sweep.Sizes  # of the tiles; they may be larger than the map
-    dropout_rate: float  # share of the weights set to zero, in [0, 1)
+        return sweep.Sizes(*sizes), dropout_rate
 
 
 def forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
     """Computes values and logsumexp, and saves nothing else."""
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
-    sizes = options.sizes.fitted(num_queries, num_keys)
+    largest_sizes, dropout_rate = options
+    sizes = largest_sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
     value_size = inputs.value.shape[-1]
     # Where sizes and dtypes agree, the values of a head are written over its queries,
@@ -94,7 +87,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
     def attend_head(example, head, totals):
         unread = inputs._replace(query=totals[0]) if over_queries else inputs
         view, value = _view(unread, example, head, nonfinite=jnp.nan)
-        dropout = _dropout(inputs, options, example, head)
+        dropout = _dropout(inputs, dropout_rate, example, head)
 
         def add_tile(rows, columns, seen_from, sums):
             mixed, total, largest = sums
@@ -152,13 +145,14 @@ def backward(
     """Computes the gradients of query, key, value, bias and score."""
     del saved
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
-    sizes = options.sizes.fitted(num_queries, num_keys)
+    largest_sizes, dropout_rate = options
+    sizes = largest_sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
 
     def head_gradients(example, head, totals):
         del totals
         view, value = _view(inputs, example, head, nonfinite=0)
-        dropout = _dropout(inputs, options, example, head)
+        dropout = _dropout(inputs, dropout_rate, example, head)
         values_grad = tiles.at_batch(rows_grad.values, example)[:, head]
         shift, logsumexp = (tiles.at_batch(x, example)[head] for x in rows_grad[1:])
 
@@ -260,11 +254,11 @@ def _view(inputs, example, head, *, nonfinite):
     return view._replace(query=query, key=key), jnp.where(keys, 0, value)
 
 
-def _dropout(inputs, options, example, head):
+def _dropout(inputs, rate, example, head):
     """Makes a function from rows and columns to their dropout factors, or None."""
-    if not options.dropout_rate:
+    if not rate:
         return None
     n = 0  # of the head, counted over all examples
     for i, size in zip((*example, head), inputs.map_shape[:-2], strict=True):
         n = n * size + i
-    return functools.partial(dense.dropout_factors, inputs.rng, options.dropout_rate, n)
+    return functools.partial(dense.dropout_factors, inputs.rng, rate, n)

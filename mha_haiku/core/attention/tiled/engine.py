@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention import products
@@ -21,19 +21,19 @@ from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import (
     NOTHING_GIVEN,
     Given,
+    HeadSums,
     Observation,
+    RowSum,
     Sums,
     Top,
 )
-from mha_haiku.core.attention.statistic import HeadSums, RowSum
 from mha_haiku.core.attention.statistics import LARGEST, STATISTICS, Statistics
-from mha_haiku.core.attention.tiled import fold_gradient, sweep
+from mha_haiku.core.attention.tiled import fold, sweep
 from mha_haiku.core.attention.tiled.grid import Grid
 
 if TYPE_CHECKING:
     from mha_haiku.core.attention.attention_map import AttentionMap
 
-Array = jax.Array
 _Result = TypeVar("_Result")
 # In `divergence`: weights compared at once, over all examples and heads; and keys.
 _SCORES_COMPARED, _KEYS_COMPARED = 2**18, 256
@@ -191,7 +191,7 @@ def _statistics(asked, given, counted, *, registered, grid, per_query, sizes):
         and (entry.needs is None or entry.needs in given.keys)
     ]
     wanted = tuple(dict.fromkeys(x for entry in entries for x in entry.sums))
-    sums = fold_gradient.fold(_Observed(wanted, grid), asked, given, sizes)
+    sums = fold.fold(_Observed(wanted, grid), asked, given, sizes)
     count = jnp.maximum((counts != 0).sum(-1), 1)
     # Rows without weights may be NaN, which would spread to means and gradients. NaN of
     # counted rows is put back at the end, where it is not differentiated.
@@ -268,7 +268,7 @@ def pooled(
 @_compiled("grid")
 def _pooled(asked, *, grid, sizes):
     asked, counts = _counting(asked)
-    sums = fold_gradient.fold(_Pooled(grid), asked, NOTHING_GIVEN, sizes)
+    sums = fold.fold(_Pooled(grid), asked, NOTHING_GIVEN, sizes)
     return grid.rows.mean(sums.head, counts)
 
 
@@ -318,8 +318,7 @@ class _AtKeys(Observation):
 
 
 def _top(asked, k, sizes) -> tuple[Array, Array]:
-    """Finds the k largest weights and their keys, or -1."""
-    sums = fold_gradient.fold(_Top(k), asked, NOTHING_GIVEN, sizes)
+    sums = fold.fold(_Top(k), asked, NOTHING_GIVEN, sizes)
     relative, keys = sums.queries
     score = asked.weighting.score
     is_hidden = score.log_weights(relative) < HIDDEN / 2
@@ -334,7 +333,7 @@ def _largest(weights, asked, sizes) -> Array:
         return Given(jnp.swapaxes(keys, -2, -3))
 
     sums = Sums(weights)
-    return fold_gradient.known(sums, _AtKeys(), asked, at_keys, sizes).queries
+    return fold.known(sums, _AtKeys(), asked, at_keys, sizes).queries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,7 +353,7 @@ class _TransposedProduct(Observation):
 
     def add(self, tile, sums):
         y = tile.given.queries[:, None]
-        part = products.gather(tile.weights[None], y, 1)[:, 0]
+        part = products.mix_transposed(tile.weights[None], y, 1)[:, 0]
         return sums._replace(keys=sums.keys + part)
 
 
@@ -363,7 +362,7 @@ def apply(asked: "AttentionMap", x: Array, *, sizes: sweep.Sizes) -> Array:
     """Multiplies the map by `x`; see `AttentionMap.apply`."""
     x = _factor(asked.shape, x, axis=-1)
     given = Given(keys=x.astype(asked.dtype))
-    sums = fold_gradient.fold(_Product(), asked, given, sizes)
+    sums = fold.fold(_Product(), asked, given, sizes)
     return jnp.moveaxis(sums.queries, -3, -2)
 
 
@@ -373,7 +372,7 @@ def apply_transposed(asked: "AttentionMap", y: Array, *, sizes: sweep.Sizes) -> 
     y = _factor(asked.shape, y, axis=-2)
     asked, counts = _counting(asked)
     given = Given(queries=y.astype(counts.dtype))
-    sums = fold_gradient.fold(_TransposedProduct(), asked, given, sizes)
+    sums = fold.fold(_TransposedProduct(), asked, given, sizes)
     has_nan = jnp.isnan(counts).any(-1)[..., None, None]
     return jnp.moveaxis(jnp.where(has_nan, jnp.nan, sums.keys), -3, -2)
 
@@ -383,7 +382,7 @@ def observe(
     asked: "AttentionMap", observed: Observation, given: Given, *, sizes: sweep.Sizes
 ) -> Sums:
     """Runs an observation."""
-    return fold_gradient.fold(observed, asked, given, sizes)
+    return fold.fold(observed, asked, given, sizes)
 
 
 @jax.jit

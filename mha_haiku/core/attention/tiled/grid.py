@@ -3,15 +3,12 @@
 import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention.observation import Tile
-
-Array = jax.Array
 
 
 class Bins(NamedTuple):

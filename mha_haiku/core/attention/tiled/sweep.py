@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 
 from mha_haiku.core import masks, tiles
-from mha_haiku.core.attention.log_sum import LogSum
-from mha_haiku.core.attention.weighting import Weighting
+from mha_haiku.core.attention.inputs import Weighting
+from mha_haiku.core.attention.normalizers import LogSum
 
 if TYPE_CHECKING:
     from mha_haiku.core.attention.attention_map import AttentionMap
 
-Array = jax.Array
 _MULTIPLE = 16  # tile sizes are multiples of it, to fill vector registers
 
 # Rows and columns of tiles to choose from; accelerators take the first. On a CPU large

@@ -17,12 +17,12 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_haiku import masks
-from mha_haiku.core.attention import attend, scores
-from mha_haiku.core.attention.fused import kernel_attention, kernels
+from mha_haiku.core.attention import attend, fused, scores
 from tests import everyday, oracles
+from tests.core.attention.xla_kernel import XLA
 
 B, H, G, K = 2, 4, 2, 8
-CUDNN, TPU = kernels.CuDNN(), kernels.FlashTPU()
+CUDNN, TPU = fused.CuDNN(), fused.FlashTPU()
 LENGTHS, QUERY_LENGTHS = np.asarray([4, 2]), np.asarray([1, 3])
 PADDING = masks.padding(LENGTHS, QUERY_LENGTHS)
 MASKS = {
@@ -39,7 +39,7 @@ MASKS = {
 
 def by(kernel):
     """Returns the implementation of attention by a kernel."""
-    return functools.partial(kernel_attention.attend, kernel=kernel)
+    return functools.partial(fused.attend, kernel=kernel)
 
 
 def gradients_by(implementation, arrays, mask, score=None, of_map=False):
@@ -63,7 +63,7 @@ def gradients_by(implementation, arrays, mask, score=None, of_map=False):
 def test_what_cudnn_is_asked_for_is_attention(name, check, arrays):
     mask, (T, S) = MASKS[name], (3, 5)
     inputs = arrays((B,), T, S, H, G, K, K)
-    implementation = by(kernels.CuDNN("xla"))
+    implementation = by(XLA())
     allowed = np.broadcast_to(mask.array(T, S), [B, T, S])[:, None]
     options = {"mask": mask, "implementation": implementation}
     check(inputs, options, {"allowed": allowed})
@@ -81,7 +81,7 @@ def test_batch_axes_and_the_scale_are_those_of_the_call(batch, lengths, check, a
         {
             "mask": masks.padding(lengths),
             "score": scores.dot_product(scale),
-            "implementation": by(kernels.CuDNN("xla")),
+            "implementation": by(XLA()),
         },
         {
             "allowed": (np.arange(5) < lengths[..., None])[..., None, None, :],
@@ -171,7 +171,7 @@ def test_cudnn_is_lowered_alone_with_the_mask(mask, kind, window, monkeypatch):
 def test_tiles_of_the_tpu_kernel_divide_and_are_large():
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
-    sizes = kernels._block_sizes(flash, 1024, 768, 128)
+    sizes = fused._block_sizes(flash, 1024, 768, 128)
     assert sizes.block_q == 512 and sizes.block_k == 256
     assert sizes.has_backward_blocks
-    assert kernels._block_sizes(flash, 1024, 384, 256).block_q == 256
+    assert fused._block_sizes(flash, 1024, 384, 256).block_q == 256

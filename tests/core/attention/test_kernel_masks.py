@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.core.attention.fused import kernels
+from mha_haiku.core.attention import fused
 
 B, T, S = 2, 3, 5
 LENGTHS, QUERY_LENGTHS = np.asarray([4, 2]), np.asarray([1, 3])
@@ -51,7 +51,7 @@ NOT_TRANSLATABLE = {
 @pytest.mark.parametrize("name", TRANSLATIONS)
 def test_translation(name):
     mask, (left, right, key_lengths, query_lengths) = TRANSLATIONS[name]
-    found = kernels.translated(mask.aligned(1))
+    found = fused.translated(mask.aligned(1))
     assert (found.left, found.right) == (left, right)
     for lengths, wanted in (
         (found.key_lengths, key_lengths),
@@ -64,20 +64,20 @@ def test_translation(name):
 
 @pytest.mark.parametrize("name", NOT_TRANSLATABLE)
 def test_what_kernels_do_not_know_is_not_translated(name):
-    assert kernels.translated(NOT_TRANSLATABLE[name].aligned(1)) is None
+    assert fused.translated(NOT_TRANSLATABLE[name].aligned(1)) is None
 
 
 def test_lengths_are_told_from_lengths_per_query_by_the_batch_axes():
     mask = masks.valid_lens(LENGTHS)
-    assert kernels.translated(mask.aligned(0)) is None
-    assert kernels.translated(mask.aligned(1)) is not None
+    assert fused.translated(mask.aligned(0)) is None
+    assert fused.translated(mask.aligned(1)) is not None
 
 
 def test_translation_needs_shapes_alone():
     mask = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), masks.causal() & PADDING
     )
-    found = kernels.translated(mask.aligned(1))
+    found = fused.translated(mask.aligned(1))
     assert found.right == 0
     assert found.key_lengths[0].shape == (B,)
 
@@ -89,7 +89,7 @@ def test_seen_keys_are_those_that_the_mask_allows(name, num_queries):
 
     @jax.jit
     def seen(mask):
-        found = kernels.translated(mask.aligned(1))
+        found = fused.translated(mask.aligned(1))
         found = found.collapsed((B,), num_queries, S)
         return found.seen_keys(num_queries, S)
 
@@ -105,7 +105,7 @@ def test_seen_keys_are_those_that_the_mask_allows(name, num_queries):
 def test_lengths_collapse_to_one_number_per_example_within_the_map():
     lengths = np.asarray([[4], [2]]), np.asarray([[9, 3, 9]], np.int8)
     mask = masks.padding(lengths[0], lengths[1]) & masks.valid_lens(lengths[1])
-    found = kernels.translated(mask.aligned(2)).collapsed((2, 3), T, S)
+    found = fused.translated(mask.aligned(2)).collapsed((2, 3), T, S)
     np.testing.assert_array_equal(found.key_lengths[0], [4, 3, 4, 2, 2, 2])
     np.testing.assert_array_equal(found.query_lengths[0], [3, 3, 3, 3, 3, 3])
     assert found.key_lengths[0].dtype == found.query_lengths[0].dtype == np.int32
