@@ -69,7 +69,9 @@ def prune(
 
 
 def prune_units(
-    params: Params, config: models.ModelConfig, keep: Sequence[Sequence[int]]
+    params: Params,
+    config: models.ModelConfig,
+    keep: Sequence[Sequence[int] | np.ndarray],
 ) -> tuple[dict[str, dict[str, Any]], models.ModelConfig]:
     """Removes hidden units of the feed-forward parts.
 
