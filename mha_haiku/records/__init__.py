@@ -1,4 +1,4 @@
-"""Records of heads: numbers in named columns, and their files."""
+"""Records of heads (named columns) and of maps, their checks and their files."""
 
 from mha_haiku.records.heads import Column, Heads, Layer
 

@@ -21,9 +21,11 @@ from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment
 from mha_haiku.records import Column, Layer, means
 from mha_haiku.records.heads import OFFSET, ROLE
-from mha_haiku.showing.map_set import Example, MapSet
+from mha_haiku.records.map_set import Example, MapSet
 
 Array = jax.Array
+# Statistics that have another name where it is known which positions they are of.
+NAMES = {"chosen_positions": "special_tokens"}
 
 
 class Seen(NamedTuple):
@@ -277,5 +279,5 @@ def summary(
         unit = alignment.UNIT if entry is None else entry.unit
         label = alignment.label(name) if entry is None else entry.label
         mean, error = (over_layers(x, name) for x in (means.mean, means.standard_error))
-        found[name] = Column(mean, unit, label, error)
+        found[NAMES.get(name, name)] = Column(mean, unit, label, error)
     return found

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mha_haiku.core import checks
+from mha_haiku.records.map_set import Axis, MapSet
 from mha_haiku.showing import drawing, labels
-from mha_haiku.showing.map_set import Axis, MapSet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

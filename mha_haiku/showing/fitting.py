@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from mha_haiku.showing.map_set import Axes, Dossier, Example, MapSet
+from mha_haiku.records.map_set import Axes, Dossier, Example, MapSet
 
 # Multiples to round weights to, and the share of the bytes that remains, for maps of a
 # pretrained model with 6 layers of 12 heads, 128 positions.

@@ -14,8 +14,8 @@ import numpy as np
 
 from mha_haiku.core import attention, checks
 from mha_haiku.records import Layer
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.showing import drawing, figures, per_head, sets, shown
-from mha_haiku.showing.map_set import MapSet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

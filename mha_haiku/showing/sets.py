@@ -21,13 +21,12 @@ from mha_haiku.core.attention import sited
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
+from mha_haiku.records.map_set import Axes, Axis, Dossier, Example, MapSet, Why
 from mha_haiku.showing import collecting, labels
-from mha_haiku.showing.map_set import Axes, Axis, Dossier, Example, MapSet, Why
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
 _MOST_EXAMPLES = 16
-_COLUMN_NAMES = {"chosen_positions": "special_tokens"}  # as they are what is chosen
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -285,9 +284,7 @@ def map_set(
                 kinds={kind: sides for kind, sides in axes.items() if kind},
             )
         )
-    whole = collecting.map_set(name, [layer for layer, _ in pairs], seen, examples)
-    columns = {_COLUMN_NAMES.get(x, x): y for x, y in whole.columns.items()}
-    return dataclasses.replace(whole, columns=columns)
+    return collecting.map_set(name, [layer for layer, _ in pairs], seen, examples)
 
 
 def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:

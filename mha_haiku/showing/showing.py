@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.showing import fitting, labels, map_set, markup, page, sets, shown
+from mha_haiku.records import map_set
+from mha_haiku.showing import fitting, labels, markup, page, sets, shown
 from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more

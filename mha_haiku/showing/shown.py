@@ -18,8 +18,8 @@ import numpy as np
 from mha_haiku.core import attention, display, masks
 from mha_haiku.core.masks.arrays import Dense, Segments
 from mha_haiku.records import Heads
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.showing import collecting, drawing, markup, sets
-from mha_haiku.showing.map_set import MapSet
 from mha_haiku.training.runs import files
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn

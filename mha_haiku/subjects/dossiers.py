@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from mha_haiku.core import attention, checks
-from mha_haiku.records import Heads, archive
+from mha_haiku.records import Heads, archive, map_set
 from mha_haiku.records.heads import OFFSET
-from mha_haiku.showing import map_set
+from mha_haiku.showing import collecting
 from mha_haiku.subjects import results
 from mha_haiku.training.runs import folders
 
@@ -65,10 +65,8 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
         except archive.FormatError as error:
             _logger.warning(f"left out: {str(error).splitlines()[0]}")
             continue
-        known = maps.columns.items()
-        alignments = {
-            x: y for x, y in known if x not in {*attention.STATISTICS, OFFSET}
-        }
+        statistics = {*attention.STATISTICS, *collecting.NAMES.values(), OFFSET}
+        alignments = {x: y for x, y in maps.columns.items() if x not in statistics}
         maps = dataclasses.replace(
             maps, name=f"step {step}", step=step, columns=alignments
         )

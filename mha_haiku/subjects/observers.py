@@ -96,7 +96,11 @@ class Timeline(_Log):
         count = programs.batch_size(subject, _EXAMPLES, _POSITIONS)
         batches = [programs.held_out(subject, range(count))]
         roles = heads.roles(
-            subject.model, params, batches, align=subject.task.alignments
+            subject.model,
+            params,
+            batches,
+            separators=programs.separators(subject),
+            align=subject.task.alignments,
         )
         of = heads.Measured(subject.model, heads.metrics.loss, params, batches)
         scores = {x: y.mean for x, y in roles.numbers.items() if x in heads.SCORES}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from mha_haiku.core import checks, models
+from mha_haiku.records.map_set import Dossier, MapSet
 from mha_haiku.showing import markup, plotting, sets, shown
-from mha_haiku.showing.map_set import Dossier, MapSet
 from mha_haiku.subjects import dossiers, observers, programs
 from mha_haiku.subjects.subject import Subject, has_task
 from mha_haiku.subjects.verbs import dumping, sweep

@@ -114,6 +114,12 @@ def spread(subject: Subject, example: tasks.Example) -> tasks.Example:
     return example if placement is None else placement.spread(example)
 
 
+def separators(subject: Subject) -> tuple[int, ...]:
+    """Lists the special tokens that end texts, such as [SEP], if they are known."""
+    encoder = getattr(subject.task, "encoder", None)
+    return () if encoder is None else tuple(encoder.after)
+
+
 def observed(
     subject: Subject,
     params: Any,
@@ -132,7 +138,7 @@ def observed(
         # Of scanned layers all at once.
         at = running.by_kind(function, model)
     output, found = running.look(model, params, example, at)
-    return output, [found[f"{x.path}/map"] for x in parts]
+    return output, [found[f"{x.path}/map".removeprefix("/")] for x in parts]
 
 
 def held_out(subject: RunSubject, indices: Sequence[int]) -> tasks.Example:

@@ -24,8 +24,8 @@ import numpy as np
 
 from mha_haiku import commands, records
 from mha_haiku.core import checks
-from mha_haiku.records import Column
-from mha_haiku.showing import fitting, map_set, page
+from mha_haiku.records import Column, map_set
+from mha_haiku.showing import fitting, page
 from scripts.benchmarks import command, duel, results, worker
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -3,8 +3,7 @@
 import numpy as np
 
 from mha_haiku import records
-from mha_haiku.records import Column
-from mha_haiku.showing import map_set
+from mha_haiku.records import Column, map_set
 
 L, H, T, S = 2, 3, 5, 7
 HOSTILE = [

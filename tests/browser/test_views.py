@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from mha_haiku import records
-from mha_haiku.showing import map_set
+from mha_haiku.records import map_set
 from tests.browser import samples
 
 L, H, T, S = samples.L, samples.H, samples.T, samples.S

@@ -5,7 +5,7 @@ import re
 import numpy as np
 
 from mha_haiku import records
-from mha_haiku.showing import map_set
+from mha_haiku.records import map_set
 
 
 def shown():

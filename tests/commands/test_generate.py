@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import commands, runs
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.training.runs import files, folders
 from tests.tiny_runs import write_untrained
 

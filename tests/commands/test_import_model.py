@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import commands
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects.verbs import sweep
 from mha_haiku.training.runs import checkpoints, folders
 from tests import pretrained

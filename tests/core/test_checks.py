@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.core import checks
-from mha_haiku.showing import map_set
+from mha_haiku.records import map_set
 from mha_haiku.subjects.verbs import sweep
 from mha_haiku.training.runs import files, folders
 

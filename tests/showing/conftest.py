@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, records
-from mha_haiku.showing import map_set
+from mha_haiku.records import map_set
 from tests.showing.saved_maps import make_maps
 from tests.showing.small_maps import make_map
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from mha_haiku import records
-from mha_haiku.showing import map_set
+from mha_haiku.records import map_set
 
 
 def make_maps(*, heads=(2, 3), num_examples=2, length=5, bins=None, **changes):

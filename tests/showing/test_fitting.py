@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import records
-from mha_haiku.showing import fitting, map_set, page
+from mha_haiku.records import map_set
+from mha_haiku.showing import fitting, page
 from tests.showing.saved_maps import make_maps_of_kinds
 
 L, H, T, N = 2, 3, 48, 4

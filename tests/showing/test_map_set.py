@@ -10,7 +10,7 @@ import pytest
 
 from mha_haiku.core import arrays as array_files
 from mha_haiku.core import checks
-from mha_haiku.showing import map_set
+from mha_haiku.records import map_set
 from tests.showing.saved_maps import make_maps, make_maps_of_kinds
 
 

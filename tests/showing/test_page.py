@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from mha_haiku import records
-from mha_haiku.showing import labels, map_set, page
+from mha_haiku.records import map_set
+from mha_haiku.showing import labels, page
 from tests.showing.saved_maps import make_maps_of_kinds
 
 

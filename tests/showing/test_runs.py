@@ -9,7 +9,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import tasks
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import stepping

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.showing import fitting, map_set, sets
+from mha_haiku.records import map_set
+from mha_haiku.showing import fitting, sets
 
 from .small_maps import B, H, S, T, make_empty, make_map
 

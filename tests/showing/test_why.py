@@ -7,7 +7,8 @@ import pytest
 
 from mha_haiku import records
 from mha_haiku.lab import heads
-from mha_haiku.showing import fitting, map_set, page, plotting, sets
+from mha_haiku.records import map_set
+from mha_haiku.showing import fitting, page, plotting, sets
 from mha_haiku.showing import shown as shown_
 
 T = 3

@@ -528,6 +528,35 @@ def test_inputs_without_a_tokenizer_are_arrays(foreign):
             mh.wrap(other)
 
 
+def test_attention_outside_of_all_modules_is_a_part_of_a_function():
+    """Its sites have no path: "map" and "heads"."""
+
+    def function(params, tokens):
+        x = params["embedding"][tokens]
+        query = x.reshape(*x.shape[:2], 2, 4)
+        values, _ = mh.attend(query, query, query, mask=mh.masks.causal())
+        return values.reshape(x.shape) @ params["embedding"].T
+
+    params = {"embedding": jax.random.normal(jax.random.key(0), (11, 8))}
+    tokens = np.arange(12).reshape(2, 6) % 11
+    subject = mh.wrap(function, params, examples=[tokens])
+    (found,) = subject.maps(tokens)
+    assert found.shape == (2, 2, 6, 6)
+    without = subject.ablated((0, 1))
+    mean = subject.importance("ablation").mean
+    assert mean.shape == (1, 2) and (mean != 0).all()
+    changed = np.abs(without.logits(tokens) - subject.logits(tokens)).max()
+    assert changed > 1
+    statistics = subject.statistics(tokens)
+    np.testing.assert_allclose(
+        statistics["entropy"].mean[0], found.statistics().entropy.mean(0), rtol=1e-5
+    )
+    answer = subject.why(tokens[0], layer=0, head=0)
+    assert answer.terms.sum() == pytest.approx(answer.total, rel=1e-4)
+    circuit = subject.circuit(*tokens, answers=(1, 2), edges=2)
+    assert circuit.faithfulness == pytest.approx(1, abs=1e-4)
+
+
 def test_what_cannot_be_loaded_is_refused_by_name(tmp_path):
     with pytest.raises(ConfigError, match="nowhere"):
         mh.load(tmp_path / "nowhere")

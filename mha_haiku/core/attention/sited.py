@@ -63,6 +63,9 @@ class Known(scores.DotProduct):
     As a score of queries and keys it is a dot product with scale 0.
     """
 
+    def __repr__(self) -> str:
+        return "in known weights, with its mask"
+
     def __call__(self, query, key):
         shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
         return jnp.zeros(shape, products.accumulation_dtype(query.dtype))

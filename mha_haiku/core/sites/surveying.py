@@ -262,12 +262,13 @@ class Survey:
 def matches(pattern: str, name: str) -> bool:
     """Checks whether a pattern, in which `*` matches anything, names a site.
 
-    It may begin at any part of the path; if it begins with `/`, only at the first. A
-    site that is passed more than once has a number, `path#1/heads`, which a pattern may
-    omit.
+    It may begin at any part of the path, as it does with `*/`; if it begins with `/`,
+    only at the first. A site that is passed more than once has a number,
+    `path#1/heads`, which a pattern may omit.
     """
     names = {f"/{name}", re.sub(r"#\d+", "", f"/{name}")}
-    pattern = pattern if pattern.startswith("/") else f"*/{pattern}"
+    if not pattern.startswith("/"):
+        pattern = f"*/{pattern.removeprefix('*/')}"
     return any(fnmatch.fnmatchcase(x, pattern) for x in names)
 
 

@@ -95,14 +95,14 @@ class Held:
         self._given, self._read = (model, params, example), read or read_maps
         at = [*map(_tokens_of, _EMBEDDINGS), *_SOURCES, "*/factor", "*/map"]
         _, found = running.look(*self._given, at, strict=False)
-        maps = [name for name in found if name.endswith("/map")]
+        maps = [name for name in found if _last(name) == "map"]
         if not maps:
             raise ValueError("model must have visible attention: it has no site */map.")
         self.shapes = [found[name].shape for name in maps]
         self.part = {n: i for i, n in enumerate(maps) if found[n].shape[-3]}
         self.maps = {name: found[name] for name in self.part}
         self._embeddings = [name for name in found if _last(name) in _EMBEDDINGS]
-        self.heads = [name for name in found if name.endswith("/heads")]
+        self.heads = [name for name in found if _last(name) == "heads"]
         self._units = [name for name in found if name.endswith("feed_forward/output")]
         others = [name for name in found if name in {*self.heads, *self._units}]
         self.sources = {name: found[name] for name in (*self._embeddings, *others)}

@@ -242,7 +242,7 @@ def _order(model, params, example) -> list[int]:
     look = sites.look(functools.partial(running.run, model), ["*/heads"])
     names = jax.eval_shape(look, params, example)[1]
     known = list(running.parts(model, params, example))
-    return [known.index(name.removesuffix("/heads")) for name in names]
+    return [known.index(name.rpartition("/")[0]) for name in names]
 
 
 class _HeadRuns:
@@ -255,14 +255,14 @@ class _HeadRuns:
         self.outputs, (ours, theirs) = zip(*pair, strict=True)
         self._run = functools.partial(running.run, model, params)
         self._clean = clean
-        self.parts = [name for name in ours if name.endswith("/heads")]
+        self.parts = [name for name in ours if name.rpartition("/")[2] == "heads"]
         # By the sites that heads read, the part and the index of the kind.
         self.read = {
-            f"{path}/{name}": (part, kind)
-            for part, path in enumerate(x.removesuffix("/heads") for x in self.parts)
+            site: (part, kind)
+            for part, path in enumerate(x.removesuffix("heads") for x in self.parts)
             for kind, names in enumerate(graphs.READ.values())
             for name in names
-            if f"{path}/{name}" in ours
+            if (site := f"{path}{name}") in ours
         }
         self.heads = [ours[name] for name in self.parts]
         self.corrupted = [theirs[name] for name in self.parts]

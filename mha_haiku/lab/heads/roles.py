@@ -130,14 +130,10 @@ def role_of(scores: Mapping[str, float]) -> str:
 @running.compiled
 def _observed(model, params, example, aligned, *, separators):
     """Sums `role_evidence` over a batch, for each map."""
-    separators = jnp.array(separators, jnp.int32)
 
     def summed(attention_map, kind):
         tokens = running.tokens(example, kind)
-        of_source = jnp.issubdtype(example.inputs.dtype, jnp.integer)
-        positions = None
-        if of_source and kind != "decoder" and separators.size:
-            positions = jnp.isin(example.inputs, separators)
+        positions = running.separators_at(example, kind, separators)
         statistics = attention_map.statistics(tokens=tokens, positions=positions)
         given = {"tokens": tokens, "lengths": running.key_lengths(example, kind)}
         found = role_evidence(attention_map, statistics, kind, **given, aligned=aligned)

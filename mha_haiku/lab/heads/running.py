@@ -7,7 +7,7 @@ import collections
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -189,7 +189,7 @@ def parts(model: models.Model, params: Any, example: tasks.Example) -> dict[str,
         places = models.heads_of_layers(model.config)
         return {place.path: len(place.names) for place in places}
     shapes = _heads_of(model).eval_shape(params, example)
-    return {name.removesuffix("/heads"): x.shape[-2] for name, x in shapes.items()}
+    return {name.rpartition("/")[0]: x.shape[-2] for name, x in shapes.items()}
 
 
 @functools.lru_cache(maxsize=32)
@@ -249,6 +249,16 @@ def tokens(example: tasks.Example, kind: str) -> Array | np.ndarray | None:
     inputs, _ = queries(example, kind)
     is_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
     return inputs if is_tokens and kind != "cross" else None
+
+
+def separators_at(
+    example: tasks.Example, kind: str, separators: Sequence[int]
+) -> Array | None:
+    """Marks the keys of maps of a kind that are separators, `[B, S]`; None without."""
+    are_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
+    if kind == "decoder" or not are_tokens or not separators:
+        return None
+    return jnp.isin(example.inputs, jnp.array(separators, jnp.int32))
 
 
 def key_lengths(example: tasks.Example, kind: str) -> Array | np.ndarray | None:

@@ -18,16 +18,8 @@ import numpy as np
 from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
-from mha_haiku.records import Layer
-from mha_haiku.showing import (
-    collecting,
-    drawing,
-    figures,
-    fitting,
-    labels,
-    map_set,
-    page,
-)
+from mha_haiku.records import Layer, map_set
+from mha_haiku.showing import collecting, drawing, figures, fitting, labels, page
 from mha_haiku.subjects import dossiers, imported_runs, inputs, programs
 from mha_haiku.subjects.subject import RunSubject, parts_of, refuse
 from mha_haiku.subjects.verbs import per_head
@@ -233,6 +225,8 @@ def _observer(subject, parts, heads_of_layers, num_bins):
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
     shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)
 
+    separators = programs.separators(subject)
+
     def observe(params, example):
         example = programs.spread(subject, example)
 
@@ -242,6 +236,7 @@ def _observer(subject, parts, heads_of_layers, num_bins):
                 bins=num_bins,
                 kind=kind,
                 tokens=running.tokens(example, kind),
+                separators=running.separators_at(example, kind, separators),
                 lengths=running.key_lengths(example, kind),
             )
             return seen.of_heads(shared)

@@ -67,12 +67,15 @@ def statistics(
     parts = [parts[i] for i in layers]
     subject = programs.placed(subject)
 
+    separators = programs.separators(subject)
+
     def observe(params, example):
         def known(attention_map, kind):
             return collecting.known(
                 attention_map,
                 kind,
                 tokens=running.tokens(example, kind),
+                separators=running.separators_at(example, kind, separators),
                 lengths=running.key_lengths(example, kind),
             )
 
@@ -122,7 +125,10 @@ def roles(subject: Subject, examples: Any = EXAMPLES) -> heads.Heads:
     """Finds the role of each head on a number of examples, or on texts."""
     align = None if subject.task is None else subject.task.alignments
     batches = programs.batches_of(subject, examples, targets=False, name="examples")
-    return heads.roles(subject.model, subject.params, batches, align=align)
+    separators = programs.separators(subject)
+    return heads.roles(
+        subject.model, subject.params, batches, separators=separators, align=align
+    )
 
 
 @verb(command="head_importance", folder="heads")

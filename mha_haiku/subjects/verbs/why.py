@@ -155,6 +155,6 @@ def _strongest(model, path):
             return top.weights[..., 0], top.positions
 
         _, found = running.look(model, params, batch, {f"{path}/map": largest})
-        return found[f"{path}/map"]
+        return found[f"{path}/map".removeprefix("/")]
 
     return run

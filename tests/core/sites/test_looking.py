@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku.core import sites
+from mha_haiku.core import attention, sites
 
 L, B, D = 3, 4, 5
 
@@ -393,6 +393,15 @@ def test_what_cannot_be_done_is_refused(case):
     call, words = REFUSED[case]
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_a_pattern_of_all_paths_names_sites_without_one():
+    x = jnp.ones((1, 3, 2, 4))
+    function = lambda x: attention.attend(x, x, x)[0]  # noqa: E731
+    assert list(sites.look(function, ["*/map"])(x)[1]) == ["map"]
+    assert not sites.look(function, ["a/*/map"], strict=False)(x)[1]
+    edited = sites.edit(function, {"/heads": lambda x: x.at[..., 1, :].set(0)})(x)
+    assert not edited[..., 1, :].any() and edited[..., 0, :].all()
 
 
 def test_a_pattern_that_names_nothing_may_be_allowed():

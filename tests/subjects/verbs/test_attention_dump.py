@@ -13,8 +13,8 @@ from mha_haiku.core import arrays as array_files
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.showing import drawing
-from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects import programs
 from mha_haiku.subjects.subject import Subject, parts_of
 from mha_haiku.subjects.verbs import dumping

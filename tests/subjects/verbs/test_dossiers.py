@@ -10,8 +10,8 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, records
 from mha_haiku.records import Layer, archive
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.showing import sets
-from mha_haiku.showing.map_set import MapSet
 from mha_haiku.subjects import dossiers, results
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping

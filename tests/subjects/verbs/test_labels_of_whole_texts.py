@@ -10,7 +10,7 @@ import pytest
 from mha_haiku import subjects, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import metrics
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import losses

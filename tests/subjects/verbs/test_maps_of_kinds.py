@@ -11,7 +11,7 @@ import mha_haiku as mh
 from mha_haiku import attention, runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects import dossiers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping

@@ -9,7 +9,7 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.showing import map_set
+from mha_haiku.records import map_set
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
     dumping,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import runs
-from mha_haiku.showing.map_set import MapSet
+from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects import dossiers, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping

@@ -188,7 +188,7 @@ class MapSet:
       missing: Pairs of a missing result ("importance") and the command to compute it.
 
     Example:
-      >>> from mha_haiku.showing import map_set
+      >>> from mha_haiku.records import map_set
       >>> axis = map_set.Axis.whole("abc")
       >>> example = map_set.Example("one", axis, axis, (np.ones((2, 3, 3)) / 3,))
       >>> layer = mh.heads.Heads.of_examples(np.ones((1, 1, 2))).layers
