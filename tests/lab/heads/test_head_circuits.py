@@ -74,8 +74,10 @@ def test_a_circuit_of_all_edges_keeps_all_and_heads_that_share_keys_have_their_o
             heads.circuit_of_heads(subject, [corrupted], edges=x) for x in (count, 12)
         ]
     whole, some, whole_twin, some_twin = circuits
-    assert whole.faithfulness == pytest.approx(1, abs=1e-4) and whole.kept.all()
-    assert whole.rest == pytest.approx(0, abs=1e-4)
+    # The effect of these two pairs nearly cancels, so shares of it lose digits.
+    np.testing.assert_allclose(whole.only, whole.edges.base, atol=5e-6)
+    np.testing.assert_allclose(whole.without, whole.edges.other, atol=5e-6)
+    assert whole.kept.all() and whole.faithfulness == pytest.approx(1, abs=0.01)
     for one, twin in ((whole, whole_twin), (some, some_twin)):
         np.testing.assert_allclose(
             one.edges.per_example, twin.edges.per_example, atol=5e-6
