@@ -51,6 +51,10 @@ def test_many_layers_stand_in_columns(drawn):
     assert opened.locator("#overview .head").first.bounding_box()["width"] > 20
     box = opened.locator("#overview")
     assert box.evaluate("(x) => x.scrollWidth - x.clientWidth") == 0
+    opened.set_viewport_size({"width": 400, "height": 700})  # now it scrolls down
+    opened.wait_for_timeout(500)
+    assert box.evaluate("(x) => x.scrollWidth - x.clientWidth") == 0
+    assert lines.nth(29).bounding_box()["y"] > lines.nth(28).bounding_box()["y"]
 
 
 def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):

@@ -7,6 +7,7 @@
 
 const largestSide = 92; // pixels a side of a thumbnail
 const smallestSide = 12;
+const legibleSide = 18; // where the width has room for it, many layers scroll
 const captionFrom = 34; // thumbnails as wide as that have words below them
 const wordFrom = 58; // thumbnails as wide as that have room for the longest word of a role
 const captionLine = 13;
@@ -95,7 +96,6 @@ function arrangeHeads(set) {
   const button = ([layer, head]) => overview.buttons.get(headId(layer, head));
   box.className = choice.order ? 'ranked' : `layers${side < captionFrom ? ' small' : ''}`;
   box.style.setProperty('--side', `${side}px`);
-  box.style.setProperty('--columns', overview.columns);
   box.style.setProperty('--pitch', `${pitch}px`);
   if (choice.order) {
     box.replaceChildren(...ranked(set).map((head) => {
@@ -124,6 +124,7 @@ function arrangeHeads(set) {
         ...(heads.length ? [] : [make('em', 'no heads left')]),
       )];
     }));
+    box.style.setProperty('--rows', Math.ceil(box.children.length / overview.columns));
   }
   overview.buttons.forEach((each) => {
     each.drawn = '';
@@ -184,8 +185,9 @@ function sizeThumbnails(set, box) {
   if (overview.side < captionFrom) {
     // Many layers stand in columns next to each other, where that makes heads larger.
     const sideIn = (columns) => Math.max(smallestSide, Math.min(
-      captionFrom - 1, Math.floor((box.clientWidth / columns - 42) / most) - 4,
-      Math.floor((overviewRoom() - titles) / Math.ceil(set.layers.length / columns)) - 8,
+      captionFrom - 1, Math.floor((box.clientWidth / columns - 42) / most) - 4, Math.max(
+        legibleSide, Math.floor((overviewRoom() - titles) / Math.ceil(set.layers.length / columns)) - 8,
+      ),
     ));
     for (const columns of [2, 3, 4]) if (sideIn(columns) > sideIn(overview.columns)) overview.columns = columns;
     overview.side = sideIn(overview.columns);
