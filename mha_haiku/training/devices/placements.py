@@ -168,6 +168,7 @@ class Sharded:
         self._shard_parameters = shard_parameters
 
     def implementation(self, name: str) -> attention.Sharded:
+        """Returns the argument `implementation` of `attend` for one of its names."""
         return attention.Sharded(self.mesh, name)
 
     def put(self, tree: Any) -> Any:
@@ -179,6 +180,7 @@ class Sharded:
         return jax.tree.map(_put, tree, self._shardings(tree))
 
     def initial_state(self, function: Callable, seed: np.uint32) -> Any:
+        """Puts `function(seed)`, a state, on the devices, as `put_state` does."""
         shardings = self._shardings(jax.eval_shape(function, seed))
         return jax.jit(function, out_shardings=shardings)(seed)
 
@@ -212,6 +214,7 @@ class Sharded:
     def program(
         self, function: Callable, *, num_scalars: int, returns_state: bool
     ) -> Any:
+        """Compiles a function of arrays from `put` and `put_state`."""
         if not returns_state:
             return jax.jit(function, out_shardings=self._everywhere)
 
@@ -226,6 +229,7 @@ class Sharded:
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
     ) -> tasks.Example:
+        """Makes a batch that the devices divide; only inside a program."""
         return self.spread(make(jnp.arange(batch_size, dtype=jnp.int32)))
 
     def spread(self, examples: tasks.Example) -> tasks.Example:
@@ -243,9 +247,11 @@ class Sharded:
         return jax.tree.map(constrain, examples.axes(), examples)
 
     def own_key(self, key: jax.Array) -> jax.Array:
+        """Returns the key for the whole batch's random numbers."""
         return key  # a program of a mesh draws for the whole batch
 
     def total(self, tree: Any) -> Any:
+        """Returns the sums of every leaf over the batch."""
         return tree  # sums are over the whole batch already
 
     def _shardings(self, tree) -> Any:
