@@ -122,5 +122,7 @@ def test_an_example_gives_what_it_says(name, own_verbs, tmp_path, monkeypatch, r
     test = doctest.DocTestParser().get_doctest(text, dict(_names()), name, None, None)
     said = []
     with jax.numpy_rank_promotion("allow"):  # as outside of tests
-        doctest.DocTestRunner(optionflags=_OPTIONS).run(test, out=said.append)
+        doctest.DocTestRunner(verbose=False, optionflags=_OPTIONS).run(
+            test, out=said.append
+        )
     assert not said, "".join(said)
