@@ -46,7 +46,7 @@ def _offered(function: _Function) -> _Function:
 def _program(function: Callable, **options: bool) -> Callable:
     """Compiles a function of `EdgeRuns` and arrays; results are its, and both metrics.
 
-    The options are those of `EdgeRuns`.
+    Options are passed to `EdgeRuns`.
     """
 
     @functools.partial(running.compiled, compacts=False)

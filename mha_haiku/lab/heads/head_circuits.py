@@ -50,7 +50,7 @@ def path_patching(
     reaches later streams only through residual connections, norms and feed-forward
     parts, which are recomputed. The receiver reads this stream for its queries, say,
     and the clean one for the rest; its output is put into the clean run, and everything
-    after it is recomputed. For the logits the metric is that of the held run. Gates of
+    after it is recomputed. For the logits the metric of the held run counts. Gates of
     attention are read with the queries.
 
     An edge takes two runs of the model. Memory does not grow with the number of edges.

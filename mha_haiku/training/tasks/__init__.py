@@ -207,7 +207,7 @@ def of_name(name: str) -> type[Task]:
     """
     if task_files.is_name(name):
         return task_files.load(name)
-    # Those of own data are made only by `from_arrays` and `from_examples`.
+    # Tasks of a user's data are made only by `from_arrays` and `from_examples`.
     if name in (known := _TASKS | own_data.TASKS):
         return known[name]
     try:
