@@ -155,8 +155,8 @@ class Reads(Answer):
     For queries and keys the number is how much a component raises the scores of
     attended keys over the mean of all visible keys, `sum_s (p_s - 1 / n) score_s`,
     averaged over queries: the numbers of all components add up to the number of
-    the whole score, and constants of a row do not count. For values it is the share of the head's
-    output, `z_m . z / |z|^2`; shares add up to 1.
+    the whole score, and constants of a row do not count. For values it is the share of
+    the head's output, `z_m . z / |z|^2`; shares add up to 1.
 
     Attributes:
       components: M components, the last one the biases.
