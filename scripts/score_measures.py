@@ -48,7 +48,7 @@ import tqdm
 from configs import reverse
 from mha_haiku import devices, heads, models, rasp
 from mha_haiku.core import sites
-from mha_haiku.lab.heads import programs as edited_runs
+from mha_haiku.lab.heads import clean_runs as edited_runs
 from mha_haiku.lab.heads import running
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import optimizers, stepping, tasks

@@ -43,7 +43,7 @@ _STRAYS = {
         "mha_haiku/core/attention/stray.py": "",
     },
     "A module of sites imports from lower layers only": {
-        "mha_haiku/core/sites/graph.py": "import mha_haiku.core.sites.recognition",
+        "mha_haiku/core/sites/levels.py": "import mha_haiku.core.sites.recognition",
         "mha_haiku/core/sites/stray.py": "",
     },
     "The core imports no optional backend of attention": {

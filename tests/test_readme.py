@@ -21,7 +21,7 @@ import pytest
 import mha_haiku
 from mha_haiku import attention, commands
 from mha_haiku.core.modules import anatomy, pattern
-from mha_haiku.subjects.verbs import VERBS, sweep
+from mha_haiku.subjects.verbs import VERBS, prune_sweep
 from tests import pretrained, tiny_runs
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -179,7 +179,7 @@ def _run(command: str, cache: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "devices", lambda: devices)
         patch.setattr(jax, "local_devices", lambda: devices)
-        patch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+        patch.setattr(prune_sweep, "_TIMED_SECONDS", 0.01)
         print(command)
         assert commands.run([name, *arguments, "--debug"]) == 0, command
 

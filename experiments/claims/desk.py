@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields, models
-from mha_haiku.subjects import imported_runs, programs
+from mha_haiku.subjects import computing, imported_runs
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import (
@@ -253,7 +253,7 @@ class Desk:
                 imported_runs.write(
                     f"package:{package}", folder, sequence_length=sequence_length
                 )
-            return programs.compact(Subject.of_folder(folder))
+            return computing.compact(Subject.of_folder(folder))
 
         return self.once(("imported", package, sequence_length), load)
 

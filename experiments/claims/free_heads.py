@@ -3,7 +3,7 @@
 import numpy as np
 
 from experiments.claims import base
-from mha_haiku.subjects.verbs import pruning
+from mha_haiku.subjects.verbs import pruned_models
 
 _LAYERS = 2
 _HEADS = (4, 8, 16, 32)  # of the whole model
@@ -123,12 +123,12 @@ class FreeHeads(base.Claim):
                 config, seed, _has_learned, most=_MOST_STEPS
             )
             subject = trained.subject()
-            order = pruning.order_of(
+            order = pruned_models.order_of(
                 subject, "gradient", ablation_value="zero", examples=256
             )
             orders = orders_of(order, arm, np.random.default_rng(seed))
             of = subject.measured(_EXAMPLES, metric="accuracy")
-            mistakes = pruning.ablated(of, orders, range(heads + 1))
+            mistakes = pruned_models.ablated(of, orders, range(heads + 1))
             falls = mistakes - mistakes[:, :1]
             numbers[f"free of {heads}"] = free_share(falls) if has_learned else 0.0
             numbers[f"accuracy of {heads}"] = 1 - mistakes[0, 0]

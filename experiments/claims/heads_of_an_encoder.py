@@ -7,7 +7,7 @@ import numpy as np
 from experiments.claims import base
 from mha_haiku.core import sites
 from mha_haiku.lab import heads
-from mha_haiku.subjects import programs
+from mha_haiku.subjects import computing
 
 _SENTENCES = 32  # of each seed
 _LENGTH = 64
@@ -126,7 +126,7 @@ class HeadsOfAnEncoder(base.Claim):
             )
         if arm == base.PLANTED:
             model = desk.once((self, "planted"), lambda: _planted(model))
-        example = programs.held_out(
+        example = computing.held_out(
             subject, range(_SENTENCES * seed, _SENTENCES * (seed + 1))
         )
         encoder = subject.task.encoder

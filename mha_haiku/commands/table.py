@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mha_haiku.commands import config_files, groups, running, signatures
+from mha_haiku.commands import config_files, groups, process, signatures
 from mha_haiku.commands.signatures import Option
 from mha_haiku.core import checks
 from mha_haiku.subjects.subject import Verb
@@ -157,7 +157,7 @@ def _of_verb(verb: Verb) -> Command:
 
 
 def _ended(entry: Command, arguments: Sequence[str]) -> int:
-    return running.ended(
+    return process.ended(
         functools.partial(_run, entry, arguments),
         debug=any(map(_DEBUG.fullmatch, arguments)),
     )
@@ -194,5 +194,5 @@ def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> st
 
 def _end(status: int) -> None:
     if status == 130:  # after the threads, such as one that writes a checkpoint
-        atexit.register(running.end_at_once, status)
+        atexit.register(process.end_at_once, status)
     sys.exit(status)

@@ -15,8 +15,8 @@ from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import imported_runs, observers, opening, results
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import VERBS, dumping, saving
-from mha_haiku.subjects.verbs.rollout import PUBLISHED
+from mha_haiku.subjects.verbs import VERBS, dumping, saved_models
+from mha_haiku.subjects.verbs.replacement import PUBLISHED
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import SeedsSummary, folders, loop, progress
 
@@ -261,7 +261,7 @@ def prune_heads(
         raise ConfigError(f"{name} does not fit --sweep, which saves no pruned model.")
     folder = pathlib.Path(out or run.workdir.rstrip("/") + "_pruned")
     if not sweep:
-        saving.check_free(folder, steps=steps)  # before the work
+        saved_models.check_free(folder, steps=steps)  # before the work
         sizes = 1
     if sizes is not None:
         options["sizes"] = sizes
@@ -270,7 +270,7 @@ def prune_heads(
         tell(result, pathlib.Path(run.workdir, "heads"), pictures.format)
     else:
         print(result.text())
-        saved = saving.save_run(result.smallest, folder, steps=steps)
+        saved = saved_models.save_run(result.smallest, folder, steps=steps)
         print(f"\nPruned run: {saved}")
 
 

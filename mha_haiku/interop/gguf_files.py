@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import arrays, checks
-from mha_haiku.interop.families import FAMILIES, rules, tables
+from mha_haiku.interop.families import FAMILIES, name_tables, rules
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
@@ -188,7 +188,7 @@ def _config(path: Path, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]
         if name.startswith(prefix)
     }
     # They take the values that config.json has for them.
-    keys = tables.keys_of(FAMILIES[kind], FAMILIES[kind].heads[0])
+    keys = name_tables.keys_of(FAMILIES[kind], FAMILIES[kind].heads[0])
     names = {name: x for name, x in _OPTIONAL_FIELDS.items() if name in own}
     config = {
         theirs: keys[theirs].checked(f"{path}: {prefix}{name}", own.get(name))

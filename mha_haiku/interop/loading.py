@@ -18,7 +18,7 @@ import numpy as np
 
 from mha_haiku.core import arrays, checks, fields, models
 from mha_haiku.interop import sources
-from mha_haiku.interop.families import FAMILIES, tables
+from mha_haiku.interop.families import FAMILIES, name_tables
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
@@ -86,7 +86,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     family, theirs = None, {}
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found)
-        stored, head = dict(found.arrays), tables.OutputHead(OWN, {})
+        stored, head = dict(found.arrays), name_tables.OutputHead(OWN, {})
     else:
         family = family_of(found.config)
         stored = named(family, found)
@@ -97,7 +97,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     expected = flat(shapes(config, sizes))
     # Before shapes are compared, which takes memory of their size.
     _check_count(_count(stored), _count(expected) // 2)
-    rows = [tables.row(name, name) for name in expected]
+    rows = [name_tables.row(name, name) for name in expected]
     if family is not None:
         rows = list(rows_of(family, head, config, expected))
     needed = {name for row in rows for name in row.theirs}
@@ -105,7 +105,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     _check_names(found, head, needed, stored)
     params: Params = {}
     for each in rows:
-        place = tables.Place(config, theirs, each.layer)
+        place = name_tables.Place(config, theirs, each.layer)
         _check_shapes(found, each, place, expected, stored)
         whole = [_numbers(found, n, stored[n]) for n in each.theirs]
         results = each.change.to_ours(whole, place)
@@ -169,7 +169,9 @@ def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
     return config, sizes
 
 
-def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stored]:
+def named(
+    family: name_tables.Family, found: sources.Source
+) -> dict[str, arrays.Stored]:
     """Collects the arrays of a file, except buffers, by the names that rows have."""
     of_heads = {
         name for head in family.heads for row in head.rows for name in row.theirs
@@ -192,8 +194,8 @@ def named(family: tables.Family, found: sources.Source) -> dict[str, arrays.Stor
 
 @checks.user_mistakes()
 def head_of(
-    family: tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
-) -> tables.OutputHead:
+    family: name_tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
+) -> name_tables.OutputHead:
     """Finds the head named by config.json, or else a head that fits the arrays."""
     architectures = theirs.get("architectures")
     heads = {head.architecture: head for head in family.heads}
@@ -210,7 +212,7 @@ def head_of(
 
 
 @checks.user_mistakes()
-def family_of(theirs: Mapping[str, Any]) -> tables.Family:
+def family_of(theirs: Mapping[str, Any]) -> name_tables.Family:
     """Finds the family that config.json names."""
     name = "config.json's family of models (model_type)"
     kind = checks.choice(name, theirs.get("model_type"), FAMILIES, checks.meant)
@@ -218,8 +220,8 @@ def family_of(theirs: Mapping[str, Any]) -> tables.Family:
 
 
 def read_fields(
-    family: tables.Family,
-    head: tables.OutputHead,
+    family: name_tables.Family,
+    head: name_tables.OutputHead,
     theirs: Mapping[str, Any],
     count: int | None = None,
 ) -> tuple[models.ModelConfig, Sizes, dict[str, Any]]:
@@ -228,11 +230,11 @@ def read_fields(
     If its sizes need more than the `count` of stored numbers, it is refused before
     anything of these sizes is made, such as a list per layer.
     """
-    theirs = tables.checked(family, head, theirs)
+    theirs = name_tables.checked(family, head, theirs)
     values = {**dict.fromkeys(Sizes._fields), **family.fields, **head.fields}
     settings = (*family.settings, *head.settings)
     for setting in settings:
-        if isinstance(setting, tables.Setting):
+        if isinstance(setting, name_tables.Setting):
             values |= setting.read(theirs)
     if count is not None:
         _check_count(count, _least_count(values))
@@ -292,11 +294,11 @@ def _config(values: Mapping[str, Any]) -> models.ModelConfig:
 
 
 def rows_of(
-    family: tables.Family,
-    head: tables.OutputHead,
+    family: name_tables.Family,
+    head: name_tables.OutputHead,
     config: models.ModelConfig,
     names: Collection[str],
-) -> Iterator[tables.Row]:
+) -> Iterator[name_tables.Row]:
     """Yields the rows of a model with parameters of these names, with whole names."""
     rows = [row.below("", family.prefix) for row in family.rows]
     rows += head.rows

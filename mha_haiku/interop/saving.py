@@ -19,7 +19,7 @@ import numpy as np
 from mha_haiku.core import arrays, checks, fields, models, modules, positions
 from mha_haiku.core.modules import anatomy
 from mha_haiku.interop import loading
-from mha_haiku.interop.families import FAMILIES, tables
+from mha_haiku.interop.families import FAMILIES, name_tables
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
@@ -144,7 +144,7 @@ def _of_a_family(config, params, sizes, name):
         for head in family.heads:
             try:
                 theirs, read = _written(family, head, own, sizes)
-            except tables.CannotSayError as error:
+            except name_tables.CannotSayError as error:
                 reasons.append((error.count, f"{family.name} cannot say {error}"))
                 continue
             return theirs, _stored(family, head, own, sizes, read, arrays_of)
@@ -168,20 +168,20 @@ def _written(family, head, config, sizes) -> tuple[dict[str, Any], dict[str, Any
     theirs: dict[str, Any] = {}
     for name in _PARTS:
         if not ours[name]:
-            raise tables.CannotSayError(f"{name} = 0", 0)
+            raise name_tables.CannotSayError(f"{name} = 0", 0)
     for setting in (*family.settings, *head.settings):
         for name, value in setting.write(ours).items():
             if theirs.setdefault(name, value) != value:
-                raise tables.CannotSayError(f"{name} of two values")
+                raise name_tables.CannotSayError(f"{name} of two values")
     theirs = {"architectures": [head.architecture], "model_type": family.name, **theirs}
     try:
         again, again_sizes, read = loading.read_fields(family, head, theirs)
     except checks.ConfigError as error:
-        raise tables.CannotSayError(str(error)) from None
+        raise name_tables.CannotSayError(str(error)) from None
     wanted, found = _meaning(config, sizes), _meaning(again, again_sizes)
     differing = [name for name, x in wanted.items() if (name, x) not in found.items()]
     if differing:
-        raise tables.CannotSayError(
+        raise name_tables.CannotSayError(
             ", ".join(f"{name} = {wanted[name]!r}" for name in differing[:3]),
             len(differing),
         )
@@ -230,7 +230,7 @@ def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray
     looped = config.replace(scan_layers=False)
     names = loading.flat(loading.shapes(looped, sizes))
     for row in loading.rows_of(family, head, config, names):
-        place = tables.Place(config, theirs, row.layer)
+        place = name_tables.Place(config, theirs, row.layer)
         for name in row.ours:
             if name not in left:
                 raise checks.ConfigError(

@@ -15,7 +15,7 @@ import numpy as np
 from mha_haiku.core import attention, checks
 from mha_haiku.records import Layer
 from mha_haiku.records.map_set import MapSet
-from mha_haiku.showing import drawing, figures, per_head, sets, shown
+from mha_haiku.showing import drawing, figures, head_figures, sets, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +158,7 @@ def figure_of(what: Any, *, title: str | None) -> "Figure":
 @figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
     found = shown.heads_of(what)
-    return per_head.picture(found, title=title or "Statistics of heads")
+    return head_figures.picture(found, title=title or "Statistics of heads")
 
 
 def drawn(picture: functools.partial, title: str | None) -> "Figure":

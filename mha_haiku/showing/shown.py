@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import attention, display, masks
-from mha_haiku.core.masks.arrays import Dense, Segments
+from mha_haiku.core.masks.array_masks import Dense, Segments
 from mha_haiku.records import Heads
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.showing import collecting, drawing, markup, sets

@@ -11,7 +11,7 @@ import numpy as np
 
 from mha_haiku.core import display
 from mha_haiku.showing import markup, shown
-from mha_haiku.showing.answers import Grid, rows_table, shows, visible
+from mha_haiku.showing.measurements import Grid, rows_table, shows, visible
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -20,7 +20,7 @@ from mha_haiku.core import checks, fields, models
 from mha_haiku.lab import heads
 from mha_haiku.records.heads import ROLE, Column
 from mha_haiku.showing import curves
-from mha_haiku.subjects import dossiers, inputs, programs, results
+from mha_haiku.subjects import computing, conversion, dossiers, results
 from mha_haiku.subjects.subject import Subject, check_task
 from mha_haiku.subjects.verbs import dumping, generation
 from mha_haiku.training.runs import (
@@ -48,7 +48,7 @@ class _Study(loop.Observer):
         model = folders.make_model(config.model, task)  # in this process only
         name = folder.root.resolve().name
         known: dict[str, Any] = dict(config=config, task=task, step=step, folder=folder)
-        subject = Subject(model, None, name, progress=programs.silent, **known)
+        subject = Subject(model, None, name, progress=computing.silent, **known)
         self._subject, self._folder = check_task(subject, "training"), folder
         self._start(step)
 
@@ -93,13 +93,13 @@ class Timeline(_Log):
 
     def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
         subject = self._subject
-        count = programs.batch_size(subject, _EXAMPLES, _POSITIONS)
-        batches = [programs.held_out(subject, range(count))]
+        count = computing.batch_size(subject, _EXAMPLES, _POSITIONS)
+        batches = [computing.held_out(subject, range(count))]
         roles = heads.roles(
             subject.model,
             params,
             batches,
-            separators=programs.separators(subject),
+            separators=computing.separators(subject),
             align=subject.task.alignments,
         )
         of = heads.Measured(subject.model, heads.metrics.loss, params, batches)
@@ -139,7 +139,7 @@ class Samples(_Log):
             generation.strategy(self._kind),
             most=_TOKENS,
         )
-        rows = inputs.rows_of(examples) if self._kind == "source" else ()
+        rows = conversion.rows_of(examples) if self._kind == "source" else ()
         self._right = [subject.task.answer(row.targets) for row in rows]
 
     def wants(self, step: int) -> bool:

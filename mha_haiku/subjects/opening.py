@@ -13,11 +13,11 @@ from mha_haiku import interop
 from mha_haiku.core import checks, models
 from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
-from mha_haiku.subjects import imported_runs, inputs, observers
+from mha_haiku.subjects import conversion, imported_runs, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping, generation
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import configuration, files, folders, loop, opening
+from mha_haiku.training.runs import configuration, files, folders, loop, starting
 
 
 def load(
@@ -69,7 +69,7 @@ def load(
     try:
         run = imported_runs.in_memory(imported, name)
     except checks.ConfigError:  # there is no task
-        codec = inputs.of_tokenizer(imported.tokenizer)
+        codec = conversion.of_tokenizer(imported.tokenizer)
         return Subject(imported.model, imported.params, name, codec=codec)
     return Subject.of_run(run, name)
 
@@ -133,7 +133,7 @@ def train(
 
 def train_observed(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
-) -> opening.Summary | opening.SeedsSummary:
+) -> starting.Summary | starting.SeedsSummary:
     """Trains with every observer of the laboratory; otherwise as `runs.train`."""
     training = config.training
     watching = [
@@ -184,7 +184,7 @@ def wrap(
       >>> mh.wrap(f, params).logits(np.array([[1, 2, 3]])).shape
       (1, 3, 7)
     """
-    codec, is_function = inputs.of_tokenizer(tokenizer), callable(function)
+    codec, is_function = conversion.of_tokenizer(tokenizer), callable(function)
     if torch_modules.is_module(function):
         module = torch_modules.convert(function)
         function, params = module.function, module.params
@@ -238,10 +238,10 @@ def wrap(
 
 def _batches(subject, given) -> list[tasks.Example]:
     """Makes batches of examples of inputs; tokens have the next ones as targets."""
-    batches = inputs.batches(subject, given, targets=False)
+    batches = conversion.batches(subject, given, targets=False)
     first = batches[0].inputs
     are_tokens = first.ndim == 2 and np.issubdtype(first.dtype, np.integer)
-    return inputs.batches(subject, given, targets=are_tokens)
+    return conversion.batches(subject, given, targets=are_tokens)
 
 
 def _takes_lengths(function) -> bool:

@@ -10,9 +10,9 @@ import jax
 from mha_haiku.core import checks, models
 from mha_haiku.records.map_set import Dossier, MapSet
 from mha_haiku.showing import markup, plotting, sets, shown
-from mha_haiku.subjects import dossiers, observers, programs
+from mha_haiku.subjects import computing, dossiers, observers
 from mha_haiku.subjects.subject import Subject, has_task
-from mha_haiku.subjects.verbs import dumping, sweep
+from mha_haiku.subjects.verbs import dumping, prune_sweep
 from mha_haiku.training.runs import folders
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _(subject: Subject) -> MapSet:
         raise ValueError(f"{subject.name} has no task: show its maps of inputs.")
     config = subject.config.replace(attention=dict(dtype="float32"))
     return dumping.measured(
-        subject.replace(config=config, progress=programs.silent),
+        subject.replace(config=config, progress=computing.silent),
         means=False,
         weights=subject.task.sequence_length <= sets.WHOLE,
         devices=jax.local_devices()[:1],
@@ -112,5 +112,5 @@ def _(what: Any, *, title: str | None) -> "Figure":
 _FILES = {
     "metrics.jsonl": observers.learning_curve,
     "timeline.jsonl": observers.timeline,
-    "pruning.csv": sweep.picture,
+    "pruning.csv": prune_sweep.picture,
 }

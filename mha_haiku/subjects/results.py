@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mha_haiku.core import checks
 from mha_haiku.records import Heads, tables
-from mha_haiku.showing import drawing, per_head
+from mha_haiku.showing import drawing, head_figures
 from mha_haiku.training.runs import files
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class HeadResult(Heads, Result):
     @property
     def picture(self) -> functools.partial:
         """Draws the columns."""
-        return functools.partial(per_head.picture, self)
+        return functools.partial(head_figures.picture, self)
 
     def save(
         self, folder: str | os.PathLike, formats: Sequence[str] = ("png",)

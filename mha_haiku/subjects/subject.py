@@ -27,7 +27,7 @@ import numpy as np
 from mha_haiku.core import checks, display, models
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import inputs
+from mha_haiku.subjects import conversion
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import configuration, folders, progress
 
@@ -56,7 +56,7 @@ class Subject:
     model: models.Model
     params: Any
     name: str
-    codec: inputs.Codec = inputs.Codec()  # what encodes texts
+    codec: conversion.Codec = conversion.Codec()  # what encodes texts
     metric: heads.Metric | None = None  # of a wrapped function; defaults to the task's
     # Examples to measure a wrapped function on; default to the task's held-out ones.
     batches: Sequence[tasks.Example] | None = None
@@ -76,7 +76,7 @@ class Subject:
     ) -> "RunSubject":
         """Makes a run a subject, with looped layers, so that each has a name."""
         config, task, model, params, step, placement = run.looped()
-        codec = inputs.of_task(task)
+        codec = conversion.of_task(task)
         subject = cls(
             model,
             params,
@@ -143,7 +143,7 @@ class Subject:
         """
         checks.positive_integer("count", count)
         if self.batches:
-            return inputs.joined(inputs.first(self.batches, count))
+            return conversion.joined(conversion.first(self.batches, count))
         if not has_task(self):
             refuse(self, "examples", "has no task; pass examples to mh.wrap")
         indices, data = np.arange(count, dtype=np.int32), self.task.held_out_data
@@ -230,7 +230,7 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         return [Part(x.path, x.kind, x.layer, x.names) for x in known]
     if batch is None and subject.batches is not None:
         batch = subject.batches[0]
-    arguments = model, subject.params, batch or inputs.some_tokens(subject.codec)
+    arguments = model, subject.params, batch or conversion.some_tokens(subject.codec)
     try:
         counts = running.parts(*arguments)
     except Exception as error:

@@ -14,7 +14,7 @@ import types
 import pytest
 
 from mha_haiku import commands, runs
-from mha_haiku.commands import config_files, running
+from mha_haiku.commands import config_files, process
 from mha_haiku.core import checks, fields
 from mha_haiku.subjects.subject import Subject
 
@@ -410,7 +410,7 @@ class _Ended:
 @pytest.mark.parametrize("main", [_raised_as_another_error, _ignored_by_python])
 def test_an_interruption_that_is_hidden_is_still_one(capsys, main):
     before = signal.getsignal(signal.SIGINT)
-    assert running.ended(main) == 130
+    assert process.ended(main) == 130
     assert capsys.readouterr().err == "Interrupted.\n"
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -9,7 +9,7 @@ import pytest
 
 from mha_haiku import commands
 from mha_haiku.records.map_set import MapSet
-from mha_haiku.subjects.verbs import sweep
+from mha_haiku.subjects.verbs import prune_sweep
 from mha_haiku.training.runs import checkpoints, folders
 from tests import pretrained
 
@@ -130,7 +130,7 @@ def test_what_encoders_of_sentences_cannot_do_is_refused(imported, capsys):
 def test_encoder_of_sentences_goes_through_pruning(
     imported, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(prune_sweep, "_TIMED_SECONDS", 0.01)
     workdir = f"--workdir={imported('sentences')}"
     assert _run("head_statistics", workdir, "--examples=4") == 0
     assert (
@@ -155,7 +155,7 @@ def test_encoder_of_sentences_goes_through_pruning(
 def test_language_model_goes_through_every_script(
     imported, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(prune_sweep, "_TIMED_SECONDS", 0.01)
     folder = imported("causal", tmp_path / "run")
     workdir = f"--workdir={folder}"
     assert _run("dump_attention", workdir, "--text=The dog ran under the log.") == 0

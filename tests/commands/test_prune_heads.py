@@ -4,7 +4,7 @@ import pytest
 
 from mha_haiku import commands, models
 from mha_haiku.commands import config_files
-from mha_haiku.subjects.verbs import sweep
+from mha_haiku.subjects.verbs import prune_sweep
 from mha_haiku.training.runs import folders
 from tests.tiny_runs import write_untrained
 
@@ -12,7 +12,7 @@ from tests.tiny_runs import write_untrained
 @pytest.fixture
 def untrained(tmp_path, monkeypatch):
     """The folder of a run of one layer, two heads and six units, of step 3."""
-    monkeypatch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(prune_sweep, "_TIMED_SECONDS", 0.01)
     config = config_files.load("configs/reverse.py")
     config = config.replace(
         model=dict(

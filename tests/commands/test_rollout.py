@@ -8,7 +8,7 @@ import pytest
 from mha_haiku import commands
 from mha_haiku.commands import config_files
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs.rollout import Study
+from mha_haiku.subjects.verbs.replacement import Study
 from mha_haiku.training.runs import loop
 
 CONFIG = "configs/papers/rollout.py"

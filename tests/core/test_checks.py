@@ -5,7 +5,7 @@ import pytest
 
 from mha_haiku.core import checks
 from mha_haiku.records import map_set
-from mha_haiku.subjects.verbs import sweep
+from mha_haiku.subjects.verbs import prune_sweep
 from mha_haiku.training.runs import files, folders
 
 
@@ -86,7 +86,7 @@ def test_checks_shorten_what_they_repeat():
         lambda path: files.read_lines(path),
         lambda path: files.LineWriter(path),
         lambda path: map_set.MapSet.load(path),
-        lambda path: sweep.picture(path),
+        lambda path: prune_sweep.picture(path),
         lambda path: folders.load_run(path.parent),
     ],
 )

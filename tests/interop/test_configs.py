@@ -8,7 +8,7 @@ import pytest
 from mha_haiku import models
 from mha_haiku.core import checks
 from mha_haiku.interop import loading
-from mha_haiku.interop.families import tables
+from mha_haiku.interop.families import name_tables
 from tests.interop import small_models
 
 LAYOUTS = small_models.layouts()
@@ -220,7 +220,7 @@ def test_a_setting_of_a_wrong_type_or_size_is_named(case):
     config = LAYOUTS[case]["config"]
     family = loading.family_of(config)
     head = loading.head_of(family, config, ())
-    keys = tables.keys_of(family, head)
+    keys = name_tables.keys_of(family, head)
     changes = [{name: value} for name in keys for value in _WRONG]
     if "rope_parameters" in keys:
         rope = LAYOUTS["llama_3"]["config"]["rope_parameters"]

@@ -11,7 +11,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects import programs
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training.runs import folders
 from tests import everyday, pretrained
@@ -135,7 +135,7 @@ def test_an_edited_model_generates_by_its_edits(llama):
 def test_edits_are_there_on_all_devices(llama, split):
     without = llama.ablated((0, 3), (1, 0)).edited({"layer_1/stream": lambda x: 2 * x})
     config = llama.config.replace(devices=split)
-    subject = programs.placed(without.replace(config=config))
+    subject = computing.placed(without.replace(config=config))
     assert subject.placement is not None
     tokens = np.tile(llama.encode(TEXT), (4, 1))
     run = jax.jit(functools.partial(subject.model.apply, is_training=False))
@@ -277,7 +277,7 @@ def test_pruned_heads_are_saved_as_zeros_and_said_to_be(llama, tmp_path, caplog)
 
 
 def test_gradients_of_the_drift_are_refused_before_any_work(bert, monkeypatch):
-    monkeypatch.setattr(programs, "ablation_value", None)
+    monkeypatch.setattr(computing, "ablation_value", None)
     with pytest.raises(ConfigError, match="measures must not have gradient: the drift"):
         bert.importance(measures=["ablation", "gradient"], examples=4)
 

@@ -22,7 +22,7 @@ from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.attention.tiled import blockwise
-from mha_haiku.core.masks import algebra, arrays, relative
+from mha_haiku.core.masks import algebra, array_masks, relative
 
 _OLDEST_CAPABILITY = 8.0  # cuDNN attention runs on Ampere GPUs and later
 
@@ -403,11 +403,11 @@ def translated(mask: algebra.Mask) -> KernelMask | None:
             return KernelMask()
         case relative.Band(left, right):
             return KernelMask(left, right)
-        case arrays.Padding(keys, queries):
+        case array_masks.Padding(keys, queries):
             return KernelMask(
                 key_lengths=(keys,), query_lengths=() if queries is None else (queries,)
             )
-        case arrays.ValidLens(keys) if keys.shape[-1] == 1:
+        case array_masks.ValidLens(keys) if keys.shape[-1] == 1:
             return KernelMask(key_lengths=(keys,))
         case algebra.Intersection(left, right):
             first, second = translated(left), translated(right)

@@ -5,7 +5,7 @@ computes any rectangle of itself without storing the whole.
 """
 
 from mha_haiku.core.masks.algebra import Full, Mask
-from mha_haiku.core.masks.arrays import (
+from mha_haiku.core.masks.array_masks import (
     as_mask,
     dense,
     padding,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from mha_haiku.core.sites.graph import Equation, Value
+from mha_haiku.core.sites.levels import Equation, Value
 
 AxisFactors = tuple[int, ...]
 

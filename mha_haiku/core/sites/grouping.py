@@ -14,7 +14,7 @@ from jax import Array
 
 from mha_haiku.core.sites import axes as all_axes
 from mha_haiku.core.sites.axes import Axes, AxisFactors, Reached
-from mha_haiku.core.sites.graph import Equation, Value
+from mha_haiku.core.sites.levels import Equation, Value
 
 
 class Mixing(NamedTuple):

@@ -52,13 +52,13 @@ from jax.extend import core
 from mha_haiku.core.attention import sited
 from mha_haiku.core.marking import Facet
 from mha_haiku.core.sites import axes as all_axes
-from mha_haiku.core.sites import graph, grouping, softmaxes
+from mha_haiku.core.sites import grouping, levels, softmaxes
 from mha_haiku.core.sites.axes import Reached
-from mha_haiku.core.sites.graph import Equation
 from mha_haiku.core.sites.grouping import Layout
 from mha_haiku.core.sites.jaxprs import Site
+from mha_haiku.core.sites.levels import Equation
 
-_WEIGHING = {*graph.EXPONENTIALS, "logistic"}
+_WEIGHING = {*levels.EXPONENTIALS, "logistic"}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
 _READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads"'
 
@@ -89,7 +89,7 @@ def has_others(jaxpr: core.Jaxpr) -> bool:
         if equation.is_marked:
             continue
         name = equation.name
-        is_mass = name in graph.EXPONENTIALS and equation.inputs[0].is_made
+        is_mass = name in levels.EXPONENTIALS and equation.inputs[0].is_made
         if masses & {x.number for x in equation.inputs}:
             read_by.add(name)
             is_mass = name not in ("dot_general", "reduce_sum", "log", "site")
@@ -100,10 +100,10 @@ def has_others(jaxpr: core.Jaxpr) -> bool:
 
 def _equations(jaxpr) -> list[Equation]:
     """Lists the equations of a level, if attention may be among them."""
-    primitives = graph.primitives(jaxpr)
+    primitives = levels.primitives(jaxpr)
     if "dot_general" not in primitives or not primitives & _WEIGHING:
         return []
-    return graph.equations(jaxpr)
+    return levels.equations(jaxpr)
 
 
 def _found(equations) -> dict[Equation, list[Site]]:
@@ -245,7 +245,7 @@ class _AttentionSearch:
             return _have_common_source(query.value, key.value, value)
         # All are inputs. If keys are the values, they are a codebook, and keys [K, S],
         # as in a product of matrices, are the parameters of a layer.
-        of_query, of_key, of_value = map(graph.origin, (query.value, key.value, value))
+        of_query, of_key, of_value = map(levels.origin, (query.value, key.value, value))
         if of_key is of_value and of_value is not of_query:
             return False
         axes, (_, size) = self.axes.origin(key).axes, key.marks
@@ -297,7 +297,7 @@ class _AttentionSearch:
         """Finds the first variable of the level that has the numbers of a step."""
         while step.value.variable is None:
             users = step.value.users
-            if len(users) != 1 or users[0].name not in graph.NEUTRAL:
+            if len(users) != 1 or users[0].name not in levels.NEUTRAL:
                 return None
             after = self.axes.ahead(users[0], 0, step)
             if after is None:
@@ -357,7 +357,7 @@ def _is_readable(index, value) -> bool:
     return value.variable is not None and value.index <= index
 
 
-def _have_common_source(*values: graph.Value) -> bool:
+def _have_common_source(*values: levels.Value) -> bool:
     # Breadth first for all values: the common source in attention is near.
     seen = [{value} for value in values]
     fronts = list(seen)

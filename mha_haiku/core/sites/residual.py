@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from mha_haiku.core.marking import Facet
-from mha_haiku.core.sites import graph
+from mha_haiku.core.sites import levels
 from mha_haiku.core.sites.jaxprs import Site
 
 _ROOTS = {"rsqrt", "sqrt", "pow"}
@@ -43,10 +43,10 @@ class Named(NamedTuple):
 class _Sum(NamedTuple):
     """A term, and the stream that it is added to; a scan has no term."""
 
-    equation: graph.Equation
-    before: graph.Value
-    term: graph.Value | None
-    after: graph.Value
+    equation: levels.Equation
+    before: levels.Value
+    term: levels.Value | None
+    after: levels.Value
     anchors: int  # the bits of earlier values of the stream
 
 
@@ -66,7 +66,7 @@ def stream(
         of the carry among its inputs and outputs.
       is_top: Whether the level is the whole program.
     """
-    equations = graph.equations(jaxpr)
+    equations = levels.equations(jaxpr)
     sites, begin = _StreamSearch(equations, heads, carries, is_top).found()
     return [*_factors(equations), *sites], begin
 
@@ -79,8 +79,8 @@ class _Ancestry:
     # bit.
 
     def __init__(self, equations):
-        self._of: dict[graph.Value, int] = {}
-        self._by_product: dict[graph.Value, int] = {}
+        self._of: dict[levels.Value, int] = {}
+        self._by_product: dict[levels.Value, int] = {}
         self._bits: dict[Any, int] = {}
         for equation in equations:
             behind = _union(map(self.of, equation.inputs))
@@ -89,16 +89,16 @@ class _Ancestry:
                 self._of[x] = self.own(x) | behind
                 self._by_product[x] = behind if equation.is_product else products
 
-    def own(self, value: graph.Value) -> int:
+    def own(self, value: levels.Value) -> int:
         """Returns the set of only this value."""
         key = value if value.maker is None else value.maker
         return self._bits.setdefault(key, 1 << len(self._bits))
 
-    def of(self, value: graph.Value) -> int:
+    def of(self, value: levels.Value) -> int:
         """Returns the set of a value and all values it depends on."""
         return self._of[value] if value in self._of else self.own(value)
 
-    def by_product(self, value: graph.Value) -> int:
+    def by_product(self, value: levels.Value) -> int:
         """Returns the set of values that a value depends on through a product."""
         return self._by_product.get(value, 0)
 
@@ -152,18 +152,18 @@ class _StreamSearch:
                 site = _site(sum_.before, Facet("stream"))
                 yield Named(site, sum_.equation.eqn, "layer")
         last = sums[-1]
-        if self.is_top or not any(x.is_output for x in graph.forms(last.after)):
+        if self.is_top or not any(x.is_output for x in levels.forms(last.after)):
             yield Named(_site(last.after, Facet("stream")), None)
 
     def _sums(self) -> list[_Sum]:
         sums: list[_Sum] = []
-        by_after: dict[graph.Value, _Sum] = {}
+        by_after: dict[levels.Value, _Sum] = {}
         for equation in self.equations:
             sum_ = None
             if id(equation.eqn) in self.carries:
                 place, number = self.carries[id(equation.eqn)]
                 before, after = equation.inputs[place], equation.outputs[number]
-                sum_ = _Sum(equation, graph.origin(before), None, after, 0)
+                sum_ = _Sum(equation, levels.origin(before), None, after, 0)
             elif equation.name in ("add", "add_any"):
                 sum_ = self._residual(equation, by_after)
             if sum_ is not None:
@@ -198,18 +198,18 @@ class _StreamSearch:
         is_behind = self.made.own(outer.before) & self.made.of(part)
         return bool(is_behind and self.made.own(inner.after) & self.made.of(outer.term))
 
-    def _starts(self, sums) -> list[graph.Value]:
+    def _starts(self, sums) -> list[levels.Value]:
         starts, behind = {}, _union(self.made.own(x.after) for x in sums)
         for sum_ in sums:
             if not self.made.of(sum_.before) & behind:
                 starts[sum_.before] = None
         return list(starts)
 
-    def _terms(self, before, term) -> list[graph.Value]:
+    def _terms(self, before, term) -> list[levels.Value]:
         """Splits a sum of terms that all depend on the stream through products."""
         if term is None:
             return []
-        root = graph.origin(term)
+        root = levels.origin(term)
         if root.maker is not None and root.maker.name in ("add", "add_any"):
             parts = root.maker.inputs
             of = self.made.of(before)
@@ -238,10 +238,10 @@ def _union(sets: Iterable[int]) -> int:
     return functools.reduce(operator.or_, sets, 0)
 
 
-def _roots(value: graph.Value) -> Iterator[graph.Value]:
+def _roots(value: levels.Value) -> Iterator[levels.Value]:
     """Yields the root of a value, and of the values that it is a multiple of."""
     while True:
-        yield (root := graph.origin(value))
+        yield (root := levels.origin(value))
         if root.maker is None or root.maker.name not in ("mul", "div"):
             return
         factors = [x for x in root.maker.inputs if x.shape]
@@ -259,7 +259,7 @@ def _is_of_sum(value) -> bool:
         is_square = len({x.number for x in maker.inputs}) == 1
         if maker.name == "reduce_sum" or maker.name == "dot_general" and is_square:
             return maker.inputs[0].is_data
-        if maker.name in _BEFORE_ROOTS | graph.NEUTRAL:
+        if maker.name in _BEFORE_ROOTS | levels.NEUTRAL:
             waiting += maker.inputs
     return False
 
@@ -268,7 +268,7 @@ def _site(value, facet) -> Site | None:
     """Makes the site of a value, if it has a variable and no such site yet."""
     if value.variable is None:
         return None
-    users = [user for x in graph.forms(graph.origin(value)) for user in x.users]
+    users = [user for x in levels.forms(levels.origin(value)) for user in x.users]
     known = [y for user in users for y in user.params.get("facets", ())]
     if any(x.name == facet.name for x in known):
         return None

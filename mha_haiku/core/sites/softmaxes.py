@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from jax.extend import core
 
-from mha_haiku.core.sites import graph
+from mha_haiku.core.sites import levels
 from mha_haiku.core.sites.axes import Axes, Reached
-from mha_haiku.core.sites.graph import Equation, Value
+from mha_haiku.core.sites.levels import Equation, Value
 
 
 class Change(NamedTuple):
@@ -62,7 +62,7 @@ def found(axes: Axes, equation: Equation, step: Reached) -> Softmax | None:
     if equation.name == "logistic":
         scores = axes.back(equation, 0, step)
         return None if scores is None else Softmax(scores, is_sigmoid=True)
-    if equation.name in graph.EXPONENTIALS:
+    if equation.name in levels.EXPONENTIALS:
         return _of_shifted(axes, equation, step)
     if equation.name == "div" and not equation.inputs[0].is_made:
         return _of_inverse(axes, equation, step)
@@ -143,7 +143,7 @@ def _of_inverse(axes, equation, step) -> Softmax | None:
         return None
     begin = axes.back(adding, int(adding.inputs[1].is_made), total)
     walk = axes.walk(
-        begin, weighing, lambda x, _: x if x.name in graph.EXPONENTIALS else None
+        begin, weighing, lambda x, _: x if x.name in levels.EXPONENTIALS else None
     )
     if walk is None:
         return None
@@ -172,7 +172,7 @@ def _quotient(axes, equation, step) -> tuple[Reached, Reached] | None:
 
 def _masses(axes, equation, step) -> tuple[Equation, Reached, bool] | None:
     """Finds a numerator that may be divided by its sum: exponentials, or weights."""
-    if equation.name in graph.EXPONENTIALS:
+    if equation.name in levels.EXPONENTIALS:
         return equation, axes.back(equation, 0, step), False
     softmax = found(axes, equation, step)
     return softmax and (equation, softmax.scores, softmax.is_sigmoid)
@@ -181,12 +181,12 @@ def _masses(axes, equation, step) -> tuple[Equation, Reached, bool] | None:
 def _is_shifted(number, equation, step) -> Equation | None:
     """Finds an exponential of the value with this number, up to a subtraction."""
     del step
-    if equation.name not in graph.EXPONENTIALS:
+    if equation.name not in levels.EXPONENTIALS:
         return None
     value = equation.inputs[0]
     while value.number != number:
         maker = value.maker
-        is_passed = maker and (maker.name == "sub" or maker.name in graph.NEUTRAL)
+        is_passed = maker and (maker.name == "sub" or maker.name in levels.NEUTRAL)
         if not is_passed:
             return None
         value = maker.inputs[0]
@@ -222,7 +222,7 @@ def _summed(axes, step, total, goal, *, is_log=False) -> tuple | None:
 def _change(axes, step, before) -> Change | None:
     maker = step.value.maker
     place = maker.inputs.index(before.value)
-    if maker.name in graph.NEUTRAL:
+    if maker.name in levels.NEUTRAL:
         return None
     if maker.name not in ("select_n", "mul", "div", "add", "sub"):
         return Change(maker.name, step.value.number, place)

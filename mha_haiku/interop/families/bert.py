@@ -5,7 +5,7 @@ MiniLM and many other sentence encoders are BERT models.
 
 import numpy as np
 
-from mha_haiku.interop.families import rules, tables
+from mha_haiku.interop.families import name_tables, rules
 
 _FIELDS = {
     "family": "encoder",
@@ -17,16 +17,20 @@ _FIELDS = {
 _SIZES = (
     *rules.sizes(12, 768, 12, 3072),
     rules.activation("hidden_act", "gelu"),
-    tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
-    tables.Setting("embedding.segments", "type_vocab_size", 2),
+    name_tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
+    name_tables.Setting("embedding.segments", "type_vocab_size", 2),
 )
-_MAX_LENGTH = tables.Setting("embedding.max_length", "max_position_embeddings", 512)
+_MAX_LENGTH = name_tables.Setting(
+    "embedding.max_length", "max_position_embeddings", 512
+)
 _EMBEDDINGS = (
-    tables.row("embedding/embeddings", "embeddings.word_embeddings.weight"),
-    tables.row("segments/embeddings", "embeddings.token_type_embeddings.weight"),
-    *tables.norm("embedding_norm", "embeddings.LayerNorm"),
+    name_tables.row("embedding/embeddings", "embeddings.word_embeddings.weight"),
+    name_tables.row("segments/embeddings", "embeddings.token_type_embeddings.weight"),
+    *name_tables.norm("embedding_norm", "embeddings.LayerNorm"),
 )
-_POSITIONS = tables.row("positions/positions", "embeddings.position_embeddings.weight")
+_POSITIONS = name_tables.row(
+    "positions/positions", "embeddings.position_embeddings.weight"
+)
 
 
 def _heads(
@@ -41,31 +45,33 @@ def _heads(
     pooled_activation: str = "tanh",
     classifier: str = "classifier",
     unused: tuple[str, ...] = (),
-) -> tuple[tables.OutputHead, ...]:
+) -> tuple[name_tables.OutputHead, ...]:
     # For masked words, with arrays `hidden`, `norm`, `decoder`, `bias` and the field of
     # `config.json` for the `activation` in between (None for gelu); for texts, with
     # arrays `pooled` and `classifier`; for positions; and without logits.
     table = f"{name.lower()}.embeddings.word_embeddings.weight"
-    settings = (tables.Setting("output.tied", "tie_word_embeddings", True),)
+    settings = (name_tables.Setting("output.tied", "tie_word_embeddings", True),)
     if activation is not None:
         hidden_by = "output.hidden", activation, "gelu", rules.HIDDEN
-        settings = (*settings, tables.Setting(*hidden_by))
+        settings = (*settings, name_tables.Setting(*hidden_by))
     return (
-        tables.OutputHead(
+        name_tables.OutputHead(
             f"{name}ForMaskedLM",
             {"output.hidden": "gelu", "output.norm": True, "output.with_bias": True},
             (
-                *tables.linear("output_hidden", hidden),
-                *tables.norm("output_norm", norm),
-                tables.row("logits/w", f"{decoder}.weight", tables.transposed),
-                tables.row("logits/b", bias),
+                *name_tables.linear("output_hidden", hidden),
+                *name_tables.norm("output_norm", norm),
+                name_tables.row(
+                    "logits/w", f"{decoder}.weight", name_tables.transposed
+                ),
+                name_tables.row("logits/b", bias),
             ),
             has=bias,
             unused=unused,
             copies={f"{decoder}.weight": table, f"{decoder}.bias": bias},
             settings=settings,
         ),
-        tables.OutputHead(
+        name_tables.OutputHead(
             f"{name}ForSequenceClassification",
             {
                 "output.pool": "first",
@@ -73,22 +79,22 @@ def _heads(
                 "output.with_bias": True,
             },
             (
-                *tables.linear("output_hidden", pooled),
-                *tables.linear("logits", classifier),
+                *name_tables.linear("output_hidden", pooled),
+                *name_tables.linear("logits", classifier),
             ),
             has=f"{pooled}.weight",
             unused=unused,
             settings=(rules.LABELS,),
         ),
-        tables.OutputHead(
+        name_tables.OutputHead(
             f"{name}ForTokenClassification",
             {"output.with_bias": True},
-            tables.linear("logits", "classifier"),
+            name_tables.linear("logits", "classifier"),
             has="classifier.weight",
             unused=unused,
             settings=(rules.LABELS,),
         ),
-        tables.OutputHead(f"{name}Model", rules.NO_LOGITS, unused=unused),
+        name_tables.OutputHead(f"{name}Model", rules.NO_LOGITS, unused=unused),
     )
 
 
@@ -102,22 +108,26 @@ _BERT_HEADS = _heads(
     pooled="bert.pooler.dense",
     unused=("bert.pooler.", "cls.seq_relationship."),
 )
-BERT = tables.Family(
+BERT = name_tables.Family(
     name="bert",
     prefix="bert.",
     layer="encoder.layer.{}.",
     fields=_FIELDS,
-    settings=(tables.Setting("num_tokens", "vocab_size", 30522), *_SIZES, _MAX_LENGTH),
+    settings=(
+        name_tables.Setting("num_tokens", "vocab_size", 30522),
+        *_SIZES,
+        _MAX_LENGTH,
+    ),
     rows=(*_EMBEDDINGS, _POSITIONS),
     layer_rows=(
-        *tables.linear("attention/query", "attention.self.query"),
-        *tables.linear("attention/key", "attention.self.key"),
-        *tables.linear("attention/value", "attention.self.value"),
-        *tables.linear("attention/linear", "attention.output.dense"),
-        *tables.norm("norm_1", "attention.output.LayerNorm"),
-        *tables.linear("feed_forward/hidden", "intermediate.dense"),
-        *tables.linear("feed_forward/output", "output.dense"),
-        *tables.norm("norm_2", "output.LayerNorm"),
+        *name_tables.linear("attention/query", "attention.self.query"),
+        *name_tables.linear("attention/key", "attention.self.key"),
+        *name_tables.linear("attention/value", "attention.self.value"),
+        *name_tables.linear("attention/linear", "attention.output.dense"),
+        *name_tables.norm("norm_1", "attention.output.LayerNorm"),
+        *name_tables.linear("feed_forward/hidden", "intermediate.dense"),
+        *name_tables.linear("feed_forward/output", "output.dense"),
+        *name_tables.norm("norm_2", "output.LayerNorm"),
     ),
     heads=(*_BERT_HEADS, _BERT_HEADS[0]._replace(architecture="BertForPreTraining")),
     supported={**rules.SUPPORTED, "position_embedding_type": ("absolute",)},
@@ -127,11 +137,11 @@ BERT = tables.Family(
 
 
 # Positions of RoBERTa count from pad_token_id + 1; those before are unused.
-def _num_unused(place: tables.Place) -> int:
+def _num_unused(place: name_tables.Place) -> int:
     return place.theirs["pad_token_id"] + 1
 
 
-_AFTER_PADDING = tables.Change(
+_AFTER_PADDING = name_tables.Change(
     lambda arrays, place: [x[_num_unused(place) :] for x in arrays],
     lambda arrays, place: [
         np.pad(x, [(_num_unused(place), 0), (0, 0)]) for x in arrays
@@ -141,7 +151,7 @@ ROBERTA = BERT._replace(
     name="roberta",
     prefix="roberta.",
     settings=(
-        tables.Setting("num_tokens", "vocab_size", 50265),
+        name_tables.Setting("num_tokens", "vocab_size", 50265),
         *_SIZES,
         rules.POSITIONS_AFTER_PADDING,
     ),
@@ -165,7 +175,7 @@ DISTILBERT = BERT._replace(
     # No config.json has its epsilon.
     fields={**_FIELDS, "norm.epsilon": 1e-12, "embedding.segments": 0},
     settings=(
-        tables.Setting("num_tokens", "vocab_size", 30522),
+        name_tables.Setting("num_tokens", "vocab_size", 30522),
         *rules.sizes(
             6, 768, 12, 3072, names=("n_layers", "dim", "n_heads", "hidden_dim")
         ),
@@ -173,19 +183,19 @@ DISTILBERT = BERT._replace(
         _MAX_LENGTH,
     ),
     rows=(
-        tables.row("embedding/embeddings", "embeddings.word_embeddings.weight"),
+        name_tables.row("embedding/embeddings", "embeddings.word_embeddings.weight"),
         _POSITIONS,
-        *tables.norm("embedding_norm", "embeddings.LayerNorm"),
+        *name_tables.norm("embedding_norm", "embeddings.LayerNorm"),
     ),
     layer_rows=(
-        *tables.linear("attention/query", "attention.q_lin"),
-        *tables.linear("attention/key", "attention.k_lin"),
-        *tables.linear("attention/value", "attention.v_lin"),
-        *tables.linear("attention/linear", "attention.out_lin"),
-        *tables.norm("norm_1", "sa_layer_norm"),
-        *tables.linear("feed_forward/hidden", "ffn.lin1"),
-        *tables.linear("feed_forward/output", "ffn.lin2"),
-        *tables.norm("norm_2", "output_layer_norm"),
+        *name_tables.linear("attention/query", "attention.q_lin"),
+        *name_tables.linear("attention/key", "attention.k_lin"),
+        *name_tables.linear("attention/value", "attention.v_lin"),
+        *name_tables.linear("attention/linear", "attention.out_lin"),
+        *name_tables.norm("norm_1", "sa_layer_norm"),
+        *name_tables.linear("feed_forward/hidden", "ffn.lin1"),
+        *name_tables.linear("feed_forward/output", "ffn.lin2"),
+        *name_tables.norm("norm_2", "output_layer_norm"),
     ),
     heads=_heads(
         "DistilBert",

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mha_haiku.core import fields
-from mha_haiku.interop.families import rules, tables
+from mha_haiku.interop.families import name_tables, rules
 
 
 def _scale(theirs):
@@ -28,7 +28,7 @@ def _to_theirs(arrays, place):
     return [np.concatenate([_queries_scaled(query, place, place.layer + 1), *rest], -1)]
 
 
-GPT2 = tables.Family(
+GPT2 = name_tables.Family(
     name="gpt2",
     prefix="transformer.",
     layer="h.{}.",
@@ -39,45 +39,47 @@ GPT2 = tables.Family(
         "norm.position": "pre",
     },
     settings=(
-        tables.Setting("num_tokens", "vocab_size", 50257),
+        name_tables.Setting("num_tokens", "vocab_size", 50257),
         *rules.sizes(12, 768, 12, names=("n_layer", "n_embd", "n_head")),
-        tables.Setting("embedding.max_length", "n_positions", 1024),
-        tables.Rule(
+        name_tables.Setting("embedding.max_length", "n_positions", 1024),
+        name_tables.Rule(
             lambda theirs: {
                 "feed_forward.hidden_size": theirs["n_inner"] or 4 * theirs["n_embd"]
             },
             lambda ours: {"n_inner": ours["feed_forward.hidden_size"]},
-            {"n_inner": tables.key(None, fields.integer(1, 2**22), int | None)},
+            {"n_inner": name_tables.key(None, fields.integer(1, 2**22), int | None)},
         ),
         rules.activation("activation_function", "gelu_new"),
-        tables.Setting("norm.epsilon", "layer_norm_epsilon", 1e-5),
-        tables.Rule(
+        name_tables.Setting("norm.epsilon", "layer_norm_epsilon", 1e-5),
+        name_tables.Rule(
             _scale,
             lambda ours: {"scale_attn_weights": ours["attention.scale"] != 1.0},
             {
-                "scale_attn_weights": tables.key(True, kind=bool),
-                "scale_attn_by_inverse_layer_idx": tables.key(False, kind=bool),
+                "scale_attn_weights": name_tables.key(True, kind=bool),
+                "scale_attn_by_inverse_layer_idx": name_tables.key(False, kind=bool),
             },
         ),
     ),
     rows=(
-        tables.row("embedding/embeddings", "wte.weight"),
-        tables.row("positions/positions", "wpe.weight"),
-        *tables.norm("encoder/norm", "ln_f"),
+        name_tables.row("embedding/embeddings", "wte.weight"),
+        name_tables.row("positions/positions", "wpe.weight"),
+        *name_tables.norm("encoder/norm", "ln_f"),
     ),
     layer_rows=(  # linear maps are stored `[in, out]`, as ours are
-        *tables.norm("norm_1", "ln_1"),
-        *tables.query_key_value("attn.c_attn", tables.Change(_to_ours, _to_theirs)),
-        *tables.linear("attention/linear", "attn.c_proj", tables.as_it_is),
-        *tables.norm("norm_2", "ln_2"),
-        *tables.linear("feed_forward/hidden", "mlp.c_fc", tables.as_it_is),
-        *tables.linear("feed_forward/output", "mlp.c_proj", tables.as_it_is),
+        *name_tables.norm("norm_1", "ln_1"),
+        *name_tables.query_key_value(
+            "attn.c_attn", name_tables.Change(_to_ours, _to_theirs)
+        ),
+        *name_tables.linear("attention/linear", "attn.c_proj", name_tables.as_it_is),
+        *name_tables.norm("norm_2", "ln_2"),
+        *name_tables.linear("feed_forward/hidden", "mlp.c_fc", name_tables.as_it_is),
+        *name_tables.linear("feed_forward/output", "mlp.c_proj", name_tables.as_it_is),
     ),
     heads=(
         rules.next_token(
             "GPT2LMHeadModel", "lm_head.weight", "transformer.wte.weight", tied=True
         ),
-        tables.OutputHead("GPT2Model", rules.NO_LOGITS),
+        name_tables.OutputHead("GPT2Model", rules.NO_LOGITS),
     ),
     supported=rules.SUPPORTED_CAUSAL,
     buffers=(".attn.bias", ".attn.masked_bias"),

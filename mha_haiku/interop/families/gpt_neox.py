@@ -3,10 +3,10 @@
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.interop.families import rules, tables
+from mha_haiku.interop.families import name_tables, rules
 
 
-def _order(place: tables.Place) -> np.ndarray:
+def _order(place: name_tables.Place) -> np.ndarray:
     """Orders the features `[K]` so that pairs are K/2 apart, as in our models.
 
     The first `turning` features of a head rotate, in pairs `turning / 2` apart. The
@@ -40,7 +40,7 @@ def _to_theirs(arrays, place):
     return [parts.reshape(-1, *rest)]
 
 
-GPT_NEOX = tables.Family(
+GPT_NEOX = name_tables.Family(
     name="gpt_neox",
     prefix="gpt_neox.",
     layer="layers.{}.",
@@ -51,28 +51,28 @@ GPT_NEOX = tables.Family(
         "norm.position": "pre",
     },
     settings=(
-        tables.Setting("num_tokens", "vocab_size", 50432),
+        name_tables.Setting("num_tokens", "vocab_size", 50432),
         *rules.sizes(44, 6144, 64, 24576),
         rules.activation("hidden_act", "gelu"),
-        tables.Setting("feed_forward.parallel", "use_parallel_residual", True),
-        tables.Setting("norm.epsilon", "layer_norm_eps", 1e-5),
-        tables.Setting("embedding.max_length", "max_position_embeddings", 2048),
+        name_tables.Setting("feed_forward.parallel", "use_parallel_residual", True),
+        name_tables.Setting("norm.epsilon", "layer_norm_eps", 1e-5),
+        name_tables.Setting("embedding.max_length", "max_position_embeddings", 2048),
         rules.biases(True),
         rules.rotary("rotary_emb_base", "rotary_pct", 0.25),
     ),
     rows=(
-        tables.row("embedding/embeddings", "embed_in.weight"),
-        *tables.norm("encoder/norm", "final_layer_norm"),
+        name_tables.row("embedding/embeddings", "embed_in.weight"),
+        *name_tables.norm("encoder/norm", "final_layer_norm"),
     ),
     layer_rows=(
-        *tables.norm("norm_1", "input_layernorm"),
-        *tables.norm("norm_2", "post_attention_layernorm"),
-        *tables.query_key_value(
-            "attention.query_key_value", tables.Change(_to_ours, _to_theirs)
+        *name_tables.norm("norm_1", "input_layernorm"),
+        *name_tables.norm("norm_2", "post_attention_layernorm"),
+        *name_tables.query_key_value(
+            "attention.query_key_value", name_tables.Change(_to_ours, _to_theirs)
         ),
-        *tables.linear("attention/linear", "attention.dense"),
-        *tables.linear("feed_forward/hidden", "mlp.dense_h_to_4h"),
-        *tables.linear("feed_forward/output", "mlp.dense_4h_to_h"),
+        *name_tables.linear("attention/linear", "attention.dense"),
+        *name_tables.linear("feed_forward/hidden", "mlp.dense_h_to_4h"),
+        *name_tables.linear("feed_forward/output", "mlp.dense_4h_to_h"),
     ),
     heads=(
         rules.next_token(
@@ -81,7 +81,7 @@ GPT_NEOX = tables.Family(
             "gpt_neox.embed_in.weight",
             tied=False,
         ),
-        tables.OutputHead("GPTNeoXModel", rules.NO_LOGITS),
+        name_tables.OutputHead("GPTNeoXModel", rules.NO_LOGITS),
     ),
     supported=rules.SUPPORTED_CAUSAL,
     buffers=(".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"),

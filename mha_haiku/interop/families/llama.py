@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.interop.families import rules, tables
+from mha_haiku.interop.families import name_tables, rules
 
 _FIELDS = {
     "family": "causal",
@@ -27,57 +27,57 @@ _FIELDS = {
 def _family(
     name: str,
     title: str,
-    *settings: tables.Setting | tables.Rule,
+    *settings: name_tables.Setting | name_tables.Rule,
     fields: Mapping[str, Any] | None = None,
     kv_heads: int | None = None,
     head_size: int | None = None,
-    scale: tables.Change = tables.as_it_is,
+    scale: name_tables.Change = name_tables.as_it_is,
     epsilon: float = 1e-6,
     tied: bool = False,
     head_settings: tuple = (),
-) -> tables.Family:
+) -> name_tables.Family:
     """Makes a family; numbers and `tied` are defaults of `transformers`."""
     fields = {**_FIELDS, **(fields or {})}
     # A norm after attention has the name that others give to the one before the
     # feed-forward part.
-    norms = tables.norm("norm_2", "post_attention_layernorm", scale)
+    norms = name_tables.norm("norm_2", "post_attention_layernorm", scale)
     if fields["norm.position"] != "pre":
         norms = (
-            *tables.norm("norm_1_after", "post_attention_layernorm", scale),
-            *tables.norm("norm_2", "pre_feedforward_layernorm", scale),
-            *tables.norm("norm_2_after", "post_feedforward_layernorm", scale),
+            *name_tables.norm("norm_1_after", "post_attention_layernorm", scale),
+            *name_tables.norm("norm_2", "pre_feedforward_layernorm", scale),
+            *name_tables.norm("norm_2_after", "post_feedforward_layernorm", scale),
         )
-    return tables.Family(
+    return name_tables.Family(
         name=name,
         prefix="model.",
         layer="layers.{}.",
         fields=fields,
         settings=(
-            tables.Setting("num_tokens", "vocab_size"),
+            name_tables.Setting("num_tokens", "vocab_size"),
             *rules.sizes(),
-            tables.Setting(
+            name_tables.Setting(
                 "attention.num_key_value_heads", "num_key_value_heads", kv_heads
             ),
-            tables.Setting("attention.key_size", "head_dim", head_size),
-            tables.Setting("norm.epsilon", "rms_norm_eps", epsilon),
-            tables.Setting("embedding.max_length", "max_position_embeddings"),
+            name_tables.Setting("attention.key_size", "head_dim", head_size),
+            name_tables.Setting("norm.epsilon", "rms_norm_eps", epsilon),
+            name_tables.Setting("embedding.max_length", "max_position_embeddings"),
             *settings,
         ),
         rows=(
-            tables.row("embedding/embeddings", "embed_tokens.weight"),
-            *tables.norm("encoder/norm", "norm", scale),
+            name_tables.row("embedding/embeddings", "embed_tokens.weight"),
+            *name_tables.norm("encoder/norm", "norm", scale),
         ),
         layer_rows=(
-            *tables.norm("norm_1", "input_layernorm", scale),
-            *tables.linear("attention/query", "self_attn.q_proj"),
-            *tables.linear("attention/key", "self_attn.k_proj"),
-            *tables.linear("attention/value", "self_attn.v_proj"),
-            *tables.linear("attention/linear", "self_attn.o_proj"),
-            *tables.norm("attention/query_norm", "self_attn.q_norm", scale),
-            *tables.norm("attention/key_norm", "self_attn.k_norm", scale),
-            *tables.linear("feed_forward/gate", "mlp.gate_proj"),
-            *tables.linear("feed_forward/hidden", "mlp.up_proj"),
-            *tables.linear("feed_forward/output", "mlp.down_proj"),
+            *name_tables.norm("norm_1", "input_layernorm", scale),
+            *name_tables.linear("attention/query", "self_attn.q_proj"),
+            *name_tables.linear("attention/key", "self_attn.k_proj"),
+            *name_tables.linear("attention/value", "self_attn.v_proj"),
+            *name_tables.linear("attention/linear", "self_attn.o_proj"),
+            *name_tables.norm("attention/query_norm", "self_attn.q_norm", scale),
+            *name_tables.norm("attention/key_norm", "self_attn.k_norm", scale),
+            *name_tables.linear("feed_forward/gate", "mlp.gate_proj"),
+            *name_tables.linear("feed_forward/hidden", "mlp.up_proj"),
+            *name_tables.linear("feed_forward/output", "mlp.down_proj"),
             *norms,
         ),
         heads=(
@@ -88,7 +88,7 @@ def _family(
                 *head_settings,
                 tied=tied,
             ),
-            tables.OutputHead(f"{title}Model", rules.NO_LOGITS),
+            name_tables.OutputHead(f"{title}Model", rules.NO_LOGITS),
         ),
         supported=rules.SUPPORTED_CAUSAL,
         buffers=("rotary_emb.inv_freq",),
@@ -96,26 +96,26 @@ def _family(
 
 
 # Norms of Gemma store their scale minus 1.
-_SCALE_LESS_ONE = tables.each(
+_SCALE_LESS_ONE = name_tables.each(
     lambda x: x.astype(np.float32) + np.float32(1),
     lambda x: x.astype(np.float32) - np.float32(1),
 )
-_EMBEDDING_SCALE = tables.Rule(
+_EMBEDDING_SCALE = name_tables.Rule(
     lambda theirs: {"embedding.scale": math.sqrt(theirs["hidden_size"])},
     lambda ours: {},
 )
-_QUERY_SCALE = tables.Rule(
+_QUERY_SCALE = name_tables.Rule(
     lambda theirs: {"attention.scale": theirs["query_pre_attn_scalar"] ** -0.5},
     lambda ours: {
         "query_pre_attn_scalar": max(1, round(ours["attention.scale"] ** -2))
     },
-    {"query_pre_attn_scalar": tables.key(256, checks.positive_number)},
+    {"query_pre_attn_scalar": name_tables.key(256, checks.positive_number)},
 )
 _GATE = rules.activation("hidden_act", "silu", rules.GATED_ACTIVATIONS)
 _QWEN_WINDOWS = rules.windows(
     lambda theirs, i: i >= theirs["max_window_layers"],
     optional=True,
-    max_window_layers=tables.key(28, checks.non_negative_integer),
+    max_window_layers=name_tables.key(28, checks.non_negative_integer),
 )
 _GEMMA_2_WINDOWS = rules.windows(lambda theirs, i: i % 2 == 0)
 
@@ -136,7 +136,7 @@ LLAMA = _family(
     "Llama",
     rules.rotary(),
     rules.biases(False),
-    tables.Setting("feed_forward.with_bias", "mlp_bias", False),
+    name_tables.Setting("feed_forward.with_bias", "mlp_bias", False),
     _GATE,
 )
 MISTRAL = _family(
@@ -190,8 +190,11 @@ GEMMA = _family(
 
 
 def _later_gemma(
-    name: str, title: str, *settings: tables.Setting | tables.Rule, **options: Any
-) -> tables.Family:
+    name: str,
+    title: str,
+    *settings: name_tables.Setting | name_tables.Rule,
+    **options: Any,
+) -> name_tables.Family:
     return _family(
         name,
         title,
@@ -215,9 +218,11 @@ GEMMA2 = _later_gemma(
     "Gemma2",
     rules.rotary(),
     _GEMMA_2_WINDOWS,
-    tables.Setting("attention.soft_cap", "attn_logit_softcapping", 50.0),
+    name_tables.Setting("attention.soft_cap", "attn_logit_softcapping", 50.0),
     fields={"norm.position": "both"},
-    head_settings=(tables.Setting("output.soft_cap", "final_logit_softcapping", 30.0),),
+    head_settings=(
+        name_tables.Setting("output.soft_cap", "final_logit_softcapping", 30.0),
+    ),
 )
 GEMMA3 = _later_gemma(
     "gemma3_text",
@@ -225,10 +230,12 @@ GEMMA3 = _later_gemma(
     rules.rotary_by_layer(_is_local_in_gemma_3),
     rules.windows(
         _is_local_in_gemma_3,
-        sliding_window_pattern=tables.key(6, checks.positive_integer),
+        sliding_window_pattern=name_tables.key(6, checks.positive_integer),
     ),
     fields={"norm.position": "both", "attention.qk_norm": True},
-    head_settings=(tables.Setting("output.soft_cap", "final_logit_softcapping", None),),
+    head_settings=(
+        name_tables.Setting("output.soft_cap", "final_logit_softcapping", None),
+    ),
 )
 # transformers has the field and does not apply it.
 _NO_CAP = {"attn_logit_softcapping": (None,)}

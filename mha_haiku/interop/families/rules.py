@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks, fields, positions
-from mha_haiku.interop.families import tables
-from mha_haiku.interop.families.tables import CannotSayError, Rule, Setting
+from mha_haiku.interop.families import name_tables
+from mha_haiku.interop.families.name_tables import CannotSayError, Rule, Setting
 
 Theirs = Mapping[str, Any]
 
@@ -122,8 +122,8 @@ LABELS = Rule(
     },
     _write_labels,
     {
-        "id2label": tables.key(None, _object, dict | None),
-        "num_labels": tables.key(None, _LENGTH, int | None),
+        "id2label": name_tables.key(None, _object, dict | None),
+        "num_labels": name_tables.key(None, _LENGTH, int | None),
     },
 )
 
@@ -160,12 +160,12 @@ def activation(
 
 def next_token(
     name: str, logits: str, embeddings: str, *settings: Setting | Rule, tied: bool
-) -> tables.OutputHead:
+) -> name_tables.OutputHead:
     """Makes the head of a causal model, from names of arrays; `tied` is a default."""
-    return tables.OutputHead(
+    return name_tables.OutputHead(
         name,
         {"output.with_bias": False},
-        (tables.row("logits/w", logits, tables.transposed),),
+        (name_tables.row("logits/w", logits, name_tables.transposed),),
         copies={logits: embeddings},
         settings=(Setting("output.tied", "tie_word_embeddings", tied), *settings),
     )
@@ -184,8 +184,8 @@ POSITIONS_AFTER_PADDING = Rule(
         "pad_token_id": -1,
     },
     {
-        "max_position_embeddings": tables.key(512, fields.integer(1, 2**24)),
-        "pad_token_id": tables.key(1, fields.integer(-1, 2**16)),
+        "max_position_embeddings": name_tables.key(512, fields.integer(1, 2**24)),
+        "pad_token_id": name_tables.key(1, fields.integer(-1, 2**16)),
     },
 )
 
@@ -202,7 +202,7 @@ def biases(default: bool) -> Rule:
     return Rule(
         lambda theirs: dict.fromkeys(ours_of, theirs["attention_bias"]),
         write,
-        {"attention_bias": tables.key(default, kind=bool)},
+        {"attention_bias": name_tables.key(default, kind=bool)},
     )
 
 
@@ -251,11 +251,11 @@ def windows(
         return written
 
     keys |= {
-        "sliding_window": tables.key(4096, _LENGTH, int | None),
-        "layer_types": tables.key(None, _window_kinds, list | None),
+        "sliding_window": name_tables.key(4096, _LENGTH, int | None),
+        "layer_types": name_tables.key(None, _window_kinds, list | None),
     }
     if optional:
-        keys["use_sliding_window"] = tables.key(False, kind=bool)
+        keys["use_sliding_window"] = name_tables.key(False, kind=bool)
     return Rule(read, write, keys)
 
 
@@ -368,7 +368,7 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
     return Rule(
         checks.user_mistakes()(read),
         write,
-        {**keys, "rope_local_base_freq": tables.key(1e4, at_least_one)},
+        {**keys, "rope_local_base_freq": name_tables.key(1e4, at_least_one)},
     )
 
 
@@ -391,12 +391,12 @@ def head_size(theirs: Theirs) -> int:
 
 def _rotary_keys(theta: str, base: float, share: str, turning: float) -> dict:
     return {
-        "rope_parameters": tables.key(None, _object, dict | None),
-        "rope_scaling": tables.key(None, _object, dict | None),
-        theta: tables.key(base, at_least_one),
-        share: tables.key(turning, fields.portion),
-        "original_max_position_embeddings": tables.key(None, _LENGTH, int | None),
-        "head_dim": tables.key(None, fields.integer(1, 2**20), int | None),
+        "rope_parameters": name_tables.key(None, _object, dict | None),
+        "rope_scaling": name_tables.key(None, _object, dict | None),
+        theta: name_tables.key(base, at_least_one),
+        share: name_tables.key(turning, fields.portion),
+        "original_max_position_embeddings": name_tables.key(None, _LENGTH, int | None),
+        "head_dim": name_tables.key(None, fields.integer(1, 2**20), int | None),
     }
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.interop.families import rules, tables
+from mha_haiku.interop.families import name_tables, rules
 
 
 def patches(images: np.ndarray, size: int) -> np.ndarray:
@@ -62,9 +62,11 @@ def _image(theirs):
 
 def _write_image(ours):
     if ours["feature_size"] is None:
-        raise tables.CannotSayError("inputs that are tokens")
+        raise name_tables.CannotSayError("inputs that are tokens")
     if ours["embedding.image"] is None:
-        raise tables.CannotSayError("embedding.image = None, of inputs no patches", 1)
+        raise name_tables.CannotSayError(
+            "embedding.image = None, of inputs no patches", 1
+        )
     channels, height, width, patch = ours["embedding.image"]
     return {
         "image_size": height if height == width else [height, width],
@@ -75,7 +77,7 @@ def _write_image(ours):
 
 # A convolution whose stride is its size is a linear map of patches; theirs is
 # [D, channels, P, P].
-_CONVOLUTION = tables.Change(
+_CONVOLUTION = name_tables.Change(
     lambda arrays, place: [x.reshape(len(x), -1).T for x in arrays],
     lambda arrays, place: [
         x.T.reshape(x.shape[1], -1, *place.config.embedding.image[-1:] * 2)
@@ -93,12 +95,12 @@ def _class_token_to_ours(arrays, place):
 
 # A class token before the patches is a patch of zeros, which the embedding turns into
 # its bias: the rest of the token goes into the first position.
-_CLASS_TOKEN = tables.Change(
+_CLASS_TOKEN = name_tables.Change(
     _class_token_to_ours,
     lambda arrays, place: [arrays[0][None], arrays[1].reshape(1, 1, -1), arrays[1]],
 )
 
-VIT = tables.Family(
+VIT = name_tables.Family(
     name="vit",
     prefix="vit.",
     layer="encoder.layer.{}.",
@@ -109,22 +111,22 @@ VIT = tables.Family(
         "norm.position": "pre",
     },
     settings=(
-        tables.Rule(
+        name_tables.Rule(
             _image,
             _write_image,
             {
-                "image_size": tables.key(224, _sides),
-                "patch_size": tables.key(16, _sides),
-                "num_channels": tables.key(3, fields.integer(1, 2**20)),
+                "image_size": name_tables.key(224, _sides),
+                "patch_size": name_tables.key(16, _sides),
+                "num_channels": name_tables.key(3, fields.integer(1, 2**20)),
             },
         ),
         *rules.sizes(12, 768, 12, 3072),
-        tables.Setting("attention.with_bias", "qkv_bias", True),
+        name_tables.Setting("attention.with_bias", "qkv_bias", True),
         rules.activation("hidden_act", "gelu"),
-        tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
+        name_tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
     ),
     rows=(
-        tables.Row(
+        name_tables.Row(
             ("positions/positions", "embedding/b"),
             (
                 "embeddings.position_embeddings",
@@ -133,33 +135,33 @@ VIT = tables.Family(
             ),
             _CLASS_TOKEN,
         ),
-        tables.row(
+        name_tables.row(
             "embedding/w",
             "embeddings.patch_embeddings.projection.weight",
             _CONVOLUTION,
         ),
-        *tables.norm("encoder/norm", "layernorm"),
+        *name_tables.norm("encoder/norm", "layernorm"),
     ),
     layer_rows=(
-        *tables.norm("norm_1", "layernorm_before"),
-        *tables.linear("attention/query", "attention.attention.query"),
-        *tables.linear("attention/key", "attention.attention.key"),
-        *tables.linear("attention/value", "attention.attention.value"),
-        *tables.linear("attention/linear", "attention.output.dense"),
-        *tables.norm("norm_2", "layernorm_after"),
-        *tables.linear("feed_forward/hidden", "intermediate.dense"),
-        *tables.linear("feed_forward/output", "output.dense"),
+        *name_tables.norm("norm_1", "layernorm_before"),
+        *name_tables.linear("attention/query", "attention.attention.query"),
+        *name_tables.linear("attention/key", "attention.attention.key"),
+        *name_tables.linear("attention/value", "attention.attention.value"),
+        *name_tables.linear("attention/linear", "attention.output.dense"),
+        *name_tables.norm("norm_2", "layernorm_after"),
+        *name_tables.linear("feed_forward/hidden", "intermediate.dense"),
+        *name_tables.linear("feed_forward/output", "output.dense"),
     ),
     heads=(
-        tables.OutputHead(
+        name_tables.OutputHead(
             "ViTForImageClassification",
             {"output.pool": "first", "output.with_bias": True},
-            tables.linear("logits", "classifier"),
+            name_tables.linear("logits", "classifier"),
             has="classifier.weight",
             settings=(rules.LABELS,),
             unused=("vit.pooler.",),
         ),
-        tables.OutputHead("ViTModel", rules.NO_LOGITS, unused=("vit.pooler.",)),
+        name_tables.OutputHead("ViTModel", rules.NO_LOGITS, unused=("vit.pooler.",)),
     ),
     supported=rules.SUPPORTED,
 )

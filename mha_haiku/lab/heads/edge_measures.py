@@ -23,7 +23,7 @@ import numpy as np
 import optax
 
 from mha_haiku.core import checks, display
-from mha_haiku.lab.heads import edge_runs, hard_concrete, patching, programs, running
+from mha_haiku.lab.heads import clean_runs, edge_runs, hard_concrete, patching, running
 from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.lab.heads.running import Batches, Measured
 from mha_haiku.training import tasks
@@ -79,7 +79,7 @@ def edge_patching(subject: Measured, corrupted: Batches) -> Edges:
 @_program
 def _patched_one_by_one(runs, edges):
     run = lambda edge: runs.patched(jnp.ones(len(edges)).at[edge].set(0))  # noqa: E731
-    return ((programs.over(run, edges, runs.example) - runs.before[None]).T,)
+    return ((clean_runs.over(run, edges, runs.example) - runs.before[None]).T,)
 
 
 @_offered
@@ -408,7 +408,7 @@ def with_edges(subject: Measured, corrupted: Batches, kept: np.ndarray) -> np.nd
 
 @_program
 def _with_edges(runs, kept):
-    return (programs.over(runs.patched, kept, runs.example).T,)
+    return (clean_runs.over(runs.patched, kept, runs.example).T,)
 
 
 def _edges(subject, corrupted, program, *arrays, cost) -> Edges:

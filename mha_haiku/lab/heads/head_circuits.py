@@ -22,10 +22,10 @@ import numpy as np
 from mha_haiku.core import checks, sites
 from mha_haiku.lab.heads import (
     circuits,
+    clean_runs,
     edge_measures,
     edits,
     patching,
-    programs,
     running,
 )
 from mha_haiku.lab.heads import graph as graphs
@@ -152,7 +152,7 @@ def _paths(model, params, clean, corrupted, edges, *, metric):
         logits = jnp.where(is_direct, output.logits, through.logits)
         return metric(logits, clean) - before
 
-    return programs.over(change, edges, clean).T, before, after
+    return clean_runs.over(change, edges, clean).T, before, after
 
 
 def circuit_of_heads(
@@ -368,4 +368,4 @@ def _with_edges(model, params, clean, corrupted, kept, places, *, metric):
         output, _ = runs.with_heads(mixed(now, kept[:, -1]))
         return metric(output.logits, clean)
 
-    return (programs.over(patched, kept, clean).T,)
+    return (clean_runs.over(patched, kept, clean).T,)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.lab.heads import edits, metrics, programs, running
+from mha_haiku.lab.heads import clean_runs, edits, metrics, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
 from mha_haiku.lab.heads.running import Measured
 from mha_haiku.records import Heads
@@ -79,7 +79,7 @@ def ablation(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
 
 @running.compiled
 def _changes(model, params, example, *, metric, ablation_value):
-    return programs.Clean.of(model, params, example, metric, ablation_value).ablated()
+    return clean_runs.Clean.of(model, params, example, metric, ablation_value).ablated()
 
 
 @_offered("nats", "slope of the loss by the head's gate")
@@ -108,7 +108,7 @@ def gradient(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
 
 @running.compiled
 def _slopes(model, params, example, *, metric, ablation_value):
-    clean = programs.Clean.of(model, params, example, metric, ablation_value)
+    clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
     return jnp.abs(clean.slopes(1.0))
 
 
@@ -187,7 +187,7 @@ def attribution(
 def _shares(model, params, example, *, metric, ablation_value, points):
     nodes, weights = np.polynomial.legendre.leggauss(points)
     nodes, weights = jnp.float32((nodes + 1) / 2), jnp.float32(weights / 2)
-    clean = programs.Clean.of(model, params, example, metric, ablation_value)
+    clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
 
     def add(total, point):
         node, weight = point
@@ -252,8 +252,8 @@ def gated_metric(
 
 @running.compiled
 def _gated(model, params, example, gates, *, metric, ablation_value):
-    clean = programs.Clean.of(model, params, example, metric, ablation_value)
-    return programs.over(clean.gated, gates, example).T
+    clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
+    return clean_runs.over(clean.gated, gates, example).T
 
 
 # Slopes below `_SMALL_SLOPE` are checked, and taken for rounding errors if they are

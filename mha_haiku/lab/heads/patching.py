@@ -21,7 +21,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from mha_haiku.core import checks, models
-from mha_haiku.lab.heads import ablation_values, programs, running
+from mha_haiku.lab.heads import ablation_values, clean_runs, running
 from mha_haiku.lab.heads.graph import LOGITS as LOGITS
 from mha_haiku.lab.heads.running import Batches, Measured
 from mha_haiku.records.means import PerExample
@@ -171,11 +171,11 @@ def activation_patching(
 def _activations(model, params, clean, corrupted, *, metric, what, per_position, into):
     """Computes changes `[B, P, H]` or `[B, L]` (and T), and both metrics."""
     examples = (clean, corrupted) if into == "clean" else (corrupted, clean)
-    pair = both(model, params, *examples, programs.AT)
+    pair = both(model, params, *examples, clean_runs.AT)
     of_clean = lambda logits, _: metric(logits, clean)  # noqa: E731
     zero = ablation_values.zero
     ours, theirs = (
-        programs.Clean.of(model, params, example, of_clean, zero, seen)
+        clean_runs.Clean.of(model, params, example, of_clean, zero, seen)
         for example, seen in zip(examples, pair, strict=True)
     )
     if what == "heads":
@@ -203,7 +203,7 @@ def _of_layers(ours, theirs, per_position) -> Array:
             stream = jnp.where(at[None, :, None], *streams)
             return ours.run(ours.from_layer(layer, stream))
 
-        return programs.over(patched, positions, ours.example)
+        return clean_runs.over(patched, positions, ours.example)
 
     after = ours.each_layer(of_layer, layers) - ours.before[None]
     changes = after.T.reshape(-1, len(layers), len(positions))

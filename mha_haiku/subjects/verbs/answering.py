@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.subjects import inputs
+from mha_haiku.subjects import conversion
 from mha_haiku.subjects.subject import RunSubject
 from mha_haiku.subjects.verbs import generation
 
@@ -65,7 +65,7 @@ def score(
         name: (value, *_interval(value, np.array([scores[name] for scores in alone])))
         for name, value in task.score(answers, batch).items()
     }
-    rows = inputs.rows_of(batch)
+    rows = conversion.rows_of(batch)
     right = [task.answer(row.targets) for row in rows]
     is_right = np.array(
         [

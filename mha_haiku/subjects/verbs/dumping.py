@@ -20,7 +20,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.records import Layer, map_set
 from mha_haiku.showing import collecting, drawing, figures, fitting, labels, page
-from mha_haiku.subjects import dossiers, imported_runs, inputs, programs
+from mha_haiku.subjects import computing, conversion, dossiers, imported_runs
 from mha_haiku.subjects.subject import RunSubject, parts_of, refuse
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import tasks
@@ -130,24 +130,24 @@ def measured(
     ]
 
     is_all = len(layers) == len(layer_heads)
-    subject = programs.compact(subject) if is_all else subject
-    subject = programs.placed(subject, devices, length=length)
-    observe = programs.once(
+    subject = computing.compact(subject) if is_all else subject
+    subject = computing.placed(subject, devices, length=length)
+    observe = computing.once(
         subject,
         f"maps of {layers}, {places}, {num_bins}",
         lambda: _observer(subject, parts, places, num_bins),
     )
     if own is None:
-        batch_size = programs.batch_size(subject, len(indices), _BATCH_POSITIONS)
+        batch_size = computing.batch_size(subject, len(indices), _BATCH_POSITIONS)
         examples_at = None
     else:
-        batch_size = programs.whole_batch(subject, len(indices))
+        batch_size = computing.whole_batch(subject, len(indices))
         examples_at = lambda rows: jax.tree.map(lambda x: x[rows], batch)  # noqa: E731
 
     def looks(indices, name):
         """Yields per batch the observations, and where heads should look."""
         options = {"batch_size": batch_size, "name": name, "examples_at": examples_at}
-        for example, answers, seen in programs.observations(
+        for example, answers, seen in computing.observations(
             subject, observe, indices, **options
         ):
             known = alignment.of_batch(subject.task.alignments, example)
@@ -225,10 +225,10 @@ def _observer(subject, parts, heads_of_layers, num_bins):
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
     shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)
 
-    separators = programs.separators(subject)
+    separators = computing.separators(subject)
 
     def observe(params, example):
-        example = programs.spread(subject, example)
+        example = computing.spread(subject, example)
 
         def observed(attention_map, kind):
             seen = collecting.see(
@@ -241,7 +241,7 @@ def _observer(subject, parts, heads_of_layers, num_bins):
             )
             return seen.of_heads(shared)
 
-        output, seen = programs.observed(subject, params, example, observed, parts)
+        output, seen = computing.observed(subject, params, example, observed, parts)
         if not is_same:
             pairs = zip(seen, heads_of_layers, strict=True)
             seen = [each.of_heads(np.array(heads, int)) for each, heads in pairs]
@@ -254,7 +254,7 @@ def _observer(subject, parts, heads_of_layers, num_bins):
             answers = answers, shares
         return example, answers, list(seen)
 
-    return programs.program(subject, observe)
+    return computing.program(subject, observe)
 
 
 @checks.user_mistakes()
@@ -327,7 +327,9 @@ def _examples(
         return tuple(pair for pair in labeled if pair[0])
 
     examples = []
-    for n, (name, row) in enumerate(zip(names, inputs.rows_of(example), strict=True)):
+    for n, (name, row) in enumerate(
+        zip(names, conversion.rows_of(example), strict=True)
+    ):
         tokens, read, predicted = task.labels(row), None, None
         lengths, sizes = [row.lengths], [len(tokens)]
         if row.decoder_inputs is not None:

@@ -27,7 +27,7 @@ from mha_haiku.subjects.subject import (
     refuse,
     verb,
 )
-from mha_haiku.subjects.verbs import pruning, saving, sweep
+from mha_haiku.subjects.verbs import prune_sweep, pruned_models, saved_models
 from mha_haiku.training import devices, stepping
 from mha_haiku.training.runs import files, folders, loop
 
@@ -136,7 +136,7 @@ def learn_gates(
     steps: int = 500,
     tuning_steps: int = 500,
     scratch: bool = True,
-) -> sweep.Pruned:
+) -> prune_sweep.Pruned:
     """Learns gates, prunes the heads that they ablate, and trains the rest further.
 
     The model with gates becomes the run `out/gated`, and `out/gates.json` names its
@@ -172,7 +172,7 @@ def learn_gates(
             refuse(subject, "learn_gates", "has no folder; give out")
         out = f"{subject.folder.root}_gates"
     pruned = _gated(subject, checks.as_path(out), penalty=penalty, steps=steps)
-    folder = saving.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)
+    folder = saved_models.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)
     by_name = {
         "the run": subject,
         "pruned by gates, before tuning": pruned,
@@ -190,9 +190,9 @@ def learn_gates(
         other = Path(out) / "scratch"
         loop.train_whole(config, other)
         by_name["the same from scratch"] = Subject.of_folder(other)
-    points = sweep.points(list(by_name.values()), list(by_name))
+    points = prune_sweep.points(list(by_name.values()), list(by_name))
     title = f"{subject.title}: gates with a penalty of {penalty:g} nats each"
-    return sweep.Pruned(title, pruned, points)
+    return prune_sweep.Pruned(title, pruned, points)
 
 
 def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> RunSubject:
@@ -220,9 +220,9 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
         [layer.names[i] for i in np.flatnonzero(row)]
         for layer, row in zip(layers, gates, strict=True)
     ]
-    pruned = pruning.without_heads(subject.replace(params=params), keep)
+    pruned = pruned_models.without_heads(subject.replace(params=params), keep)
     files.write_json(record, wanted)
-    return Subject.of_folder(saving.save_run(pruned, folder.root, steps=0))
+    return Subject.of_folder(saved_models.save_run(pruned, folder.root, steps=0))
 
 
 def _digest(subject) -> str:

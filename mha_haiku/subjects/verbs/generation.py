@@ -18,7 +18,7 @@ from mha_haiku.core import checks, models, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import imported_runs, inputs, programs
+from mha_haiku.subjects import computing, conversion, imported_runs
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders
@@ -241,7 +241,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
     """Yields the texts in order; with a name it shows a progress bar."""
     subject, is_prompt = job.subject, job.kind == "prompt"
     task = subject.task
-    given_tokens, given_lengths = inputs.padded(job.given_tokens)
+    given_tokens, given_lengths = conversion.padded(job.given_tokens)
     longest = given_tokens.shape[1] if is_prompt else 1
     if not is_prompt:  # one shape for all sources
         room = task.sequence_length - given_tokens.shape[1]
@@ -265,8 +265,8 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
         return places, found.tokens, found.lengths
 
     if not name:
-        subject = subject.replace(progress=programs.silent)
-    for batch in programs.observations(
+        subject = subject.replace(progress=computing.silent)
+    for batch in computing.observations(
         subject,
         generate,
         range(len(job.given)),
@@ -293,16 +293,16 @@ def of_held_out(
     prompt, and prompt and continuation have at most `most` tokens.
     """
     task = subject.task
-    examples = jax.device_get(programs.held_out(subject, indices))
+    examples = jax.device_get(computing.held_out(subject, indices))
     if given(subject.config) == "source":
         pairs = zip(examples.inputs, examples.lengths, strict=True)
         rows = tuple(row[:length] for row, length in pairs)
-        texts = list(map(task.question, inputs.rows_of(examples)))
+        texts = list(map(task.question, conversion.rows_of(examples)))
         tokens = _room_of_answers(subject, tokens)
     else:
         half = task.sequence_length // 2
         rows = tuple(row[: max(1, min(half, most))] for row in examples.inputs)
-        texts = [inputs.text_of(task, row) for row in rows]
+        texts = [conversion.text_of(task, row) for row in rows]
         tokens = max(1, min(task.sequence_length - half, most))
     return Job(subject, tuple(texts), rows, tokens, strategy, seed), examples
 
@@ -312,11 +312,11 @@ def example(job: Job, texts: Sequence[Text]) -> tasks.Example:
     task: Any = job.subject.task  # with a start and an end token, where it answers
     if job.kind == "prompt":
         rows = [np.concatenate([text.given_tokens, text.tokens]) for text in texts]
-        read, lengths = inputs.padded(rows)
+        read, lengths = conversion.padded(rows)
         return tasks.Example(read, read, np.zeros(read.shape, "f4"), lengths)
     end = [task.end_token]
-    read, lengths = inputs.padded([text.given_tokens for text in texts])
-    targets, decoder_lengths = inputs.padded(
+    read, lengths = conversion.padded([text.given_tokens for text in texts])
+    targets, decoder_lengths = conversion.padded(
         [np.append(text.tokens, end[: text.is_ended]) for text in texts]
     )
     decoder_inputs = np.pad(targets, ((0, 0), (1, 0)), constant_values=task.start_token)
@@ -342,7 +342,9 @@ def text_of(job: Job, i: int, written: Sequence[int] | np.ndarray) -> Text:
     tokens = np.array(task.until_end(written), np.int32)
     return Text(
         job.given[i],
-        inputs.text_of(task, tokens) if job.kind == "prompt" else task.answer(tokens),
+        conversion.text_of(task, tokens)
+        if job.kind == "prompt"
+        else task.answer(tokens),
         job.given_tokens[i],
         tokens,
         len(tokens) < len(written),
@@ -394,7 +396,7 @@ def _windowed(subject: RunSubject, reach: int) -> RunSubject:
         model = folders.make_model(config.model, subject.task, subject.placement)
         return model.edited(*subject.model.edits)
 
-    model = programs.once(subject, f"window {windows}", make)
+    model = computing.once(subject, f"window {windows}", make)
     return subject.replace(config=config, model=model)
 
 
@@ -445,10 +447,10 @@ def _logits(subject, tokens, room: int | None) -> jax.Array:
     """Computes the logits `[1, C]` of the token after a text, padded to a length."""
 
     def at(params, row, place):
-        example = inputs.example(row)
+        example = conversion.example(row)
         return running.run(subject.model, params, example).logits[:, place]
 
-    program = programs.once(subject, "logits at a place", lambda: jax.jit(at))
+    program = computing.once(subject, "logits at a place", lambda: jax.jit(at))
     row = np.zeros((1, room or len(tokens)), np.int32)
     row[0, : len(tokens)] = tokens
     return program(subject.params, row, len(tokens) - 1)

@@ -16,7 +16,7 @@ from mha_haiku.lab.heads import alignment, running
 from mha_haiku.records import Column, Layer
 from mha_haiku.records.heads import ROLE
 from mha_haiku.showing import collecting
-from mha_haiku.subjects import programs, results
+from mha_haiku.subjects import computing, results
 from mha_haiku.subjects.subject import (
     EXAMPLES,
     Part,
@@ -59,15 +59,15 @@ def statistics(
       examples: Number of held-out examples to average over, or texts.
       layers: Layers, as 0,2 or, of an encoder-decoder, cross.0,decoder; default: all.
     """
-    own = programs.batches_given(subject, examples, targets=False)
+    own = computing.batches_given(subject, examples, targets=False)
     parts = parts_of(subject, own[0] if own else None)
     layers = chosen_layers(parts, layers)
     if len(layers) == len(parts):
-        subject = programs.compact(subject)
+        subject = computing.compact(subject)
     parts = [parts[i] for i in layers]
-    subject = programs.placed(subject)
+    subject = computing.placed(subject)
 
-    separators = programs.separators(subject)
+    separators = computing.separators(subject)
 
     def observe(params, example):
         def known(attention_map, kind):
@@ -79,13 +79,13 @@ def statistics(
                 lengths=running.key_lengths(example, kind),
             )
 
-        return example, programs.observed(subject, params, example, known, parts)[1]
+        return example, computing.observed(subject, params, example, known, parts)[1]
 
-    program = programs.program(subject, observe)
+    program = computing.program(subject, observe)
     if own is None:
         subject = check_task(subject, "statistics")
-        size = programs.batch_size(subject, examples, _BATCH_POSITIONS)
-        batches = programs.observations(
+        size = computing.batch_size(subject, examples, _BATCH_POSITIONS)
+        batches = computing.observations(
             subject, program, range(examples), batch_size=size, name="head statistics"
         )
     else:
@@ -124,8 +124,8 @@ def statistics(
 def roles(subject: Subject, examples: Any = EXAMPLES) -> heads.Heads:
     """Finds the role of each head on a number of examples, or on texts."""
     align = None if subject.task is None else subject.task.alignments
-    batches = programs.batches_of(subject, examples, targets=False, name="examples")
-    separators = programs.separators(subject)
+    batches = computing.batches_of(subject, examples, targets=False, name="examples")
+    separators = computing.separators(subject)
     return heads.roles(
         subject.model, subject.params, batches, separators=separators, align=align
     )
@@ -165,15 +165,15 @@ def importance(
     with checks.user_mistakes():
         for name in wanted:
             checks.choice("measures", name, heads.MEASURES)
-    metric = programs.metric_name(subject, metric)
+    metric = computing.metric_name(subject, metric)
     if metric == "drift" and "gradient" in wanted:
         if measures is not None:
             reason = "the drift has no slope at the whole model"
             raise ConfigError(f"measures must not have gradient: {reason}.")
         wanted.remove("gradient")
-    placed = programs.placed(subject)
-    value = programs.ablation_value(placed, ablation_value, examples)
-    batches = programs.batches_given(subject, examples)
+    placed = computing.placed(subject)
+    value = computing.ablation_value(placed, ablation_value, examples)
+    batches = computing.batches_given(subject, examples)
     columns = {}
     for name in wanted:
         entry = heads.MEASURES[name]
@@ -181,7 +181,7 @@ def importance(
         measured_by = metric
         if of_loss and metric not in ("drift", None):
             measured_by = "loss"
-        of = programs.measured(placed, examples, metric=measured_by, name=name)
+        of = computing.measured(placed, examples, metric=measured_by, name=name)
         per_example = entry.measure(of, ablation_value=value).per_example
         assert per_example is not None  # as of every measure
         if batches is None:  # whole batches were measured
@@ -211,7 +211,7 @@ def measured(
     subject: Subject, examples: Any = EXAMPLES, metric: str | None = None
 ) -> heads.Measured:
     """Makes the argument of measures of `mh.heads`; arguments as in `importance`."""
-    return programs.measured(subject, examples, metric=metric, name="examples")
+    return computing.measured(subject, examples, metric=metric, name="examples")
 
 
 def _counted(count: int, given: Sequence[Any] | None) -> str:

@@ -3,7 +3,7 @@
 from mha_haiku.training.runs.configuration import RunConfig, default_config
 from mha_haiku.training.runs.folders import Run, load_run
 from mha_haiku.training.runs.loop import Observer, Trained, train, train_seeds
-from mha_haiku.training.runs.opening import SeedsSummary, Summary
+from mha_haiku.training.runs.starting import SeedsSummary, Summary
 from mha_haiku.training.runs.trainers import NonFiniteLossError
 
 load = load_run

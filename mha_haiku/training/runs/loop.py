@@ -25,8 +25,8 @@ from mha_haiku.training.runs import (
     files,
     folders,
     metrics_log,
-    opening,
     progress,
+    starting,
     trainers,
 )
 
@@ -87,7 +87,7 @@ def train(
     override_config: bool = False,
     observers: Sequence[Observer] = (),
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
-) -> opening.Summary | opening.SeedsSummary:
+) -> starting.Summary | starting.SeedsSummary:
     """Trains a model, or resumes the run in `workdir`; returns its summary.json.
 
     With several `config.training.seeds` it trains as many models in one program, in
@@ -126,13 +126,13 @@ def train(
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
     with contextlib.ExitStack() as stack:
-        opened = opening.open_runs(
+        opened = starting.open_runs(
             stack, config, workdir, override_config=override_config
         )
         root = folders.Folder(checks.as_path(workdir))
         ended = {run.config.seed: run.finished for run in opened if run.finished}
         if len(ended) == len(opened):
-            summary = opening.whole(ended, {})
+            summary = starting.whole(ended, {})
             if cluster.is_first():
                 print(f"The run in {root.root} has ended at step {summary.steps}.")
             return summary
@@ -144,7 +144,7 @@ def train(
 
 def train_whole(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
-) -> opening.Summary | opening.SeedsSummary:
+) -> starting.Summary | starting.SeedsSummary:
     """Trains as `train` does, for callers that need a run that has ended.
 
     Raises:
@@ -203,7 +203,7 @@ def train_seeds(
             workdir = stack.enter_context(tempfile.TemporaryDirectory())
         summary = train_whole(config, workdir, **options)
         root = folders.Folder(checks.as_path(workdir))
-        failed = summary.failed if isinstance(summary, opening.SeedsSummary) else {}
+        failed = summary.failed if isinstance(summary, starting.SeedsSummary) else {}
         if failed:
             raise trainers.NonFiniteLossError(
                 "\n".join(f"Seed {seed}: {why}" for seed, why in failed.items())
@@ -222,12 +222,12 @@ def train_seeds(
 
 def _make_task(
     config, opened, given, override_config
-) -> tuple[tasks.Task, opening.Start | None]:
+) -> tuple[tasks.Task, starting.Start | None]:
     """Makes the task from the runs' data, and loads the run that they start from."""
     begun = [run for run in opened if run.stored.latest() is not None]
     kept, source = None, None
     if config.init_from and len(begun) < len(opened):
-        source = opening.load_start(config)
+        source = starting.load_start(config)
         kept = source.kept
     if begun:
         kept = folders.shared_kept(begun[0].folder)
@@ -248,7 +248,7 @@ def _make_task(
 
 def _run(
     config, root, opened, placement, observers, task, source, started
-) -> opening.Summary | opening.SeedsSummary:
+) -> starting.Summary | starting.SeedsSummary:
     steps, is_first = config.training.steps, cluster.is_first()
     compiling = f"{task.name}: compiling"
     with progress.during(compiling) if is_first else contextlib.nullcontext():
@@ -305,7 +305,7 @@ def _run(
         summaries[model.seed] = own
         if is_first and model.run.finished is None:
             files.write_json(model.run.folder.summary, own._asdict())
-    summary = opening.whole(summaries, failed)
+    summary = starting.whole(summaries, failed)
     if is_first and len(opened) > 1:
         files.write_json(root.summary, summary._asdict())
     return summary
@@ -334,11 +334,11 @@ def _open_log(opened, name, trainer) -> metrics_log.MetricsLog:
     )
 
 
-def _summary(model, trainer, started) -> opening.Summary:
+def _summary(model, trainer, started) -> starting.Summary:
     training = trainer.config.training
     taken = model.step - model.start
     rate = taken / trainer.seconds if trainer.seconds else 0.0
-    return opening.Summary(
+    return starting.Summary(
         steps=model.step,
         metrics=model.metrics,
         baseline=dict(trainer.task.baseline),

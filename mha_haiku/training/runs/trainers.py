@@ -23,7 +23,7 @@ from mha_haiku.training import (
     stepping,
     tasks,
 )
-from mha_haiku.training.runs import folders, metrics_log, opening
+from mha_haiku.training.runs import folders, metrics_log, starting
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -106,7 +106,7 @@ class Window:
 class Trainee:
     """One of the models that a `Trainer` trains, with its files."""
 
-    run: opening.Opened
+    run: starting.Opened
     start: int  # the step at which it started or resumed
     skipped: int  # of the steps it has taken, those that were not finite
     least_rise: float  # how many nats a loss rises at least that jumps
@@ -170,10 +170,10 @@ class Trainer:
 
     def __init__(
         self,
-        opened: Sequence[opening.Opened],
+        opened: Sequence[starting.Opened],
         task: tasks.Task,
         placement: devices.Placement,
-        source: opening.Start | None = None,
+        source: starting.Start | None = None,
     ):
         began = time.perf_counter()
         config = opened[0].config
@@ -216,7 +216,7 @@ class Trainer:
             new = jax.device_get(jax.jit(initial)(seed))
             if source is None:
                 return new
-            params = opening.start_params(source, config, task, new.params)
+            params = starting.start_params(source, config, task, new.params)
             return _state_of(params, transformation)
 
         if source is None and len(opened) == 1 and opened[0].stored.latest() is None:

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from mha_haiku import devices
-from mha_haiku.training.runs import checkpoints, configuration, opening, trainers
+from mha_haiku.training.runs import checkpoints, configuration, starting, trainers
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import sizes
 
@@ -36,7 +36,7 @@ def prepare(
 
     def prepared(group):
         stored = checkpoints.Elsewhere(None)
-        opened = [opening.Opened(own, None, stored, None) for own in group]
+        opened = [starting.Opened(own, None, stored, None) for own in group]
         here = jax.local_devices()[:1]
         placement = devices.Replicas(here, several=len(group) > 1)
         return trainers.Trainer(opened, task, placement)

@@ -8,7 +8,7 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.core import sites
-from mha_haiku.lab.heads import importance, programs
+from mha_haiku.lab.heads import clean_runs, importance
 from tests.lab.heads.small_models import (
     NUM_TOKENS,
     B,
@@ -255,7 +255,7 @@ def test_layers_below_run_once_even_where_heads_run_one_by_one(
     is_scanned, subject, monkeypatch
 ):
     """And patched streams, too, begin at their layer."""
-    monkeypatch.setattr(programs, "_POSITIONS_AT_ONCE", {"cpu": 1})
+    monkeypatch.setattr(clean_runs, "_POSITIONS_AT_ONCE", {"cpu": 1})
     of, params, runs = config(scan_layers=is_scanned), subject.params, []
 
     def counted(x, layer):

@@ -15,7 +15,7 @@ from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.showing import drawing
-from mha_haiku.subjects import programs
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject, parts_of
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import evaluation, stepping
@@ -338,7 +338,7 @@ def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
 @pytest.mark.slow
 def test_each_example_of_a_batch_has_a_name(trained, tmp_path):
     subject = Subject.of_folder(trained)
-    batch = jax.device_get(programs.held_out(subject, range(2)))
+    batch = jax.device_get(computing.held_out(subject, range(2)))
     saved = MapSet.load(dumping.dump(subject, out=tmp_path, own=batch))
     assert [each.name for each in saved.examples] == ["text 0", "text 1"]
 

@@ -15,7 +15,13 @@ from mha_haiku import heads, models, rasp, tasks
 from mha_haiku.core import sites
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import gate_learning, metrics, pruning, saving, sweep
+from mha_haiku.subjects.verbs import (
+    gate_learning,
+    prune_sweep,
+    pruned_models,
+    quality,
+    saved_models,
+)
 from mha_haiku.training.runs import folders, loop, trainers
 from mha_haiku.training.runs.checkpoints.store import SaveError
 
@@ -25,7 +31,7 @@ OPTIONS = {"penalty": 0.15, "steps": 70, "tuning_steps": 4}
 @pytest.fixture(scope="module", autouse=True)
 def _speed_is_measured_briefly():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+        patch.setattr(prune_sweep, "_TIMED_SECONDS", 0.01)
         yield
 
 
@@ -43,8 +49,8 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
 ):
     """Of a run that has been pruned before, whose heads keep their names."""
     first = Subject.of_folder(trained())
-    folder = saving.save_run(
-        pruning.without_heads(first, [[1], [0, 1]]), tmp_path / "run", steps=0
+    folder = saved_models.save_run(
+        pruned_models.without_heads(first, [[1], [0, 1]]), tmp_path / "run", steps=0
     )
     log_alpha = [np.zeros(1), np.float32([-9, 1])]
 
@@ -68,7 +74,7 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     gates = gate_learning.Learned(None, log_alpha, None).gates
     apply = sites.edit(run.model.apply, heads.edits.gate(gates))
     gated = run.replace(model=run.model._replace(apply=apply))
-    for name, wanted in metrics.held_out(gated).items():
+    for name, wanted in quality.held_out(gated).items():
         assert found.points[1].metrics[name] == pytest.approx(wanted, rel=1e-5)
 
 

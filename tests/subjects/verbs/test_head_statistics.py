@@ -15,7 +15,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
 from mha_haiku.showing import collecting
-from mha_haiku.subjects import programs
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import evaluation
@@ -123,7 +123,7 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
 def test_many_layers_are_measured_as_they_run(untrained, monkeypatch):
     wanted = per_head.statistics(Subject.of_folder(untrained), examples=N).numbers
     monkeypatch.setattr(running, "FEW_LAYERS", 1)
-    assert programs.compact(Subject.of_folder(untrained)).config.model.scan_layers
+    assert computing.compact(Subject.of_folder(untrained)).config.model.scan_layers
     found = per_head.statistics(Subject.of_folder(untrained), examples=N).numbers
     assert found.keys() == wanted.keys()
     for name, numbers in found.items():

@@ -13,14 +13,14 @@ import pytest
 
 from mha_haiku import heads, models, runs, tasks
 from mha_haiku.showing import drawing
-from mha_haiku.subjects import observers, programs
+from mha_haiku.subjects import computing, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
     gate_learning,
     per_head,
-    pruning,
-    saving,
-    sweep,
+    prune_sweep,
+    pruned_models,
+    saved_models,
 )
 from mha_haiku.training import stepping
 from mha_haiku.training.runs import configuration, folders
@@ -137,9 +137,9 @@ def test_exact_match_is_a_metric_where_answers_are_whole(subject):
     wanted = ((example.weights > 0) & ~right).any(-1)
     assert 0 < wanted.mean() < 1
     np.testing.assert_array_equal(failures, wanted)
-    assert programs.metric_name(subject) == "loss"
-    assert programs.batch_size(subject, 100, 2 * S) == 1  # T is longer
-    assert pruning.decisive(subject.task) == "exact_match"
+    assert computing.metric_name(subject) == "loss"
+    assert computing.batch_size(subject, 100, 2 * S) == 1  # T is longer
+    assert pruned_models.decisive(subject.task) == "exact_match"
 
 
 @pytest.mark.slow
@@ -174,18 +174,18 @@ def _layers(config, keep):
 def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     keeps = [[[0, 1]] * 5, [[], [1], [0, 1], [], [0]]]
     points = [
-        sweep.Point(
+        prune_sweep.Point(
             _layers(config, keep), 12, {"exact_match": 0.5, "loss": 1}, 7, 2.0, 1.0, 1.0
         )
         for keep in keeps
     ]
-    result = sweep.Pruned("a run", None, points)
+    result = prune_sweep.Pruned("a run", None, points)
     path, picture = result.save(tmp_path)
     rows = _rows(path.read_text())
     counts = [[int(row[kind]) for kind in NAMES] for row in rows]
     assert counts == [[2, 4, 4], [0, 3, 1]]
     assert [row["keep"] for row in rows] == ["0 1|0 1;0 1|0 1;0 1", "|1;0 1|;0"]
-    curve = sweep.picture(path).keywords
+    curve = prune_sweep.picture(path).keywords
     assert result.picture.keywords == curve | {"title": "a run"}
     assert curve["metric_name"] == "held-out exact match"
     assert curve["kinds"] == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
@@ -219,7 +219,7 @@ def test_gates_ablate_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_pa
     whole, pruned = result.points
     assert (whole.kept, pruned.kept) == (10, 4)
     assert pruned.parameters < whole.parameters
-    path = saving.save_run(result.smallest, tmp_path / "pruned", steps=2)
+    path = saved_models.save_run(result.smallest, tmp_path / "pruned", steps=2)
     again = folders.load_run(path)
     assert [list(x.names) for x in models.heads_of_layers(again.config.model)] == (
         pruned.keep

@@ -11,7 +11,7 @@ import mha_haiku as mh
 from mha_haiku import commands, heads
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import drawing
-from mha_haiku.subjects import observers, programs
+from mha_haiku.subjects import computing, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import evaluation
@@ -89,8 +89,8 @@ def test_a_measure_is_one_function_that_everything_finds(
 def test_batches_are_the_held_out_examples_in_turn(trained, task, monkeypatch):
     subject = Subject.of_folder(trained())
     subject = subject.replace(task=task)
-    size = programs.batch_size(subject, 5, 13)
-    batches, run = programs.Batches(subject, 5, size, ""), subject
+    size = computing.batch_size(subject, 5, 13)
+    batches, run = computing.Batches(subject, 5, size, ""), subject
     found = list(batches)
     assert len(batches) == len(list(batches)) == 3
     assert [len(each.inputs) for each in found] == [2, 2, 2]
@@ -114,7 +114,7 @@ def test_ablated_heads_pass_on_what_is_asked_for(trained):
     )
     np.testing.assert_allclose(found["ablation"].mean, wanted, atol=1e-6)
     assert (
-        programs.ablation_value(subject, "resample", 4)
+        computing.ablation_value(subject, "resample", 4)
         is heads.ablation_values.resample
     )
 
@@ -140,7 +140,7 @@ def test_runs_of_two_seeds_that_share_a_model_have_examples_of_their_own(trained
     subject = Subject.of_folder(trained())
     other = subject.replace(config=subject.config.replace(seed=99))
     for each in (subject, other):
-        found, wanted = programs.held_out(each, range(3)), each.examples(3)
+        found, wanted = computing.held_out(each, range(3)), each.examples(3)
         np.testing.assert_array_equal(found.inputs, wanted.inputs)
 
 

@@ -13,7 +13,7 @@ import pytest
 from mha_haiku import runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import optimizers, stepping
-from mha_haiku.training.runs import checkpoints, configuration, files, folders, opening
+from mha_haiku.training.runs import checkpoints, configuration, files, folders, starting
 from tests import tiny_runs
 
 
@@ -215,12 +215,12 @@ def test_run_of_before_a_field_has_its_default(tmp_path, make_config):
     assert folders.read_config(folder) == config
     # Such a run resumes with the config of today.
     with contextlib.ExitStack() as stack:
-        (opened,) = opening.open_runs(stack, config, tmp_path, override_config=False)
+        (opened,) = starting.open_runs(stack, config, tmp_path, override_config=False)
         assert opened.finished is None
         config = config.replace(model=dict(feed_forward=dict(parallel=True)))
     with contextlib.ExitStack() as stack:
         with pytest.raises(ConfigError, match="parallel: False -> True"):
-            opening.open_runs(stack, config, tmp_path, override_config=False)
+            starting.open_runs(stack, config, tmp_path, override_config=False)
 
 
 def test_runs_of_newer_versions_are_refused_by_name(tmp_path):
@@ -336,10 +336,10 @@ def test_a_summary_is_checked_before_it_is_used(
     untrained, tmp_path, make_config, change, message
 ):
     folder = folders.Folder(shutil.copytree(untrained, tmp_path / "copy"))
-    summary = opening.Summary(3, {}, {}, "chance", True, 0, 0, 1.0, 1.0, 1.0, 1.0)
+    summary = starting.Summary(3, {}, {}, "chance", True, 0, 0, 1.0, 1.0, 1.0, 1.0)
     files.write_json(folder.summary, summary._asdict() | change)
     with (
         contextlib.ExitStack() as stack,
         pytest.raises(ConfigError, match=f"summary.json cannot be used: {message}"),
     ):
-        opening.open_runs(stack, make_config(), folder.root, override_config=False)
+        starting.open_runs(stack, make_config(), folder.root, override_config=False)

@@ -8,7 +8,7 @@ import pytest
 
 from mha_haiku import devices
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects import programs
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.devices import cluster
@@ -160,17 +160,17 @@ def run(losses, run_folders):
 
 def test_analysis_takes_the_mesh_of_the_run_or_shares_examples(run):
     subject = Subject.of_folder(run)
-    assert dict(programs.placed(subject).placement.mesh.shape) == {
+    assert dict(computing.placed(subject).placement.mesh.shape) == {
         "data": 1,
         "heads": 2,
         "sequence": 2,
     }
-    two = programs.placed(subject, jax.devices()[:2])
+    two = computing.placed(subject, jax.devices()[:2])
     assert two.placement.mesh.shape["data"] == 2
-    assert programs.whole_batch(two, 3) == 4
-    assert programs.placed(subject, jax.devices()[:1]) is subject
+    assert computing.whole_batch(two, 3) == 4
+    assert computing.placed(subject, jax.devices()[:1]) is subject
     # Three tokens of one's own are no two equal parts.
-    assert programs.placed(subject, length=3).placement.mesh.shape["data"] == 4
+    assert computing.placed(subject, length=3).placement.mesh.shape["data"] == 4
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ def test_analysis_finds_the_same_on_one_device_and_on_four(run, monkeypatch, tmp
 
     four = looked("four")
     one_device = jax.devices()[:1]
-    monkeypatch.setattr(programs.jax, "devices", lambda: one_device)
+    monkeypatch.setattr(computing.jax, "devices", lambda: one_device)
     one = looked("one")
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(

@@ -26,7 +26,7 @@ from mha_haiku.core.attention import gradients, implementations, products
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.attention.observation import Given, Observation, Sums
-from mha_haiku.core.attention.sharded import layout
+from mha_haiku.core.attention.sharded import shardings
 from mha_haiku.core.attention.tiled import blockwise, fold, sweep
 
 IN_A_RING = ("auto", "blockwise")
@@ -53,9 +53,9 @@ class Sharded:
     implementation: str | Callable = "auto"
 
     def __post_init__(self):
-        if set(self.mesh.axis_names) != set(layout.AXES):
+        if set(self.mesh.axis_names) != set(shardings.AXES):
             raise ValueError(
-                f"the mesh must have the axes {', '.join(layout.AXES)}, got "
+                f"the mesh must have the axes {', '.join(shardings.AXES)}, got "
                 f"{', '.join(map(str, self.mesh.axis_names))}."
             )
         is_blockwise = isinstance(self.implementation, blockwise.Blockwise)
@@ -73,7 +73,7 @@ class Sharded:
 
     def __call__(self, inputs: Inputs, dropout_rate: float) -> tuple[Array, LogSum]:
         """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
-        layout.check(inputs, self.mesh)
+        shardings.check(inputs, self.mesh)
         if self.mesh.shape["sequence"] > 1:
             chosen = self.implementation
             if not isinstance(chosen, blockwise.Blockwise):
@@ -90,12 +90,12 @@ class Sharded:
 
 def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tuple:
     batch_ndim = inputs.query.ndim - 3
-    rows = layout.logsumexp(batch_ndim)
+    rows = shardings.logsumexp(batch_ndim)
     on_devices = jax.shard_map(
-        lambda inputs: attend(layout.with_own_key(inputs, mesh)),
+        lambda inputs: attend(shardings.with_own_key(inputs, mesh)),
         mesh=mesh,
-        in_specs=(layout.input_specs(inputs),),
-        out_specs=(layout.rows(batch_ndim), LogSum(rows, rows)),
+        in_specs=(shardings.input_specs(inputs),),
+        out_specs=(shardings.rows(batch_ndim), LogSum(rows, rows)),
         check_vma=False,
     )
     # Outside jit, JAX does not shard functions with a custom gradient.
@@ -134,11 +134,11 @@ def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple
 def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
     del saved
     mesh, chunks, dropout_rate = options
-    device_ring, specs = _ring_of(inputs, mesh), layout.input_specs(inputs)
+    device_ring, specs = _ring_of(inputs, mesh), shardings.input_specs(inputs)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
     def local(inputs, rows_grad):
-        inputs = layout.with_own_key(inputs, mesh)
+        inputs = shardings.with_own_key(inputs, mesh)
         rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         rows_grad = gradients.RowGradients(
             device_ring.to_chunks(rows_grad.values, batch_ndim),
@@ -168,7 +168,7 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
             meet, (rows, rows_grad), keys, *nothing
         )
         shared_grads = jax.tree.map(
-            lambda x, spec: lax.psum(x, layout.unshared(spec)),
+            lambda x, spec: lax.psum(x, shardings.unshared(spec)),
             shared_grads,
             shared_specs,
         )
@@ -177,7 +177,7 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
 
     bias_spec = specs.weighting.bias if wants_bias else None
     shared_specs = bias_spec, specs.weighting.score
-    rows, logsumexp = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
+    rows, logsumexp = shardings.rows(batch_ndim), shardings.logsumexp(batch_ndim)
     return jax.shard_map(
         local,
         mesh=mesh,
@@ -190,10 +190,10 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
 _attend_in_a_ring = gradients.differentiable(_forward, _backward)
 
 
-def _ring_of(inputs, mesh) -> layout.Ring:
+def _ring_of(inputs, mesh) -> shardings.Ring:
     num_queries, num_keys = inputs.map_shape[-2:]
-    size = mesh.shape[layout.AXIS]
-    return layout.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
+    size = mesh.shape[shardings.AXIS]
+    return shardings.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
 
 
 def _spread(inputs) -> tuple[tuple, tuple]:
@@ -253,8 +253,8 @@ class RingFold:
         """Folds an observation over the tiles of a map."""
         *batch_shape, num_queries, _, _ = factors.query.shape
         batch_ndim, num_keys = len(batch_shape), factors.key.shape[-3]
-        mask, num_devices = factors.weighting.mask, self.mesh.shape[layout.AXIS]
-        device_ring = layout.Ring.of(mask, num_queries, num_keys, num_devices)
+        mask, num_devices = factors.weighting.mask, self.mesh.shape[shardings.AXIS]
+        device_ring = shardings.Ring.of(mask, num_queries, num_keys, num_devices)
 
         def local(factors, given):
             stay, go_round = device_ring.to_chunks(
@@ -284,23 +284,28 @@ class RingFold:
             row_sums, key_sums = device_ring.from_chunks(
                 (row_sums, key_sums), batch_ndim + 1
             )
-            head_sums = jax.tree.map(lambda x: lax.psum(x, layout.AXIS), head_sums)
+            head_sums = jax.tree.map(lambda x: lax.psum(x, shardings.AXIS), head_sums)
             return Sums(row_sums, key_sums, head_sums)
 
-        rows, rows_of_heads = layout.rows(batch_ndim), layout.logsumexp(batch_ndim)
-        weighting = layout.weighting_specs(factors.weighting)
+        rows, rows_of_heads = (
+            shardings.rows(batch_ndim),
+            shardings.logsumexp(batch_ndim),
+        )
+        weighting = shardings.weighting_specs(factors.weighting)
         log_sum = LogSum(rows_of_heads, rows_of_heads)
 
         def spec(x):
             axes = zip(rows, x.shape, strict=False)
-            return layout.Spec(*(name if size > 1 else None for name, size in axes))
+            return shardings.Spec(*(name if size > 1 else None for name, size in axes))
 
         whole = jax.eval_shape(
             lambda *x: fold.forward(observation, *x, sizes), factors, given
         )
         specs_of_sums = Sums(
             *(jax.tree.map(lambda _: rows_of_heads, sums) for sums in whole[:2]),
-            head=jax.tree.map(lambda _: layout.Spec(*rows_of_heads[:-1]), whole.head),
+            head=jax.tree.map(
+                lambda _: shardings.Spec(*rows_of_heads[:-1]), whole.head
+            ),
         )
         return jax.shard_map(
             local,

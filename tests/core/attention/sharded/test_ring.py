@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, devices, masks, positions
-from mha_haiku.core.attention.sharded import layout
+from mha_haiku.core.attention.sharded import shardings
 from tests import everyday
 
 B, T, H, G, K, V = 2, 24, 4, 2, 5, 3
@@ -274,7 +274,7 @@ def test_memory_of_a_device_falls_with_the_ring():
 def test_chunks_meet_once_and_come_home(size):
     """Each pair of positions meets once; under a causal mask work is even."""
     length = 8 * size
-    device_ring = layout.Ring.of(masks.causal(), length, length, size)
+    device_ring = shardings.Ring.of(masks.causal(), length, length, size)
     assert device_ring.chunks == (2 if size > 1 else 1)
     seen = np.zeros((length, length), int)
     work = {}
@@ -283,7 +283,7 @@ def test_chunks_meet_once_and_come_home(size):
         rows, keys = device_ring.to_chunks(at, -1), device_ring.to_chunks(at, -1)
 
         def meet(chunks, row, key, of_row, of_key, met):
-            device = jax.lax.axis_index(layout.AXIS)
+            device = jax.lax.axis_index(shardings.AXIS)
             jax.debug.callback(note, device, row, key, ordered=False)
             return of_row + key.sum(), of_key + row.sum(), met
 
@@ -320,15 +320,19 @@ def test_chunks_meet_once_and_come_home(size):
 
 
 def test_two_chunks_only_where_queries_see_unequally():
-    assert layout.Ring.of(masks.window(3, 3), 32, 32, 4).chunks == 1
-    assert layout.Ring.of(masks.full(), 32, 32, 4).chunks == 1
+    assert shardings.Ring.of(masks.window(3, 3), 32, 32, 4).chunks == 1
+    assert shardings.Ring.of(masks.full(), 32, 32, 4).chunks == 1
     lengths = np.array([2])
-    assert layout.Ring.of(masks.padding(lengths), 8, 8, 2).chunks == 1
-    assert layout.Ring.of(masks.causal() & masks.padding(lengths), 8, 8, 2).chunks == 2
-    assert layout.Ring.of(masks.prefix(lengths), 8, 8, 2).chunks == 2
-    assert layout.Ring.of(masks.causal(), 36, 36, 4).chunks == 1  # 8 do not divide it
-    assert layout.Ring.of(masks.causal() & masks.window(3, 3), 32, 32, 4).chunks == 2
-    assert layout.Ring.of(~masks.window(None, 1), 32, 32, 4).chunks == 2
+    assert shardings.Ring.of(masks.padding(lengths), 8, 8, 2).chunks == 1
+    assert (
+        shardings.Ring.of(masks.causal() & masks.padding(lengths), 8, 8, 2).chunks == 2
+    )
+    assert shardings.Ring.of(masks.prefix(lengths), 8, 8, 2).chunks == 2
+    assert (
+        shardings.Ring.of(masks.causal(), 36, 36, 4).chunks == 1
+    )  # 8 do not divide it
+    assert shardings.Ring.of(masks.causal() & masks.window(3, 3), 32, 32, 4).chunks == 2
+    assert shardings.Ring.of(~masks.window(None, 1), 32, 32, 4).chunks == 2
 
 
 @pytest.mark.parametrize(

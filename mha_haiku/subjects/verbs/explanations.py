@@ -10,8 +10,8 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import answers, programs
-from mha_haiku.subjects import inputs as given
+from mha_haiku.subjects import answers, computing
+from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import (
     EXAMPLES,
     Subject,
@@ -90,7 +90,7 @@ def reads(subject: Subject, examples: Any = EXAMPLES) -> heads.why.Reads:
     Examples are as in `strongest`; next to it is the composition from weights.
     """
     check_parameters(subject, "reads")
-    batches = programs.batches_given(subject, examples, targets=False)
+    batches = computing.batches_given(subject, examples, targets=False)
     batches = batches or [subject.examples(examples)]
     return heads.why.reads(subject.model, subject.params, batches)
 
@@ -112,7 +112,7 @@ def strongest(
       ValueError: If there is no such layer or head, or the count is below 1.
     """
     checks.positive_integer("count", count)
-    batches = programs.batches_given(subject, examples, targets=False)
+    batches = computing.batches_given(subject, examples, targets=False)
     batches = batches or [subject.examples(examples)]
     path = part_with(parts_of(subject, batches[0]), layer, head)
     kind = given.kind_of(subject, layer)

@@ -14,7 +14,7 @@ from mha_haiku import records
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import graph
 from mha_haiku.records.heads import ROLE
-from mha_haiku.showing import drawing, markup, per_head, plotting, shown
+from mha_haiku.showing import drawing, head_figures, markup, plotting, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -171,7 +171,7 @@ def _(found: records.Heads) -> markup.Html:
 def _(found: records.Heads, *, title: str | None) -> "Figure":
     if found.first.names is not None:
         return _of_heads(found).figure(title)
-    return per_head.picture(found, title=title)
+    return head_figures.picture(found, title=title)
 
 
 def _of_patched(patched: heads.Patched) -> Grid:

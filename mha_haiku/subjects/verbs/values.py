@@ -13,7 +13,7 @@ from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
 from mha_haiku.showing import sets
 from mha_haiku.subjects import answers
-from mha_haiku.subjects import inputs as given
+from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import Subject, refuse, verb
 
 

@@ -13,18 +13,18 @@ from mha_haiku.records import map_set
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
     dumping,
-    metrics,
     per_head,
-    pruning,
-    saving,
-    sweep,
+    prune_sweep,
+    pruned_models,
+    quality,
+    saved_models,
 )
 from mha_haiku.training.runs import folders, loop
 
 
 @pytest.fixture(autouse=True)
 def _speed_is_measured_briefly(monkeypatch):
-    monkeypatch.setattr(sweep, "_TIMED_SECONDS", 0.01)
+    monkeypatch.setattr(prune_sweep, "_TIMED_SECONDS", 0.01)
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
     assert (whole.units, narrow.units, half.units) == (24, 8, 8)
     assert half.parameters < narrow.parameters < whole.parameters
     assert half.ideal_speed_up > narrow.ideal_speed_up > 1
-    out = saving.save_run(found.smallest, tmp_path / "pruned", steps=7)
+    out = saved_models.save_run(found.smallest, tmp_path / "pruned", steps=7)
     run = folders.load_run(out)
     assert run.step == 7
     assert list(run.config.model.feed_forward.hidden_sizes) == [4, 4]
@@ -58,7 +58,7 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
     for weights, names in zip(maps.examples[0].weights, half.keep, strict=True):
         assert len(weights) == len(names)
     with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
-        saving.save_run(found.smallest, out, steps=0)
+        saved_models.save_run(found.smallest, out, steps=0)
 
 
 def test_a_pruned_run_that_was_killed_in_training_is_resumed(
@@ -72,21 +72,21 @@ def test_a_pruned_run_that_was_killed_in_training_is_resumed(
     run = Subject.of_folder(trained())
     monkeypatch.setattr(loop, "train_whole", killed)
     keep, other = [[0], [0, 1]], [[0, 1], [1]]
-    pruned = pruning.without_heads(run, keep)
-    out = saving.save_run(pruned, tmp_path / "out", steps=7)
-    saving.check_free(out, steps=7)
-    assert saving.save_run(pruned, out, steps=7) == out
+    pruned = pruned_models.without_heads(run, keep)
+    out = saved_models.save_run(pruned, tmp_path / "out", steps=7)
+    saved_models.check_free(out, steps=7)
+    assert saved_models.save_run(pruned, out, steps=7) == out
     assert calls == [(7, out)] * 2
     for again, steps in (
         (pruned, 8),
         (pruned, 0),
-        (pruning.without_heads(run, other), 7),
+        (pruned_models.without_heads(run, other), 7),
     ):
         with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
-            saving.save_run(again, out, steps=steps)
+            saved_models.save_run(again, out, steps=steps)
     for steps in (0, 8):
         with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
-            saving.check_free(out, steps=steps)
+            saved_models.check_free(out, steps=steps)
     assert len(calls) == 2
 
 
@@ -94,32 +94,32 @@ def test_units_go_whose_gates_matter_least(trained):
     subject = Subject.of_folder(trained())
     run, of = subject, subject.measured(4)
     importance = heads.unit_gradient(of).mean
-    pruned = pruning.without_units(subject, 0.3, examples=4)
+    pruned = pruned_models.without_units(subject, 0.3, examples=4)
     for i, row in enumerate(importance):
         name = f"encoder/layer_{i}/feed_forward/hidden"
         stay = np.sort(np.argsort(row)[-4:])
         wanted = np.asarray(run.params[name]["w"])[:, stay]
         np.testing.assert_array_equal(pruned.params[name]["w"], wanted)
     assert models.hidden_sizes(pruned.config.model) == (4, 4)
-    least = pruning.without_units(subject, 0.01, examples=4)
+    least = pruned_models.without_units(subject, 0.01, examples=4)
     assert models.hidden_sizes(least.config.model) == (1, 1)
 
 
 @pytest.mark.slow
 def test_pruned_runs_are_pruned_again_by_place_and_saved_whole(trained, tmp_path):
     subject = Subject.of_folder(trained())
-    subject = run = pruning.without_heads(subject, [[1], [0, 1]])
+    subject = run = pruned_models.without_heads(subject, [[1], [0, 1]])
     order = [(0, 0), (1, 1), (1, 0)]
-    assert pruning.kept_after(run, order, 2) == [[], [0, 1]]
-    assert pruning.kept_after(run, order, 1) == [[], [0]]
+    assert pruned_models.kept_after(run, order, 2) == [[], [0, 1]]
+    assert pruned_models.kept_after(run, order, 1) == [[], [0]]
     of = subject.measured(4)
     least_first = heads.order(heads.confidence(of).mean)
     options = {"ablation_value": "zero", "examples": 4}
-    assert pruning.order_of(subject, "confidence", **options) == least_first
+    assert pruned_models.order_of(subject, "confidence", **options) == least_first
     steps = heads.greedy_order(of)
-    greedy = pruning.order_of(subject, "greedy", **options)
+    greedy = pruned_models.order_of(subject, "greedy", **options)
     assert greedy == [each.head for each in steps]
-    folder = saving.save_run(run, tmp_path, steps=0)
+    folder = saved_models.save_run(run, tmp_path, steps=0)
     again = folders.load_run(folder)
     jax.tree.map(np.testing.assert_array_equal, again.params, run.params)
     assert again.step == 0
@@ -130,18 +130,18 @@ def test_held_out_metrics_are_those_of_the_training(trained, task, make_model):
     folder = trained()
     written = json.loads(folders.Folder(folder).summary.read_text())["metrics"]
     run = Subject.of_folder(folder)
-    found = metrics.held_out(run)
+    found = quality.held_out(run)
     for name in ("accuracy", "loss"):
         assert found[name] == pytest.approx(written[f"held_out_{name}"], rel=1e-5)
     # Held-out targets of this task, and no others, are three above their tokens.
     params = {"table": 9 * np.roll(np.eye(7), 3, axis=1), "bias": np.zeros(7)}
     known = run.replace(task=task, model=make_model(), params=params)
-    assert metrics.held_out(known)["accuracy"] == 1
+    assert quality.held_out(known)["accuracy"] == 1
 
 
 @pytest.mark.slow
 def test_points_are_the_models_that_they_name(trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "_alternating", lambda *timed: (2.0, 0.5))
+    monkeypatch.setattr(prune_sweep, "_alternating", lambda *timed: (2.0, 0.5))
     folder = trained()
     found = Subject.of_folder(folder).sweep(examples=4)
     assert [point.kept for point in found.points] == [4, 3, 2, 1, 0]
@@ -149,7 +149,7 @@ def test_points_are_the_models_that_they_name(trained, tmp_path, monkeypatch):
         for kept, left in zip(before.keep, after.keep, strict=True):
             assert set(left) <= set(kept)
     run = Subject.of_folder(folder)
-    wanted = metrics.held_out(pruning.without_heads(run, found.points[2].keep))
+    wanted = quality.held_out(pruned_models.without_heads(run, found.points[2].keep))
     assert found.points[2].metrics == wanted
     assert found.points[3].speed_up == 4
     assert found.points[3].examples_per_second == 8 / 0.5
@@ -182,13 +182,13 @@ def ordered(monkeypatch):
         return [(0, 1), (1, 0), (1, 1), (0, 0)]
 
     monkeypatch.setattr(
-        pruning,
+        pruned_models,
         "ablated_in_order",
         lambda subject, order, counts: accuracies(subject, counts),
     )
-    monkeypatch.setattr(metrics, "held_out", lambda run, vectors: point(run))
-    monkeypatch.setattr(pruning, "order_of", order_of)
-    monkeypatch.setattr(sweep, "points", lambda runs: [*map(point, runs)])
+    monkeypatch.setattr(quality, "held_out", lambda run, vectors: point(run))
+    monkeypatch.setattr(pruned_models, "order_of", order_of)
+    monkeypatch.setattr(prune_sweep, "points", lambda runs: [*map(point, runs)])
     return ordered
 
 
@@ -217,7 +217,9 @@ def test_the_accuracy_that_is_reported_falls_no_more_than_allowed(
 ):
     """Ablation may see less of a fall, where examples differ in their targets."""
     monkeypatch.setattr(
-        pruning, "ablated_in_order", lambda subject, order, counts: [0.75] * len(counts)
+        pruned_models,
+        "ablated_in_order",
+        lambda subject, order, counts: [0.75] * len(counts),
     )
     folder = trained()
     for drop, kept in [(1.0, 0), (0.375, 1), (0.0, 1)]:
@@ -254,10 +256,10 @@ def test_what_cannot_be_pruned_is_refused(trained, fields, message):
 def test_gates_say_what_pruned_models_do(trained):
     subject = Subject.of_folder(trained())
     order, counts = [(1, 0), (0, 1), (1, 1), (0, 0)], [4, 3, 1]
-    found = pruning.ablated_in_order(subject, order, counts)
-    metric = pruning.decisive(subject.task)
+    found = pruned_models.ablated_in_order(subject, order, counts)
+    metric = pruned_models.decisive(subject.task)
     for count, value in zip(counts, found, strict=True):
-        keep = pruning.kept_after(subject, order, count)
-        expected = metrics.held_out(pruning.without_heads(subject, keep))[metric]
+        keep = pruned_models.kept_after(subject, order, count)
+        expected = quality.held_out(pruned_models.without_heads(subject, keep))[metric]
         assert value == pytest.approx(expected, abs=1e-6)
     assert len(set(found)) > 1

@@ -25,7 +25,7 @@ from mha_haiku.lab.heads.rollout import rollout as rolled_out
 from mha_haiku.records import means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import inputs, programs, results
+from mha_haiku.subjects import computing, conversion, results
 from mha_haiku.subjects.subject import Subject, refuse, verb
 from mha_haiku.training import evaluation, stepping, tasks
 
@@ -168,7 +168,7 @@ def rollout(
     _check(subject)
     config = subject.model.config
     predicts_next = config is None or config.family == "causal"
-    batches = programs.batches_given(subject, examples, targets=predicts_next)
+    batches = computing.batches_given(subject, examples, targets=predicts_next)
     kind = "held-out " if batches is None else ""
     if batches is not None:
         batches = _with_answers(subject, batches)
@@ -251,7 +251,9 @@ def _with_answers(subject, batches) -> list[tasks.Example]:
             continue
         original = np.array(batch.inputs)
         tokens = original.copy()
-        valid = np.arange(tokens.shape[1]) < np.array(inputs.lengths(batch))[:, None]
+        valid = (
+            np.arange(tokens.shape[1]) < np.array(conversion.lengths(batch))[:, None]
+        )
         if mask is not None:
             can_hide = valid & ~np.isin(tokens, special)
             for row in np.flatnonzero(can_hide.any(1) & ~(tokens == mask).any(1)):
@@ -296,7 +298,7 @@ def _effects(subject, batches, count, draws) -> Iterator[dict[str, Any]]:
         def of_indices(data, indices):
             return evaluation.held_out_batch(task, seed, data, indices), indices
 
-        yield from programs.observations(
+        yield from computing.observations(
             subject,
             program,
             range(count),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.records import Column, Heads, Layer
-from mha_haiku.showing import drawing, per_head
+from mha_haiku.showing import drawing, head_figures
 
 NAMES = ("entropy", "a_new_one", "largest_at_previous", "largest_at_own")
 NAMES += ("largest_at_next",)
@@ -77,7 +77,7 @@ def test_heads_that_a_layer_lacks_have_no_row():
 
 
 def _sheet(numbers, layers=(0, 4), heads=range(H), title="title"):
-    return per_head.picture(_heads(numbers, layers, heads), title=title)
+    return head_figures.picture(_heads(numbers, layers, heads), title=title)
 
 
 def test_each_number_has_a_panel_with_its_title_and_unit():
@@ -121,7 +121,7 @@ def test_importance_has_heads_by_layer_and_in_order():
     numbers = {"ablation": _numbers()["entropy"]._replace(ranks=ranks)}
     names = [[0, 1, 5], [2, 3, 4]]
     layers = tuple(Layer.of_model("", i, i, each) for i, each in enumerate(names))
-    sheet = per_head.picture(Heads("t", layers, numbers))
+    sheet = head_figures.picture(Heads("t", layers, numbers))
     cells, bars = sheet.axes[:2]
     assert [text.get_text() for text in cells.texts] == ["0", "1", "5", "2", "3", "4"]
     order = [text.get_text() for text in bars.get_xticklabels()]
@@ -135,12 +135,12 @@ def test_numbers_that_are_all_alike_can_be_drawn(value):
     column = Column(np.full((1, 2), value), "nats", "what x is")
     ranked = column._replace(ranks=np.ones((1, 2, 2)))
     for each in (column, ranked):
-        assert per_head.picture(_heads({"x": each}, (0,), (0, 1)))
+        assert head_figures.picture(_heads({"x": each}, (0,), (0, 1)))
 
 
 def test_the_same_numbers_give_the_same_file():
     image = pytest.importorskip("PIL.Image")
-    draw = functools.partial(per_head.picture, _heads(_numbers(), (0, 1)))
+    draw = functools.partial(head_figures.picture, _heads(_numbers(), (0, 1)))
     picture = drawing.content(draw)
     assert picture == drawing.content(draw)
     assert min(image.open(io.BytesIO(picture)).size) > 400

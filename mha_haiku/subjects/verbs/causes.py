@@ -10,9 +10,9 @@ import numpy as np
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
 from mha_haiku.records import tables
-from mha_haiku.showing import answers as shown
+from mha_haiku.showing import measurements as shown
 from mha_haiku.subjects import answers as answered
-from mha_haiku.subjects import inputs, programs, results
+from mha_haiku.subjects import computing, conversion, results
 from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
 from mha_haiku.training import tasks
 
@@ -145,7 +145,7 @@ def circuit(
         pair, _ = _pair(subject, text, corrupted, answers)
         title = f"{subject.title}, {text!r} and {corrupted!r}"
     else:
-        of = programs.measured(subject, examples, metric=metric)
+        of = computing.measured(subject, examples, metric=metric)
         pairs = [_of_examples(batch) for batch in of.batches]
         pairs = [pair for pair in pairs if len(pair[0].inputs)]
         if not pairs:
@@ -180,14 +180,14 @@ def compositions(subject: Subject, kind: str = "k") -> answered.Compositions:
 def _pair(subject, clean, corrupted, given):
     """Makes the measured model and the corrupted batches, and the clean tokens."""
     texts = clean, corrupted
-    batches = [inputs.batch_of(subject, text)[0] for text in texts]
+    batches = [conversion.batch_of(subject, text)[0] for text in texts]
     if len(batches[0].inputs) != len(batches[1].inputs):
         count, got = (len(x.inputs) for x in batches)
         raise ValueError(f"corrupted must be as many as clean, {count}, got {got}.")
-    rows = zip(*map(inputs.lengths, batches), strict=True)
+    rows = zip(*map(conversion.lengths, batches), strict=True)
     for i, (length, got) in enumerate(rows):
         if length != got:
-            labels = inputs.labels(subject, batches[1])[1]
+            labels = conversion.labels(subject, batches[1])[1]
             shorter = [list(row[:got]) for row in labels[i:][:1]]
             raise ValueError(
                 f"corrupted must have as many tokens as clean, {length}, got "
@@ -201,7 +201,7 @@ def _pair(subject, clean, corrupted, given):
     weights = np.ones(targets.shape, np.float32)
     # Positions of an encoder-decoder are of two texts.
     has_kinds = batches[0].decoder_inputs is not None
-    labels = () if has_kinds else inputs.labels(subject, batches[0])[0]
+    labels = () if has_kinds else conversion.labels(subject, batches[0])[0]
     clean, corrupted = ([x._replace(targets=targets, weights=weights)] for x in batches)
     metric = heads.metrics.logit_difference
     of = heads.Measured(subject.model, metric, subject.params, clean)
@@ -213,7 +213,7 @@ def _answers(subject, batches, given):
     if given is not None:
         if isinstance(given, str) or len(given) != 2:
             raise ValueError(f"answers must be two, (right, wrong), got {given!r}.")
-        chosen = [inputs.one_token(subject.codec, x) for x in given]
+        chosen = [conversion.one_token(subject.codec, x) for x in given]
         asked = subject.model, subject.params, batches[0]
         running.check_classes("answers", *asked, chosen)
         return np.broadcast_to(chosen, (len(batches[0].inputs), 2)).T

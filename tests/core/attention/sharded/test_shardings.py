@@ -7,7 +7,7 @@ import pytest
 
 from mha_haiku import masks, positions
 from mha_haiku.core.attention import Score, Weighting, additive, dot_product
-from mha_haiku.core.attention.sharded import layout
+from mha_haiku.core.attention.sharded import shardings
 
 N = 4  # B, T, S, H, K and buckets alike
 ONE = np.ones([N], np.int32)
@@ -51,21 +51,24 @@ def _specs_of(part, batch_ndim):
     (name,) = (name for name, kind in kinds.items() if isinstance(part, kind))
     part = part.aligned(batch_ndim) if name == "mask" else part
     weighting = Weighting(**{name: part})
-    return getattr(layout.weighting_specs(weighting), name)
+    return getattr(shardings.weighting_specs(weighting), name)
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_arrays_are_shared_by_the_meaning_of_their_axes(name):
     part, expected = SPECS[name]
     found = jax.tree.leaves(
-        _specs_of(part, 1), is_leaf=lambda x: isinstance(x, layout.Spec)
+        _specs_of(part, 1), is_leaf=lambda x: isinstance(x, shardings.Spec)
     )
-    assert found == [layout.Spec(*axes) for axes in expected]
+    assert found == [shardings.Spec(*axes) for axes in expected]
 
 
 def test_without_batch_axes_nothing_is_shared_by_examples():
     spec = _specs_of(masks.segments(ONE), 0)
-    assert (spec.query_ids, spec.key_ids) == (layout.Spec(None), layout.Spec(None))
+    assert (spec.query_ids, spec.key_ids) == (
+        shardings.Spec(None),
+        shardings.Spec(None),
+    )
 
 
 def test_a_mask_that_does_not_say_its_axes_is_refused():

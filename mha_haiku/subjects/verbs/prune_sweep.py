@@ -20,9 +20,9 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import programs, results
+from mha_haiku.subjects import computing, results
 from mha_haiku.subjects.subject import RunSubject, Subject, verb
-from mha_haiku.subjects.verbs import metrics, pruning
+from mha_haiku.subjects.verbs import pruned_models, quality
 
 _METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
 _TIMED_SECONDS = 1.0
@@ -42,7 +42,7 @@ class Point(NamedTuple):
     name: str = ""  # of a model that is more than pruned
 
     @property
-    def keep(self) -> pruning.Keep:
+    def keep(self) -> pruned_models.Keep:
         """The names of the heads that each layer keeps."""
         return [list(layer.names) for layer in self.layers]
 
@@ -145,7 +145,7 @@ def sweep(
     keep_units: float = 1.0,
     order: str = "ablation",
     ablation_value: str = "zero",
-    examples: int = pruning.EXAMPLES,
+    examples: int = pruned_models.EXAMPLES,
     baseline: str | None = None,
     sizes: int = 12,
 ) -> Pruned:
@@ -168,19 +168,21 @@ def sweep(
     how = keep, metric_drop, keep_units, order, ablation_value, examples
     with checks.user_mistakes():
         if baseline is not None:
-            checks.choice("baseline", baseline, pruning.ORDERS)
+            checks.choice("baseline", baseline, pruned_models.ORDERS)
         checks.positive_integer("sizes", sizes)
-    found = pruning.shrunk(subject, "sweep", sizes, *how)
+    found = pruned_models.shrunk(subject, "sweep", sizes, *how)
     measured = points(found)
-    count = len(pruning.all_heads(found[0]))
+    count = len(pruned_models.all_heads(found[0]))
     title = f"{subject.title}: {count} heads, order by {order}"
     if baseline is None:
         return Pruned(title, found[-1], measured)
     narrow = found[0] if keep_units == 1 else found[1]
-    other = pruning.order_of(
+    other = pruned_models.order_of(
         narrow, baseline, ablation_value=ablation_value, examples=examples
     )
-    values = pruning.ablated_in_order(narrow, other, [point.kept for point in measured])
+    values = pruned_models.ablated_in_order(
+        narrow, other, [point.kept for point in measured]
+    )
     return Pruned(title, found[-1], measured, tuple(values), baseline)
 
 
@@ -192,14 +194,14 @@ def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Po
         subjects[0].progress(subjects, name="pruned models", unit="model")
     ):
         if whole is None:  # here, where the bar shows
-            whole, vectors = _Timed(subjects[0]), metrics.vectors_of(subjects[0])
+            whole, vectors = _Timed(subjects[0]), quality.vectors_of(subjects[0])
         timed = _Timed(pruned)
         before, after = _alternating(whole, timed)
         result.append(
             Point(
                 layers=models.heads_of_layers(pruned.config.model),
                 units=sum(models.hidden_sizes(pruned.config.model)),
-                metrics=metrics.held_out(pruned, vectors),
+                metrics=quality.held_out(pruned, vectors),
                 parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
                 examples_per_second=timed.size / after,
                 speed_up=before / after,
@@ -236,7 +238,7 @@ def _curve(text: str) -> dict[str, Any]:
     kinds = names[1 : names.index("units")]
     own = names[names.index("units") + 1 : names.index("parameters")]
     metric = next(name for name in _METRICS if name in own)
-    baseline = [name for name in own if name in pruning.ORDERS]
+    baseline = [name for name in own if name in pruned_models.ORDERS]
 
     def numbers(name):
         return [float(row[name]) for row in rows]
@@ -256,7 +258,7 @@ class _Timed:
 
     def __init__(self, subject: RunSubject):
         self.size = subject.config.training.batch_size
-        example = programs.held_out(subject, range(self.size))
+        example = computing.held_out(subject, range(self.size))
 
         @jax.jit
         def forward(params, example):

@@ -15,7 +15,7 @@ import numpy as np
 from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
-from mha_haiku.subjects import programs
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import (
     RunSubject,
     Subject,
@@ -23,7 +23,7 @@ from mha_haiku.subjects.subject import (
     check_task,
     verb,
 )
-from mha_haiku.subjects.verbs import metrics
+from mha_haiku.subjects.verbs import quality
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import folders
 
@@ -99,7 +99,7 @@ def shrunk(
         raise ValueError(f"keep_units must be a number in (0, 1], got {keep_units!r}.")
     checks.positive_integer("examples", examples)
     checks.choice("order", order, ORDERS)
-    checks.choice("ablation_value", ablation_value, programs.ABLATION_VALUES)
+    checks.choice("ablation_value", ablation_value, computing.ABLATION_VALUES)
     narrow = without_units(subject, keep_units, examples=examples)
     worst = None
     if metric_drop is not None and "loss" not in subject.task.metrics:
@@ -134,10 +134,10 @@ def order_of(
         places = all_heads(subject)
         generator = np.random.default_rng(subject.config.seed)
         return [places[i] for i in generator.permutation(len(places))]
-    value = programs.ablation_value(subject, ablation_value, examples)
+    value = computing.ablation_value(subject, ablation_value, examples)
     if by == "greedy":
         steps = heads.greedy_order(
-            programs.measured(subject, examples),
+            computing.measured(subject, examples),
             ablation_value=value,
             worst=worst,
             tries=_TRIES,
@@ -147,7 +147,7 @@ def order_of(
         )
         first = [step.head for step in steps]
         return first + [head for head in all_heads(subject) if head not in first]
-    of = programs.measured(subject, examples, name=by)
+    of = computing.measured(subject, examples, name=by)
     with checks.user_mistakes():  # the drift has no gradient
         return heads.order(heads.MEASURES[by].measure(of, ablation_value=value).mean)
 
@@ -167,7 +167,7 @@ def ablated_in_order(
     """
     metric = decisive(subject.task)
     examples = subject.config.training.evaluation_examples
-    of = programs.measured(subject, examples, metric=metric, name="heads ablated")
+    of = computing.measured(subject, examples, metric=metric, name="heads ablated")
     (found,) = ablated(of, [order], [len(order) - count for count in counts])
     return (found if metric == "drift" else 1 - found).tolist()
 
@@ -233,7 +233,7 @@ def without_units(subject: RunSubject, share: float, *, examples: int) -> RunSub
             f"{subject.task.name} has no targets."
         )
     sizes = models.hidden_sizes(subject.config.model)
-    of = programs.measured(subject, examples, name="hidden units")
+    of = computing.measured(subject, examples, name="hidden units")
     importance = heads.unit_gradient(of).mean
     keep = [
         np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
@@ -256,13 +256,13 @@ def _with_model(
 def _fewest(subject, narrow, order, drop) -> int:
     """Finds the fewest heads whose loss of accuracy, or drift, is at most `drop`."""
     metric, counts = decisive(subject.task), range(len(order), -1, -1)
-    sign, vectors = 1 if metric == "drift" else -1, metrics.vectors_of(subject)
+    sign, vectors = 1 if metric == "drift" else -1, quality.vectors_of(subject)
 
     def badness(count):
         pruned = without_heads(narrow, kept_after(narrow, order, count))
-        return sign * metrics.held_out(pruned, vectors)[metric]
+        return sign * quality.held_out(pruned, vectors)[metric]
 
-    most = sign * metrics.held_out(subject, vectors)[metric] + drop + _ROUNDING
+    most = sign * quality.held_out(subject, vectors)[metric] + drop + _ROUNDING
     first = badness(len(order))
     if first > most:
         raise ConfigError(

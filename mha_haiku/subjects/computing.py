@@ -17,7 +17,7 @@ from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import inputs
+from mha_haiku.subjects import conversion
 from mha_haiku.subjects.subject import (
     Part,
     RunSubject,
@@ -194,11 +194,11 @@ def batches_given(
     """
     if not isinstance(examples, numbers.Number):
         is_of_loss = subject.metric in (None, heads.metrics.loss)
-        return inputs.batches(subject, examples, targets=targets and is_of_loss)
+        return conversion.batches(subject, examples, targets=targets and is_of_loss)
     with checks.user_mistakes():
         count = checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
     if subject.batches:
-        return inputs.first(subject.batches, count)
+        return conversion.first(subject.batches, count)
     if subject.task is None:
         why = "has no examples; give texts, examples=[...], or pass them to mh.wrap"
         refuse(subject, "measuring", why)

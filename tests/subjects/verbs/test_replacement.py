@@ -15,9 +15,9 @@ from scipy import stats
 from mha_haiku import tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads.rollout import flow, rollout
-from mha_haiku.subjects import inputs
+from mha_haiku.subjects import conversion
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import rollout as rollouts
+from mha_haiku.subjects.verbs import replacement as rollouts
 from mha_haiku.training import evaluation
 from mha_haiku.training.runs import folders
 
@@ -251,7 +251,7 @@ def test_an_encoder_without_a_mask_is_asked_for_its_own_answers(of_task):
     of_task(Padded())
     subject = Subject.of_folder("anywhere")
     rows = [np.array([0, 1, 2, 4, 5]), np.array([6, 5, 4])]
-    batch, _ = inputs.batch_of(subject, rows)
+    batch, _ = conversion.batch_of(subject, rows)
     weights = np.float32([[1] * 5, [1] * 3 + [0] * 2])
     own = np.asarray(subject.logits(rows).argmax(-1))
     given = batch._replace(targets=own, weights=weights)
