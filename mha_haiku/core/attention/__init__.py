@@ -16,12 +16,12 @@ from mha_haiku.core.attention.scores import (
     linear,
     sigmoid,
 )
-from mha_haiku.core.attention.tiled.blockwise import Blockwise
 
 if TYPE_CHECKING:
     from mha_haiku.core.attention.cache import Cache, Prompt
     from mha_haiku.core.attention.sharded import IN_A_RING, Sharded
     from mha_haiku.core.attention.statistics import STATISTICS, Statistics
+    from mha_haiku.core.attention.tiled.blockwise import Blockwise
     from mha_haiku.core.attention.tiled.grid import bin_edges
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
 
 # What `attend` does not need is imported on first use of its name.
 _PLACES = {
+    "Blockwise": "tiled.blockwise",
     "Cache": "cache",
     "IN_A_RING": "sharded",
     "Prompt": "cache",

@@ -16,7 +16,6 @@ from mha_haiku.core import checks, marking, masks, positions, tiles
 from mha_haiku.core.attention import attention_map, dense, normalizers, scores, sited
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
 from mha_haiku.core.attention.normalizers import LogSum
-from mha_haiku.core.attention.tiled import blockwise
 
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
 # `[B..., H, T]`, an array or a `LogSum`.
@@ -186,6 +185,12 @@ def _auto(inputs, dropout_rate):
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
+def _blockwise(inputs, dropout_rate):
+    from mha_haiku.core.attention.tiled import blockwise
+
+    return blockwise.Blockwise()(inputs, dropout_rate)
+
+
 def _fused(inputs, dropout_rate):
     from mha_haiku.core.attention import fused
 
@@ -196,7 +201,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "auto": _auto,
     "dense": dense.attend,
     "formula": lambda inputs, dropout_rate: dense.formula(inputs, dropout_rate)[:2],
-    "blockwise": blockwise.Blockwise(),
+    "blockwise": _blockwise,
     "fused": _fused,
 }
 _SUITS: dict[str, Suits] = {}  # of registered implementations, asked in turn
