@@ -152,7 +152,7 @@ class AttentionMap:
         weights = self.weighting.score.weights(tile - remainder)
         return jnp.where(is_nan, jnp.nan, weights)
 
-    def _scores(self, rows, columns) -> Array:
+    def _scores(self, rows: Array | np.ndarray, columns: Array | np.ndarray) -> Array:
         return self.weighting.scores(
             tiles.take(self.query, rows, axis=-3),
             tiles.take(self.key, columns, axis=-3),

@@ -22,6 +22,7 @@ from mha_haiku.core.attention import (
     attention_map,
     implementations,
     products,
+    scores,
     sited,
 )
 from mha_haiku.core.attention.inputs import Weighting
@@ -109,8 +110,8 @@ class Cache:
         is_own = jnp.arange(num_slots) == slot
         cache = self
 
-        def mixed(weights):
-            def of_first(size):
+        def mixed(weights: Array) -> Array:
+            def of_first(size: int) -> Array:
                 _, values = self._positions_first(size)
                 if self.is_ring:  # the slot may hold NaN of a position out of reach
                     values = jnp.where(is_own[:, None, None], 0, values)
@@ -151,7 +152,9 @@ class Cache:
         )
         return *sited.sited(attended, row), cache
 
-    def _by_reached(self, function, position) -> Array:
+    def _by_reached(
+        self, function: Callable[[int], Array], position: int | Array
+    ) -> Array:
         # Calls `function(size)` with the fewest slots that hold all keys so far: only a
         # quarter of the slots is read while no text is longer.
         num_slots = self.key.shape[-1]
@@ -165,7 +168,7 @@ class Cache:
             lambda: function(num_slots),
         )
 
-    def _scores_of(self, size, query, score) -> Array:
+    def _scores_of(self, size: int, query: Array, score: scores.Score) -> Array:
         """Computes scores `[B..., H, 1, W]`, -inf beyond the first `size` slots."""
         tile = score(query, self._positions_first(size)[0])
         pad = [(0, 0)] * (tile.ndim - 1) + [(0, self.key.shape[-1] - size)]
@@ -261,12 +264,14 @@ def _latest(position: Array) -> Array:
 
 
 @_latest.def_vmap
-def _latest_of_all(axis_size, is_mapped, position):
+def _latest_of_all(axis_size: int, is_mapped: list[bool], position: Array):
     del axis_size
     return (position.max(0) if is_mapped[0] else position), False
 
 
-def _attended(parts) -> tuple[Float[Array, "*B 1 H V"], LogSum]:
+def _attended(
+    parts: list[tuple[Array, Callable[[Array], Array]]],
+) -> tuple[Float[Array, "*B 1 H V"], LogSum]:
     """Merges disjoint sets of keys: their scores, and a function that mixes values."""
     largest = functools.reduce(
         jnp.maximum, [tile.max(-1, keepdims=True) for tile, _ in parts]

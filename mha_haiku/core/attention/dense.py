@@ -1,6 +1,7 @@
 """Attention by the whole matrix of scores: the fastest for short sequences."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +44,13 @@ def formula(
     return values.astype(value.dtype), logsumexp, (tile,)
 
 
-def _backward(inputs, saved, rows, wants_bias, dropout_rate):
+def _backward(
+    inputs: Any,
+    saved: tuple[Array],
+    rows: gradients.RowGradients,
+    wants_bias: bool,
+    dropout_rate: float,
+) -> tuple:
     query, key, value, weighting, *_ = inputs.zeroed()
     (tile,) = saved
     *arrays, score, scores_grad = gradients.tile_gradients(
@@ -101,12 +108,12 @@ def dropout_factors(
     return is_kept.astype(jnp.float32) / (1 - rate)
 
 
-def _spans(inputs):
+def _spans(inputs: Inputs) -> tuple[tiles.Span, tiles.Span]:
     num_queries, num_keys = inputs.map_shape[-2:]
     return tiles.Span(0, num_queries), tiles.Span(0, num_keys)
 
 
-def _dropout(inputs, dropout_rate):
+def _dropout(inputs: Any, dropout_rate: float) -> Array | None:
     if not dropout_rate:
         return None
     return Dropout(inputs.rng, dropout_rate).factors(inputs.map_shape)

@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -89,7 +89,7 @@ def platform_name() -> str:
     return "cuda"
 
 
-def _limits(inputs, dropout_rate, kernel) -> Iterator[str]:
+def _limits(inputs: Inputs, dropout_rate: float, kernel: "Kernel") -> Iterator[str]:
     """Yields what rules a kernel out, as the end of "the kernel takes ..."."""
     weighting, score = inputs.weighting, inputs.weighting.score
     if weighting.bias is not None:
@@ -134,7 +134,7 @@ def _differentiable(logsumexp: Array, inputs: Inputs) -> Array:
     return logsumexp
 
 
-def _differentiable_backward(inputs, cotangent):
+def _differentiable_backward(inputs: Inputs, cotangent: Array) -> tuple[Array, Inputs]:
     _, pullback = jax.vjp(lambda x: _blockwise_logsumexp(x).logsumexp, inputs)
     return jnp.zeros_like(cotangent), *pullback(cotangent)
 
@@ -184,7 +184,7 @@ def _sees_nonfinite(nonfinite: Nonfinite, start: Array, stop: Array) -> Array:
     before = jnp.cumsum(keys, axis=1, dtype=jnp.int32)
     before = jnp.pad(before, [(0, 0), (1, 0), (0, 0)])  # [N, S + 1, G]
 
-    def count(positions):
+    def count(positions: Array) -> Array:
         positions = jnp.broadcast_to(positions, queries.shape[:2])
         return jnp.take_along_axis(before, positions[..., None], axis=1)
 
@@ -220,7 +220,7 @@ class KernelMask:
         """Collapses a mask of N examples to at most one length `[N]` of each kind."""
         batch_ndim = len(batch_shape)
 
-        def smallest(lengths, size):
+        def smallest(lengths: tuple[Array | np.ndarray, ...], size: int):
             parts = [
                 jnp.broadcast_to(x.reshape(x.shape[:batch_ndim]), batch_shape)
                 for x in (jnp.asarray(x).astype(jnp.int32) for x in lengths)
@@ -286,7 +286,9 @@ class CuDNN(Kernel):
     name = "cuDNN attention"
     dtypes = ("float16", "bfloat16")
 
-    def __call__(self, query, key, value, mask, scale):
+    def __call__(
+        self, query: Array, key: Array, value: Array, mask: KernelMask, scale: float
+    ) -> tuple[Array, Array | None]:
         window = None if mask.left is None else (mask.left, 0)
         (key_lengths,) = mask.key_lengths or (None,)
         (query_lengths,) = mask.query_lengths or (None,)
@@ -298,7 +300,7 @@ class CuDNN(Kernel):
         lengths = query_lengths, key_lengths
         return self.run((query, key, value), lengths, is_causal, window, scale)
 
-    def limits(self, inputs, mask):
+    def limits(self, inputs: Inputs, mask: KernelMask) -> Iterator[str]:
         *_, num_queries, num_keys = inputs.map_shape
         size = inputs.query.shape[-1]
         if size % 8 or size > 128:
@@ -318,7 +320,14 @@ class CuDNN(Kernel):
         if mask.right == 0 and num_queries == 1:
             yield "causal masks of two queries or more, not of 1"
 
-    def run(self, arrays, lengths, is_causal, window, scale) -> Any:
+    def run(
+        self,
+        arrays: tuple[Array, ...],
+        lengths: Iterable,
+        is_causal: bool,
+        window: tuple[int, int] | None,
+        scale: float,
+    ) -> Any:
         """Calls cuDNN with lengths of queries and keys, or None."""
         # `jax.nn.dot_product_attention` calls the same function, which is private, but
         # rounds the logsumexp to the dtype of the values: in bfloat16 weights would be
@@ -352,7 +361,9 @@ class FlashTPU(Kernel):
     name = "the TPU kernel"
     dtypes = ("float32", "bfloat16")
 
-    def __call__(self, query, key, value, mask, scale):
+    def __call__(
+        self, query: Array, key: Array, value: Array, mask: KernelMask, scale: float
+    ) -> tuple[Array, None]:
         from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
         num_examples, num_queries, num_heads, size = query.shape
@@ -373,7 +384,7 @@ class FlashTPU(Kernel):
         )
         return values.swapaxes(1, 2), None
 
-    def limits(self, inputs, mask):
+    def limits(self, inputs: Inputs, mask: KernelMask) -> Iterator[str]:
         size = inputs.query.shape[-1]
         for axis, length in zip("TS", inputs.map_shape[-2:], strict=True):
             if length % 128:

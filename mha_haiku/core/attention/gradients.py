@@ -83,12 +83,14 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
     forward = jax.jit(forward, static_argnums=1)
     backward = jax.jit(backward, static_argnums=(3, 4))
 
-    def attend(inputs, options):
-        def run(inputs):
+    def attend(inputs: Inputs, options: Any):
+        def run(inputs: Inputs):
             values, logsumexp, saved = forward(inputs, options)
             return (values, logsumexp), (values, logsumexp, saved)
 
-        def pull_back(arguments, saved, is_wanted, cotangents):
+        def pull_back(
+            arguments: tuple[Inputs], saved: tuple, is_wanted: tuple, cotangents: tuple
+        ):
             (inputs,), (wanted,) = arguments, is_wanted
             *results, saved = saved
             rows = _row_gradients(inputs, *results, *cotangents)
@@ -106,7 +108,13 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
     return attend
 
 
-def _row_gradients(inputs, values, log_sum: LogSum, values_grad, log_sum_grad):
+def _row_gradients(
+    inputs: Inputs,
+    values: Array,
+    log_sum: LogSum,
+    values_grad: Array | None,
+    log_sum_grad: LogSum,
+) -> RowGradients:
     logsumexp, remainder = log_sum
     has_gradient = jnp.isfinite(logsumexp)
     if inputs.nonfinite is None:  # then NaN propagates
@@ -146,13 +154,13 @@ def reverse_only(run: Callable, pull_back: Callable, refusal: str) -> Callable:
     # which cotangents are zero (`SymbolicZero`), so that neither costs anything.
     # Residuals are a pytree, in which a bool would be traced. None is structure, so it
     # can say "no" at trace time.
-    def forward_rule(*primals):
+    def forward_rule(*primals: Any):
         is_wanted = jax.tree.map(lambda x: x.perturbed or None, primals)
         arguments = jax.tree.map(lambda x: x.value, primals)
         outputs, saved = run(*arguments)
         return outputs, (arguments, saved, is_wanted)
 
-    def backward_rule(residuals, cotangents):
+    def backward_rule(residuals: tuple, cotangents: Any):
         cotangents = jax.tree.map(
             lambda x: None if isinstance(x, SymbolicZero) else x, cotangents
         )
@@ -160,7 +168,7 @@ def reverse_only(run: Callable, pull_back: Callable, refusal: str) -> Callable:
 
     # Arrays are guarded one by one, so that those that are not differentiated remain
     # so.
-    def guarded(x):
+    def guarded(x: Any) -> Any:
         if not isinstance(x, core.Tracer) or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         return _guarded.bind(x, message=refusal)
@@ -170,7 +178,7 @@ def reverse_only(run: Callable, pull_back: Callable, refusal: str) -> Callable:
     return lambda *arguments: function(*jax.tree.map(guarded, arguments))
 
 
-def _refuse(*_, message):
+def _refuse(*_: Any, message: str):
     raise ValueError(message)
 
 

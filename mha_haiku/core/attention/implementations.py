@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from mha_haiku.core import checks, marking, masks, positions, tiles
@@ -180,18 +181,18 @@ def register(
         _SUITS[name] = suits
 
 
-def _auto(inputs, dropout_rate):
+def _auto(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
     name = chosen(inputs, dropout_rate, jax.default_backend())
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
-def _blockwise(inputs, dropout_rate):
+def _blockwise(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
     from mha_haiku.core.attention.tiled import blockwise
 
     return blockwise.Blockwise()(inputs, dropout_rate)
 
 
-def _fused(inputs, dropout_rate):
+def _fused(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
     from mha_haiku.core.attention import fused
 
     return fused.attend(inputs, dropout_rate)
@@ -207,7 +208,9 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 _SUITS: dict[str, Suits] = {}  # of registered implementations, asked in turn
 
 
-def _arrays(query, key, value) -> tuple[Array, Array, Array]:
+def _arrays(
+    query: ArrayLike, key: ArrayLike, value: ArrayLike
+) -> tuple[Array, Array, Array]:
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
     if not query.ndim == key.ndim == value.ndim >= 3:

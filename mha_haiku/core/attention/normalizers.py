@@ -182,21 +182,21 @@ class Sink(Normalizer):
     logits: Array
     rows_sum_to = "less than 1"
 
-    def log_denominator(self, logsumexp):
+    def log_denominator(self, logsumexp: Array) -> Array:
         return self.log_denominator_of(LogSum.rounded(logsumexp)).logsumexp
 
-    def log_denominator_of(self, log_sum):
+    def log_denominator_of(self, log_sum: LogSum) -> LogSum:
         dtype, (*_, num_heads, _) = log_sum.logsumexp.dtype, log_sum.logsumexp.shape
         aligned = self.aligned(log_sum.logsumexp.ndim - 2, num_heads)
         return log_sum.plus(LogSum.rounded(aligned.logits.astype(dtype)[..., None]))
 
-    def aligned(self, batch_ndim, num_heads):
+    def aligned(self, batch_ndim: int, num_heads: int) -> "Sink":
         if self.logits.ndim == batch_ndim + 1:
             return self
         logits = jnp.broadcast_to(self.logits, num_heads)
         return Sink(logits.reshape(*(1,) * batch_ndim, num_heads))
 
-    def check(self, num_heads):
+    def check(self, num_heads: int):
         if self.logits.shape[-1:] not in ((), (num_heads,)):
             raise ValueError(
                 f"the sink's logits must be [H] = ({num_heads},) or one number, got "
@@ -210,5 +210,5 @@ class Unnormalized(Normalizer):
 
     rows_sum_to = "any amount"
 
-    def log_denominator(self, logsumexp):
+    def log_denominator(self, logsumexp: Array) -> Array:
         return jnp.zeros_like(logsumexp)

@@ -55,19 +55,19 @@ def accumulation_dtype(dtype: DTypeLike) -> jnp.dtype:
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def _grouped_rows(rows, num_key_heads):
+def _grouped_rows(rows: Array, num_key_heads: int) -> Array:
     """Groups rows by key head, `[..., T, H, K]` to `[..., G, H / G, T, K]`."""
     return _grouped_weights(jnp.moveaxis(rows, -2, -3), num_key_heads)
 
 
-def _grouped_weights(weights, num_key_heads):
+def _grouped_weights(weights: Array, num_key_heads: int) -> Array:
     """Groups weights by key head, `[..., H, T, S]` to `[..., G, H / G, T, S]`."""
     # A layer whose heads are all pruned has a map of no heads.
     heads = num_key_heads, weights.shape[-3] // max(num_key_heads, 1)
     return weights.reshape(*weights.shape[:-3], *heads, *weights.shape[-2:])
 
 
-def _merged(grouped):
+def _merged(grouped: Array) -> Array:
     """Merges the groups, `[..., G, H / G, T, S]` to `[..., H, T, S]`."""
     num_heads = grouped.shape[-4] * grouped.shape[-3]
     return grouped.reshape(*grouped.shape[:-4], num_heads, *grouped.shape[-2:])

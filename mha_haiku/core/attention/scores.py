@@ -228,7 +228,7 @@ class DotProduct(Score):
     scale: float | None = tiles.static()
     soft_cap: float | None = tiles.static()
 
-    def __call__(self, query, key):
+    def __call__(self, query: Array, key: Array) -> Array:
         scale = self.scale_of(query.shape[-1])
         if query.dtype == products.accumulation_dtype(query.dtype):
             # T K products instead of T S; at lower precisions this would lose digits.
@@ -239,7 +239,7 @@ class DotProduct(Score):
             return scores
         return self.soft_cap * jnp.tanh(scores / self.soft_cap)
 
-    def gradients(self, query, key, cotangent):
+    def gradients(self, query: Array, key: Array, cotangent: Array):
         scale = self.scale_of(query.shape[-1])
         if self.soft_cap is not None:
             capped = self(query, key) / self.soft_cap
@@ -258,7 +258,7 @@ class Additive(Score):
 
     weight: Array = tiles.array("H.")
 
-    def __call__(self, query, key):
+    def __call__(self, query: Array, key: Array) -> Array:
         dtype = products.accumulation_dtype(query.dtype)
         key = repeat_heads(key, query.shape[-2])
         pairs = query[..., :, None, :, :].astype(dtype) + key[..., None, :, :, :]
@@ -267,7 +267,7 @@ class Additive(Score):
             (jnp.tanh(pairs) * weight[..., None, None, :, :]).sum(-1), -1, -3
         )
 
-    def check(self, num_heads, key_size):
+    def check(self, num_heads: int, key_size: int):
         wanted = (*self.weight.shape[:-2], num_heads, key_size)
         tiles.check_axes("weight", self.weight, wanted, "[H, K]")
 
@@ -278,12 +278,12 @@ class Cosine(Score):
 
     scale: Array = tiles.array("H")
 
-    def __call__(self, query, key):
+    def __call__(self, query: Array, key: Array) -> Array:
         scale = self.aligned(query.ndim - 3).scale[..., None, None]
         cosines = products.pair(_directions(query), _directions(key))
         return cosines * scale.astype(cosines.dtype)
 
-    def check(self, num_heads, key_size):
+    def check(self, num_heads: int, key_size: int):
         if self.scale.shape[-1] not in (1, num_heads):
             wanted = (*self.scale.shape[:-1], num_heads)
             tiles.check_axes("scale", self.scale, wanted, "[H]")
@@ -303,14 +303,14 @@ class Sigmoid(Score):
     scale: float | None = tiles.static()
     offset: float = tiles.static()
 
-    def __call__(self, query, key):
+    def __call__(self, query: Array, key: Array) -> Array:
         return jax.nn.log_sigmoid(self._inside(query, key))
 
-    def gradients(self, query, key, cotangent):
+    def gradients(self, query: Array, key: Array, cotangent: Array):
         cotangent = chained(cotangent, jax.nn.sigmoid(-self._inside(query, key)))
         return *DotProduct(self.scale, None).gradients(query, key, cotangent)[:2], self
 
-    def _inside(self, query, key):
+    def _inside(self, query: Array, key: Array) -> Array:
         return DotProduct(self.scale, None)(query, key) + self.offset
 
 
@@ -318,10 +318,10 @@ class Sigmoid(Score):
 class Linear(Score):
     """`log feature(query) . feature(key)`, with features `elu(x) + 1`."""
 
-    def __call__(self, query, key):
+    def __call__(self, query: Array, key: Array) -> Array:
         return jnp.log(self._kernel(_features(query), _features(key)))
 
-    def gradients(self, query, key, cotangent):
+    def gradients(self, query: Array, key: Array, cotangent: Array):
         # The slope of a feature, 1 above 0 and exp(x) below, is min(feature, 1).
         query_features, key_features = _features(query), _features(key)
         cotangent = cotangent / self._kernel(query_features, key_features)
@@ -331,7 +331,7 @@ class Linear(Score):
         key_grad *= jnp.minimum(key_features, 1)
         return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
 
-    def _kernel(self, query, key):
+    def _kernel(self, query: Array, key: Array) -> Array:
         """Computes products `[B..., H, R, C]`, bounded away from 0."""
         kernel = products.pair(query, key)
         limits = jnp.finfo(kernel.dtype)
@@ -349,13 +349,13 @@ class OfFunction(Score):
 
     function: ScoreFunction = tiles.static()
 
-    def __call__(self, query, key):
+    def __call__(self, query: Array, key: Array) -> Array:
         of_heads = jax.vmap(self._of_head, in_axes=(-2, -2))
         for _ in range(query.ndim - 3):
             of_heads = jax.vmap(of_heads)
         return of_heads(query, repeat_heads(key, query.shape[-2]))
 
-    def _of_head(self, query, key):
+    def _of_head(self, query: Array, key: Array) -> Array:
         scores = self.function(query, key)
         wanted = (len(query), len(key))
         if jnp.shape(scores) != wanted:

@@ -1,6 +1,7 @@
 """The sites of attention for `look` and `edit`: scores, map, weights and heads."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import LogSum
 
 AttentionMap = attention_map.AttentionMap
+_Value = tuple[AttentionMap, Array, dense.Dropout | None]  # of the site
 
 
 def sited(
@@ -66,30 +68,36 @@ class Known(scores.DotProduct):
     def __repr__(self) -> str:
         return "in known weights, with its mask"
 
-    def __call__(self, query, key):
+    def __call__(self, query: Array, key: Array) -> Array:
         shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
         return jnp.zeros(shape, products.accumulation_dtype(query.dtype))
 
-    def gradients(self, query, key, cotangent):
+    def gradients(self, query: Array, key: Array, cotangent: Array):
         del cotangent
         return jnp.zeros_like(query), jnp.zeros_like(key), self
 
-    def sees(self, whole):
+    def sees(self, whole: AttentionMap) -> Array:
         rows = whole.weighting.origin.rows(tiles.Span(0, whole.shape[-2]))
         bias = whole.weighting.bias
         assert isinstance(bias, positions.DenseBias)  # see `_map_of`
         return (tiles.take(bias.values, rows, -2) != 0).any(-1)
 
-    def weights(self, relative):
+    def weights(self, relative: Array) -> Array:
         return jnp.where(relative == -jnp.inf, 0, relative)
 
-    def log_weights(self, relative):
+    def log_weights(self, relative: Array) -> Array:
         weights = self.weights(relative)
         logs = jnp.log(jnp.where(weights == 0, 1, weights))  # NaN if negative
         return jnp.where(weights == 0, -jnp.inf, logs)
 
 
-def _map_of(scores_, log_sum, score, normalizer, known) -> AttentionMap:
+def _map_of(
+    scores_: Array,
+    log_sum: LogSum,
+    score: scores.Score,
+    normalizer: normalizers.Normalizer | None,
+    known: dict,
+) -> AttentionMap:
     """Builds a map that holds the whole array of scores, as its bias."""
     *batch, num_heads, num_queries, num_keys = scores_.shape
     query, key = known["query"], known["key"]
@@ -102,7 +110,9 @@ def _map_of(scores_, log_sum, score, normalizer, known) -> AttentionMap:
     return AttentionMap(query, key, log_sum, weighting, known["value"])
 
 
-def _heads(weights, map_, values, dropout) -> Array:
+def _heads(
+    weights: Array, map_: Any, values: Array, dropout: dense.Dropout | None
+) -> Array:
     """Computes the heads: weights, with dropout, times values, times gates."""
     if dropout is not None:
         weights = weights * dropout.factors(weights.shape)
@@ -111,7 +121,7 @@ def _heads(weights, map_, values, dropout) -> Array:
     return heads if gates is None else heads * gates
 
 
-def _with_map(value, changed):
+def _with_map(value: _Value, changed: AttentionMap) -> _Value:
     _, values, dropout = value
     if dropout is None:
         heads = changed.outputs().astype(values.dtype)
@@ -120,13 +130,13 @@ def _with_map(value, changed):
     return changed, heads, dropout
 
 
-def _with_weights(value, weights):
+def _with_weights(value: _Value, weights: Array) -> _Value:
     map_, values, dropout = value
     changed = map_of_weights(weights, **_known(map_), are_shares=False)
     return changed, _heads(weights, map_, values, dropout), dropout
 
 
-def _with_scores(value, changed):
+def _with_scores(value: _Value, changed: Any) -> _Value:
     map_, values, dropout = value
     largest = jnp.max(changed, axis=-1, initial=-jnp.inf)
     largest = jax.lax.stop_gradient(jnp.where(largest == -jnp.inf, 0, largest))
@@ -144,7 +154,7 @@ def _known(map_: AttentionMap) -> dict:
     return known | {"gates": map_.weighting.gates}
 
 
-def _without_weights(value, changed):
+def _without_weights(value: _Value, changed: _Value) -> _Value:
     map_, *_ = value
     nan = jnp.full_like(map_.logsumexp, jnp.nan)
     unknown = dataclasses.replace(map_, log_sum=LogSum.rounded(nan))

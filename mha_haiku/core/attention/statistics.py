@@ -5,7 +5,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from mha_haiku.core import display, tiles
-from mha_haiku.core.attention.observation import RowSum, Statistic, weighted_sum
+from mha_haiku.core.attention.observation import RowSum, Statistic, Tile, weighted_sum
 
 
 def gini(
@@ -31,11 +31,11 @@ def gini(
     return jnp.where(has_some, unequal, 0)
 
 
-def _ones(tile):
+def _ones(tile: Tile) -> Array:
     return jnp.ones(tile.columns.size, tile.weights.dtype)
 
 
-def _inward(tile):
+def _inward(tile: Tile) -> Array:
     """Computes the distance of each key from the tile edge nearest to the queries."""
     at = tile.columns.array()
     return jnp.where(
@@ -43,15 +43,17 @@ def _inward(tile):
     )
 
 
-def _inward_squared(tile):
+def _inward_squared(tile: Tile) -> Array:
     return _inward(tile).astype(tile.weights.dtype) ** 2
 
 
-def _is_left(tile):
+def _is_left(tile: Tile) -> Array:
     return tile.columns.stop <= tile.given.queries["position"][0]
 
 
-def _moments(tile, mass, first, second):
+def _moments(
+    tile: Tile, mass: Array, first: Array, second: Array
+) -> tuple[Array, Array]:
     # The sums of weight times |t - s| and (t - s)^2. In a tile off the diagonal |t - s|
     # is the distance from the query to the nearest edge plus the distance from there to
     # the key: both sums follow from products with powers of the latter, which are exact
@@ -79,7 +81,7 @@ def _moments(tile, mass, first, second):
     return lax.cond(is_aside, aside, on_the_diagonal)
 
 
-def _at_offsets(tile):
+def _at_offsets(tile: Tile) -> tuple[Array, ...]:
     """Reads weights at the previous, same and next position; 0 outside the tile."""
     at_rows = tile.given.queries["position"][:, None]
     wanted = at_rows + jnp.arange(-1, 2)[None, :] - tile.columns.start
@@ -89,13 +91,13 @@ def _at_offsets(tile):
     return tuple(weights[:, i] for i in range(3))
 
 
-def _same_token(tile):
+def _same_token(tile: Tile) -> Array:
     query_tokens, key_tokens = tile.given.queries["tokens"], tile.given.keys["tokens"]
     is_same = query_tokens[:, None] == key_tokens[None, :]
     return jnp.where(is_same, tile.weights, 0).sum(-1)
 
 
-def _induction(tile):
+def _induction(tile: Tile) -> Array:
     tokens, before = tile.given.queries["tokens"], tile.given.keys["preceding"]
     at_rows, at_columns = tile.given.queries["position"], tile.columns.array()
     followed = (tokens[:, None] == before[None, :]) & (at_columns > 0)[None, :]
@@ -103,7 +105,7 @@ def _induction(tile):
     return jnp.where(followed, tile.weights, 0).sum(-1)
 
 
-def _root(x):
+def _root(x: Array) -> Array:
     """Takes the square root, with derivative 0 at 0; NaN of negative numbers."""
     root = jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
     return jnp.where(x >= 0, root, jnp.nan)

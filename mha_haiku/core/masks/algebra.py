@@ -10,10 +10,12 @@ are `[B...]`, segment ids `[B..., S]`, and so on.
 import abc
 import dataclasses
 import types
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool
 
@@ -211,12 +213,14 @@ class Mask(tiles.Part, abc.ABC):
         """Counts the keys that each query sees, `[B..., H, T]`; for an aligned mask."""
         return self._by_query(num_queries, num_keys, origin, lambda x: x.sum(-1))
 
-    def _by_block(self, num_queries, num_keys, origin, function) -> Array:
+    def _by_block(
+        self, num_queries: int, num_keys: int, origin: tiles.Origin, function: Callable
+    ) -> Array:
         # Calls `function` with tiles `[..., R, S]` of blocks of queries, and stacks;
         # the last block repeats the last query.
         columns = origin.columns(jnp.arange(num_keys))
 
-        def of_block(rows):
+        def of_block(rows: Array | np.ndarray) -> Array:
             rows = origin.rows(rows)
             tile = self.aligned_tile(rows, columns)
             shape = *tile.shape[:-2], len(rows), num_keys
@@ -228,7 +232,9 @@ class Mask(tiles.Part, abc.ABC):
         queries = jnp.minimum(jnp.arange(count * _BLOCK), num_queries - 1)
         return lax.map(of_block, queries.reshape(count, _BLOCK))
 
-    def _by_query(self, num_queries, num_keys, origin, function) -> Array:
+    def _by_query(
+        self, num_queries: int, num_keys: int, origin: tiles.Origin, function: Callable
+    ) -> Array:
         """Applies a function to tiles, and joins the results to `[..., T]`."""
         stacked = self._by_block(num_queries, num_keys, origin, function)
         joined = jnp.moveaxis(stacked, 0, -2)
@@ -247,16 +253,20 @@ class Full(Mask):
     def __repr__(self):
         return "full()"
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         return jnp.ones((len(rows), len(columns)), bool)
 
-    def open_range(self, rows, keys):
+    def open_range(self, rows: Range, keys: Range) -> Range:
         return keys
 
-    def unseen_keys(self, num_queries, num_keys, first_query=0):
+    def unseen_keys(
+        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+    ) -> None:
         return None
 
-    def fully_masked(self, num_queries, num_keys, first_query=0):
+    def fully_masked(
+        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+    ) -> None:
         return None
 
 
@@ -274,31 +284,33 @@ class _Compound(Mask):
     def has_heads(self):
         return any(part.has_heads() for part in self._parts().values())
 
-    def aligned(self, batch_ndim):
+    def aligned(self, batch_ndim: int) -> Self:
         return self._of_parts(lambda mask: mask.aligned(batch_ndim))
 
     def axes(self):
         return self._of_parts(lambda mask: mask.axes())
 
-    def at_head(self, example, head):
+    def at_head(self, example: tuple, head: int | Array) -> Self:
         return self._of_parts(lambda mask: mask.at_head(example, head))
 
-    def check_shape(self, *sizes):
+    def check_shape(self, *sizes: Any):
         for part in self._parts().values():
             part.check_shape(*sizes)
 
-    def check_lengths(self, num_keys):
+    def check_lengths(self, num_keys: int):
         for part in self._parts().values():
             part.check_lengths(num_keys)
 
     def _parts(self) -> dict[str, Mask]:
         return {name: x for name, x in vars(self).items() if isinstance(x, Mask)}
 
-    def _of_parts(self, function) -> Self:
+    def _of_parts(self, function: Callable[[Mask], Mask]) -> Self:
         changed = {name: function(part) for name, part in self._parts().items()}
         return dataclasses.replace(self, **changed)
 
-    def _tiles(self, rows, columns) -> tuple[Array, ...]:
+    def _tiles(
+        self, rows: tiles.Positions, columns: tiles.Positions
+    ) -> tuple[Array, ...]:
         parts = [x.aligned_tile(rows, columns) for x in self._parts().values()]
         ndim = max(part.ndim for part in parts)
         return tuple(tiles.lifted(part, ndim) for part in parts)
@@ -314,14 +326,14 @@ class Intersection(_Compound):
     def __repr__(self):
         return f"{_within(self.left, Union)} & {_within(self.right, Union)}"
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         left, right = self._tiles(rows, columns)
         return left & right
 
-    def key_range(self, rows, keys):
+    def key_range(self, rows: Range, keys: Range) -> Range:
         return overlap(*(x.key_range(rows, keys) for x in (self.left, self.right)))
 
-    def open_range(self, rows, keys):
+    def open_range(self, rows: Range, keys: Range) -> Range:
         return overlap(*(x.open_range(rows, keys) for x in (self.left, self.right)))
 
 
@@ -335,15 +347,15 @@ class Union(_Compound):
     def __repr__(self):
         return f"{self.left!r} | {self.right!r}"
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         left, right = self._tiles(rows, columns)
         return left | right
 
-    def key_range(self, rows, keys):
+    def key_range(self, rows: Range, keys: Range) -> Range:
         left, right = (x.key_range(rows, keys) for x in (self.left, self.right))
         return tiles.smallest(left[0], right[0]), tiles.largest(left[1], right[1])
 
-    def open_range(self, rows, keys):
+    def open_range(self, rows: Range, keys: Range):
         left, right = (x.open_range(rows, keys) for x in (self.left, self.right))
         is_left = left[1] - left[0] >= right[1] - right[0]
         if isinstance(is_left, bool):
@@ -362,7 +374,7 @@ class Complement(_Compound):
     def __repr__(self):
         return f"~{_within(self.mask, Intersection | Union)}"
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         return ~self.mask.aligned_tile(rows, columns)
 
 
@@ -371,7 +383,7 @@ def _within(mask: Mask, looser: type | types.UnionType) -> str:
     return f"({mask!r})" if isinstance(mask, looser) else repr(mask)
 
 
-def _combine(kind, left: Mask, right: Mask) -> Mask:
+def _combine(kind: type[Intersection] | type[Union], left: Mask, right: Mask) -> Mask:
     if not isinstance(right, Mask):
         raise TypeError(
             f"a mask combines with masks only, got {type(right).__name__}; "

@@ -1,7 +1,7 @@
 """Masks made of arrays: lengths, segment ids, or the mask itself."""
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -154,24 +154,24 @@ def as_mask(
 class _Lengths(Mask):
     lengths: Array | np.ndarray
 
-    def check_lengths(self, num_keys):
+    def check_lengths(self, num_keys: int):
         known = tiles.known(self.lengths)
         if known is not None and (known > num_keys).any():
             raise ValueError(
                 f"lengths must be in 0..S = 0..{num_keys}, got {known.max()}."
             )
 
-    def key_range(self, rows, keys):
+    def key_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
         longest = self._reduced(lambda lengths: lengths.max(initial=0))
         return algebra.overlap((keys[0], longest), keys)
 
-    def open_range(self, rows, keys):
+    def open_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
         if not jnp.size(self.lengths):
             return keys
         shortest = self._reduced(lambda lengths: lengths.min())
         return algebra.overlap((keys[0], shortest), keys)
 
-    def _reduced(self, function) -> int | Array:
+    def _reduced(self, function: Callable[[Array | np.ndarray], Any]) -> int | Array:
         known = tiles.known(self.lengths)
         return function(self.lengths) if known is None else int(function(known))
 
@@ -187,7 +187,7 @@ class Padding(_Lengths):
         shown = (x for x in (self.lengths, self.query_lengths) if x is not None)
         return f"padding({', '.join(map(display.numbers, shown))})"
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         lengths = jnp.asarray(self.lengths)[..., None, None, None]
         seen = tiles.lifted(tiles.on_columns(columns), lengths.ndim) < lengths
         if self.query_lengths is None:
@@ -195,20 +195,24 @@ class Padding(_Lengths):
         lengths = jnp.asarray(self.query_lengths)[..., None, None, None]
         return seen & (tiles.lifted(tiles.on_rows(rows), lengths.ndim) < lengths)
 
-    def open_range(self, rows, keys):
+    def open_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
         start, stop = super().open_range(rows, keys)
         if self.query_lengths is None:
             return start, stop
         return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, start)
 
-    def unseen_keys(self, num_queries, num_keys, first_query=0):
+    def unseen_keys(
+        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+    ) -> Array:
         keys = tiles.lifted(jnp.arange(num_keys), jnp.ndim(self.lengths) + 2)
         unseen = (keys >= self.lengths[..., None, None]) | (num_queries == 0)
         if self.query_lengths is None:
             return unseen
         return unseen | (self.query_lengths <= first_query)[..., None, None]
 
-    def fully_masked(self, num_queries, num_keys, first_query=0):
+    def fully_masked(
+        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+    ):
         queries = first_query + jnp.arange(num_queries)
         queries = tiles.lifted(queries, jnp.ndim(self.lengths) + 2)
         # `queries >= first_query` is always true; it gives the axis of queries its
@@ -232,17 +236,19 @@ class ValidLens(_Lengths):
         rank = jnp.ndim(self.lengths)
         return {0: (0,), 1: (1, 0)}.get(rank, (rank - 1, rank))
 
-    def check_shape(self, batch_shape, num_heads, num_queries, num_keys):
+    def check_shape(
+        self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
+    ):
         wanted = batch_shape
         if jnp.ndim(self.lengths) == len(batch_shape) + 1:
             wanted = (*batch_shape, num_queries)
         tiles.check_axes("lengths", self.lengths, wanted, "[B...] or [B..., T]")
 
-    def aligned(self, batch_ndim):
+    def aligned(self, batch_ndim: int):
         is_aligned = jnp.ndim(self.lengths) > batch_ndim
         return self if is_aligned else ValidLens(jnp.asarray(self.lengths)[..., None])
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         lengths = tiles.take(self.lengths, rows, axis=-1)[..., None, :, None]
         return tiles.lifted(tiles.on_columns(columns), lengths.ndim) < lengths
 
@@ -260,19 +266,19 @@ class Segments(Mask):
             ids.append(self.key_ids)
         return f"segments({', '.join(map(display.value, ids))})"
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         query_ids = tiles.take(self.query_ids, rows, axis=-1)
         key_ids = tiles.take(self.key_ids, columns, axis=-1)
         return query_ids[..., None, :, None] == key_ids[..., None, None, :]
 
-    def key_range(self, rows, keys):
+    def key_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
         # Ids from the smallest to the largest: more keys than needed if ids do not
         # rise.
         smallest, largest = self._ids_of(rows)
         seen = (self.key_ids >= smallest) & (self.key_ids <= largest)
         return _within(_hull(seen), keys)
 
-    def open_range(self, rows, keys):
+    def open_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
         if jnp.ndim(self.key_ids) > 1:
             return keys[0], keys[0]
         # Open if all these queries are in one segment, whose keys have no gap.
@@ -284,7 +290,7 @@ class Segments(Mask):
         start, stop = _within(hull, keys)
         return start, jnp.where(is_open, stop, start)
 
-    def _ids_of(self, rows) -> tuple[Array, Array]:
+    def _ids_of(self, rows: algebra.Range) -> tuple[Array, Array]:
         """Finds the smallest and largest segment id of the queries."""
         ids = jnp.asarray(self.query_ids)
         limits = jnp.iinfo(ids.dtype)
@@ -312,7 +318,7 @@ class Dense(tiles.Whole, Mask):
     def has_heads(self):
         return self.values.shape[-3] > 1
 
-    def at_head(self, example, head):
+    def at_head(self, example: tuple, head: int | Array):
         return Dense(tiles.at_batch(self.values, (*example, head))[None])
 
 

@@ -101,7 +101,7 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
 
 
 class _Relative(Mask):
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         return self.allows(tiles.on_rows(rows), tiles.on_columns(columns))
 
     @abc.abstractmethod
@@ -120,7 +120,7 @@ class Band(_Relative):
         is_causal = self.left is None and self.right == 0
         return "causal()" if is_causal else f"window({self.left}, {self.right})"
 
-    def allows(self, rows, columns):
+    def allows(self, rows: Array, columns: Array) -> Array:
         distance = columns - rows
         if self.left is None:
             assert self.right is not None  # else `window` makes `full()`
@@ -129,23 +129,29 @@ class Band(_Relative):
             return distance >= -self.left
         return (distance >= -self.left) & (distance <= self.right)
 
-    def key_range(self, rows, keys):
+    def key_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
         return self._reached(rows[0], rows[1] - 1, keys)
 
-    def open_range(self, rows, keys):
+    def open_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
         return self._reached(rows[1] - 1, rows[0], keys)
 
-    def _reached(self, leftmost, rightmost, keys):
+    def _reached(
+        self, leftmost: int | Array, rightmost: int | Array, keys: algebra.Range
+    ) -> algebra.Range:
         """Finds the range from one query's first key to another query's last key."""
         first = keys[0] if self.left is None else leftmost - self.left
         stop = keys[1] if self.right is None else rightmost + self.right + 1
         return algebra.overlap((first, stop), keys)
 
-    def unseen_keys(self, num_queries, num_keys, first_query=0):
+    def unseen_keys(
+        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+    ) -> Array | np.ndarray | None:
         keys = np.arange(num_keys)
         return _alone(keys, first_query, num_queries, self.right, self.left)
 
-    def fully_masked(self, num_queries, num_keys, first_query=0):
+    def fully_masked(
+        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+    ) -> Array | np.ndarray | None:
         queries = first_query + np.arange(num_queries)
         return _alone(queries, 0, num_keys, self.left, self.right)
 
@@ -159,7 +165,7 @@ class Dilated(_Relative):
     def __repr__(self):
         return f"dilated({self.rate})"
 
-    def allows(self, rows, columns):
+    def allows(self, rows: Array, columns: Array) -> Array:
         return (columns - rows) % self.rate == 0
 
 
@@ -176,7 +182,7 @@ class GlobalTokens(_Relative):
     def __repr__(self):
         return f"global_tokens({display.numbers(np.array(self.global_positions))})"
 
-    def allows(self, rows, columns):
+    def allows(self, rows: Array, columns: Array) -> Array:
         global_positions = np.asarray(self.global_positions, np.int32)
         return jnp.isin(rows, global_positions) | jnp.isin(columns, global_positions)
 
@@ -190,7 +196,7 @@ class Where(_Relative):
     def __repr__(self):
         return f"where({getattr(self.function, '__name__', repr(self.function))})"
 
-    def allows(self, rows, columns):
+    def allows(self, rows: Array, columns: Array) -> Array:
         allowed = jnp.asarray(self.function(rows, columns))
         wanted = jnp.broadcast_shapes(rows.shape, columns.shape)
         is_short = allowed.ndim <= len(wanted) and all(
@@ -206,7 +212,13 @@ class Where(_Relative):
         return jnp.broadcast_to(allowed, wanted)
 
 
-def _alone(positions, first, count, back, ahead) -> Array | np.ndarray | None:
+def _alone(
+    positions: Array | np.ndarray,
+    first: int | Array,
+    count: int,
+    back: int | None,
+    ahead: int | None,
+) -> Array | np.ndarray | None:
     """Finds positions that reach none of the `count` positions from `first`."""
     alone = np.full(len(positions), count == 0)
     if back is not None:

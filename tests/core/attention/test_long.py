@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-LENGTH, HEADS, SIZE = 65_536, 4, 64
+LENGTH, HEADS, SIZE = 65_536, 2, 64
 
 # In a separate process, so that its peak memory does not include other tests.
 PROGRAM = f"""

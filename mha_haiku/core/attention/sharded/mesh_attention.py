@@ -16,6 +16,7 @@ Source: Liu et al. 2023, https://arxiv.org/abs/2310.01889.
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +26,14 @@ from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, implementations, products
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 from mha_haiku.core.attention.normalizers import LogSum
-from mha_haiku.core.attention.observation import Given, Observation, Sums
+from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
 from mha_haiku.core.attention.sharded import shardings
 from mha_haiku.core.attention.tiled import blockwise, fold, sweep
 
 IN_A_RING = ("auto", "blockwise")
 # The devices, how two chunks attend, and the rate of dropout.
 RingOptions = tuple[jax.sharding.Mesh, blockwise.Blockwise, float]
+_At = tuple[Array, Array]  # the numbers of a chunk of queries and of a chunk of keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Sharded:
             return _attend_in_a_ring(inputs, (self.mesh, chosen, dropout_rate))
         on_device = implementations.named(self.implementation)
 
-        def attend(inputs):
+        def attend(inputs: Inputs) -> tuple[Array, LogSum]:
             values, logsumexp = on_device(inputs, dropout_rate)
             return values, LogSum.rounded(logsumexp)
 
@@ -107,7 +109,7 @@ def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple
     device_ring = _ring_of(inputs, mesh)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
-    def local(inputs):
+    def local(inputs: Inputs) -> tuple:
         rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         dtype = products.accumulation_dtype(inputs.query.dtype)
         shape = rows[0].shape[:-1]
@@ -117,7 +119,9 @@ def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple
             LogSum.rounded(no_sum),
         )
 
-        def meet(at, row, key, sums, key_sums, device_sums):
+        def meet(
+            at: _At, row: tuple, key: tuple, sums: Any, key_sums: Any, device_sums: Any
+        ):
             part = _part(inputs, num_keys, at, row, key)
             chunk_options = chunks.options(part, dropout_rate)
             values, log_sum, _ = blockwise.forward(part, chunk_options)
@@ -131,13 +135,19 @@ def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple
     return *_on_devices(local, inputs, mesh), ()
 
 
-def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
+def _backward(
+    inputs: Inputs,
+    saved: tuple,
+    rows_grad: gradients.RowGradients,
+    wants_bias: bool,
+    options: RingOptions,
+) -> tuple:
     del saved
     mesh, chunks, dropout_rate = options
     device_ring, specs = _ring_of(inputs, mesh), shardings.input_specs(inputs)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
-    def local(inputs, rows_grad):
+    def local(inputs: Inputs, rows_grad: gradients.RowGradients) -> tuple:
         inputs = shardings.with_own_key(inputs, mesh)
         rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         rows_grad = gradients.RowGradients(
@@ -151,7 +161,14 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
             blockwise.zeros(inputs.weighting, wants_bias),
         )
 
-        def meet(at, row, key, query_grad, key_grad, shared_grads):
+        def meet(
+            at: _At,
+            row: tuple,
+            key: tuple,
+            query_grad: Array,
+            key_grad: tuple,
+            shared_grads: tuple,
+        ):
             row, back = row
             part = _part(inputs, num_keys, at, row, key)
             chunk_options = chunks.options(part, dropout_rate)
@@ -190,19 +207,19 @@ def _backward(inputs, saved, rows_grad, wants_bias, options) -> tuple:
 _attend_in_a_ring = gradients.differentiable(_forward, _backward)
 
 
-def _ring_of(inputs, mesh) -> shardings.Ring:
+def _ring_of(inputs: Inputs, mesh: jax.sharding.Mesh) -> shardings.Ring:
     num_queries, num_keys = inputs.map_shape[-2:]
     size = mesh.shape[shardings.AXIS]
     return shardings.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
 
 
-def _spread(inputs) -> tuple[tuple, tuple]:
+def _spread(inputs: Inputs) -> tuple[tuple, tuple]:
     """Splits the arrays into those that stay on a device and those that travel."""
     query_flags, key_flags = inputs.nonfinite or (None, None)
     return (inputs.query, query_flags), (inputs.key, inputs.value, key_flags)
 
 
-def _part(inputs, all_keys, at, row, key) -> Inputs:
+def _part(inputs: Inputs, all_keys: int, at: _At, row: tuple, key: Any) -> Inputs:
     """Builds the inputs for attention between the two chunks numbered `at`."""
     (query, query_flags), (key, value, key_flags) = row, key
     num_queries, num_keys = query.shape[-3], key.shape[-3]
@@ -220,7 +237,7 @@ def _part(inputs, all_keys, at, row, key) -> Inputs:
     )
 
 
-def _merged(first, second):
+def _merged(first: tuple, second: tuple) -> tuple:
     """Merges values and log sums of a row over two sets of keys."""
     values, log_sums = zip(first, second, strict=True)
     both = log_sums[0].plus(log_sums[1])
@@ -256,13 +273,20 @@ class RingFold:
         mask, num_devices = factors.weighting.mask, self.mesh.shape[shardings.AXIS]
         device_ring = shardings.Ring.of(mask, num_queries, num_keys, num_devices)
 
-        def local(factors, given):
+        def local(factors: sweep.Factors, given: Given) -> Sums:
             stay, go_round = device_ring.to_chunks(
                 ((factors.query, given.queries), (factors.key, given.keys)), batch_ndim
             )
             log_sums = device_ring.to_chunks(factors.log_sum, batch_ndim + 1)
 
-            def meet(at, row, key, row_sums, key_sums, head_sums):
+            def meet(
+                at: _At,
+                row: tuple,
+                key: Any,
+                row_sums: Tree,
+                key_sums: Tree,
+                head_sums: Tree,
+            ) -> tuple:
                 (query, of_queries), log_sum = row
                 key, of_keys = key
                 first = tiles.Origin(at[0] * query.shape[-3], at[1] * key.shape[-3])
@@ -294,7 +318,7 @@ class RingFold:
         weighting = shardings.weighting_specs(factors.weighting)
         log_sum = LogSum(rows_of_heads, rows_of_heads)
 
-        def spec(x):
+        def spec(x: Array) -> shardings.Spec:
             axes = zip(rows, x.shape, strict=False)
             return shardings.Spec(*(name if size > 1 else None for name, size in axes))
 
@@ -319,7 +343,9 @@ class RingFold:
         )(factors, given)
 
 
-def _nothing(observation, logsumexp, stay, go_round) -> Sums:
+def _nothing(
+    observation: Observation, logsumexp: Array, stay: tuple, go_round: tuple
+) -> Sums:
     """Makes the initial sums `[C, B..., H, t, ...]` of chunks."""
     (_, of_queries), (key, of_keys) = stay, go_round
     *shape, num_queries = logsumexp.shape
@@ -328,7 +354,7 @@ def _nothing(observation, logsumexp, stay, go_round) -> Sums:
     )
     nothing = observation.nothing(num_queries, key.shape[-3], given, logsumexp.dtype)
 
-    def all_of(tree, shape):
+    def all_of(tree: Tree, shape: list[int]) -> Tree:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, *x.shape)), tree)
 
     return Sums(

@@ -56,7 +56,7 @@ def input_specs(inputs: Inputs) -> Inputs:
 def weighting_specs(weighting: Weighting) -> Weighting:
     """Returns the sharding of mask, bias and score: by batch and heads only."""
 
-    def spec(letters, x):
+    def spec(letters: str, x: Array) -> Spec:
         sizes = zip(letters, x.shape, strict=True)
         return Spec(*(_SHARED.get(letter) if n > 1 else None for letter, n in sizes))
 
@@ -101,7 +101,7 @@ def check(inputs: Inputs, mesh: jax.sharding.Mesh) -> None:
             )
 
 
-def _batch(batch_ndim):
+def _batch(batch_ndim: int) -> tuple[str | None, ...]:
     return ("data", *(None,) * (batch_ndim - 1)) if batch_ndim else ()
 
 
@@ -123,7 +123,7 @@ class Ring(NamedTuple):
     def to_chunks(self, tree: Any, axis: int) -> Any:
         """Splits the device's part of the sequence into chunks `[C, ...]`."""
 
-        def split(x):
+        def split(x: Array) -> Array:
             if self.chunks == 1:
                 return x[None]
             even, odd = jnp.split(x, 2, axis)
@@ -137,7 +137,7 @@ class Ring(NamedTuple):
     def from_chunks(self, tree: Any, axis: int) -> Any:
         """Joins chunks to the device's part of the sequence: undoes `to_chunks`."""
 
-        def joined(chunks):
+        def joined(chunks: Array) -> Array:
             if self.chunks == 1:
                 return chunks[0]
             low, high = chunks
@@ -165,10 +165,10 @@ class Ring(NamedTuple):
         index = lax.axis_index(AXIS)
         query_chunks = self._chunks_of(index)
 
-        def meet_all(step, keys, sums):
+        def meet_all(step: int | Array, keys: Any, sums: tuple) -> tuple:
             key_chunks = self._chunks_of((index - step) % self.size)
 
-            def meet_pair(pair, sums):
+            def meet_pair(pair: int | Array, sums: tuple) -> tuple:
                 i, j = pair // self.chunks, pair % self.chunks
                 row_sums, key_sums, device_sums = sums
                 row, key, device_sums = meet(
@@ -182,7 +182,7 @@ class Ring(NamedTuple):
                 return meet_pair(0, sums)
             return lax.fori_loop(0, self.chunks**2, meet_pair, sums)
 
-        def step(i, carry):
+        def step(i: int | Array, carry: tuple) -> tuple:
             keys, sums = carry
             coming = self._passed_on(keys)  # sent first, to travel while these are used
             row_sums, key_sums, device_sums = meet_all(i, keys, sums)
@@ -193,19 +193,19 @@ class Ring(NamedTuple):
         row_sums, key_sums, device_sums = meet_all(self.size - 1, keys, sums)
         return row_sums, self._passed_on(key_sums), device_sums
 
-    def _chunks_of(self, device) -> Array:
+    def _chunks_of(self, device: Array) -> Array:
         """Lists the chunks that a device has, `[C]`."""
         if self.chunks == 1:
             return jnp.stack([device])
         return jnp.stack([device, 2 * self.size - 1 - device])
 
-    def _passed_on(self, tree):
+    def _passed_on(self, tree: Any) -> Any:
         if self.size == 1:
             return tree
         to_next = [(i, (i + 1) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: lax.ppermute(x, AXIS, to_next), tree)
 
-    def _moved(self, x, half, back=False):
+    def _moved(self, x: Array, half: int, back: bool = False) -> Array:
         # Half `half` of part i is chunk c = 2 i + half, which device min(c, 2 n - 1 -
         # c) works on. Each device has an even chunk and an odd one, so that the first
         # halves form a permutation, and so do the second halves.
@@ -226,14 +226,14 @@ def _is_lopsided(mask: masks.Mask) -> bool:
     return any((band.left is None) != (band.right is None) for band in bands)
 
 
-def _at(*pairs):
+def _at(*pairs: tuple[Any, int | Array]) -> list:
     return [
         jax.tree.map(lambda x, i=i: lax.dynamic_index_in_dim(x, i, 0, False), tree)
         for tree, i in pairs
     ]
 
 
-def _put(tree, new, i):
+def _put(tree: Any, new: Any, i: int | Array) -> Any:
     return jax.tree.map(
         lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0), tree, new
     )

@@ -11,6 +11,8 @@ Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682; Dao et al. 2022
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,12 +86,14 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
         and isinstance(score, scores.DotProduct)
     )
 
-    def attend_head(example, head, totals):
+    def attend_head(example: tuple, head: Array, totals: tuple):
         unread = inputs._replace(query=totals[0]) if over_queries else inputs
         view, value = _view(unread, example, head, nonfinite=jnp.nan)
         dropout = _dropout(inputs, dropout_rate, example, head)
 
-        def add_tile(rows, columns, seen_from, sums):
+        def add_tile(
+            rows: tiles.Span, columns: tiles.Span, seen_from: sweep.Start, sums: tuple
+        ):
             mixed, total, largest = sums
             tile = view.scores(rows, columns, seen_from)
             new = jnp.maximum(largest, tile.max(-1))
@@ -99,7 +103,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
             part = products.mix(weights[None], tiles.take(value, columns, 0)[:, None])
             return mixed * shrunk[:, None] + part[:, 0], total, new
 
-        def attend_rows(rows, fresh_from, outputs):
+        def attend_rows(rows: tiles.Span, fresh_from: int | Array, outputs: tuple):
             del fresh_from  # rows that a block before had come out the same again
             sums = (
                 jnp.zeros((rows.size, value_size), dtype),
@@ -149,14 +153,20 @@ def backward(
     sizes = largest_sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
 
-    def head_gradients(example, head, totals):
+    def head_gradients(example: tuple, head: Array, totals: tuple) -> tuple:
         del totals
         view, value = _view(inputs, example, head, nonfinite=0)
         dropout = _dropout(inputs, dropout_rate, example, head)
         values_grad = tiles.at_batch(rows_grad.values, example)[:, head]
         shift, logsumexp = (tiles.at_batch(x, example)[head] for x in rows_grad[1:])
 
-        def add_tile(rows, row_gradients, columns, seen_from, sums):
+        def add_tile(
+            rows: tiles.Span,
+            row_gradients: gradients.RowGradients,
+            columns: tiles.Span,
+            seen_from: sweep.Start,
+            sums: tuple,
+        ):
             tile = view.scores(rows, columns, seen_from)[None]
             *arrays, score, scores_grad = gradients.tile_gradients(
                 tiles.take(view.query, rows, 0)[:, None],
@@ -181,7 +191,7 @@ def backward(
                 jax.tree.map(jnp.add, score_grad, score),
             )
 
-        def add_block(rows, fresh_from, sums):
+        def add_block(rows: tiles.Span, fresh_from: int | Array, sums: Sequence):
             row_gradients = gradients.RowGradients(
                 tiles.take(values_grad, rows, 0)[:, None],
                 tiles.take(shift, rows, 0)[None],
@@ -235,7 +245,7 @@ def zeros(weighting: Weighting, wants_bias: bool) -> tuple:
     return jax.tree.map(jnp.zeros_like, (bias, weighting.score))
 
 
-def _view(inputs, example, head, *, nonfinite):
+def _view(inputs: Inputs, example: tuple, head: Array, *, nonfinite: float):
     # Nonfinite queries and keys become `nonfinite`: NaN, which reaches their own scores
     # alone, or 0. Values become 0, as the sums over keys would spread NaN to rows it is
     # masked for.
@@ -254,7 +264,7 @@ def _view(inputs, example, head, *, nonfinite):
     return view._replace(query=query, key=key), jnp.where(keys, 0, value)
 
 
-def _dropout(inputs, rate, example, head):
+def _dropout(inputs: Any, rate: float, example: tuple, head: Array) -> Callable | None:
     """Makes a function from rows and columns to their dropout factors, or None."""
     if not rate:
         return None

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,11 @@ from mha_haiku.core.attention.observation import (
     HeadSums,
     Observation,
     RowSum,
+    Statistic,
     Sums,
+    Tile,
     Top,
+    Tree,
 )
 from mha_haiku.core.attention.statistics import LARGEST, STATISTICS, Statistics
 from mha_haiku.core.attention.tiled import fold, sweep
@@ -44,11 +47,11 @@ def _compiled(
 ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Compiles a function of a map, and passes it tile sizes as `sizes=`."""
 
-    def decorate(function):
+    def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
         program = jax.jit(function, static_argnames=(*static, "sizes"))
 
         @functools.wraps(function)
-        def ask(asked, *arguments, **options):
+        def ask(asked: "AttentionMap", *arguments: Any, **options: Any) -> _Result:
             asked.checked_origin()
             scoring = asked.weighting.scoring()
             asked = dataclasses.replace(asked, weighting=scoring, value=None)
@@ -67,7 +70,9 @@ def _sizes(asked: "AttentionMap") -> sweep.Sizes:
     return sweep.default_sizes(asked.shape, asked.weighting, backend, largest)
 
 
-def _counting(asked, counted=None) -> tuple["AttentionMap", Array]:
+def _counting(
+    asked: "AttentionMap", counted: Array | np.ndarray | None = None
+) -> tuple["AttentionMap", Array]:
     """Builds a map whose rows can be summed over, and marks the rows that count.
 
     A sum over queries would spread NaN to the results of other rows, as 0 x NaN is NaN.
@@ -137,7 +142,7 @@ class _Observed(Observation):
     sums: tuple[RowSum, ...]
     grid: Grid | None
 
-    def nothing(self, num_queries, num_keys, given, dtype):
+    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
         zeros = jnp.zeros(num_queries, dtype)
         return Sums(
             tuple(
@@ -148,7 +153,7 @@ class _Observed(Observation):
             () if self.grid is None else self.grid.zeros(dtype),
         )
 
-    def add(self, tile, sums):
+    def add(self, tile: Tile, sums: Sums) -> Sums:
         # Without the barrier XLA on the CPU fuses the scores and their exponentials
         # into every sum, and computes them once per sum.
         tile = tile._replace(weights=lax.optimization_barrier(tile.weights))
@@ -171,7 +176,7 @@ class _Observed(Observation):
         received = tile.weights.sum(0)
         return Sums(self.merge(sums.queries, tuple(parts)), sums.keys + received, cells)
 
-    def merge(self, first, second):
+    def merge(self, first: Tree, second: Tree) -> Tree:
         return tuple(
             jax.tree.map(jnp.maximum if row_sum.is_largest else jnp.add, *pair)
             for row_sum, *pair in zip(self.sums, first, second, strict=True)
@@ -179,7 +184,16 @@ class _Observed(Observation):
 
 
 @_compiled("registered", "grid", "per_query")
-def _statistics(asked, given, counted, *, registered, grid, per_query, sizes):
+def _statistics(
+    asked: "AttentionMap",
+    given: Given,
+    counted: Array | np.ndarray | None,
+    *,
+    registered: tuple[Statistic, ...],
+    grid: Grid | None,
+    per_query: bool,
+    sizes: sweep.Sizes,
+) -> Statistics:
     """Computes the statistics of a map; without a `grid` there is no pooled map."""
     num_queries, num_keys = asked.shape[-2:]
     asked, counts = _counting(asked, counted)
@@ -200,7 +214,7 @@ def _statistics(asked, given, counted, *, registered, grid, per_query, sizes):
     row_sums = dict(zip(wanted, rows, strict=True))
     row_sums[LARGEST] = _largest(row_sums[LARGEST][..., None], asked, sizes)[..., 0]
 
-    def finished(entry):
+    def finished(entry: Statistic) -> Array:
         by_query = entry.from_sums(*(row_sums[x] for x in entry.sums))
         by_query = jnp.where(has_weights, by_query, 0).astype(sums.keys.dtype)
         by_query = jnp.where(is_nan, jnp.nan, by_query)
@@ -219,7 +233,9 @@ def _statistics(asked, given, counted, *, registered, grid, per_query, sizes):
     return Statistics(results, received, pooled)
 
 
-def _check_fits(name, array, shape, kind):
+def _check_fits(
+    name: str, array: Array | np.ndarray | None, shape: tuple[int, ...], kind: type
+):
     kinds = {jnp.bool_: "booleans", jnp.integer: "integers"}
     if array is None:
         return
@@ -234,10 +250,10 @@ def _check_fits(name, array, shape, kind):
 class _Pooled(Observation):
     grid: Grid
 
-    def nothing(self, num_queries, num_keys, given, dtype):
+    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
         return Sums(head=self.grid.zeros(dtype))
 
-    def add(self, tile, sums):
+    def add(self, tile: Tile, sums: Sums) -> Sums:
         bins = self.grid.columns.membership(tile.columns, tile.weights.dtype)
         return sums._replace(head=self.grid.add(sums.head, tile.weights @ bins, tile))
 
@@ -266,7 +282,7 @@ def pooled(
 
 
 @_compiled("grid")
-def _pooled(asked, *, grid, sizes):
+def _pooled(asked: "AttentionMap", *, grid: Grid, sizes: sweep.Sizes) -> Array:
     asked, counts = _counting(asked)
     sums = fold.fold(_Pooled(grid), asked, NOTHING_GIVEN, sizes)
     return grid.rows.mean(sums.head, counts)
@@ -276,17 +292,17 @@ def _pooled(asked, *, grid, sizes):
 class _Top(Observation):
     k: int
 
-    def nothing(self, num_queries, num_keys, given, dtype):
+    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
         shape = num_queries, self.k
         return Sums((jnp.full(shape, -jnp.inf, dtype), jnp.full(shape, -1, jnp.int32)))
 
-    def add(self, tile, sums):
+    def add(self, tile: Tile, sums: Sums) -> Sums:
         k = min(self.k, tile.columns.size)
         largest, keys = lax.top_k(tile.relative_scores, k)
         here = largest, (keys + tile.columns.start).astype(jnp.int32)
         return sums._replace(queries=self.merge(sums.queries, here))
 
-    def merge(self, first, second):
+    def merge(self, first: Tree, second: Tree) -> Tree:
         pairs = zip(first, second, strict=True)
         relative, keys = (jnp.concatenate(pair, -1) for pair in pairs)
         relative, chosen = lax.top_k(relative, self.k)
@@ -306,10 +322,10 @@ def top(asked: "AttentionMap", k: int, *, sizes: sweep.Sizes) -> Top:
 class _AtKeys(Observation):
     """The weights of each query at its keys `given.queries`, `[T, k]`; 0 for -1."""
 
-    def nothing(self, num_queries, num_keys, given, dtype):
+    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
         return Sums(jnp.zeros(given.queries.shape, dtype))
 
-    def add(self, tile, sums):
+    def add(self, tile: Tile, sums: Sums) -> Sums:
         at = tile.given.queries - tile.columns.start
         is_here = (at >= 0) & (at < tile.columns.size)
         at = jnp.clip(at, 0, tile.columns.size - 1)
@@ -317,7 +333,7 @@ class _AtKeys(Observation):
         return sums._replace(queries=sums.queries + here)
 
 
-def _top(asked, k, sizes) -> tuple[Array, Array]:
+def _top(asked: "AttentionMap", k: int, sizes: sweep.Sizes) -> tuple[Array, Array]:
     sums = fold.fold(_Top(k), asked, NOTHING_GIVEN, sizes)
     relative, keys = sums.queries
     score = asked.weighting.score
@@ -325,10 +341,10 @@ def _top(asked, k, sizes) -> tuple[Array, Array]:
     return score.weights(relative), jnp.where(is_hidden, -1, keys)
 
 
-def _largest(weights, asked, sizes) -> Array:
+def _largest(weights: Array, asked: "AttentionMap", sizes: sweep.Sizes) -> Array:
     """Gives the known k largest weights `[B..., H, T, k]` a gradient."""
 
-    def at_keys(asked):
+    def at_keys(asked: "AttentionMap") -> Given:
         _, keys = _top(asked, weights.shape[-1], sizes)
         return Given(jnp.swapaxes(keys, -2, -3))
 
@@ -338,20 +354,20 @@ def _largest(weights, asked, sizes) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Product(Observation):
-    def nothing(self, num_queries, num_keys, given, dtype):
+    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
         return Sums(jnp.zeros((num_queries, given.keys.shape[-1]), dtype))
 
-    def add(self, tile, sums):
+    def add(self, tile: Tile, sums: Sums) -> Sums:
         return sums._replace(queries=sums.queries + tile.weights @ tile.given.keys)
 
 
 @dataclasses.dataclass(frozen=True)
 class _TransposedProduct(Observation):
-    def nothing(self, num_queries, num_keys, given, dtype):
+    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
         size = given.queries.shape[-1]
         return Sums(keys=jnp.zeros((num_keys, size), dtype))
 
-    def add(self, tile, sums):
+    def add(self, tile: Tile, sums: Sums) -> Sums:
         y = tile.given.queries[:, None]
         part = products.mix_transposed(tile.weights[None], y, 1)[:, 0]
         return sums._replace(keys=sums.keys + part)
@@ -413,11 +429,11 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
     height = _SCORES_COMPARED // max(num_rows * width, 1)
     height = min(max(height, 1), num_queries)
 
-    def entropy(weights):
+    def entropy(weights: Any) -> Array:
         # Negative weights, which are not probabilities, give NaN.
         return -(weights * jnp.log(jnp.where(weights == 0, 1, weights))).sum(-1)
 
-    def pairing(arrays, axis):
+    def pairing(arrays: list[Array], axis: int) -> Callable:
         """Makes a function from n to both sides of the pairs of row n."""
         first, last = arrays[0], arrays[-1]
         if other is not None:
@@ -425,13 +441,13 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
         twice = jnp.concatenate([last, last], axis)
         return lambda n: (first, lax.dynamic_slice_in_dim(twice, n, num_heads, axis))
 
-    def compared(weights, counted):
+    def compared(weights: list[Array], counted: list[Array]) -> Array:
         entropies = [entropy(each) for each in weights]
         arrays = (weights, -3), (entropies, -2), (counted, -2)
         pairings = [pairing(*each) for each in arrays]
 
         @jax.checkpoint
-        def of_pairs(n):
+        def of_pairs(n: Array):
             weights, entropies, counted = (pair(n) for pair in pairings)
             rises = entropy(sum(weights) / 2) - sum(entropies) / 2
             return (rises * math.prod(counted)).sum(-1)
@@ -439,7 +455,7 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
         return lax.map(of_pairs, jnp.arange(len(ours)))
 
     @jax.checkpoint  # so that the gradient keeps nothing of size T x S
-    def of_tile(start):
+    def of_tile(start: Array):
         rows, columns = start[0] + jnp.arange(height), start[1] + jnp.arange(width)
         at = jnp.minimum(rows, num_queries - 1)
         keys = jnp.minimum(columns, num_keys - 1)
@@ -482,7 +498,7 @@ def _pairs_of_heads(num_heads: int, num_others: int | None) -> np.ndarray:
     return np.stack(np.meshgrid(range(num_heads), range(num_others), indexing="ij"))
 
 
-def _factor(map_shape, x, axis) -> Array:
+def _factor(map_shape: tuple[int, ...], x: Array, axis: int) -> Array:
     """Checks the array that multiplies a map along axis -1 (S) or -2 (T)."""
     x = jnp.asarray(x)
     *batch_shape, num_heads, _, _ = map_shape

@@ -44,12 +44,12 @@ def fold(
 ) -> Sums:
     """Folds an observation over all tiles; differentiable in reverse mode."""
 
-    def run(asked, given):
+    def run(asked: "AttentionMap", given: Given) -> tuple[Sums, tuple]:
         # The gradient runs on whole arrays, even if they are sharded.
         walk = forward if asked.fold is None else asked.fold
         return walk(observation, sweep.Factors.of(asked), given, sizes), ()
 
-    def pull_back(arguments, _, is_wanted, cotangents):
+    def pull_back(arguments: tuple, _: tuple, is_wanted: tuple, cotangents: Sums):
         asked, given = arguments
         return _pulled_back(observation, asked, given, cotangents, sizes, is_wanted)
 
@@ -69,7 +69,7 @@ def known(
     Only the gradient calls `given`.
     """
 
-    def pull_back(arguments, _, is_wanted, cotangents):
+    def pull_back(arguments: tuple, _: tuple, is_wanted: tuple, cotangents: Sums):
         asked, given_arrays = arguments[0], given(arguments[0])
         is_wanted = is_wanted[0], jax.tree.map(lambda _: None, given_arrays)
         pulled = _pulled_back(
@@ -82,7 +82,14 @@ def known(
     )
 
 
-def _pulled_back(observation, asked, given, cotangents, sizes, is_wanted) -> tuple:
+def _pulled_back(
+    observation: Observation,
+    asked: "AttentionMap",
+    given: Given,
+    cotangents: Sums,
+    sizes: sweep.Sizes,
+    is_wanted: tuple,
+) -> tuple:
     if not jax.tree.leaves(cotangents):
         return None, None
     function = functools.partial(backward, observation, sizes)
@@ -90,13 +97,13 @@ def _pulled_back(observation, asked, given, cotangents, sizes, is_wanted) -> tup
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _once(function, *arguments):
+def _once(function: Callable, *arguments: Any) -> Any:
     """Calls `function(*arguments)`; the result cannot be differentiated."""
     return function(*arguments)
 
 
 @_once.defjvp
-def _refuse(*_):
+def _refuse(*_: Any):
     raise ValueError(_REFUSAL)
 
 
@@ -112,7 +119,7 @@ def forward(
     assert factors.log_sum is not None  # it is None inside attention only
     *batch_shape, num_heads, _ = factors.log_sum.logsumexp.shape
 
-    def fold_head(example, head):
+    def fold_head(example: tuple, head: Array) -> Sums:
         walk = Walk(observation, factors, given, sizes, first, example, head)
         nothing = walk.nothing()
         totals = jax.tree.map(
@@ -120,8 +127,8 @@ def forward(
             nothing.queries,
         )
 
-        def fold_block(block, sums):
-            def add_tile(columns, seen_from, sums):
+        def fold_block(block: Block, sums: Sums) -> Sums:
+            def add_tile(columns: tiles.Span, seen_from: sweep.Start, sums: Sums):
                 relative = walk.relative_scores(block, columns, seen_from)
                 of_tile = walk.given_of(block, columns)
                 tile = walk.tile_of(relative, block, columns, of_tile)
@@ -175,7 +182,7 @@ class Walk:
         example: tuple,
         head: Array,
     ):
-        def given_of_head(x):
+        def given_of_head(x: Array) -> Array:
             x = tiles.at_batch(x, example)
             return x[:, 0] if x.shape[1] == 1 else x[:, head]
 
@@ -198,7 +205,7 @@ class Walk:
         if not self.num_keys:
             return carry
 
-        def body(rows, fresh_from, carry):
+        def body(rows: tiles.Span, fresh_from: int | Array, carry: Tree) -> Tree:
             is_new = None
             if self.num_queries % self.sizes.rows:
                 is_new = rows.array() >= fresh_from
@@ -283,7 +290,7 @@ def backward(
     finite = sweep.Factors.of(asked)._replace(log_sum=log_sum)
     *batch_shape, num_heads, _ = logsumexp.shape
 
-    def zeros_of(part, given):
+    def zeros_of(part: tuple, given: Given):
         """Makes the initial gradients of a map, or of a head."""
         given_zeros = jax.tree.map(jnp.zeros_like, _chosen(given, wanted_given))
         if not wants_map:
@@ -298,17 +305,17 @@ def backward(
         weighting, log_sum = jax.tree.map(jnp.zeros_like, others)
         return sweep.Factors(query, key, weighting, log_sum), given_zeros
 
-    def head_gradients(example, head, totals):
+    def head_gradients(example: tuple, head: Array, totals: tuple) -> tuple:
         del totals
         walk = Walk(observation, finite, given, sizes, None, example, head)
         of_head = jax.tree.map(
             lambda x: tiles.at_batch(x, (*example, head)), cotangents
         )
 
-        def add_block(block, totals):
+        def add_block(block: Block, totals: tuple) -> tuple:
             queries = take(of_head.queries, block.rows)
 
-            def add_tile(columns, seen_from, totals):
+            def add_tile(columns: tiles.Span, seen_from: sweep.Start, totals: tuple):
                 here = Sums(queries, take(of_head.keys, columns), of_head.head)
                 return _add_tile(walk, totals, here, block, columns, seen_from)
 
@@ -324,7 +331,7 @@ def backward(
             map_grad = map_grad._replace(key=map_grad.key.T, weighting=weighting)
         return by_head_axis(map_grad, given_grad)
 
-    def by_head_axis(map_grad, given_grad):
+    def by_head_axis(map_grad: sweep.Factors | None, given_grad: Given) -> tuple:
         return map_grad and map_grad[:2], map_grad and map_grad[2:], given_grad
 
     axes = (1, 0, 1)  # the axes of heads after B..., in the results
@@ -342,7 +349,14 @@ def backward(
     return map_grad, given_grad
 
 
-def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
+def _add_tile(
+    walk: Any,
+    totals: tuple,
+    cotangents: Sums,
+    block: Block,
+    columns: tiles.Span,
+    seen_from: sweep.Start,
+) -> tuple:
     """Adds a tile to the gradients of a head (the gradient of keys is `[K, S]`)."""
     map_grad, given_grad = totals
     observation, dtype = walk.observation, walk.dtype
@@ -350,7 +364,7 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
     of_tile = walk.given_of(block, columns)
     is_hidden = relative < HIDDEN / 2
 
-    def sums(relative, wanted):
+    def sums(relative: Array, wanted: Given) -> Sums:
         given = jax.tree.map(lambda x, new: x if new is None else new, of_tile, wanted)
         tile = walk.tile_of(relative, block, columns, given)
         # Inside the differentiated function, as `where` has no gradient for masked
@@ -387,7 +401,7 @@ def _add_tile(walk, totals, cotangents, block, columns, seen_from) -> tuple:
             ),
         )
 
-    def added(totals, parts, span):
+    def added(totals: Tree, parts: Tree, span: tiles.Span) -> Tree:
         return jax.tree.map(
             lambda total, x: tiles.add(total, x, span.start, 0), totals, parts
         )

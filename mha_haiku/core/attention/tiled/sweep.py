@@ -23,6 +23,9 @@ from mha_haiku.core.attention.normalizers import LogSum
 if TYPE_CHECKING:
     from mha_haiku.core.attention.attention_map import AttentionMap
 
+_Integer = int | Array  # which may be traced
+Start = _Integer | None  # of the keys that are seen; see `Factors.scores`
+
 _MULTIPLE = 16  # tile sizes are multiples of it, to fill vector registers
 
 # Rows and columns of tiles to choose from; accelerators take the first. On a CPU large
@@ -59,7 +62,7 @@ class Factors(NamedTuple):
         if not num_heads:
             # A walk over no heads is traced all the same, for the shapes that it
             # returns, and an axis of size 0 cannot be indexed.
-            def with_one_head(x):
+            def with_one_head(x: Array) -> Array:
                 return jnp.zeros([size or 1 for size in x.shape], x.dtype)
 
             whole, num_heads = jax.tree.map(with_one_head, self), 1
@@ -72,9 +75,7 @@ class Factors(NamedTuple):
             log_sum,
         )
 
-    def scores(
-        self, rows: tiles.Span, columns: tiles.Span, seen_from: Array | None
-    ) -> Array:
+    def scores(self, rows: tiles.Span, columns: tiles.Span, seen_from: Start) -> Array:
         """Computes the scores `[R, C]` of a tile of a head, -inf where masked.
 
         Keys before the position `seen_from` are hidden as well. None means that the
@@ -121,7 +122,7 @@ def default_sizes(
         together = max(most // (rows * columns), 1) if math.prod(shape) else 1
         return Sizes(rows, columns, _divisor((num_heads,), together))
 
-    def cost(sizes):
+    def cost(sizes: Sizes) -> float:
         rows, columns, together = sizes
         step = rows * columns + _SCORES_OF_A_STEP / together
         step *= _COST_OF_TOGETHER if together > 1 else 1
@@ -131,7 +132,7 @@ def default_sizes(
     return min(candidates, key=cost) if platform == "cpu" else candidates[0]
 
 
-def _num_steps(shape, weighting, rows, columns) -> int:
+def _num_steps(shape: tuple, weighting: Weighting, rows: int, columns: int) -> int:
     """Counts the tiles of a head that are visited; assumes causal if unknown."""
     (num_queries, num_keys), total, is_static = shape, 0, True
     for start in range(0, num_queries, rows):
@@ -158,7 +159,7 @@ def over_heads(
     """
     shape = (*batch_shape, num_heads)
 
-    def at_head(n):
+    def at_head(n: Array) -> Any:
         *example, head = jnp.unravel_index(n, shape)
         return function(tuple(example), head)
 
@@ -196,7 +197,7 @@ def summed_over_heads(
             for axis, *pair in zip(axes, totals, stacked, strict=True)
         )
 
-    def add(total, part, axis, example, head):
+    def add(total: Array, part: Array, axis: int, example: list, head: Any) -> Array:
         axis += len(example)
         part = jnp.expand_dims(part, (*range(len(example)), axis))
         at = [0] * total.ndim
@@ -208,7 +209,7 @@ def summed_over_heads(
             part += lax.dynamic_slice(total, at, part.shape)
         return lax.dynamic_update_slice(total, part, at)
 
-    def step(totals, n):
+    def step(totals: tuple, n: Array) -> tuple[tuple, None]:
         *example, head = jnp.unravel_index(n, shape)
         parts = function(tuple(example), head, totals)
         totals = tuple(
@@ -233,14 +234,14 @@ def placed(stacked: Array, shape: tuple, axis: int, batch_ndim: int) -> Array:
 
 
 def over_rows(
-    body: Callable[[tiles.Span, Array, Any], Any], carry: Any, size: int, height: int
+    body: Callable[[tiles.Span, _Integer, Any], Any], carry: Any, size: int, height: int
 ) -> Any:
     """Calls `body(rows, fresh_from, carry)` for each block of rows.
 
     A block has `height` of the `size` rows; rows before `fresh_from` are not new.
     """
 
-    def block(i, carry):
+    def block(i: _Integer, carry: Any) -> Any:
         start = i * height
         rows = tiles.Span(tiles.smallest(start, size - height), height)
         return body(rows, start, carry)
@@ -249,7 +250,7 @@ def over_rows(
 
 
 def over_keys(
-    body: Callable[[tiles.Span, Array | None, Any], Any],
+    body: Callable[[tiles.Span, Start, Any], Any],
     carry: Any,
     weighting: Weighting,
     rows: tiles.Span,
@@ -271,7 +272,7 @@ def over_keys(
     open_last = tiles.smallest(tiles.largest(open_stop // width, open_first), last)
     num_open = open_last - open_first
 
-    def at(j, seen_from, carry):
+    def at(j: _Integer, seen_from: Start, carry: Any) -> Any:
         columns = tiles.Span(tiles.smallest(j * width, num_keys - width), width)
         return body(columns, seen_from, carry)
 
@@ -279,7 +280,7 @@ def over_keys(
     # after them share a second loop, which skips them (`+ num_open`), so that one body
     # is compiled for both. So the carry must not depend on the order of the keys. The
     # last tile starts earlier, and hides the keys before `j * width`.
-    def masked(i, carry):
+    def masked(i: _Integer, carry: Any) -> Any:
         j = i + first
         if isinstance(j, int) and isinstance(open_first, int):
             j = j + num_open if j >= open_first else j
@@ -296,7 +297,9 @@ def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
     return tiles.at_batch(key, example)[:, head // (num_heads // key.shape[-2])]
 
 
-def _keys(range_of, origin, rows, num_keys) -> tuple:
+def _keys(
+    range_of: Callable, origin: tiles.Origin, rows: tiles.Span, num_keys: int
+) -> tuple:
     """Finds (start, stop) of keys by a method of the mask, which takes positions."""
     spans = origin.at(rows, tiles.Span(0, num_keys))
     positions = range_of(*((span.start, span.stop) for span in spans))
@@ -317,7 +320,7 @@ def _even(size: int, most: int) -> int:
     return min(size, most, -(-width // _MULTIPLE) * _MULTIPLE)
 
 
-def _loop(start, stop, body, carry):
+def _loop(start: _Integer, stop: _Integer, body: Callable, carry: Any) -> Any:
     """`lax.fori_loop`, but unrolled where it is known to run once or never."""
     if isinstance(start, int) and isinstance(stop, int) and stop - start <= 1:
         return body(start, carry) if stop > start else carry
