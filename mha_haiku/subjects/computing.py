@@ -146,7 +146,7 @@ def held_out(subject: RunSubject, indices: Sequence[int]) -> tasks.Example:
     task, seed, placement = subject.task, subject.config.seed, subject.placement
 
     def make():
-        def of_indices(data, indices):
+        def of_indices(data: Any, indices: jax.Array) -> tasks.Example:
             batch = evaluation.held_out_batch(task, seed, data, indices)
             return spread(subject, batch)
 
@@ -266,7 +266,7 @@ def ablation_value(subject: Subject, name: str, examples: Any) -> heads.Ablation
 
 def observations(
     subject: RunSubject,
-    observe: Callable[[Any, tasks.Example], Any],
+    observe: Callable[[Any, Any], Any],
     indices: Sequence[int],
     *,
     batch_size: int,

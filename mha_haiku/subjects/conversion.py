@@ -57,7 +57,7 @@ def of_task(task: tasks.Task) -> Codec:
     if task.num_tokens is None:
         return Codec()
 
-    def decode(tokens):
+    def decode(tokens: Sequence[int]) -> str:
         return text_of(task, tokens).removeprefix(" ")
 
     return Codec(task.encode, decode, task.token_label, task.prompt)
@@ -79,11 +79,11 @@ def of_tokenizer(tokenizer: Any) -> Codec:
                 f"{type(tokenizer).__name__}, which has no {name}."
             )
 
-    def encode(text):
+    def encode(text: str) -> np.ndarray:
         tokens = tokenizer.encode(text)
         return np.asarray(getattr(tokens, "ids", tokens), np.int32)
 
-    def decode(tokens):
+    def decode(tokens: Sequence[int]) -> str:
         return tokenizer.decode([int(token) for token in tokens])
 
     end_token = getattr(tokenizer, "eos_token_id", None)
@@ -93,15 +93,15 @@ def of_tokenizer(tokenizer: Any) -> Codec:
 
 
 def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
-    def prompt(text):
+    def prompt(text: str) -> np.ndarray:
         tokenizer.check_known(text)
         return np.array([*tokenizer.before, *tokenizer.encode(text)], np.int32)
 
-    def encode(text):
+    def encode(text: str) -> np.ndarray:
         around = tokenizer.before, tokenizer.encode(text), tokenizer.after
         return np.concatenate([np.array(part, np.int32) for part in around])
 
-    def decode(tokens):
+    def decode(tokens: Sequence[int]) -> str:
         return tokenizer.decode(tokens).removeprefix(" ")
 
     return Codec(encode, decode, tokenizer.label, prompt, tokenizer)
@@ -160,7 +160,7 @@ def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Exam
     ]
 
 
-def _with_next_tokens(subject, batch) -> tasks.Example:
+def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example:
     tokens, ends = np.asarray(batch.inputs), lengths(batch)
     config = subject.model.config
     are_tokens = tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer)
@@ -340,7 +340,7 @@ def _batch(codec: Codec, inputs: Any) -> tuple[tasks.Example, bool]:
     return example(array[None] if is_one else array), is_one
 
 
-def _of_rows(rows) -> tasks.Example:
+def _of_rows(rows: Sequence[Any]) -> tasks.Example:
     rows = [np.asarray(row, np.int32) for row in rows]
     if not all(map(len, rows)):
         raise ValueError("inputs must not be empty.")
@@ -388,7 +388,8 @@ def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
     size = len(batches[last].inputs)
     kept = size - max(0, int(ends[last]) - count)
 
-    def cut(x):  # arrays without an axis of examples stay
+    # Arrays without an axis of examples stay.
+    def cut(x: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
         return x[:kept] if np.ndim(x) and len(x) == size else x
 
     return [*batches[:last], jax.tree.map(cut, batches[last])]

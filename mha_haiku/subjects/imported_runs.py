@@ -102,7 +102,7 @@ def most_positions(config: configuration.RunConfig) -> int | None:
     return models.max_length(config.model)
 
 
-def _task_name(imported: interop.Imported, source) -> str:
+def _task_name(imported: interop.Imported, source: str | os.PathLike) -> str:
     """Finds the task of a model."""
     config, sizes = imported.config, interop.sizes_of(imported.params)
     if sizes.num_tokens is None:

@@ -23,6 +23,7 @@ from mha_haiku.showing import curves
 from mha_haiku.subjects import computing, conversion, dossiers, results
 from mha_haiku.subjects.subject import Subject, check_task
 from mha_haiku.subjects.verbs import dumping, generation
+from mha_haiku.training import tasks
 from mha_haiku.training.runs import (
     configuration,
     files,
@@ -44,7 +45,13 @@ class _Study(loop.Observer):
 
     _start: Callable[[int], None]  # prepares looks, from a step on
 
-    def begin(self, folder, config, task, step) -> None:
+    def begin(
+        self,
+        folder: folders.Folder,
+        config: configuration.RunConfig,
+        task: tasks.Task,
+        step: int,
+    ) -> None:
         model = folders.make_model(config.model, task)  # in this process only
         name = folder.root.resolve().name
         known: dict[str, Any] = dict(config=config, task=task, step=step, folder=folder)

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -203,7 +203,7 @@ def wrap(
     arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)
 
     @functools.wraps(function)
-    def of_arrays(arrays, inputs, **given):
+    def of_arrays(arrays: Any, inputs: Any, **given: Any) -> Any:
         if given and not takes_lengths:
             raise ValueError(
                 f"inputs must be of one length each call: {model.description} takes no "
@@ -236,7 +236,7 @@ def wrap(
     return subject.replace(batches=batches)
 
 
-def _batches(subject, given) -> list[tasks.Example]:
+def _batches(subject: Subject, given: Any) -> list[tasks.Example]:
     """Makes batches of examples of inputs; tokens have the next ones as targets."""
     batches = conversion.batches(subject, given, targets=False)
     first = batches[0].inputs
@@ -244,7 +244,7 @@ def _batches(subject, given) -> list[tasks.Example]:
     return conversion.batches(subject, given, targets=are_tokens)
 
 
-def _takes_lengths(function) -> bool:
+def _takes_lengths(function: Callable) -> bool:
     """Checks whether a function can be told the lengths of padded inputs."""
     try:
         parameters = inspect.signature(function).parameters.values()

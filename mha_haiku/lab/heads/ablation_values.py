@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from mha_haiku.core import models
 from mha_haiku.lab.heads import running
 from mha_haiku.lab.heads.running import Batches
+from mha_haiku.training import tasks
 
 Array = jax.Array
 
@@ -50,7 +51,9 @@ def mean(model: models.Model, params: Any, batches: Batches) -> AblationValue:
 
 
 @running.compiled
-def _sums(model, params, example) -> list[tuple[Array, Array]]:
+def _sums(
+    model: models.Model, params: Any, example: tasks.Example
+) -> list[tuple[Array, Array]]:
     _, heads = running.look(model, params, example, ["*/heads"])
     sums = []
     for name, values in heads.items():

@@ -302,7 +302,9 @@ def _positivity(matrix: np.ndarray) -> np.ndarray:
     return values.sum(-1).real / np.where(sizes > 0, sizes, 1)
 
 
-def _norm_in_front(config, params, place, name) -> tuple[np.ndarray, np.ndarray]:
+def _norm_in_front(
+    config: models.ModelConfig, params: Any, place: models.LayerHeads, name: str
+) -> tuple[np.ndarray, np.ndarray]:
     if not models.NORM_PLACES[config.norm.position].before:
         raise ValueError(
             "folded must be False for a model whose norms come after the parts: there "
@@ -314,7 +316,9 @@ def _norm_in_front(config, params, place, name) -> tuple[np.ndarray, np.ndarray]
     return _norm_of(config, params, "encoder/norm" if is_encoder else norm)
 
 
-def _norm_of(config, params, module) -> tuple[np.ndarray, np.ndarray]:
+def _norm_of(
+    config: models.ModelConfig, params: Any, module: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns a norm, up to a factor per position, as a matrix and an offset."""
     size = config.model_size
     leaves = {"scale": np.ones(size), "offset": np.zeros(size)}

@@ -63,7 +63,7 @@ class Clean(NamedTuple):
         if len({sites.numbered_by_layer(name)[0] for name in streams}) > 1:
             streams = {}
 
-        def run(edits):
+        def run(edits: edits.Edits) -> Array:
             edited = running.run_edited(model, params, example, edits)
             return metric(edited.logits, example)
 
@@ -90,7 +90,7 @@ class Clean(NamedTuple):
                 f"[..., {parts}, {widest}], got shape {gates.shape}."
             )
 
-        def change(heads, part, value):
+        def change(heads: Array, part: int | Array, value: Array | None) -> Array:
             return edits.gated(heads, gates[..., part, : heads.shape[-2]], value)
 
         return self.run(self._edits(change))
@@ -98,7 +98,7 @@ class Clean(NamedTuple):
     def _edits(self, change: Callable[[Array, Any, Any], Array]) -> edits.Edits:
         """Makes the edit of all heads by their outputs, part and ablation value."""
 
-        def of_site(heads, given):
+        def of_site(heads: Array, given: tuple[int | Array, Array | None]) -> Array:
             ours = running.by_example(heads, len(self.before))
             return change(ours, *given).reshape(heads.shape)
 
@@ -120,8 +120,8 @@ class Clean(NamedTuple):
         places = np.argwhere(exists)  # part, head and position
         rows = [places[places[:, 0] == part, 1:] for part in range(len(lengths))]
 
-        def ablation(at_part, head, position):
-            def change(heads, part, value):
+        def ablation(at_part: int | Array, head: Array, position: Array) -> edits.Edits:
+            def change(heads: Array, part: int | Array, value: Array | None) -> Array:
                 is_part = part == at_part
                 if is_part is False:  # as is known of layers that are not scanned
                     return heads
@@ -134,7 +134,9 @@ class Clean(NamedTuple):
 
             return self._edits(change)
 
-        def of_layer(layer, given):
+        def of_layer(
+            layer: int | Array, given: tuple[Array | np.ndarray, Array]
+        ) -> Array:
             rows, stream = given
             begun = self.from_layer(layer, stream)
             run = lambda row: self.run(begun | ablation(layer, *row))  # noqa: E731

@@ -127,7 +127,7 @@ class Held:
         """Computes how far the run is from linear, relative to the largest value."""
         start = self._of(jax.tree.map(jnp.zeros_like, self.sources))
 
-        def share(end, first, change):
+        def share(end: Array, first: Array, change: Array) -> Array:
             far = jnp.abs(end - first - change).max(initial=0)
             return far / jnp.abs(end).max(initial=1e-30)
 
@@ -170,7 +170,7 @@ class Held:
             first = stop
         return result
 
-    def _run(self, components, read):
+    def _run(self, components: dict[str, Array], read: Callable[..., Any]) -> Any:
         """Runs the model with given values of component sites, and reads the result."""
         values = components | self._factors
         changes = edits.on_parts(values, values.values(), lambda _, value: value)
@@ -180,7 +180,9 @@ class Held:
         edited = model._replace(apply=sites.edit(model.apply, changes))
         return read(edited, *arguments)
 
-    def _components(self, name, value, found) -> tuple[tuple[Component, ...], Array]:
+    def _components(
+        self, name: str, value: Array, found: dict[str, Any]
+    ) -> tuple[tuple[Component, ...], Array]:
         if name in self.heads:
             part, count = self.heads.index(name), value.shape[-2]
             return tuple(Component("head", part, h) for h in range(count)), value
@@ -192,7 +194,7 @@ class Held:
         if tokens not in found:
             return (Component(f"{side}embedding"),), value[..., None, :]
 
-        def embed(x):
+        def embed(x: Array) -> Array:
             read = lambda *given: running.look(*given, at=[name])[1][name]  # noqa: E731
             return self._run({tokens: x}, read)
 
@@ -282,14 +284,15 @@ class CellNumbers(NamedTuple):
         shape = num_heads, len(rows), num_keys
         weights = map_.tile(rows, slice(None))[0]
 
-        def without_largest(_, left):  # faster to compile than a sort; of any sign
+        # Faster to compile than a sort; of any sign.
+        def without_largest(_: Array, left: Array) -> Array:
             largest = left.argmax(-1)[..., None] == jnp.arange(num_keys)[None, None]
             return jnp.where(largest, -jnp.inf, left)
 
         left = jax.lax.fori_loop(0, jnp.maximum(-key - 1, 0), without_largest, weights)
         keys = jnp.where(key < 0, left.argmax(-1), key)
 
-        def at(tile):  # [H, R], of [..., R, S]
+        def at(tile: Array) -> Array:  # [H, R], of [..., R, S]
             tile = jnp.broadcast_to(tile.reshape(-1, *tile.shape[-2:]), shape)
             return jnp.take_along_axis(tile, keys[..., None], -1)[..., 0]
 
@@ -332,7 +335,17 @@ def one(shape: tuple[int, ...], *places: Any) -> Array:
 
 
 @running.compiled
-def split_cell(model, params, example, layer, head, query, key, *, splits):
+def split_cell(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    layer: Array,
+    head: Array,
+    query: Array,
+    key: Array,
+    *,
+    splits: bool,
+) -> dict[str, Any]:
     """Computes the numbers of a cell, and the parts of its query and key."""
     held = Held(model, params, example).linearized()
     numbers = [
@@ -346,17 +359,19 @@ def split_cell(model, params, example, layer, head, query, key, *, splits):
     return {"cell": cell, "sides": sides, "curvature": held.curvature()}
 
 
-def _side(held, layer, head, name, at, splits):
+def _side(
+    held: Held, layer: Array, head: Array, name: str, at: Array, splits: bool
+) -> dict[str, Any]:
     """Computes a query or key, its parts, and the arrays that split it by source."""
     wholes = {end: getattr(held.ends[end], name) for end in held.maps}
     rows = jnp.stack([at, jnp.maximum(at - 1, 0)])  # smeared keys read two positions
     first = jnp.stack([True, at > 0])[:, None, None]
 
-    def chosen(end, *places):
+    def chosen(end: str, *places: Array) -> Array:
         whole = wholes[end]
         return one(whole.shape, *places) * (held.part[end] == layer)
 
-    def of_channel(channel):
+    def of_channel(channel: Array) -> tuple[Array, list[Array]]:
         at_channel = {end: {name: chosen(end, at, head, channel)} for end in wholes}
         gradients = held.pull(at_channel)
         kept = [gradients[name][0, rows] * first for name in held.heads if splits]
@@ -377,12 +392,20 @@ def _side(held, layer, head, name, at, splits):
 
 
 @running.compiled
-def largest_pairs(model, params, example, rows, key, *, count):
+def largest_pairs(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    rows: Array,
+    key: Array,
+    *,
+    count: int,
+) -> dict[str, Any]:
     """Computes the numbers of cells of all heads, and their largest pairs of parts."""
     held = Held(model, params, example).linearized()
     numbers = {n: CellNumbers.of(map_, rows, key) for n, map_ in held.maps.items()}
 
-    def chosen(ends):
+    def chosen(ends: dict[str, Projections]) -> dict[str, tuple[Array, Array]]:
         return {
             name: (at_rows(ends[name].query, rows), at_keys(ends[name].key, cell.keys))
             for name, cell in numbers.items()
@@ -392,7 +415,7 @@ def largest_pairs(model, params, example, rows, key, *, count):
     parts = jax.lax.map(lambda m: chosen(held.push(held.single(m))), numbered)
     wholes = chosen(held.ends)
 
-    def largest(given):
+    def largest(given: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         query, key, scale = given
         terms = jnp.matmul(query * scale, key.T, precision="highest")
         _, best = jax.lax.top_k(jnp.abs(terms).ravel(), count)
@@ -417,10 +440,20 @@ def largest_pairs(model, params, example, rows, key, *, count):
 
 
 @running.compiled
-def split_output(model, params, example, layer, head, query, answer, *, is_logit):
+def split_output(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    layer: Array,
+    head: Array,
+    query: Array,
+    answer: Array,
+    *,
+    is_logit: bool,
+) -> dict[str, Any]:
     """Computes the terms of a head's output, or of its direct share of a logit."""
 
-    def both(*run):
+    def both(*run: Any) -> dict[str, Any]:
         return read_maps(*run) | read_logits(*run)
 
     held = Held(model, params, example, both if is_logit else None).linearized()
@@ -453,7 +486,9 @@ def split_output(model, params, example, layer, head, query, answer, *, is_logit
 
 
 @running.compiled
-def sums_read(model, params, example):
+def sums_read(
+    model: models.Model, params: Any, example: tasks.Example
+) -> dict[str, Any]:
     """Computes the sums over the queries of an example that `why.Reads` averages."""
     held = Held(model, params, example).linearized()
     places, targets, norms, counts = [], {}, [], []
@@ -466,7 +501,7 @@ def sums_read(model, params, example):
         heads = range(map_.shape[-3])
         places += [(part, h, j) for j in range(len(Projections._fields)) for h in heads]
 
-    def of_head(given):
+    def of_head(given: tuple[Array, Array, Array]) -> Array:
         part, head, kind = given
         cotangents, whole = {}, 0.0
         for name, target in targets.items():
@@ -496,7 +531,9 @@ def sums_read(model, params, example):
     return {"sums": (by, norms, counts), "curvature": held.curvature()}
 
 
-def _targets(map_, output, example, kind) -> tuple[Projections, Array]:
+def _targets(
+    map_: attention.AttentionMap, output: Array, example: tasks.Example, kind: str
+) -> tuple[Projections, Array]:
     """Computes the factors of queries, keys and values, and the valid queries."""
     query, key, _ = Projections.of(map_)
     of_queries, of_keys = scales(map_)
@@ -504,7 +541,8 @@ def _targets(map_, output, example, kind) -> tuple[Projections, Array]:
         bias=None, score=scores.dot_product(0.0), normalizer=None, gates=None
     )
 
-    def with_sums(logs):  # the map with equal weights on all visible keys
+    # The map with equal weights on all visible keys.
+    def with_sums(logs: Array) -> attention.AttentionMap:
         return dataclasses.replace(map_, weighting=plain, log_sum=LogSum.rounded(logs))
 
     counts = with_sums(jnp.zeros_like(map_.logsumexp)).row_sums()

@@ -80,7 +80,7 @@ def logit_attribution(
     return running.fetched(found)
 
 
-def _check_config(config) -> None:
+def _check_config(config: models.ModelConfig) -> None:
     if models.NORM_PLACES[config.norm.position].end:
         raise ValueError(
             "model must have no norms of the sum (norm.position pre, both or "
@@ -125,7 +125,7 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
 
 
 @running.compiled
-def _lens(model, params, example):
+def _lens(model: models.Model, params: Any, example: tasks.Example) -> Array:
     model = running.shown(model)
     _, streams = running.look(model, params, example, ["stream"], strict=False)
     if len(streams) < 2 or len({x.shape for x in streams.values()}) > 1:
@@ -137,7 +137,7 @@ def _lens(model, params, example):
         )
     last = next(reversed(streams))
 
-    def read(stream):
+    def read(stream: Array) -> Array:
         edits = {last: lambda _: stream}
         return running.run_edited(model, params, example, edits).logits
 
@@ -145,10 +145,12 @@ def _lens(model, params, example):
 
 
 @running.compiled
-def _contributions(model, params, example, classes):
+def _contributions(
+    model: models.Model, params: Any, example: tasks.Example, classes: Array | None
+) -> tuple[Contributions, Array]:
     is_set = components.is_set(model)
 
-    def read(*run):
+    def read(*run: Any) -> dict[str, Array]:
         logits = components.read_logits(*run)["logits"]
         if not is_set and classes is not None:  # a set has one logit per element
             logits = jnp.take_along_axis(logits, classes[..., None], -1)[..., 0]

@@ -50,7 +50,14 @@ def mean_pooled(model: models.Model) -> models.Model:
       (8, 45)
     """
 
-    def apply(params, rng, inputs, *, lengths=None, **options):
+    def apply(
+        params: Any,
+        rng: jax.Array | None,
+        inputs: jax.Array | np.ndarray,
+        *,
+        lengths: jax.Array | np.ndarray | None = None,
+        **options: Any,
+    ) -> models.Output:
         output = model.apply(params, rng, inputs, lengths=lengths, **options)
         if options.get("decoder_inputs") is not None:
             lengths = options.get("decoder_lengths")
@@ -99,6 +106,6 @@ class _Compared:
 
 
 @functools.lru_cache(maxsize=8)
-def _vectors(model):
+def _vectors(model: models.Model):
     pooled = mean_pooled(model)
     return jax.jit(lambda params, x: running.run(pooled, params, x).logits)

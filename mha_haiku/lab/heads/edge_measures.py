@@ -21,8 +21,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
-from mha_haiku.core import checks, display
+from mha_haiku.core import checks, display, models
 from mha_haiku.lab.heads import clean_runs, edge_runs, hard_concrete, patching, running
 from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.lab.heads.running import Batches, Measured
@@ -50,7 +51,14 @@ def _program(function: Callable, **options: bool) -> Callable:
     """
 
     @functools.partial(running.compiled, compacts=False)
-    def program(model, params, clean, corrupted, *arrays, metric):
+    def program(
+        model: models.Model,
+        params: Any,
+        clean: tasks.Example,
+        corrupted: tasks.Example,
+        *arrays: Array,
+        metric: running.Metric,
+    ) -> tuple[Array, ...]:
         runs = edge_runs.EdgeRuns(model, params, clean, corrupted, metric, **options)
         return (*function(runs, *arrays), runs.before, runs.after)
 
@@ -77,7 +85,7 @@ def edge_patching(subject: Measured, corrupted: Batches) -> Edges:
 
 
 @_program
-def _patched_one_by_one(runs, edges):
+def _patched_one_by_one(runs: edge_runs.EdgeRuns, edges: Array) -> tuple[Array]:
     run = lambda edge: runs.patched(jnp.ones(len(edges)).at[edge].set(0))  # noqa: E731
     return ((clean_runs.over(run, edges, runs.example) - runs.before[None]).T,)
 
@@ -125,8 +133,8 @@ def integrated_edge_attribution(
 
 
 @functools.partial(_program, runs_clean=False)
-def _slopes(runs, shares):
-    def add(total, share):
+def _slopes(runs: edge_runs.EdgeRuns, shares: Array) -> tuple[Array]:
+    def add(total: Array, share: Array) -> tuple[Array, None]:
         return total + runs.slopes(share), None
 
     edges = runs.slopes()
@@ -161,8 +169,8 @@ def acdc(subject: Measured, corrupted: Batches, *, threshold: float = 0.01) -> E
 
 
 @_program
-def _removed(runs, order, threshold):
-    def step(state, edge):
+def _removed(runs: edge_runs.EdgeRuns, order: Array, threshold: Array):
+    def step(state: tuple[Array, Array], edge: Array):
         without = state[0].at[edge].set(0)
         after = runs.patched(without)
         change = after - state[1]
@@ -218,17 +226,17 @@ _OPEN = 2.0  # the logit of gates at the start
 
 
 @_program
-def _learned(runs, keys, penalty, rate):
+def _learned(runs: edge_runs.EdgeRuns, keys: Array, penalty: Array, rate: Array):
     size = jnp.square(runs.after - runs.before).mean()
 
-    def loss(logits, key):
+    def loss(logits: Array, key: Array) -> Array:
         change = runs.patched(hard_concrete.sample(logits, key)) - runs.before
         is_open = hard_concrete.open_probability(logits).mean()
         return jnp.square(change).mean() / size + penalty * is_open
 
     adam = optax.adam(rate)
 
-    def step(state, key) -> tuple[Any, None]:
+    def step(state: tuple[Array, optax.OptState], key: Array) -> tuple[Any, None]:
         logits, moments = state
         updates, moments = adam.update(jax.grad(loss)(logits, key), moments)
         return (optax.apply_updates(logits, updates), moments), None
@@ -279,7 +287,7 @@ class Circuit:
         """The share of the metric kept without the circuit, on the same scale."""
         return self._share(self.without)
 
-    def _share(self, metric) -> float:
+    def _share(self, metric: np.ndarray) -> float:
         corrupted, whole = self.edges.other.mean(), self.edges.base.mean()
         return float((metric.mean() - corrupted) / (whole - corrupted))
 
@@ -366,7 +374,7 @@ def strongest(graph: graphs.Graph, strength: np.ndarray, edges: int) -> np.ndarr
             heapq.heappush(heap, earlier)
     first = {stack.start for stack in graph.stacks.values()}
 
-    def used(count):
+    def used(count: int) -> list[int]:
         # Edges are in the order in which the model computes their readers.
         reached, result = set(first), []
         for edge in sorted(order[:count]):
@@ -407,11 +415,17 @@ def with_edges(subject: Measured, corrupted: Batches, kept: np.ndarray) -> np.nd
 
 
 @_program
-def _with_edges(runs, kept):
+def _with_edges(runs: edge_runs.EdgeRuns, kept: Array) -> tuple[Array]:
     return (clean_runs.over(runs.patched, kept, runs.example).T,)
 
 
-def _edges(subject, corrupted, program, *arrays, cost) -> Edges:
+def _edges(
+    subject: Measured,
+    corrupted: Batches,
+    program: Callable,
+    *arrays: ArrayLike,
+    cost: Cost,
+) -> Edges:
     """Measures all edges by a program that returns numbers, and gates if it has any."""
     program = program(subject.model, metric=subject.metric)
     found = patching.over_pairs(subject, corrupted, program, *arrays)
@@ -421,7 +435,9 @@ def _edges(subject, corrupted, program, *arrays, cost) -> Edges:
     return Edges(numbers, base, other, *ends, cost=cost, kept=kept)
 
 
-def _at_once(subject, corrupted) -> tuple[Measured, list[tasks.Example]]:
+def _at_once(
+    subject: Measured, corrupted: Batches
+) -> tuple[Measured, list[tasks.Example]]:
     """Makes one batch of all pairs."""
     joined = []
     for batches in (subject.batches, corrupted):

@@ -11,7 +11,7 @@ patterns of edges.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,6 +30,7 @@ Array = jax.Array
 Example = tasks.Example
 Parts = Sequence[graphs.Part]
 Params = Mapping[str, Mapping[str, Array]]
+Streams = tuple[dict[str, Array], dict[str, Array]]  # and what is missing in them
 
 
 class Pieces:
@@ -54,7 +55,9 @@ class Pieces:
         given = {name: x for name, x in shapes.items() if name in begins}
 
         # `look` is inside `edit`, and so sees computed values, not those that are set.
-        def pieces(params, example, given):
+        def pieces(
+            params: Params, example: Example, given: Mapping[str, Array]
+        ) -> list[Array]:
             changes = {name: lambda _, x=x: x for name, x in given.items()}
             return [*sites.edit(look, changes)(params, example)[1].values()]
 
@@ -145,12 +148,16 @@ class EdgeRuns:
             shape = (rows.stop - rows.start, *first.shape)
             missing[stack] = jnp.zeros(shape).at[0].set(first)
 
-        def read(site, cut, streams, missing):
+        def read(
+            site: str, cut: Array, streams: dict[str, Array], missing: dict[str, Array]
+        ) -> Array:
             stack = graphs.stack_of(site)
             added = jnp.tensordot(cut[graph.stacks[stack]].T, missing[stack], 1)
             return streams[stack][None] + added
 
-        def step(layer, params, carry, given):
+        def step(
+            layer: Parts, params: Params, carry: Streams, given: Any
+        ) -> tuple[Streams, None]:
             entering, (streams, missing) = carry[0], carry
             for part, (cuts, theirs, writer) in zip(layer, given, strict=True):
                 sources = [
@@ -173,7 +180,7 @@ class EdgeRuns:
                 missing = missing | {stack: update(missing[stack], written, writer, 0)}
             return (streams, missing), None
 
-        def given(part):
+        def given(part: graphs.Part):
             size = len(part.nodes)
             first = [part.reader + i * size for i in range(len(part.reads))]
             cuts = [cut[:, x : x + size] for x in first]
@@ -196,7 +203,7 @@ class EdgeRuns:
         graph, (slopes, streams) = self.graph, self._of_run(share)
         difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
 
-        def step(layer, params, carry, given):
+        def step(layer: Parts, params: Params, carry: tuple[()], given: Any):
             results, read = [], []
             for part, (sources, slope, written) in zip(layer, given, strict=True):
                 if part.groups:
@@ -211,7 +218,7 @@ class EdgeRuns:
                 results.append((written, by))
             return carry, results
 
-        def given(part):
+        def given(part: graphs.Part):
             slope = slopes.get(part.written)
             if not part.groups:
                 slope = slopes[part.reads[0]] - slopes[_left(part)]
@@ -239,7 +246,7 @@ class EdgeRuns:
             edges = edges.at[:, rows, columns].set(written @ by.mT)
         return edges[:, *graph.places.T]
 
-    def _of_run(self, share) -> tuple[dict[str, Array], dict[str, Array]]:
+    def _of_run(self, share: Array | None) -> tuple[dict[str, Array], dict[str, Array]]:
         """Computes slopes of the metric by values at sites, and the streams read."""
         parts, (model, params), edit = self.graph.parts, self._compact, {}
         if share is not None:
@@ -255,7 +262,7 @@ class EdgeRuns:
             shifts |= dict.fromkeys(names, zeros)
         at = [*self._written, *(site for part in parts for site in part.reads)]
 
-        def total(shifts):
+        def total(shifts: dict[str, Array]):
             changes = edit | edits.on_parts(shifts, shifts.values(), jnp.add)
             run = sites.edit(functools.partial(running.run, model), changes)
             output, seen = sites.look(run, _patterns(at))(params, self.example)
@@ -270,7 +277,9 @@ class EdgeRuns:
 
     # --- Attention whose heads read separate streams
 
-    def _head_reads(self, part, params, kind, source, head) -> dict[str, Array]:
+    def _head_reads(
+        self, part: graphs.Part, params: Params, kind: str, source: Array, head: Array
+    ) -> dict[str, Array]:
         """Computes the query (and gates), key or value of a head from `[B, T, D]`."""
         names = [f"{part.path}/{name}" for name in graphs.READ[kind]]
         given = {part.reads["qkv".index(kind)]: source}
@@ -279,7 +288,13 @@ class EdgeRuns:
         place = head if kind == "q" else jnp.array(part.groups)[head]
         return {name: x[..., place, :] for name, x in values.items()}
 
-    def _read(self, part, params, sources, axis: int | None = 0) -> dict[str, Array]:
+    def _read(
+        self,
+        part: graphs.Part,
+        params: Params,
+        sources: Sequence[Array],
+        axis: int | None = 0,
+    ) -> dict[str, Array]:
         """Computes what heads read, `[B, T, H, K]`, from the streams of q, k and v.
 
         Streams are `[H, B, T, D]`, or `[B, T, D]` for all heads with `axis=None`.
@@ -290,7 +305,9 @@ class EdgeRuns:
             read |= jax.vmap(of_head, (axis, 0), -2)(source, heads)
         return read
 
-    def _attended(self, part, params, read) -> Array:
+    def _attended(
+        self, part: graphs.Part, params: Params, read: dict[str, Array]
+    ) -> Array:
         """Runs heads `[B, T, H, V]` with separate keys and values `[B, S, H, K]`."""
         # Attention runs once for each of the heads that share a key/value head.
         groups = np.array(part.groups)
@@ -300,7 +317,7 @@ class EdgeRuns:
         runs = range(rank.max() + 1)
         chosen = [[heads[i % len(heads)] for heads in shared] for i in runs]
 
-        def run(heads):
+        def run(heads: Array) -> Array:
             values = {name: read[name][..., heads, :] for name in ("key", "value")}
             given = {f"{part.path}/{name}": x for name, x in (read | values).items()}
             return self._pieces(params, [part.written], given)["heads"]
@@ -308,7 +325,9 @@ class EdgeRuns:
         outputs = jax.vmap(run)(jnp.array(chosen))
         return jnp.moveaxis(outputs[rank, :, :, np.arange(len(groups))], 0, -2)
 
-    def _head_slopes(self, part, params, sources, slope) -> list[Array]:
+    def _head_slopes(
+        self, part: graphs.Part, params: Params, sources: Sequence[Array], slope: Array
+    ) -> list[Array]:
         """Computes slopes `[H, B, T, D]` by the streams of each head's q, k and v.
 
         `sources` are the three streams; `slope` is the slope by the outputs,
@@ -319,7 +338,9 @@ class EdgeRuns:
         (slopes,) = jax.vjp(attend, read)[1](slope)
 
         # Only the way back depends on the head: the streams are projected once.
-        def of_head(kind, source, head, slopes):
+        def of_head(
+            kind: str, source: Array, head: Array, slopes: dict[str, Array]
+        ) -> Array:
             reads = functools.partial(self._head_reads, part, params, kind, head=head)
             return jax.vjp(reads, source)[1](slopes)[0]
 
@@ -331,7 +352,12 @@ class EdgeRuns:
             for kind, source in zip("qkv", sources, strict=True)
         ]
 
-    def _over_layers(self, step, carry, given) -> tuple[Any, list]:
+    def _over_layers(
+        self,
+        step: Callable[..., tuple[Any, Any]],
+        carry: Any,
+        given: Callable[[graphs.Part], Any],
+    ) -> tuple[Any, list]:
         """Runs `step(parts, params, carry, trees)`; returns the last carry and results.
 
         `given` makes the tree of a part; there is one result per layer.
@@ -349,7 +375,7 @@ class EdgeRuns:
             layer: Any = anatomy.layer_of(name)
             of_layers[str(layer._replace(index=0))] = rest.pop(name)
 
-        def body(carry, x):
+        def body(carry: Any, x: tuple[dict[str, Any], Any]) -> tuple[Any, Any]:
             return step(layers[0], rest | x[0], carry, x[1])
 
         trees = jax.tree.map(lambda *x: jnp.stack(x), *trees)
@@ -361,16 +387,16 @@ class EdgeRuns:
 _EMBEDDINGS = {"encoder": "embedding", "decoder": "decoder_embedding"}
 
 
-def _patterns(names) -> list[str]:
+def _patterns(names: Iterable[str]) -> list[str]:
     """Makes patterns of sites, one for all layers, so that a scan stacks no copies."""
     return sorted({sites.numbered_by_layer(name)[0] for name in names})
 
 
-def _left(part) -> str:
+def _left(part: graphs.Part) -> str:
     return f"{part.path.rpartition('/')[0]}/stream_after_feed_forward"
 
 
-def _contributions(part, params, heads) -> Array:
+def _contributions(part: graphs.Part, params: Params, heads: Array) -> Array:
     """Computes the terms of heads in the stream, `[H, B, T, D]`, without biases."""
     weights = params[f"{part.path}/linear"]["w"]
     weights = weights.reshape(*heads.shape[-2:], -1)

@@ -13,7 +13,7 @@ position counts from the end. Traced numbers cannot be validated.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ def ablate(
     """
     indices = jnp.atleast_1d(jnp.asarray(heads))
 
-    def change(values):
+    def change(values: Array) -> Array:
         _check("heads", indices, 0, values.shape[-2])
         return values.at[..., indices, :].set(jnp.asarray(value, values.dtype))
 
@@ -59,7 +59,7 @@ def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
     """
     of_layer = _of_layers(dict(enumerate(gates)), gated)
 
-    def change(values, layer):
+    def change(values: Array, layer: int | Array | None) -> Array:
         if not isinstance(layer, jax.Array):
             checks.integer_in("the layer of gates", layer, 0, len(gates) - 1)
         return of_layer(values, layer)
@@ -84,7 +84,7 @@ def patch(
         return {name: lambda _: value}
     axis, positions = _axis_of_positions(name), jnp.asarray(positions)
 
-    def change(before):
+    def change(before: Array) -> Array:
         is_pooled = before.ndim < 3 and name.endswith(("logits", "output_norm/factor"))
         if is_pooled or (axis is None and before.ndim > 3):
             raise ValueError(
@@ -107,7 +107,7 @@ _OF_POSITIONS = re.compile(
 )
 
 
-def _axis_of_positions(name) -> int | None:
+def _axis_of_positions(name: str) -> int | None:
     """Finds the axis of positions of a site, from the end; None if unknown."""
     *_, parent, last = ("", *name.split("/"))
     if last == "factor":
@@ -122,7 +122,7 @@ def _axis_of_positions(name) -> int | None:
     return -2 if _OF_POSITIONS.fullmatch(last) else None
 
 
-def _check(name, numbers, low, count) -> None:
+def _check(name: str, numbers: Array, low: int, count: int) -> None:
     """Raises ValueError if known numbers are not from `low` to count - 1."""
     known = tiles.known(numbers)
     for number in [] if known is None else known.ravel().tolist():
@@ -138,7 +138,7 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
     """
     path = layer if isinstance(layer, str) else f"layer_{layer}"
 
-    def change(stream):
+    def change(stream: Array) -> Array:
         added = jnp.asarray(scale * vector, stream.dtype)
         return stream + tiles.lifted(added, stream.ndim)
 
@@ -195,7 +195,7 @@ def gated(values: Array, gates: Array, replacement: Array | None = None) -> Arra
     return values * gates + replacement * (1 - gates)
 
 
-def _of_layers(trees, change):
+def _of_layers(trees: Mapping[Any, Any], change: Callable[[Array, Any], Array]):
     """Makes an edit from the trees of layers; a scan of layers reads their stack."""
     shapes = [jax.tree.map(jnp.shape, tree) for tree in trees.values()]
     if all(shape == shapes[0] for shape in shapes):
@@ -203,7 +203,7 @@ def _of_layers(trees, change):
         in_order = [trees[layer] for layer in sorted(trees)]
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *in_order)
 
-    def of_layer(value, layer):
+    def of_layer(value: Array, layer: int | Array | None) -> Array:
         if isinstance(layer, jax.Array):
             # Numbers are NaN past the last layer.
             read = lambda x: x.at[layer].get(mode="fill")  # noqa: E731

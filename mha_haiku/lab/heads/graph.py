@@ -154,7 +154,14 @@ def of_model(model: models.Model) -> Graph:
     counts = {"encoder": config.num_layers, "decoder": num_decoder}
     layers, writers, readers, stacks = [], [], [], {}
 
-    def part(path, nodes, reads, order, kinds, groups=()):
+    def part(
+        path: str,
+        nodes: tuple[Node, ...],
+        reads: tuple[str, ...],
+        order: int,
+        kinds: Sequence[str],
+        groups: Sequence[int] = (),
+    ) -> Part:
         result = Part(path, nodes, reads, len(writers), len(readers), tuple(groups))
         writers.extend((node, stack_of(path), order) for node in nodes)
         for kind, site in zip(kinds, reads, strict=True):

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, sites
+from mha_haiku.core import checks, models, sites
 from mha_haiku.lab.heads import (
     circuits,
     clean_runs,
@@ -30,8 +30,10 @@ from mha_haiku.lab.heads import (
 )
 from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.lab.heads.running import Batches, Measured
+from mha_haiku.training import tasks
 
 Array = jax.Array
+Example = tasks.Example
 
 
 def path_patching(
@@ -107,7 +109,9 @@ def path_patching(
     return patching.Edges(*changes, *map(np.array, zip(*edges, strict=True)), cost=cost)
 
 
-def _checked(name, heads, counts) -> list[tuple[int, ...]]:
+def _checked(
+    name: str, heads: Sequence[tuple[int, ...]] | None, counts: Sequence[int]
+) -> list[tuple[int, ...]]:
     every = _nodes(counts)
     if heads is None:
         return every
@@ -121,25 +125,33 @@ def _checked(name, heads, counts) -> list[tuple[int, ...]]:
     return heads
 
 
-def _nodes(counts) -> list[tuple[int, int]]:
+def _nodes(counts: Sequence[int]) -> list[tuple[int, int]]:
     return [(part, head) for part, size in enumerate(counts) for head in range(size)]
 
 
 @running.compiled
-def _paths(model, params, clean, corrupted, edges, *, metric):
+def _paths(
+    model: models.Model,
+    params: Any,
+    clean: Example,
+    corrupted: Example,
+    edges: Array,
+    *,
+    metric: running.Metric,
+) -> tuple[Array, Array, Array]:
     """Returns changes `[B, E]`, and both metrics."""
     # An edge `[5]` is part and head of its sender, part and head of its receiver, and
     # the kind.
     runs = _HeadRuns(model, params, clean, corrupted)
     before, after = (metric(x.logits, clean) for x in runs.outputs)
 
-    def change(edge):
+    def change(edge: Array) -> Array:
         sender, receiver, kind = edge[:2], edge[2:4], edge[4]
         output, read = runs.with_heads(runs.patched(sender))
 
         # All heads of the receiver's part read the changed values; the others are then
         # set back to their clean outputs.
-        def restored(values, known):
+        def restored(values: Array, known: tuple[int | Array, Array]) -> Array:
             part, whole = known
             is_other = (part == receiver[0]) & ~_is_head(receiver, part, whole)
             return jnp.where(is_other, whole, values)
@@ -237,7 +249,7 @@ def with_head_edges(
     return patching.over_pairs(subject, corrupted, program, by_reader, places)[0]
 
 
-def _order(model, params, example) -> list[int]:
+def _order(model: models.Model, params: Any, example: Example) -> list[int]:
     """Lists the indices of attention parts in the order of the program."""
     look = sites.look(functools.partial(running.run, model), ["*/heads"])
     names = jax.eval_shape(look, params, example)[1]
@@ -248,7 +260,9 @@ def _order(model, params, example) -> list[int]:
 class _HeadRuns:
     """A clean and a corrupted run, and runs of the clean inputs with changed heads."""
 
-    def __init__(self, model, params, clean, corrupted):
+    def __init__(
+        self, model: models.Model, params: Any, clean: Example, corrupted: Example
+    ):
         names = [name for names in graphs.READ.values() for name in names]
         at = ["*/heads", *(f"*/{name}" for name in names)]
         pair = patching.both(model, params, clean, corrupted, at)
@@ -267,21 +281,23 @@ class _HeadRuns:
         self.heads = [ours[name] for name in self.parts]
         self.corrupted = [theirs[name] for name in self.parts]
 
-    def patched(self, node) -> list[Array]:
+    def patched(self, node: Array) -> list[Array]:
         """Returns the outputs of heads, of one head from the corrupted run."""
         pairs = enumerate(zip(self.heads, self.corrupted, strict=True))
         return [jnp.where(_is_head(node, i, x), other, x) for i, (x, other) in pairs]
 
-    def with_heads(self, heads) -> tuple[Any, dict[str, Array]]:
+    def with_heads(self, heads: Sequence[Array]) -> tuple[Any, dict[str, Array]]:
         """Computes the output, and what heads read, from given outputs of all heads."""
         changed = edits.on_parts(self.parts, heads, lambda _, value: value)
         run = sites.edit(self._run, changed)
         return sites.look(run, list(self.read), strict=False)(self._clean)
 
-    def reading(self, values, where: Callable[[Any, Any], Any]) -> edits.Edits:
+    def reading(
+        self, values: dict[str, Array], where: Callable[[Any, Any], Any]
+    ) -> edits.Edits:
         """Makes the edits by which `where(part, kind)` heads read new values."""
 
-        def replaced(before, new):
+        def replaced(before: Array, new: tuple[tuple[Any, Any], Array]) -> Array:
             at, value = new
             return jnp.where(where(*at), value, before)
 
@@ -296,19 +312,27 @@ class _HeadRuns:
         return [seen[name] for name in self.parts]
 
 
-def _is_head(head: Any, part: int, values: Array) -> Array:
+def _is_head(head: Any, part: int | Array, values: Array) -> Array:
     """Marks a head among the heads of a part, booleans `[1, 1, H, 1]`."""
     is_it = (part == head[0]) & (jnp.arange(values.shape[-2]) == head[1])
     return is_it[None, None, :, None]
 
 
 @running.compiled
-def _attributed(model, params, clean, corrupted, nodes, *, metric):
+def _attributed(
+    model: models.Model,
+    params: Any,
+    clean: Example,
+    corrupted: Example,
+    nodes: Array,
+    *,
+    metric: running.Metric,
+) -> tuple[Array, Array, Array]:
     """Returns direct changes `[B, S]`, changes by kind `[B, S, 3, S]`, and metrics."""
     runs = _HeadRuns(model, params, clean, corrupted)
     before = metric(runs.outputs[0].logits, clean)
 
-    def moved(shifts):
+    def moved(shifts: list[Array]) -> Array:
         changed = edits.on_parts(runs.parts, shifts, jnp.add)
         return metric(running.run_edited(model, params, clean, changed).logits, clean)
 
@@ -316,10 +340,10 @@ def _attributed(model, params, clean, corrupted, nodes, *, metric):
     slopes = jax.grad(lambda shifts: moved(shifts).sum())(zeros)
     held = edits.on_parts(runs.parts, runs.heads, lambda _, value: value)
 
-    def of_node(node):
+    def of_node(node: Array) -> tuple[Array, Array]:
         output, read = runs.with_heads(runs.patched(node))
 
-        def of_kind(kind):
+        def of_kind(kind: Array) -> Array:
             new = runs.computed(held | runs.reading(read, lambda _, x: x == kind))
             worth = [
                 (slope * (x - whole)).sum((1, 3))
@@ -335,12 +359,21 @@ def _attributed(model, params, clean, corrupted, nodes, *, metric):
 
 
 @running.compiled
-def _with_edges(model, params, clean, corrupted, kept, places, *, metric):
+def _with_edges(
+    model: models.Model,
+    params: Any,
+    clean: Example,
+    corrupted: Example,
+    kept: Array,
+    places: Array,
+    *,
+    metric: running.Metric,
+) -> tuple[Array]:
     """Returns the metric `[B, X]`; `places` has index, part and head of each head."""
     runs = _HeadRuns(model, params, clean, corrupted)
     sizes = np.cumsum([x.shape[-2] for x in runs.heads])
 
-    def mixed(now, shares):
+    def mixed(now: list[Array], shares: Any) -> list[Array]:
         """Mixes heads of this run, with shares `[S]`, and of the corrupted run."""
         shares = jnp.split(shares[None, None, :, None], sizes[:-1], 2)
         return [
@@ -348,11 +381,11 @@ def _with_edges(model, params, clean, corrupted, kept, places, *, metric):
             for share, x, other in zip(shares, now, runs.corrupted, strict=True)
         ]
 
-    def patched(kept):
-        def step(now, place):
+    def patched(kept: Array) -> Array:
+        def step(now: list[Array], place: Array) -> tuple[list[Array], None]:
             number, part, head = place
 
-            def of_kind(kind):
+            def of_kind(kind: Array) -> dict[str, Array]:
                 shares = kept[:, kind * sizes[-1] + number]
                 return runs.with_heads(mixed(now, shares))[1]
 

@@ -13,7 +13,7 @@ examples, P patterns of gates.
 import logging
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +25,11 @@ from mha_haiku.lab.heads.ablation_values import AblationValue, zero
 from mha_haiku.lab.heads.running import Measured
 from mha_haiku.records import Heads
 from mha_haiku.records.means import PerExample
+from mha_haiku.training import tasks
 
 Array = jax.Array
+Example = tasks.Example
+Metric = running.Metric
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -55,7 +58,7 @@ MEASURES: dict[str, Measure] = {}
 def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
     """Registers a function in `MEASURES`, the source of all lists of measures."""
 
-    def offer(function):
+    def offer(function: Callable) -> Callable:
         MEASURES[function.__name__] = Measure(function, unit, label)
         return function
 
@@ -78,7 +81,14 @@ def ablation(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
 
 
 @running.compiled
-def _changes(model, params, example, *, metric, ablation_value):
+def _changes(
+    model: models.Model,
+    params: Any,
+    example: Example,
+    *,
+    metric: Metric,
+    ablation_value: AblationValue,
+) -> Array:
     return clean_runs.Clean.of(model, params, example, metric, ablation_value).ablated()
 
 
@@ -107,7 +117,14 @@ def gradient(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
 
 
 @running.compiled
-def _slopes(model, params, example, *, metric, ablation_value):
+def _slopes(
+    model: models.Model,
+    params: Any,
+    example: Example,
+    *,
+    metric: Metric,
+    ablation_value: AblationValue,
+) -> Array:
     clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
     return jnp.abs(clean.slopes(1.0))
 
@@ -136,15 +153,17 @@ def unit_gradient(subject: Measured) -> PerExample:
 
 
 @running.compiled
-def _unit_slopes(model, params, example, *, metric):
+def _unit_slopes(
+    model: models.Model, params: Any, example: Example, *, metric: Metric
+) -> Array:
     _, hidden = running.look(model, params, example, ["*/hidden"])
     sizes = [x.shape[-1] for x in hidden.values()]
     if model.config is not None:  # it also has the layers without hidden units
         sizes = models.hidden_sizes(model.config)
     layers, exists = np.flatnonzero(sizes).tolist(), running.exists(sizes)
 
-    def total(gates):
-        def change(units, layer):
+    def total(gates: Array) -> Array:
+        def change(units: Array, layer: int | Array) -> Array:
             return units * gates[:, layer, None, : units.shape[-1]]
 
         gated = edits.on_parts(hidden, layers, change)
@@ -184,12 +203,20 @@ def attribution(
 
 
 @running.compiled
-def _shares(model, params, example, *, metric, ablation_value, points):
+def _shares(
+    model: models.Model,
+    params: Any,
+    example: Example,
+    *,
+    metric: Metric,
+    ablation_value: AblationValue,
+    points: int,
+) -> Array:
     nodes, weights = np.polynomial.legendre.leggauss(points)
     nodes, weights = jnp.float32((nodes + 1) / 2), jnp.float32(weights / 2)
     clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
 
-    def add(total, point):
+    def add(total: Array, point: tuple[Array, Array]) -> tuple[Array, None]:
         node, weight = point
         return total - weight * clean.slopes(node), None
 
@@ -215,10 +242,10 @@ def confidence(subject: Measured, *, ablation_value: AblationValue = zero) -> He
 
 
 @running.compiled
-def _largest_weights(model, params, example):
+def _largest_weights(model: models.Model, params: Any, example: Example) -> Array:
     count = len(example.inputs)
 
-    def largest(attention_map):
+    def largest(attention_map: Any) -> Array:
         # A function may have several rows per example, such as windows of an image.
         weights = attention_map.statistics().largest_weight
         rows = math.prod(weights.shape[:-1]) // count
@@ -251,7 +278,15 @@ def gated_metric(
 
 
 @running.compiled
-def _gated(model, params, example, gates, *, metric, ablation_value):
+def _gated(
+    model: models.Model,
+    params: Any,
+    example: Example,
+    gates: Array,
+    *,
+    metric: Metric,
+    ablation_value: AblationValue,
+) -> Array:
     clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
     return clean_runs.over(clean.gated, gates, example).T
 
@@ -262,7 +297,7 @@ _SMALL_SLOPE = 1e-6
 _FLAT = 1e-5
 
 
-def _warn_if_flat(found, subject, ablation_value) -> None:
+def _warn_if_flat(found: Any, subject: Measured, ablation_value: AblationValue) -> None:
     """Warns if the metric is flat at the unedited model, so that ranks are noise."""
     largest = np.nanmax(found.per_example, initial=0.0)
     if largest > _SMALL_SLOPE:
@@ -279,7 +314,7 @@ def _warn_if_flat(found, subject, ablation_value) -> None:
         )
 
 
-def _check_slope(subject) -> None:
+def _check_slope(subject: Measured) -> None:
     if subject.metric is metrics.drift:
         raise ValueError(
             "metric must have a slope at the unedited model, where drift is smallest: "
@@ -287,14 +322,18 @@ def _check_slope(subject) -> None:
         )
 
 
-def _measured(subject, name, compiled, **options) -> Heads:
+def _measured(
+    subject: Measured, name: str, compiled: Callable, **options: Any
+) -> Heads:
     per_example = _results(subject, compiled, **options)
     kinds, measure = running.kinds_measured(subject), MEASURES[name]
     named = {"unit": measure.unit or "", "label": measure.label.format(metric="metric")}
     return Heads.of_examples(per_example, kinds, name=name, **named)
 
 
-def _results(subject, compiled, *arrays, **options) -> np.ndarray:
+def _results(
+    subject: Measured, compiled: Callable, *arrays: Array, **options: Any
+) -> np.ndarray:
     """Runs a program compiled with `options` on all N examples."""
     program = compiled(subject.model, **options)
     run = lambda example: program(subject.params, example, *arrays)  # noqa: E731

@@ -12,6 +12,7 @@ import numpy as np
 from mha_haiku.core import display, models
 from mha_haiku.lab.heads import running
 from mha_haiku.lab.heads.running import Batches
+from mha_haiku.training import tasks
 
 # Replaces the divergence of heads of different kinds. It is larger than any divergence,
 # so that such heads are paired only if nothing else is left, and then dropped.
@@ -61,11 +62,11 @@ def match(
     import scipy.optimize
 
     @jax.jit
-    def diverge(params, other_params, example):
+    def diverge(params: Any, other_params: Any, example: tasks.Example) -> jax.Array:
         _, rows = running.look(first[0], params, example, ["*/map"])
         _, columns = running.look(second[0], other_params, example, ["*/map"])
 
-        def compared(row, column):
+        def compared(row: str, column: str) -> jax.Array:
             if running.kind_of(row) == running.kind_of(column):
                 return rows[row].divergence(columns[column]).mean(0)
             return jnp.full((rows[row].shape[-3], columns[column].shape[-3]), _APART)

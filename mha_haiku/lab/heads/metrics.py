@@ -5,6 +5,7 @@ B batch, T positions, C classes. `logits` are `[B, T, C]` for an answer per posi
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,7 @@ def failures(correct: Correct | None = None) -> Metric:
     """
     correct = correct or _likeliest
 
-    def has_mistake(logits, example):
+    def has_mistake(logits: Array, example: tasks.Example) -> Array:
         wrong = ~correct(logits, example) & (example.weights > 0)
         return wrong.any(tuple(range(1, wrong.ndim))).astype(jnp.float32)
 
@@ -85,16 +86,16 @@ def at_last(logits: Array, example: tasks.Example) -> Array:
     return jnp.take_along_axis(logits, last, axis=1)[:, 0]
 
 
-def _unit(vectors):
+def _unit(vectors: Any) -> Array:
     vectors = vectors.astype(jnp.promote_types(vectors.dtype, jnp.float32))
     square = (vectors**2).sum(-1, keepdims=True)
     return vectors * jax.lax.rsqrt(jnp.maximum(square, 1e-30))
 
 
-def _likeliest(logits, example):
+def _likeliest(logits: Array, example: tasks.Example) -> Array:
     return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
 
 
-def _mean(values, weights):
+def _mean(values: Array, weights: Array | np.ndarray) -> Array:
     axes = tuple(range(1, weights.ndim))
     return (values * weights).sum(axes) / jnp.maximum(weights.sum(axes), 1)

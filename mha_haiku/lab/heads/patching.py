@@ -168,7 +168,17 @@ def activation_patching(
 
 
 @running.compiled
-def _activations(model, params, clean, corrupted, *, metric, what, per_position, into):
+def _activations(
+    model: models.Model,
+    params: Any,
+    clean: Example,
+    corrupted: Example,
+    *,
+    metric: running.Metric,
+    what: str,
+    per_position: bool,
+    into: str,
+) -> tuple[Array, Array, Array]:
     """Computes changes `[B, P, H]` or `[B, L]` (and T), and both metrics."""
     examples = (clean, corrupted) if into == "clean" else (corrupted, clean)
     pair = both(model, params, *examples, clean_runs.AT)
@@ -186,7 +196,9 @@ def _activations(model, params, clean, corrupted, *, metric, what, per_position,
     return changes, ours.before, theirs.before
 
 
-def _of_layers(ours, theirs, per_position) -> Array:
+def _of_layers(
+    ours: clean_runs.Clean, theirs: clean_runs.Clean, per_position: bool
+) -> Array:
     """Computes changes by the streams of another run, `[B, L]` or `[B, L, T]`."""
     if not ours.streams:
         raise ValueError(
@@ -197,8 +209,8 @@ def _of_layers(ours, theirs, per_position) -> Array:
     places = np.arange(layers[0][0].shape[1])
     positions = places if per_position else np.array([-1])  # -1 for all
 
-    def of_layer(layer, streams):
-        def patched(position):
+    def of_layer(layer: int | Array, streams: tuple[Array, Array]) -> Array:
+        def patched(position: Array) -> Array:
             at = (position < 0) | (places == position)
             stream = jnp.where(at[None, :, None], *streams)
             return ours.run(ours.from_layer(layer, stream))

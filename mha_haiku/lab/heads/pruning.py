@@ -6,7 +6,7 @@ in the order of `models.heads_of_layers`. `config` is `config.model`, which desc
 the parameters; these may be stacked (scanned layers), or already pruned.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,7 @@ def prune(
     )
     after = models.heads_of_layers(pruned)
 
-    def without_heads(i, axis, leaf):
+    def without_heads(i: int, axis: anatomy.Axis, leaf: Any) -> Any:
         if not after[i].names:
             return None  # a layer without heads has no parameters of heads
         if axis.holds == anatomy.HEAD_FEATURES:
@@ -105,7 +105,7 @@ def prune_units(
     params, config = _looped(params, config)
     pruned = config.replace(feed_forward=dict(hidden_sizes=[*map(len, keep)]))
 
-    def without_units(i, axis, leaf):
+    def without_units(i: int, axis: anatomy.Axis, leaf: Any) -> np.ndarray:
         return anatomy.taken(leaf, axis, sizes[i], keep[i])
 
     return _changed(params, config, (anatomy.UNITS,), without_units), pruned
@@ -144,7 +144,7 @@ def scaled(
     if (got := [len(row) for row in gates]) != counts:
         raise ValueError(f"gates must have {counts} heads, got {got}.")
 
-    def with_gates(i, axis, leaf):
+    def with_gates(i: int | slice, axis: anatomy.Axis, leaf: Any) -> Any:
         if not axis.is_read:
             return leaf
         factors = np.stack(gates[i]) if isinstance(i, slice) else gates[i]
@@ -153,7 +153,12 @@ def scaled(
     return _changed(params, config, (anatomy.HEADS,), with_gates)
 
 
-def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
+def _changed(
+    params: Params,
+    config: models.ModelConfig,
+    holders: Sequence[str],
+    change: Callable[[Any, anatomy.Axis, Any], Any],
+) -> dict[str, dict[str, Any]]:
     """Changes all arrays of the parameters that have an axis of `holders`."""
     # `change(layer, axis, array)` returns None to remove an array; the layer is a slice
     # if layers are stacked.
@@ -185,18 +190,22 @@ def _changed(params, config, holders, change) -> dict[str, dict[str, Any]]:
     return {module: leaves for module, leaves in result.items() if leaves}
 
 
-def _looped(params, config):
+def _looped(
+    params: Params, config: models.ModelConfig
+) -> tuple[Params, models.ModelConfig]:
     if config.scan_layers:
         params = models.unstacked(params)
     return params, config.replace(scan_layers=False)
 
 
-def _indices(row) -> list[int]:
+def _indices(row: Sequence[int] | np.ndarray) -> list[int]:
     row = np.asarray(row)
     return sorted(np.flatnonzero(row).tolist() if row.dtype == bool else row.tolist())
 
 
-def _names(keep, layers) -> list[list[int]]:
+def _names(
+    keep: Sequence[Sequence[int]], layers: Sequence[models.LayerHeads]
+) -> list[list[int]]:
     if len(keep) != len(layers):
         wanted = f"an entry for each of the {len(layers)} layers"
         raise ValueError(f"keep must have {wanted}, got {len(keep)}.")

@@ -131,7 +131,12 @@ def greedy_order(
 _PATTERNS = 16
 
 
-def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
+def _one_more_ablated(
+    subject: Measured,
+    gates: np.ndarray,
+    heads: np.ndarray,
+    ablation_value: AblationValue,
+) -> np.ndarray:
     """Computes the mean metric `[P]` with one more of the heads `[P, 2]` ablated."""
     metrics, options = [], {"ablation_value": ablation_value}
     size = min(_PATTERNS, int(np.size(gates)))
@@ -144,7 +149,7 @@ def _one_more_ablated(subject, gates, heads, ablation_value) -> np.ndarray:
     return np.concatenate(metrics)
 
 
-def _existing(subject) -> np.ndarray:
+def _existing(subject: Measured) -> np.ndarray:
     """Marks the heads that exist, `[L, H]` booleans."""
     example = next(iter(subject.batches))
     return running.exists(running.num_heads(subject.model, subject.params, example))

@@ -15,6 +15,7 @@ from mha_haiku.core import attention, models, tiles
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.lab.heads.running import Batches
 from mha_haiku.records.heads import OFFSET, ROLE, Column, Heads
+from mha_haiku.training import tasks
 
 Array = jax.Array
 
@@ -92,7 +93,7 @@ def roles(
     """
     observe = _observed(model, separators=tuple(separators))
 
-    def of_batch(example):
+    def of_batch(example: tasks.Example) -> list[dict[str, Array]]:
         aligned = None
         if align is not None and example.decoder_inputs is not None:
             shape = *example.decoder_inputs.shape, example.inputs.shape[1]
@@ -128,10 +129,17 @@ def role_of(scores: Mapping[str, float]) -> str:
 
 
 @running.compiled
-def _observed(model, params, example, aligned, *, separators):
+def _observed(
+    model: models.Model,
+    params: Any,
+    example: tasks.Example,
+    aligned: Array | None,
+    *,
+    separators: tuple[int, ...],
+) -> list[dict[str, Array]]:
     """Sums `role_evidence` over a batch, for each map."""
 
-    def summed(attention_map, kind):
+    def summed(attention_map: attention.AttentionMap, kind: str) -> dict[str, Array]:
         tokens = running.tokens(example, kind)
         positions = running.separators_at(example, kind, separators)
         statistics = attention_map.statistics(tokens=tokens, positions=positions)
@@ -219,7 +227,7 @@ def role_evidence(
     }
 
 
-def _counts(values, seen) -> Array:
+def _counts(values: Array, seen: Array) -> Array:
     """Counts -128 to 128 among seen values, and all others."""
     # By comparisons, so that examples on several devices are counted where they are.
     wanted = jnp.arange(-_FARTHEST, _FARTHEST + 1).reshape(*(1,) * values.ndim, -1)
@@ -229,7 +237,7 @@ def _counts(values, seen) -> Array:
     return jnp.concatenate([counts, others[..., None]], -1)
 
 
-def _repeated(tokens, counted) -> Array:
+def _repeated(tokens: Any, counted: Array) -> Array:
     """Computes the share `[B]` of counted queries whose token has occurred before."""
     # A stable sort puts equal tokens next to each other, in the order of their
     # positions: all but the first of a group have occurred before. A second sort
@@ -241,14 +249,14 @@ def _repeated(tokens, counted) -> Array:
     return (again & counted).sum(-1) / jnp.maximum(counted.sum(-1), 1)
 
 
-def _correlations(rows, places, seen) -> Array:
+def _correlations(rows: Array, places: Array, seen: Array) -> Array:
     """Correlates positions of seen queries with positions of their keys, `[B, H]`.
 
     The correlation is 0 if all keys or all queries are at one position.
     """
     count = jnp.maximum(seen.sum(-1, keepdims=True), 1)
 
-    def centered(x):
+    def centered(x: Array) -> Array:
         mean = jnp.where(seen, x, 0).sum(-1, keepdims=True) / count
         return jnp.where(seen, x - mean, 0)
 

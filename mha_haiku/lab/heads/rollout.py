@@ -146,7 +146,9 @@ def _positions(maps: Maps, rows: Rows) -> Array | np.ndarray:
     return xnp.broadcast_to(positions, (*batch_shape, positions.shape[-1]))
 
 
-def _mixed(attention_map, residual, columns) -> Array:
+def _mixed(
+    attention_map: attention.AttentionMap, residual: float, columns: Array
+) -> Array:
     """Multiplies columns by the transposed `residual I + (1 - residual) A`.
 
     A is the sum over heads, divided by its row sums; rows whose sum is 0 are taken from
@@ -165,11 +167,11 @@ def _mixed(attention_map, residual, columns) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _matrix(layer, residual):
+def _matrix(layer: attention.AttentionMap, residual: float) -> Array:
     return rollout([layer], slice(None), residual=residual)
 
 
-def _capacities(matrices):
+def _capacities(matrices: np.ndarray):
     """Builds the sparse matrix of capacities; node `l T + t` is t below layer l."""
     from scipy import sparse
 

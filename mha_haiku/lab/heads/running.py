@@ -79,13 +79,13 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
     """
 
     @functools.lru_cache(maxsize=8)
-    def program(model, **known):
+    def program(model: models.Model, **known: Any) -> Callable:
         @jax.jit
-        def run(params, *arrays):
+        def run(params: Any, *arrays: Any) -> Any:
             pair = compact(model, params) if compacts else (model, params)
             return function(*pair, *arrays, **known)
 
-        def checked(params, *arrays):
+        def checked(params: Any, *arrays: Any) -> Any:
             for array in arrays:
                 if isinstance(array, tasks.Example):
                     check_tokens(model, params, array)
@@ -193,7 +193,8 @@ def parts(model: models.Model, params: Any, example: tasks.Example) -> dict[str,
 
 
 @functools.lru_cache(maxsize=32)
-def _heads_of(model) -> Any:  # which traces a function once for inputs of one shape
+def _heads_of(model: models.Model) -> Any:
+    # Traces a function once for inputs of one shape.
     return jax.jit(lambda params, x: look(model, params, x, ["*/heads"])[1])
 
 

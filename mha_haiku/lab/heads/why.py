@@ -13,7 +13,7 @@ https://transformer-circuits.pub/2021/framework/index.html.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -366,42 +366,49 @@ def reads(model: models.Model, params: Any, batches: Batches) -> Reads:
     return Reads(known.components, by, norms, counts, composition)
 
 
-def _known(model, params, example) -> Held:
+def _known(model: models.Model, params: Any, example: tasks.Example) -> Held:
     """Traces a run for what needs no numbers: its components, and shapes of maps."""
     found = []
 
-    def trace(params, example):
+    def trace(params: Any, example: tasks.Example):
         found.append(Held(*running.compact(model, params), example))
 
     jax.eval_shape(trace, params, example)
     return found[0]
 
 
-def _shape_of(known, layer, head) -> tuple[int, ...]:
+def _shape_of(known: Held, layer: int, head: int) -> tuple[int, ...]:
     """Returns the shape of a head's map; raises ValueError without such a head."""
     checks.integer_in("layer", layer, 0, len(known.shapes) - 1)
     checks.integer_in("head", head, 0, known.shapes[layer][1] - 1)
     return known.shapes[layer]
 
 
-def _with_rest(parts, whole) -> np.ndarray:
+def _with_rest(parts: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """Appends the rest of a whole to its parts `[M - 1, ...]`, in float64."""
     parts, whole = np.asarray(parts, np.float64), np.asarray(whole, np.float64)
     return np.concatenate([parts, (whole - parts.sum(0))[None]])
 
 
-def _run(program, params, example, *numbers):
+def _run(
+    program: Callable, params: Any, example: tasks.Example, *numbers: int | np.ndarray
+) -> dict[str, Any]:
     result = running.fetched(program(params, example, *map(np.int32, numbers)))
     components.check_linear(result["curvature"])
     return result
 
 
-def _position(name, value, length) -> int:
+def _position(name: str, value: int, length: int) -> int:
     checks.integer_in(name, value, -length, length - 1)
     return value % length
 
 
-def _split(known, parts, splits, chosen) -> tuple[tuple[Component, ...], np.ndarray]:
+def _split(
+    known: Sequence[Component],
+    parts: Iterable[np.ndarray],
+    splits: Mapping[int, Sequence[np.ndarray]],
+    chosen: Container[tuple[int, ...]],
+) -> tuple[tuple[Component, ...], np.ndarray]:
     """Splits the components of chosen heads, and their parts, by source position."""
     result = []
     for head, part in zip(known, parts, strict=True):
@@ -419,7 +426,9 @@ def _split(known, parts, splits, chosen) -> tuple[tuple[Component, ...], np.ndar
     return labels, np.stack(parts)
 
 
-def _largest_first(rows, count) -> list[dict[str, Any]]:
+def _largest_first(
+    rows: list[dict[str, Any]], count: int | None
+) -> list[dict[str, Any]]:
     """Sorts rows by the magnitude of their terms, largest first, without zeros."""
     rows = [row for row in rows if abs(row["term"]) > 0]
     return sorted(rows, key=lambda row: -abs(row["term"]))[:count]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -177,7 +178,7 @@ def compositions(subject: Subject, kind: str = "k") -> answered.Compositions:
     return answered.Compositions(kind, scores)
 
 
-def _pair(subject, clean, corrupted, given):
+def _pair(subject: Subject, clean: Any, corrupted: Any, given: tuple[Any, Any] | None):
     """Makes the measured model and the corrupted batches, and the clean tokens."""
     texts = clean, corrupted
     batches = [conversion.batch_of(subject, text)[0] for text in texts]
@@ -208,7 +209,9 @@ def _pair(subject, clean, corrupted, given):
     return (of, corrupted), labels[0] if len(labels) == 1 else ()
 
 
-def _answers(subject, batches, given):
+def _answers(
+    subject: Subject, batches: Sequence[tasks.Example], given: tuple[Any, Any] | None
+):
     """Finds the right and the wrong answer of each example, two arrays `[B]`."""
     if given is not None:
         if isinstance(given, str) or len(given) != 2:
@@ -232,7 +235,7 @@ def _answers(subject, batches, given):
     return right, wrong
 
 
-def _of_examples(batch) -> list[tasks.Example]:
+def _of_examples(batch: tasks.Example) -> list[tasks.Example]:
     """Returns the examples that have another of the same lengths, and the others."""
     lengths = [x for x in (batch.lengths, batch.decoder_lengths) if x is not None]
     lengths = np.stack([np.zeros(len(batch.inputs), int), *lengths])

@@ -21,7 +21,7 @@ from mha_haiku.lab.heads import alignment, running
 from mha_haiku.records import Layer, map_set
 from mha_haiku.showing import collecting, drawing, figures, fitting, labels, page
 from mha_haiku.subjects import computing, conversion, dossiers, imported_runs
-from mha_haiku.subjects.subject import RunSubject, parts_of, refuse
+from mha_haiku.subjects.subject import Part, RunSubject, parts_of, refuse
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
@@ -144,7 +144,7 @@ def measured(
         batch_size = computing.whole_batch(subject, len(indices))
         examples_at = lambda rows: jax.tree.map(lambda x: x[rows], batch)  # noqa: E731
 
-    def looks(indices, name):
+    def looks(indices: Sequence[int], name: str):
         """Yields per batch the observations, and where heads should look."""
         options = {"batch_size": batch_size, "name": name, "examples_at": examples_at}
         for example, answers, seen in computing.observations(
@@ -219,7 +219,12 @@ def write_report(
     return [*written, files.write(folder / "index.html", html)]
 
 
-def _observer(subject, parts, heads_of_layers, num_bins):
+def _observer(
+    subject: RunSubject,
+    parts: Sequence[Part],
+    heads_of_layers: Sequence[Sequence[int]],
+    num_bins: int | None,
+):
     """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
     # If the chosen heads are the same in all layers, the others are left out at once.
     is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
@@ -227,10 +232,10 @@ def _observer(subject, parts, heads_of_layers, num_bins):
 
     separators = computing.separators(subject)
 
-    def observe(params, example):
+    def observe(params: Any, example: tasks.Example):
         example = computing.spread(subject, example)
 
-        def observed(attention_map, kind):
+        def observed(attention_map: attention.AttentionMap, kind: str):
             seen = collecting.see(
                 attention_map,
                 bins=num_bins,
@@ -258,7 +263,7 @@ def _observer(subject, parts, heads_of_layers, num_bins):
 
 
 @checks.user_mistakes()
-def _indices(examples) -> list[int]:
+def _indices(examples: int | Sequence[int]) -> list[int]:
     """Lists the indices of the held-out examples to show."""
     if not isinstance(examples, Sequence):
         return list(range(checks.integer_in("examples", examples, 1, 2**16)))
@@ -267,7 +272,7 @@ def _indices(examples) -> list[int]:
     return [checks.integer_in("indices", i, 0, 2**31 - 1) for i in examples]
 
 
-def _own_batch(subject, own) -> tuple[tasks.Example, Sequence[str]]:
+def _own_batch(subject: RunSubject, own: Own) -> tuple[tasks.Example, Sequence[str]]:
     """Makes a batch of a user's inputs, and the names of its examples."""
     if isinstance(own, tasks.Example):
         return own, [f"text {i}" for i in range(len(own.inputs))]
@@ -307,7 +312,14 @@ def _own_batch(subject, own) -> tuple[tasks.Example, Sequence[str]]:
 
 
 def _examples(
-    task, names, example, answers, aligned, *, num_bins, is_own
+    task: tasks.Task,
+    names: Sequence[str],
+    example: tasks.Example,
+    answers: tuple[np.ndarray, np.ndarray] | None,
+    aligned: np.ndarray | None,
+    *,
+    num_bins: int | None,
+    is_own: bool,
 ) -> list[map_set.Example]:
     """Makes the examples of a batch on the host, without their maps."""
     # A user's text has predictions everywhere and targets nowhere.
@@ -319,7 +331,7 @@ def _examples(
     else:
         likeliest, shares = (x.reshape(*classes.shape, -1) for x in answers)
 
-    def likeliest_at(place):
+    def likeliest_at(place: tuple[int, int]) -> tuple[tuple[str, float], ...]:
         if not shown[place]:
             return ()
         pairs = zip(likeliest[place].tolist(), shares[place].tolist(), strict=True)
@@ -366,7 +378,7 @@ def _examples(
     return examples
 
 
-def _mean(name, example, maps) -> map_set.Example:
+def _mean(name: str, example: tasks.Example, maps: Sequence[Any]) -> map_set.Example:
     """Makes an example of the mean of whole maps, whose tokens are unknown."""
     tokens, *decoder = (
         [""] * side.shape[1]
@@ -379,20 +391,27 @@ def _mean(name, example, maps) -> map_set.Example:
 
 
 def _axes(
-    num_bins, lengths, tokens, read=None, predicted=None, aligned=None
+    num_bins: int | None,
+    lengths: Sequence[Any],
+    tokens: Sequence[str],
+    read: Sequence[str] | None = None,
+    predicted: Any = None,
+    aligned: Any = None,
 ) -> tuple[map_set.Axis, map_set.Axis, dict[str, map_set.Axes]]:
     """Makes queries, keys, and the axes of layers of other kinds."""
     # Valid positions have `lengths`; `tokens` are the input tokens. A decoder has
     # `read` tokens and should predict others. Answers are the decoder's, whose axes are
     # therefore the axes of the example; `aligned` `[T, S]` is for cross-attention.
 
-    def axis(texts, length, label="", notes=()):
+    def axis(
+        texts: Sequence[str], length: int, label: str = "", notes: Sequence[str] = ()
+    ) -> map_set.Axis:
         edges = attention.bin_edges(len(texts), min(len(texts), num_bins or len(texts)))
         bins = int(np.searchsorted(edges[:-1], length))
         edges = np.minimum(edges[: bins + 1], length)
         return map_set.Axis(tuple(texts[:length]), edges, label, tuple(notes[:length]))
 
-    def said(verb, texts):
+    def said(verb: str, texts: Sequence[str]) -> list[str]:
         return [f"{verb} “{labels.visible(x)}”" if x else "" for x in texts]
 
     if read is None:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import attention, checks, models
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
 from mha_haiku.subjects import answers, computing
@@ -21,6 +21,7 @@ from mha_haiku.subjects.subject import (
     refuse,
     verb,
 )
+from mha_haiku.training import tasks
 
 
 @verb
@@ -145,12 +146,12 @@ def strongest(
 
 
 @functools.lru_cache(maxsize=8)
-def _strongest(model, path):
+def _strongest(model: models.Model, path: str):
     """Makes a program: each query's largest weight, and its two keys."""
 
     @jax.jit  # which does not keep what else the model computes
-    def run(params, batch):
-        def largest(attention_map):
+    def run(params: Any, batch: tasks.Example):
+        def largest(attention_map: attention.AttentionMap):
             top = attention_map.top(min(2, attention_map.shape[-1]))
             return top.weights[..., 0], top.positions
 

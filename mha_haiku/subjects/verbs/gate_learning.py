@@ -64,7 +64,14 @@ def fit_gates(
     parts = models.heads_of_layers(subject.config.model)
     names = [f"{part.path}/heads" for part in parts]
 
-    def apply(params, rng, inputs, *, is_training, **given):
+    def apply(
+        params: Any,
+        rng: jax.Array,
+        inputs: jax.Array,
+        *,
+        is_training: bool,
+        **given: Any,
+    ) -> models.Output:
         keys = jax.random.split(rng, len(params["log_alpha"]))
         gates = [
             hard_concrete.sample(logits, key)
@@ -76,10 +83,10 @@ def fit_gates(
         )
         return gated(params["model"], None, inputs, **given, is_training=False)
 
-    def total_penalty(log_alpha):
+    def total_penalty(log_alpha: list[jax.Array]):
         return penalty * sum(hard_concrete.open_probability(x).sum() for x in log_alpha)
 
-    def add_penalty(gradients, params):
+    def add_penalty(gradients: Any, params: Any) -> Any:
         slopes = jax.grad(total_penalty)(params["log_alpha"])
         log_alpha = jax.tree.map(jnp.add, gradients["log_alpha"], slopes)
         return {**gradients, "log_alpha": log_alpha}
@@ -225,7 +232,7 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
     return Subject.of_folder(saved_models.save_run(pruned, folder.root, steps=0))
 
 
-def _digest(subject) -> str:
+def _digest(subject: RunSubject) -> str:
     """Computes the sha256 of the parameters of a run."""
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(subject.params):

@@ -7,7 +7,7 @@ T positions of the training's examples, C classes.
 import codecs
 import dataclasses
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -247,7 +247,7 @@ def write(job: Job, *, name: str = "") -> Iterator[Text]:
         room = task.sequence_length - given_tokens.shape[1]
         given_tokens = np.pad(given_tokens, ((0, 0), (0, room)))
 
-    def generate(params, places):
+    def generate(params: Any, places: np.ndarray):
         rows, lengths = given_tokens[places], given_lengths[places]
         own: dict[str, Any] = {"prompts": rows, "lengths": lengths}
         if not is_prompt:
@@ -331,7 +331,7 @@ def example(job: Job, texts: Sequence[Text]) -> tasks.Example:
     )
 
 
-def _key(job, start) -> jax.Array:
+def _key(job: Job, start: int | np.integer) -> jax.Array:
     """Derives the random key of the batch that begins with a text."""
     return jax.random.fold_in(jax.random.key(job.seed), start)
 
@@ -400,7 +400,7 @@ def _windowed(subject: RunSubject, reach: int) -> RunSubject:
     return subject.replace(config=config, model=model)
 
 
-def _room_of_answers(subject, tokens) -> int:
+def _room_of_answers(subject: RunSubject, tokens: int | None) -> int:
     """Finds the number of tokens of an answer; the start token takes a position."""
     most = imported_runs.most_positions(subject.config) or _MOST_TOKENS
     with checks.user_mistakes():
@@ -408,7 +408,7 @@ def _room_of_answers(subject, tokens) -> int:
         return checks.integer_in("tokens", wanted, 1, most)
 
 
-def _refuse_others(name, others) -> None:
+def _refuse_others(name: str, others: Mapping[str, Any]) -> None:
     both = [other for other, value in others.items() if value is not None]
     if both:
         raise ValueError(f"{both[0]} must be left out with {name}.")
@@ -436,17 +436,17 @@ def _continued(
     return subject.codec.decode(written[start:])
 
 
-def _is_causal(subject, tokens) -> bool:
+def _is_causal(subject: Subject, tokens: Sequence[int]) -> bool:
     """Checks that a token after a text changes no logit of the text."""
     alone, followed = (_logits(subject, tokens, len(tokens) + i) for i in range(2))
     size = 1 + jnp.abs(alone).max()
     return bool(jnp.abs(alone - followed).max() < _TOLERANCE * size)
 
 
-def _logits(subject, tokens, room: int | None) -> jax.Array:
+def _logits(subject: Subject, tokens: Sequence[int], room: int | None) -> jax.Array:
     """Computes the logits `[1, C]` of the token after a text, padded to a length."""
 
-    def at(params, row, place):
+    def at(params: Any, row: jax.Array, place: jax.Array) -> jax.Array:
         example = conversion.example(row)
         return running.run(subject.model, params, example).logits[:, place]
 

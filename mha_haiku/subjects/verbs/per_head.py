@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, running
@@ -25,6 +25,7 @@ from mha_haiku.subjects.subject import (
     parts_of,
     verb,
 )
+from mha_haiku.training import tasks
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
 _UNITS = {
@@ -69,8 +70,8 @@ def statistics(
 
     separators = computing.separators(subject)
 
-    def observe(params, example):
-        def known(attention_map, kind):
+    def observe(params: Any, example: tasks.Example):
+        def known(attention_map: attention.AttentionMap, kind: str) -> collecting.Seen:
             return collecting.known(
                 attention_map,
                 kind,

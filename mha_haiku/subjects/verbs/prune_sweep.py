@@ -23,6 +23,7 @@ from mha_haiku.showing import curves
 from mha_haiku.subjects import computing, results
 from mha_haiku.subjects.subject import RunSubject, Subject, verb
 from mha_haiku.subjects.verbs import pruned_models, quality
+from mha_haiku.training import tasks
 
 _METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
 _TIMED_SECONDS = 1.0
@@ -212,7 +213,7 @@ def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Po
     return result
 
 
-def _names(layers) -> str:
+def _names(layers: Sequence[models.LayerHeads]) -> str:
     """Joins the names of heads, with ";" between layers and "|" between kinds."""
     by_kind = itertools.groupby(layers, key=lambda layer: layer.kind)
     return "|".join(
@@ -240,7 +241,7 @@ def _curve(text: str) -> dict[str, Any]:
     metric = next(name for name in _METRICS if name in own)
     baseline = [name for name in own if name in pruned_models.ORDERS]
 
-    def numbers(name):
+    def numbers(name: str) -> list[float]:
         return [float(row[name]) for row in rows]
 
     others = {f"order: {name}": numbers(name) for name in baseline}
@@ -261,7 +262,7 @@ class _Timed:
         example = computing.held_out(subject, range(self.size))
 
         @jax.jit
-        def forward(params, example):
+        def forward(params: Any, example: tasks.Example) -> jax.Array:
             output = running.run(subject.model, params, example)
             return output.output if output.logits is None else output.logits
 

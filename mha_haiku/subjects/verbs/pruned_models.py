@@ -253,12 +253,17 @@ def _with_model(
     return subject.replace(config=config, model=model, params=params)
 
 
-def _fewest(subject, narrow, order, drop) -> int:
+def _fewest(
+    subject: RunSubject,
+    narrow: RunSubject,
+    order: Sequence[tuple[int, int]],
+    drop: float,
+) -> int:
     """Finds the fewest heads whose loss of accuracy, or drift, is at most `drop`."""
     metric, counts = decisive(subject.task), range(len(order), -1, -1)
     sign, vectors = 1 if metric == "drift" else -1, quality.vectors_of(subject)
 
-    def badness(count):
+    def badness(count: int) -> float:
         pruned = without_heads(narrow, kept_after(narrow, order, count))
         return sign * quality.held_out(pruned, vectors)[metric]
 

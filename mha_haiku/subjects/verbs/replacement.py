@@ -11,7 +11,7 @@ Source: Abnar and Zuidema 2020, section 2, https://arxiv.org/abs/2005.00928.
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -188,7 +188,7 @@ def rollout(
     if not asks:
         raise ConfigError(f"In {count} {kind}examples no target counts.")
 
-    def correlations(of):
+    def correlations(of: Callable[[np.ndarray], np.ndarray]) -> dict[str, np.ndarray]:
         found = {name: [] for name in _MEASURES}
         for x in asks:
             for name, scores in x["measures"].items():
@@ -208,7 +208,7 @@ def summary(correlations: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def _check(subject) -> None:
+def _check(subject: Subject) -> None:
     config, task = subject.model.config, subject.task
     if subject.codec.has_decoder or (
         config is not None and config.family == "encoder_decoder"
@@ -233,7 +233,9 @@ def _check(subject) -> None:
         )
 
 
-def _with_answers(subject, batches) -> list[tasks.Example]:
+def _with_answers(
+    subject: Subject, batches: Sequence[tasks.Example]
+) -> list[tasks.Example]:
     """Adds targets, on the host, to batches without targets.
 
     If the task has a mask, a token at a random position of each example is hidden,
@@ -265,7 +267,7 @@ def _with_answers(subject, batches) -> list[tasks.Example]:
     return answered
 
 
-def _is_answered(subject, batch) -> bool:
+def _is_answered(subject: Subject, batch: tasks.Example) -> bool:
     """Checks whether targets count; raises ValueError if there is no answer."""
     shape, dtype = np.shape(batch.inputs), jnp.result_type(batch.inputs)
     if len(shape) != 2 or not jnp.issubdtype(dtype, jnp.integer):
@@ -280,7 +282,9 @@ def _is_answered(subject, batch) -> bool:
     return asked.size > 0 and asked.max() < logits.shape[-1]
 
 
-def _effects(subject, batches, count, draws) -> Iterator[dict[str, Any]]:
+def _effects(
+    subject: Any, batches: Any, count: int, draws: int
+) -> Iterator[dict[str, Any]]:
     """Yields the results of `effects` on batches, or on held-out ones, on the host."""
     task = subject.task
     if task is None:  # there is no other vocabulary
@@ -295,7 +299,7 @@ def _effects(subject, batches, count, draws) -> Iterator[dict[str, Any]]:
         data, seed = jax.device_put(task.held_out_data), _seed(subject)
 
         @jax.jit
-        def of_indices(data, indices):
+        def of_indices(data: Any, indices: Array) -> tuple[tasks.Example, Array]:
             return evaluation.held_out_batch(task, seed, data, indices), indices
 
         yield from computing.observations(
@@ -314,11 +318,11 @@ def _effects(subject, batches, count, draws) -> Iterator[dict[str, Any]]:
         yield jax.device_get(program(subject.params, (batch, indices)))
 
 
-def _seed(subject) -> int:
+def _seed(subject: Subject) -> int:
     return 0 if subject.config is None else subject.config.seed
 
 
-def _add_flows(subject, found):
+def _add_flows(subject: Subject, found: Sequence[dict[str, Any]]):
     """Adds the flows `[L, T]` to the measures of examples."""
     make_maps = jax.jit(functools.partial(_maps, subject))
     for effect in subject.progress(found, name="flow", unit="example"):
@@ -328,7 +332,9 @@ def _add_flows(subject, found):
         effect["measures"]["flow"] = np.array(flows)
 
 
-def _maps(subject, params, example) -> Sequence[attention.AttentionMap]:
+def _maps(
+    subject: Subject, params: Any, example: tasks.Example
+) -> Sequence[attention.AttentionMap]:
     """Computes the map of each layer; of a function those that are found."""
     if subject.model.config is not None:
         return running.run(subject.model, params, example).maps
@@ -336,7 +342,9 @@ def _maps(subject, params, example) -> Sequence[attention.AttentionMap]:
     return tuple(found.values())
 
 
-def _correlations(scores, importance, counted) -> np.ndarray:
+def _correlations(
+    scores: np.ndarray, importance: np.ndarray, counted: np.ndarray
+) -> np.ndarray:
     """Returns Spearman's correlations of `[L, T]` scores with `[T]`, if `counted`."""
     from scipy import stats
 
@@ -398,14 +406,14 @@ def drops(
     """
     positions = jnp.arange(example.inputs.shape[1])
 
-    def probability(inputs):
+    def probability(inputs: Array | np.ndarray) -> Array:
         replaced = example._replace(inputs=inputs)
         logits = running.run(subject.model, params, replaced).logits
         places = jnp.arange(len(row)), row, example.targets[jnp.arange(len(row)), row]
         return jnp.exp(jax.nn.log_softmax(logits)[places])
 
-    def per_draw(blanks):
-        def without(s):
+    def per_draw(blanks: Array) -> Array:
+        def without(s: Array) -> Array:
             at = positions[None] == s
             return probability(jnp.where(at, blanks, example.inputs))
 
@@ -415,7 +423,7 @@ def drops(
     return (probability(example.inputs)[None] - blanked).T
 
 
-def _question(task, key, example):
+def _question(task: Any, key: Array, example: tasks.Example) -> tuple[Array, Any]:
     """Returns a random position whose target counts, and whether there is one."""
     asked = example.weights > 0
     if hasattr(task, "mask_token"):
@@ -424,14 +432,16 @@ def _question(task, key, example):
     return jnp.argmax(jnp.where(asked, chance, -1)), asked.any()
 
 
-def _stand_ins(task) -> np.ndarray:
+def _stand_ins(task: Any) -> np.ndarray:
     """Returns the tokens that replace others, sorted: only the mask if there is one."""
     if hasattr(task, "mask_token"):
         return np.array([task.mask_token], np.int32)
     return np.arange(task.num_tokens, dtype=np.int32)
 
 
-def _blanks(stand_ins, draws, key, inputs):
+def _blanks(
+    stand_ins: Array | np.ndarray, draws: int, key: Array, inputs: Array | np.ndarray
+) -> Array:
     """Returns the tokens that replace each input, `[draws, T]`."""
     count, stand_ins = len(stand_ins), jnp.asarray(stand_ins)
     if count == 1:
@@ -443,7 +453,7 @@ def _blanks(stand_ins, draws, key, inputs):
     return stand_ins[(places[None] + shift) % count].astype(inputs.dtype)
 
 
-def _counted(subject, example, row):
+def _counted(subject: Any, example: tasks.Example, row: Array) -> Array:
     """Returns which inputs are ranked, `[N, T]`."""
     positions = jnp.arange(example.inputs.shape[1])[None]
     counted = jnp.ones(example.inputs.shape, bool)
