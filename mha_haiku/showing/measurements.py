@@ -279,10 +279,7 @@ def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
 
 
 def _draw_graph(
-    axes: "Axes",
-    edges: heads.Edges,
-    kept: np.ndarray,
-    places: Mapping[graph.Node, Any],
+    axes: "Axes", edges: heads.Edges, kept: np.ndarray, places: Mapping[graph.Node, Any]
 ) -> None:
     """Draws the kept edges, the stronger the thicker; dashed: lowers the metric."""
     axes.set_axis_off()
