@@ -113,7 +113,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
             self,
             offset: int,
             dtype: DTypeLike,
-            count: int = 1,
+            count: int | np.integer = 1,
             override_order: Any = None,
         ):
             # A list may say any length, and gguf reads its entries one by one.

@@ -206,7 +206,7 @@ def _sections(task_name: str) -> dict[str, Any]:
     }
 
 
-def _registered(task: tasks.Task) -> str:
+def _registered(task: Any) -> str:
     if not isinstance(task, tasks.Task) or not dataclasses.is_dataclass(task):
         what = f"the class {task.__name__}" if isinstance(task, type) else type(task)
         raise TypeError(

@@ -365,7 +365,7 @@ def _sha256(kept: base.Kept) -> str:
     return digest.hexdigest()
 
 
-def _pairs(examples: Iterable[tuple[str, str | int]]) -> list[tuple[str, str | int]]:
+def _pairs(examples: Any) -> list[tuple[str, str | int]]:
     if isinstance(examples, (str, bytes, Mapping)):
         raise ValueError(f"examples must be pairs, got {checks.shown(examples)}.")
     pairs = list(examples)
@@ -440,7 +440,7 @@ def _weights(
     return weights.astype(np.float32)
 
 
-def _counted(name: str, given: int | None, largest: int) -> int:
+def _counted(name: str, given: int | None, largest: int | np.integer) -> int:
     if given is None:
         return int(largest) + 1
     if checks.positive_integer(name, given) <= largest:
