@@ -184,7 +184,9 @@ def _parse(text: str, kinds: tuple[type, ...]) -> Any:
     return value
 
 
-def _unknown_field(config, known, name: str, text: str) -> Exception:
+def _unknown_field(
+    config: RunConfig, known: Iterable[str], name: str, text: str
+) -> Exception:
     section, section_name = config, "config"
     for key in name.split(".")[1:]:
         if not isinstance(getattr(section, key, None), Section):

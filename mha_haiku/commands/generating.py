@@ -125,7 +125,7 @@ def _lines(flag: str, path: str) -> list[str]:
     return lines
 
 
-def _write(job, log) -> list:
+def _write(job: generation.Job, log: files.LineWriter) -> list:
     """Writes, prints and stores the texts of a job; returns them."""
     texts, times = [], [time.perf_counter()]
     for text in generation.write(job, name="texts"):
@@ -147,7 +147,7 @@ def _write(job, log) -> list:
     return texts
 
 
-def _write_one(job, log):
+def _write_one(job: generation.Job, log: files.LineWriter) -> generation.Text:
     """Writes, prints and stores a text as a stream; returns it."""
     tokens, times = [], [time.perf_counter()]
     parts = generation.stream(job, tokens)

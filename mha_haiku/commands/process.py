@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -96,7 +97,7 @@ def _interruption() -> Iterator[None]:
     """
     received, again = [], []
 
-    def handle(number, frame):
+    def handle(number: int, frame: types.FrameType | None):
         received.append(number)
         while frame is not None:
             if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -105,7 +106,7 @@ def _interruption() -> Iterator[None]:
             frame = frame.f_back
         raise KeyboardInterrupt
 
-    def come_again(ignored):
+    def come_again(ignored: "sys.UnraisableHookArgs"):
         if ignored.exc_type is not KeyboardInterrupt:
             return before_ignored(ignored)
         send = functools.partial(os.kill, os.getpid(), signal.SIGINT)
@@ -137,7 +138,7 @@ def _interruption() -> Iterator[None]:
 def _warnings_shown() -> Iterator[None]:
     """Shows the warnings of mha_haiku as lines `warning: ...` while entered."""
 
-    def tell(record):  # above the progress bar if there is one
+    def tell(record: logging.LogRecord):  # above the progress bar if there is one
         tqdm.tqdm.write(f"warning: {record.getMessage()}", file=sys.stderr)
 
     logger, handler = logging.getLogger("mha_haiku"), logging.Handler()

@@ -19,7 +19,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -225,7 +225,7 @@ _PARSERS = {
 }
 
 
-def _parameters(function) -> list[inspect.Parameter]:
+def _parameters(function: Callable) -> list[inspect.Parameter]:
     """Lists the parameters with flags, `**options` before the last groups."""
     found = inspect.signature(function, eval_str=True).parameters.values()
     named = [x for x in found if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
@@ -238,12 +238,12 @@ def _parameters(function) -> list[inspect.Parameter]:
     return named
 
 
-def _docstring(function) -> str:
+def _docstring(function: Callable) -> str:
     function = function.func if isinstance(function, functools.partial) else function
     return inspect.getdoc(function) or ""
 
 
-def _kind(annotation) -> Any:
+def _kind(annotation: Any) -> Any:
     """Returns the annotation, or the first type of a union that a flag supports."""
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         kinds = typing.get_args(annotation)
@@ -251,7 +251,7 @@ def _kind(annotation) -> Any:
     return annotation
 
 
-def _split_fields(arguments) -> tuple[list[str], list[tuple[str, str]]]:
+def _split_fields(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Returns words without `--config.x.y=value`, and those as pairs (name, value)."""
     others, fields = [], []
     words = list(arguments)
@@ -268,7 +268,7 @@ def _split_fields(arguments) -> tuple[list[str], list[tuple[str, str]]]:
     return others, fields
 
 
-def _nearest(name: str, values, has_fields: bool) -> str:
+def _nearest(name: str, values: Iterable[str], has_fields: bool) -> str:
     first, _, field = name.partition(".")
     if field and has_fields:  # a field; `config` is misspelled or left out
         field = field if checks.nearest(first, ["config"]) else name

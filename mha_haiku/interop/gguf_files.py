@@ -8,15 +8,19 @@ of missing fields.
 import functools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from mha_haiku.core import arrays, checks
 from mha_haiku.interop.families import FAMILIES, name_tables, rules
 from mha_haiku.training.tasks import tokenization
+
+if TYPE_CHECKING:
+    import gguf
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -105,7 +109,13 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
 
         num_parts = 0
 
-        def _get(self, offset, dtype, count=1, override_order=None):
+        def _get(
+            self,
+            offset: int,
+            dtype: DTypeLike,
+            count: int | np.integer = 1,
+            override_order: Any = None,
+        ):
             # A list may say any length, and gguf reads its entries one by one.
             self.num_parts += 1
             if self.num_parts > _MOST_PARTS:
@@ -137,7 +147,9 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
     return fields, stored
 
 
-def _dequantized(path, name, data, kind) -> np.ndarray:
+def _dequantized(
+    path: Path, name: str, data: np.ndarray, kind: "gguf.GGMLQuantizationType"
+) -> np.ndarray:
     import gguf
 
     try:
@@ -230,7 +242,9 @@ def tokenizer(
     """
 
     # With the default of llama.cpp for a missing field.
-    def read(name, default, wanted, accepts) -> Any:
+    def read(
+        name: str, default: Any, wanted: str, accepts: Callable[[Any], bool]
+    ) -> Any:
         name = f"tokenizer.ggml.{name}"
         if name not in fields:
             if default is _NEEDED:
@@ -348,13 +362,15 @@ def _renamed(name: str) -> str:
     return f"model.layers.{layer}.{_NAMES.get(part, part)}.{kind}"
 
 
-def _with_halves(config, stored) -> dict[str, arrays.Stored]:
+def _with_halves(
+    config: Mapping[str, Any], stored: Mapping[str, arrays.Stored]
+) -> dict[str, arrays.Stored]:
     """Reorders rotary pairs: half a head apart instead of side by side."""
     result = dict(stored)
     num_heads = config["num_attention_heads"]
     counts = {"q_proj": num_heads, "k_proj": config["num_key_value_heads"] or num_heads}
 
-    def read(array, count):
+    def read(array: arrays.Stored, count: int) -> np.ndarray:
         x = array.read()
         pairs = x.reshape(count, -1, 2, *x.shape[1:])
         return pairs.swapaxes(1, 2).reshape(x.shape)

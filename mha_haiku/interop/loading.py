@@ -149,7 +149,7 @@ def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
     return Sizes(num_tokens, feature_size, num_classes)
 
 
-def _read_own(found) -> tuple[models.ModelConfig, Sizes]:
+def _read_own(found: sources.Source) -> tuple[models.ModelConfig, Sizes]:
     for name in ("model", "sizes"):
         if not isinstance(found.config.get(name), dict):
             raise checks.ConfigError(
@@ -330,7 +330,7 @@ def flat(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{module}/{name}": x for module, name, x in leaves}
 
 
-def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
+def _numbers(found: sources.Source, name: str, stored: arrays.Stored) -> np.ndarray:
     """Reads an array of weights; raises ConfigError if it cannot be one."""
     x = stored.read()
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -348,7 +348,13 @@ def _numbers(found, name: str, stored: arrays.Stored) -> np.ndarray:
     return x
 
 
-def _check_copies(found, head, needed, stored, is_tied) -> None:
+def _check_copies(
+    found: sources.Source,
+    head: name_tables.OutputHead,
+    needed: set[str],
+    stored: dict[str, arrays.Stored],
+    is_tied: bool,
+) -> None:
     """Removes arrays that repeat another; raises ConfigError if they differ."""
     for copy, of in head.copies.items():
         if copy not in stored or copy in needed:
@@ -364,7 +370,12 @@ def _check_copies(found, head, needed, stored, is_tied) -> None:
             del stored[copy]
 
 
-def _check_names(found, head, needed, stored) -> None:
+def _check_names(
+    found: sources.Source,
+    head: name_tables.OutputHead,
+    needed: set[str],
+    stored: Mapping[str, arrays.Stored],
+) -> None:
     missing = [name for name in needed if name not in stored]
     unused = [name for name in stored if name not in needed]
     left_out = [name for name in unused if name.startswith(head.unused or ("\0",))]
@@ -379,7 +390,13 @@ def _check_names(found, head, needed, stored) -> None:
         )
 
 
-def _check_shapes(found, row, place, expected, stored) -> None:
+def _check_shapes(
+    found: sources.Source,
+    row: name_tables.Row,
+    place: name_tables.Place,
+    expected: Mapping[str, Any],
+    stored: Mapping[str, arrays.Stored],
+) -> None:
     """Raises ConfigError unless a row's arrays have the shapes that the model needs."""
     # The inverse of the change tells the shapes; broadcast zeros take no memory until
     # it touches them.

@@ -24,6 +24,8 @@ from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
 
+_Params = Mapping[str, Mapping[str, Any]]
+
 # Fields that change no number of the forward pass, and that files need not have.
 _FREE = (
     "dropout_rate",
@@ -102,7 +104,9 @@ def save(
     return folder
 
 
-def _with_all_heads(config, params, sizes):
+def _with_all_heads(
+    config: models.ModelConfig, params: _Params, sizes: loading.Sizes
+) -> tuple[models.ModelConfig, _Params]:
     whole = config.replace(attention=dict(kept_heads=None))
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
     result: dict[str, dict[str, np.ndarray]] = {}
@@ -127,7 +131,9 @@ def _with_all_heads(config, params, sizes):
     return whole, result
 
 
-def _of_a_family(config, params, sizes, name):
+def _of_a_family(
+    config: models.ModelConfig, params: _Params, sizes: loading.Sizes, name: str | None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     if name is not None:
         with checks.user_mistakes():
             checks.choice("family", name, (*FAMILIES, loading.OWN))
@@ -155,11 +161,16 @@ def _of_a_family(config, params, sizes, name):
     )
 
 
-def _has_segments(family) -> bool:
+def _has_segments(family: name_tables.Family) -> bool:
     return any("segments/embeddings" in row.ours for row in family.rows)
 
 
-def _written(family, head, config, sizes) -> tuple[dict[str, Any], dict[str, Any]]:
+def _written(
+    family: name_tables.Family,
+    head: name_tables.OutputHead,
+    config: models.ModelConfig,
+    sizes: loading.Sizes,
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Writes the config.json that reads as this config, or raises CannotSayError.
 
     Also returns the result of reading it, with defaults.
@@ -188,7 +199,7 @@ def _written(family, head, config, sizes) -> tuple[dict[str, Any], dict[str, Any
     return theirs, read
 
 
-def _meaning(config, sizes) -> dict[str, Any]:
+def _meaning(config: models.ModelConfig, sizes: loading.Sizes) -> dict[str, Any]:
     """Normalizes the values of fields that a file can write in several forms."""
     said = _said(config, sizes)
     for name in _FREE:
@@ -211,7 +222,7 @@ def _meaning(config, sizes) -> dict[str, Any]:
     return said
 
 
-def _said(config, sizes) -> dict[str, Any]:
+def _said(config: models.ModelConfig, sizes: loading.Sizes) -> dict[str, Any]:
     """Collects all fields and sizes, with numbers for the defaults of heads."""
     said = {**fields.flattened(config.to_json()), **sizes._asdict()}
     size = models.key_size(config)
@@ -223,7 +234,14 @@ def _said(config, sizes) -> dict[str, Any]:
     return said
 
 
-def _stored(family, head, config, sizes, theirs, params) -> dict[str, np.ndarray]:
+def _stored(
+    family: name_tables.Family,
+    head: name_tables.OutputHead,
+    config: models.ModelConfig,
+    sizes: loading.Sizes,
+    theirs: Mapping[str, Any],
+    params: _Params,
+) -> dict[str, np.ndarray]:
     prefix = "" if head.rows or head.has else family.prefix
     result: dict[str, np.ndarray] = {}
     left = loading.flat(params)

@@ -103,7 +103,7 @@ def _open_folder(folder: Path, weights: Path | None = None) -> Source:
             f"{folder} has no {_WEIGHTS}; it has {checks.listed(files)}."
         )
 
-    def read_tokenizer(rows):
+    def read_tokenizer(rows: int):
         file = folder / _TOKENIZER
         return tokenization.read_file(file, rows, rows) if file.exists() else None
 

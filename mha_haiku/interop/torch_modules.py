@@ -97,7 +97,13 @@ def convert(module: Any) -> TorchModule:
         warnings.simplefilter("ignore")
         params, run = torchax.extract_jax(module, environment)
 
-    def forward(params, inputs, *, lengths=None, **given):
+    def forward(
+        params: Mapping[str, jax.Array],
+        inputs: jax.Array | np.ndarray,
+        *,
+        lengths: jax.Array | np.ndarray | None = None,
+        **given: Any,
+    ):
         side = {"": (inputs, lengths)}
         if (decoder_inputs := given.pop("decoder_inputs", None)) is not None:
             side["decoder_"] = decoder_inputs, given.pop("decoder_lengths", None)
@@ -212,7 +218,7 @@ def _environment() -> Any:
             for name in names:
                 self.override_op_definition(name, matmul)
 
-        def dispatch(self, *args, **kwargs):
+        def dispatch(self, *args: Any, **kwargs: Any):
             # What torchax adds to a path ends there: it is no module.
             with jax.named_scope("torch::"):
                 return super().dispatch(*args, **kwargs)
@@ -254,7 +260,7 @@ def _name_parts(module: Any) -> None:
 
 def _scoped(function: Callable, name: str) -> Callable:
     @functools.wraps(function)
-    def scoped(*args, **kwargs):
+    def scoped(*args: Any, **kwargs: Any):
         with jax.named_scope(name):
             return function(*args, **kwargs)
 

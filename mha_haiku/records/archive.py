@@ -57,11 +57,13 @@ def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
         raise checks.ConfigError(f"{path}: {error}") from None
 
 
-def _encoded(value, name, found, names) -> Any:
+def _encoded(
+    value: Any, name: str, found: dict[str, np.ndarray], names: dict[int, str]
+) -> Any:
     """Encodes a value as JSON; an array becomes its name."""
     # `names` has the names of arrays by id, so that a repeated array is stored once.
 
-    def inner(part, key):
+    def inner(part: Any, key: str | int) -> Any:
         return _encoded(part, f"{name}.{key}" if name else str(key), found, names)
 
     if isinstance(value, np.ndarray):

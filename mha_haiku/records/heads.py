@@ -368,7 +368,9 @@ def columns_at(
 
 
 def _at(
-    places, values: np.ndarray | None, missing: float | str = np.nan
+    places: Sequence[Sequence[tuple[int, int] | None]],
+    values: np.ndarray | None,
+    missing: float | str = np.nan,
 ) -> np.ndarray | None:
     if values is None:
         return None

@@ -8,7 +8,7 @@ positions, P and Q bins of these.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -159,7 +159,7 @@ def masked_cells(
     query_edges = attention.bin_edges(num_queries, rows)
     key_edges = jnp.asarray(attention.bin_edges(num_keys, columns))[None]
 
-    def of_head(index):
+    def of_head(index: Array) -> Array:
         *example, head = jnp.unravel_index(index, (*batch, heads))
         own = mask.at_head(tuple(example), head)
         keys = origin.key, origin.key + num_keys
@@ -212,7 +212,13 @@ def map_set(
     return MapSet(name, tuple(layers), tuple(filled), step, known)
 
 
-def _filled(example, n, layers, seen, dtype) -> Example:
+def _filled(
+    example: Example,
+    n: int,
+    layers: Sequence[Layer],
+    seen: Sequence[Seen],
+    dtype: DTypeLike,
+) -> Example:
     weights, masked = [], []
     for layer, layer_seen in zip(layers, seen, strict=True):
         axes = example.axes(layer)
@@ -261,7 +267,7 @@ def summary(
     """
     num_heads = 1 + max(max(places, default=-1) for places in columns)
 
-    def over_layers(mean, name):
+    def over_layers(mean: Callable[[np.ndarray], np.ndarray], name: str) -> np.ndarray:
         rows = np.full((len(statistics), num_heads), np.nan)
         for row, layer, places in zip(rows, statistics, columns, strict=True):
             if name in layer:

@@ -190,7 +190,7 @@ def figure_class() -> type["Figure"]:
     from matplotlib import figure
 
     class Figure(figure.Figure):
-        def savefig(self, *args, **options):
+        def savefig(self, *args: Any, **options: Any):
             with style():
                 super().savefig(*args, **options)
 

@@ -202,7 +202,7 @@ def _signed_norm(scale: str, top: float) -> "Normalize":
         return colors.SymLogNorm(1e-4 * top, vmin=-top, vmax=top, clip=True)
     power = 1.0 if scale == "linear" else 0.5
 
-    def bent(x, power):
+    def bent(x: np.ndarray, power: float) -> np.ndarray:
         return np.sign(x) * np.abs(x) ** power
 
     pair = (lambda x: bent(x, power)), (lambda x: bent(x, 1 / power))

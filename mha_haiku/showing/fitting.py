@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from mha_haiku.records import Layer
 from mha_haiku.records.map_set import Axes, Dossier, Example, MapSet
 
 # Multiples to round weights to, and the share of the bytes that remains, for maps of a
@@ -84,7 +85,7 @@ def _cuts(whole: Dossier) -> Iterator[Cut]:
         yield cut
 
 
-def _bins(whole, join) -> int:
+def _bins(whole: Dossier, join: int) -> int:
     """Counts the fewest bins along a side if `join` of them become one."""
     return min(
         axis.bins // join
@@ -95,7 +96,7 @@ def _bins(whole, join) -> int:
     )
 
 
-def _num_examples(whole) -> int:
+def _num_examples(whole: Dossier) -> int:
     return max(1, *(len(maps.inputs) for maps in whole.sets))
 
 
@@ -116,7 +117,7 @@ def _cut_set(each: MapSet, cut: Cut) -> MapSet:
     return dataclasses.replace(each, examples=examples)
 
 
-def _cut_example(example: Example, layers, cut: Cut) -> Example:
+def _cut_example(example: Example, layers: tuple[Layer, ...], cut: Cut) -> Example:
     def joined(axes: _Sided) -> _Sided:
         queries, keys = (
             axis._replace(edges=np.append(axis.edges[: -1 : cut.join], axis.edges[-1]))
@@ -138,7 +139,7 @@ def _cut_example(example: Example, layers, cut: Cut) -> Example:
     )
 
 
-def _joined_weights(weights, edges, join) -> np.ndarray:
+def _joined_weights(weights: np.ndarray, edges: np.ndarray, join: int) -> np.ndarray:
     """Joins bins of maps `[H, P, Q]`: sums over keys, means over queries."""
     # A bin counts with its number of queries, or not at all where none of them sees.
     rows = np.arange(0, weights.shape[-2], join)
@@ -150,7 +151,7 @@ def _joined_weights(weights, edges, join) -> np.ndarray:
     return (total / np.maximum(count, 1)).astype(weights.dtype)
 
 
-def _joined_mask(masked, join) -> np.ndarray | None:
+def _joined_mask(masked: np.ndarray | None, join: int) -> np.ndarray | None:
     if masked is None:
         return None
     for axis in (-2, -1):

@@ -278,7 +278,9 @@ def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
     return sheet
 
 
-def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> None:
+def _draw_graph(
+    axes: "Axes", edges: heads.Edges, kept: np.ndarray, places: Mapping[graph.Node, Any]
+) -> None:
     """Draws the kept edges, the stronger the thicker; dashed: lowers the metric."""
     axes.set_axis_off()
     lowers = kept & (edges.mean < 0) & (edges.kept is None)
@@ -311,7 +313,9 @@ def _draw_graph(axes: "Axes", edges: heads.Edges, kept: np.ndarray, places) -> N
     axes.legend(handles=axes.lines, title="read as", fontsize=7, **below)
 
 
-def _places(edges, kept) -> dict[tuple[int, int], tuple[float, float]]:
+def _places(
+    edges: heads.Edges, kept: np.ndarray
+) -> dict[tuple[int, int], tuple[float, float]]:
     """Places the nodes above all nodes that they read."""
     ends = [x[kept].tolist() for x in (edges.senders, edges.receivers)]
     heights: dict[tuple[int, int], int] = {}

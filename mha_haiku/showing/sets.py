@@ -28,6 +28,8 @@ WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
 _MOST_EXAMPLES = 16
 
+_Tokens = tuple[tuple[str, ...], ...]  # the T texts of N examples
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class TextMaps(Sequence):
@@ -307,14 +309,14 @@ def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
     return dataclasses.replace(shown, examples=(first, *others))
 
 
-def _is_weights(value) -> bool:
+def _is_weights(value: Any) -> bool:
     """Checks whether a value is an array of floats with four axes, of any library."""
     if isinstance(value, attention.AttentionMap) or not hasattr(value, "dtype"):
         return False
     return len(value.shape) == 4 and "float" in str(value.dtype)
 
 
-def _map_of_weights(value) -> attention.AttentionMap:
+def _map_of_weights(value: Any) -> attention.AttentionMap:
     """Makes the map of weights, an array of jax, NumPy or torch."""
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
@@ -342,7 +344,9 @@ def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:
             )
 
 
-def _axes(texts, example, edges) -> Axes:
+def _axes(
+    texts: tuple[_Tokens, _Tokens], example: int, edges: Sequence[np.ndarray]
+) -> Axes:
     """Makes the axes along the maps of a kind of layers."""
     queries, keys = (
         Axis(x[example] if x else ("",) * int(own[-1]), own)
@@ -351,14 +355,14 @@ def _axes(texts, example, edges) -> Axes:
     return Axes(queries, keys)
 
 
-def _token_ids(tokens, batch_shape) -> np.ndarray:
+def _token_ids(tokens: _Tokens | np.ndarray, batch_shape: Sequence[int]) -> np.ndarray:
     """Makes `[B..., T]` integers, the same for equal texts."""
     tokens = np.array(tokens[: math.prod(batch_shape)])
     _, ids = np.unique(tokens, return_inverse=True)
     return ids.reshape(*batch_shape, tokens.shape[1]).astype(np.int32)
 
 
-def _separators(tokens, batch_shape) -> np.ndarray | None:
+def _separators(tokens: _Tokens, batch_shape: Sequence[int]) -> np.ndarray | None:
     """Marks special tokens `[B..., T]` past the first position, None without any."""
     rows = tokens[: math.prod(batch_shape)]
     marked = np.array([[labels.is_special(token) for token in row] for row in rows])

@@ -92,7 +92,7 @@ def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
     """Renders as much of a dossier as fits the budget."""
     pages = {}
 
-    def render(shown):
+    def render(shown: map_set.Dossier) -> str:
         html = page.render(shown)
         inline = _inline(shown, html)
         pages[inline] = html

@@ -202,11 +202,11 @@ def of_parameters(params: Mapping[str, Mapping[str, Any]]) -> markup.Html:
     return markup.block(title, _sizes_table(params))
 
 
-def _size(array) -> int:
+def _size(array: Any) -> int:
     return math.prod(array.shape)
 
 
-def _sizes_table(params) -> markup.Html:
+def _sizes_table(params: Mapping[str, Mapping[str, Any]]) -> markup.Html:
     """Makes a row per layer and part: names, shapes and number of parameters."""
     rows = []
     for module, arrays in params.items():
@@ -224,7 +224,7 @@ def _sizes_table(params) -> markup.Html:
     return markup.tag("details", summary, table)
 
 
-def _mask_sizes(mask) -> tuple[int, int]:
+def _mask_sizes(mask: masks.Mask) -> tuple[int, int]:
     """Finds how many queries and keys of a mask are drawn."""
     sizes, others = [], [16]
     for x in jax.tree.leaves(mask, is_leaf=lambda x: isinstance(x, Dense | Segments)):

@@ -35,9 +35,9 @@ def make_evaluation(
     """
     num_batches = -(-num_examples // batch_size)
 
-    def evaluate(params, data, seed):
-        def add_batch(index, total):
-            def make(places):
+    def evaluate(params: Any, data: Any, seed: jax.Array) -> losses.Sums:
+        def add_batch(index: jax.Array, total: losses.Sums) -> losses.Sums:
+            def make(places: jax.Array) -> tasks.Example:
                 indices = index * batch_size + places
                 example = held_out_batch(task, seed, data, indices)
                 counts = (indices < num_examples).reshape(

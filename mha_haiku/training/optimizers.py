@@ -6,6 +6,7 @@
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 from optax import contrib
 
@@ -126,10 +127,10 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
     )
 
 
-def _matrices(params):
+def _matrices(params: Any) -> Any:
     """Finds the axes of the matrices in layers, as a tree; None for other leaves."""
 
-    def axes(path, leaf):
+    def axes(path: tuple, leaf: jax.Array | np.ndarray):
         module = path[0].key
         in_layer = anatomy.layer_of(module) is not None
         if not in_layer or leaf.ndim - modules.is_stacked(module) != 2:
@@ -144,7 +145,7 @@ def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model
     if not config.frozen:
         return model
 
-    def apply(params, *arguments, **options):
+    def apply(params: Any, *arguments: Any, **options: Any):
         params = jax.tree.map(
             lambda x, is_frozen: jax.lax.stop_gradient(x) if is_frozen else x,
             params,
@@ -162,7 +163,7 @@ def are_frozen(config: OptimizerConfig, params: Any) -> Any:
     """
     names = [name.strip().strip("/") for name in config.frozen.split(",")]
 
-    def is_in(module, name):
+    def is_in(module: str, name: str) -> bool:
         return f"{module}/".startswith(f"{name}/")
 
     for name in names:
@@ -189,7 +190,7 @@ def are_frozen(config: OptimizerConfig, params: Any) -> Any:
 def is_decayed(params: Any) -> Any:
     """Makes a tree like `params`, True where weight decay applies."""
 
-    def decayed(path, leaf):
+    def decayed(path: tuple, leaf: jax.Array | np.ndarray) -> bool:
         in_stack = any(modules.is_stacked(key.key) for key in path)
         return leaf.ndim - in_stack > 1  # without the axis of the layers
 

@@ -137,7 +137,7 @@ def gradients(
     weight = placement.total(example.weights.sum())
     scale = jnp.where(weight > 0, 1 / weight, 0)
 
-    def mean_loss(params):
+    def mean_loss(params: Any):
         sums = loss_sums(model, task, params, dropout_key, example, is_training=True)
         return sums.loss * scale, sums
 
@@ -186,7 +186,7 @@ def make_dispatch(
     in a row; the bits do not depend on how steps are divided.
     """
 
-    def take_step(state, data, seed):
+    def take_step(state: TrainState, data: Any, seed: Array):
         gradient, sums = gradients(
             model,
             task,
@@ -213,14 +213,14 @@ def make_dispatch(
         state = TrainState(state.step + 1, params, optimizer_state, after)
         return state, Report(sums, norm, finite, rise, deviations)
 
-    def dispatch(state, data, seed, stop):
-        def continues(carry):
+    def dispatch(state: TrainState, data: Any, seed: Array, stop: Array):
+        def continues(carry: tuple[Array, TrainState, Report]):
             index, state, _ = carry
             is_due = (index < max_steps) & (state.step < stop)
             is_well = state.health.skipped_in_a_row <= max_skips
             return is_due & (is_well | (index == 0))
 
-        def take(carry):
+        def take(carry: tuple[Array, TrainState, Report]):
             index, state, reports = carry
             state, report = take_step(state, data, seed)
             reports = jax.tree.map(lambda x, new: x.at[index].set(new), reports, report)
@@ -236,6 +236,6 @@ def make_dispatch(
     return placement.program(dispatch, num_scalars=2, returns_state=True)
 
 
-def _is_schedule(node) -> bool:
+def _is_schedule(node: object) -> bool:
     """Checks for the count of a schedule, which counts all steps that were taken."""
     return isinstance(node, optax.ScaleByScheduleState)

@@ -1,16 +1,18 @@
 """GPT-2: a causal model with learned positions and norms before each part."""
 
+from typing import Any
+
 import numpy as np
 
 from mha_haiku.core import fields
 from mha_haiku.interop.families import name_tables, rules
 
 
-def _scale(theirs):
+def _scale(theirs: rules.Theirs) -> dict[str, Any]:
     return {} if theirs["scale_attn_weights"] else {"attention.scale": 1.0}
 
 
-def _queries_scaled(query, place, by):
+def _queries_scaled(query: np.ndarray, place: name_tables.Place, by: float):
     # Where scores are divided by the layer's number, our queries are.
     if by == 1 or not place.theirs["scale_attn_by_inverse_layer_idx"]:
         return query
@@ -18,12 +20,12 @@ def _queries_scaled(query, place, by):
 
 
 # Queries, keys and values are side by side, along the last axis.
-def _to_ours(arrays, place):
+def _to_ours(arrays: name_tables.Arrays, place: name_tables.Place):
     query, *rest = np.split(arrays[0], 3, -1)
     return [_queries_scaled(query, place, 1 / (place.layer + 1)), *rest]
 
 
-def _to_theirs(arrays, place):
+def _to_theirs(arrays: name_tables.Arrays, place: name_tables.Place):
     query, *rest = arrays
     return [np.concatenate([_queries_scaled(query, place, place.layer + 1), *rest], -1)]
 

@@ -23,7 +23,7 @@ def _order(place: name_tables.Place) -> np.ndarray:
 
 # A head's query, key and value are one after the other: `[H 3 K, ...]`. Thirds of the
 # whole, as in GPT-2, would give wrong numbers and no error.
-def _to_ours(arrays, place):
+def _to_ours(arrays: name_tables.Arrays, place: name_tables.Place):
     (x,) = arrays
     features = _order(place)
     parts = x.reshape(place.config.attention.num_heads, 3, -1, *x.shape[1:])
@@ -32,7 +32,7 @@ def _to_ours(arrays, place):
     return [part.reshape(-1, *x.shape[1:]).T for part in parts]
 
 
-def _to_theirs(arrays, place):
+def _to_theirs(arrays: name_tables.Arrays, place: name_tables.Place):
     features = np.argsort(_order(place))
     num_heads, rest = place.config.attention.num_heads, arrays[0].T.shape[1:]
     query, key, value = (x.T.reshape(num_heads, -1, *rest) for x in arrays)

@@ -120,7 +120,7 @@ _QWEN_WINDOWS = rules.windows(
 _GEMMA_2_WINDOWS = rules.windows(lambda theirs, i: i % 2 == 0)
 
 
-def _is_local_in_gemma_3(theirs, i):
+def _is_local_in_gemma_3(theirs: rules.Theirs, i: int) -> bool:
     return (i + 1) % theirs["sliding_window_pattern"] != 0
 
 

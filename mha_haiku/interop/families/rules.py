@@ -194,7 +194,7 @@ def biases(default: bool) -> Rule:
     """Makes the rule of `attention_bias`: of queries, keys, values and the output."""
     ours_of = ("attention.with_bias", "attention.output_bias")
 
-    def write(ours):
+    def write(ours: Theirs) -> dict[str, Any]:
         if ours[ours_of[0]] != ours[ours_of[1]]:
             raise CannotSayError("biases only of queries, keys and values")
         return {"attention_bias": ours[ours_of[0]]}
@@ -219,7 +219,7 @@ def windows(
     have a window that most models do not use.
     """
 
-    def read(theirs):
+    def read(theirs: Theirs) -> dict[str, Any]:
         window = theirs["sliding_window"]
         if optional and not theirs["use_sliding_window"]:
             window = None
@@ -233,7 +233,7 @@ def windows(
         is_one = all(size == sizes[0] for size in sizes)
         return {"attention.window": sizes[0] if is_one else sizes}
 
-    def write(ours):
+    def write(ours: Theirs) -> dict[str, Any]:
         num_layers, window = ours["num_layers"], ours["attention.window"]
         by_layer = _of_layers(window, num_layers)
         sizes = {size for size in by_layer if size is not None}
@@ -259,7 +259,9 @@ def windows(
     return Rule(read, write, keys)
 
 
-def _kinds_of_layers(theirs: Theirs, is_local) -> list[str]:
+def _kinds_of_layers(
+    theirs: Theirs, is_local: Callable[[Theirs, int], bool]
+) -> list[str]:
     num_layers, kinds = theirs["num_hidden_layers"], theirs["layer_types"]
     if kinds is None:
         return [_WINDOW_KINDS[not is_local(theirs, i)] for i in range(num_layers)]
@@ -275,7 +277,7 @@ def one_window() -> Rule:
     """Makes the rule of Mistral: one window for all layers, or none."""
     rule = windows(lambda theirs, i: True)
 
-    def read(theirs):
+    def read(theirs: Theirs) -> dict[str, Any]:
         kind = _WINDOW_KINDS[theirs["sliding_window"] is None]
         if set(theirs["layer_types"] or [kind]) != {kind}:
             raise checks.ConfigError(
@@ -284,7 +286,7 @@ def one_window() -> Rule:
             )
         return rule.read(theirs)
 
-    def write(ours):
+    def write(ours: Theirs) -> dict[str, Any]:
         window = ours["attention.window"]
         if isinstance(window, list | tuple):
             raise CannotSayError("windows that differ by layer")
@@ -304,7 +306,7 @@ def rotary(theta: str = "rope_theta", share: str = "", turning: float = 1.0) -> 
     """
     outside = share or "partial_rotary_factor"
 
-    def read(theirs):
+    def read(theirs: Theirs) -> dict[str, Any]:
         # The older name counts where both are there, and the length outside.
         name = "rope_scaling" if theirs["rope_scaling"] else "rope_parameters"
         given = dict(theirs[name] or {})
@@ -313,7 +315,7 @@ def rotary(theta: str = "rope_theta", share: str = "", turning: float = 1.0) -> 
         rope = _rope(name, given, theirs, theirs[theta], theirs[outside], bool(share))
         return _frequencies_field([rope], head_size(theirs))
 
-    def write(ours):
+    def write(ours: Theirs) -> dict[str, Any]:
         rope = _written_rope(
             ours["embedding.frequencies"], ours["embedding.rotary_period"]
         )
@@ -330,7 +332,7 @@ def rotary(theta: str = "rope_theta", share: str = "", turning: float = 1.0) -> 
 def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
     """Makes the rule of Gemma 3: layers with a window, as in `windows`, differ."""
 
-    def read(theirs):
+    def read(theirs: Theirs) -> dict[str, Any]:
         rope = theirs["rope_parameters"] or {}
         for name in rope:
             checks.choice("a key of config.json's rope_parameters", name, _WINDOW_KINDS)
@@ -346,7 +348,7 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
         kinds = _kinds_of_layers(theirs, is_local)
         return _frequencies_field([ropes[kind] for kind in kinds], head_size(theirs))
 
-    def write(ours):
+    def write(ours: Theirs) -> dict[str, Any]:
         num_layers, frequencies = ours["num_layers"], ours["embedding.frequencies"]
         if frequencies is None or not isinstance(frequencies[0], list | tuple):
             frequencies = [frequencies] * num_layers

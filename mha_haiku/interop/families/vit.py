@@ -1,5 +1,7 @@
 """ViT: an encoder of patches of an image, classified by its first position."""
 
+from typing import Any
+
 import numpy as np
 
 from mha_haiku.core import checks, fields
@@ -31,7 +33,7 @@ def patches(images: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([np.zeros_like(rows[:, :1]), rows], axis=1)
 
 
-def _sides(name, value):
+def _sides(name: str, value: Any) -> list[int]:
     """Checks an integer, or two, and returns height and width."""
     sides = value if isinstance(value, list) else [value] * 2
     if len(sides) != 2:
@@ -43,7 +45,7 @@ def _sides(name, value):
     return sides
 
 
-def _image(theirs):
+def _image(theirs: rules.Theirs) -> dict[str, Any]:
     height, width = theirs["image_size"]
     patch, other = theirs["patch_size"]
     if patch != other or patch > min(height, width):
@@ -60,7 +62,7 @@ def _image(theirs):
     }
 
 
-def _write_image(ours):
+def _write_image(ours: rules.Theirs) -> dict[str, Any]:
     if ours["feature_size"] is None:
         raise name_tables.CannotSayError("inputs that are tokens")
     if ours["embedding.image"] is None:
@@ -86,7 +88,7 @@ _CONVOLUTION = name_tables.Change(
 )
 
 
-def _class_token_to_ours(arrays, place):
+def _class_token_to_ours(arrays: name_tables.Arrays, place: name_tables.Place):
     positions, token, bias = arrays
     ours = positions[0].astype(np.float32)
     ours[0] += token[0, 0].astype(np.float32) - bias.astype(np.float32)

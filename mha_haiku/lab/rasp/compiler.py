@@ -23,6 +23,7 @@ from mha_haiku.training import tasks
 _LOGIT = 12.0  # of the right answer; None gets half of it
 
 Place = tuple[int, int]  # layer and head
+_Params = dict[str, dict[str, np.ndarray]]
 
 
 class Sizes(NamedTuple):
@@ -190,7 +191,9 @@ def _sizes(layout_: layout.Layout) -> Sizes:
     )
 
 
-def _places(layout_, num_heads, generator) -> dict[Head, Place]:
+def _places(
+    layout_: layout.Layout, num_heads: int, generator: np.random.Generator
+) -> dict[Head, Place]:
     """Draws random places for the program's heads in their layers."""
     places = {}
     for layer in range(layout_.num_layers):
@@ -205,7 +208,7 @@ def _places(layout_, num_heads, generator) -> dict[Head, Place]:
     return places
 
 
-def _config(program, num_heads, sizes) -> models.ModelConfig:
+def _config(program: Program, num_heads: int, sizes: Sizes) -> models.ModelConfig:
     return models.ModelConfig().replace(
         family="causal" if program.is_causal else "encoder",
         num_layers=sizes.num_layers,
@@ -229,7 +232,7 @@ def built(
     return model, jax.eval_shape(model.init, jax.random.key(0), tokens)
 
 
-def _set_ends(params, layout_) -> None:
+def _set_ends(params: _Params, layout_: layout.Layout) -> None:
     """Sets the embeddings of tokens and positions, and the weights of the logits."""
     count = len(layout_.program.vocabulary)
     embeddings = params["embedding"]["embeddings"]
@@ -243,7 +246,7 @@ def _set_ends(params, layout_) -> None:
     logits["b"][none] = _LOGIT / 2
 
 
-def _set_units(params, layer, units) -> None:
+def _set_units(params: _Params, layer: int, units: layout.Units) -> None:
     scope, (size, count) = f"encoder/layer_{layer}/feed_forward", units.weights.shape
     if count:
         params[f"{scope}/hidden"]["w"][:size, :count] = units.weights
@@ -251,7 +254,9 @@ def _set_units(params, layer, units) -> None:
         params[f"{scope}/output"]["w"][:count, :size] = units.outputs
 
 
-def _set_head(params, config, place, head) -> None:
+def _set_head(
+    params: _Params, config: Any, place: Place, head: layout.HeadMatrices
+) -> None:
     """Replaces a random head by a head of the program."""
     layer, number = place
     size, width = config.attention.key_size, len(head.query)
@@ -268,7 +273,9 @@ def _set_head(params, config, place, head) -> None:
     weights[start : start + count, head.slot] = np.eye(count)
 
 
-def _set_random_heads(params, config, noise, generator) -> None:
+def _set_random_heads(
+    params: _Params, config: Any, noise: np.ndarray, generator: np.random.Generator
+) -> None:
     """Sets all heads to random ones, every second one as sharp as a program's."""
     width, size = config.model_size, config.attention.key_size
     num_layers, num_heads = config.num_layers, config.attention.num_heads

@@ -10,7 +10,7 @@ D width of the stream, d of the compressed one, H heads.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mha_haiku.core import sites
+from mha_haiku.core import models, sites
 from mha_haiku.core.modules import anatomy
-from mha_haiku.lab.rasp import compiler, layout
+from mha_haiku.lab.rasp import compiler, language, layout
 from mha_haiku.lab.rasp.compiler import Compiled
 from mha_haiku.lab.rasp.language import Condition, Either, Head, Map, Program, Selector
 from mha_haiku.training import losses, tasks
@@ -101,7 +101,11 @@ def noisy(program: Program, *, seed: int = 0, **options: Any) -> Compiled:
     for scale in 1.5 ** -np.arange(24.0):
         generator = np.random.default_rng(seed)
 
-        def noised(x, scale=scale, generator=generator):
+        def noised(
+            x: np.ndarray,
+            scale: float = scale,
+            generator: np.random.Generator = generator,
+        ):
             return np.float32(x + scale * generator.standard_normal(x.shape))
 
         result = dataclasses.replace(known, params=jax.tree.map(noised, known.params))
@@ -175,7 +179,7 @@ def doubled(program: Program, *, is_backup: bool) -> Program:
     """
 
     @functools.cache
-    def of(part):
+    def of(part: language.Sequence):
         if isinstance(part, Map):
             return dataclasses.replace(part, inputs=tuple(map(of, part.inputs)))
         if not isinstance(part, Head):
@@ -205,11 +209,11 @@ def right(compiled: Compiled, example: tasks.Example) -> float:
 
 
 @functools.lru_cache(maxsize=64)
-def _quality(model) -> Callable:
+def _quality(model: Any) -> Callable:
     """Compiles a function of parameters and a batch: mean loss, accuracy."""
 
     @jax.jit
-    def quality(params, example):
+    def quality(params: Any, example: tasks.Example):
         logits = model.apply(params, None, example.inputs, is_training=False).logits
         cross_entropies = losses.cross_entropy(logits, example.targets)
         both = cross_entropies, logits.argmax(-1) == example.targets
@@ -229,7 +233,15 @@ def _checked(compiled: Compiled, seed: int) -> Compiled:
     return compiled
 
 
-def _trained(compiled, x, params_of, given, *, seed, least) -> Compiled:
+def _trained(
+    compiled: Compiled,
+    x: Any,
+    params_of: Callable[[Any, Any], Any],
+    given: Any,
+    *,
+    seed: int,
+    least: float,
+) -> Compiled:
     """Trains `x` in `params_of(x, given)` until `least` of the answers are right."""
     advance = _rounds(compiled.model, params_of)
     pool = compiled.examples(_POOL, seed=1000 + seed)
@@ -250,13 +262,15 @@ def _trained(compiled, x, params_of, given, *, seed, least) -> Compiled:
 
 
 @functools.lru_cache(maxsize=64)
-def _rounds(model, params_of) -> Callable:
+def _rounds(model: models.Model, params_of: Callable[[Any, Any], Any]) -> Callable:
     """Compiles a function that trains `_STEPS` steps."""
     quality = _quality(model)
 
     @jax.jit
-    def advance(x, state, given, pool, rng):
-        def step(carry, rng):
+    def advance(
+        x: Any, state: optax.OptState, given: Any, pool: tasks.Example, rng: jax.Array
+    ):
+        def step(carry: tuple[Any, optax.OptState], rng: jax.Array):
             x, state = carry
             rows = jax.random.randint(rng, (_BATCH,), 0, _POOL)
             example = jax.tree.map(lambda leaf: leaf[rows], pool)
@@ -269,7 +283,7 @@ def _rounds(model, params_of) -> Callable:
     return advance
 
 
-def _held(x, given):
+def _held(x: Any, given: tuple[Any, Any]) -> Any:
     """Uses the parameters `x` where they are free, and the old ones elsewhere."""
     params, is_free = given
     return jax.tree.map(
@@ -277,10 +291,10 @@ def _held(x, given):
     )
 
 
-def _projected(projection, params):
+def _projected(projection: jax.Array, params: Mapping[str, Mapping[str, Any]]):
     """Compresses the parameters of a model's stream by a projection `[D, d]`."""
 
-    def of(module, name, x):
+    def of(module: str, name: str, x: jax.Array | np.ndarray):
         if module.endswith(("embedding", "positions", "linear", "output")):
             return x @ projection
         return projection.T @ x if name == "w" else x
@@ -288,7 +302,9 @@ def _projected(projection, params):
     return {m: {n: of(m, n, x) for n, x in p.items()} for m, p in params.items()}
 
 
-def _by_head(compiled, params, layer) -> Iterator[tuple[anatomy.Axis, np.ndarray]]:
+def _by_head(
+    compiled: Compiled, params: dict[str, dict[str, np.ndarray]], layer: int
+) -> Iterator[tuple[anatomy.Axis, np.ndarray]]:
     """Yields each parameter of a layer's heads, as a view whose first axis is H."""
     num_heads = compiled.config.attention.num_heads
     for module, leaves in params.items():

@@ -322,8 +322,8 @@ def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:
     return result
 
 
-def _selected(selector, query, seen, known) -> list[int]:
-    def holds(condition, key):
+def _selected(selector: Selector, query: int, seen: range, known: dict) -> list[int]:
+    def holds(condition: Condition, key: int):
         pair = known[condition.keys][key], known[condition.queries][query]
         return None not in pair and bool(condition.predicate(*pair))
 
@@ -334,7 +334,7 @@ def _selected(selector, query, seen, known) -> list[int]:
     return [s for s in keys if ranks[s] == max(ranks.values())]
 
 
-def _gathered(head, keys, known):
+def _gathered(head: Head, keys: list[int], known: dict) -> Any:
     if head.gathers == "share":
         return Fraction(1, 1 + len(keys))
     held = [known[head.values][key] for key in keys]

@@ -15,7 +15,7 @@ https://arxiv.org/abs/2301.05062.
 
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from mha_haiku.lab.rasp import language
 from mha_haiku.lab.rasp.language import Either, Head, Leaf, Map, Program, Sequence
 
 SHARPNESS = 24.0  # added to a score by a condition, or by a step of an order
+
+_Unit = tuple[np.ndarray, float, np.ndarray]  # what it reads, bias, what it writes
+_Writes = dict[Any, np.ndarray]  # `[D]` by value
 
 
 class HeadMatrices(NamedTuple):
@@ -165,7 +168,7 @@ class Layout:
         inputs = language.inputs_of(part).get("", [])
         return frozenset().union(*map(self.senders, inputs))
 
-    def _order(self, selector) -> tuple[np.ndarray, int]:
+    def _order(self, selector: language.Selector) -> tuple[np.ndarray, int]:
         """Returns the vector that reads the place in an order, `[D]`, and the last."""
         order, most = np.zeros(self.stream_size), 0
         for sequence in reversed(selector.orders):
@@ -175,7 +178,7 @@ class Layout:
             most += int(values.max() - values.min()) * (most + 1)
         return order, most
 
-    def _units_of(self, part: Map) -> Iterator[tuple[np.ndarray, float, np.ndarray]]:
+    def _units_of(self, part: Map) -> Iterator[_Unit]:
         """Yields input weights, bias and output weights of a map's hidden units."""
         codes = np.eye(self.stream_size)[self.slots[part]]
         writes = dict(zip(self.domain(part), codes, strict=True))
@@ -186,7 +189,7 @@ class Layout:
             return self._pairs(part, writes)
         return self._steps(part, writes)
 
-    def _pairs(self, part, writes):
+    def _pairs(self, part: Map, writes: _Writes) -> Iterator[_Unit]:
         """Yields a unit for each pair of values, active if both codes are over 3/4."""
         one, other = part.inputs
         for i, a in enumerate(self.domain(one)):
@@ -196,7 +199,7 @@ class Layout:
                     reads = self.read(one)[:, i] + self.read(other)[:, j]
                     yield 2 * reads, -3.0, writes[result]
 
-    def _either(self, part, writes):
+    def _either(self, part: Either, writes: _Writes) -> Iterator[_Unit]:
         """Yields two units for each step from 0 to 1, between codes of 1/2 and 3/4."""
         first, second = map(self.read, part.inputs)
         reads = [first + second]
@@ -207,7 +210,7 @@ class Layout:
                 yield 4 * code, -2.0, writes[value]
                 yield 4 * code, -3.0, -writes[value]
 
-    def _steps(self, part, writes):
+    def _steps(self, part: Map, writes: _Writes) -> Iterator[_Unit]:
         """Yields two units for each change of a function of a number."""
         # They make a step from 0 to 1, halfway between the two numbers, except at the
         # first position.

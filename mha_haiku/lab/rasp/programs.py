@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from numpy.random import Generator
 
 from mha_haiku.lab.rasp.language import (
     Program,
@@ -27,35 +28,35 @@ from mha_haiku.lab.rasp.language import (
 PROGRAMS: dict[str, Callable[..., Program]] = {}
 
 
-def _uniform(generator, count, length, size):
+def _uniform(generator: Generator, count: int, length: int, size: int) -> np.ndarray:
     return generator.integers(0, size, (count, length))
 
 
-def _different(generator, count, length, size):
+def _different(generator: Generator, count: int, length: int, size: int) -> np.ndarray:
     return np.argsort(generator.uniform(size=(count, size)), axis=1)[:, :length]
 
 
-def _repeated(generator, count, length, size):
+def _repeated(generator: Generator, count: int, length: int, size: int) -> np.ndarray:
     """Draws different tokens for the first half, and repeats them in the second."""
     half = -(-length // 2)
     first = _different(generator, count, half, size)
     return np.concatenate([first, first], axis=1)[:, :length]
 
 
-def _mirrored(generator, count, length, size):
+def _mirrored(generator: Generator, count: int, length: int, size: int) -> np.ndarray:
     """Draws palindromes, and changes one token in half of them."""
     half = _uniform(generator, count, -(-length // 2), size)
     inputs = np.concatenate([half, half[:, : length // 2][:, ::-1]], axis=1)
     return _half_changed(generator, inputs, size)
 
 
-def _ascending(generator, count, length, size):
+def _ascending(generator: Generator, count: int, length: int, size: int) -> np.ndarray:
     """Draws tokens in order, and changes one token in half of the examples."""
     inputs = np.sort(_uniform(generator, count, length, size), axis=1)
     return _half_changed(generator, inputs, size)
 
 
-def _half_changed(generator, inputs, size):
+def _half_changed(generator: Generator, inputs: np.ndarray, size: int) -> np.ndarray:
     """Changes one token in the first half of the examples."""
     count, length = len(inputs) // 2, inputs.shape[1]
     places = np.arange(count), generator.integers(0, length, count)
@@ -73,7 +74,7 @@ def _offered(
     # Without a vocabulary the tokens are 0 to n - 1, which name positions.
     # `sample(generator, count, n, size of the vocabulary)` returns inputs.
 
-    def offer(make):
+    def offer(make: Callable[[int], Sequence]):
         def program(length: int = 8) -> Program:
             symbols = tuple(range(length) if vocabulary is None else vocabulary)
             draw = lambda *given: sample(*given, length, len(symbols))  # noqa: E731

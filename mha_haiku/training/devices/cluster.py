@@ -143,7 +143,7 @@ def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
     )
     content = multihost_utils.broadcast_one_to_all(content)
 
-    def array(like, x):
+    def array(like: jax.ShapeDtypeStruct, x: jax.Array | np.ndarray) -> np.ndarray:
         flat = np.frombuffer(np.asarray(x).tobytes(), like.dtype)
         return flat.reshape(like.shape).copy()
 
@@ -170,7 +170,7 @@ def _is_alone() -> bool:
     return jax.process_count() == 1 or not jax.distributed.is_initialized()
 
 
-def _check(coordinator, num_processes, process_id) -> None:
+def _check(coordinator: Any, num_processes: Any, process_id: int | None) -> None:
     arguments = [coordinator, num_processes, process_id]
     if arguments == [None] * 3:
         return

@@ -63,7 +63,7 @@ class Replicas:
         mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,))
         sharding = jax.sharding.NamedSharding(mesh, _Spec(_AXIS))
 
-        def put(leaf):
+        def put(leaf: jax.typing.ArrayLike) -> jax.Array:
             row = np.asarray(leaf)[None]
             shape = (len(self.devices), *row.shape[1:])
             return jax.make_array_from_callback(shape, sharding, lambda _: row)
@@ -218,7 +218,7 @@ class Sharded:
         if not returns_state:
             return jax.jit(function, out_shardings=self._everywhere)
 
-        def placed(*arguments):
+        def placed(*arguments: Any):
             state, others = function(*arguments)
             # A state stays where it is.
             state = jax.lax.with_sharding_constraint(state, self._shardings(state))
@@ -236,7 +236,7 @@ class Sharded:
         """Divides a batch by examples, and by positions where the mesh can."""
         shared = {"B": "data", "T": "sequence"}
 
-        def constrain(letters, x):
+        def constrain(letters: str, x: jax.Array) -> jax.Array:
             axes = [shared.get(letter) for letter in letters]
             for i, (axis, size) in enumerate(zip(axes, x.shape, strict=True)):
                 if axis == "sequence" and size % self.mesh.shape[axis]:
@@ -254,7 +254,7 @@ class Sharded:
         """Returns the sums of every leaf over the batch."""
         return tree  # sums are over the whole batch already
 
-    def _shardings(self, tree) -> Any:
+    def _shardings(self, tree: Any) -> Any:
         return jax.tree.map_with_path(
             lambda path, leaf: self.sharding_of(path, np.shape(leaf)), tree
         )
@@ -264,6 +264,6 @@ class Sharded:
         return jax.sharding.NamedSharding(self.mesh, _Spec())
 
 
-def _put(leaf, sharding):
+def _put(leaf: jax.typing.ArrayLike, sharding: jax.sharding.NamedSharding) -> jax.Array:
     leaf = np.asarray(leaf)
     return jax.make_array_from_callback(leaf.shape, sharding, lambda at: leaf[at])

@@ -206,7 +206,7 @@ def _sections(task_name: str) -> dict[str, Any]:
     }
 
 
-def _registered(task) -> str:
+def _registered(task: Any) -> str:
     if not isinstance(task, tasks.Task) or not dataclasses.is_dataclass(task):
         what = f"the class {task.__name__}" if isinstance(task, type) else type(task)
         raise TypeError(
@@ -246,7 +246,7 @@ def check_length(model: ModelConfig, task: tasks.Task) -> None:
         )
 
 
-def _check_kind(model, task, example) -> None:
+def _check_kind(model: ModelConfig, task: tasks.Task, example: tasks.Example) -> None:
     """Checks that the model fits the inputs and the targets of the task."""
     families, why, pool = ("encoder", "causal"), "", model.output.pool
     is_whole = example.targets.ndim == 0
@@ -352,7 +352,7 @@ def check_sequence(shared: DevicesConfig, length: int) -> None:
         )
 
 
-def _check_heads(model, parts) -> None:
+def _check_heads(model: ModelConfig, parts: int) -> None:
     counts = []
     for layer in models.heads_of_layers(model):
         counts.append((len(layer.names), "heads", layer.label))

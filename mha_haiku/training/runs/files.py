@@ -131,7 +131,7 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _read_bytes(path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return checks.whole_file(path, _MOST_BYTES)
     except FileNotFoundError:
@@ -163,7 +163,7 @@ def _record(text: bytes) -> dict[str, Any] | None:
     return record
 
 
-def _lock(path) -> int | None:
+def _lock(path: Path) -> int | None:
     """Opens and locks the file; returns None if another process has removed it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -190,7 +190,7 @@ def _lock(path) -> int | None:
     return None
 
 
-def _owner(descriptor) -> dict | None:
+def _owner(descriptor: int) -> dict | None:
     try:
         owner = json.loads(os.pread(descriptor, 4096, 0))
         return {"pid": int(owner["pid"]), "host": str(owner["host"])}

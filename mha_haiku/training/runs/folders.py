@@ -319,7 +319,7 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
 
 
-def _verified(path, sha256) -> bytes | None:
+def _verified(path: Path, sha256: str | None) -> bytes | None:
     """Reads a file and checks its sha256; returns None if it has none."""
     if sha256 is None:
         return None
@@ -423,7 +423,7 @@ def write_run(
     return folder.root
 
 
-def _read_whole(folder) -> dict[str, Any] | None:
+def _read_whole(folder: Folder) -> dict[str, Any] | None:
     """Reads and verifies the files of `write_config`, or None without a config."""
     saved = files.read_json(folder.config)
     if saved is None:
@@ -446,7 +446,7 @@ def _read_whole(folder) -> dict[str, Any] | None:
     return saved
 
 
-def _digest(contents) -> str:
+def _digest(contents: Mapping[str, Any]) -> str:
     text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

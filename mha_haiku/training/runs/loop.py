@@ -12,6 +12,7 @@ import signal
 import tempfile
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import jax
 
 from mha_haiku.core import checks
 from mha_haiku.training import tasks
-from mha_haiku.training.devices import cluster
+from mha_haiku.training.devices import Placement, cluster
 from mha_haiku.training.runs import (
     configuration,
     files,
@@ -221,7 +222,10 @@ def train_seeds(
 
 
 def _make_task(
-    config, opened, given, override_config
+    config: configuration.RunConfig,
+    opened: Sequence[starting.Opened],
+    given: tasks.Kept | None,
+    override_config: bool,
 ) -> tuple[tasks.Task, starting.Start | None]:
     """Makes the task from the runs' data, and loads the run that they start from."""
     begun = [run for run in opened if run.stored.latest() is not None]
@@ -247,7 +251,14 @@ def _make_task(
 
 
 def _run(
-    config, root, opened, placement, observers, task, source, started
+    config: configuration.RunConfig,
+    root: folders.Folder,
+    opened: Sequence[starting.Opened],
+    placement: Placement,
+    observers: Sequence[Observer],
+    task: tasks.Task,
+    source: starting.Start | None,
+    started: float,
 ) -> starting.Summary | starting.SeedsSummary:
     steps, is_first = config.training.steps, cluster.is_first()
     compiling = f"{task.name}: compiling"
@@ -311,7 +322,9 @@ def _run(
     return summary
 
 
-def _open_log(opened, name, trainer) -> metrics_log.MetricsLog:
+def _open_log(
+    opened: starting.Opened, name: str, trainer: trainers.Trainer
+) -> metrics_log.MetricsLog:
     """Writes the config of a run, unless it has ended, and returns its open log."""
     folder, latest = opened.folder, opened.stored.latest()
     if opened.finished is None:
@@ -334,7 +347,9 @@ def _open_log(opened, name, trainer) -> metrics_log.MetricsLog:
     )
 
 
-def _summary(model, trainer, started) -> starting.Summary:
+def _summary(
+    model: trainers.Trainee, trainer: trainers.Trainer, started: float
+) -> starting.Summary:
     training = trainer.config.training
     taken = model.step - model.start
     rate = taken / trainer.seconds if trainer.seconds else 0.0
@@ -353,11 +368,11 @@ def _summary(model, trainer, started) -> starting.Summary:
     )
 
 
-def _take_steps(trainer, is_requested) -> None:
+def _take_steps(trainer: trainers.Trainer, is_requested: list[int]) -> None:
     """Trains to the end or to an interruption; in both cases the last step is saved."""
     saved, training = trainer.step, trainer.config.training
 
-    def is_due(every):
+    def is_due(every: int) -> bool:
         return _is_due(trainer.step, every, training)
 
     while trainer.step < training.steps:
@@ -388,7 +403,7 @@ def _is_due(step: int, every: int, training: configuration.TrainingConfig) -> bo
     return step % every == 0 or step == training.steps
 
 
-def _look(trainer) -> None:
+def _look(trainer: trainers.Trainer) -> None:
     """Calls the observers of the models that moved, on the first process."""
     training = trainer.config.training
     looks = {
@@ -406,7 +421,7 @@ def _look(trainer) -> None:
                 observer.look(model.step, params)
 
 
-def _next_stop(trainer, most) -> int:
+def _next_stop(trainer: trainers.Trainer, most: int) -> int:
     """Finds where the next dispatch ends: at most at the next report of any kind."""
     training = trainer.config.training
     marks = (
@@ -420,7 +435,7 @@ def _next_stop(trainer, most) -> int:
     return min(due, step + most, training.steps)
 
 
-def _opening_line(trainer) -> str:
+def _opening_line(trainer: trainers.Trainer) -> str:
     (_, params), *others = trainer.of_moved(trainer.state.params)
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     verb = f"resumes at step {trainer.step}" if trainer.step else "starts"
@@ -438,7 +453,7 @@ def _interruption() -> Iterator[list[int]]:
     """Collects the first SIGINT or SIGTERM; the second raises KeyboardInterrupt."""
     received, before = [], {}
 
-    def handle(number, frame):
+    def handle(number: int, frame: types.FrameType | None):
         if received:
             raise KeyboardInterrupt
         received.append(number)

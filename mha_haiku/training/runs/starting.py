@@ -205,7 +205,12 @@ def start_params(
     return models.stacked(taken) if is_scanned else taken
 
 
-def _open_run(stack, config, folder, override) -> Opened:
+def _open_run(
+    stack: contextlib.ExitStack,
+    config: configuration.RunConfig,
+    folder: folders.Folder,
+    override: bool,
+) -> Opened:
     opened = []
 
     def open_here():
@@ -258,7 +263,9 @@ def whole(
     )
 
 
-def _open_folder(stack, folder, *seeds) -> configuration.RunConfig | None:
+def _open_folder(
+    stack: contextlib.ExitStack, folder: folders.Folder, *seeds: int
+) -> configuration.RunConfig | None:
     """Opens and locks a folder of `seeds`, their number and the first of them.
 
     Returns the config of the run in it.
@@ -277,7 +284,13 @@ def _open_folder(stack, folder, *seeds) -> configuration.RunConfig | None:
     return saved
 
 
-def _check_unchanged(folder, saved, config, override, latest) -> bool:
+def _check_unchanged(
+    folder: folders.Folder,
+    saved: configuration.RunConfig,
+    config: configuration.RunConfig,
+    override: bool,
+    latest: int | None,
+) -> bool:
     """Checks whether the run's config differs; refuses that without `override`."""
     if latest is not None and saved.init_from != config.init_from:
         raise ConfigError(
@@ -303,7 +316,7 @@ def _check_unchanged(folder, saved, config, override, latest) -> bool:
     return bool(lines)
 
 
-def _finished(folder, steps, latest) -> Summary | None:
+def _finished(folder: folders.Folder, steps: int, latest: int | None) -> Summary | None:
     contents = files.read_json(folder.summary)
     if contents is None or set(contents) != set(Summary._fields):
         return None
@@ -315,11 +328,11 @@ def _finished(folder, steps, latest) -> Summary | None:
     return summary if is_whole else None
 
 
-def _classes(task) -> list[str]:
+def _classes(task: tasks.Task) -> list[str]:
     return [task.class_label(c) for c in range(task.num_classes)]
 
 
-def _shapes(params, left_out) -> dict[str, tuple[int, ...]]:
+def _shapes(params: Params, left_out: list[str]) -> dict[str, tuple[int, ...]]:
     return {
         f"{module} {name}": np.shape(x)
         for module, leaves in params.items()
@@ -328,7 +341,9 @@ def _shapes(params, left_out) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _with_rows_of(its, own) -> dict[str, np.ndarray]:
+def _with_rows_of(
+    its: dict[str, np.ndarray], own: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Makes tables of the size of `own`: the rows of `its`, then of `own`."""
     widths, other = ({k: np.shape(x)[1:] for k, x in y.items()} for y in (own, its))
     if widths != other:
@@ -339,7 +354,13 @@ def _with_rows_of(its, own) -> dict[str, np.ndarray]:
     }
 
 
-def _check_alike(source, config, own, its, fresh) -> None:
+def _check_alike(
+    source: Start,
+    config: configuration.RunConfig,
+    own: Params,
+    its: Params,
+    fresh: list[str],
+) -> None:
     here, there = (_shapes(params, fresh) for params in (own, its))
     differ = [
         f"{name} ({_size(there.get(name))} there, {_size(here.get(name))} here)"
@@ -358,5 +379,5 @@ def _check_alike(source, config, own, its, fresh) -> None:
         )
 
 
-def _size(shape) -> str:
+def _size(shape: tuple[int, ...] | None) -> str:
     return "none" if shape is None else " x ".join(map(str, shape)) or "a number"

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
@@ -35,7 +36,11 @@ class NonFiniteLossError(ArithmeticError):
     """The loss or its gradient became infinite or NaN; the last checkpoint is good."""
 
 
-def _restored(stored, abstract, transformation) -> stepping.TrainState:
+def _restored(
+    stored: Any,
+    abstract: stepping.TrainState,
+    transformation: optax.GradientTransformation,
+) -> stepping.TrainState:
     alone = stepping.Parameters(abstract.step, abstract.params)
     if stored.fields() != {f".{field}" for field in alone._fields}:
         return stored.restore(abstract)
@@ -43,12 +48,14 @@ def _restored(stored, abstract, transformation) -> stepping.TrainState:
     return _state_of(alone.params, transformation)._replace(step=alone.step)
 
 
-def _state_of(params, transformation) -> stepping.TrainState:
+def _state_of(
+    params: Any, transformation: optax.GradientTransformation
+) -> stepping.TrainState:
     """Makes the state before the first step from parameters, on the host."""
     return jax.tree.map(np.asarray, stepping.state_of(params, transformation))
 
 
-def _check_fits(abstract, count, platform) -> None:
+def _check_fits(abstract: stepping.TrainState, count: int, platform: str) -> None:
     size = count * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
     memory = checks.memory()
     if platform != "cpu":  # CPU devices share the memory of a machine
@@ -202,13 +209,13 @@ class Trainer:
         self.train_data = placement.put(task.train_data)
         self._held_out_data = placement.put(task.held_out_data)
 
-        def initial(seed):
+        def initial(seed: jax.Array) -> stepping.TrainState:
             return stepping.initial_state(model, transformation, task, seed)
 
         abstract = jax.eval_shape(initial, seeds[0])
         _check_fits(abstract, len(opened), placement.devices[0].platform)
 
-        def start(run, seed):
+        def start(run: starting.Opened, seed: np.uint32) -> stepping.TrainState:
             if run.stored.latest() is not None:
                 return devices.cluster.first_reads(
                     lambda: _restored(run.stored, abstract, transformation), abstract
@@ -360,7 +367,7 @@ def joined(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
-def _restored_window(stored) -> Window:
+def _restored_window(stored: Any) -> Window:
     """Restores the window at the newest checkpoint, empty if a report ended it."""
     numbers = devices.cluster.first_does(lambda: stored.window())
     window = Window(numbers)

@@ -487,7 +487,7 @@ def batch(
              [2, 4, 5, 7]], dtype=int32)
     """
 
-    def one(index):
+    def one(index: jax.Array | np.ndarray):
         return task.example(jax.random.fold_in(key, index), data)
 
     return jax.vmap(one)(indices)

@@ -116,7 +116,7 @@ class LabeledTexts(text_tasks.TextTask):
     def held_out_data(self) -> base.Example:
         return self._encoded(self._split[1])
 
-    def _encoded(self, pairs) -> base.Example:
+    def _encoded(self, pairs: Sequence[tuple[str, int]]) -> base.Example:
         texts, labels = zip(*pairs, strict=True)
         tokens, lengths = self.padded(texts)
         weights = np.ones(len(labels), np.float32)

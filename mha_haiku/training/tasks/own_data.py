@@ -342,7 +342,14 @@ def from_examples(
     )
 
 
-def _task(kind, data, places, held_out_fraction, stored=None, **options) -> Any:
+def _task(
+    kind: type[_Held],
+    data: base.Example | sequence_to_sequence.Pairs,
+    places: list[float],
+    held_out_fraction: float,
+    stored: dict[str, Any] | None = None,
+    **options: Any,
+) -> Any:
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
@@ -358,7 +365,7 @@ def _sha256(kept: base.Kept) -> str:
     return digest.hexdigest()
 
 
-def _pairs(examples) -> list[tuple[str, str | int]]:
+def _pairs(examples: Any) -> list[tuple[str, str | int]]:
     if isinstance(examples, (str, bytes, Mapping)):
         raise ValueError(f"examples must be pairs, got {checks.shown(examples)}.")
     pairs = list(examples)
@@ -377,7 +384,7 @@ def _pairs(examples) -> list[tuple[str, str | int]]:
     return [(a, b if isinstance(b, str) else int(b)) for a, b in pairs]
 
 
-def _inputs(inputs) -> np.ndarray:
+def _inputs(inputs: Any) -> np.ndarray:
     inputs = np.asarray(inputs)
     is_tokens = inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer)
     is_features = inputs.ndim == 3 and np.issubdtype(inputs.dtype, np.floating)
@@ -394,7 +401,14 @@ def _inputs(inputs) -> np.ndarray:
     return inputs.astype(np.float32)
 
 
-def _integers(name, values, axes, shape, low, high=sampling.LARGEST) -> np.ndarray:
+def _integers(
+    name: str,
+    values: Any,
+    axes: str,
+    shape: tuple[int, ...],
+    low: int,
+    high: int = sampling.LARGEST,
+) -> np.ndarray:
     values = np.asarray(values)
     got = f"got {base.described(values)}"
     if not np.issubdtype(values.dtype, np.integer) or values.shape != shape:
@@ -407,7 +421,9 @@ def _integers(name, values, axes, shape, low, high=sampling.LARGEST) -> np.ndarr
     return values.astype(np.int32)
 
 
-def _weights(weights, targets, counted) -> np.ndarray:
+def _weights(
+    weights: Any, targets: np.ndarray, counted: np.ndarray | None
+) -> np.ndarray:
     weights = np.asarray(np.ones(targets.shape) if weights is None else weights)
     if weights.shape != targets.shape or weights.dtype.kind not in "biuf":
         raise ValueError(
@@ -424,7 +440,7 @@ def _weights(weights, targets, counted) -> np.ndarray:
     return weights.astype(np.float32)
 
 
-def _counted(name, given, largest) -> int:
+def _counted(name: str, given: int | None, largest: int | np.integer) -> int:
     if given is None:
         return int(largest) + 1
     if checks.positive_integer(name, given) <= largest:

@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import pathlib
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,7 +111,7 @@ def named_by_a_file() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _set(variable, value) -> Iterator[None]:
+def _set(variable: contextvars.ContextVar[bool], value: bool) -> Iterator[None]:
     token = variable.set(value)
     try:
         yield
@@ -210,7 +211,7 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
     return example
 
 
-def _read(name) -> bytes:
+def _read(name: str) -> bytes:
     file = name.rpartition(":")[0]
     try:
         return checks.whole_file(file)
@@ -222,7 +223,7 @@ def _read(name) -> bytes:
         ) from error
 
 
-def _run(file, source) -> Any:
+def _run(file: str, source: bytes) -> Any:
     module_name = f"task_file_{hashlib.sha256(source).hexdigest()}"
     spec = importlib.util.spec_from_loader(module_name, loader=None, origin=file)
     assert spec is not None  # as there is no loader that could lack the module
@@ -247,7 +248,7 @@ def raised(what: str, error: BaseException) -> str:
     return " ".join(f"{what} raised {type(error).__name__}: {error}".split())
 
 
-def _checked(name, module, class_name) -> type[Task]:
+def _checked(name: str, module: types.ModuleType, class_name: str) -> type[Task]:
     own = [
         key
         for key, value in vars(module).items()
@@ -264,7 +265,7 @@ def _checked(name, module, class_name) -> type[Task]:
     return task
 
 
-def _faults_of_attributes(task) -> list[str]:
+def _faults_of_attributes(task: Task) -> list[str]:
     faults = [
         f"{name} must be an integer above 0, not {described(getattr(task, name))}"
         for name in ("sequence_length", "num_classes")
@@ -290,7 +291,7 @@ def _faults_of_attributes(task) -> list[str]:
     return faults
 
 
-def _traced(name, task, is_own) -> Example:
+def _traced(name: str, task: Task, is_own: bool) -> Example:
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         example = jax.eval_shape(task.example, key, task.train_data)
@@ -308,7 +309,7 @@ def _traced(name, task, is_own) -> Example:
     return example
 
 
-def _faults_of_shapes(task, example) -> list[str]:
+def _faults_of_shapes(task: Task, example: Example) -> list[str]:
     has_decoder = example.decoder_inputs is not None
     length = task.target_length if has_decoder else task.sequence_length
     shape = () if example.targets.ndim == 0 else (length,)
@@ -335,7 +336,7 @@ def _faults_of_shapes(task, example) -> list[str]:
     return faults
 
 
-def _faults_of_values(task) -> list[str]:
+def _faults_of_values(task: Task) -> list[str]:
     keys = jax.random.split(jax.random.key(0), 8)
     examples = jax.vmap(lambda key: task.example(key, task.train_data))(keys)
     is_set = examples.targets.ndim == 1 and not task.labels_whole
@@ -359,5 +360,5 @@ def _faults_of_values(task) -> list[str]:
     return faults
 
 
-def _is_count(value) -> bool | np.bool_:
+def _is_count(value: object) -> bool | np.bool_:
     return isinstance(value, (int, np.integer)) and value >= 1 and value is not True

@@ -317,7 +317,7 @@ class Sentences(TextTask):
     def held_out_data(self) -> base.Example:
         return self._encoded(1, "held-out")
 
-    def _encoded(self, part, name) -> base.Example:
+    def _encoded(self, part: int, name: str) -> base.Example:
         _ = self._split  # checks that the text is the run's
         texts = sentences(self.texts[part])
         if not texts:

@@ -385,7 +385,7 @@ class ModularAddition(base.UniformTask):
         order = np.random.RandomState(_SPLIT_SEED).permutation(len(low))
         num_train = round(self.train_fraction * len(low))
 
-        def both_ways(chosen):
+        def both_ways(chosen: np.ndarray) -> np.ndarray:
             pairs = np.stack([low[chosen], high[chosen]], axis=1)
             mirrored = pairs[pairs[:, 0] != pairs[:, 1], ::-1]
             return np.concatenate([pairs, mirrored]).astype(np.int32)

@@ -177,11 +177,11 @@ def check(folder: Path) -> Manifest:
     return manifest
 
 
-def _shown(value) -> str:
+def _shown(value: str | Iterable[int]) -> str:
     return value if isinstance(value, str) else str(tuple(value))
 
 
-def _names(folder) -> list[str]:
+def _names(folder: Path) -> list[str]:
     """Lists the names of the files in a folder, which must hold nothing else."""
     paths = sorted(folder.iterdir())
     for path in paths:
@@ -190,7 +190,7 @@ def _names(folder) -> list[str]:
     return [path.name for path in paths]
 
 
-def _read_contents(contents) -> Manifest:
+def _read_contents(contents: dict[str, Any]) -> Manifest:
     manifest = fields.decoded(Manifest, contents, "")
     checks.non_negative_integer("step", manifest.step)
     if manifest.held_out_loss is not None:
@@ -206,12 +206,12 @@ def _read_contents(contents) -> Manifest:
     return manifest
 
 
-def _digest(path) -> str:
+def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _to_disk(path) -> None:
+def _to_disk(path: Path) -> None:
     """Waits until a file, or the entries of a folder, are on the disk itself."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

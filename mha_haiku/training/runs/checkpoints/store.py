@@ -180,7 +180,7 @@ class Checkpoints(contextlib.AbstractContextManager):
         if thread is not None:
             thread.join()
 
-    def _existing(self, step) -> int:
+    def _existing(self, step: int | None) -> int:
         steps, root = self.steps(), self.root
         listed = ", ".join(map(str, steps))
         if step is None and (step := self.latest()) is None:
@@ -196,7 +196,7 @@ class Checkpoints(contextlib.AbstractContextManager):
             )
         return step
 
-    def _leave_out(self, damaged, instead) -> None:
+    def _leave_out(self, damaged: Mapping[int, str], instead: str) -> None:
         """Warns about damaged steps once, and renames them unless this is read-only."""
         for step, damage in damaged.items():
             if step in self._reported:
@@ -215,14 +215,14 @@ class Checkpoints(contextlib.AbstractContextManager):
                 f"{damage}{kept}; {instead}."
             )
 
-    def _path(self, step) -> Path:
+    def _path(self, step: int | None) -> Path:
         return self.root / str(step)
 
     def _steps(self) -> list[int]:
         names = os.listdir(self.root) if self.root.is_dir() else []
         return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
-    def _damage_of(self, step) -> str | None:
+    def _damage_of(self, step: int) -> str | None:
         """Finds the damage of a step, or None; reads it only once."""
         if step not in self._damage:
             self._damage[step] = None
@@ -232,7 +232,13 @@ class Checkpoints(contextlib.AbstractContextManager):
                 self._damage[step] = str(error)
         return self._damage[step]
 
-    def _write(self, step, tree, held_out_loss, window) -> None:
+    def _write(
+        self,
+        step: int,
+        tree: Any,
+        held_out_loss: float | None,
+        window: Mapping[str, float] | None,
+    ) -> None:
         self._failure = None
         try:
             self._write_folder(step, tree, held_out_loss, window)
@@ -251,7 +257,13 @@ class Checkpoints(contextlib.AbstractContextManager):
         except OSError as error:
             _logger.warning(f"Old checkpoints could not be removed: {error}.")
 
-    def _write_folder(self, step, tree, held_out_loss, window) -> None:
+    def _write_folder(
+        self,
+        step: int,
+        tree: Any,
+        held_out_loss: float | None,
+        window: Mapping[str, float] | None,
+    ) -> None:
         """Writes a new step; leaves nothing if that fails."""
         partial = self.root / f"{_PARTIAL}{step}"
         try:
@@ -305,14 +317,14 @@ class Elsewhere(contextlib.nullcontext):
         pass
 
 
-def _remove(path) -> None:
+def _remove(path: Path) -> None:
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     else:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _reason(error) -> str:
+def _reason(error: Exception) -> str:
     """Puts the message of safetensors or of the system on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
